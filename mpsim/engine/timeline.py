@@ -1,0 +1,48 @@
+"""The Timeline: the Program plus when each row started and ended."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.program.program import TICK, Program, Stream
+
+__all__ = ["Timeline"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """When every operation of a Program ran.
+
+    Parameters
+    ----------
+    program : Program
+    start, end : float64[N]
+        Ticks since the step began.
+    engine : str
+        ``simpy`` or ``replay``: which one ran.
+    """
+
+    program: Program
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    engine: str
+
+    @property
+    def makespan(self) -> float:
+        """End of the last operation [ticks]."""
+        return float(self.end.max(initial=0.0))
+
+    @property
+    def step_time_s(self) -> float:
+        """End of the last operation [s]."""
+        return self.makespan * TICK
+
+    def rows(self, rank: int, stream: Stream = Stream.COMPUTE) -> NDArray[np.int64]:
+        """Rows that occupy (rank, stream), in the order they ran."""
+        program = self.program
+        wanted = rank * len(Stream) + int(stream)
+        hits = np.flatnonzero(program.slot == wanted)
+        return np.searchsorted(program.slot_ptr, hits, side="right") - 1

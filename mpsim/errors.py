@@ -1,0 +1,155 @@
+"""The one exception tree of mpsim.
+
+::
+
+    MpsimError
+    ├── UnitError(ValueError)           a quantity whose unit is missing, unknown or of another dimension
+    ├── ScenarioError(ValueError)       a scenario that cannot be simulated; carries every Problem found
+    ├── HardwareError(ValueError)       hardware that does not exist or lacks what was asked of it
+    ├── WorkloadError(ValueError)       a model that does not exist or contradicts itself
+    ├── ScheduleError(ValueError)       an order of actions that no pipeline can execute as given
+    ├── DeadlockError(RuntimeError)     operations that wait for each other
+    ├── CalibrationError(ValueError)    measured data that cannot be used
+    └── MissingExtraError(ImportError)  an optional dependency that is not installed
+
+A message says where, what was got, what is needed, and the change that mends it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CalibrationError",
+    "DeadlockError",
+    "HardwareError",
+    "MissingExtraError",
+    "MpsimError",
+    "Problem",
+    "ScenarioError",
+    "ScheduleError",
+    "UnitError",
+    "WorkloadError",
+    "nearest",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in what a person wrote.
+
+    Parameters
+    ----------
+    message : str
+        What was got, what is needed, and the mend, in one sentence or two.
+    key : str
+        Dotted key of the offending value (``parallelism.tp``); empty for the whole file.
+    file : str
+        Where it was read; empty when it did not come from a file.
+    line, column : int
+        Position in the file, counted from 1; 0 when unknown.
+    """
+
+    message: str
+    key: str = ""
+    file: str = ""
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        place = self.file
+        if self.line:
+            place += f":{self.line}:{self.column}" if self.column else f":{self.line}"
+        head = " ".join(part for part in (place, self.key) if part)
+        return f"{head}: {self.message}" if head else self.message
+
+
+class MpsimError(Exception):
+    """Root of everything mpsim raises on purpose."""
+
+
+class UnitError(MpsimError, ValueError):
+    """A quantity whose unit is missing, unknown, or of another dimension."""
+
+
+class ScenarioError(MpsimError, ValueError):
+    """A scenario that cannot be simulated; ``problems`` holds every mistake found.
+
+    Parameters
+    ----------
+    problems : iterable of Problem or str
+        At least one.
+    """
+
+    def __init__(self, problems: Iterable[Problem] | str) -> None:
+        given = [Problem(problems)] if isinstance(problems, str) else list(problems)
+        self.problems: tuple[Problem, ...] = tuple(given)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class HardwareError(MpsimError, ValueError):
+    """Hardware that does not exist or lacks what was asked of it."""
+
+
+class WorkloadError(MpsimError, ValueError):
+    """A model that does not exist or contradicts itself."""
+
+
+class ScheduleError(MpsimError, ValueError):
+    """An order of actions that no pipeline can execute as given."""
+
+
+class DeadlockError(MpsimError, RuntimeError):
+    """Operations that wait for each other, so the program can never finish."""
+
+
+class CalibrationError(MpsimError, ValueError):
+    """Measured data that cannot be used."""
+
+
+class MissingExtraError(MpsimError, ImportError):
+    """An optional dependency that is not installed.
+
+    Parameters
+    ----------
+    package : str
+        The import that failed.
+    extra : str
+        The extra of mpsim that brings it.
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; run: pip install 'mpsim[{extra}]'")
+        self.package = package
+        self.extra = extra
+
+
+def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
+    """Say which known names are close to `name`.
+
+    Parameters
+    ----------
+    name : str
+        What was written.
+    known : iterable of str
+        What would have been accepted.
+    count : int
+        How many suggestions at most.
+
+    Returns
+    -------
+    str
+        ``"did you mean 'a' or 'b'?"``, or the sorted list of all names when none is close.
+
+    Examples
+    --------
+    >>> nearest("h100-sxn", ["h100-sxm", "a100-sxm-80"])
+    "did you mean 'h100-sxm'?"
+    """
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(repr(match) for match in close)}?"
+    return f"known: {', '.join(names)}"

@@ -1,0 +1,171 @@
+"""The Program: every operation of one step as columns, ready for any engine.
+
+Shapes: N rows (operations), R rank classes, T streams a rank, E dependencies, K slots, M templates.
+
+A row occupies one slot on one or more (rank, stream) pairs. On each of them rows run in the order of their row numbers: row order
+*is* stream order. Durations are whole ticks of one picosecond held in float64, so every engine's sums are exact (below 2.5 hours).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PARTS", "TICK", "Kind", "Program", "Stream", "Template"]
+
+TICK = 1e-12
+"""One tick of the engines [s]."""
+
+PARTS = (
+    "forward",
+    "backward",
+    "weight_gradient",
+    "recompute",
+    "exposed_tp",
+    "exposed_cp",
+    "exposed_ep",
+    "exposed_pp",
+    "exposed_dp",
+    "bubble",
+    "optimizer",
+    "host",
+    "other",
+)
+"""What a rank's time is attributed to; the parts of every rank sum to the step time."""
+
+
+class Kind(enum.IntEnum):
+    """What a row does."""
+
+    FORWARD = 0
+    BACKWARD = 1  # input and weight gradient together
+    INPUT_GRADIENT = 2
+    WEIGHT_GRADIENT = 3
+    SEND = 4  # point to point between stages; occupies the sender's and the receiver's stream
+    COLLECTIVE = 5  # over a group: gradient reduction, parameter gather, norm
+    OPTIMIZER = 6
+
+
+class Stream(enum.IntEnum):
+    """In-order queues of one rank."""
+
+    COMPUTE = 0
+    TP = 1  # tensor-parallel communicator
+    CP = 2
+    EP = 3
+    DP = 4
+    SEND_NEXT = 5  # to the rank of the next stage: activations
+    SEND_PREV = 6  # to the rank of the previous stage: gradients
+    RECV_PREV = 7  # activations
+    RECV_NEXT = 8  # gradients
+    SEND_NEXT_BACK = 9  # as above against the usual direction (V-shaped stage maps)
+    SEND_PREV_BACK = 10
+    RECV_PREV_BACK = 11
+    RECV_NEXT_BACK = 12
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """What happens inside a row: kernels and collectives with their place in it.
+
+    Shapes: Q kernels.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``F stage 3``.
+    names : tuple of str
+        Kernel names; `name_index` points into it.
+    name_index : int16[Q]
+    stream : int8[Q]
+        `Stream` each occupies.
+    layer : int32[Q]
+        Layer number in the model, -1 outside the layers (embedding, head).
+    part : int8[Q]
+        Index into `PARTS` of what a compute kernel counts as, or of what exposed time of a collective counts as.
+    start, duration : float64[Q]
+        Ticks from the start of the row.
+    flops, up_bytes, out_bytes : float64[Q]
+        Done by the kernel; sent by one rank over scale-up and scale-out links [FLOP, B].
+    parts : float64[len(PARTS)]
+        The row's duration split into `PARTS` [ticks]; sums to it exactly.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    name_index: NDArray[np.int16]
+    stream: NDArray[np.int8]
+    layer: NDArray[np.int32]
+    part: NDArray[np.int8]
+    start: NDArray[np.float64]
+    duration: NDArray[np.float64]
+    flops: NDArray[np.float64]
+    up_bytes: NDArray[np.float64]
+    out_bytes: NDArray[np.float64]
+    parts: NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """One training step as columns; see the module's docstring for the meaning of rows and slots.
+
+    Parameters
+    ----------
+    labels : tuple of str
+        Name of each row's class of name, for those that have no template; `label` points into it.
+    class_size : int64[R]
+        How many ranks each class stands for.
+    rank_name : tuple of str
+        Such as ``pp 3``.
+    rank, stream, kind, stage, chunk, microbatch : [N]
+        Home rank class, home stream (`Stream`), `Kind`; -1 where it does not apply.
+    peer : int32[N]
+        Receiving rank class of a SEND, else -1.
+    label : int16[N]
+        Index into `labels`.
+    part : int8[N]
+        Index into `PARTS` that the row's time counts as when it has no template.
+    template : int32[N]
+        Index into `templates`, or -1.
+    duration : float64[N]
+        Alone, in ticks.
+    up_bytes, out_bytes : float64[N]
+        Sent by one rank over scale-up and scale-out links in this row, template included [B].
+    dep_ptr, dep : int64[N + 1], int32[E]
+        Rows that must have ended, CSR.
+    slot_ptr, slot : int64[N + 1], int32[K]
+        Occupied (rank, stream) pairs as ``rank * len(Stream) + stream``, CSR.
+    """
+
+    labels: tuple[str, ...]
+    class_size: NDArray[np.int64]
+    rank_name: tuple[str, ...]
+    rank: NDArray[np.int32]
+    stream: NDArray[np.int8]
+    kind: NDArray[np.int8]
+    stage: NDArray[np.int32]
+    chunk: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    peer: NDArray[np.int32]
+    label: NDArray[np.int16]
+    part: NDArray[np.int8]
+    template: NDArray[np.int32]
+    duration: NDArray[np.float64]
+    up_bytes: NDArray[np.float64]
+    out_bytes: NDArray[np.float64]
+    dep_ptr: NDArray[np.int64]
+    dep: NDArray[np.int32]
+    slot_ptr: NDArray[np.int64]
+    slot: NDArray[np.int32]
+    templates: tuple[Template, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.duration)
+
+    @property
+    def ranks(self) -> int:
+        """Rank classes."""
+        return len(self.class_size)

@@ -1,0 +1,194 @@
+"""Quantities with units at the edge, SI floats inside.
+
+Everything a person writes carries its unit (``400 Gb/s``, ``80 GiB``, ``2.5 us``); everything inside
+mpsim is a float in seconds, bytes, bytes per second, FLOP, FLOP per second, watts or joules.
+A small ``b`` is a bit and a capital ``B`` is a byte, always; ``GBps`` and ``Gbps`` are refused because
+half of their writers mean the other one.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from mpsim.errors import UnitError
+
+__all__ = ["Dimension", "format_quantity", "parse_quantity", "units_of"]
+
+
+class Dimension(enum.StrEnum):
+    """What a quantity measures; the value names the SI unit kept inside."""
+
+    TIME = "s"
+    BYTES = "B"
+    BANDWIDTH = "B/s"
+    FLOP = "FLOP"
+    FLOP_RATE = "FLOP/s"
+    POWER = "W"
+    ENERGY = "J"
+    PRICE_RATE = "USD/h"
+
+
+_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+
+
+def _scaled(unit: str, prefixes: Mapping[str, float], factor: float = 1.0) -> dict[str, float]:
+    return {prefix + unit: scale * factor for prefix, scale in prefixes.items()}
+
+
+_UNITS: Mapping[Dimension, Mapping[str, float]] = MappingProxyType(
+    {
+        Dimension.TIME: {
+            "s": 1.0,
+            "ms": 1e-3,
+            "us": 1e-6,
+            "µs": 1e-6,
+            "μs": 1e-6,
+            "ns": 1e-9,
+            "ps": 1e-12,
+            "min": 60.0,
+            "h": 3600.0,
+            "d": 86400.0,
+        },
+        Dimension.BYTES: {
+            **_scaled("B", _DECIMAL | _BINARY),
+            **_scaled("b", _DECIMAL | _BINARY, 1 / 8),
+            **_scaled("bit", _DECIMAL | _BINARY, 1 / 8),
+        },
+        Dimension.BANDWIDTH: {
+            **_scaled("B/s", _DECIMAL | _BINARY),
+            **_scaled("b/s", _DECIMAL | _BINARY, 1 / 8),
+            **_scaled("bit/s", _DECIMAL | _BINARY, 1 / 8),
+        },
+        Dimension.FLOP: _scaled("FLOP", _DECIMAL),
+        Dimension.FLOP_RATE: {**_scaled("FLOP/s", _DECIMAL), **_scaled("OP/s", _DECIMAL)},
+        Dimension.POWER: {"W": 1.0, "mW": 1e-3, "kW": 1e3, "MW": 1e6},
+        Dimension.ENERGY: {**_scaled("J", _DECIMAL), "Wh": 3600.0, "kWh": 3.6e6, "MWh": 3.6e9},
+        Dimension.PRICE_RATE: {"USD/h": 1.0},
+    }
+)
+
+_EXAMPLES: Mapping[Dimension, tuple[str, ...]] = MappingProxyType(
+    {
+        Dimension.TIME: ("2.5 us", "10 ms", "3 s"),
+        Dimension.BYTES: ("80 GiB", "25 MB"),
+        Dimension.BANDWIDTH: ("400 Gb/s", "450 GB/s"),
+        Dimension.FLOP: ("3.5 TFLOP", "1.2 PFLOP"),
+        Dimension.FLOP_RATE: ("989 TFLOP/s", "1.2 PFLOP/s"),
+        Dimension.POWER: ("700 W", "10.2 kW"),
+        Dimension.ENERGY: ("5 MJ", "3 kWh"),
+        Dimension.PRICE_RATE: ("6.88 USD/h",),
+    }
+)
+
+_NUMBER = r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(\S.*?)?\s*")
+
+
+def units_of(dimension: Dimension) -> tuple[str, ...]:
+    """Every unit that `dimension` accepts, in the order of the table."""
+    return tuple(_UNITS[dimension])
+
+
+def parse_quantity(value: object, dimension: Dimension) -> float:
+    """Turn what a person wrote into an SI float.
+
+    Parameters
+    ----------
+    value : object
+        A string such as ``"400 Gb/s"``. Bare numbers are refused, except zero.
+    dimension : Dimension
+        What is expected.
+
+    Returns
+    -------
+    float
+        The value in the SI unit of `dimension` [s, B, B/s, FLOP, FLOP/s, W, J or USD/h].
+
+    Raises
+    ------
+    UnitError
+        If the number has no unit, an unknown or ambiguous unit, a unit of another dimension, or is
+        negative, infinite or not a number.
+
+    Examples
+    --------
+    >>> parse_quantity("400 Gb/s", Dimension.BANDWIDTH)
+    50000000000.0
+    >>> parse_quantity("2.5 us", Dimension.TIME)
+    2.5e-06
+    """
+    if isinstance(value, bool) or not isinstance(value, str):
+        if value == 0 and isinstance(value, int | float) and not isinstance(value, bool):
+            return 0.0
+        raise UnitError(_complaint(value, dimension, "no unit"))
+    match = _QUANTITY.fullmatch(value)
+    if match is None:
+        raise UnitError(_complaint(value, dimension, "not a number with a unit"))
+    number, unit = float(match[1]), match[2]
+    if unit is None:
+        if number == 0:
+            return 0.0
+        raise UnitError(_complaint(value, dimension, "no unit"))
+    factor = _UNITS[dimension].get(unit)
+    if factor is None:
+        raise UnitError(_complaint(value, dimension, _why_not(unit, dimension)))
+    result = number * factor
+    if not math.isfinite(result) or result < 0:
+        raise UnitError(_complaint(value, dimension, "not finite and non-negative"))
+    return result
+
+
+def _why_not(unit: str, dimension: Dimension) -> str:
+    if re.fullmatch(r"[kMGTP]i?[bB]ps", unit):
+        bits, size = unit[:-3] + "b/s", unit[:-3] + "B/s"
+        return f"{unit!r} is ambiguous: write {bits!r} for bits or {size!r} for bytes"
+    for other, table in _UNITS.items():
+        if unit in table:
+            return f"{unit!r} measures {other.name.lower().replace('_', ' ')}"
+    lowered = {known.lower(): known for known in _UNITS[dimension]}
+    if unit.lower() in lowered:
+        return f"unknown unit {unit!r}; capitals matter ('b' is a bit, 'B' a byte)"
+    return f"unknown unit {unit!r}"
+
+
+def _complaint(value: object, dimension: Dimension, why: str) -> str:
+    wanted = " or ".join(repr(example) for example in _EXAMPLES[dimension])
+    return f"got {value!r} ({why}); needed a quantity such as {wanted}"
+
+
+def format_quantity(value: float, dimension: Dimension, *, digits: int = 4) -> str:
+    """Write an SI float the way a person would.
+
+    Parameters
+    ----------
+    value : float
+        In the SI unit of `dimension`.
+    dimension : Dimension
+        What it measures; bytes are written in decimal units (GB), never binary.
+    digits : int
+        Significant digits.
+
+    Examples
+    --------
+    >>> format_quantity(5e10, Dimension.BANDWIDTH)
+    '50 GB/s'
+    >>> format_quantity(0.00125, Dimension.TIME)
+    '1.25 ms'
+    """
+    if dimension is Dimension.TIME:
+        ladder = [("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)]
+    elif dimension is Dimension.PRICE_RATE:
+        ladder = [("USD/h", 1.0)]
+    else:
+        ladder = [(p + dimension.value, s) for p, s in sorted(_DECIMAL.items(), key=lambda x: -x[1])]
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} {dimension.value}"
+    for unit, scale in ladder:
+        if abs(value) >= scale * 0.99995:
+            break
+    return f"{value / scale:.{digits}g} {unit}"

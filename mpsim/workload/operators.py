@@ -1,0 +1,108 @@
+"""Operators: what one layer asks of the hardware, before anybody divides it.
+
+An `Operator` is one kernel of the unsharded model for one microbatch on one data-parallel rank; ``split`` says which of its
+dimensions tensor parallelism divides, so that `mpsim.parallel` can shard it without knowing what it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+__all__ = ["Operator", "OperatorKind", "Phase", "Split"]
+
+
+class OperatorKind(enum.StrEnum):
+    """Which cost form applies."""
+
+    GEMM = "gemm"  # batch x (m, k) @ (k, n)
+    ATTENTION = "attention"  # one fused kernel
+    NORM = "norm"  # memory bound, fused row reduction
+    SOFTMAX = "softmax"  # memory bound
+    ELEMENTWISE = "elementwise"  # memory bound
+    EMBEDDING = "embedding"  # memory bound gather or scatter-add
+    LOSS = "loss"  # memory bound, over the vocabulary
+
+
+class Phase(enum.StrEnum):
+    """When it runs: forward, input gradient (I) or weight gradient (W)."""
+
+    FORWARD = "forward"
+    INPUT_GRADIENT = "input_gradient"
+    WEIGHT_GRADIENT = "weight_gradient"
+
+
+class Split(enum.StrEnum):
+    """What tensor parallelism of degree t does to the operator."""
+
+    COLUMN = "column"  # GEMM with sharded output features: input replicated (or gathered), n / t
+    ROW = "row"  # GEMM with sharded input features: k / t, output to be reduced
+    TENSOR = "tensor"  # work divided by t (heads, or activations between column and row)
+    SEQUENCE = "sequence"  # divided by t only with sequence parallelism
+    NONE = "none"  # never divided
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One kernel of one phase of one microbatch.
+
+    Parameters
+    ----------
+    name : str
+        What the field calls it: ``qkv``, ``attention``, ``proj``, ``fc1``, ``norm1``, ``dropout_add`` ...
+    kind : OperatorKind
+    phase : Phase
+    split : Split
+    m, n, k, batch : int
+        GEMM shape in *this* phase's own product, (batch x) (m, k) @ (k, n); 0 for other kinds. For a column GEMM in FORWARD
+        (tokens, out, in): COLUMN divides n; its dgrad is (tokens, in, out): COLUMN divides k; its wgrad is (out, in, tokens): divides m.
+        Which one is divided is `sharded_dim`.
+    sharded_dim : str
+        ``"m"``, ``"n"``, ``"k"``, ``"batch"`` or ``""``: the GEMM dimension that tensor parallelism divides.
+    heads, kv_heads, head_dim, head_dim_v, queries, keys, sequences : int
+        Shape of a fused attention kernel; `queries` and `keys` are sequence lengths, `sequences` the batch.
+    causal : bool
+        Whether the kernel skips the masked half (time); FLOPs are counted in full either way.
+    window : int
+        Sliding window [tokens], 0 for none.
+    flops : float
+        Unsharded, full attention, multiply-add = 2 [FLOP].
+    bytes : float
+        Moved to and from device memory, ideal [B].
+    saved : float
+        Activation bytes kept from forward until the input gradient ran [B].
+    saved_for_weight : float
+        Activation bytes kept from forward until the weight gradient ran [B].
+    saved_split : Split
+        How tensor parallelism divides the saved bytes.
+    recomputed_selectively : bool
+        Whether it belongs to the attention core that selective recomputation runs again instead of saving.
+    accumulate_bytes : float
+        Bytes per element of the output a weight gradient adds into (0, 2 or 4), counted in `bytes`.
+    """
+
+    name: str
+    kind: OperatorKind
+    phase: Phase
+    split: Split = Split.NONE
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 1
+    sharded_dim: str = ""
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    head_dim_v: int = 0
+    queries: int = 0
+    keys: int = 0
+    sequences: int = 0
+    causal: bool = True
+    window: int = 0
+    flops: float = 0.0
+    bytes: float = 0.0
+    saved: float = 0.0
+    saved_for_weight: float = 0.0
+    saved_split: Split = Split.NONE
+    recomputed_selectively: bool = False
+    accumulate_bytes: float = 0.0
