@@ -1,1 +1,13 @@
-"""framework."""
+"""How a software stack runs the step: what overlaps, what blocks, which kernels, what it keeps."""
+
+from mpsim.framework.framework import Framework, GradientOverlap, TensorOverlap, from_mapping
+from mpsim.framework.library import framework, framework_names
+
+__all__ = [
+    "Framework",
+    "GradientOverlap",
+    "TensorOverlap",
+    "framework",
+    "framework_names",
+    "from_mapping",
+]

@@ -1,0 +1,72 @@
+"""The catalog of framework presets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.document import load_catalog
+from mpsim.errors import Problem, ScenarioError, nearest
+from mpsim.framework.framework import Framework, from_mapping
+
+__all__ = ["framework", "framework_names"]
+
+
+@functools.cache
+def _catalog() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Return presets by name and aliases to names."""
+    presets: dict[str, dict[str, Any]] = {}
+    aliases: dict[str, str] = {}
+    for _, data in load_catalog("mpsim.framework.catalog"):
+        presets.update(data.get("presets", {}))
+        aliases.update(data.get("aliases", {}))
+    return presets, aliases
+
+
+def framework_names() -> tuple[str, ...]:
+    """Every preset and alias, sorted."""
+    presets, aliases = _catalog()
+    return tuple(sorted({*presets, *aliases}))
+
+
+def framework(
+    preset: str, overrides: Mapping[str, Any] | None = None, *, key: str = "framework"
+) -> Framework:
+    """Look up a preset and replace some of its fields.
+
+    Parameters
+    ----------
+    preset : str
+        A name or alias of the catalog.
+    overrides : mapping, optional
+        Fields of `Framework` and `Lowering` to replace.
+    key : str
+        Dotted key that problems are reported under.
+
+    Raises
+    ------
+    ScenarioError
+        If the preset is unknown or an override is wrong; it names every mistake.
+
+    Examples
+    --------
+    >>> framework("megatron-2021").scatter_gather
+    True
+    """
+    presets, aliases = _catalog()
+    name = aliases.get(preset, preset)
+    if name not in presets:
+        where = f"{key}.preset" if overrides else key
+        raise ScenarioError(
+            [Problem(f"unknown framework {preset!r}; {nearest(preset, framework_names())}", key=where)]
+        )
+    fields = _inherited(presets, name)
+    return from_mapping({**fields, **(overrides or {}), "name": preset}, key=key)
+
+
+def _inherited(presets: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """Fields of a preset on top of those of the preset it is `like`."""
+    own = dict(presets[name])
+    parent = own.pop("like", None)
+    return {**_inherited(presets, parent), **own} if parent else own
