@@ -1,1 +1,28 @@
-"""workload."""
+"""The workload: a transformer, its parameters, and the operators that one microbatch asks for."""
+
+from mpsim.workload.ends import expand_embedding, expand_head
+from mpsim.workload.expansion import Expansion
+from mpsim.workload.flops import model_flops
+from mpsim.workload.layer import expand_layer
+from mpsim.workload.models import model, model_names
+from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
+from mpsim.workload.parameters import Count, Parameters
+from mpsim.workload.transformer import Lowering, Transformer
+
+__all__ = [
+    "Count",
+    "Expansion",
+    "Lowering",
+    "Operator",
+    "OperatorKind",
+    "Parameters",
+    "Phase",
+    "Split",
+    "Transformer",
+    "expand_embedding",
+    "expand_head",
+    "expand_layer",
+    "model",
+    "model_flops",
+    "model_names",
+]

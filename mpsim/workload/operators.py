@@ -1,7 +1,15 @@
 """Operators: what one layer asks of the hardware, before anybody divides it.
 
-An `Operator` is one kernel of the unsharded model for one microbatch on one data-parallel rank; ``split`` says which of its
-dimensions tensor parallelism divides, so that `mpsim.parallel` can shard it without knowing what it is.
+An `Operator` is one kernel of the model for one microbatch on one data- and context-parallel rank, not divided by tensor
+parallelism; ``split`` says which of its dimensions tensor parallelism divides, so that `mpsim.parallel` can shard it without
+knowing what it is.
+
+Backward operators keep the ``split`` of their forward operator: the input gradient of a COLUMN GEMM is the one whose result
+has to be reduced, that of a ROW GEMM the one whose incoming gradient is whole (or gathered).
+
+Only forward operators report saved bytes. Every kept tensor is reported once, by an operator placed so that dropping the
+``saved`` of all operators flagged ``recomputed_selectively`` is exactly what recomputing them saves: what goes into the
+attention core (q, k, v) is reported before it, what comes out of it by ``proj``.
 """
 
 from __future__ import annotations
@@ -64,21 +72,25 @@ class Operator:
     causal : bool
         Whether the kernel skips the masked half (time); FLOPs are counted in full either way.
     window : int
-        Sliding window [tokens], 0 for none.
+        Sliding window [tokens], 0 for none; like `causal` it shortens the time, not `flops`.
     flops : float
-        Unsharded, full attention, multiply-add = 2 [FLOP].
+        Matrix products only, a multiply-add is 2; every query against every key, masked or not [FLOP]. Memory-bound kernels
+        count 0.
     bytes : float
-        Moved to and from device memory, ideal [B].
+        Moved to and from device memory, every operand once [B].
     saved : float
-        Activation bytes kept from forward until the input gradient ran [B].
+        Activation bytes kept from forward until the input gradient ran, and freed then [B].
     saved_for_weight : float
-        Activation bytes kept from forward until the weight gradient ran [B].
+        Activation bytes kept longer, until the weight gradient ran [B]; not part of `saved`. A tensor that both gradients
+        need is here, since the weight gradient never runs before the input gradient of its layer.
     saved_split : Split
-        How tensor parallelism divides the saved bytes.
+        How tensor parallelism divides `saved` and `saved_for_weight`: TENSOR by t, SEQUENCE by t with sequence parallelism
+        only, NONE never.
     recomputed_selectively : bool
-        Whether it belongs to the attention core that selective recomputation runs again instead of saving.
+        Whether it belongs to the attention core that selective recomputation runs again instead of saving (forward only).
     accumulate_bytes : float
-        Bytes per element of the output a weight gradient adds into (0, 2 or 4), counted in `bytes`.
+        Bytes of an element of the buffer a weight gradient adds into, 0 for other operators; reading and writing that buffer
+        is counted in `bytes` instead of writing the product.
     """
 
     name: str

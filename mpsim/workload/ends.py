@@ -1,0 +1,177 @@
+"""What stands before the first layer and after the last: embedding, and output head with its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpsim.errors import WorkloadError
+from mpsim.workload.expansion import Expansion, Step, Tokens
+from mpsim.workload.kernels import LABEL_BYTES, STATISTIC_BYTES, gemm, streaming
+from mpsim.workload.layer import norm
+from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
+from mpsim.workload.transformer import Lowering, Transformer
+
+__all__ = ["expand_embedding", "expand_head"]
+
+
+def expand_embedding(
+    model: Transformer,
+    lowering: Lowering,
+    *,
+    sequences: int,
+    sequence_length: int,
+    context: int = 1,
+) -> Expansion:
+    """Expand the token embedding for one microbatch on one rank, before tensor parallelism.
+
+    Parameters
+    ----------
+    model : Transformer
+    lowering : Lowering
+    sequences, sequence_length, context : int
+        As in `expand_layer`.
+
+    Returns
+    -------
+    Expansion
+        Gather, learned positions, norm and dropout, as far as the model has them. The gather is not
+        divided: every tensor-parallel rank looks up all tokens in its part of the table and the parts
+        are summed afterwards.
+
+    Raises
+    ------
+    WorkloadError
+        If the sequence does not divide among the context-parallel ranks.
+    """
+    tokens = Tokens.of(sequences, sequence_length, context)
+    return Expansion.of(
+        _embedding(model, lowering, tokens),
+        input_bytes=float(LABEL_BYTES * tokens.count),
+        input_split=Split.NONE,
+    )
+
+
+def expand_head(
+    model: Transformer,
+    lowering: Lowering,
+    *,
+    sequences: int,
+    sequence_length: int,
+    context: int = 1,
+    padded_vocab: int | None = None,
+) -> Expansion:
+    """Expand final norm, output projection and loss for one microbatch on one rank.
+
+    Parameters
+    ----------
+    model : Transformer
+    lowering : Lowering
+    sequences, sequence_length, context : int
+        As in `expand_layer`.
+    padded_vocab : int, optional
+        Logits per token, at least the vocabulary, which is the default.
+
+    Returns
+    -------
+    Expansion
+        The loss saves the logits in the activation type and their float32 softmax.
+
+    Raises
+    ------
+    WorkloadError
+        If the padded vocabulary is smaller than the vocabulary, or the sequence does not divide.
+    """
+    tokens = Tokens.of(sequences, sequence_length, context)
+    vocab = model.vocab if padded_vocab is None else padded_vocab
+    if vocab < model.vocab:
+        raise WorkloadError(
+            f"padded_vocab is {vocab} but {model.name} has {model.vocab} tokens; pad upwards"
+        )
+    projection = gemm(
+        "logits",
+        Split.COLUMN,
+        tokens=tokens.count,
+        features_out=vocab,
+        features_in=model.hidden,
+        lowering=lowering,
+    )
+    return Expansion.of(
+        (norm("final_norm", model, lowering, tokens), projection, _loss(lowering, tokens, vocab)),
+        input_bytes=float(lowering.activation_bytes * tokens.count * model.hidden),
+        input_split=Split.SEQUENCE,
+    )
+
+
+def _loss(lowering: Lowering, tokens: Tokens, vocab: int) -> Step:
+    logits = tokens.count * vocab
+    each_way = lowering.loss_bytes_per_logit / 2 * logits
+    kept = float((lowering.activation_bytes + STATISTIC_BYTES) * logits)
+    forward = Operator(
+        name="loss",
+        kind=OperatorKind.LOSS,
+        phase=Phase.FORWARD,
+        split=Split.TENSOR,
+        bytes=each_way,
+        saved=kept,
+        saved_split=Split.TENSOR,
+    )
+    backward = Operator(
+        name="loss",
+        kind=OperatorKind.LOSS,
+        phase=Phase.INPUT_GRADIENT,
+        split=Split.TENSOR,
+        bytes=each_way,
+    )
+    return Step(forward, (backward,))
+
+
+def _embedding(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
+    elements = tokens.count * model.hidden
+    size = lowering.activation_bytes
+    labels = float(LABEL_BYTES * tokens.count)
+    yield _lookup("embedding", (2 * size * elements, elements), elements, lowering, labels)
+    if model.positions == "learned":
+        rows = tokens.queries * model.hidden  # the same for every sequence
+        yield _lookup("positions", (size * (2 * elements + rows), rows), elements, lowering, 0.0)
+    if model.embedding_norm:
+        yield _embedding_norm(model, lowering, tokens)
+    if model.dropout:
+        yield streaming(
+            "embedding_dropout", "dropout", Split.SEQUENCE, elements=elements, lowering=lowering
+        )
+
+
+def _embedding_norm(model: Transformer, lowering: Lowering, tokens: Tokens) -> Step:
+    elements = tokens.count * model.hidden
+    return streaming(
+        "embedding_norm",
+        "norm",
+        Split.SEQUENCE,
+        elements=elements,
+        lowering=lowering,
+        kind=OperatorKind.NORM,
+        saved=float(lowering.activation_bytes * elements),
+    )
+
+
+def _lookup(
+    name: str, traffic: tuple[int, int], elements: int, lowering: Lowering, labels: float
+) -> Step:
+    """Build a table lookup; `traffic` is bytes forward and elements of the table's gradient."""
+    moved, updated = traffic
+    accumulate = float(lowering.weight_grad_bytes)
+    forward = Operator(
+        name=name,
+        kind=OperatorKind.EMBEDDING,
+        phase=Phase.FORWARD,
+        bytes=moved + labels,
+        saved_for_weight=labels,
+    )
+    backward = Operator(
+        name=name,
+        kind=OperatorKind.EMBEDDING,
+        phase=Phase.WEIGHT_GRADIENT,
+        bytes=lowering.activation_bytes * elements + labels + 2 * accumulate * updated,
+        accumulate_bytes=accumulate,
+    )
+    return Step(forward, (backward,))

@@ -1,0 +1,139 @@
+"""Expansion: the operators of one part of the model, forward and backward, in order of execution."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from mpsim.errors import WorkloadError
+from mpsim.workload.operators import Operator, Split
+
+__all__ = ["Expansion", "Step", "Tokens"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tokens:
+    """The part of a microbatch that one context-parallel rank works on.
+
+    Parameters
+    ----------
+    sequences : int
+        Sequences of the microbatch.
+    queries : int
+        Tokens of each that live on this rank.
+    keys : int
+        Tokens of each that its queries attend to: the whole sequence.
+    """
+
+    sequences: int
+    queries: int
+    keys: int
+
+    @classmethod
+    def of(cls, sequences: int, sequence_length: int, context: int) -> Tokens:
+        """Divide sequences among `context` ranks; WorkloadError if they do not divide."""
+        mistakes = [
+            f"{name} is {value!r}; it must be a whole number of at least 1"
+            for name, value in (
+                ("sequences", sequences),
+                ("sequence_length", sequence_length),
+                ("context", context),
+            )
+            if not isinstance(value, int) or value < 1
+        ]
+        if not mistakes and sequence_length % context:
+            mistakes.append(
+                f"sequence_length {sequence_length} does not divide by the context-parallel degree "
+                f"{context}; pad the sequence or choose another degree"
+            )
+        if mistakes:
+            raise WorkloadError("\n".join(mistakes))
+        return cls(sequences, sequence_length // context, sequence_length)
+
+    @property
+    def count(self) -> int:
+        """Tokens on this rank."""
+        return self.sequences * self.queries
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One forward operator with the backward operators that answer it, in order."""
+
+    forward: Operator
+    backward: tuple[Operator, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """The operators of one layer, of the embedding or of the head.
+
+    Parameters
+    ----------
+    forward, backward : tuple of Operator
+        In order of execution. A weight gradient directly follows the input gradient of its GEMM.
+    input_bytes : float
+        The input of this part, all that full recomputation keeps of it [B]. It is also in the saved
+        bytes of the operator that reads it: add one or the other, never both.
+    input_split : Split
+        How tensor parallelism divides `input_bytes`.
+    """
+
+    forward: tuple[Operator, ...]
+    backward: tuple[Operator, ...]
+    input_bytes: float
+    input_split: Split
+
+    @classmethod
+    def of(cls, steps: Iterable[Step], *, input_bytes: float, input_split: Split) -> Expansion:
+        """Run `steps` forward, and backward in reverse."""
+        ordered = tuple(steps)
+        return cls(
+            forward=tuple(step.forward for step in ordered),
+            backward=tuple(one for step in reversed(ordered) for one in step.backward),
+            input_bytes=input_bytes,
+            input_split=input_split,
+        )
+
+    @property
+    def forward_flops(self) -> float:
+        """Matrix work of the forward pass, before tensor parallelism [FLOP]."""
+        return sum(one.flops for one in self.forward)
+
+    @property
+    def backward_flops(self) -> float:
+        """Matrix work of the backward pass, before tensor parallelism [FLOP]."""
+        return sum(one.flops for one in self.backward)
+
+    def saved_bytes(
+        self, *, tp: int = 1, sequence_parallel: bool = False, selective: bool = False
+    ) -> float:
+        """Activation bytes that one tensor-parallel rank keeps from forward to backward.
+
+        Parameters
+        ----------
+        tp : int
+            Tensor-parallel degree, at least 1.
+        sequence_parallel : bool
+            Whether what lies between row and column GEMMs is divided too.
+        selective : bool
+            Whether the attention core is recomputed instead of saved.
+
+        Returns
+        -------
+        float
+            Until the input gradient and until the weight gradient together [B].
+
+        References
+        ----------
+        Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
+        equations 1, 2, 4 and 6.
+        """
+        share = {split: 1.0 / tp for split in Split}
+        share[Split.NONE] = 1.0
+        share[Split.SEQUENCE] = 1.0 / tp if sequence_parallel else 1.0
+        return sum(
+            (one.saved + one.saved_for_weight) * share[one.saved_split]
+            for one in self.forward
+            if not (selective and one.recomputed_selectively)
+        )

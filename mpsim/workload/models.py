@@ -1,0 +1,98 @@
+"""The catalog: published models by name, each with the source of its figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, cast
+
+from mpsim.document import load_catalog
+from mpsim.errors import WorkloadError, nearest
+from mpsim.workload.transformer import Transformer
+
+__all__ = ["model", "model_names", "transformer_of"]
+
+
+def model(name: str) -> Transformer:
+    """Return the published model called `name`.
+
+    Parameters
+    ----------
+    name : str
+        One of `model_names`.
+
+    Returns
+    -------
+    Transformer
+
+    Raises
+    ------
+    WorkloadError
+        If there is none of that name; it suggests the nearest.
+
+    Examples
+    --------
+    >>> model("gpt3-175b").layers
+    96
+    """
+    try:
+        return _catalog()[name]
+    except KeyError:
+        raise WorkloadError(f"no model {name!r}; {nearest(name, model_names())}") from None
+
+
+def model_names() -> tuple[str, ...]:
+    """Names of all published models in the catalog, sorted."""
+    return tuple(sorted(_catalog()))
+
+
+@functools.cache
+def _catalog() -> Mapping[str, Transformer]:
+    models: dict[str, Transformer] = {}
+    for family, data in load_catalog("mpsim.workload.catalog"):
+        for name, one in _read_family(family, data).items():
+            if name in models:
+                raise WorkloadError(f"catalog/{family}.yaml: model {name!r} is defined twice")
+            models[name] = one
+    return MappingProxyType(models)
+
+
+def _read_family(family: str, data: object) -> dict[str, Transformer]:
+    """Build every model of one file: the fields in ``common``, overridden by its own."""
+    content = cast(Mapping[str, Mapping[str, object]], data)
+    models = {}
+    for name, own in content["models"].items():
+        fields = dict(content["common"]) | dict(cast(Mapping[str, object], own))
+        unsourced = [key for key in ("source", "as_of") if not fields.get(key)]
+        if unsourced:
+            raise WorkloadError(f"catalog/{family}.yaml: model {name!r} lacks {unsourced}")
+        models[name] = transformer_of(name, fields)
+    return models
+
+
+def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
+    """Build a model from a mapping of its fields, as a YAML file gives it.
+
+    Parameters
+    ----------
+    name : str
+    fields : mapping of str to object
+        Fields of `Transformer`, all that have no default at least.
+
+    Raises
+    ------
+    WorkloadError
+        If a field is unknown or missing, or `Transformer` refuses the values.
+    """
+    known = {one.name: one for one in dataclasses.fields(Transformer)}
+    mistakes = [f"no field {key!r}; {nearest(key, known)}" for key in fields if key not in known]
+    mistakes += [
+        f"{key} is missing"
+        for key, one in known.items()
+        if one.default is dataclasses.MISSING and key not in fields and key != "name"
+    ]
+    if mistakes:
+        raise WorkloadError("\n".join(f"model {name!r}: {one}" for one in mistakes))
+    return Transformer(**cast(dict[str, Any], {**fields, "name": name}))

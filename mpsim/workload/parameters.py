@@ -1,0 +1,117 @@
+"""How many parameters a transformer has, part by part, sharded and replicated apart.
+
+Tensor parallelism shards what belongs to a head or to a feature between a column and a row GEMM, and the
+vocabulary. Norms, the biases of row GEMMs (added once, after the reduction) and learned positions are
+replicated on every tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpsim.workload.transformer import Transformer
+
+__all__ = ["Count", "Parameters", "count_parameters"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Count:
+    """Parameters of one part of the model.
+
+    Parameters
+    ----------
+    sharded : int
+        Divided among tensor-parallel ranks.
+    replicated : int
+        Held whole by each of them.
+    """
+
+    sharded: int = 0
+    replicated: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.sharded + self.replicated
+
+    def per_rank(self, tp: int) -> float:
+        """Parameters on one of `tp` tensor-parallel ranks."""
+        return self.sharded / tp + self.replicated
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Parameters of a model by part.
+
+    Parameters
+    ----------
+    embedding : Count
+        Token table (sharded), learned positions and embedding norm (replicated).
+    layer : Count
+        One transformer layer.
+    layers : int
+        How many of them.
+    final_norm : Count
+        The norm before the output head.
+    output_head : Count
+        The output projection; zero when it is the embedding (tied).
+    """
+
+    embedding: Count
+    layer: Count
+    layers: int
+    final_norm: Count
+    output_head: Count
+
+    @property
+    def total(self) -> int:
+        """All of the model, each parameter once."""
+        ends = self.embedding.total + self.final_norm.total + self.output_head.total
+        return ends + self.layers * self.layer.total
+
+
+def count_parameters(model: Transformer, vocab: int) -> Parameters:
+    """Count the parameters of `model` with `vocab` rows in its embedding and head.
+
+    Parameters
+    ----------
+    model : Transformer
+    vocab : int
+        Rows of the token table, padded or not.
+
+    Returns
+    -------
+    Parameters
+    """
+    norm = _norm(model)
+    positions = model.max_positions * model.hidden if model.positions == "learned" else 0
+    table = vocab * model.hidden
+    return Parameters(
+        embedding=Count(table, positions + (norm if model.embedding_norm else 0)),
+        layer=Count(_layer_sharded(model), _layer_replicated(model)),
+        layers=model.layers,
+        final_norm=Count(0, norm),
+        output_head=Count(0 if model.tied_embeddings else table),
+    )
+
+
+def _norm(model: Transformer) -> int:
+    has_bias = model.norm == "layernorm" and model.bias
+    return model.hidden * (2 if has_bias else 1)
+
+
+def _layer_sharded(model: Transformer) -> int:
+    columns = model.qkv_features + model.fc1_features
+    rows = model.query_features + model.ffn_hidden
+    biases = (model.qkv_features if model.has_qkv_bias else 0) + (
+        model.fc1_features if model.bias else 0
+    )
+    return model.hidden * (columns + rows) + biases
+
+
+def _layer_replicated(model: Transformer) -> int:
+    norms = _norm(model) * (1 if model.parallel_block else 2)
+    row_gemms = 1 if model.parallel_block else 2
+    return norms + (row_gemms * model.hidden if model.bias else 0)
