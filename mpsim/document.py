@@ -1,57 +1,383 @@
 """YAML files read strictly: no repeated keys, numbers that look like numbers, and the place of every key.
 
-PyYAML reads ``1e9`` as a string, ``on`` as true and ``12:30`` as 750, and lets a repeated key win in
-silence; this loader does none of that. `Document.place` tells where a dotted key was written, so that
-every complaint can name its line.
+PyYAML reads ``1e9`` as a string, ``on`` as true, ``12:30`` as 750 and ``010`` as 8, and lets a repeated
+key win in silence; this reader does none of that. Only the scanner and parser of PyYAML are used (libyaml
+where it is built in): plain scalars are resolved here, by the rules of the core schema of YAML 1.2.
+`Document.place` tells where a dotted key was written, so that every complaint can name its line.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
+import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import yaml
 
 from mpsim.errors import Problem, ScenarioError
 
-__all__ = ["Document", "load_catalog", "load_document"]
+__all__ = ["Document", "load_catalog", "load_document", "parse_scalar", "read_document"]
+
+MAX_BYTES: Final = 1_000_000
+MAX_DEPTH: Final = 48
+MAX_VALUES: Final = 100_000  # after aliases are expanded
+MAX_DIGITS: Final = 400  # of one number; a double has 309 before its point
+
+Scalar: TypeAlias = str | int | float | bool | None
+
+_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_INTEGER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
+_BASED = re.compile(r"0(?:x[0-9a-fA-F]+|o[0-7]+)")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_MERGE = "<<"
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_WORDS: Mapping[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
-    """A YAML file as plain data plus the place (line, column from 1) of every dotted key."""
+    """A YAML file as plain data plus the place of every dotted key.
+
+    Parameters
+    ----------
+    data : Any
+        Mappings as dict, lists as list, and str, int, float, bool and None.
+    places : mapping of str to (int, int)
+        Line and column, from 1, of each dotted key (items of a list as ``a.0.b``); ``""`` is the top.
+    file : str
+        Where it was read.
+    files : mapping of str to str
+        The file of each key that was not written in `file` (an include, or ``--set``).
+    problems : tuple of Problem
+        Mistakes that leave the rest of the file readable: repeated keys, numbers that are not finite.
+    """
 
     data: Any
     places: Mapping[str, tuple[int, int]]
     file: str
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+    def written(self, key: str) -> str:
+        """The longest leading part of dotted `key` that was written; empty when none was."""
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        return key
 
     def place(self, key: str) -> tuple[int, int]:
         """Line and column of `key`, or of its nearest written ancestor, or (0, 0)."""
-        while key:
-            if key in self.places:
-                return self.places[key]
-            key = key.rpartition(".")[0]
-        return self.places.get("", (0, 0))
+        return self.places.get(self.written(key), (0, 0))
+
+    def locate(self, problem: Problem) -> Problem:
+        """`problem` with the file, line and column of its key, unless it has a file already."""
+        if problem.file:
+            return problem
+        written = self.written(problem.key)
+        line, column = self.places.get(written, (0, 0))
+        file = self.files.get(written, self.file)
+        return dataclasses.replace(problem, file=file, line=line, column=column)
 
 
 def load_document(path: str | Path) -> Document:
-    """Read one YAML file; every syntax mistake is a ScenarioError with its place."""
+    """Read one YAML file; every mistake in its syntax is a ScenarioError with its place."""
+    document = read_document(path)
+    if document.problems:
+        raise ScenarioError(document.problems)
+    return document
+
+
+def read_document(path: str | Path) -> Document:
+    """Read one YAML file, keeping in `Document.problems` the mistakes that leave the rest readable.
+
+    Raises
+    ------
+    ScenarioError
+        If it cannot be read, is empty, binary, too large, not YAML, or not a mapping at the top.
+    """
     file = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        with Path(path).open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ScenarioError([Problem(f"cannot be read: {error.strerror}", file=file)]) from error
-    data = yaml.safe_load(text)
-    del node
-    return Document(data=data, places={}, file=file)
+        raise _fatal(f"cannot be read: {_reason(error)}", file) from error
+    except ValueError as error:  # a null character in the path
+        raise _fatal(f"cannot be read: {error}", file) from error
+    return _parse(_decode(raw, file), file)
 
 
 def load_catalog(package: str) -> Iterator[tuple[str, Any]]:
-    """Read every ``*.yaml`` shipped in `package`, in order of name, as (stem, data)."""
+    """Read every ``*.yaml`` shipped in `package`, in order of name, as (stem, data).
+
+    The files are read once and the data shared by every caller: do not change it in place.
+    """
+    yield from _catalog(package)
+
+
+def parse_scalar(text: str) -> object:
+    """Read `text` as the value of a key would be read (for ``--set key=value``).
+
+    Raises
+    ------
+    ScenarioError
+        If it is not one YAML value.
+
+    Examples
+    --------
+    >>> parse_scalar("1e9"), parse_scalar("on"), parse_scalar("[1, 2]")
+    (1000000000.0, 'on', [1, 2])
+    """
+    document = _Reader(text, "").document()
+    if document.problems:
+        raise ScenarioError(document.problems)
+    return document.data
+
+
+@functools.cache
+def _catalog(package: str) -> tuple[tuple[str, Any], ...]:
+    found = []
     for entry in sorted(resources.files(package).iterdir(), key=lambda item: item.name):
         if entry.name.endswith(".yaml"):
-            yield entry.name.removesuffix(".yaml"), yaml.safe_load(entry.read_text(encoding="utf-8"))
+            document = _parse(_decode(entry.read_bytes(), entry.name), entry.name)
+            if document.problems:
+                raise ScenarioError(document.problems)
+            found.append((entry.name.removesuffix(".yaml"), document.data))
+    return tuple(found)
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such file; check the path, or start one with 'mpsim new'"
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder; give a YAML file in it"
+    return error.strerror or type(error).__name__
+
+
+def _fatal(message: str, file: str, line: int = 0, column: int = 0, key: str = "") -> ScenarioError:
+    return ScenarioError([Problem(message, key=key, file=file, line=line, column=column)])
+
+
+def _decode(raw: bytes, file: str) -> str:
+    if len(raw) > MAX_BYTES:
+        raise _fatal(f"is over {MAX_BYTES // 10**6} MB; needed a scenario of a few kB", file)
+    if b"\0" in raw:
+        line = raw[: raw.index(b"\0")].count(b"\n") + 1
+        raise _fatal("is a binary file; needed YAML text in UTF-8", file, line, 1)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise _fatal("is not text in UTF-8; save it as UTF-8", file, line, 1) from error
+    return text
+
+
+def _parse(text: str, file: str) -> Document:
+    document = _Reader(text, file).document()
+    if document.data is None:
+        raise _fatal("is empty; needed keys such as 'schema: 1'", file, 1, 1)
+    if not isinstance(document.data, dict):
+        got = "a list" if isinstance(document.data, list) else f"{str(document.data)[:40]!r}"
+        line, column = document.places[""]
+        raise _fatal(f"got {got} at the top; needed keys such as 'schema: 1'", file, line, column)
+    return document
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Node:
+    """A value as written: a scalar, a list of nodes, or a list of (key node, node)."""
+
+    value: Any
+    kind: type
+    line: int
+    column: int
+
+
+class _Reader:
+    """One pass over the events of one text."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text = text
+        self.file = file
+        self.anchors: dict[str, _Node] = {}
+        self.problems: list[Problem] = []
+        self.places: dict[str, tuple[int, int]] = {}
+        self.values = 0
+
+    def document(self) -> Document:
+        """Read the whole text as one value."""
+        try:
+            self.events = yaml.parse(io.StringIO(self.text), Loader=_Loader)
+            node = self._top()
+        except yaml.reader.ReaderError as error:
+            raise self._unreadable(error) from error
+        except yaml.MarkedYAMLError as error:
+            raise self._syntax(error) from error
+        if node is None:
+            return Document(data=None, places={"": (1, 1)}, file=self.file)
+        self.places[""] = (node.line, node.column)
+        data = self._plain(node, "")
+        return Document(data, self.places, self.file, problems=tuple(self.problems))
+
+    def _top(self) -> _Node | None:
+        node: _Node | None = None
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if node is not None:
+                    raise self._at(event, "a second document ('---'); needed one a file")
+                node = self._node(next(self.events), 0)
+        return node
+
+    def _node(self, event: yaml.Event, depth: int) -> _Node:
+        if depth > MAX_DEPTH:
+            raise self._at(event, f"nested deeper than {MAX_DEPTH} levels; flatten it")
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self.anchors:
+                raise self._at(
+                    event, f"alias '*{event.anchor}' has no complete '&{event.anchor}' before it"
+                )
+            return self.anchors[event.anchor]
+        assert isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent)
+        if event.tag is not None:
+            raise self._at(event, f"tag {event.tag!r} is not allowed; write the plain value")
+        node = self._content(event, depth)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+        return node
+
+    def _content(self, event: yaml.Event, depth: int) -> _Node:
+        line, column = _position(event)
+        if isinstance(event, yaml.ScalarEvent):
+            value = _resolve(event.value) if event.implicit[0] else event.value
+            return _Node(value, str, line, column)
+        items: list[Any] = []
+        if isinstance(event, yaml.SequenceStartEvent):
+            while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+                items.append(self._node(event, depth + 1))
+            return _Node(items, list, line, column)
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            key = self._node(event, depth + 1)
+            if key.kind is not str:
+                raise self._at(event, "a key must be one word, not a list or a mapping")
+            items.append((key, self._node(next(self.events), depth + 1)))
+        return _Node(items, dict, line, column)
+
+    def _plain(self, node: _Node, key: str) -> object:
+        self.values += 1
+        if self.values > MAX_VALUES:
+            message = f"more than {MAX_VALUES} values once its aliases are expanded; needed fewer"
+            raise _fatal(message, self.file, node.line, node.column)
+        head = f"{key}." if key else ""
+        if node.kind is list:
+            return [self._item(item, f"{head}{index}") for index, item in enumerate(node.value)]
+        if node.kind is dict:
+            return self._mapping(node, head)
+        value = node.value
+        if isinstance(value, float) and not abs(value) < float("inf"):
+            message = f"got {value}; needed a finite number"
+            self.problems.append(Problem(message, key, self.file, node.line, node.column))
+        return value
+
+    def _item(self, node: _Node, key: str) -> object:
+        self.places[key] = (node.line, node.column)
+        return self._plain(node, key)
+
+    def _mapping(self, node: _Node, head: str) -> dict[Any, Any]:
+        merged: dict[Any, Any] = {}
+        data: dict[Any, Any] = {}
+        for name, child in node.value:
+            key = f"{head}{name.value}"
+            if name.value == _MERGE:
+                merged = self._merged(child, head)
+            elif name.value in data:
+                first = self.places[key][0]
+                message = f"repeated: first on line {first}, again on line {name.line}; keep one"
+                self.problems.append(Problem(message, key, self.file, name.line, name.column))
+            else:
+                self.places[key] = (name.line, name.column)
+                data[name.value] = self._plain(child, key)
+        return {**merged, **data} if merged else data
+
+    def _merged(self, node: _Node, head: str) -> dict[Any, Any]:
+        """What a merge key brings: the mapping it aliases, or several, of which the first wins."""
+        sources = node.value if node.kind is list else [node]
+        merged: dict[Any, Any] = {}
+        for source in reversed(sources):
+            if source.kind is not dict:
+                message = "'<<' merges a mapping; needed an alias of one, such as '<<: *name'"
+                raise _fatal(message, self.file, node.line, node.column)
+            places = self.places
+            self.places = {}
+            brought = self._mapping(source, head)
+            self.places = self.places | places
+            merged.update(brought)
+        return merged
+
+    def _at(self, event: yaml.Event, message: str) -> ScenarioError:
+        line, column = _position(event)
+        return _fatal(message, self.file, line, column)
+
+    def _unreadable(self, error: yaml.reader.ReaderError) -> ScenarioError:
+        before = self.text[: error.position] if isinstance(error.position, int) else ""
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        code = error.character if isinstance(error.character, int) else ord(error.character[0])
+        message = f"is a binary file or holds the control character {code:#04x}; needed plain text"
+        return _fatal(message, self.file, line, column)
+
+    def _syntax(self, error: yaml.MarkedYAMLError) -> ScenarioError:
+        mark = error.problem_mark or error.context_mark
+        if mark is None:
+            return _fatal(f"is not YAML: {error.problem}", self.file)
+        lines = self.text.splitlines()
+        line = lines[mark.line] if mark.line < len(lines) else ""
+        message = f"is not YAML: {error.problem}{_began(error, mark.line)}{_mend(line, error)}"
+        return _fatal(message, self.file, mark.line + 1, mark.column + 1)
+
+
+def _position(event: yaml.Event) -> tuple[int, int]:
+    mark = event.start_mark
+    return (mark.line + 1, mark.column + 1) if mark else (0, 0)
+
+
+def _began(error: yaml.MarkedYAMLError, line: int) -> str:
+    context, mark = error.context, error.context_mark
+    if not context or "next token" in context:
+        return ""
+    if mark is None or mark.line == line:
+        return f" {context}"
+    return f" {context} that began on line {mark.line + 1}"
+
+
+def _mend(line: str, error: yaml.MarkedYAMLError) -> str:
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return "; the line is indented with a tab: use spaces"
+    if "mapping values are not allowed" in str(error.problem):
+        return "; quote a value that holds ': ', or check the indentation"
+    if "flow" in str(error.context):
+        return "; check its brackets and commas"
+    if "quoted" in str(error.context):
+        return "; close the quote"
+    return "; check the indentation, quotes and brackets near it"
+
+
+def _resolve(text: str) -> Scalar:
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) > MAX_DIGITS:
+        return text
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _BASED.fullmatch(text):
+        return int(text[2:], 16 if text[1] == "x" else 8)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _NOT_FINITE.fullmatch(text):
+        return float(text.replace(".", "", 1))
+    return text
