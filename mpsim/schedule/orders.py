@@ -1,12 +1,23 @@
-"""Orders: what each rank does, one action after the other, and nothing about time."""
+"""Orders: what each rank does, one action after the other, and nothing about time.
+
+Shapes: N actions over all ranks, P ranks, S stages = P x virtual stages, M microbatches.
+
+An action is written as a token ``<stage><F|B|I|W><microbatch>``, as PyTorch writes it: ``3F0`` is the
+forward of microbatch 0 through stage 3. Stages are numbered through the whole model, not per rank.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
+import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mpsim.errors import ScheduleError
 
 __all__ = ["Action", "Orders"]
 
@@ -16,8 +27,12 @@ class Action(enum.IntEnum):
 
     F = 0  # forward
     B = 1  # full backward: input and weight gradient in one
-    I = 2  # noqa: E741 - input gradient alone; the field's own letter
+    I = 2  # input gradient alone; the field's own letter
     W = 3  # weight gradient alone
+
+
+_TOKEN = re.compile(rf"(\d+)([{''.join(Action.__members__)}])(\d+)")
+_NAMED_AT_MOST = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -49,3 +64,240 @@ class Orders:
     kind: NDArray[np.int8]
     stage: NDArray[np.int32]
     microbatch: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def rank(self) -> NDArray[np.int32]:
+        """Rank of each action, int32[N]."""
+        ranks = np.arange(self.pp, dtype=np.int32)
+        return np.repeat(ranks, np.diff(self.rank_ptr))
+
+    @property
+    def stage_chunk(self) -> NDArray[np.int32]:
+        """Which of its rank's chunks (virtual stages) each stage is, counted in stage order, int32[S]."""
+        by_rank = np.argsort(self.stage_rank, kind="stable")
+        first = np.searchsorted(self.stage_rank[by_rank], self.stage_rank[by_rank])
+        chunk = np.empty_like(self.stage_rank)
+        chunk[by_rank] = np.arange(len(by_rank)) - first
+        return chunk
+
+    def tokens(self) -> list[list[str]]:
+        """Write every rank's order as a list of tokens.
+
+        Examples
+        --------
+        >>> from mpsim.schedule import make_orders
+        >>> make_orders("1f1b", pp=2, microbatches=2).tokens()
+        [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
+        """
+        letters = [action.name for action in Action]
+        rows = zip(self.stage.tolist(), self.kind.tolist(), self.microbatch.tolist(), strict=True)
+        flat = [f"{stage}{letters[kind]}{microbatch}" for stage, kind, microbatch in rows]
+        ends = self.rank_ptr.tolist()
+        return [flat[start:end] for start, end in itertools.pairwise(ends)]
+
+    @classmethod
+    def from_tokens(
+        cls, tokens: Sequence[Sequence[str]], *, schedule: str = "from tokens"
+    ) -> Orders:
+        """Read an order from one list of tokens a rank, rank 0 first.
+
+        The stage map, the number of stages and of microbatches are what the tokens mention; call
+        `validate` to know that the order is a whole training step.
+
+        Raises
+        ------
+        ScheduleError
+            If a token cannot be read, there is none, the ranks hold different numbers of stages, or a
+            stage of those between the first and the last is on no rank.
+        """
+        rows = np.array(
+            [
+                (rank, *_parse(token, rank, place))
+                for rank, order in enumerate(tokens)
+                for place, token in enumerate(order)
+            ],
+            dtype=np.int32,
+        ).reshape(-1, 4)
+        if not len(rows):
+            raise ScheduleError("got no action at all; needed at least one token such as '0F0'")
+        rank, stage, kind, microbatch = rows.T
+        stage_rank = _stage_rank(rank, stage)
+        if len(stage_rank) % len(tokens):
+            raise ScheduleError(
+                f"got {len(stage_rank)} stages on {len(tokens)} ranks; needed the same number of "
+                "stages on every rank; write one row a rank and number the stages from 0"
+            )
+        return cls(
+            schedule=schedule,
+            pp=len(tokens),
+            microbatches=int(microbatch.max()) + 1,
+            virtual_stages=len(stage_rank) // len(tokens),
+            stage_rank=stage_rank,
+            rank_ptr=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
+            kind=kind.astype(np.int8),
+            stage=stage.copy(),
+            microbatch=microbatch.copy(),
+        )
+
+    def validate(self) -> Orders:
+        """Prove that this is one whole training step: every action once, where and after what it must.
+
+        Returns
+        -------
+        Orders
+            Itself.
+
+        Raises
+        ------
+        ScheduleError
+            If an action is missing, doubled, on a rank that does not hold its stage, or before the
+            action of its own stage and microbatch that it needs. Orders that deadlock across ranks
+            are found by the engine, not here.
+        """
+        self._check_ranks()
+        count = self._count()
+        self._check_doubled(count)
+        self._check_missing(count)
+        self._check_local_order()
+        return self
+
+    def peak_inflight(self) -> list[int]:
+        """Most (chunk, microbatch) pairs held at once by each rank, from F until B or W [count].
+
+        Depends on the order alone, never on times. The unit is one chunk.
+        """
+        return self._peak(released_by=(Action.B, Action.W))
+
+    def peak_until_input_grad(self) -> list[int]:
+        """Like `peak_inflight`, but held only until B or I [count]."""
+        return self._peak(released_by=(Action.B, Action.I))
+
+    def _peak(self, *, released_by: tuple[Action, Action]) -> list[int]:
+        change = (self.kind == Action.F).astype(np.int64) - np.isin(self.kind, released_by)
+        held = np.concatenate([[0], np.cumsum(change)])
+        ends = self.rank_ptr.tolist()
+        return [
+            int(held[start : end + 1].max() - held[start])
+            for start, end in itertools.pairwise(ends)
+        ]
+
+    def _count(self) -> NDArray[np.int64]:
+        """How often each action occurs, int64[kind, S, M]."""
+        shape = (len(Action), len(self.stage_rank), self.microbatches)
+        place = np.ravel_multi_index((self.kind, self.stage, self.microbatch), shape)
+        return np.bincount(place, minlength=int(np.prod(shape))).reshape(shape)
+
+    def _check_ranks(self) -> None:
+        """Stages and microbatches exist, and every action sits on the rank that holds its stage."""
+        stages = len(self.stage_rank)
+        unknown = (self.stage < 0) | (self.stage >= stages)
+        unknown |= (self.microbatch < 0) | (self.microbatch >= self.microbatches)
+        if unknown.any():
+            raise ScheduleError(
+                f"got {self._named(np.flatnonzero(unknown))}; needed stages 0 to {stages - 1} and "
+                f"microbatches 0 to {self.microbatches - 1}; remove these actions"
+            )
+        home = self.stage_rank[self.stage]
+        wrong = np.flatnonzero(home != self.rank)
+        if len(wrong):
+            first = wrong[0]
+            raise ScheduleError(
+                f"got {self._named(wrong)} on a rank that does not hold the stage; needed stage "
+                f"{self.stage[first]} on rank {home[first]} only; move the action to rank {home[first]}"
+            )
+
+    def _check_doubled(self, count: NDArray[np.int64]) -> None:
+        """No action occurs twice, and no gradient is computed both by B and by I or W."""
+        twice = np.argwhere(count > 1)
+        if len(twice):
+            raise ScheduleError(
+                f"got {_names(twice)} more than once; needed every action once; remove the others"
+            )
+        parts = count[Action.I] + count[Action.W]
+        both = np.argwhere((count[Action.B] > 0) & (parts > 0))
+        if len(both):
+            actions = _names((Action.B, stage, microbatch) for stage, microbatch in both)
+            raise ScheduleError(
+                f"got {actions} next to an I or W of the same stage and microbatch; needed either a "
+                "full B, or an I and a W; remove one of the two"
+            )
+
+    def _check_missing(self, count: NDArray[np.int64]) -> None:
+        """Every stage runs F and either B, or I and W, for every microbatch."""
+        missing = count == 0
+        split = (count[Action.I] + count[Action.W]) > 0
+        missing[Action.B] &= ~split
+        missing[Action.I] &= split
+        missing[Action.W] &= split
+        absent = np.argwhere(missing)
+        if len(absent):
+            raise ScheduleError(
+                f"{_names(absent)} missing; needed F and B (or I and W) of every one of "
+                f"{len(self.stage_rank)} stages and {self.microbatches} microbatches; add "
+                f"{'it' if len(absent) == 1 else 'them'} to rank "
+                f"{self.stage_rank[absent[0][1]]} and so on"
+            )
+
+    def _check_local_order(self) -> None:
+        """F before B and I, and I before W, of the same stage and microbatch."""
+        shape = (len(Action), len(self.stage_rank), self.microbatches)
+        place = np.full(shape, -1, dtype=np.int64)
+        place[self.kind, self.stage, self.microbatch] = np.arange(len(self.kind))
+        for before, after in ((Action.F, Action.B), (Action.F, Action.I), (Action.I, Action.W)):
+            early = np.argwhere((place[after] >= 0) & (place[after] < place[before]))
+            if len(early):
+                stage, microbatch = early[0]
+                rank = self.stage_rank[stage]
+                got = place[after, stage, microbatch] - self.rank_ptr[rank]
+                need = place[before, stage, microbatch] - self.rank_ptr[rank]
+                raise ScheduleError(
+                    f"rank {rank} got {stage}{after.name}{microbatch} at place {got}, before "
+                    f"{stage}{before.name}{microbatch} at place {need} (places count from 0); needed "
+                    f"{before.name} before {after.name}; exchange them"
+                )
+
+    def _named(self, rows: NDArray[np.int64]) -> str:
+        ranks = self.rank
+        shown = [
+            f"{self.stage[row]}{Action(self.kind[row]).name}{self.microbatch[row]} on rank {ranks[row]}"
+            for row in rows[:_NAMED_AT_MOST]
+        ]
+        return _joined(shown, len(rows))
+
+
+def _parse(token: str, rank: int, place: int) -> tuple[int, Action, int]:
+    """Token to (stage, kind, microbatch)."""
+    match = _TOKEN.fullmatch(token)
+    if match is None:
+        raise ScheduleError(
+            f"rank {rank}, place {place}: got {token!r}; needed <stage><F|B|I|W><microbatch> such as "
+            "'3F0'; leave out communication and memory actions, and write fused blocks one by one"
+        )
+    return int(match[1]), Action[match[2]], int(match[3])
+
+
+def _stage_rank(rank: NDArray[np.int32], stage: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The rank on which each stage is mentioned first, int32[S]."""
+    known, first = np.unique(stage, return_index=True)
+    if known[-1] != len(known) - 1:
+        absent = sorted(set(range(int(known[-1]))) - set(known.tolist()))
+        raise ScheduleError(
+            f"got stages up to {known[-1]} but nothing of {', '.join(map(str, absent[:_NAMED_AT_MOST]))}; "
+            "needed every stage on some rank; number the stages from 0 without gaps"
+        )
+    return rank[first].astype(np.int32)
+
+
+def _names(actions: Iterable[Iterable[int]]) -> str:
+    """Tokens of (kind, stage, microbatch) triples, the first few by name."""
+    triples = [tuple(action) for action in actions]
+    shown = [f"{stage}{Action(kind).name}{mb}" for kind, stage, mb in triples[:_NAMED_AT_MOST]]
+    return _joined(shown, len(triples))
+
+
+def _joined(shown: list[str], total: int) -> str:
+    more = f" and {total - len(shown)} more" if total > len(shown) else ""
+    return ", ".join(shown) + more

@@ -1,0 +1,56 @@
+"""GPipe: all forwards, then all backwards, each in the order of the microbatches.
+
+The paper draws the backwards last in, first out; PyTorch executes them first in, first out, and so does
+this. Either way the makespan without communication is (m + p - 1)(tF + tB) and all m microbatches are
+held at once.
+
+References
+----------
+Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, 2019, Figure 2.
+PyTorch 2.13, torch.distributed.pipelining.ScheduleGPipe (order as executed).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpsim.schedule.orders import Orders
+from mpsim.schedule.pairing import check_counts, check_one_chunk, loop_orders
+
+__all__ = ["gpipe"]
+
+
+def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
+    """Orders of GPipe.
+
+    Parameters
+    ----------
+    pp : int
+        Ranks, at least 1.
+    microbatches : int
+        Per optimizer step, at least 1.
+    virtual_stages : int
+        1; looped-bfs is GPipe over several chunks a rank.
+
+    Raises
+    ------
+    ScheduleError
+
+    Examples
+    --------
+    >>> gpipe(pp=2, microbatches=2).tokens()[1]
+    ['1F0', '1F1', '1B0', '1B1']
+    """
+    check_counts("gpipe", pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    check_one_chunk("gpipe", virtual_stages, instead="interleaved-1f1b")
+    microbatch_K = np.arange(microbatches)
+    chunk_K = np.zeros_like(microbatch_K)
+    return loop_orders(
+        "gpipe",
+        pp=pp,
+        warmup_P=np.full(pp, microbatches),
+        forward_chunk_K=chunk_K,
+        forward_microbatch_K=microbatch_K,
+        backward_chunk_K=chunk_K,
+        backward_microbatch_K=microbatch_K,
+    )

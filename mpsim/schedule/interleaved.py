@@ -1,0 +1,124 @@
+"""Interleaved 1F1B: each rank holds several chunks of the model, and the pipeline fills that much faster.
+
+Microbatches go in groups of g: all chunks in turn for one group, then the next group. Backwards follow the
+same table with the chunks reversed. Rank r runs w = min(2(p - 1 - r) + (v - 1)g, vm) forwards first. Without
+communication the makespan is (vm + p - 1)(tF + tB) with tF, tB of one chunk; at most
+min(vm, 2(p - 1 - r) + (v - 1)g + 1) chunks are held.
+
+With one chunk a rank this is not 1F1B: the warm-up is twice as long and holds 2(p - 1 - r) + 1
+microbatches, which hides the latency between stages. PyTorch's class does the same.
+
+References
+----------
+Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, 2021,
+section 2.2.
+NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/schedules.py (group rule and warm-up), commit d98e8a64.
+PyTorch 2.13, torch.distributed.pipelining.ScheduleInterleaved1F1B (default size of a group).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpsim.errors import ScheduleError
+from mpsim.schedule.orders import Orders
+from mpsim.schedule.pairing import check_counts, loop_orders
+
+__all__ = ["interleaved_1f1b", "microbatch_group"]
+
+_NAME = "interleaved-1f1b"
+
+
+def interleaved_1f1b(
+    *, pp: int, microbatches: int, virtual_stages: int = 1, group_size: int | None = None
+) -> Orders:
+    """Orders of interleaved 1F1B.
+
+    Parameters
+    ----------
+    pp : int
+        Ranks, at least 1.
+    microbatches : int
+        Per optimizer step, at least 1.
+    virtual_stages : int
+        Chunks a rank, at least 1.
+    group_size : int, optional
+        Microbatches that pass one chunk before the rank turns to the next
+        (``microbatch_group_size_per_vp_stage`` of Megatron-LM); see `microbatch_group`.
+
+    Raises
+    ------
+    ScheduleError
+
+    Examples
+    --------
+    >>> interleaved_1f1b(pp=2, microbatches=2, virtual_stages=2).tokens()[1]
+    ['1F0', '1F1', '3F0', '3B0', '3F1', '3B1', '1B0', '1B1']
+    """
+    check_counts(_NAME, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    group = microbatch_group(pp=pp, microbatches=microbatches, group_size=group_size)
+    k_K = np.arange(virtual_stages * microbatches)
+    group_K, place_K = np.divmod(k_K, group * virtual_stages)
+    size_K = np.minimum(group, microbatches - group_K * group)
+    chunk_K = place_K // size_K
+    microbatch_K = group_K * group + place_K % size_K
+    full = 2 * np.arange(pp)[::-1] + (virtual_stages - 1) * group
+    return loop_orders(
+        _NAME,
+        pp=pp,
+        warmup_P=np.minimum(full, len(k_K)),
+        forward_chunk_K=chunk_K,
+        forward_microbatch_K=microbatch_K,
+        backward_chunk_K=virtual_stages - 1 - chunk_K,
+        backward_microbatch_K=microbatch_K,
+    )
+
+
+def microbatch_group(*, pp: int, microbatches: int, group_size: int | None = None) -> int:
+    """Microbatches in a group.
+
+    Parameters
+    ----------
+    pp, microbatches : int
+        At least 1.
+    group_size : int, optional
+        A given size follows the rule of Megatron-LM: pp <= g <= m, and m a multiple of g or at least pp
+        above one. Without it, PyTorch's rule: m / max(1, m // pp), which must be whole; it is pp where
+        pp divides m.
+
+    Returns
+    -------
+    int
+        Size of a group [count].
+
+    Raises
+    ------
+    ScheduleError
+        If the microbatches cannot be grouped.
+    """
+    if group_size is None:
+        return _even_group(pp, microbatches)
+    if not pp <= group_size <= microbatches:
+        raise ScheduleError(
+            f"{_NAME}: got group_size = {group_size}; needed at least pp = {pp} and at most "
+            f"microbatches = {microbatches}; set group_size in that range, or leave it out"
+        )
+    rest = microbatches % group_size
+    if 0 < rest < pp:
+        raise ScheduleError(
+            f"{_NAME}: got microbatches = {microbatches} in groups of {group_size}, which leaves a group "
+            f"of {rest}; needed a last group of at least pp = {pp}; set microbatches to "
+            f"{microbatches - rest} or {microbatches - rest + pp}"
+        )
+    return group_size
+
+
+def _even_group(pp: int, microbatches: int) -> int:
+    rounds = max(1, microbatches // pp)
+    if microbatches % rounds:
+        raise ScheduleError(
+            f"{_NAME}: got microbatches = {microbatches} with pp = {pp}; needed a multiple of {rounds} "
+            f"(microbatches // pp equal groups); set microbatches to {microbatches // pp * pp} or "
+            f"{(microbatches // pp + 1) * pp}"
+        )
+    return microbatches // rounds

@@ -1,0 +1,98 @@
+"""Schedules by name: one line here and one module each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from mpsim.errors import ScheduleError, nearest
+from mpsim.schedule.csv_file import read_csv
+from mpsim.schedule.gpipe import gpipe
+from mpsim.schedule.interleaved import interleaved_1f1b
+from mpsim.schedule.one_f_one_b import one_f_one_b
+from mpsim.schedule.orders import Orders
+
+__all__ = ["make_orders", "schedule_names"]
+
+_COMMON = ("pp", "microbatches", "virtual_stages")
+_SCHEDULES: Mapping[str, Callable[..., Orders]] = MappingProxyType(
+    {
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "interleaved-1f1b": interleaved_1f1b,
+    }
+)
+
+
+def schedule_names() -> tuple[str, ...]:
+    """Every schedule that `make_orders` knows, in the order they were invented."""
+    return tuple(_SCHEDULES)
+
+
+def make_orders(
+    name: str, *, pp: int, microbatches: int, virtual_stages: int = 1, **options: int | None
+) -> Orders:
+    """Orders of a schedule.
+
+    Parameters
+    ----------
+    name : str
+        One of `schedule_names`, or the path of a ``.csv`` file (`read_csv`), which must agree with the
+        numbers given here.
+    pp : int
+        Ranks, at least 1.
+    microbatches : int
+        Per optimizer step, at least 1.
+    virtual_stages : int
+        Chunks a rank.
+    **options : int, optional
+        Of that schedule alone, such as ``group_size`` of interleaved-1f1b.
+
+    Returns
+    -------
+    Orders
+
+    Raises
+    ------
+    ScheduleError
+        If the name is unknown, or the schedule cannot be built with these numbers.
+
+    Examples
+    --------
+    >>> make_orders("gpipe", pp=1, microbatches=2).tokens()
+    [['0F0', '0F1', '0B0', '0B1']]
+    """
+    if name.endswith(".csv"):
+        _check_options(name, (), options)
+        return _from_file(name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    build = _SCHEDULES.get(name)
+    if build is None:
+        raise ScheduleError(
+            f"got schedule {name!r}; needed a known one or a .csv file; {nearest(name, _SCHEDULES)}"
+        )
+    known = [option for option in inspect.signature(build).parameters if option not in _COMMON]
+    _check_options(name, known, options)
+    return build(pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, **options)
+
+
+def _check_options(name: str, known: list[str] | tuple[()], options: Mapping[str, object]) -> None:
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        accepted = f"accepts {', '.join(known)}" if known else "has no option"
+        raise ScheduleError(
+            f"got option {unknown[0]!r} for {name!r}, which {accepted}; remove the option"
+        )
+
+
+def _from_file(path: str, *, pp: int, microbatches: int, virtual_stages: int) -> Orders:
+    orders = read_csv(path)
+    needed = {"pp": pp, "microbatches": microbatches, "virtual_stages": virtual_stages}
+    for key, value in needed.items():
+        got = getattr(orders, key)
+        if got != value:
+            raise ScheduleError(
+                f"{path}: got orders for {key} = {got}; needed {key} = {value}; set {key} to {got}, or "
+                "write a file for it"
+            )
+    return orders
