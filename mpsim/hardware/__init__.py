@@ -1,1 +1,51 @@
-"""hardware."""
+"""Accelerators, links, nodes, fabrics and clusters, and the catalog of those that exist."""
+
+from mpsim.hardware.components import (
+    Accelerator,
+    Cluster,
+    Fabric,
+    FabricKind,
+    Link,
+    LinkShape,
+    Node,
+    recalled,
+    source_of,
+)
+from mpsim.hardware.entries import parse_accelerator, parse_link
+from mpsim.hardware.fabric import Tier, tiers_of, torus_distance, torus_shape
+from mpsim.hardware.library import (
+    accelerator,
+    accelerator_names,
+    build_cluster,
+    link,
+    link_names,
+    system,
+    system_names,
+    with_overrides,
+)
+
+__all__ = [
+    "Accelerator",
+    "Cluster",
+    "Fabric",
+    "FabricKind",
+    "Link",
+    "LinkShape",
+    "Node",
+    "Tier",
+    "accelerator",
+    "accelerator_names",
+    "build_cluster",
+    "link",
+    "link_names",
+    "parse_accelerator",
+    "parse_link",
+    "recalled",
+    "source_of",
+    "system",
+    "system_names",
+    "tiers_of",
+    "torus_distance",
+    "torus_shape",
+    "with_overrides",
+]

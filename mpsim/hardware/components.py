@@ -7,11 +7,38 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from mpsim.errors import HardwareError
+from mpsim.hardware.fabric import (
+    Fabric,
+    FabricKind,
+    Tier,
+    tiers_of,
+    torus_distance,
+    torus_shape,
+)
+from mpsim.units import Dimension, format_quantity
 
-__all__ = ["Accelerator", "Cluster", "Fabric", "FabricKind", "Link", "LinkShape", "Node"]
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = [
+    "Accelerator",
+    "Cluster",
+    "Fabric",
+    "FabricKind",
+    "Link",
+    "LinkShape",
+    "Node",
+    "recalled",
+    "source_of",
+]
 
 
 class LinkShape(enum.StrEnum):
@@ -24,14 +51,16 @@ class LinkShape(enum.StrEnum):
     NETWORK = "network"  # a NIC into the fabric
 
 
-class FabricKind(enum.StrEnum):
-    """How nodes are joined."""
+def _check_positive(owner: str, **values: float) -> None:
+    for key, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            raise HardwareError(f"{owner}: {key} is {value:g}, needed a finite number above 0")
 
-    RAIL_OPTIMIZED = "rail-optimized"
-    FAT_TREE = "fat-tree"
-    DRAGONFLY_PLUS = "dragonfly+"
-    TORUS = "torus"
-    SINGLE_SWITCH = "single-switch"
+
+def _check_not_negative(owner: str, **values: float) -> None:
+    for key, value in values.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise HardwareError(f"{owner}: {key} is {value:g}, needed 0 or a finite number above")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +78,7 @@ class Accelerator:
     peak_flops : mapping of str to float
         Dense peak by precision (fp64 fp32 tf32 fp16 bf16 fp8 fp4 int8) [FLOP/s].
     memory_bytes, memory_bandwidth : float
-        Device memory [B] and its rate [B/s].
+        Device memory that the driver reports [B] and its rate [B/s].
     compute_units : int
         SMs, CUs or cores.
     tdp_w, idle_w : float
@@ -60,6 +89,8 @@ class Accelerator:
         On demand [USD/h].
     sources : mapping of str to str
         For each figure (or ``*`` for the rest): where it was read and when; ``recalled`` marks a lead, not a fact.
+    note : str
+        What a careful reader should know: conflicts between sources, traps.
     """
 
     name: str
@@ -76,6 +107,24 @@ class Accelerator:
     scale_up: str | None = None
     price_per_hour: float | None = None
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            self.name,
+            memory_bytes=self.memory_bytes,
+            memory_bandwidth=self.memory_bandwidth,
+            compute_units=self.compute_units,
+            tdp_w=self.tdp_w,
+            **{f"peak_flops.{precision}": peak for precision, peak in self.peak_flops.items()},
+        )
+        _check_not_negative(
+            self.name, idle_w=self.idle_w, price_per_hour=self.price_per_hour or 0.0
+        )
+        if not self.peak_flops:
+            raise HardwareError(
+                f"{self.name}: peak_flops is empty, needed a rate for one precision or more"
+            )
 
     def peak(self, precision: str) -> float:
         """Dense peak [FLOP/s] of matrix products in `precision`; HardwareError if the chip lacks it."""
@@ -86,6 +135,17 @@ class Accelerator:
             raise HardwareError(
                 f"{self.name} has no {precision}; it has {has}: choose one of these or another accelerator"
             ) from None
+
+    def __str__(self) -> str:
+        precision = next(
+            (p for p in ("bf16", "fp16", "fp32") if p in self.peak_flops), min(self.peak_flops)
+        )
+        return (
+            f"{self.title} ({self.vendor}, {self.family}): "
+            f"{format_quantity(self.peak_flops[precision], Dimension.FLOP_RATE)} {precision}, "
+            f"{format_quantity(self.memory_bytes, Dimension.BYTES)} at "
+            f"{format_quantity(self.memory_bandwidth, Dimension.BANDWIDTH)}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +165,12 @@ class Link:
         Whether switches can reduce (NVLink SHARP).
     efficiency : float
         Share of `bandwidth` that large messages reach.
+    switch_latency : float
+        What one switch of this network adds [s]; scale-out only.
+    switch_ports : int
+        Ports of one switch of this network; 0 where it does not matter.
+    max_domain : int or None
+        Most accelerators the link can join; None where it is a matter of what one builds.
     """
 
     name: str
@@ -115,7 +181,25 @@ class Link:
     links: int = 1
     in_network_reduction: bool = False
     efficiency: float = 1.0
+    switch_latency: float = 0.0
+    switch_ports: int = 0
+    max_domain: int | None = None
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            self.name, bandwidth=self.bandwidth, links=self.links, efficiency=self.efficiency
+        )
+        _check_not_negative(self.name, latency=self.latency, switch_latency=self.switch_latency)
+        if self.efficiency > 1:
+            raise HardwareError(f"{self.name}: efficiency is {self.efficiency:g}, needed at most 1")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.title}: {format_quantity(self.bandwidth, Dimension.BANDWIDTH)} per direction, "
+            f"{format_quantity(self.latency, Dimension.TIME)}, {self.shape}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +213,11 @@ class Node:
     domain : int
         Accelerators of one scale-up domain: those of the node, or more (72 for NVL72, a pod for a torus).
     nics : int
-        NICs of the node for traffic between nodes.
+        NICs of the node for traffic between nodes; 0 where the scale-up link is the only network.
     nic : Link
         What one of them does.
+    power_w : float or None
+        Most power the whole node draws, accelerators included [W].
     """
 
     accelerator: Accelerator
@@ -140,31 +226,67 @@ class Node:
     domain: int
     nics: int
     nic: Link
+    power_w: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive("node", accelerators=self.accelerators, domain=self.domain)
+        _check_not_negative("node", nics=self.nics, power_w=self.power_w or 0.0)
+        if self.domain % self.accelerators:
+            raise HardwareError(
+                f"node: a scale-up domain of {self.domain} does not hold whole nodes of "
+                f"{self.accelerators} accelerators; needed a multiple of {self.accelerators}"
+            )
+        limit = self.scale_up.max_domain
+        if limit is not None and self.domain > limit:
+            raise HardwareError(
+                f"node: {self.scale_up.name} joins at most {limit} accelerators, got a domain of "
+                f"{self.domain}; take another scale_up link or a smaller domain"
+            )
+
+    @property
+    def nic_bandwidth(self) -> float:
+        """All NICs of the node [B/s per direction]."""
+        return self.nics * self.nic.bandwidth
 
     @property
     def nic_bandwidth_per_accelerator(self) -> float:
         """An accelerator's share of its node's NICs [B/s per direction]."""
-        return self.nics * self.nic.bandwidth / self.accelerators
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
-    """The network between nodes."""
-
-    kind: FabricKind
-    oversubscription: float = 1.0
-    hop_latency: float = 0.0
+        return self.nic_bandwidth / self.accelerators
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Nodes of one kind joined by a fabric; accelerators are numbered node by node."""
+    """Nodes of one kind joined by a fabric; accelerators are numbered node by node.
+
+    Parameters
+    ----------
+    nodes : int
+        At least 1.
+    max_nodes : int or None
+        Where it cannot grow further (a pod, a machine that exists once).
+    """
 
     name: str
     node: Node
     nodes: int
     fabric: Fabric
+    max_nodes: int | None = None
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise HardwareError(f"{self.name}: nodes is {self.nodes}, needed 1 or more")
+        if self.max_nodes is not None and self.nodes > self.max_nodes:
+            raise HardwareError(
+                f"{self.name}: nodes is {self.nodes}, but it has at most {self.max_nodes}; "
+                "ask for fewer, or describe a cluster of your own"
+            )
+        if self.domains > 1 and self.node.nics == 0:
+            raise HardwareError(
+                f"{self.name}: {self.accelerators} accelerators span {self.domains} scale-up domains of "
+                f"{self.node.domain} but nodes have no NIC; give nic and nics_per_node, or fewer nodes"
+            )
 
     @property
     def accelerators(self) -> int:
@@ -175,3 +297,98 @@ class Cluster:
     def accelerator(self) -> Accelerator:
         """The one kind of accelerator this cluster has."""
         return self.node.accelerator
+
+    @property
+    def domain_size(self) -> int:
+        """Accelerators of the fullest scale-up domain, at most those of the cluster."""
+        return min(self.node.domain, self.accelerators)
+
+    @property
+    def domains(self) -> int:
+        """Scale-up domains; the last one may be partly filled."""
+        return math.ceil(self.accelerators / self.node.domain)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Switch tiers between the nodes, lowest first; empty for one node and for a torus."""
+        return tiers_of(
+            self.fabric, nodes=self.nodes, nics=self.node.nics, bandwidth=self.node.nic.bandwidth
+        )
+
+    def node_of(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Index of the node each accelerator sits in; HardwareError for one that does not exist."""
+        return self._accelerators(ranks) // self.node.accelerators
+
+    def domain_of(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Index of the scale-up domain each accelerator belongs to."""
+        return self._accelerators(ranks) // self.node.domain
+
+    def _accelerators(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        given: npt.NDArray[np.int64] = np.asarray(ranks, dtype=np.int64)
+        if given.size and (given.min() < 0 or given.max() >= self.accelerators):
+            wrong = given.min() if given.min() < 0 else given.max()
+            raise HardwareError(
+                f"{self.name} has no accelerator {wrong}; they are numbered 0 to {self.accelerators - 1}"
+            )
+        return given
+
+    def tier_between(self, span: int) -> Tier | None:
+        """The lowest tier that reaches across `span` neighbouring nodes; None on a node or a torus."""
+        return next((tier for tier in self.tiers if tier.nodes >= span), None) if span > 1 else None
+
+    def node_bandwidth(self, span: int) -> float:
+        """What each of `span` neighbouring nodes can send at once to nodes far away in the span.
+
+        Parameters
+        ----------
+        span : int
+            Nodes that talk, counted as neighbours from the start of a leaf.
+
+        Returns
+        -------
+        float
+            All NICs of a node, less the oversubscription of the tiers below the one crossed [B/s].
+        """
+        crossed = self.tier_between(span)
+        below = [tier for tier in self.tiers if crossed and tier.nodes < crossed.nodes]
+        return self.node.nic_bandwidth / (below[-1].oversubscription if below else 1.0)
+
+    def hops(self, span: int) -> float:
+        """Switches (torus: neighbours) a message crosses at most (torus: on average) in `span` nodes."""
+        if span <= 1:
+            return 0.0
+        if self.fabric.kind is FabricKind.TORUS:
+            return torus_distance(torus_shape(span, self.fabric.axes))
+        crossed = self.tier_between(span)
+        return float(crossed.hops) if crossed else 0.0
+
+    def network_latency(self, span: int) -> float:
+        """Time a message between two of `span` nodes pays before its first byte arrives [s]."""
+        if span <= 1:
+            return 0.0
+        return self.node.nic.latency + self.hops(span) * self.fabric.hop_latency
+
+    def graph(self, *, scale_up: bool = True) -> nx.DiGraph:
+        """The links as a directed graph with a ``capacity`` on every edge; see `mpsim.hardware.graph`."""
+        from mpsim.hardware.graph import cluster_graph
+
+        return cluster_graph(self, scale_up=scale_up)
+
+    def describe(self) -> str:
+        """Five lines: what, accelerator, scale-up, NICs, fabric, each with its units."""
+        from mpsim.hardware.describe import describe_cluster
+
+        return describe_cluster(self)
+
+    def __str__(self) -> str:
+        return self.describe()
+
+
+def source_of(item: Accelerator | Link | Cluster, figure: str) -> str:
+    """Where `figure` of `item` was read and when; the entry's own source unless it has another."""
+    return item.sources.get(figure, item.sources.get("*", ""))
+
+
+def recalled(item: Accelerator | Link | Cluster) -> tuple[str, ...]:
+    """Figures of `item` that are leads from memory, not read anywhere: label them wherever shown."""
+    return tuple(sorted(key for key, text in item.sources.items() if text.startswith("recalled")))

@@ -1,0 +1,1 @@
+"""The hardware catalog: accelerators.yaml, links.yaml, systems.yaml."""

@@ -1,0 +1,379 @@
+"""The hardware people name: accelerators, links and systems of the catalog, and clusters built from them.
+
+Everything is read on first use and kept. A name that is not in the catalog is a HardwareError that says
+which names are close.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from mpsim.document import load_catalog
+from mpsim.errors import HardwareError, nearest
+from mpsim.hardware.components import (
+    Accelerator,
+    Cluster,
+    Fabric,
+    FabricKind,
+    Link,
+    LinkShape,
+    Node,
+)
+from mpsim.hardware.entries import PROVENANCE, Entry, parse_accelerator, parse_link, sources_of
+from mpsim.units import Dimension, format_quantity
+
+__all__ = [
+    "accelerator",
+    "accelerator_names",
+    "build_cluster",
+    "link",
+    "link_names",
+    "system",
+    "system_names",
+    "with_overrides",
+]
+
+CATALOG = "mpsim.hardware.catalog"
+GENERIC_NIC = "generic-nic"
+SYSTEM_KEYS = frozenset(
+    (
+        *PROVENANCE,
+        *(
+            "title",
+            "accelerator",
+            "accelerators_per_node",
+            "scale_up",
+            "domain",
+            "nics_per_node",
+            "nic",
+        ),
+        *("fabric", "oversubscription", "nodes", "max_nodes", "node_power", "price_per_hour"),
+    )
+)
+
+
+@functools.cache
+def _section(kind: str) -> Mapping[str, object]:
+    """The entries of one catalog file: ``accelerators``, ``links`` or ``systems``."""
+    for stem, data in load_catalog(CATALOG):
+        if stem == kind:
+            return MappingProxyType(data)
+    raise HardwareError(
+        f"the catalog has no {kind}.yaml: the installation is incomplete, reinstall mpsim"
+    )
+
+
+def _entry(kind: str, name: str) -> object:
+    known = _section(kind)
+    if name not in known:
+        raise HardwareError(f"no {kind.removesuffix('s')} named {name!r}; {nearest(name, known)}")
+    return known[name]
+
+
+def accelerator_names() -> tuple[str, ...]:
+    """Every accelerator of the catalog, in its order."""
+    return tuple(_section("accelerators"))
+
+
+def link_names() -> tuple[str, ...]:
+    """Every link of the catalog, in its order."""
+    return tuple(_section("links"))
+
+
+def system_names() -> tuple[str, ...]:
+    """Every system of the catalog, in its order."""
+    return tuple(_section("systems"))
+
+
+@functools.cache
+def accelerator(name: str) -> Accelerator:
+    """The accelerator called `name`.
+
+    Examples
+    --------
+    >>> accelerator("a100-sxm-80").peak("bf16") / 1e12
+    312.0
+    """
+    return parse_accelerator(name, _entry("accelerators", name))
+
+
+@functools.cache
+def link(name: str) -> Link:
+    """The link called `name`.
+
+    Examples
+    --------
+    >>> link("nvlink4").bandwidth / 1e9
+    450.0
+    """
+    return parse_link(name, _entry("links", name))
+
+
+def system(name: str, *, nodes: int | None = None) -> Cluster:
+    """The machine called `name`, of as many nodes as asked for.
+
+    Parameters
+    ----------
+    name : str
+        One of `system_names()`.
+    nodes : int, optional
+        Left out: the size it is known by (a DGX is one node, an NVL72 rack is 18, Selene is 560).
+
+    Raises
+    ------
+    HardwareError
+        If the name is unknown, or it has fewer nodes than asked for.
+
+    Examples
+    --------
+    >>> system("dgx-a100-80gb", nodes=128).accelerators
+    1024
+    """
+    usual = _system(name)
+    return usual if nodes is None else dataclasses.replace(usual, nodes=nodes)
+
+
+@functools.cache
+def _system(name: str) -> Cluster:
+    entry = Entry.of(name, _entry("systems", name), SYSTEM_KEYS)
+    cluster = build_cluster(
+        accelerator=entry.text("accelerator"),
+        accelerators_per_node=entry.integer("accelerators_per_node"),
+        nodes=entry.integer("nodes", 1),
+        nics_per_node=entry.integer("nics_per_node"),
+        nic=entry.text("nic"),
+        scale_up=entry.text("scale_up") if entry.has("scale_up") else None,
+        domain=entry.integer("domain", entry.integer("accelerators_per_node")),
+        fabric_kind=entry.text("fabric"),
+        oversubscription=entry.number("oversubscription", 1.0),
+        name=name,
+    )
+    power = entry.quantity("node_power", Dimension.POWER) if entry.has("node_power") else None
+    price = (
+        entry.quantity("price_per_hour", Dimension.PRICE_RATE)
+        if entry.has("price_per_hour")
+        else None
+    )
+    sources = sources_of(entry)
+    return dataclasses.replace(
+        cluster,
+        node=dataclasses.replace(
+            cluster.node,
+            accelerator=_priced(
+                cluster.accelerator, price, sources.get("price_per_hour", sources["*"])
+            ),
+            power_w=power,
+        ),
+        max_nodes=entry.integer("max_nodes") if entry.has("max_nodes") else None,
+        sources=sources,
+        note=entry.text("note", ""),
+    )
+
+
+def build_cluster(
+    *,
+    accelerator: str | Accelerator,
+    accelerators_per_node: int,
+    nodes: int,
+    nics_per_node: int | None = None,
+    nic: str | float | Link | None = None,
+    scale_up: str | Link | None = None,
+    domain: int | None = None,
+    fabric_kind: str = FabricKind.RAIL_OPTIMIZED,
+    oversubscription: float = 1.0,
+    price_per_hour: float | None = None,
+    name: str = "custom",
+) -> Cluster:
+    """Put together a cluster that the catalog does not have.
+
+    Parameters
+    ----------
+    accelerator : str or Accelerator
+        A name of the catalog, or one of your own.
+    accelerators_per_node, nodes : int
+        At least 1.
+    nics_per_node : int, optional
+        Left out: one per accelerator when `nic` is given, else none.
+    nic : str, float or Link, optional
+        A link of the catalog, or a bandwidth [B/s per direction], which then has the latency and
+        efficiency of the catalog's ``generic-nic``.
+    scale_up : str or Link, optional
+        Left out: what the accelerator usually has.
+    domain : int, optional
+        Accelerators that reach each other by `scale_up`; left out: those of a node, or for a torus
+        as many as it can join.
+    fabric_kind : str
+        A value of `FabricKind`.
+    oversubscription : float
+        At least 1.
+    price_per_hour : float, optional
+        Per accelerator [USD/h]; left out: that of the accelerator.
+    name : str
+
+    Raises
+    ------
+    HardwareError
+        If a name is unknown, or the parts do not make a cluster.
+
+    Examples
+    --------
+    >>> build_cluster(accelerator="h100-sxm", accelerators_per_node=8, nodes=4, nic="ib-ndr").accelerators
+    32
+    """
+    _check_counts(name, accelerators_per_node=accelerators_per_node, nodes=nodes)
+    chip = _accelerator(accelerator)
+    joined = _scale_up(scale_up, chip)
+    if domain is None:
+        domain = _usual_domain(joined, accelerators_per_node, nodes)
+    port = _nic(GENERIC_NIC if nic is None else nic)
+    if nics_per_node is None:
+        nics_per_node = 0 if nic is None else accelerators_per_node
+    elif nics_per_node > 0 and nic is None:
+        raise HardwareError(
+            f"{name}: {nics_per_node} NICs a node, but no nic; say which, or how fast one is"
+        )
+    return Cluster(
+        name=name,
+        node=Node(
+            accelerator=_priced(chip, price_per_hour, "given by the user"),
+            accelerators=accelerators_per_node,
+            scale_up=joined,
+            domain=domain,
+            nics=nics_per_node,
+            nic=port,
+        ),
+        nodes=nodes,
+        fabric=_fabric(fabric_kind, oversubscription, port),
+        sources={"*": "given by the user"},
+    )
+
+
+def with_overrides(
+    cluster: Cluster,
+    *,
+    nodes: int | None = None,
+    accelerator: str | Accelerator | None = None,
+    accelerators_per_node: int | None = None,
+    nics_per_node: int | None = None,
+    nic: str | float | Link | None = None,
+    scale_up: str | Link | None = None,
+    domain: int | None = None,
+    fabric_kind: str | None = None,
+    oversubscription: float | None = None,
+    price_per_hour: float | None = None,
+    name: str | None = None,
+) -> Cluster:
+    """`cluster` with some of its parts exchanged; what is left out stays. Parameters as `build_cluster`.
+
+    Notes
+    -----
+    Another number of accelerators a node moves the scale-up domain along where the domain was the node.
+
+    Examples
+    --------
+    >>> slower = with_overrides(system("dgx-h100", nodes=4), nic=25e9)
+    >>> slower.node.nic_bandwidth_per_accelerator / 1e9
+    25.0
+    """
+    given = {key for key, value in locals().items() if value is not None and key != "cluster"}
+    old = cluster.node
+    per_node = old.accelerators if accelerators_per_node is None else accelerators_per_node
+    _check_counts(cluster.name, accelerators_per_node=per_node)
+    port = old.nic if nic is None else _nic(nic)
+    kept_domain = per_node if old.domain == old.accelerators else old.domain
+    fabric = cluster.fabric
+    chip = old.accelerator if accelerator is None else _accelerator(accelerator)
+    if scale_up is None:
+        scale_up = chip.scale_up if old.scale_up.name == old.accelerator.scale_up else old.scale_up
+    return dataclasses.replace(
+        cluster,
+        name=cluster.name if name is None else name,
+        nodes=cluster.nodes if nodes is None else nodes,
+        node=dataclasses.replace(
+            old,
+            accelerator=_priced(chip, price_per_hour, "given by the user"),
+            accelerators=per_node,
+            scale_up=_scale_up(scale_up, chip),
+            domain=kept_domain if domain is None else domain,
+            nics=old.nics if nics_per_node is None else nics_per_node,
+            nic=port,
+        ),
+        fabric=_fabric(
+            fabric.kind if fabric_kind is None else fabric_kind,
+            fabric.oversubscription if oversubscription is None else oversubscription,
+            port,
+        ),
+        sources={**cluster.sources, **dict.fromkeys(given, "given by the user")},
+    )
+
+
+def _check_counts(name: str, **counts: int) -> None:
+    for key, count in counts.items():
+        if count < 1:
+            raise HardwareError(f"{name}: {key} is {count}, needed 1 or more")
+
+
+def _accelerator(given: str | Accelerator) -> Accelerator:
+    return accelerator(given) if isinstance(given, str) else given
+
+
+def _scale_up(given: str | Link | None, chip: Accelerator) -> Link:
+    if given is None and chip.scale_up is None:
+        raise HardwareError(f"{chip.name} has no usual scale-up link; say which (scale_up)")
+    chosen = chip.scale_up if given is None else given
+    found = link(chosen) if isinstance(chosen, str) else chosen
+    assert found is not None
+    if found.shape is LinkShape.NETWORK:
+        raise HardwareError(f"{found.name} is a NIC, not a scale-up link; give it as nic")
+    return found
+
+
+def _nic(given: str | float | Link) -> Link:
+    if isinstance(given, Link):
+        found = given
+    elif isinstance(given, str):
+        found = link(given)
+    else:
+        found = _nic_of_bandwidth(float(given))
+    if found.shape is not LinkShape.NETWORK:
+        raise HardwareError(f"{found.name} is a {found.shape} link, not a NIC; give it as scale_up")
+    return found
+
+
+def _nic_of_bandwidth(bandwidth: float) -> Link:
+    if not (math.isfinite(bandwidth) and bandwidth > 0):
+        raise HardwareError(f"nic: bandwidth is {bandwidth:g} B/s, needed a finite number above 0")
+    title = f"NIC of {format_quantity(bandwidth, Dimension.BANDWIDTH)}"
+    generic = link(GENERIC_NIC)
+    sources = {**generic.sources, "bandwidth": "given by the user"}
+    return dataclasses.replace(generic, title=title, bandwidth=bandwidth, sources=sources)
+
+
+def _usual_domain(joined: Link, per_node: int, nodes: int) -> int:
+    if joined.shape is not LinkShape.TORUS:
+        return per_node
+    most = joined.max_domain or per_node * nodes
+    return max(most // per_node, 1) * per_node
+
+
+def _fabric(kind: str, oversubscription: float, nic: Link) -> Fabric:
+    if kind not in set(FabricKind):
+        raise HardwareError(f"fabric kind is {kind!r}; {nearest(kind, list(FabricKind))}")
+    return Fabric(
+        kind=FabricKind(kind),
+        oversubscription=oversubscription,
+        hop_latency=nic.switch_latency,
+        radix=nic.switch_ports,
+    )
+
+
+def _priced(chip: Accelerator, price: float | None, source: str) -> Accelerator:
+    if price is None:
+        return chip
+    return dataclasses.replace(
+        chip, price_per_hour=price, sources={**chip.sources, "price_per_hour": source}
+    )
