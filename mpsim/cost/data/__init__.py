@@ -1,0 +1,1 @@
+"""Fitted constants, read by `mpsim.cost.constants`."""

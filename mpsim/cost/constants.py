@@ -1,0 +1,184 @@
+"""Fitted constants with where they came from: read from ``mpsim/cost/data``, named, and accounted for.
+
+A file is a list of groups. A group is a handful of numbers that share one source, one date and one status, and says which hardware it is
+for; ``units`` at the head of the file gives the unit of every leaf name once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import fnmatch
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+
+import yaml
+
+from mpsim.errors import HardwareError
+
+__all__ = ["Constant", "ConstantGroup", "Status", "choose_group", "constant_groups"]
+
+_PACKAGE = "mpsim.cost.data"
+
+
+class Status(enum.StrEnum):
+    """How far a constant can be trusted."""
+
+    CALIBRATED = "calibrated"  # fitted on, or read from, measurements of this hardware
+    FAMILY_DEFAULT = "family default"  # carried over from the nearest relative, or an assumption
+    DATASHEET = "datasheet"  # printed by the maker
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constant:
+    """One number a cost model used, with where it came from.
+
+    Parameters
+    ----------
+    name : str
+        Dotted: file, group, leaf (``kernels.gemm.h100-sxm.knee``).
+    value : float
+        In `unit`.
+    unit : str
+        SI unit; ``1`` for a ratio.
+    source : str
+        Where it was read, or on what it was fitted.
+    as_of : str
+        Date of the source (year-month).
+    status : Status
+    """
+
+    name: str
+    value: float
+    unit: str
+    source: str
+    as_of: str
+    status: Status
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConstantGroup(Mapping[str, Constant]):
+    """Constants that belong together, by leaf name.
+
+    Parameters
+    ----------
+    name : str
+        Within its file (``gemm.h100-sxm``).
+    members : tuple of str
+        Patterns (``h100*``) of the hardware names it is for.
+    families : tuple of str
+        Families it stands in for when no group names the hardware itself; ``*`` for all the rest.
+    constants : mapping of str to Constant
+    words : mapping of str to tuple of str
+        Settings that are names rather than numbers.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    families: tuple[str, ...]
+    constants: Mapping[str, Constant]
+    words: Mapping[str, tuple[str, ...]]
+
+    def __getitem__(self, leaf: str) -> Constant:
+        return self.constants[leaf]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.constants)
+
+    def __len__(self) -> int:
+        return len(self.constants)
+
+    def value(self, leaf: str) -> float:
+        """The number called `leaf`, in its SI unit."""
+        return self.constants[leaf].value
+
+    def vector(self, stem: str, labels: Sequence[int]) -> tuple[float, ...]:
+        """The numbers ``stem_label`` for each label."""
+        return tuple(self.value(f"{stem}_{label}") for label in labels)
+
+    def matches(self, name: str) -> bool:
+        """Whether one of the group's patterns names this hardware."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.members)
+
+    def demoted(self, why: str) -> ConstantGroup:
+        """The same numbers used beyond what they were measured on: labelled a family default, saying why."""
+        relabelled = {
+            leaf: dataclasses.replace(
+                constant,
+                source=f"{why}: {constant.source}",
+                status=Status.FAMILY_DEFAULT,
+            )
+            for leaf, constant in self.constants.items()
+        }
+        return dataclasses.replace(self, constants=relabelled)
+
+
+@functools.cache
+def constant_groups(stem: str) -> Mapping[str, ConstantGroup]:
+    """Every group of the data file `stem` (``kernels``, ``collectives``), by name."""
+    text = (resources.files(_PACKAGE) / f"{stem}.yaml").read_text(encoding="utf-8")
+    document = yaml.safe_load(text)
+    units = {str(leaf): str(unit) for leaf, unit in document["units"].items()}
+    groups = (
+        _read_group(stem, str(name), body, units) for name, body in document["groups"].items()
+    )
+    return {group.name: group for group in groups}
+
+
+def _read_group(
+    stem: str, name: str, body: Mapping[str, object], units: Mapping[str, str]
+) -> ConstantGroup:
+    source, as_of, status = str(body["source"]), str(body["as_of"]), Status(str(body["status"]))
+    values, words = body.get("values", {}), body.get("words", {})
+    assert isinstance(values, Mapping)
+    assert isinstance(words, Mapping)
+    constants = {
+        str(leaf): Constant(
+            f"{stem}.{name}.{leaf}", float(value), _unit(str(leaf), units), source, as_of, status
+        )
+        for leaf, value in values.items()
+    }
+    return ConstantGroup(
+        name,
+        _strings(body.get("members", ())),
+        _strings(body.get("families", ())),
+        constants,
+        {str(leaf): _strings(value) for leaf, value in words.items()},
+    )
+
+
+def _unit(leaf: str, units: Mapping[str, str]) -> str:
+    """Unit of `leaf`, or of its stem when the leaf carries a label (``latency_8``)."""
+    return units[leaf] if leaf in units else units[leaf.rpartition("_")[0]]
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    assert isinstance(value, list | tuple)
+    return tuple(str(item) for item in value)
+
+
+def choose_group(stem: str, prefix: str, name: str, family: str) -> ConstantGroup:
+    """The group under `prefix` for this hardware: by name, then by family, then the one for all the rest.
+
+    Parameters
+    ----------
+    stem, prefix : str
+        Data file, and the first part of the group's name.
+    name, family : str
+        Of the hardware.
+
+    Returns
+    -------
+    ConstantGroup
+        Labelled `Status.FAMILY_DEFAULT` unless a pattern names the hardware itself.
+    """
+    groups = [g for key, g in constant_groups(stem).items() if key.startswith(prefix + ".")]
+    for group in groups:
+        if group.matches(name):
+            return group
+    for wanted in (family, "*"):
+        for group in groups:
+            if wanted in group.families:
+                return group.demoted(f"carried over to {name} from {group.name}")
+    raise HardwareError(f"no constants for {name} ({family}) under {stem}.{prefix}")

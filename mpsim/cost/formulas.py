@@ -1,0 +1,231 @@
+"""Kernel times as plain formulas on floats and arrays: GEMM, attention, memory-bound kernels, optimizer, power.
+
+Shapes: N operators. Every argument may be a float or an array of N; the result follows numpy's broadcasting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpsim.cost.constants import constant_groups
+
+__all__ = [
+    "GemmConstants",
+    "attention_pairs",
+    "attention_seconds",
+    "device_power",
+    "gemm_seconds",
+    "memory_seconds",
+    "optimizer_seconds",
+]
+
+Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GemmConstants:
+    """What the GEMM formula knows of one accelerator and precision.
+
+    Parameters
+    ----------
+    compute_fraction : float
+        Share of the dense peak that large products reach, in (0, 1].
+    memory_fraction : float
+        Share of the memory rate that thin products reach, in (0, 1].
+    launch : float
+        Fixed time of a kernel [s].
+    knee : float
+        Sharpness of the bend between the two limits, at least 1; the roofline is the limit of infinity.
+    """
+
+    compute_fraction: float
+    memory_fraction: float
+    launch: float
+    knee: float
+
+
+def gemm_seconds(
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    batch: ArrayLike,
+    moved_bytes: ArrayLike,
+    *,
+    peak: float,
+    bandwidth: float,
+    c: GemmConstants,
+) -> Floats:
+    """Time of ``batch`` products (m, k) @ (k, n): a roofline whose corner is rounded.
+
+    Parameters
+    ----------
+    m, n, k, batch : float or array
+        Shape.
+    moved_bytes : float or array
+        To and from device memory, all of the batch [B].
+    peak : float
+        Dense peak of the precision [FLOP/s].
+    bandwidth : float
+        Device memory [B/s].
+    c : GemmConstants
+
+    Returns
+    -------
+    array
+        Time [s].
+
+    Notes
+    -----
+    ``t = t0 + (Tc^p + Tm^p)^(1/p)`` with ``Tc = 2 m n k batch / (e_c peak)``, ``Tm = moved_bytes / (eta bandwidth)``; t0 is
+    `c.launch`, e_c `c.compute_fraction`, eta `c.memory_fraction`, p `c.knee`. Evaluated as ``larger * (1 + ratio^p)^(1/p)``
+    so that a sharp knee does not overflow.
+
+    Examples
+    --------
+    >>> flat = GemmConstants(compute_fraction=1.0, memory_fraction=1.0, launch=0.0, knee=1.0)
+    >>> float(gemm_seconds(10, 10, 10, 1, 500, peak=1000.0, bandwidth=100.0, c=flat))
+    7.0
+    """
+    shape = np.asarray(m, float) * np.asarray(n, float) * np.asarray(k, float)
+    compute = 2.0 * shape * np.asarray(batch, float) / (c.compute_fraction * peak)
+    memory = np.asarray(moved_bytes, float) / (c.memory_fraction * bandwidth)
+    larger, smaller = np.maximum(compute, memory), np.minimum(compute, memory)
+    ratio = np.divide(smaller, larger, out=np.zeros_like(larger), where=larger > 0)
+    result: Floats = c.launch + larger * (1.0 + ratio**c.knee) ** (1.0 / c.knee)
+    return result
+
+
+def attention_pairs(
+    queries: ArrayLike, keys: ArrayLike, *, causal: ArrayLike, window: ArrayLike
+) -> Floats:
+    """Query-key pairs that a kernel works on: half of them when causal, fewer with a sliding window.
+
+    Parameters
+    ----------
+    queries, keys : float or array
+        Lengths; with context parallelism `queries` is a rank's balanced share of the sequence, half masked like the whole.
+    causal : bool or array of bool
+    window : float or array
+        Keys that a query sees at most [tokens]; 0 for all.
+
+    Notes
+    -----
+    With s keys and a window w below s a causal query at position i sees ``min(i, w)`` keys: ``w/s - w^2/(2 s^2)`` of the
+    square. Without the mask it sees w of s.
+    """
+    s = np.asarray(keys, float)
+    w = np.where(np.asarray(window) > 0, np.minimum(np.asarray(window, float), s), s)
+    share = np.divide(w, s, out=np.ones_like(s * w), where=s > 0)
+    visible = np.where(causal, share - share**2 / 2.0, share)
+    result: Floats = np.asarray(queries, float) * s * visible
+    return result
+
+
+def attention_seconds(
+    forward_flops: ArrayLike,
+    sequence: ArrayLike,
+    *,
+    rate: ArrayLike,
+    half: ArrayLike,
+    share: ArrayLike,
+    launch: float,
+) -> Floats:
+    """Time of one pass of a fused attention kernel whose rate saturates with the sequence.
+
+    Parameters
+    ----------
+    forward_flops : float or array
+        Of the forward pass, only the pairs that are worked on [FLOP].
+    sequence : float or array
+        Keys [tokens].
+    rate : float or array
+        Reached by an endless sequence, forward and backward together [FLOP/s].
+    half : float or array
+        Sequence that reaches half of `rate` [tokens].
+    share : float or array
+        Time of this pass, in units of forward FLOPs over rate.
+    launch : float
+        Shortest kernel [s].
+
+    Notes
+    -----
+    ``t = max(launch, share * forward_flops / (rate * sequence / (sequence + half)))``. Forward and backward do 3.5 forward
+    FLOPs in all and share that time 1 : 3, so `share` is 0.875 forward and 2.625 backward.
+    """
+    tokens = np.asarray(sequence, float)
+    reached = np.asarray(rate, float) * tokens / (tokens + np.asarray(half, float))
+    result: Floats = np.maximum(launch, np.asarray(share) * np.asarray(forward_flops) / reached)
+    return result
+
+
+def memory_seconds(
+    moved_bytes: ArrayLike,
+    *,
+    bandwidth: float,
+    fraction: ArrayLike,
+    slowdown: ArrayLike = 1.0,
+    floor: float = 0.0,
+) -> Floats:
+    """Time of a memory-bound kernel: ``max(floor, slowdown * moved_bytes / (fraction * bandwidth))``.
+
+    Parameters
+    ----------
+    moved_bytes : float or array
+        Ideal traffic, every operand once [B].
+    bandwidth : float
+        Device memory [B/s].
+    fraction : float or array
+        Share of `bandwidth` that a kernel of this kind reaches, in (0, 1].
+    slowdown : float or array
+        Time over that, in real training.
+    floor : float
+        Shortest kernel [s].
+    """
+    ideal = np.asarray(moved_bytes, float) / (np.asarray(fraction, float) * bandwidth)
+    result: Floats = np.maximum(floor, np.asarray(slowdown, float) * ideal)
+    return result
+
+
+def optimizer_seconds(
+    owned_parameters: float, bytes_per_parameter: float, bandwidth: float
+) -> float:
+    """Time of one optimizer step over the parameters a rank owns.
+
+    Parameters
+    ----------
+    owned_parameters : float
+        Parameters whose state this rank keeps.
+    bytes_per_parameter : float
+        Read and written (28 for a fused Adam with bf16 gradients and fp32 state, up to 40) [B].
+    bandwidth : float
+        Device memory [B/s].
+
+    Notes
+    -----
+    ``owned_parameters * bytes_per_parameter / (0.8 bandwidth)``; 0.8 is an estimate (``kernels.optimizer.fraction``).
+    """
+    fraction = constant_groups("kernels")["optimizer"].value("fraction")
+    return owned_parameters * bytes_per_parameter / (fraction * bandwidth)
+
+
+def device_power(utilisation: ArrayLike, tdp: float, idle: float) -> Floats:
+    """Power of one accelerator, linear between idle and what it draws when its kernels never pause.
+
+    Parameters
+    ----------
+    utilisation : float or array
+        Share of the time that kernels run, in [0, 1].
+    tdp, idle : float
+        Board limit, and power with nothing running [W].
+
+    Returns
+    -------
+    array
+        Power [W]: ``idle + utilisation * max(0, 0.82 tdp - idle)``, with 0.82 from ``kernels.power_draw.full_load``.
+    """
+    full = constant_groups("kernels")["power_draw"].value("full_load") * tdp
+    result: Floats = idle + np.asarray(utilisation, float) * max(0.0, full - idle)
+    return result
