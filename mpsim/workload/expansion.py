@@ -39,7 +39,7 @@ class Tokens:
                 ("sequence_length", sequence_length),
                 ("context", context),
             )
-            if not isinstance(value, int) or value < 1
+            if not _positive(value)
         ]
         if not mistakes and sequence_length % context:
             mistakes.append(
@@ -129,7 +129,7 @@ class Expansion:
         Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
         equations 1, 2, 4 and 6.
         """
-        share = {split: 1.0 / tp for split in Split}
+        share = dict.fromkeys(Split, 1.0 / tp)
         share[Split.NONE] = 1.0
         share[Split.SEQUENCE] = 1.0 / tp if sequence_parallel else 1.0
         return sum(
@@ -137,3 +137,7 @@ class Expansion:
             for one in self.forward
             if not (selective and one.recomputed_selectively)
         )
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int) and value > 0

@@ -83,7 +83,8 @@ def count_parameters(model: Transformer, vocab: int) -> Parameters:
 
     Returns
     -------
-    Parameters
+    `Parameters`
+        Part by part.
     """
     norm = _norm(model)
     positions = model.max_positions * model.hidden if model.positions == "learned" else 0

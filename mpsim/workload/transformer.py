@@ -48,7 +48,7 @@ class Transformer:
     embedding_norm : bool
         A norm after the embedding (BLOOM).
     source, as_of : str
-        Where the figures were read, and when.
+        Where the figures come from, and the date of that edition.
 
     Raises
     ------
@@ -153,7 +153,7 @@ class Transformer:
 
         Returns
         -------
-        Parameters
+        `Parameters`
             Embedding, one layer, final norm and output head, each split into what tensor
             parallelism shards and what it replicates.
         """
@@ -212,7 +212,7 @@ def _check_sizes(model: Transformer) -> Iterator[str]:
         value, least = getattr(model, field), int(field in _POSITIVE)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             yield f"{field} is {value!r}; it must be a whole number of at least {least}"
-    if not 0 <= model.dropout < 1:
+    if not _probability(model.dropout):
         yield f"dropout is {model.dropout!r}; it must be in [0, 1)"
 
 
@@ -236,6 +236,10 @@ def _check_consistency(model: Transformer) -> Iterator[str]:
             f"window is {model.window!r} but attention is {model.attention!r}; "
             "set attention to 'sliding' or leave window out"
         )
+
+
+def _probability(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1
 
 
 def _whole(value: object) -> bool:

@@ -1,0 +1,1 @@
+"""Published models as YAML, each with its source."""
