@@ -1,1 +1,41 @@
-"""engine."""
+"""Engines: when each operation of a Program starts and ends."""
+
+from __future__ import annotations
+
+from mpsim.engine.timeline import Timeline
+from mpsim.errors import ScenarioError
+from mpsim.program.program import Program
+
+__all__ = ["ENGINES", "Timeline", "run"]
+
+ENGINES = ("auto", "simpy", "replay")
+
+
+def run(program: Program, engine: str = "auto") -> Timeline:
+    """Run a Program.
+
+    Parameters
+    ----------
+    program : Program
+    engine : str
+        ``simpy``, ``replay``, or ``auto``: replay, since no duration of today's programs depends on what else runs.
+
+    Returns
+    -------
+    Timeline
+        It says which engine ran.
+
+    Raises
+    ------
+    DeadlockError
+        If operations wait for each other.
+    """
+    if engine not in ENGINES:
+        raise ScenarioError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    if engine == "simpy":
+        from mpsim.engine.simpy_engine import run_simpy
+
+        return run_simpy(program)
+    from mpsim.engine.replay import run_replay
+
+    return run_replay(program)

@@ -76,14 +76,14 @@ class Template:
     Parameters
     ----------
     name : str
-        Such as ``F stage 3``.
+        Such as ``forward, 2 layers``.
     names : tuple of str
         Kernel names; `name_index` points into it.
     name_index : int16[Q]
     stream : int8[Q]
         `Stream` each occupies.
     layer : int32[Q]
-        Layer number in the model, -1 outside the layers (embedding, head).
+        Layer, counted from the stage's first; -1 outside the layers (embedding, head).
     part : int8[Q]
         Index into `PARTS` of what a compute kernel counts as, or of what exposed time of a collective counts as.
     start, duration : float64[Q]
@@ -92,6 +92,10 @@ class Template:
         Done by the kernel; sent by one rank over scale-up and scale-out links [FLOP, B].
     parts : float64[len(PARTS)]
         The row's duration split into `PARTS` [ticks]; sums to it exactly.
+
+    Notes
+    -----
+    Templates are shared by all stages of equal content.
     """
 
     name: str

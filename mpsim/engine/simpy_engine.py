@@ -1,0 +1,66 @@
+"""The reference engine: a simpy simulation with exactly one event an operation.
+
+Each operation counts what it still waits for. When the last of it ends, the operation starts, and one timeout marks its end; the
+end of an operation is the only thing that ever happens. Simultaneous ends are handled in the order in which they were
+scheduled, so equal inputs give equal outputs.
+"""
+
+from __future__ import annotations
+
+import simpy
+
+import numpy as np
+
+from mpsim.engine.graph import deadlock, precedence
+from mpsim.engine.timeline import Timeline
+from mpsim.program.program import Program
+
+__all__ = ["run_simpy"]
+
+
+def run_simpy(program: Program) -> Timeline:
+    """Simulate `program`.
+
+    Parameters
+    ----------
+    program : Program
+
+    Returns
+    -------
+    Timeline
+
+    Raises
+    ------
+    DeadlockError
+        If operations wait for each other.
+    """
+    graph = precedence(program)
+    environment = simpy.Environment()
+    waiting = np.diff(graph.before_ptr).tolist()
+    duration = program.duration.tolist()
+    pointer, after = graph.after_ptr.tolist(), graph.after.tolist()
+    count = len(program)
+    start, end = [0.0] * count, [-1.0] * count
+    timeout = environment.timeout
+
+    def begin(row: int) -> None:
+        start[row] = environment.now
+        event = timeout(duration[row], row)
+        assert event.callbacks is not None
+        event.callbacks.append(finish)
+
+    def finish(event: simpy.events.Event) -> None:
+        row: int = event.value
+        end[row] = environment.now
+        for successor in after[pointer[row] : pointer[row + 1]]:
+            waiting[successor] -= 1
+            if not waiting[successor]:
+                begin(successor)
+
+    for row in [row for row, left in enumerate(waiting) if not left]:
+        begin(row)
+    environment.run()
+    ended = np.asarray(end)
+    if count and ended.min() < 0:
+        raise deadlock(program, graph, ended >= 0)
+    return Timeline(program=program, start=np.asarray(start), end=ended, engine="simpy")

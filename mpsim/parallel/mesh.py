@@ -1,0 +1,124 @@
+"""The mesh: which accelerator is which coordinate of tp, cp, ep, dp and pp."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.errors import Problem, ScenarioError
+from mpsim.hardware import Cluster
+from mpsim.parallel.group import GroupShape
+
+__all__ = ["AXES", "Mesh", "spread"]
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """Degrees of the five axes and the order in which they are laid on accelerators.
+
+    Ranks are accelerators, numbered node by node; the first axis of `order` changes fastest. Expert parallelism divides
+    the data-parallel ranks of dense layers, so `ep` does not multiply the world.
+
+    Parameters
+    ----------
+    tp, cp, ep, dp, pp : int
+        Degrees, at least 1.
+    order : tuple of str
+        A permutation of `AXES`, fastest first.
+    """
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    dp: int = 1
+    pp: int = 1
+    order: tuple[str, ...] = AXES
+
+    def __post_init__(self) -> None:
+        problems = [
+            Problem(f"got {size!r}; needed a whole number of at least 1", key=f"parallelism.{axis}")
+            for axis in AXES
+            if not isinstance(size := getattr(self, axis), int) or size < 1
+        ]
+        if sorted(self.order) != sorted(AXES):
+            problems.append(
+                Problem(
+                    f"got {'-'.join(self.order)}; needed every one of {', '.join(AXES)} once, "
+                    "joined by '-', fastest first",
+                    key="parallelism.order",
+                )
+            )
+        if problems:
+            raise ScenarioError(problems)
+
+    @property
+    def world(self) -> int:
+        """Ranks: tp x cp x dp x pp."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @functools.cached_property
+    def ranks(self) -> NDArray[np.int64]:
+        """Rank of every coordinate; axes in the order pp, dp, cp, tp."""
+        laid = [axis for axis in self.order if axis != "ep"]
+        shape = [int(getattr(self, axis)) for axis in reversed(laid)]
+        grid = np.arange(self.world).reshape(shape)
+        return np.moveaxis(grid, [laid[::-1].index(axis) for axis in ("pp", "dp", "cp", "tp")], range(4))
+
+    def groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
+        """Members of every communicator over `axes` among the ranks of one pipeline rank.
+
+        Returns
+        -------
+        int64[groups, members]
+        """
+        names = ("dp", "cp", "tp")
+        grid = self.ranks[stage]
+        inside = [names.index(axis) for axis in names if axis in axes]
+        moved = np.moveaxis(grid, inside, range(3 - len(inside), 3))
+        return moved.reshape(-1, math.prod(getattr(self, axis) for axis in names if axis in axes))
+
+    def shape(self, axes: Sequence[str], stage: int, cluster: Cluster) -> GroupShape:
+        """Where the members of a communicator sit; a bound on all of them, where they differ.
+
+        Parameters
+        ----------
+        axes : sequence of str
+            Among tp, cp, dp.
+        stage : int
+            Pipeline rank.
+        cluster : Cluster
+            It says which accelerators share a scale-up domain.
+        """
+        groups = self.groups(axes, stage)
+        return spread(cluster.domain_of(groups))
+
+    def crosses(self, source: int, target: int, cluster: Cluster) -> bool:
+        """Whether any message from pipeline rank `source` to `target` leaves its scale-up domain."""
+        sent = cluster.domain_of(self.ranks[source])
+        return bool((sent != cluster.domain_of(self.ranks[target])).any())
+
+
+def spread(domains: NDArray[np.int64]) -> GroupShape:
+    """Shape that bounds several groups: the most domains touched, the fewest members in one.
+
+    Parameters
+    ----------
+    domains : int64[groups, members]
+        Scale-up domain of each member.
+    """
+    ordered = np.sort(np.atleast_2d(domains), axis=1)
+    is_new = np.ones(ordered.shape, dtype=bool)
+    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    runs = np.diff(np.flatnonzero(is_new), append=ordered.size)
+    return GroupShape(
+        ranks=ordered.shape[1],
+        per_domain=int(runs.min()),
+        domains=int(is_new.sum(axis=1).max()),
+    )

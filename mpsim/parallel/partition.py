@@ -1,0 +1,123 @@
+"""Which layers each pipeline stage holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mpsim.errors import Problem, ScenarioError
+
+__all__ = ["Stage", "partition_layers"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """One (virtual) pipeline stage.
+
+    Parameters
+    ----------
+    index : int
+        Stage s feeds stage s + 1.
+    first_layer, layers : int
+        Its layers are ``first_layer .. first_layer + layers - 1``.
+    embedding, head : bool
+        Whether it holds the token embedding, the output head with its loss.
+    """
+
+    index: int
+    first_layer: int
+    layers: int
+    embedding: bool
+    head: bool
+
+
+def partition_layers(
+    layers: int,
+    stages: int,
+    *,
+    given: Sequence[int] | None = None,
+    embedding_counts: bool = False,
+    loss_counts: bool = False,
+) -> tuple[Stage, ...]:
+    """Divide the layers of a model among pipeline stages.
+
+    Parameters
+    ----------
+    layers : int
+        Of the model.
+    stages : int
+        Pipeline ranks times virtual stages.
+    given : sequence of int, optional
+        Layers of each stage in model order; evenly divided when absent.
+    embedding_counts, loss_counts : bool
+        Whether embedding and loss each take one layer's place in an even division.
+
+    Returns
+    -------
+    tuple of Stage
+
+    Raises
+    ------
+    ScenarioError
+        If the layers do not divide, or the given ones do not fit.
+    """
+    counts = _given(layers, stages, given) if given is not None else _even(
+        layers, stages, embedding_counts=embedding_counts, loss_counts=loss_counts
+    )
+    first = 0
+    result = []
+    for index, count in enumerate(counts):
+        result.append(
+            Stage(
+                index=index,
+                first_layer=first,
+                layers=count,
+                embedding=index == 0,
+                head=index == stages - 1,
+            )
+        )
+        first += count
+    return tuple(result)
+
+
+def _given(layers: int, stages: int, given: Sequence[int]) -> list[int]:
+    key = "parallelism.layers_per_stage"
+    problems = []
+    if len(given) != stages:
+        problems.append(
+            Problem(f"got {len(given)} stages; needed {stages} (pp x virtual_stages)", key=key)
+        )
+    if sum(given) != layers:
+        problems.append(
+            Problem(f"got {sum(given)} layers in all; needed the model's {layers}", key=key)
+        )
+    if any(count < 0 for count in given):
+        problems.append(Problem("got a negative count; needed 0 or more", key=key))
+    if problems:
+        raise ScenarioError(problems)
+    return list(given)
+
+
+def _even(layers: int, stages: int, *, embedding_counts: bool, loss_counts: bool) -> list[int]:
+    total = layers + embedding_counts + loss_counts
+    each, left = divmod(total, stages)
+    if left or each < 1 or (stages == 1 and each <= embedding_counts + loss_counts):
+        raise ScenarioError(
+            [
+                Problem(
+                    f"{layers} layers{_extra(embedding_counts, loss_counts)} do not divide among {stages} stages "
+                    "(pp x virtual_stages); choose a divisor, give parallelism.layers_per_stage, or count "
+                    "embedding and loss as layers where that divides",
+                    key="parallelism.pp",
+                )
+            ]
+        )
+    counts = [each] * stages
+    counts[0] -= embedding_counts
+    counts[-1] -= loss_counts
+    return counts
+
+
+def _extra(embedding_counts: bool, loss_counts: bool) -> str:
+    names = ["embedding"] * embedding_counts + ["loss"] * loss_counts
+    return f" and {' and '.join(names)}" if names else ""

@@ -1,0 +1,257 @@
+"""Pipeline rows: the orders of all ranks with their sends, tiled into columns.
+
+Shapes: N actions, S stages, M microbatches, V variants (an action's inside: one or several templates).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpsim.errors import ScheduleError
+from mpsim.program.program import PARTS, Kind, Program, Stream
+from mpsim.program.rows import Rows
+from mpsim.schedule import Action, Orders
+
+__all__ = ["PipelineRows", "Sends", "Variants", "add_pipeline", "from_orders", "last_gradient", "first_forward"]
+
+_KIND = np.array([Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT], dtype=np.int8)
+_PART = np.array(
+    [PARTS.index(name) for name in ("forward", "backward", "backward", "weight_gradient")], dtype=np.int8
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Variants:
+    """What an action consists of: rows one after the other (more than one where something hooks in between).
+
+    Parameters
+    ----------
+    ptr : int64[V + 1]
+        Segments of variant v are ``ptr[v]:ptr[v + 1]``.
+    template : int32[segments]
+        Template of each, -1 for none.
+    duration, up_bytes, out_bytes : float64[segments]
+        Ticks and bytes of each.
+    """
+
+    ptr: NDArray[np.int64]
+    template: NDArray[np.int32]
+    duration: NDArray[np.float64]
+    up_bytes: NDArray[np.float64]
+    out_bytes: NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Sends:
+    """Point-to-point messages between neighbouring stages.
+
+    Parameters
+    ----------
+    duration : float64[2, S]
+        ``[0, s]`` activations from stage s to s + 1, ``[1, s]`` gradients from s to s - 1 [ticks].
+    up_bytes, out_bytes : float64[2, S]
+        One rank's share of the message [B].
+    """
+
+    duration: NDArray[np.float64]
+    up_bytes: NDArray[np.float64]
+    out_bytes: NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PipelineRows:
+    """Where the actions went: first and last row of each."""
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+def add_pipeline(
+    rows: Rows, orders: Orders, variant: NDArray[np.int64], variants: Variants, sends: Sends
+) -> PipelineRows:
+    """Append the compute rows of all ranks and the sends between them.
+
+    Parameters
+    ----------
+    rows : Rows
+    orders : Orders
+    variant : int64[N]
+        Which of `variants` each action is.
+    variants : Variants
+    sends : Sends
+    """
+    segments = np.diff(variants.ptr)[variant]
+    action = np.repeat(np.arange(len(variant)), segments)
+    starts = np.cumsum(segments) - segments
+    source = variants.ptr[variant[action]] + np.arange(len(action)) - starts[action]
+    rank = orders.stage_rank[orders.stage]
+    ids = rows.add(
+        len(action),
+        rank=rank[action],
+        stream=Stream.COMPUTE,
+        kind=_KIND[orders.kind[action]],
+        part=_PART[orders.kind[action]],
+        stage=orders.stage[action],
+        chunk=orders.stage_chunk[orders.stage[action]],
+        microbatch=orders.microbatch[action],
+        template=variants.template[source],
+        duration=variants.duration[source],
+        up_bytes=variants.up_bytes[source],
+        out_bytes=variants.out_bytes[source],
+    )
+    placed = PipelineRows(first=ids[starts], last=ids[starts + segments - 1])
+    _depend(rows, orders, placed, sends)
+    return placed
+
+
+def _positions(orders: Orders) -> NDArray[np.int64]:
+    """Action index by (kind, stage, microbatch), -1 where there is none."""
+    stages = orders.pp * orders.virtual_stages
+    table = np.full((len(Action), stages, orders.microbatches), -1, dtype=np.int64)
+    table[orders.kind, orders.stage, orders.microbatch] = np.arange(len(orders.kind))
+    return table
+
+
+def _depend(rows: Rows, orders: Orders, placed: PipelineRows, sends: Sends) -> None:
+    table = _positions(orders)
+    forward, weight = table[Action.F], table[Action.W]
+    backward = np.where(table[Action.B] >= 0, table[Action.B], table[Action.I])
+    _edges(rows, placed, backward, forward)
+    _edges(rows, placed, weight, backward)
+    rank = orders.stage_rank
+    for direction, table_of in ((0, forward), (1, backward)):
+        producer, consumer = (
+            (table_of[:-1], table_of[1:]) if direction == 0 else (table_of[1:], table_of[:-1])
+        )
+        local = (rank[1:] == rank[:-1])[:, None]
+        _edges(rows, placed, np.where(local, consumer, -1), producer)
+        _send(rows, orders, placed, sends, np.where(local, -1, producer), consumer, direction)
+
+
+def _edges(
+    rows: Rows, placed: PipelineRows, after: NDArray[np.int64], before: NDArray[np.int64]
+) -> None:
+    """Let actions `after` wait for actions `before`, where both exist."""
+    both = (after >= 0) & (before >= 0)
+    rows.depend(placed.first[after[both]], placed.last[before[both]])
+
+
+def _send(
+    rows: Rows,
+    orders: Orders,
+    placed: PipelineRows,
+    sends: Sends,
+    producer: NDArray[np.int64],
+    consumer: NDArray[np.int64],
+    direction: int,
+) -> None:
+    both = (producer >= 0) & (consumer >= 0)
+    sender, receiver = producer[both], consumer[both]
+    order = np.argsort(sender)  # a channel delivers in the order its sender produces
+    sender, receiver = sender[order], receiver[order]
+    stage = orders.stage[sender]
+    source, target = orders.stage_rank[stage], orders.stage_rank[orders.stage[receiver]]
+    out, into = _channels(direction, source, target, orders.pp)
+    ids = rows.add(
+        len(sender),
+        rank=source,
+        stream=out,
+        kind=Kind.SEND,
+        part=PARTS.index("exposed_pp"),
+        stage=stage,
+        chunk=orders.stage_chunk[stage],
+        microbatch=orders.microbatch[sender],
+        peer=target,
+        label="send gradient" if direction else "send activation",
+        duration=sends.duration[direction, stage],
+        up_bytes=sends.up_bytes[direction, stage],
+        out_bytes=sends.out_bytes[direction, stage],
+    )
+    rows.occupy(ids, target, into)
+    rows.depend(ids, placed.last[sender])
+    rows.depend(placed.first[receiver], ids)
+
+
+def _channels(
+    direction: int, source: NDArray[np.int32], target: NDArray[np.int32], pp: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sending and receiving stream of each message: one channel a neighbour and direction."""
+    usual = target == (source + (1 if direction == 0 else -1)) % pp
+    if direction == 0:
+        there, back = (Stream.SEND_NEXT, Stream.RECV_PREV), (Stream.SEND_PREV_BACK, Stream.RECV_NEXT_BACK)
+    else:
+        there, back = (Stream.SEND_PREV, Stream.RECV_NEXT), (Stream.SEND_NEXT_BACK, Stream.RECV_PREV_BACK)
+    return np.where(usual, there[0], back[0]), np.where(usual, there[1], back[1])
+
+
+def first_forward(orders: Orders) -> NDArray[np.int64]:
+    """Action index of the first forward of each stage [S]."""
+    return _extreme(orders, (Action.F,), last=False)
+
+
+def last_gradient(orders: Orders) -> NDArray[np.int64]:
+    """Action index of the last weight gradient of each stage [S], after which its gradients are complete."""
+    return _extreme(orders, (Action.B, Action.W), last=True)
+
+
+def _extreme(orders: Orders, kinds: tuple[Action, ...], *, last: bool) -> NDArray[np.int64]:
+    stages = orders.pp * orders.virtual_stages
+    chosen = np.flatnonzero(np.isin(orders.kind, [int(kind) for kind in kinds]))
+    result = np.full(stages, -1, dtype=np.int64)
+    ordered = chosen if last else chosen[::-1]
+    result[orders.stage[ordered]] = ordered  # the last assignment stays
+    return result
+
+
+def from_orders(
+    orders: Orders,
+    *,
+    forward: ArrayLike,
+    backward: ArrayLike,
+    weight: ArrayLike = 0.0,
+    send: ArrayLike = 0.0,
+) -> Program:
+    """A Program of bare actions with given times, for studying schedules.
+
+    Parameters
+    ----------
+    orders : Orders
+    forward, backward, weight : float or float64[S]
+        Time of a forward, an input gradient and a weight gradient of one chunk [any unit, used as ticks]; a full
+        backward takes ``backward + weight``.
+    send : float
+        Latency of every message between ranks, unlimited in number [same unit].
+
+    Returns
+    -------
+    Program
+        Without templates.
+
+    Raises
+    ------
+    ScheduleError
+        If a time is negative or not a number.
+    """
+    stages = orders.pp * orders.virtual_stages
+    times = [np.broadcast_to(np.asarray(one, float), (stages,)) for one in (forward, backward, weight)]
+    message = np.broadcast_to(np.asarray(send, float), (2, stages))
+    if not all(np.isfinite(one).all() and (one >= 0).all() for one in (*times, message)):
+        raise ScheduleError("times must be finite and not negative; got a negative, infinite or missing one")
+    f, b, w = times
+    durations = np.stack([f, b + w, b, w])
+    variants = Variants(
+        ptr=np.arange(durations.size + 1),
+        template=np.full(durations.size, -1, np.int32),
+        duration=durations.ravel(),
+        up_bytes=np.zeros(durations.size),
+        out_bytes=np.zeros(durations.size),
+    )
+    rows = Rows()
+    nothing = np.zeros((2, stages))
+    variant = orders.kind.astype(np.int64) * stages + orders.stage
+    add_pipeline(rows, orders, variant, variants, Sends(message, nothing, nothing))
+    names = (f"pp {rank}" for rank in range(orders.pp))
+    return rows.finish(rank_name=names, class_size=np.ones(orders.pp))
