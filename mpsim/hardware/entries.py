@@ -208,7 +208,9 @@ def parse_link(name: str, data: object) -> Link:
     entry = Entry.of(name, data, LINK_KEYS)
     shape = entry.text("shape")
     if shape not in set(LinkShape):
-        raise HardwareError(f"{name}: shape is {shape!r}; {nearest(shape, list(LinkShape))}")
+        raise HardwareError(
+            f"{name}: shape is {shape!r}; {nearest(shape, [known.value for known in LinkShape])}"
+        )
     return Link(
         name=name,
         title=entry.text("title"),

@@ -197,7 +197,7 @@ def _next_tier(
     children = last.units * (_rails(fabric, nics) if level == 1 else 1)
     top = groups or children <= fabric.radix
     per_unit = max(fabric.radix // 2 // (children // last.units), 2)
-    reach = nodes if top else min(last.nodes * per_unit, nodes)
+    reach = max(nodes, last.nodes) if top else last.nodes * per_unit
     ports = fabric.radix if top else fabric.radix // 2
     return Tier(
         name="groups"

@@ -230,12 +230,7 @@ def build_cluster(
     if domain is None:
         domain = _usual_domain(joined, accelerators_per_node, nodes)
     port = _nic(GENERIC_NIC if nic is None else nic)
-    if nics_per_node is None:
-        nics_per_node = 0 if nic is None else accelerators_per_node
-    elif nics_per_node > 0 and nic is None:
-        raise HardwareError(
-            f"{name}: {nics_per_node} NICs a node, but no nic; say which, or how fast one is"
-        )
+    ports = _ports(name, nic=nic, nics_per_node=nics_per_node, per_node=accelerators_per_node)
     return Cluster(
         name=name,
         node=Node(
@@ -243,7 +238,7 @@ def build_cluster(
             accelerators=accelerators_per_node,
             scale_up=joined,
             domain=domain,
-            nics=nics_per_node,
+            nics=ports,
             nic=port,
         ),
         nodes=nodes,
@@ -284,6 +279,9 @@ def with_overrides(
     per_node = old.accelerators if accelerators_per_node is None else accelerators_per_node
     _check_counts(cluster.name, accelerators_per_node=per_node)
     port = old.nic if nic is None else _nic(nic)
+    ports = old.nics if nics_per_node is None else nics_per_node
+    if old.nics == 0:
+        ports = _ports(cluster.name, nic=nic, nics_per_node=nics_per_node, per_node=per_node)
     kept_domain = per_node if old.domain == old.accelerators else old.domain
     fabric = cluster.fabric
     chip = old.accelerator if accelerator is None else _accelerator(accelerator)
@@ -299,7 +297,7 @@ def with_overrides(
             accelerators=per_node,
             scale_up=_scale_up(scale_up, chip),
             domain=kept_domain if domain is None else domain,
-            nics=old.nics if nics_per_node is None else nics_per_node,
+            nics=ports,
             nic=port,
         ),
         fabric=_fabric(
@@ -315,6 +313,19 @@ def _check_counts(name: str, **counts: int) -> None:
     for key, count in counts.items():
         if count < 1:
             raise HardwareError(f"{name}: {key} is {count}, needed 1 or more")
+
+
+def _ports(
+    name: str, *, nic: str | float | Link | None, nics_per_node: int | None, per_node: int
+) -> int:
+    """NICs of a node: as asked for; left out, one per accelerator where there is a NIC to speak of."""
+    if nics_per_node is None:
+        return 0 if nic is None else per_node
+    if nics_per_node > 0 and nic is None:
+        raise HardwareError(
+            f"{name}: {nics_per_node} NICs a node, but no nic; say which, or how fast one is"
+        )
+    return nics_per_node
 
 
 def _accelerator(given: str | Accelerator) -> Accelerator:
@@ -362,7 +373,9 @@ def _usual_domain(joined: Link, per_node: int, nodes: int) -> int:
 
 def _fabric(kind: str, oversubscription: float, nic: Link) -> Fabric:
     if kind not in set(FabricKind):
-        raise HardwareError(f"fabric kind is {kind!r}; {nearest(kind, list(FabricKind))}")
+        raise HardwareError(
+            f"fabric kind is {kind!r}; {nearest(kind, [known.value for known in FabricKind])}"
+        )
     return Fabric(
         kind=FabricKind(kind),
         oversubscription=oversubscription,
