@@ -1,0 +1,128 @@
+"""The typer application: which commands there are, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, ParamSpec
+
+import typer
+
+import mpsim
+from mpsim.cli import check, compare, new, run, schedule, show, sweep
+from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note
+from mpsim.errors import (
+    CalibrationError,
+    DeadlockError,
+    MissingExtraError,
+    MpsimError,
+)
+
+__all__ = ["app", "execute"]
+
+P = ParamSpec("P")
+_DEBUG: contextvars.ContextVar[bool] = contextvars.ContextVar("debug", default=False)
+FAILURES = (DeadlockError, CalibrationError, MissingExtraError)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    new.new,
+    check.check,
+    run.run,
+    compare.compare,
+    sweep.sweep,
+    schedule.schedule,
+    show.show,
+)
+
+app = typer.Typer(
+    name="mpsim",
+    help="Simulate one training step of a transformer on a model-parallel cluster, and say where every GPU-second goes.",
+    epilog="Results go to stdout, progress to stderr. Exit codes: 0 done, 1 failed, 2 usage or bad input.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mpsim {mpsim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="MPSIM_DEBUG", help="Show the traceback of an error.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    del version
+    _DEBUG.set(debug)
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """`command` with every error as plain lines on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except (KeyboardInterrupt, BrokenPipeError, MpsimError, Exception) as error:
+            if isinstance(error, typer.Exit) or _is_usage_error(error):
+                raise
+            raise typer.Exit(_report(error)) from error
+
+    return wrapper
+
+
+def _is_usage_error(error: BaseException) -> bool:
+    """Whether typer itself prints `error`; it brings its own copy of click or uses the package."""
+    return any(kind.__name__ == "ClickException" for kind in type(error).__mro__)
+
+
+def _report(error: BaseException) -> int:
+    """Print `error` and say which exit code it means."""
+    if _DEBUG.get():
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        note("mpsim: interrupted")
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    if isinstance(error, MpsimError):
+        note(str(error))
+        return FAILED if isinstance(error, FAILURES) else BAD_INPUT
+    if isinstance(error, OSError):
+        note(f"mpsim: {error.filename or 'a file'}: {error.strerror or error}")
+        return BAD_INPUT
+    note(
+        f"mpsim: internal error, a bug of mpsim: {type(error).__name__}: {error}\n"
+        "'mpsim --debug COMMAND ...' shows where; please report it with the scenario"
+    )
+    return FAILED
+
+
+for _command in COMMANDS:
+    app.command(name=_command.__name__)(guarded(_command))
+
+
+def execute(arguments: Sequence[str] | None = None) -> int:
+    """Run the application on `arguments` and return the exit code instead of leaving the process."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="mpsim")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FAILED if end.code else 0
+    except KeyboardInterrupt as error:
+        return _report(error)
+    return 0

@@ -1,0 +1,119 @@
+"""What the commands print, and where: results on stdout, notes and progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = [
+    "BAD_INPUT",
+    "FAILED",
+    "INTERRUPTED",
+    "note",
+    "print_json",
+    "print_table",
+    "print_text",
+    "progress_bar",
+    "wrote",
+]
+
+FAILED = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def note(text: str) -> None:
+    """One or more plain lines on stderr."""
+    sys.stderr.write(text.rstrip("\n") + "\n")
+    sys.stderr.flush()
+
+
+def wrote(path: Path) -> None:
+    """Say on stderr that a file was written."""
+    note(f"wrote {path}")
+
+
+def print_text(text: str) -> None:
+    """Plain lines on stdout."""
+    sys.stdout.write(text.rstrip("\n") + "\n")
+    sys.stdout.flush()
+
+
+def print_json(value: object) -> None:
+    """One JSON object on one line of stdout; NaN and infinities are bugs, not output."""
+    print_text(json.dumps(value, allow_nan=False, ensure_ascii=False))
+
+
+def print_table(
+    rows: Iterable[Sequence[str]],
+    *,
+    header: Sequence[str] = (),
+    title: str = "",
+    right: Iterable[int] = (),
+) -> None:
+    """A table on stdout, as wide as it needs to be.
+
+    Parameters
+    ----------
+    rows : iterable of sequence of str
+    header : sequence of str
+        Column names, with units.
+    title : str
+    right : iterable of int
+        Columns set flush right.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [list(map(str, row)) for row in rows]
+    count = max([len(header), *map(len, cells)], default=0)
+    flush_right = frozenset(right)
+    table = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD if header else None,
+        show_header=bool(header),
+        show_edge=False,
+        pad_edge=False,
+    )
+    for column in range(count):
+        name = header[column] if column < len(header) else ""
+        table.add_column(
+            Text(name), justify="right" if column in flush_right else "left", overflow="fold"
+        )
+    for row in cells:
+        table.add_row(*map(Text, row))
+    terminal = Console(file=sys.stdout, highlight=False)
+    width = terminal.width if terminal.is_terminal else None
+    Console(file=sys.stdout, highlight=False, width=width or 400).print(table)
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, shown on a terminal only; yields ``report(done, total)``."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(file=sys.stderr)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,49 @@
+"""``mpsim new``: a commented scenario to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpsim.cli.options import AsJson
+
+__all__ = ["new"]
+
+
+def new(
+    file: Annotated[
+        Path | None, typer.Argument(help="Where to write it; must not exist yet.")
+    ] = None,
+    template: Annotated[
+        str, typer.Option("--template", "-t", help="Which one to start from.")
+    ] = "quickstart",
+    list_: Annotated[
+        bool, typer.Option("--list", help="Print the names of the templates.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a commented scenario file to start from."""
+    from mpsim.cli.console import print_json, print_text
+    from mpsim.errors import ScenarioError
+    from mpsim.scenario import template_names, template_text
+
+    if list_:
+        names = list(template_names())
+        print_json({"templates": names}) if as_json else print_text("\n".join(names))
+        return
+    if file is None:
+        raise typer.BadParameter("give a file to write, or --list", param_hint="FILE")
+    text = template_text(template)
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise ScenarioError(
+            f"{file}: exists already; choose another name or remove it first"
+        ) from None
+    if as_json:
+        print_json({"file": str(file), "template": template})
+    else:
+        print_text(f"{file}: written from template {template}; next: mpsim run {file}")

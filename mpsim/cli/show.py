@@ -1,0 +1,207 @@
+"""``mpsim show``: the catalogs, with units, sources and what is only recalled."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated
+
+import typer
+
+from mpsim.cli.options import AsJson
+
+__all__ = ["show"]
+
+
+class Catalog(enum.StrEnum):
+    """What there is to show."""
+
+    ACCELERATOR = "accelerator"
+    LINK = "link"
+    SYSTEM = "system"
+    MODEL = "model"
+    FRAMEWORK = "framework"
+    SCHEDULE = "schedule"
+
+
+DIMENSIONS = {
+    "peak_flops": "FLOP_RATE",
+    "memory_bytes": "BYTES",
+    "memory_bandwidth": "BANDWIDTH",
+    "bandwidth": "BANDWIDTH",
+    "latency": "TIME",
+    "switch_latency": "TIME",
+    "hop_latency": "TIME",
+    "step_overhead": "TIME",
+    "bucket_bytes": "BYTES",
+    "tdp_w": "POWER",
+    "idle_w": "POWER",
+    "power_w": "POWER",
+    "price_per_hour": "PRICE_RATE",
+}
+"""Fields that carry a unit, and which (names of `mpsim.units.Dimension`)."""
+HIDDEN = frozenset({"sources", "source", "as_of"})
+
+
+def show(
+    catalog: Annotated[
+        Catalog | None, typer.Argument(help="Which catalog; left out: all names.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One entry of it; left out: all names.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules."""
+    from mpsim.cli.console import print_json, print_table, print_text
+
+    chosen = list(Catalog) if catalog is None else [catalog]
+    if catalog is None or name is None:
+        names = {one.value: list(_names(one)) for one in chosen}
+        if as_json:
+            print_json(names)
+        else:
+            print_text(
+                "\n".join(f"{kind}: {entry}" for kind, known in names.items() for entry in known)
+            )
+        return
+    entry = _entry(catalog, name)
+    sources = _sources(entry)
+    figures = list(_figures(entry))
+    if as_json:
+        values = {
+            key: {"value": value, "source": _source(sources, key)} for key, value, _ in figures
+        }
+        print_json(
+            {
+                "catalog": catalog.value,
+                "name": name,
+                "figures": values,
+                "recalled": _recalled(sources),
+            }
+        )
+        return
+    rows = [(key, text, _source(sources, key)) for key, _, text in figures]
+    print_table(rows, header=("figure", "value", "source"), title=f"{catalog.value} {name}")
+
+
+def _names(catalog: Catalog) -> tuple[str, ...]:
+    from mpsim import framework, hardware, schedule, workload
+
+    listing: dict[Catalog, Callable[[], tuple[str, ...]]] = {
+        Catalog.ACCELERATOR: hardware.accelerator_names,
+        Catalog.LINK: hardware.link_names,
+        Catalog.SYSTEM: hardware.system_names,
+        Catalog.MODEL: workload.model_names,
+        Catalog.FRAMEWORK: framework.framework_names,
+        Catalog.SCHEDULE: schedule.schedule_names,
+    }
+    return listing[catalog]()
+
+
+def _entry(catalog: Catalog, name: str) -> object:
+    from mpsim import framework, hardware, workload
+    from mpsim.errors import ScheduleError, nearest
+
+    lookup: dict[Catalog, Callable[[str], object]] = {
+        Catalog.ACCELERATOR: hardware.accelerator,
+        Catalog.LINK: hardware.link,
+        Catalog.SYSTEM: hardware.system,
+        Catalog.MODEL: workload.model,
+        Catalog.FRAMEWORK: framework.framework,
+    }
+    if catalog in lookup:
+        return lookup[catalog](name)
+    known = _names(Catalog.SCHEDULE)
+    if name not in known:
+        raise ScheduleError(f"got schedule {name!r}; {nearest(name, known)}")
+    return _schedule_facts(name)
+
+
+def _schedule_facts(name: str) -> Mapping[str, object]:
+    """What a schedule looks like at a small size, for those who know it by its picture."""
+    from mpsim.errors import ScheduleError
+    from mpsim.schedule import make_orders
+
+    for virtual in (1, 2):
+        try:
+            orders = make_orders(name, pp=4, microbatches=8, virtual_stages=virtual)
+        except ScheduleError:
+            continue
+        rows = {f"rank {rank}": " ".join(order) for rank, order in enumerate(orders.tokens())}
+        return {"example": f"pp 4, 8 microbatches, {virtual} virtual stages", **rows}
+    return {"example": "none at pp 4, 8 microbatches and up to 2 virtual stages"}
+
+
+def _figures(entry: object, prefix: str = "") -> Iterator[tuple[str, object, str]]:
+    """Every figure of an entry as (dotted name, plain value, value with its unit)."""
+    for key, value in _fields(entry):
+        if key in HIDDEN:
+            continue
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) or (
+            dataclasses.is_dataclass(value) and not isinstance(value, type)
+        ):
+            yield from _figures(value, f"{name}.")
+        elif value is not None and value != "":
+            yield name, value, _with_unit(name, value)
+
+
+def _fields(entry: object) -> list[tuple[str, object]]:
+    if isinstance(entry, Mapping):
+        return [(str(key), value) for key, value in entry.items()]
+    assert dataclasses.is_dataclass(entry)
+    return [(one.name, getattr(entry, one.name)) for one in dataclasses.fields(entry)]
+
+
+def _with_unit(name: str, value: object) -> str:
+    from mpsim.units import Dimension, format_quantity
+
+    unit = next(
+        (DIMENSIONS[part] for part in reversed(name.split(".")) if part in DIMENSIONS), None
+    )
+    if unit is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return format_quantity(value, Dimension[unit])
+
+
+def _sources(entry: object) -> Mapping[str, str]:
+    """Figure to source; ``*`` for the figures that have none of their own."""
+    own = getattr(entry, "sources", None)
+    if own is not None:
+        nested = {
+            f"{key}.{figure}": source
+            for key, part in _parts(entry)
+            for figure, source in _sources(part).items()
+        }
+        return {**nested, **own}
+    text, as_of = getattr(entry, "source", ""), getattr(entry, "as_of", "")
+    return {"*": f"{text} ({as_of})" if as_of else text} if text else {}
+
+
+def _parts(entry: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Parts of an entry that have sources of their own, by dotted name."""
+    for key, value in _fields(entry):
+        if not dataclasses.is_dataclass(value):
+            continue
+        if getattr(value, "sources", None):
+            yield f"{prefix}{key}", value
+        else:
+            yield from _parts(value, f"{prefix}{key}.")
+
+
+def _source(sources: Mapping[str, str], figure: str) -> str:
+    """Source of a figure: its own, or that of the nearest thing it belongs to."""
+    place = figure
+    while place:
+        for key in (place, f"{place}.*"):
+            if key in sources:
+                return sources[key]
+        place = place.rpartition(".")[0]
+    return sources.get("*", "")
+
+
+def _recalled(sources: Mapping[str, str]) -> list[str]:
+    """Figures that are leads from memory, not read anywhere."""
+    return sorted(key for key, source in sources.items() if source.startswith("recalled"))

@@ -1,0 +1,93 @@
+"""The ten lines that ``mpsim run`` prints for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.cli.console import print_table, print_text
+from mpsim.units import Dimension, format_quantity
+
+__all__ = ["percent", "print_summary", "summary_rows"]
+
+EXPOSED = ("exposed_tp", "exposed_cp", "exposed_ep", "exposed_pp", "exposed_dp")
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with one decimal.
+
+    Examples
+    --------
+    >>> percent(0.4567)
+    '45.7 %'
+    """
+    return f"{100 * share:.1f} %"
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """Print the result of one scenario as a table, then its warnings."""
+    print_table(summary_rows(summary), title=f"{summary['scenario']}")
+    for warning in summary["warnings"]:
+        print_text(f"warning: {warning}")
+
+
+def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is printed of a summary, one line a figure, with units."""
+    rate = summary["tokens_per_s"], summary["tokens_per_s_per_accelerator"]
+    flops = summary["model_tflops_per_accelerator"], summary["hardware_tflops_per_accelerator"]
+    throughput = f"{rate[0]:,.0f} tokens/s; {rate[1]:,.1f} tokens/s per accelerator"
+    shares = f"MFU {percent(summary['mfu'])}, HFU {percent(summary['hfu'])}"
+    return [
+        ("accelerators", f"{summary['accelerators']}"),
+        ("step time", format_quantity(summary["step_time_s"], Dimension.TIME)),
+        ("throughput", throughput),
+        ("utilisation", f"{shares} ({flops[0]:.1f} and {flops[1]:.1f} TFLOP/s per accelerator)"),
+        ("where time goes", _shares(summary, skip=EXPOSED)),
+        ("exposed comm.", _shares(summary, only=EXPOSED) or "none"),
+        ("pipeline bubble", f"{percent(summary['bubble_fraction'])} of all rank time"),
+        ("memory", _memory(summary)),
+        ("energy and price", _energy_and_price(summary)),
+        ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}"),
+    ]
+
+
+def _shares(
+    summary: Mapping[str, Any], *, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()
+) -> str:
+    """Parts of the step as percentages, those under a tenth of a percent left out."""
+    step = summary["step_time_s"]
+    chosen = [
+        (name.removeprefix("exposed_").replace("_", " "), part / step)
+        for name, part in summary["breakdown_s"].items()
+        if name not in skip and (not only or name in only)
+    ]
+    return ", ".join(f"{name} {percent(share)}" for name, share in chosen if share >= 0.0005)
+
+
+def _memory(summary: Mapping[str, Any]) -> str:
+    memory = summary["memory"]
+    total, capacity = (
+        format_quantity(memory[key], Dimension.BYTES) for key in ("total", "capacity")
+    )
+    verdict = "fits" if summary["fits_memory"] else "DOES NOT FIT"
+    return f"{total} of {capacity} on rank {memory['rank']} (stage {memory['stage']}): {verdict}"
+
+
+def _energy_and_price(summary: Mapping[str, Any]) -> str:
+    energy, cost = summary["energy_j_per_step"], summary["cost_per_step"]
+    parts = [
+        "energy unknown"
+        if energy is None
+        else f"{format_quantity(energy, Dimension.ENERGY)} a step"
+    ]
+    parts.append("no price given" if cost is None else f"{cost:.4g} USD a step")
+    return ", ".join(parts)
+
+
+def _calibration(calibration: object) -> str:
+    """The provenance of the numbers in one line."""
+    if isinstance(calibration, Mapping):
+        return "; ".join(f"{key}: {value}" for key, value in calibration.items())
+    if isinstance(calibration, list | tuple):
+        return "; ".join(map(str, calibration))
+    return str(calibration)

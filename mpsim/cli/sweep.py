@@ -1,0 +1,140 @@
+"""``mpsim sweep``: one scenario at every combination of some values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+
+if TYPE_CHECKING:
+    from mpsim.scenario import Scenario
+    from mpsim.study import Row, Sweep
+
+__all__ = ["sweep"]
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="Scenario file; its `sweep:` block is the default.")],
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", metavar="KEY=A,B,C", help="Values of one dotted key; repeatable."),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write the table, all columns.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it (.png, .svg, .pdf).")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: one a core.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume", metavar="FILE", help="Keep finished rows here and start from them."
+        ),
+    ] = None,
+    sets: Sets = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a scenario at every combination of some values; rows that cannot run keep their reason."""
+    from mpsim.cli.console import note, print_json, progress_bar, wrote
+    from mpsim.study import sweep as run_sweep
+
+    scenario = load_scenario(file, sets=sets, overrides=overrides)
+    values = _values(over) if over else _block(scenario)
+    with progress_bar(scenario.name) as report:
+        result = run_sweep(
+            scenario,
+            values,
+            jobs=_processes(jobs, values),
+            resume=resume,
+            progress=report,
+        )
+    if csv is not None:
+        result.to_csv(csv)
+        wrote(csv)
+    if plot is not None:
+        _draw(result, plot)
+        wrote(plot)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        _print(result)
+    lost = sum(row.summary is None for row in result)
+    if lost:
+        note(f"{lost} of {len(result)} rows could not be simulated; their reasons are in the table")
+
+
+def _values(over: list[str]) -> dict[str, list[object]]:
+    """Read ``key=a,b,c``; every value as YAML would read it."""
+    from mpsim.document import parse_scalar
+
+    values: dict[str, list[object]] = {}
+    for one in over:
+        key, equals, choices = one.partition("=")
+        if not equals or not key.strip() or not choices.strip():
+            raise typer.BadParameter(
+                f"got {one!r}; needed KEY=A,B,C such as parallelism.tp=1,2,4", param_hint="--over"
+            )
+        values[key.strip()] = [parse_scalar(choice.strip()) for choice in choices.split(",")]
+    return values
+
+
+def _block(scenario: Scenario) -> dict[str, list[object]]:
+    from mpsim.errors import ScenarioError
+
+    if not scenario.sweep:
+        raise ScenarioError(
+            f"{scenario.name}: nothing to sweep over; add a `sweep:` block or --over parallelism.tp=1,2,4"
+        )
+    return {key: list(choices) for key, choices in scenario.sweep.items()}
+
+
+def _processes(jobs: int | None, values: dict[str, list[object]]) -> int:
+    """As asked for; else one a core, but none for a table that is done before a process starts."""
+    import math
+    import os
+
+    if jobs is not None:
+        return jobs
+    rows = math.prod(len(choices) for choices in values.values())
+    return min(os.cpu_count() or 1, max(1, rows // 4))
+
+
+def _draw(result: Sweep, path: Path) -> None:
+    from mpsim.plot import SweepDisplay
+
+    SweepDisplay.from_sweep(result).plot().save(path)
+
+
+def _print(result: Sweep) -> None:
+    from mpsim.cli.console import print_table, print_text
+
+    header = (*result.keys, "step (s)", "tokens/s/acc.", "MFU", "bubble", "memory (GB)", "note")
+    first = len(result.keys)
+    print_table(map(_line, result), header=header, right=range(first, first + 5))
+    if result.best is not None:
+        best = ", ".join(f"{key} {value}" for key, value in result.best.values.items())
+        print_text(f"most tokens/s per accelerator that fit: {best}")
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    from mpsim.cli.summary import percent
+
+    values = tuple(str(value) for value in row.values.values())
+    if row.summary is None:
+        return (*values, "-", "-", "-", "-", "-", row.reason or "")
+    return (
+        *values,
+        f"{row.number('step_time_s'):.5g}",
+        f"{row.number('tokens_per_s_per_accelerator'):.5g}",
+        percent(row.number("mfu")),
+        percent(row.number("bubble_fraction")),
+        f"{row.number('peak_memory_bytes') / 1e9:.1f}",
+        row.reason or "",
+    )

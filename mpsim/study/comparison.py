@@ -1,0 +1,162 @@
+"""Two results side by side, and which part of the step explains the difference."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from mpsim.errors import ScenarioError
+from mpsim.result import Result
+
+__all__ = ["FIGURES", "Comparison", "Difference", "compare"]
+
+FIGURES = (
+    "accelerators",
+    "step_time_s",
+    "tokens_per_s",
+    "tokens_per_s_per_accelerator",
+    "mfu",
+    "hfu",
+    "bubble_fraction",
+    "peak_memory_bytes",
+    "energy_j_per_step",
+    "cost_per_step",
+)
+"""What is compared besides the parts of the step."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Difference:
+    """One figure of both results; None where a result has none.
+
+    Parameters
+    ----------
+    name : str
+        Key of the summary, with its unit.
+    a, b : float or None
+    """
+
+    name: str
+    a: float | None
+    b: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """How much more b has, in the unit of the figure."""
+        return None if self.a is None or self.b is None else self.b - self.a
+
+    @property
+    def relative(self) -> float | None:
+        """The difference as a share of a; None where a is zero."""
+        difference = self.difference
+        return None if difference is None or not self.a else difference / self.a
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "difference": self.difference,
+            "relative": self.relative,
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """Result b against result a.
+
+    Parameters
+    ----------
+    a, b : str
+        Names of the scenarios.
+    figures : tuple of Difference
+        Headline figures, in the order of `FIGURES`.
+    parts : tuple of Difference
+        Parts of the step time [s], the largest difference first; their differences sum to that of the
+        step time.
+    """
+
+    a: str
+    b: str
+    figures: tuple[Difference, ...]
+    parts: tuple[Difference, ...]
+
+    def __repr__(self) -> str:
+        return f"<Comparison {self.b} against {self.a}: {self.explanation}>"
+
+    @property
+    def explanation(self) -> str:
+        """One sentence: how the step times differ and which part makes up most of it."""
+        step = next(one for one in self.figures if one.name == "step_time_s")
+        assert step.a is not None
+        assert step.b is not None
+        change = step.b - step.a
+        if not change:
+            return f"both take {step.a:.6g} s a step"
+        faster = "faster" if change < 0 else "slower"
+        largest = next((part for part in self.parts if (part.difference or 0) * change > 0), None)
+        text = f"{self.b} is {abs(change):.4g} s ({abs(change) / step.a:.1%}) a step {faster} than {self.a}"
+        if largest is None or largest.difference is None:
+            return text
+        return f"{text}; most of it is {largest.name} ({largest.difference:+.4g} s)"
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data, one mapping a figure."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "explanation": self.explanation,
+            "figures": {one.name: one.to_json() for one in self.figures},
+            "breakdown_s": {one.name: one.to_json() for one in self.parts},
+        }
+
+
+def compare(a: Result | Mapping[str, object], b: Result | Mapping[str, object]) -> Comparison:
+    """Set two results side by side.
+
+    Parameters
+    ----------
+    a, b : Result or mapping
+        Results, or the objects that ``mpsim run --json`` printed.
+
+    Raises
+    ------
+    ScenarioError
+        If a mapping is not a result.
+    """
+    first, second = _summary(a, "the first"), _summary(b, "the second")
+    times = _parts(first), _parts(second)
+    names = dict.fromkeys([*times[0], *times[1]])
+    parts = [Difference(name, times[0].get(name, 0.0), times[1].get(name, 0.0)) for name in names]
+    parts.sort(key=lambda part: -abs(part.difference or 0.0))
+    figures = [Difference(name, _number(first, name), _number(second, name)) for name in FIGURES]
+    return Comparison(
+        a=str(first["scenario"]),
+        b=str(second["scenario"]),
+        figures=tuple(figures),
+        parts=tuple(parts),
+    )
+
+
+def _summary(result: Result | Mapping[str, object], which: str) -> Mapping[str, object]:
+    summary = result.summary if isinstance(result, Result) else result
+    missing = [key for key in ("scenario", "step_time_s", "breakdown_s") if key not in summary]
+    if missing:
+        raise ScenarioError(
+            f"{which} is not a result: it lacks {', '.join(missing)}; give what 'mpsim run --json' printed"
+        )
+    return summary
+
+
+def _number(summary: Mapping[str, object], name: str) -> float | None:
+    value = summary.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _parts(summary: Mapping[str, object]) -> dict[str, float]:
+    parts = summary["breakdown_s"]
+    if not isinstance(parts, Mapping):
+        raise ScenarioError(
+            f"{summary['scenario']}: breakdown_s is not a mapping of parts to seconds"
+        )
+    return {str(name): float(part) for name, part in parts.items()}
