@@ -149,8 +149,9 @@ def _read_group(
 
 
 def _unit(leaf: str, units: Mapping[str, str]) -> str:
-    """Unit of `leaf`, or of its stem when the leaf carries a label (``latency_8``)."""
-    return units[leaf] if leaf in units else units[leaf.rpartition("_")[0]]
+    """Unit of `leaf`, or of the longest stem it starts with when it carries labels (``latency_all_reduce_8``)."""
+    stems = (key for key in units if leaf == key or leaf.startswith(key + "_"))
+    return units[max(stems, key=len)]
 
 
 def _strings(value: object) -> tuple[str, ...]:

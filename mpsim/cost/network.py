@@ -1,0 +1,99 @@
+"""What links can carry for a group of ranks, before any algorithm: rates of a pair, of a group inside its domain, of a NIC share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from mpsim.errors import HardwareError
+from mpsim.hardware.components import Cluster, LinkShape
+from mpsim.hardware.fabric import torus_shape
+
+__all__ = [
+    "TorusExtent",
+    "group_bandwidth",
+    "nic_bandwidth",
+    "nodes_spanned",
+    "pair_bandwidth",
+    "torus_extents",
+]
+
+_LINKS_PER_AXIS = 2  # one in each direction along an axis of a torus
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TorusExtent:
+    """How far a group reaches along one axis of a torus, and whether the links close into a ring there."""
+
+    members: int
+    wraps: bool
+
+    @property
+    def rate(self) -> int:
+        """Links a member receives on at once along this axis."""
+        return _LINKS_PER_AXIS if self.wraps else 1
+
+    @property
+    def diameter(self) -> int:
+        """Most hops between two members along this axis."""
+        return self.members // 2 if self.wraps else self.members - 1
+
+
+def torus_extents(cluster: Cluster, members: int) -> tuple[TorusExtent, ...]:
+    """Axes that a group of `members` occupies, filling one whole axis after another.
+
+    Notes
+    -----
+    A group no longer than an axis lies on that axis, and has wraparound only when it fills it; meshes are usually mapped so. A
+    group that could be folded onto two axes (4 as 2 x 2) would be faster.
+    """
+    link = cluster.node.scale_up
+    sides = sorted(torus_shape(cluster.node.domain, max(1, link.links // _LINKS_PER_AXIS)))
+    extents, left = [], members
+    for side in reversed(sides):
+        reach = min(side, left)
+        if reach > 1:
+            extents.append(TorusExtent(reach, wraps=reach == side and side > _LINKS_PER_AXIS))
+        left = math.ceil(left / reach)
+    return tuple(extents)
+
+
+def pair_bandwidth(cluster: Cluster) -> float:
+    """Raw rate between two neighbouring accelerators of a scale-up domain [B/s per direction]."""
+    link, domain = cluster.node.scale_up, cluster.node.domain
+    if link.shape is LinkShape.MESH:
+        return link.bandwidth / max(1, domain - 1)
+    if link.shape is LinkShape.TORUS:
+        return link.bandwidth / link.links
+    return link.bandwidth
+
+
+def group_bandwidth(cluster: Cluster, members: int) -> float:
+    """Raw rate at which each of `members` accelerators of a domain can send to the others at once [B/s]."""
+    link = cluster.node.scale_up
+    if link.shape is LinkShape.MESH:
+        return pair_bandwidth(cluster) * max(1, members - 1)
+    if link.shape is LinkShape.TORUS:
+        links = sum(extent.rate for extent in torus_extents(cluster, members))
+        return pair_bandwidth(cluster) * max(1, links)
+    return link.bandwidth
+
+
+def nodes_spanned(cluster: Cluster, domains: int) -> int:
+    """Nodes that `domains` neighbouring scale-up domains consist of."""
+    per_domain = max(1, cluster.node.domain // cluster.node.accelerators)
+    return min(cluster.nodes, domains * per_domain)
+
+
+def nic_bandwidth(cluster: Cluster, span: int) -> float:
+    """Raw rate of one accelerator's share of its node's NICs towards `span` nodes [B/s per direction].
+
+    Every accelerator is taken to send at once, as all groups of a parallel step do, and the tiers it crosses divide the rate by
+    their oversubscription.
+    """
+    if cluster.node.nics == 0:
+        raise HardwareError(
+            f"{cluster.name}: a group leaves its scale-up domain of {cluster.node.domain} but nodes have "
+            "no NIC; give nic and nics_per_node, or keep the group inside a domain"
+        )
+    return cluster.node_bandwidth(span) / cluster.node.accelerators
