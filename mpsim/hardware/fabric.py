@@ -1,6 +1,6 @@
 """The network between nodes: its kind, and the tiers of switches it takes to join a number of nodes.
 
-A Clos network is built the way reference designs are: half of a leaf's ports face nodes and half face
+A network of leaves and spines is built the way reference designs are: half of a leaf's ports face nodes and half face
 spines (fewer up when oversubscribed), and a tier is added above until one unit of it reaches every node.
 """
 

@@ -177,7 +177,7 @@ def test_a_chip_of_ones_own_is_read_from_a_mapping():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"memroy": "1 GB"}, "mine: unknown key 'memroy'; did you mean 'memory'"),
+        ({"memoryy": "1 GB"}, "mine: unknown key 'memoryy'; did you mean 'memory'"),
         ({"memory": "100"}, "mine: memory: got '100' .no unit."),
         ({"memory": None}, "mine: memory is missing"),
         ({"memory_bandwidth": "4 TFLOP/s"}, "mine: memory_bandwidth: got"),
@@ -201,7 +201,7 @@ def test_a_mistake_in_an_entry_names_the_entry_and_the_key(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shape": "swich"}, "shape is 'swich'; did you mean 'switch'"),
+        ({"shape": "swittch"}, "shape is 'swittch'; did you mean 'switch'"),
         ({"efficiency": 1.2}, "efficiency is 1.2, needed at most 1"),
         ({"efficiency": "high"}, "efficiency is 'high', needed a number"),
         ({"bandwidth": "0 GB/s"}, "bandwidth is 0"),
