@@ -23,6 +23,8 @@ __all__ = [
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
+UNFOLDED = 1000
+"""Columns of a table that goes into a file or a pipe, where nothing should be folded."""
 
 
 def note(text: str) -> None:
@@ -89,8 +91,10 @@ def print_table(
     for row in cells:
         table.add_row(*map(Text, row))
     terminal = Console(file=sys.stdout, highlight=False)
-    width = terminal.width if terminal.is_terminal else None
-    Console(file=sys.stdout, highlight=False, width=width or 400).print(table)
+    console = terminal if terminal.is_terminal else Console(highlight=False, width=UNFOLDED)
+    with console.capture() as captured:
+        console.print(table)
+    print_text("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 @contextmanager

@@ -82,8 +82,20 @@ def show(
             }
         )
         return
-    rows = [(key, text, _source(sources, key)) for key, _, text in figures]
+    used = list(
+        dict.fromkeys(_source(sources, key) for key, _, _ in figures if _source(sources, key))
+    )
+    rows = [(key, text, _mark(_source(sources, key), used)) for key, _, text in figures]
     print_table(rows, header=("figure", "value", "source"), title=f"{catalog.value} {name}")
+    print_text("\n".join(f"[{number}] {source}" for number, source in enumerate(used, start=1)))
+
+
+def _mark(source: str, used: list[str]) -> str:
+    """Number of a source in the list below the table; what is only recalled says so at once."""
+    if not source:
+        return ""
+    label = next((word for word in ("recalled", "calibrated") if source.startswith(word)), "")
+    return f"[{used.index(source) + 1}] {label}".rstrip()
 
 
 def _names(catalog: Catalog) -> tuple[str, ...]:

@@ -1,0 +1,58 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command did: exit code, stdout, stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> dict[str, object]:
+        """The one JSON object on stdout."""
+        (line,) = self.out.splitlines()
+        return json.loads(line)
+
+
+@pytest.fixture
+def mpsim_cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run a command in this process, as ``mpsim_cli("run", "x.yaml")``."""
+    from mpsim.cli import main
+
+    def run(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def scenarios() -> Path:
+    """The folder of the scenarios that ship."""
+    return ROOT / "scenarios"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    """Where torch is required, a test of torch that skips has failed."""
+    report = yield
+    required = os.environ.get("MPSIM_REQUIRE_TORCH") == "1" and item.get_closest_marker("torch")
+    if required and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"MPSIM_REQUIRE_TORCH=1 and {item.nodeid} was skipped: {call.excinfo}"
+    return report
