@@ -99,6 +99,11 @@ class Mesh:
         groups = self.groups(axes, stage)
         return spread(cluster.domain_of(groups))
 
+    def model_parallel_shape(self, cluster: Cluster) -> GroupShape:
+        """Where the ranks of one model replica sit: the communicator over tensor and pipeline parallelism."""
+        replicas = np.moveaxis(self.ranks, 0, 2).reshape(-1, self.pp * self.tp)
+        return spread(cluster.domain_of(replicas))
+
     def crosses(self, source: int, target: int, cluster: Cluster) -> bool:
         """Whether any message from pipeline rank `source` to `target` leaves its scale-up domain."""
         sent = cluster.domain_of(self.ranks[source])

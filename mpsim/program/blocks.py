@@ -1,0 +1,109 @@
+"""Blocks of a Plan: the forward and backward of every stage as a row of templates, with what can hook in between."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mpsim.parallel import Stage, block_backward, block_forward
+from mpsim.program.costs import PlanCosts, StageCosts
+from mpsim.program.plan import Plan
+from mpsim.program.template import concatenate, evaluate_block
+from mpsim.program.program import Template
+from mpsim.schedule import Action
+from mpsim.workload import Expansion, Phase, expand_embedding, expand_head, expand_layer
+
+__all__ = ["Block", "Blocks"]
+
+_PHASES = {
+    Action.B: frozenset({Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT}),
+    Action.I: frozenset({Phase.INPUT_GRADIENT}),
+    Action.W: frozenset({Phase.WEIGHT_GRADIENT}),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """One layer, embedding or head inside an action of a stage.
+
+    Parameters
+    ----------
+    layer : int
+        Counted from the stage's first; -1 for embedding and head.
+    template : Template
+    parameters : float
+        Of this part on one tensor-parallel rank; its gradients are complete when its last backward ends.
+    """
+
+    layer: int
+    template: Template
+    parameters: float
+
+
+class Blocks:
+    """Expands, shards and times the parts of the model, each distinct one once.
+
+    Parameters
+    ----------
+    plan : Plan
+    costs : PlanCosts
+    """
+
+    def __init__(self, plan: Plan, costs: PlanCosts) -> None:
+        self._plan = plan
+        self._costs = costs
+        self._expansions = self.expand(plan)
+        self._templates: dict[tuple[object, ...], Template] = {}
+        self._joined: dict[tuple[object, ...], Template] = {}
+
+    @staticmethod
+    def expand(plan: Plan) -> dict[str, Expansion]:
+        """Operators of a layer, of the embedding and of the head, before tensor parallelism."""
+        shape = {
+            "sequences": plan.micro_batch,
+            "sequence_length": plan.sequence_length,
+            "context": plan.mesh.cp,
+        }
+        model, lowering = plan.model, plan.framework.lowering
+        return {
+            "layer": expand_layer(model, lowering, **shape),
+            "embedding": expand_embedding(model, lowering, **shape),
+            "head": expand_head(model, lowering, **shape, padded_vocab=plan.padded_vocab),
+        }
+
+    def of(self, stage: Stage, action: Action) -> list[Block]:
+        """Blocks of one action of `stage`, in the order they run."""
+        rank = int(self._plan.orders.stage_rank[stage.index])
+        costs = self._costs.stage(rank)
+        count = {name: one.per_rank(self._plan.mesh.tp) for name, one in self._plan.stage_parameters(stage).items()}
+        each = count["layers"] / max(stage.layers, 1)
+        blocks = [Block(i, self._template("layer", action, costs), each) for i in range(stage.layers)]
+        if stage.embedding:
+            blocks.insert(0, Block(-1, self._template("embedding", action, costs), count["embedding"]))
+        if stage.head:
+            blocks.append(Block(-1, self._template("head", action, costs), count["head"]))
+        return blocks if action is Action.F else blocks[::-1]
+
+    def _template(self, part: str, action: Action, costs: StageCosts) -> Template:
+        key = (part, action, costs.key)
+        if key not in self._templates:
+            self._templates[key] = self._evaluate(part, action, costs)
+        return self._templates[key]
+
+    def _evaluate(self, part: str, action: Action, costs: StageCosts) -> Template:
+        expansion, sharding = self._expansions[part], self._plan.sharding
+        if action is Action.F:
+            items = block_forward(expansion, sharding)
+        else:
+            recompute = self._plan.recompute if part == "layer" else "none"
+            items = block_backward(expansion, sharding, recompute=recompute, phases=_PHASES[action])
+        return evaluate_block(f"{part} {action.name}", items, costs)
+
+    def join(self, action: Action, blocks: Sequence[Block]) -> Template:
+        """Lay blocks end to end; equal rows of blocks share one template."""
+        key = (action, *((one.layer, id(one.template)) for one in blocks))
+        if key not in self._joined:
+            layers = sum(one.layer >= 0 for one in blocks)
+            name = f"{action.name} of {layers} layer{'s' * (layers != 1)}"
+            self._joined[key] = concatenate(name, [(one.layer, one.template) for one in blocks])
+        return self._joined[key]

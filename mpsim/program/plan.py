@@ -1,0 +1,183 @@
+"""The Plan: everything resolved, nothing timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from mpsim.errors import Problem, ScenarioError, ScheduleError
+from mpsim.framework import Framework, TensorOverlap
+from mpsim.hardware import Cluster
+from mpsim.parallel import Mesh, Sharding, Stage, partition_layers
+from mpsim.scenario import Scenario
+from mpsim.schedule import Orders, make_orders
+from mpsim.workload import Count, Transformer
+
+__all__ = ["Plan", "make_plan"]
+
+_VOCAB_MULTIPLE = 128  # Megatron-LM --make-vocab-size-divisible-by, times tp
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Who runs what, where.
+
+    Parameters
+    ----------
+    name : str
+        Of the scenario.
+    cluster : Cluster
+    model : Transformer
+    framework : Framework
+    mesh : Mesh
+    stages : tuple of Stage
+        Virtual stages in model order.
+    orders : Orders
+        Actions of every pipeline rank.
+    micro_batch, global_batch, sequence_length : int
+        Sequences of a microbatch and of a step, tokens of a sequence.
+    precision, recompute : str
+    sequence_parallel : bool
+    zero : int
+        0: optimizer replicated over data parallelism; 1: sharded.
+    engine : str
+    seed : int
+    """
+
+    name: str
+    cluster: Cluster
+    model: Transformer
+    framework: Framework
+    mesh: Mesh
+    stages: tuple[Stage, ...]
+    orders: Orders
+    micro_batch: int
+    global_batch: int
+    sequence_length: int
+    precision: str
+    recompute: str
+    sequence_parallel: bool
+    zero: int
+    engine: str
+    seed: int
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of embedding and head once every tensor-parallel rank has the same number."""
+        return self.model.padded_vocab(_VOCAB_MULTIPLE * self.mesh.tp)
+
+    @functools.cached_property
+    def sharding(self) -> Sharding:
+        """How layers are divided inside a stage."""
+        return Sharding(
+            tp=self.mesh.tp,
+            cp=self.mesh.cp,
+            tokens=self.micro_batch * self.sequence_length // self.mesh.cp,
+            hidden=self.model.hidden,
+            sequence_parallel=self.sequence_parallel,
+            hide_input_gradient=self.framework.tensor_overlap is TensorOverlap.WEIGHT_GRADIENT,
+            activation_bytes=self.framework.lowering.activation_bytes,
+        )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of the whole job."""
+        return self.global_batch * self.sequence_length
+
+    def stage_parameters(self, stage: Stage) -> dict[str, Count]:
+        """Parameters of a stage by part (``embedding``, ``layers``, ``head``).
+
+        A tied output projection that does not share a stage with the embedding is a second copy of it.
+        """
+        count = self.model.parameters(padded_vocab=self.padded_vocab)
+        parts = {"layers": Count(count.layer.sharded * stage.layers, count.layer.replicated * stage.layers)}
+        if stage.embedding:
+            parts["embedding"] = count.embedding
+        if stage.head:
+            copied = self.model.tied_embeddings and not self.shares_embedding
+            table = self.padded_vocab * self.model.hidden if copied else count.output_head.sharded
+            parts["head"] = Count(table, count.final_norm.replicated)
+        return parts
+
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether one rank holds both ends of the model, so that tied weights are one tensor."""
+        first, last = self.orders.stage_rank[0], self.orders.stage_rank[-1]
+        return bool(first == last)
+
+    def rank_stages(self, rank: int) -> list[Stage]:
+        """Virtual stages of one pipeline rank, in model order."""
+        return [one for one in self.stages if self.orders.stage_rank[one.index] == rank]
+
+
+def make_plan(scenario: Scenario) -> Plan:
+    """Resolve a scenario.
+
+    Parameters
+    ----------
+    scenario : Scenario
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ScenarioError
+        With every problem found, located in the scenario's file.
+    """
+    scenario.check()
+    parallelism, training = scenario.parallelism, scenario.training
+    cluster = scenario.hardware()
+    mesh = Mesh(
+        tp=parallelism.tp,
+        cp=parallelism.cp,
+        ep=parallelism.ep,
+        dp=scenario.data_parallel(),
+        pp=parallelism.pp,
+        order=tuple(parallelism.order.split("-")),
+    )
+    orders = _orders(scenario, mesh)
+    model = scenario.transformer()
+    try:
+        stages = partition_layers(
+            model.layers,
+            mesh.pp * orders.virtual_stages,
+            given=parallelism.layers_per_stage,
+            embedding_counts=parallelism.embedding_counts_as_layer,
+            loss_counts=parallelism.loss_counts_as_layer,
+        )
+    except ScenarioError as error:
+        raise ScenarioError(scenario.locate(error.problems)) from None
+    return Plan(
+        name=scenario.name,
+        cluster=cluster,
+        model=model,
+        framework=scenario.software(),
+        mesh=mesh,
+        stages=stages,
+        orders=orders,
+        micro_batch=training.micro_batch,
+        global_batch=training.global_batch,
+        sequence_length=training.sequence_length,
+        precision=training.precision,
+        recompute=training.recompute,
+        sequence_parallel=parallelism.sequence_parallel,
+        zero=parallelism.zero,
+        engine=scenario.simulation.engine,
+        seed=scenario.simulation.seed,
+    )
+
+
+def _orders(scenario: Scenario, mesh: Mesh) -> Orders:
+    microbatches = scenario.training.global_batch // (mesh.dp * scenario.training.micro_batch)
+    schedule = scenario.schedule
+    try:
+        return make_orders(
+            schedule.file or schedule.name,
+            pp=mesh.pp,
+            microbatches=microbatches,
+            virtual_stages=schedule.virtual_stages,
+        ).validate()
+    except ScheduleError as error:
+        raise ScenarioError(scenario.locate([Problem(str(error), key="schedule")])) from None

@@ -1,0 +1,176 @@
+"""Attribution: where every tick of every rank went.
+
+Each rank's compute stream is either busy or idle. Busy time counts as what the row's template says; idle time is charged to
+what ended it:
+
+* before a pipeline action: the transfer it waited for, from the moment the data was ready, is ``exposed_pp``; a gather of
+  parameters is ``exposed_dp``; all earlier idle time is ``bubble``, waiting for another stage to compute;
+* after a rank's last action: what its own gradient collectives cover is ``exposed_dp``; what lies before the last pipeline
+  action anywhere is ``bubble``; of the rest what any rank's gradient collectives cover is ``exposed_dp``, and what remains
+  ``other`` (waiting for a slower optimizer).
+
+The parts of a rank are whole ticks and sum to the step time exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.engine.timeline import Timeline
+from mpsim.program import PARTS, Kind, Program, Stream
+from mpsim.result.intervals import Cover
+
+__all__ = ["attribute", "busy_ticks", "compute_rows"]
+
+_PP, _DP, _BUBBLE, _OTHER = (
+    PARTS.index(name) for name in ("exposed_pp", "exposed_dp", "bubble", "other")
+)
+_PIPELINE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Gaps:
+    """Idle intervals of compute streams: which rank, from when to when, before which row (-1: after the last)."""
+
+    rank: NDArray[np.int64]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    row: NDArray[np.int64]
+
+
+def attribute(timeline: Timeline) -> NDArray[np.float64]:
+    """Split the step time of every rank class into `PARTS`.
+
+    Parameters
+    ----------
+    timeline : Timeline
+
+    Returns
+    -------
+    float64[R, len(PARTS)]
+        Ticks; every row sums to the makespan.
+    """
+    result = _busy(timeline)
+    gaps = _gaps(timeline)
+    is_pipeline = np.isin(timeline.program.kind, _PIPELINE)
+    before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]
+    _charge_waits(result, timeline, _select(gaps, before_action))
+    _charge_ends(result, timeline, _select(gaps, ~before_action))
+    return result
+
+
+def compute_rows(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rank and row of everything on compute streams, ordered by rank, then stream order."""
+    owner = np.repeat(np.arange(len(program)), np.diff(program.slot_ptr))
+    on_compute = program.slot % len(Stream) == Stream.COMPUTE
+    rank = program.slot[on_compute].astype(np.int64) // len(Stream)
+    row = owner[on_compute]
+    order = np.lexsort((row, rank))
+    return rank[order], row[order]
+
+
+def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
+    """Ticks in which each rank's compute stream runs kernels [R]; waits inside an action are not busy."""
+    parts = _busy(timeline)
+    computing = [i for i, name in enumerate(PARTS) if name in _COMPUTING]
+    return parts[:, computing].sum(axis=1)
+
+
+_COMPUTING = frozenset({"forward", "backward", "weight_gradient", "recompute", "optimizer"})
+
+
+def _busy(timeline: Timeline) -> NDArray[np.float64]:
+    program = timeline.program
+    rank, row = compute_rows(program)
+    parts = np.zeros((program.ranks, len(PARTS)))
+    template = program.template[row]
+    plain = template < 0
+    np.add.at(parts, (rank[plain], program.part[row[plain]]), program.duration[row[plain]])
+    if program.templates:
+        count = np.zeros((program.ranks, len(program.templates)))
+        np.add.at(count, (rank[~plain], template[~plain]), 1.0)
+        parts += count @ np.stack([one.parts for one in program.templates])
+    return parts
+
+
+def _gaps(timeline: Timeline) -> _Gaps:
+    program = timeline.program
+    rank, row = compute_rows(program)
+    start, end = timeline.start[row], timeline.end[row]
+    first = np.ones(len(row), dtype=bool)
+    first[1:] = rank[1:] != rank[:-1]
+    previous = np.where(first, 0.0, np.roll(end, 1))
+    last = np.zeros(program.ranks)
+    np.maximum.at(last, rank, end)
+    everyone = np.arange(program.ranks)
+    gaps = _Gaps(
+        rank=np.concatenate([rank, everyone]),
+        start=np.concatenate([previous, last]),
+        end=np.concatenate([start, np.full(program.ranks, timeline.makespan)]),
+        row=np.concatenate([row, np.full(program.ranks, -1)]),
+    )
+    return _select(gaps, gaps.end > gaps.start)
+
+
+def _select(gaps: _Gaps, chosen: NDArray[np.bool_]) -> _Gaps:
+    return _Gaps(gaps.rank[chosen], gaps.start[chosen], gaps.end[chosen], gaps.row[chosen])
+
+
+def _charge_waits(parts: NDArray[np.float64], timeline: Timeline, gaps: _Gaps) -> None:
+    """Charge idle time before pipeline actions to the dependency that ended last."""
+    gate = _last_dependency(timeline, gaps.row)
+    since = np.full(len(gate), np.inf)
+    known = gate >= 0
+    since[known] = _ready(timeline, gate[known])
+    gated = known & (timeline.end[np.maximum(gate, 0)] >= gaps.end)
+    waited = np.where(gated, gaps.end - np.clip(since, gaps.start, gaps.end), 0.0)
+    kind = np.where(known, timeline.program.kind[np.maximum(gate, 0)], -1)
+    for which, part in ((Kind.SEND, _PP), (Kind.COLLECTIVE, _DP)):
+        np.add.at(parts, (gaps.rank[kind == which], part), waited[kind == which])
+    waited[~np.isin(kind, [Kind.SEND, Kind.COLLECTIVE])] = 0.0
+    np.add.at(parts, (gaps.rank, _BUBBLE), gaps.end - gaps.start - waited)
+
+
+def _last_dependency(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row, the dependency that ended last, -1 where it has none."""
+    program = timeline.program
+    result = np.full(len(row), -1, dtype=np.int64)
+    latest = np.full(len(row), -np.inf)
+    begin, count = program.dep_ptr[row], np.diff(program.dep_ptr)[row]
+    for k in range(int(count.max(initial=0))):
+        has = count > k
+        candidate = program.dep[begin[has] + k]
+        later = timeline.end[candidate] > latest[has]
+        place = np.flatnonzero(has)[later]
+        result[place] = candidate[later]
+        latest[place] = timeline.end[candidate[later]]
+    return result
+
+
+def _ready(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.float64]:
+    """When the data of each row was there: the latest end of its dependencies, 0 without any."""
+    gate = _last_dependency(timeline, row)
+    return np.where(gate >= 0, timeline.end[np.maximum(gate, 0)], 0.0)
+
+
+def _charge_ends(parts: NDArray[np.float64], timeline: Timeline, gaps: _Gaps) -> None:
+    """Charge idle time after the last action of a rank."""
+    program = timeline.program
+    is_dp = (program.stream == Stream.DP) & (timeline.end > timeline.start)
+    anybody = Cover(timeline.start[is_dp], timeline.end[is_dp])
+    pipeline = np.isin(program.kind, _PIPELINE)
+    flush = float(timeline.end[pipeline].max(initial=0.0))
+    for rank in np.unique(gaps.rank):
+        mine = gaps.rank == rank
+        start, end = gaps.start[mine], gaps.end[mine]
+        rows = timeline.rows(int(rank), Stream.DP)
+        own = Cover(timeline.start[rows], timeline.end[rows])
+        split = np.clip(flush, start, end)
+        exposed = own.within(start, split) + anybody.within(split, end)
+        bubble = split - start - own.within(start, split)
+        parts[rank, _DP] += exposed.sum()
+        parts[rank, _BUBBLE] += bubble.sum()
+        parts[rank, _OTHER] += (end - start - exposed - bubble).sum()

@@ -1,0 +1,177 @@
+"""The Result: everything one simulated step can tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost import Constant
+from mpsim.engine import Timeline, run
+from mpsim.errors import MpsimError, ScenarioError
+from mpsim.program.build import build_program
+from mpsim.program.costs import PlanCosts
+from mpsim.program.plan import Plan, make_plan
+from mpsim.result.attribution import attribute
+from mpsim.result.memory import Memory, account_memory
+from mpsim.result.summary import summarise
+from mpsim.result.utilisation import Utilisation, measure_utilisation
+from mpsim.scenario import Scenario
+
+if TYPE_CHECKING:
+    from mpsim.plot import Plots
+
+__all__ = ["Result", "simulate"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+    """One simulated training step.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    plan : Plan
+    timeline : Timeline
+    constants : tuple of Constant
+        Every constant the cost models used, with its source.
+    """
+
+    scenario: Scenario
+    plan: Plan
+    timeline: Timeline
+    constants: tuple[Constant, ...]
+
+    @functools.cached_property
+    def parts(self) -> NDArray[np.float64]:
+        """Where each rank class's time went, by `mpsim.program.PARTS` [ticks]."""
+        return attribute(self.timeline)
+
+    @functools.cached_property
+    def memory(self) -> Memory:
+        """What each pipeline rank holds at its fullest moment."""
+        return account_memory(self.plan)
+
+    @functools.cached_property
+    def utilisation(self) -> Utilisation:
+        """How busy compute and links were."""
+        return measure_utilisation(self.timeline, self.plan.cluster)
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the outside contract, SI units."""
+        return summarise(self)
+
+    @property
+    def breakdown(self) -> Mapping[str, float]:
+        """Mean time over ranks by part; sums to the step time [s]."""
+        parts: Mapping[str, float] = self.summary["breakdown_s"]
+        return parts
+
+    @property
+    def plot(self) -> Plots:
+        """Pictures: ``timeline()``, ``bubbles()``, ``attribution()``, ``utilisation()``, ``memory()``."""
+        # Plots stand to the right of results in the layers and are looked up by name, like a plug-in.
+        plots: Plots = importlib.import_module("mpsim.plot").Plots(self)
+        return plots
+
+    def save_plots(self, folder: str | Path) -> list[Path]:
+        """Draw every picture into `folder` as PNG; return the files written."""
+        return self.plot.save(folder)
+
+    def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:
+        """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
+        importlib.import_module("mpsim.io").write_trace(self.timeline, path, detail=detail)
+
+    def to_json(self) -> str:
+        """The summary as one line of JSON; equal results give equal bytes."""
+        return json.dumps(self.summary, allow_nan=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write summary and resolved scenario, enough to rerun it."""
+        import mpsim
+
+        content = {
+            "mpsim": mpsim.__version__,
+            "digest": self.scenario.digest,
+            "scenario": self.scenario.resolved(),
+            "summary": self.summary,
+        }
+        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Result:
+        """Rerun what `save` wrote.
+
+        Raises
+        ------
+        ScenarioError
+            If the file is not a saved result, or this version of mpsim no longer gives its figures.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            scenario, summary = content["scenario"], content["summary"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ScenarioError(f"{path} is not a saved result: {error}") from error
+        result = simulate(Scenario.from_mapping(scenario))
+        if json.loads(result.to_json()) != summary:
+            raise ScenarioError(
+                f"{path} was written by mpsim {content.get('mpsim')} and gives other figures now; run it again"
+            )
+        return result
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<12} {value}" for name, value in self._lines())
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self._lines())
+        return f"<table>{rows}</table>"
+
+    def _lines(self) -> Sequence[tuple[str, str]]:
+        """Five lines, the same in text and HTML."""
+        one = self.summary
+        memory = one["memory"]
+        return (
+            ("scenario", f"{one['scenario']}, {one['accelerators']} x {self.plan.cluster.accelerator.title}"),
+            ("step time", f"{one['step_time_s']:.4g} s, {one['tokens_per_s']:.4g} tokens/s"),
+            ("MFU, HFU", f"{one['mfu']:.1%}, {one['hfu']:.1%}"),
+            ("bubble", f"{one['bubble_fraction']:.1%}"),
+            ("memory", f"{memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB on rank {memory['rank']}"),
+        )
+
+
+def simulate(scenario: Scenario) -> Result:
+    """Simulate one training step: Scenario, Plan, Program, Timeline, Result.
+
+    Parameters
+    ----------
+    scenario : Scenario
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    ScenarioError
+        With every problem of the scenario.
+    DeadlockError
+        If the schedule's operations wait for each other.
+    """
+    plan = make_plan(scenario)
+    try:
+        costs = PlanCosts(plan)
+        program = build_program(plan, costs)
+    except ScenarioError:
+        raise
+    except MpsimError as error:
+        raise ScenarioError(f"{plan.name}: {error}") from error
+    timeline = run(program, plan.engine)
+    return Result(scenario=scenario, plan=plan, timeline=timeline, constants=costs.provenance())

@@ -1,0 +1,143 @@
+"""The summary: one flat mapping of SI numbers, the JSON of ``mpsim run``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpsim.cost import Constant, Status, device_power
+from mpsim.hardware import recalled
+from mpsim.program import PARTS, TICK
+from mpsim.result.memory import COMPONENTS, Memory
+from mpsim.workload import model_flops
+
+if TYPE_CHECKING:
+    from mpsim.result.result import Result
+
+__all__ = ["summarise"]
+
+
+def summarise(result: Result) -> dict[str, Any]:
+    """Build the summary of a result; every key is defined in docs/reference/metrics.md."""
+    plan, step = result.plan, result.timeline.step_time_s
+    accelerators = plan.mesh.world
+    peak = plan.cluster.accelerator.peak(plan.precision)
+    model = model_flops(plan.model, plan.global_batch, plan.sequence_length)
+    hardware = _hardware_flops(result)
+    breakdown = _breakdown(result)
+    tokens = plan.tokens_per_step / step
+    each = accelerators * step
+    return {
+        "scenario": plan.name,
+        "engine": result.timeline.engine,
+        "accelerators": accelerators,
+        "step_time_s": step,
+        "tokens_per_s": tokens,
+        "tokens_per_s_per_accelerator": tokens / accelerators,
+        "model_flops_per_step": model,
+        "hardware_flops_per_step": hardware,
+        "model_tflops_per_accelerator": model / each / 1e12,
+        "hardware_tflops_per_accelerator": hardware / each / 1e12,
+        "mfu": model / each / peak,
+        "hfu": hardware / each / peak,
+        "bubble_fraction": breakdown["bubble"] / step,
+        "breakdown_s": breakdown,
+        "memory": _memory(result.memory),
+        "fits_memory": result.memory.fits,
+        "peak_memory_bytes": float(result.memory.total.max()),
+        "energy_j_per_step": _energy(result),
+        "cost_per_step": _cost(result),
+        "utilisation": _utilisation(result),
+        "calibration": _calibration(result.constants),
+        "warnings": _warnings(result),
+    }
+
+
+def _weights(result: Result) -> np.ndarray[Any, np.dtype[np.float64]]:
+    size = result.timeline.program.class_size
+    weights: np.ndarray[Any, np.dtype[np.float64]] = size / size.sum()
+    return weights
+
+
+def _breakdown(result: Result) -> dict[str, float]:
+    """Mean over ranks of each part [s]."""
+    mean = _weights(result) @ result.parts * TICK
+    return dict(zip(PARTS, mean.tolist(), strict=True))
+
+
+def _hardware_flops(result: Result) -> float:
+    program = result.timeline.program
+    inside = np.array([one.flops.sum() for one in program.templates])
+    chosen = program.template >= 0
+    each = inside[program.template[chosen]] * program.class_size[program.rank[chosen]]
+    return float(each.sum())
+
+
+def _memory(memory: Memory) -> dict[str, float | int]:
+    rank = memory.fullest
+    parts: dict[str, float | int] = {name: float(memory.components[name][rank]) for name in COMPONENTS}
+    total = float(memory.total[rank])
+    return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": rank}
+
+
+def _energy(result: Result) -> float:
+    """Energy of all accelerators over the step, idle power included, hosts and network not [J]."""
+    chip = result.plan.cluster.accelerator
+    power = device_power(result.utilisation.compute, chip.tdp_w, chip.idle_w)
+    size = result.timeline.program.class_size
+    return float((power * size).sum() * result.timeline.step_time_s)
+
+
+def _cost(result: Result) -> float | None:
+    price = result.plan.cluster.accelerator.price_per_hour
+    if price is None:
+        return None
+    return price * result.plan.mesh.world * result.timeline.step_time_s / 3600
+
+
+def _utilisation(result: Result) -> dict[str, float]:
+    weights = _weights(result)
+    return {
+        name: float(weights @ getattr(result.utilisation, name))
+        for name in ("compute", "scale_up", "scale_out")
+    }
+
+
+def _calibration(constants: Sequence[Constant]) -> dict[str, Any]:
+    """Say which constants were fitted on measurements, and which were not."""
+    return {
+        "calibrated": sum(one.status is Status.CALIBRATED for one in constants),
+        "family_default": sum(one.status is Status.FAMILY_DEFAULT for one in constants),
+        "datasheet": sum(one.status is Status.DATASHEET for one in constants),
+        "constants": [_constant(one) for one in constants],
+    }
+
+
+def _constant(one: Constant) -> Mapping[str, Any]:
+    return {
+        "name": one.name,
+        "value": one.value,
+        "unit": one.unit,
+        "status": str(one.status),
+        "source": one.source,
+        "as_of": one.as_of,
+    }
+
+
+def _warnings(result: Result) -> list[str]:
+    plan, memory = result.plan, result.memory
+    warnings = []
+    if not memory.fits:
+        warnings.append(
+            f"does not fit: rank {memory.fullest} needs {memory.total.max() / 1e9:.1f} GB of "
+            f"{memory.capacity / 1e9:.1f} GB; more tp, pp or recomputation, or zero: 1, would lower it"
+        )
+    chip = plan.cluster.accelerator
+    if unsure := recalled(chip):
+        warnings.append(f"figures of {chip.name} that are recalled, not verified: {', '.join(unsure)}")
+    defaults = sorted({one.name.rpartition(".")[0] for one in result.constants if one.status is not Status.CALIBRATED})
+    if defaults:
+        warnings.append(f"not calibrated on this hardware: {', '.join(defaults)}")
+    return warnings

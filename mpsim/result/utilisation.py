@@ -1,0 +1,127 @@
+"""Utilisation: how busy compute and each class of link is, over the step and over time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.engine.timeline import Timeline
+from mpsim.hardware import Cluster
+from mpsim.program import PARTS, TICK, Kind
+from mpsim.result.attribution import busy_ticks
+
+__all__ = ["Series", "Utilisation", "measure_utilisation"]
+
+_COMPUTING = [PARTS.index(n) for n in ("forward", "backward", "weight_gradient", "recompute", "optimizer")]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """Shares over time, averaged over ranks.
+
+    Parameters
+    ----------
+    edges_s : float64[bins + 1]
+        Bin edges [s].
+    shares : mapping of str to float64[bins]
+        Of ``compute``, ``scale_up`` and ``scale_out`` in [0, 1].
+    """
+
+    edges_s: NDArray[np.float64]
+    shares: Mapping[str, NDArray[np.float64]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Utilisation:
+    """Share of the step in which each resource of a rank works, by rank class [R].
+
+    Parameters
+    ----------
+    compute : float64[R]
+        Time with a kernel on the compute stream.
+    scale_up, scale_out : float64[R]
+        Bytes sent over what the link could have sent in one direction.
+    """
+
+    compute: NDArray[np.float64]
+    scale_up: NDArray[np.float64]
+    scale_out: NDArray[np.float64]
+    series: Series
+
+
+def measure_utilisation(timeline: Timeline, cluster: Cluster, *, bins: int = 200) -> Utilisation:
+    """Measure a finished step.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    cluster : Cluster
+        It gives the bandwidths per accelerator and direction.
+    bins : int
+        Of the series over time.
+    """
+    program, step = timeline.program, timeline.makespan
+    speeds = {
+        "scale_up": cluster.node.scale_up.bandwidth * TICK,
+        "scale_out": cluster.node.nic_bandwidth_per_accelerator * TICK,
+    }
+    amounts = {"scale_up": program.up_bytes, "scale_out": program.out_bytes}
+    sent = {name: _per_rank(timeline, amount) for name, amount in amounts.items()}
+    edges = np.linspace(0.0, step, bins + 1)
+    shares = {"compute": _series(timeline, _busy_of_rows(timeline), edges, 1.0)}
+    shares |= {name: _series(timeline, amounts[name], edges, speeds[name]) for name in speeds}
+    return Utilisation(
+        compute=busy_ticks(timeline) / step,
+        scale_up=_share(sent["scale_up"], speeds["scale_up"] * step),
+        scale_out=_share(sent["scale_out"], speeds["scale_out"] * step),
+        series=Series(edges_s=edges * TICK, shares=shares),
+    )
+
+
+def _share(amount: NDArray[np.float64], could: float) -> NDArray[np.float64]:
+    return amount / could if could else np.zeros_like(amount)
+
+
+def _per_rank(timeline: Timeline, amount: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum of a column over the home rank of each row."""
+    program = timeline.program
+    return np.bincount(program.rank, weights=amount, minlength=program.ranks)
+
+
+def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:
+    """Ticks of computing inside each row."""
+    program = timeline.program
+    computes = np.isin(program.part, _COMPUTING) & (program.kind != Kind.SEND)
+    busy = np.where(computes, program.duration, 0.0)
+    if program.templates:
+        inside = np.array([one.parts[_COMPUTING].sum() for one in program.templates])
+        busy = np.where(program.template >= 0, inside[np.maximum(program.template, 0)], busy)
+    return busy
+
+
+def _series(
+    timeline: Timeline, amount: NDArray[np.float64], edges: NDArray[np.float64], speed: float
+) -> NDArray[np.float64]:
+    """Spread the amount of each row evenly over its duration, sum into bins, as a share of what could be done."""
+    chosen = (amount > 0) & (timeline.end > timeline.start)
+    start, end = timeline.start[chosen], timeline.end[chosen]
+    rate = amount[chosen] / (end - start)
+    done = _ramps(start, rate, edges) - _ramps(end, rate, edges)
+    could = np.diff(edges) * speed * timeline.program.ranks
+    return np.divide(np.diff(done), could, out=np.zeros(len(edges) - 1), where=could > 0)
+
+
+def _ramps(
+    since: NDArray[np.float64], rate: NDArray[np.float64], time: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Sum of ``rate * (t - since)`` over all that began before t."""
+    order = np.argsort(since)
+    begun, speed = since[order], rate[order]
+    index = np.searchsorted(begun, time)
+    rates = np.concatenate([[0.0], np.cumsum(speed)])
+    moments = np.concatenate([[0.0], np.cumsum(speed * begun)])
+    result: NDArray[np.float64] = time * rates[index] - moments[index]
+    return result
