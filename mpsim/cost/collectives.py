@@ -227,7 +227,8 @@ class CollectiveModel:
             for algorithm in self._algorithms
             if self._offers(algorithm, kind)
         ]
-        return np.minimum.reduce(times) + root
+        result: Floats = np.min(times, axis=0) + root
+        return result
 
     def _inside_part(self, kind: str, size: Floats, sent: Floats, group: GroupShape) -> Floats:
         """Time of the scale-up part: a ring through all ranks runs at the domain's bus bandwidth."""
@@ -263,7 +264,10 @@ def _hops(shape: str, kind: str, group: GroupShape) -> tuple[float, float]:
         return twice * (n - d), twice * (d - 1)
     if shape == "tree":
         return twice * (m - 1), twice * math.log2(d)
-    return 1 if m > 1 else 0, twice * math.log2(d)  # through the switch
+    near = 1 if m > 1 else 0
+    if shape == "pairwise":
+        return near, 1
+    return near, twice * math.log2(d)  # through the switches
 
 
 def _bisection_load(extents: Sequence[TorusExtent]) -> float:
