@@ -17,7 +17,7 @@ __all__ = ["compare"]
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="Scenario (.yaml), or a result (.json) of run --json.")],
+    a: Annotated[Path, typer.Argument(help="Scenario (.yaml), or a stored result (.json).")],
     b: Annotated[Path, typer.Argument(help="What to set against it.")],
     sets: Sets = None,
     overrides: Overrides = None,
@@ -63,7 +63,8 @@ def _stored(file: Path) -> Mapping[str, object]:
         raise ScenarioError([Problem(f"is not one JSON object; {mend}", file=str(file))]) from None
     if not isinstance(stored, Mapping):
         raise ScenarioError([Problem("is not a JSON object; give a result", file=str(file))])
-    return stored
+    summary = stored.get("summary")
+    return summary if isinstance(summary, Mapping) else stored
 
 
 def _print(comparison: Comparison) -> None:

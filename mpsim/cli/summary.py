@@ -84,10 +84,7 @@ def _energy_and_price(summary: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _calibration(calibration: object) -> str:
-    """The provenance of the numbers in one line."""
-    if isinstance(calibration, Mapping):
-        return "; ".join(f"{key}: {value}" for key, value in calibration.items())
-    if isinstance(calibration, list | tuple):
-        return "; ".join(map(str, calibration))
-    return str(calibration)
+def _calibration(calibration: Mapping[str, Any]) -> str:
+    """How many constants were fitted on measurements, and how many were not."""
+    counts = [(key, calibration[key]) for key in ("calibrated", "family_default", "datasheet")]
+    return ", ".join(f"{count} constants {key.replace('_', ' ')}" for key, count in counts if count)

@@ -295,7 +295,7 @@ def _leave_interrupts_to_the_parent() -> None:
 
 def _digest(scenario: Scenario, values: Mapping[str, object]) -> str:
     """Name of a row that changes with anything the row depends on."""
-    what = [mpsim.__version__, scenario.model_dump(mode="json"), list(values.items())]
+    what = [mpsim.__version__, scenario.digest, list(values.items())]
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
 
 
