@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from mpsim.errors import UnitError
 
-__all__ = ["Dimension", "format_quantity", "parse_quantity", "units_of"]
+__all__ = ["Dimension", "format_exact", "format_quantity", "parse_quantity", "units_of"]
 
 
 class Dimension(enum.StrEnum):
@@ -66,7 +66,7 @@ _UNITS: Mapping[Dimension, Mapping[str, float]] = MappingProxyType(
         },
         Dimension.FLOP: _scaled("FLOP", _DECIMAL),
         Dimension.FLOP_RATE: {**_scaled("FLOP/s", _DECIMAL), **_scaled("OP/s", _DECIMAL)},
-        Dimension.POWER: {"W": 1.0, "mW": 1e-3, "kW": 1e3, "MW": 1e6},
+        Dimension.POWER: {**_scaled("W", _DECIMAL), "mW": 1e-3},
         Dimension.ENERGY: {**_scaled("J", _DECIMAL), "Wh": 3600.0, "kWh": 3.6e6, "MWh": 3.6e9},
         Dimension.PRICE_RATE: {"USD/h": 1.0},
     }
@@ -85,7 +85,7 @@ _EXAMPLES: Mapping[Dimension, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-_NUMBER = r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = r"[+-]?(?:[0-9]+(?:_[0-9]+)*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(\S.*?)?\s*")
 
 
@@ -122,8 +122,8 @@ def parse_quantity(value: object, dimension: Dimension) -> float:
     >>> parse_quantity("2.5 us", Dimension.TIME)
     2.5e-06
     """
-    if isinstance(value, bool) or not isinstance(value, str):
-        if value == 0 and isinstance(value, int | float) and not isinstance(value, bool):
+    if not isinstance(value, str):
+        if type(value) in (int, float) and value == 0:
             return 0.0
         raise UnitError(_complaint(value, dimension, "no unit"))
     match = _QUANTITY.fullmatch(value)
@@ -137,28 +137,43 @@ def parse_quantity(value: object, dimension: Dimension) -> float:
     factor = _UNITS[dimension].get(unit)
     if factor is None:
         raise UnitError(_complaint(value, dimension, _why_not(unit, dimension)))
-    result = number * factor
-    if not math.isfinite(result) or result < 0:
-        raise UnitError(_complaint(value, dimension, "not finite and non-negative"))
+    result = number * factor if factor >= 1 else number / round(1 / factor)  # rounds once
+    if math.copysign(1.0, result) < 0:
+        raise UnitError(_complaint(value, dimension, "negative"))
+    if not math.isfinite(result):
+        raise UnitError(_complaint(value, dimension, "too large for a number"))
     return result
 
 
+_AMBIGUOUS = re.compile(r"([kmgtpe]?i?)b(?:it|yte)?ps", re.IGNORECASE)
+_FLOPS = re.compile(r"([kMGTPE]?)FLOP(?:S|s)?(?:/s)?")
+
+
 def _why_not(unit: str, dimension: Dimension) -> str:
-    if re.fullmatch(r"[kMGTP]i?[bB]ps", unit):
-        bits, size = unit[:-3] + "b/s", unit[:-3] + "B/s"
-        return f"{unit!r} is ambiguous: write {bits!r} for bits or {size!r} for bytes"
+    if ambiguous := _AMBIGUOUS.fullmatch(unit):
+        prefix = next((p for p in {**_DECIMAL, **_BINARY} if p.lower() == ambiguous[1].lower()), "")
+        bits, size = f"{prefix}b/s", f"{prefix}B/s"
+        return f"{unit[:40]!r} is ambiguous: write {bits!r} for bits or {size!r} for bytes"
+    if flops := _FLOPS.fullmatch(unit):
+        if dimension is Dimension.FLOP_RATE:
+            return f"{unit!r} is not a rate: write '{flops[1]}FLOP/s'"
+        if dimension is Dimension.FLOP:
+            return f"{unit!r} is not an amount: write '{flops[1]}FLOP'"
     for other, table in _UNITS.items():
         if unit in table:
             return f"{unit!r} measures {other.name.lower().replace('_', ' ')}"
-    lowered = {known.lower(): known for known in _UNITS[dimension]}
-    if unit.lower() in lowered:
-        return f"unknown unit {unit!r}; capitals matter ('b' is a bit, 'B' a byte)"
-    return f"unknown unit {unit!r}"
+    same = [known for known in _UNITS[dimension] if known.lower() == unit.lower()]
+    if same:
+        meant = " or ".join(repr(known) for known in same)
+        return f"unknown unit {unit!r}; capitals matter: write {meant}"
+    return f"unknown unit {unit[:40]!r}"
 
 
 def _complaint(value: object, dimension: Dimension, why: str) -> str:
     wanted = " or ".join(repr(example) for example in _EXAMPLES[dimension])
-    return f"got {value!r} ({why}); needed a quantity such as {wanted}"
+    got = repr(value)
+    got = got if len(got) <= 60 else f"{got[:57]}..."
+    return f"got {got} ({why}); needed a quantity such as {wanted}"
 
 
 def format_quantity(value: float, dimension: Dimension, *, digits: int = 4) -> str:
@@ -180,15 +195,45 @@ def format_quantity(value: float, dimension: Dimension, *, digits: int = 4) -> s
     >>> format_quantity(0.00125, Dimension.TIME)
     '1.25 ms'
     """
-    if dimension is Dimension.TIME:
-        ladder = [("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)]
-    elif dimension is Dimension.PRICE_RATE:
-        ladder = [("USD/h", 1.0)]
-    else:
-        ladder = [(p + dimension.value, s) for p, s in sorted(_DECIMAL.items(), key=lambda x: -x[1])]
     if value == 0 or not math.isfinite(value):
         return f"{value:g} {dimension.value}"
-    for unit, scale in ladder:
-        if abs(value) >= scale * 0.99995:
-            break
+    unit, scale = _rung(value, dimension)
     return f"{value / scale:.{digits}g} {unit}"
+
+
+def format_exact(value: float, dimension: Dimension) -> str:
+    """Write an SI float so that `parse_quantity` gives the same float back.
+
+    Parameters
+    ----------
+    value : float
+        In the SI unit of `dimension`, finite and at least 0.
+    dimension : Dimension
+        What it measures.
+
+    Examples
+    --------
+    >>> format_exact(5e10, Dimension.BANDWIDTH), format_exact(1 / 3, Dimension.TIME)
+    ('50 GB/s', '0.3333333333333333 s')
+    """
+    for digits in (4, 8, 12, 15):
+        text = format_quantity(value, dimension, digits=digits)
+        if parse_quantity(text, dimension) == value:
+            return text
+    return f"{value!r} {dimension.value}"
+
+
+_TIME_LADDER = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+_NEARLY = 1 - 5e-5  # of a rung: four digits round up to it
+
+
+def _rung(value: float, dimension: Dimension) -> tuple[str, float]:
+    """The largest unit that leaves a number of 1 or more."""
+    if dimension is Dimension.TIME:
+        ladder: tuple[tuple[str, float], ...] = _TIME_LADDER
+    elif dimension is Dimension.PRICE_RATE:
+        ladder = (("USD/h", 1.0),)
+    else:
+        largest_first = sorted(_DECIMAL.items(), key=lambda rung: -rung[1])
+        ladder = tuple((prefix + dimension.value, scale) for prefix, scale in largest_first)
+    return next((rung for rung in ladder if abs(value) >= rung[1] * _NEARLY), ladder[-1])
