@@ -1,1 +1,32 @@
-"""Seconds: kernels on one accelerator, collectives and messages between accelerators. Pure functions on floats and arrays."""
+"""Seconds: kernels on one accelerator, collectives and messages between accelerators.
+
+The formulas are pure functions on floats and arrays; a model binds them to one accelerator or cluster and accounts for every constant.
+"""
+
+from mpsim.cost.collectives import COLLECTIVES, CollectiveModel
+from mpsim.cost.constants import Constant, Status
+from mpsim.cost.formulas import (
+    GemmConstants,
+    attention_pairs,
+    attention_seconds,
+    device_power,
+    gemm_seconds,
+    memory_seconds,
+    optimizer_seconds,
+)
+from mpsim.cost.kernels import KernelModel
+
+__all__ = [
+    "COLLECTIVES",
+    "CollectiveModel",
+    "Constant",
+    "GemmConstants",
+    "KernelModel",
+    "Status",
+    "attention_pairs",
+    "attention_seconds",
+    "device_power",
+    "gemm_seconds",
+    "memory_seconds",
+    "optimizer_seconds",
+]
