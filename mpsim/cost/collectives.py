@@ -13,7 +13,13 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost.constants import Constant, ConstantGroup, choose_group, constant_groups
+from mpsim.cost.constants import (
+    Constant,
+    ConstantGroup,
+    choose_group,
+    constant_groups,
+    hardware_constant,
+)
 from mpsim.cost.network import (
     TorusExtent,
     group_bandwidth,
@@ -57,6 +63,14 @@ class CollectiveModel:
         self._network = groups["network.loaded" if loaded else "network.quiet"]
         self._algorithms = tuple(g for key, g in groups.items() if key.startswith("algorithm."))
         self._used: dict[str, Constant] = {}
+        for joint in (link, cluster.node.nic):
+            for figure, value, unit in (
+                ("bandwidth", joint.bandwidth, "B/s"),
+                ("latency", joint.latency, "s"),
+                ("efficiency", joint.efficiency, "1"),
+            ):
+                constant = hardware_constant(joint, figure, value, unit)
+                self._used[constant.name] = constant
 
     @overload
     def seconds(self, kind: str, size_bytes: float, group: GroupShape) -> float: ...

@@ -10,16 +10,26 @@ import dataclasses
 import enum
 import fnmatch
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 
 import yaml
 
 from mpsim.errors import HardwareError
+from mpsim.hardware.components import Accelerator, Link, source_of
 
-__all__ = ["Constant", "ConstantGroup", "Status", "choose_group", "constant_groups"]
+__all__ = [
+    "Constant",
+    "ConstantGroup",
+    "Status",
+    "choose_group",
+    "constant_groups",
+    "hardware_constant",
+]
 
 _PACKAGE = "mpsim.cost.data"
+_DATED = re.compile(r"(?P<source>.*) \((?P<as_of>\d{4}-\d{2}(?:-\d{2})?)\)", re.DOTALL)
 
 
 class Status(enum.StrEnum):
@@ -183,3 +193,18 @@ def choose_group(stem: str, prefix: str, name: str, family: str) -> ConstantGrou
             if wanted in group.families:
                 return group.demoted(f"carried over to {name} from {group.name}")
     raise HardwareError(f"no constants for {name} ({family}) under {stem}.{prefix}")
+
+
+def hardware_constant(item: Accelerator | Link, figure: str, value: float, unit: str) -> Constant:
+    """A figure of the hardware catalog as a constant: datasheet, or a family default where it is only recalled."""
+    source = source_of(item, figure)
+    dated = _DATED.fullmatch(source)
+    recalled = source.startswith("recalled") or not source
+    return Constant(
+        f"hardware.{item.name}.{figure}",
+        value,
+        unit,
+        dated["source"] if dated else source or "given by the scenario",
+        dated["as_of"] if dated else "",
+        Status.FAMILY_DEFAULT if recalled and source else Status.DATASHEET,
+    )

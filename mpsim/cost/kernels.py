@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost.constants import Constant, ConstantGroup, choose_group, constant_groups
+from mpsim.cost.constants import (
+    Constant,
+    ConstantGroup,
+    choose_group,
+    constant_groups,
+    hardware_constant,
+)
 from mpsim.cost.formulas import (
     Floats,
     GemmConstants,
@@ -22,11 +28,11 @@ from mpsim.cost.formulas import (
     optimizer_seconds,
 )
 from mpsim.errors import HardwareError, nearest
+from mpsim.framework.framework import ATTENTION_KERNELS
 from mpsim.hardware.components import Accelerator
 from mpsim.workload.operators import Operator, OperatorKind, Phase
 
 __all__ = [
-    "ATTENTION_KERNELS",
     "CLOCKS",
     "GemmConstants",
     "KernelModel",
@@ -37,11 +43,11 @@ __all__ = [
     "optimizer_seconds",
 ]
 
-ATTENTION_KERNELS = ("cudnn", "flash1", "flash2", "flash3")
 CLOCKS = ("sustained", "burst")
 _EAGER_KINDS = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
 _WIDE = "bf16"  # what stays unquantised when the rest is fp8 or fp4
 _NARROW = ("fp8", "fp4")
+_HALF = ("bf16", "fp16")
 
 Shape = tuple[object, ...]
 
@@ -55,7 +61,7 @@ class KernelModel:
     precision : str
         Of matrix products: bf16, fp16, tf32, fp32, or fp8 (then attention and the output projection stay bf16).
     attention_kernel : str
-        Generation of the fused attention kernel: one of `ATTENTION_KERNELS`.
+        Generation of the fused attention kernel: one of `mpsim.framework.framework.ATTENTION_KERNELS`.
     eager_factor : float
         Time of norm, softmax and elementwise kernels over that of fused ones: 1.6-1.8 eager, 0.9 compiled.
     clocks : str
@@ -85,14 +91,17 @@ class KernelModel:
         self.eager_factor = eager_factor
         self._used: dict[str, Constant] = {}
         self._rules = constant_groups("kernels")
-        self._level = _power_level(accelerator, self._rules["power.h100-low"], self._use)
+        self._hot = clocks == "sustained"
+        self._level = self._power_level(self._rules["power.h100-low"]) if self._hot else 1.0
         wide = _WIDE if precision in _NARROW else precision
         self._gemm = {
-            kind: (accelerator.peak(kind), self._gemm_constants(kind, clocks))
-            for kind in {precision, wide}
+            kind: (self._peak(kind), self._gemm_constants(kind))
+            for kind in dict.fromkeys((precision, wide))
         }
         self._wide = wide
-        self._attention = _AttentionRates(accelerator, attention_kernel, self._use)
+        self._attention = _AttentionRates(accelerator, attention_kernel, wide, self._use)
+        self._bandwidth = accelerator.memory_bandwidth
+        self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))
         self._seen: dict[Shape, float] = {}
         self._evaluate: Mapping[OperatorKind, Callable[[Sequence[Operator]], Floats]] = {
             OperatorKind.GEMM: self._gemms,
@@ -117,24 +126,39 @@ class KernelModel:
         return tuple(self._used[name] for name in sorted(self._used))
 
     def _use(self, group: ConstantGroup, leaf: str) -> float:
-        constant = group[leaf]
-        self._used[constant.name] = constant
-        return constant.value
+        self._note(group[leaf])
+        return group.value(leaf)
 
-    def _gemm_constants(self, precision: str, clocks: str) -> GemmConstants:
+    def _note(self, constant: Constant) -> None:
+        self._used[constant.name] = constant
+
+    def _peak(self, precision: str) -> float:
+        peak = self.accelerator.peak(precision)
+        figure = f"peak_flops.{precision}"
+        self._note(hardware_constant(self.accelerator, figure, peak, "FLOP/s"))
+        return peak
+
+    def _gemm_constants(self, precision: str) -> GemmConstants:
         group = choose_group("kernels", "gemm", self.accelerator.name, self.accelerator.family)
-        leaf = f"{clocks}_fraction"
+        leaf = "sustained_fraction" if self._hot else "burst_fraction"
         if precision == "fp8" and f"fp8_{leaf}" in group:
             leaf = f"fp8_{leaf}"
-        elif precision not in ("bf16", "fp16"):
+        elif precision not in _HALF:
             group = group.demoted(f"bf16's fraction used for {precision}")
-        level = self._level if clocks == "sustained" else 1.0
         return GemmConstants(
-            compute_fraction=self._use(group, leaf) * level,
+            compute_fraction=self._use(group, leaf) * self._level,
             memory_fraction=self._use(group, "memory_fraction"),
             launch=self._use(group, "launch"),
             knee=self._use(group, "knee"),
         )
+
+    def _power_level(self, group: ConstantGroup) -> float:
+        """Share of the usual sustained rate that a board with a low power limit keeps."""
+        chip = self.accelerator
+        if group.matches(chip.name) and chip.tdp_w < group.value("tdp_below"):
+            self._use(group, "tdp_below")
+            return self._use(group, "level")
+        return 1.0
 
     def _gemms(self, operators: Sequence[Operator]) -> Floats:
         asked = np.array([self._precision_of(operator) for operator in operators])
@@ -144,9 +168,8 @@ class KernelModel:
             m, n, k, batch, moved = _columns(
                 [operators[row] for row in rows], "m", "n", "k", "batch", "bytes"
             )
-            bandwidth = self.accelerator.memory_bandwidth
             times[rows] = gemm_seconds(
-                m, n, k, batch, moved, peak=peak, bandwidth=bandwidth, c=constants
+                m, n, k, batch, moved, peak=peak, bandwidth=self._bandwidth, c=constants
             )
         return times * self._gemm_factors(operators)
 
@@ -181,7 +204,7 @@ class KernelModel:
         return attention_seconds(
             forward_flops,
             keys,
-            rate=rate * self._level,
+            rate=rate * self._level * (self._attention.share() if self._hot else 1.0),
             half=half,
             share=total * np.where(forward, share, 1.0 - share),
             launch=self._use(self._rules["memory_rules"], "floor"),
@@ -193,7 +216,7 @@ class KernelModel:
         slowdown = self._use(self._rules["memory_level"], "slowdown")
         return memory_seconds(
             moved,
-            bandwidth=self.accelerator.memory_bandwidth,
+            bandwidth=self._bandwidth,
             fraction=self._use(self._rules["memory_rules"], kind.value),
             slowdown=slowdown * (self.eager_factor if kind in _EAGER_KINDS else 1.0),
             floor=self._use(self._rules["memory_rules"], "floor"),
@@ -204,23 +227,30 @@ class _AttentionRates:
     """Saturated rate and half-rate sequence of one attention kernel on one accelerator, by head_dim and mask."""
 
     def __init__(
-        self, accelerator: Accelerator, kernel: str, use: Callable[[ConstantGroup, str], float]
+        self,
+        accelerator: Accelerator,
+        kernel: str,
+        precision: str,
+        use: Callable[[ConstantGroup, str], float],
     ) -> None:
-        prefix = f"attention_{kernel}"
-        self._group = choose_group("kernels", prefix, accelerator.name, accelerator.family)
-        self._dims = [int(dim) for dim in self._group.words["head_dims"]]
-        peaks = accelerator.peak_flops
-        wide = next((peaks[p] for p in ("bf16", "fp16", "fp32") if p in peaks), 0.0)
-        if not wide:
-            raise HardwareError(f"{accelerator.name} has none of bf16, fp16 and fp32 for attention")
-        self._peak, self._use = wide, use
+        name, family = accelerator.name, accelerator.family
+        group = choose_group("kernels", f"attention_{kernel}", name, family)
+        if precision not in _HALF:
+            group = group.demoted(f"16-bit rates scaled to the peak of {precision}")
+        self._group, self._use = group, use
+        self._dims = [int(dim) for dim in group.words["head_dims"]]
+        self._peak = accelerator.peak(precision)
 
     def of(self, head_dim: Floats, causal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Rate [FLOP/s] and half-rate sequence [tokens]; head_dims between the measured ones are interpolated in log."""
-        scale = self._peak / self._use(self._group, "peak") * self._use(self._group, "chart_share")
+        scale = self._peak / self._use(self._group, "peak")
         return self._between("rate", head_dim, causal) * scale, self._between(
             "half", head_dim, causal
         )
+
+    def share(self) -> float:
+        """What real training keeps of the rates, which are those of a benchmark."""
+        return self._use(self._group, "chart_share")
 
     def _between(self, what: str, head_dim: Floats, causal: NDArray[np.bool_]) -> Floats:
         curves = {
@@ -232,16 +262,6 @@ class _AttentionRates:
             for mask in ("causal", "full")
         }
         return np.where(causal, curves["causal"], curves["full"])
-
-
-def _power_level(
-    accelerator: Accelerator, group: ConstantGroup, use: Callable[[ConstantGroup, str], float]
-) -> float:
-    """Share of the usual sustained rate that a board with a low power limit keeps."""
-    if group.matches(accelerator.name) and accelerator.tdp_w < group.value("tdp_below"):
-        use(group, "tdp_below")
-        return use(group, "level")
-    return 1.0
 
 
 def _check_choice(what: str, given: str, known: Iterable[str]) -> None:
