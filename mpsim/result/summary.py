@@ -137,7 +137,7 @@ def _warnings(result: Result) -> list[str]:
     chip = plan.cluster.accelerator
     if unsure := recalled(chip):
         warnings.append(f"figures of {chip.name} that are recalled, not verified: {', '.join(unsure)}")
-    defaults = sorted({one.name.rpartition(".")[0] for one in result.constants if one.status is not Status.CALIBRATED})
+    defaults = sorted({one.name.rpartition(".")[0] for one in result.constants if one.status is Status.FAMILY_DEFAULT})
     if defaults:
         warnings.append(f"not calibrated on this hardware: {', '.join(defaults)}")
     return warnings
