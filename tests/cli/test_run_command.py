@@ -1,0 +1,155 @@
+"""``mpsim run``, ``check``, ``compare``, ``sweep`` and ``new`` on the scenario that ships."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+PARTS = (
+    "forward backward weight_gradient recompute exposed_tp exposed_cp exposed_ep exposed_pp exposed_dp "
+    "bubble optimizer host other"
+).split()
+BROKEN = "schema: 1\nmodel: gpt3-175b\nclutser: {preset: dgx-a100-80gb, nodes: 16}\nparallelism: {tp: 8, pp: -1}\n"
+
+
+@pytest.fixture
+def quickstart(scenarios):
+    return scenarios / "quickstart.yaml"
+
+
+def test_json_is_one_object_a_scenario_and_nothing_else(mpsim_cli, quickstart, scenarios):
+    """Two scenarios, two lines, in the order they were given."""
+    outcome = mpsim_cli("run", quickstart, scenarios / "nics-4.yaml", "--json")
+    assert outcome.code == 0, outcome.err
+    names = [json.loads(line)["scenario"] for line in outcome.out.splitlines()]
+    assert names == ["quickstart", "nics-4"]
+
+
+def test_the_breakdown_has_the_parts_of_the_contract(mpsim_cli, quickstart):
+    """Programs depend on the names."""
+    assert list(mpsim_cli("run", quickstart, "--json").json()["breakdown_s"]) == PARTS
+
+
+def test_the_same_scenario_gives_the_same_bytes(mpsim_cli, quickstart):
+    """No wall clock, no random state, no order of a hash in a result."""
+    assert mpsim_cli("run", quickstart, "--json").out == mpsim_cli("run", quickstart, "--json").out
+
+
+def test_both_engines_print_the_same_figures(mpsim_cli, quickstart):
+    """The engine is a matter of speed."""
+    simpy, replay = (
+        mpsim_cli("run", quickstart, "--json", "--engine", engine).json()
+        for engine in ("simpy", "replay")
+    )
+    assert (simpy.pop("engine"), replay.pop("engine")) == ("simpy", "replay")
+    assert simpy == replay
+
+
+def test_set_changes_a_key(mpsim_cli, quickstart):
+    """Recomputing everything is more work than the model asks for."""
+    plain = mpsim_cli("run", quickstart, "--json").json()
+    full = mpsim_cli("run", quickstart, "--json", "--set", "training.recompute=full").json()
+    assert full["hardware_flops_per_step"] > plain["hardware_flops_per_step"]
+    assert full["model_flops_per_step"] == plain["model_flops_per_step"]
+
+
+def test_a_person_gets_ten_lines_with_units(mpsim_cli, quickstart):
+    """What the README promises."""
+    text = mpsim_cli("run", quickstart).out
+    for words in (
+        "step time",
+        "tokens/s",
+        "MFU",
+        "exposed",
+        "bubble",
+        "memory",
+        "GB",
+        "USD",
+        "engine",
+    ):
+        assert words in text
+
+
+def test_plots_and_trace_are_written(mpsim_cli, quickstart, tmp_path):
+    """The files are named on stderr, not on stdout."""
+    trace = tmp_path / "trace.json.gz"
+    outcome = mpsim_cli("run", quickstart, "--json", "--plots", tmp_path, "--trace", trace)
+    assert outcome.code == 0, outcome.err
+    assert list(tmp_path.glob("*.png"))
+    assert trace.stat().st_size > 200
+    assert str(trace) in outcome.err
+    outcome.json()
+
+
+def test_one_trace_file_for_two_scenarios_is_a_usage_error(mpsim_cli, quickstart, tmp_path):
+    """The second would overwrite the first."""
+    outcome = mpsim_cli("run", quickstart, quickstart, "--trace", tmp_path / "t.json")
+    assert (outcome.code, outcome.out) == (2, "")
+
+
+def test_every_mistake_is_reported_at_once_with_its_line(mpsim_cli, tmp_path):
+    """One run of check finds what three runs would."""
+    file = tmp_path / "bad.yaml"
+    file.write_text(BROKEN)
+    for command in ("run", "check"):
+        outcome = mpsim_cli(command, file, "--json")
+        assert (outcome.code, outcome.out) == (2, "")
+        assert f"{file}:3" in outcome.err
+        assert f"{file}:4" in outcome.err
+        assert "'cluster'" in outcome.err
+        assert "Traceback" not in outcome.err
+
+
+def test_check_says_what_was_derived(mpsim_cli, quickstart):
+    """16 accelerators / (tp 2 x pp 4) = dp 2; 32 sequences / 2 = 16 microbatches."""
+    derived = mpsim_cli("check", quickstart, "--json").json()["derived"]
+    assert (derived["dp"], derived["microbatches"]) == (2, 16)
+    assert "ok" in mpsim_cli("check", quickstart).out
+
+
+def test_compare_accepts_a_stored_result(mpsim_cli, quickstart, tmp_path):
+    """What run --json printed last week, against the scenario today."""
+    stored = tmp_path / "before.json"
+    stored.write_text(mpsim_cli("run", quickstart, "--json").out)
+    outcome = mpsim_cli("compare", stored, quickstart, "--set", "training.recompute=full", "--json")
+    assert "slower" in outcome.json()["explanation"]
+    assert (
+        "recompute"
+        in mpsim_cli("compare", stored, quickstart, "--set", "training.recompute=full").out
+    )
+
+
+def test_sweep_prints_the_table_and_writes_csv_and_picture(mpsim_cli, quickstart, tmp_path):
+    """Rows that cannot run keep their reason, and the exit code is still 0."""
+    table, picture = tmp_path / "t.csv", tmp_path / "t.png"
+    over = ("--over", "parallelism.tp=2,3")
+    outcome = mpsim_cli("sweep", quickstart, *over, "--csv", table, "--plot", picture, "--jobs", 1)
+    assert outcome.code == 0, outcome.err
+    assert len(table.read_text().splitlines()) == 3
+    assert picture.stat().st_size > 1000
+    assert "1 of 2 rows" in outcome.err
+    assert [
+        row["values"] for row in mpsim_cli("sweep", quickstart, *over, "--json").json()["rows"]
+    ] == [
+        {"parallelism.tp": 2},
+        {"parallelism.tp": 3},
+    ]
+
+
+@pytest.mark.parametrize("over", ["parallelism.tp", "=1,2", "parallelism.tp="])
+def test_a_malformed_over_is_a_usage_error(mpsim_cli, quickstart, over):
+    """The message shows one that works."""
+    outcome = mpsim_cli("sweep", quickstart, "--over", over)
+    assert (outcome.code, outcome.out) == (2, "")
+
+
+def test_new_writes_a_scenario_that_runs_and_never_overwrites(mpsim_cli, tmp_path):
+    """Every template passes its own check."""
+    for template in mpsim_cli("new", "--list", "--json").json()["templates"]:
+        file = tmp_path / f"{template}.yaml"
+        assert mpsim_cli("new", file, "--template", template).code == 0
+        assert mpsim_cli("check", file).code == 0
+    again = mpsim_cli("new", file)
+    assert (again.code, again.out) == (2, "")
+    assert "exists" in again.err
