@@ -1,0 +1,182 @@
+"""KernelModel: which constants apply to which operator, and its bookkeeping."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mpsim.cost import KernelModel, Status
+from mpsim.errors import HardwareError
+from mpsim.hardware.library import accelerator
+from mpsim.workload import Lowering, Operator, OperatorKind, Phase, expand_layer, model
+
+
+def product(**changes: object) -> Operator:
+    shape: dict[str, object] = {"m": 4096, "n": 4096, "k": 4096, "bytes": 6.0 * 4096**2}
+    fields = {"name": "fc1", "kind": OperatorKind.GEMM, "phase": Phase.FORWARD, **shape, **changes}
+    return Operator(**fields)  # type: ignore[arg-type]
+
+
+def attention(**changes: object) -> Operator:
+    fields: dict[str, object] = {
+        "name": "attention",
+        "kind": OperatorKind.ATTENTION,
+        "phase": Phase.FORWARD,
+        "heads": 32,
+        "kv_heads": 32,
+        "head_dim": 128,
+        "head_dim_v": 128,
+        "queries": 4096,
+        "keys": 4096,
+        "sequences": 2,
+    }
+    return Operator(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def stream(kind: OperatorKind, moved: float = 1e9) -> Operator:
+    return Operator(name=kind.value, kind=kind, phase=Phase.FORWARD, bytes=moved)
+
+
+def time(
+    operator: Operator, name: str = "h100-sxm", precision: str = "bf16", **more: object
+) -> float:
+    chosen = KernelModel(accelerator(name), precision, **more)  # type: ignore[arg-type]
+    return float(chosen.seconds([operator])[0])
+
+
+def test_weight_gradients_take_four_percent_longer() -> None:
+    """Same shape, same bytes, other layout."""
+    forward, gradient = product(), product(phase=Phase.WEIGHT_GRADIENT)
+    assert time(gradient) / time(forward) == pytest.approx(1.04)
+
+
+def test_batched_products_with_an_odd_head_dim_fall_off_a_cliff() -> None:
+    """head_dim 108 is not a multiple of 8: about 10 TFLOP/s on A100, as BLOOM's tuning rows show."""
+    odd = product(m=2048, n=2048, k=108, batch=64, bytes=64 * 2.0 * (2 * 2048 * 108 + 2048**2))
+    even = dataclasses.replace(odd, k=112)
+    assert time(odd, "a100-sxm-80") > 20 * time(even, "a100-sxm-80")
+    rate = 2.0 * 64 * 2048**2 * 108 / time(odd, "a100-sxm-80")
+    assert 4e12 < rate < 12e12
+
+
+def test_linear_layers_do_not_pay_for_an_odd_width() -> None:
+    """The cliff is that of batched attention products alone."""
+    assert time(product(k=4095)) == pytest.approx(time(product()), rel=0.01)
+
+
+def test_fp8_runs_linear_layers_faster_and_leaves_the_logits_and_attention_in_bf16() -> None:
+    """Attention products, fused attention and the output projection keep their bf16 time."""
+    assert time(product(), precision="fp8") < 0.65 * time(product())
+    for wide in (product(name="logits"), product(batch=8), attention()):
+        assert time(wide, precision="fp8") == time(wide)
+
+
+def test_a_missing_precision_is_refused() -> None:
+    """A100 has no fp8 and V100 no bf16: never guessed."""
+    with pytest.raises(HardwareError, match="a100-sxm-80 has no fp8"):
+        KernelModel(accelerator("a100-sxm-80"), "fp8")
+    with pytest.raises(HardwareError, match="no bf16"):
+        KernelModel(accelerator("v100-sxm2-32"), "bf16")
+
+
+def test_single_precision_uses_its_own_peak() -> None:
+    """tf32 is half of bf16, fp32 outside tensor cores far below; both borrow bf16's fraction and say so."""
+    assert time(product(m=16384), precision="tf32") == pytest.approx(
+        2 * time(product(m=16384)), rel=0.1
+    )
+    single = KernelModel(accelerator("h100-sxm"), "fp32")
+    assert time(product(), precision="fp32") > 5 * time(product())
+    used = {c.name: c for c in single.provenance()}["kernels.gemm.h100-sxm.sustained_fraction"]
+    assert used.status is Status.FAMILY_DEFAULT
+
+
+def test_unknown_settings_name_the_nearest() -> None:
+    """A typo in the kernel or the clocks is answered with what exists."""
+    chip = accelerator("h100-sxm")
+    with pytest.raises(HardwareError, match="did you mean 'flash2'"):
+        KernelModel(chip, "bf16", attention_kernel="flash-2")
+    with pytest.raises(HardwareError, match="sustained"):
+        KernelModel(chip, "bf16", clocks="sustainned")
+    with pytest.raises(HardwareError, match="eager_factor is 0"):
+        KernelModel(chip, "bf16", eager_factor=0.0)
+
+
+def test_forward_and_backward_attention_share_their_time_one_to_three() -> None:
+    """Backward has 2.5 x the FLOPs and takes 3 x the time of forward."""
+    backward = attention(phase=Phase.INPUT_GRADIENT)
+    assert time(backward) / time(attention()) == pytest.approx(3.0)
+
+
+def test_attention_level_follows_the_kernel_generation() -> None:
+    """flash1 is 0.54 and flash2 0.69 of one chart; cuDNN on Hopper runs 500 TFLOP/s at s_half 391."""
+    assert time(attention(), attention_kernel="flash1") / time(attention()) == pytest.approx(
+        0.69 / 0.54
+    )
+    flops = 3.5 * 4.0 * 2 * 32 * 4096**2 * 128 / 2
+    cudnn = time(attention(), attention_kernel="cudnn") + time(
+        attention(phase=Phase.INPUT_GRADIENT), attention_kernel="cudnn"
+    )
+    assert flops / cudnn == pytest.approx(500e12 * 4096 / (4096 + 391), rel=0.005)
+
+
+def test_attention_of_another_accelerator_scales_with_its_peak() -> None:
+    """MI300X borrows the H100 chart: 1307.4 / 989.4 of its rate."""
+    ratio = accelerator("mi300x").peak("bf16") / 989.4e12
+    assert time(attention()) / time(attention(), "mi300x") == pytest.approx(ratio, rel=1e-3)
+
+
+def test_head_dims_between_charts_lie_between_them() -> None:
+    """head_dim 96 per FLOP is slower than 128 and faster than 64."""
+    cost = {d: time(attention(head_dim=d, head_dim_v=d)) / d for d in (64, 96, 128)}
+    assert cost[64] > cost[96] > cost[128]
+
+
+def test_a_power_limited_h100_sustains_less() -> None:
+    """500 W keeps 0.851 of GEMM and attention rates when hot, and all of it in a burst."""
+    board = dataclasses.replace(accelerator("h100-sxm"), tdp_w=500.0)
+    for operator in (product(m=32768, bytes=0.0), attention()):
+        hot = KernelModel(board, "bf16").seconds([operator])[0]
+        assert time(operator) / hot == pytest.approx(0.851, rel=0.01)
+    burst = KernelModel(board, "bf16", clocks="burst").seconds([product()])[0]
+    assert burst == time(product(), clocks="burst")
+
+
+def test_memory_kernels_take_the_level_of_real_training() -> None:
+    """1 GB at 0.85 of 3.35 TB/s, times 1.29; norms at 0.75; eager kernels more, but not the loss."""
+    assert time(stream(OperatorKind.ELEMENTWISE)) == pytest.approx(1.29 * 1e9 / (0.85 * 3.35e12))
+    assert time(stream(OperatorKind.NORM)) == pytest.approx(1.29 * 1e9 / (0.75 * 3.35e12))
+    for kind, factor in ((OperatorKind.NORM, 1.7), (OperatorKind.LOSS, 1.0)):
+        ratio = time(stream(kind), eager_factor=1.7) / time(stream(kind))
+        assert ratio == pytest.approx(factor)
+
+
+def test_small_memory_kernels_take_three_microseconds() -> None:
+    """The floor of a kernel."""
+    assert time(stream(OperatorKind.ELEMENTWISE, 10.0)) == 3e-6
+
+
+def test_remembered_shapes_equal_fresh_ones_and_keep_their_order() -> None:
+    """Repeats, other names and any order give the same number for the same shape."""
+    layer = expand_layer(model("gpt2-small"), Lowering(), sequences=2, sequence_length=1024)
+    operators = [*layer.forward, *layer.backward]
+    once = KernelModel(accelerator("a100-sxm-80"), "bf16")
+    first = once.seconds(operators)
+    alone = [KernelModel(accelerator("a100-sxm-80"), "bf16").seconds([o])[0] for o in operators]
+    assert first.tolist() == alone
+    assert once.seconds(operators[::-1]).tolist() == first[::-1].tolist()
+    assert once.seconds([]).size == 0
+
+
+def test_provenance_lists_what_was_used_and_nothing_else() -> None:
+    """Attention constants appear with the first attention; every entry is complete."""
+    chosen = KernelModel(accelerator("h100-sxm"), "bf16")
+    chosen.seconds([product()])
+    before = {c.name for c in chosen.provenance()}
+    assert "hardware.h100-sxm.peak_flops.bf16" in before
+    assert not any("attention" in name for name in before)
+    chosen.seconds([attention()])
+    after = {c.name for c in chosen.provenance()}
+    assert "kernels.attention_flash2.h100.rate_causal_128" in after
+    assert np.all([c.source and c.unit for c in chosen.provenance()])
