@@ -145,7 +145,7 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
 
     Examples
     --------
-    >>> nearest("h100-sxn", ["h100-sxm", "a100-sxm-80"])
+    >>> nearest("h100-sxn", ["h100-sxm", "tpu-v4"])
     "did you mean 'h100-sxm'?"
     """
     names = sorted(set(known))
