@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import DeadlockError
+from mpsim.program.csr import compress, owners
 from mpsim.program.program import Kind, Program, Stream
 
 __all__ = ["Graph", "deadlock", "describe", "precedence"]
@@ -22,9 +23,9 @@ class Graph:
     """Predecessors and successors of every row, CSR, each edge once."""
 
     before_ptr: NDArray[np.int64]
-    before: NDArray[np.int64]
+    before: NDArray[np.int32]
     after_ptr: NDArray[np.int64]
-    after: NDArray[np.int64]
+    after: NDArray[np.int32]
 
 
 def precedence(program: Program) -> Graph:
@@ -36,24 +37,14 @@ def precedence(program: Program) -> Graph:
         With N rows and one edge per distinct (row, predecessor) pair.
     """
     count = len(program)
-    owner = np.repeat(np.arange(count), np.diff(program.slot_ptr))
+    owner = owners(program.slot_ptr)
     order = np.lexsort((owner, program.slot))
     same = program.slot[order][1:] == program.slot[order][:-1]
-    row = np.concatenate([np.repeat(np.arange(count), np.diff(program.dep_ptr)), owner[order][1:][same]])
+    row = np.concatenate([owners(program.dep_ptr), owner[order][1:][same]])
     previous = np.concatenate([program.dep.astype(np.int64), owner[order][:-1][same]])
-    key = np.unique(row * np.int64(max(count, 1)) + previous)
-    row, previous = key // max(count, 1), key % max(count, 1)
-    by_previous = np.argsort(previous, kind="stable")
-    return Graph(
-        before_ptr=_pointer(row, count),
-        before=previous,
-        after_ptr=_pointer(previous, count),
-        after=row[by_previous],
-    )
-
-
-def _pointer(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))]).astype(np.int64)
+    before = compress(row, previous, count)
+    after = compress(before.value.astype(np.int64), owners(before.ptr), count)
+    return Graph(before.ptr, before.value, after.ptr, after.value)
 
 
 def describe(program: Program, row: int) -> str:

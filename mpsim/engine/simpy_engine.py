@@ -7,9 +7,10 @@ scheduled, so equal inputs give equal outputs.
 
 from __future__ import annotations
 
-import simpy
+from typing import cast
 
 import numpy as np
+import simpy
 
 from mpsim.engine.graph import deadlock, precedence
 from mpsim.engine.timeline import Timeline
@@ -50,7 +51,7 @@ def run_simpy(program: Program) -> Timeline:
         event.callbacks.append(finish)
 
     def finish(event: simpy.events.Event) -> None:
-        row: int = event.value
+        row = cast(int, event.value)
         end[row] = environment.now
         for successor in after[pointer[row] : pointer[row + 1]]:
             waiting[successor] -= 1

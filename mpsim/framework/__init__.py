@@ -1,9 +1,16 @@
 """How a software stack runs the step: what overlaps, what blocks, which kernels, what it keeps."""
 
-from mpsim.framework.framework import Framework, GradientOverlap, TensorOverlap, from_mapping
+from mpsim.framework.framework import (
+    ATTENTION_KERNELS,
+    Framework,
+    GradientOverlap,
+    TensorOverlap,
+    from_mapping,
+)
 from mpsim.framework.library import framework, framework_names
 
 __all__ = [
+    "ATTENTION_KERNELS",
     "Framework",
     "GradientOverlap",
     "TensorOverlap",

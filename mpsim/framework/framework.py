@@ -13,21 +13,25 @@ from mpsim.errors import Problem, ScenarioError, UnitError, nearest
 from mpsim.units import Dimension, parse_quantity
 from mpsim.workload import Lowering
 
-__all__ = ["Framework", "GradientOverlap", "TensorOverlap", "from_mapping"]
+__all__ = ["ATTENTION_KERNELS", "Framework", "GradientOverlap", "TensorOverlap", "from_mapping"]
 
 
 class TensorOverlap(enum.StrEnum):
     """What runs beside the collectives of tensor parallelism."""
 
     NONE = "none"  # every collective blocks the compute stream
-    WEIGHT_GRADIENT = "weight-gradient"  # the reduction of an input gradient hides behind the weight gradient
+    WEIGHT_GRADIENT = (
+        "weight-gradient"  # the reduction of an input gradient hides behind the weight gradient
+    )
 
 
 class GradientOverlap(enum.StrEnum):
     """When the reduction of gradients over data parallelism may run beside the last backward."""
 
     NEVER = "never"
-    WITHOUT_PIPELINE = "without-pipeline"  # only where one stage holds the whole model (torch DDP under Megatron)
+    WITHOUT_PIPELINE = (
+        "without-pipeline"  # only where one stage holds the whole model (torch DDP under Megatron)
+    )
     ALWAYS = "always"
 
 
@@ -97,7 +101,9 @@ ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
 _DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
     {"bucket_bytes": Dimension.BYTES, "step_overhead": Dimension.TIME}
 )
-_POSITIVE = frozenset({"memory_kernel_factor", "gradient_bytes", "parameter_bytes", "activation_bytes"})
+_POSITIVE = frozenset(
+    {"memory_kernel_factor", "gradient_bytes", "parameter_bytes", "activation_bytes"}
+)
 
 
 def from_mapping(data: Mapping[str, Any], *, key: str = "framework") -> Framework:
@@ -130,7 +136,9 @@ def from_mapping(data: Mapping[str, Any], *, key: str = "framework") -> Framewor
         except (UnitError, ValueError) as error:
             problems.append(Problem(str(error), key=where))
     missing = sorted(set(outer) - {"lowering"} - set(data))
-    problems += [Problem("missing; the preset must state it", key=f"{key}.{name}") for name in missing]
+    problems += [
+        Problem("missing; the preset must state it", key=f"{key}.{name}") for name in missing
+    ]
     if problems:
         raise ScenarioError(problems)
     lowering = Lowering(**{field: values.pop(field) for field in inner if field in values})
@@ -164,7 +172,9 @@ def _choice(value: object, known: typing.Sequence[str], kind: Any) -> object:
 def _number(field: str, value: object, kind: Any) -> float | int:
     good = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     if not good or not 0 <= typing.cast(float, value) < 1e12:
-        raise ValueError(f"got {value!r}; needed a non-negative {'whole ' if kind is int else ''}number")
+        raise ValueError(
+            f"got {value!r}; needed a non-negative {'whole ' if kind is int else ''}number"
+        )
     if field in _POSITIVE and not value:
         raise ValueError("got 0; needed more than 0")
     return typing.cast(float, kind(value))

@@ -59,7 +59,11 @@ def framework(
     if name not in presets:
         where = f"{key}.preset" if overrides else key
         raise ScenarioError(
-            [Problem(f"unknown framework {preset!r}; {nearest(preset, framework_names())}", key=where)]
+            [
+                Problem(
+                    f"unknown framework {preset!r}; {nearest(preset, framework_names())}", key=where
+                )
+            ]
         )
     fields = _inherited(presets, name)
     return from_mapping({**fields, **(overrides or {}), "name": preset}, key=key)

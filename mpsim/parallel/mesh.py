@@ -69,7 +69,9 @@ class Mesh:
         laid = [axis for axis in self.order if axis != "ep"]
         shape = [int(getattr(self, axis)) for axis in reversed(laid)]
         grid = np.arange(self.world).reshape(shape)
-        return np.moveaxis(grid, [laid[::-1].index(axis) for axis in ("pp", "dp", "cp", "tp")], range(4))
+        return np.moveaxis(
+            grid, [laid[::-1].index(axis) for axis in ("pp", "dp", "cp", "tp")], range(4)
+        )
 
     def groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
         """Members of every communicator over `axes` among the ranks of one pipeline rank.
@@ -81,7 +83,7 @@ class Mesh:
         names = ("dp", "cp", "tp")
         grid = self.ranks[stage]
         inside = [names.index(axis) for axis in names if axis in axes]
-        moved = np.moveaxis(grid, inside, range(3 - len(inside), 3))
+        moved: NDArray[np.int64] = np.moveaxis(grid, inside, range(3 - len(inside), 3))
         return moved.reshape(-1, math.prod(getattr(self, axis) for axis in names if axis in axes))
 
     def shape(self, axes: Sequence[str], stage: int, cluster: Cluster) -> GroupShape:

@@ -61,8 +61,10 @@ def partition_layers(
     ScenarioError
         If the layers do not divide, or the given ones do not fit.
     """
-    counts = _given(layers, stages, given) if given is not None else _even(
-        layers, stages, embedding_counts=embedding_counts, loss_counts=loss_counts
+    counts = (
+        _given(layers, stages, given)
+        if given is not None
+        else _even(layers, stages, embedding_counts=embedding_counts, loss_counts=loss_counts)
     )
     first = 0
     result = []

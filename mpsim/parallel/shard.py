@@ -9,7 +9,16 @@ from collections.abc import Iterable, Iterator
 
 from mpsim.workload import Expansion, Operator, OperatorKind, Phase, Split
 
-__all__ = ["Communication", "Compute", "Item", "Sharding", "Waits", "block_backward", "block_forward", "shard"]
+__all__ = [
+    "Communication",
+    "Compute",
+    "Item",
+    "Sharding",
+    "Waits",
+    "block_backward",
+    "block_forward",
+    "shard",
+]
 
 
 _STATISTIC_BYTES = 4  # float32
@@ -121,29 +130,36 @@ def shard(operator: Operator, sharding: Sharding) -> Operator:
     """
     t = sharding.divisor(operator.split)
     saved = sharding.divisor(operator.saved_split)
-    kept = {"saved": operator.saved / saved, "saved_for_weight": operator.saved_for_weight / saved}
-    if operator.kind is OperatorKind.GEMM and operator.sharded_dim:
-        return _shard_gemm(operator, t, kept)
-    heads = {}
-    if operator.kind is OperatorKind.ATTENTION:
-        heads = {"heads": operator.heads // t, "kv_heads": max(operator.kv_heads // t, 1)}
-    return dataclasses.replace(
-        operator, flops=operator.flops / t, bytes=operator.bytes / t, **heads, **kept
+    kept = dataclasses.replace(
+        operator,
+        flops=operator.flops / t,
+        saved=operator.saved / saved,
+        saved_for_weight=operator.saved_for_weight / saved,
     )
+    if operator.kind is OperatorKind.GEMM and operator.sharded_dim:
+        return _shard_gemm(kept, t)
+    if operator.kind is OperatorKind.ATTENTION:
+        kept = dataclasses.replace(
+            kept, heads=operator.heads // t, kv_heads=max(operator.kv_heads // t, 1)
+        )
+    return dataclasses.replace(kept, bytes=operator.bytes / t)
 
 
-def _shard_gemm(operator: Operator, t: int, kept: dict[str, float]) -> Operator:
-    dim = operator.sharded_dim
-    shape = {name: getattr(operator, name) for name in ("batch", "m", "n", "k")}
-    shape[dim] //= t
+def _shard_gemm(operator: Operator, t: int) -> Operator:
+    batch, m, n, k = (
+        getattr(operator, dim) // (t if dim == operator.sharded_dim else 1)
+        for dim in ("batch", "m", "n", "k")
+    )
     whole = _operands(operator.batch, operator.m, operator.n, operator.k)
-    mine = _operands(**shape)
+    mine = _operands(batch, m, n, k)
     if operator.accumulate_bytes:
-        element = (operator.bytes - 2 * operator.accumulate_bytes * whole[2]) / (whole[0] + whole[1])
+        element = (operator.bytes - 2 * operator.accumulate_bytes * whole[2]) / (
+            whole[0] + whole[1]
+        )
         moved = element * (mine[0] + mine[1]) + 2 * operator.accumulate_bytes * mine[2]
     else:
         moved = operator.bytes * sum(mine) / sum(whole)
-    return dataclasses.replace(operator, flops=operator.flops / t, bytes=moved, **shape, **kept)
+    return dataclasses.replace(operator, bytes=moved, batch=batch, m=m, n=n, k=k)
 
 
 def _operands(batch: int, m: int, n: int, k: int) -> tuple[int, int, int]:
@@ -182,7 +198,9 @@ def _forward_items(
             yield from _loss(whole, sharding, recompute=recompute)
         elif _reduces_forward(whole) and sharding.tp > 1:
             kind = "reduce_scatter" if sharding.sequence_parallel else "all_reduce"
-            yield _tensor(kind, _output_elements(whole, sharding), whole, sharding, recompute=recompute)
+            yield _tensor(
+                kind, _output_elements(whole, sharding), whole, sharding, recompute=recompute
+            )
 
 
 def _gathers(sharding: Sharding) -> bool:
@@ -241,7 +259,9 @@ def _key_value_elements(operator: Operator) -> float:
         width = operator.kv_heads * (operator.head_dim + operator.head_dim_v)
         return float(operator.sequences * operator.keys * width)
     # scores = q k^T: (queries, head_dim) @ (head_dim, keys); its gradients carry the same three numbers
-    keys, width = (operator.n, operator.k) if operator.name == "scores" else (operator.m, operator.n)
+    keys, width = (
+        (operator.n, operator.k) if operator.name == "scores" else (operator.m, operator.n)
+    )
     return float(2 * operator.batch * keys * width)
 
 
@@ -284,7 +304,11 @@ def block_backward(
     pending = core if recompute == "selective" and again else []
     names = tuple(one.name for one in core)
     wanted = [one for one in expansion.backward if one.phase in phases]
-    last_core = max((i for i, one in enumerate(wanted) if one.name.startswith(names)), default=-1) if names else -1
+    last_core = (
+        max((i for i, one in enumerate(wanted) if one.name.startswith(names)), default=-1)
+        if names
+        else -1
+    )
     for index, whole in enumerate(wanted):
         if pending and whole.name.startswith(names):
             items += _forward_items(pending, sharding, recompute=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from mpsim.parallel import Stage, block_backward, block_forward
 from mpsim.program.costs import PlanCosts, StageCosts
 from mpsim.program.plan import Plan
-from mpsim.program.template import concatenate, evaluate_block
 from mpsim.program.program import Template
+from mpsim.program.template import concatenate, evaluate_block
 from mpsim.schedule import Action
 from mpsim.workload import Expansion, Phase, expand_embedding, expand_head, expand_layer
 
@@ -75,11 +75,18 @@ class Blocks:
         """Blocks of one action of `stage`, in the order they run."""
         rank = int(self._plan.orders.stage_rank[stage.index])
         costs = self._costs.stage(rank)
-        count = {name: one.per_rank(self._plan.mesh.tp) for name, one in self._plan.stage_parameters(stage).items()}
+        count = {
+            name: one.per_rank(self._plan.mesh.tp)
+            for name, one in self._plan.stage_parameters(stage).items()
+        }
         each = count["layers"] / max(stage.layers, 1)
-        blocks = [Block(i, self._template("layer", action, costs), each) for i in range(stage.layers)]
+        blocks = [
+            Block(i, self._template("layer", action, costs), each) for i in range(stage.layers)
+        ]
         if stage.embedding:
-            blocks.insert(0, Block(-1, self._template("embedding", action, costs), count["embedding"]))
+            blocks.insert(
+                0, Block(-1, self._template("embedding", action, costs), count["embedding"])
+            )
         if stage.head:
             blocks.append(Block(-1, self._template("head", action, costs), count["head"]))
         return blocks if action is Action.F else blocks[::-1]

@@ -19,14 +19,17 @@ from mpsim.program.pipeline import (
     last_gradient,
 )
 from mpsim.program.plan import Plan
-from mpsim.program.program import PARTS, Kind, Program, Stream, Template
+from mpsim.program.program import PARTS, Kind, Program, Span, Stream, Template
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 from mpsim.schedule import Action
 
 __all__ = ["build_program"]
 
-_DP = ("dp", "cp")  # context-parallel ranks hold the same parameters: gradients are reduced over both
+_DP = (
+    "dp",
+    "cp",
+)  # context-parallel ranks hold the same parameters: gradients are reduced over both
 _EXPOSED_DP = PARTS.index("exposed_dp")
 
 
@@ -78,7 +81,9 @@ class _Builder:
         self._overhead()
         variant, buckets, gathers = self._variants()
         gathered = self._gather_before(gathers)
-        placed = add_pipeline(self.rows, plan.orders, variant, self._frozen_variants(), self.costs.sends())
+        placed = add_pipeline(
+            self.rows, plan.orders, variant, self._frozen_variants(), self.costs.sends()
+        )
         self._wait_for_parameters(placed, gathers, gathered)
         reduced = self._reduce(placed, buckets)
         reduced = self._tied_embedding(reduced, placed)
@@ -101,8 +106,12 @@ class _Builder:
                 whole = self.blocks.of(stage, Action(kind))
                 table[kind, stage.index] = self._variant(Action(kind), [whole])
         variant = table[orders.kind, orders.stage]
-        buckets = self._cut(variant, last_gradient(orders), plan.framework.overlaps_gradients(plan.mesh.pp))
-        overlap = plan.zero >= 1 and plan.framework.parameter_gather_overlap and self._replicas() > 1
+        buckets = self._cut(
+            variant, last_gradient(orders), plan.framework.overlaps_gradients(plan.mesh.pp)
+        )
+        overlap = (
+            plan.zero >= 1 and plan.framework.parameter_gather_overlap and self._replicas() > 1
+        )
         gathers = self._cut(variant, first_forward(orders), True) if overlap else []
         return variant, buckets, gathers
 
@@ -174,7 +183,12 @@ class _Builder:
         )
 
     def _collective(
-        self, kind: str, label: str, stage: NDArray[np.int64], rank: NDArray[np.int64], size: NDArray[np.float64]
+        self,
+        kind: str,
+        label: str,
+        stage: NDArray[np.int64],
+        rank: NDArray[np.int64],
+        size: NDArray[np.float64],
     ) -> NDArray[np.int64]:
         """Append one collective a row on the DP stream over the data-parallel group of each rank."""
         model = self.costs.collectives
@@ -190,6 +204,7 @@ class _Builder:
             stream=Stream.DP,
             kind=Kind.COLLECTIVE,
             part=_EXPOSED_DP,
+            span=Span.DP | Span.CP,
             stage=stage,
             duration=ticks(seconds),
             up_bytes=up,
@@ -231,7 +246,11 @@ class _Builder:
         ready = np.array([placed.first[action[one.stage]] + one.segment for one in buckets])
         order = np.argsort(ready)  # the order in which a rank's gradients complete
         stage, rank, parameters = self._bucket_columns([buckets[i] for i in order])
-        kind, label = ("reduce_scatter", "reduce-scatter gradients") if plan.zero else ("all_reduce", "all-reduce gradients")
+        kind, label = (
+            ("reduce_scatter", "reduce-scatter gradients")
+            if plan.zero
+            else ("all_reduce", "all-reduce gradients")
+        )
         ids = self._collective(kind, label, stage, rank, parameters * plan.framework.gradient_bytes)
         self.rows.depend(ids, ready[order])
         if not plan.framework.overlaps_gradients(plan.mesh.pp):
@@ -239,7 +258,9 @@ class _Builder:
             self.rows.depend(ids, final[rank])
         return ids
 
-    def _tied_embedding(self, reduced: NDArray[np.int64], placed: PipelineRows) -> NDArray[np.int64]:
+    def _tied_embedding(
+        self, reduced: NDArray[np.int64], placed: PipelineRows
+    ) -> NDArray[np.int64]:
         """Sum the gradients of the two copies of a tied embedding, first and last stage together."""
         plan = self.plan
         if not plan.model.tied_embeddings or plan.shares_embedding:
@@ -247,7 +268,9 @@ class _Builder:
         first, last = int(plan.orders.stage_rank[0]), int(plan.orders.stage_rank[-1])
         size = plan.padded_vocab * plan.model.hidden / plan.mesh.tp * plan.framework.gradient_bytes
         crosses = plan.mesh.crosses(first, last, plan.cluster)
-        seconds = self.costs.collectives.send(size, crosses=crosses)  # two ranks: halves exchanged twice
+        seconds = self.costs.collectives.send(
+            size, crosses=crosses
+        )  # two ranks: halves exchanged twice
         up, out = self.costs.collectives.send_wire_bytes(size, crosses=crosses)
         row = self.rows.add(
             1,
@@ -272,11 +295,10 @@ class _Builder:
         if plan.framework.gradient_norm and (plan.mesh.pp > 1 or plan.mesh.tp > 1):
             waits = self._norm(reduced)
         owned = self._owned_parameters()
-        seconds = optimizer_seconds(
-            owned / (self._replicas() if plan.zero else 1),
-            plan.framework.optimizer_traffic,
-            plan.cluster.accelerator.memory_bandwidth,
-        )
+        share = owned / (self._replicas() if plan.zero else 1)
+        bandwidth = plan.cluster.accelerator.memory_bandwidth
+        traffic = plan.framework.optimizer_traffic
+        seconds = np.array([optimizer_seconds(one, traffic, bandwidth) for one in share.tolist()])
         ids = self.rows.add(
             len(self.ranks),
             rank=self.ranks,
@@ -320,6 +342,7 @@ class _Builder:
             stream=Stream.COMPUTE,
             kind=Kind.COLLECTIVE,
             part=PARTS.index("other"),
+            span=Span.TP,
             duration=ticks(seconds),
             label="all-reduce gradient norm",
         )

@@ -73,7 +73,9 @@ class PlanCosts:
                 sent = self.collectives.send_wire_bytes(size, crosses=crosses)
                 if plan.framework.scatter_gather and not plan.sequence_parallel and mesh.tp > 1:
                     group = self.group(("tp",), int(rank[other]))
-                    seconds[direction, stage] += self.collectives.seconds("all_gather", whole, group)
+                    seconds[direction, stage] += self.collectives.seconds(
+                        "all_gather", whole, group
+                    )
                     gathered = self.collectives.wire_bytes("all_gather", whole, group)
                     sent = (sent[0] + gathered[0], sent[1] + gathered[1])
                 up[direction, stage], out[direction, stage] = sent

@@ -15,11 +15,22 @@ from mpsim.program.program import PARTS, Kind, Program, Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
 
-__all__ = ["PipelineRows", "Sends", "Variants", "add_pipeline", "from_orders", "last_gradient", "first_forward"]
+__all__ = [
+    "PipelineRows",
+    "Sends",
+    "Variants",
+    "add_pipeline",
+    "first_forward",
+    "from_orders",
+    "last_gradient",
+]
 
-_KIND = np.array([Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT], dtype=np.int8)
+_KIND = np.array(
+    [Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT], dtype=np.int8
+)
 _PART = np.array(
-    [PARTS.index(name) for name in ("forward", "backward", "backward", "weight_gradient")], dtype=np.int8
+    [PARTS.index(name) for name in ("forward", "backward", "backward", "weight_gradient")],
+    dtype=np.int8,
 )
 
 
@@ -181,9 +192,15 @@ def _channels(
     """Sending and receiving stream of each message: one channel a neighbour and direction."""
     usual = target == (source + (1 if direction == 0 else -1)) % pp
     if direction == 0:
-        there, back = (Stream.SEND_NEXT, Stream.RECV_PREV), (Stream.SEND_PREV_BACK, Stream.RECV_NEXT_BACK)
+        there, back = (
+            (Stream.SEND_NEXT, Stream.RECV_PREV),
+            (Stream.SEND_PREV_BACK, Stream.RECV_NEXT_BACK),
+        )
     else:
-        there, back = (Stream.SEND_PREV, Stream.RECV_NEXT), (Stream.SEND_NEXT_BACK, Stream.RECV_PREV_BACK)
+        there, back = (
+            (Stream.SEND_PREV, Stream.RECV_NEXT),
+            (Stream.SEND_NEXT_BACK, Stream.RECV_PREV_BACK),
+        )
     return np.where(usual, there[0], back[0]), np.where(usual, there[1], back[1])
 
 
@@ -236,10 +253,14 @@ def from_orders(
         If a time is negative or not a number.
     """
     stages = orders.pp * orders.virtual_stages
-    times = [np.broadcast_to(np.asarray(one, float), (stages,)) for one in (forward, backward, weight)]
+    times = [
+        np.broadcast_to(np.asarray(one, float), (stages,)) for one in (forward, backward, weight)
+    ]
     message = np.broadcast_to(np.asarray(send, float), (2, stages))
     if not all(np.isfinite(one).all() and (one >= 0).all() for one in (*times, message)):
-        raise ScheduleError("times must be finite and not negative; got a negative, infinite or missing one")
+        raise ScheduleError(
+            "times must be finite and not negative; got a negative, infinite or missing one"
+        )
     f, b, w = times
     durations = np.stack([f, b + w, b, w])
     variants = Variants(

@@ -90,7 +90,11 @@ class Plan:
         A tied output projection that does not share a stage with the embedding is a second copy of it.
         """
         count = self.model.parameters(padded_vocab=self.padded_vocab)
-        parts = {"layers": Count(count.layer.sharded * stage.layers, count.layer.replicated * stage.layers)}
+        parts = {
+            "layers": Count(
+                count.layer.sharded * stage.layers, count.layer.replicated * stage.layers
+            )
+        }
         if stage.embedding:
             parts["embedding"] = count.embedding
         if stage.head:

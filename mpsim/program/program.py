@@ -14,7 +14,7 @@ import enum
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PARTS", "TICK", "Kind", "Program", "Stream", "Template"]
+__all__ = ["PARTS", "TICK", "Kind", "Program", "Span", "Stream", "Template"]
 
 TICK = 1e-12
 """One tick of the engines [s]."""
@@ -67,6 +67,15 @@ class Stream(enum.IntEnum):
     RECV_NEXT_BACK = 12
 
 
+class Span(enum.IntFlag):
+    """Over which axes the ranks of a class take part in one row together; 0 where each does its own."""
+
+    NONE = 0
+    TP = 1
+    CP = 2
+    DP = 4
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Template:
     """What happens inside a row: kernels and collectives with their place in it.
@@ -90,6 +99,8 @@ class Template:
         Ticks from the start of the row.
     flops, up_bytes, out_bytes : float64[Q]
         Done by the kernel; sent by one rank over scale-up and scale-out links [FLOP, B].
+    before_ptr, before : int32[Q + 1], int32[edges]
+        Kernels of the template that must have ended, beyond the order of its streams, CSR.
     parts : float64[len(PARTS)]
         The row's duration split into `PARTS` [ticks]; sums to it exactly.
 
@@ -109,7 +120,14 @@ class Template:
     flops: NDArray[np.float64]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
+    before_ptr: NDArray[np.int32]
+    before: NDArray[np.int32]
     parts: NDArray[np.float64]
+
+    @property
+    def entries(self) -> NDArray[np.int64]:
+        """Kernels that wait for nothing inside the template: they may start when the row does."""
+        return np.flatnonzero(np.diff(self.before_ptr) == 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +150,8 @@ class Program:
         Index into `labels`.
     part : int8[N]
         Index into `PARTS` that the row's time counts as when it has no template.
+    span : int8[N]
+        `Span` of a collective.
     template : int32[N]
         Index into `templates`, or -1.
     duration : float64[N]
@@ -156,6 +176,7 @@ class Program:
     peer: NDArray[np.int32]
     label: NDArray[np.int16]
     part: NDArray[np.int8]
+    span: NDArray[np.int8]
     template: NDArray[np.int32]
     duration: NDArray[np.float64]
     up_bytes: NDArray[np.float64]

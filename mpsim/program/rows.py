@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim.program.csr import Lists, compress
 from mpsim.program.program import Kind, Program, Stream, Template
 
 __all__ = ["Rows"]
@@ -22,6 +23,7 @@ _COLUMNS: dict[str, tuple[Any, float]] = {
     "peer": (np.int32, -1),
     "label": (np.int16, 0),
     "part": (np.int8, 0),
+    "span": (np.int8, 0),
     "template": (np.int32, -1),
     "duration": (np.float64, 0),
     "up_bytes": (np.float64, 0),
@@ -48,7 +50,9 @@ class Rows:
         self._slots: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._labels: dict[str, int] = {"": 0}
 
-    def add(self, count: int, *, label: str = "", **columns: ArrayLike | Kind | Stream) -> NDArray[np.int64]:
+    def add(
+        self, count: int, *, label: str = "", **columns: ArrayLike | Kind | Stream
+    ) -> NDArray[np.int64]:
         """Append `count` rows.
 
         Parameters
@@ -99,11 +103,13 @@ class Rows:
     ) -> Program:
         """Freeze into a Program."""
         columns = {
-            name: np.concatenate([block[name] for block in self._blocks]) if self._blocks else np.zeros(0, kind)
+            name: np.concatenate([block[name] for block in self._blocks])
+            if self._blocks
+            else np.zeros(0, kind)
             for name, (kind, _) in _COLUMNS.items()
         }
-        dep_ptr, dep = _compressed(self._edges, self._count)
-        slot_ptr, slot = _compressed(self._slots, self._count)
+        dep_ptr, dep = self._lists(self._edges)
+        slot_ptr, slot = self._lists(self._slots)
         return Program(
             labels=tuple(self._labels),
             class_size=np.asarray(class_size, dtype=np.int64),
@@ -116,19 +122,8 @@ class Rows:
             **columns,
         )
 
-
-def _compressed(
-    pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """CSR of (row, value) pairs, each pair once."""
-    if not pairs:
-        return np.zeros(count + 1, np.int64), np.zeros(0, np.int32)
-    row = np.concatenate([one for one, _ in pairs])
-    value = np.concatenate([one for _, one in pairs])
-    order = np.lexsort((value, row))
-    row, value = row[order], value[order]
-    fresh = np.ones(len(row), dtype=bool)
-    fresh[1:] = (row[1:] != row[:-1]) | (value[1:] != value[:-1])
-    row, value = row[fresh], value[fresh]
-    pointer = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=count))])
-    return pointer.astype(np.int64), value.astype(np.int32)
+    def _lists(self, pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Lists:
+        nothing = np.zeros(0, dtype=np.int64)
+        row = np.concatenate([nothing, *(one for one, _ in pairs)])
+        value = np.concatenate([nothing, *(one for _, one in pairs)])
+        return compress(row, value, self._count)

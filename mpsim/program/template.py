@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from mpsim.parallel import Communication, Compute, Item, Waits
 from mpsim.program.program import PARTS, TICK, Stream, Template
 from mpsim.workload import Operator, Phase
 
-__all__ = ["BlockCosts", "concatenate", "evaluate_block", "ticks"]
+__all__ = ["BlockCosts", "concatenate", "evaluate_block", "exits", "ticks"]
 
 _STREAM = {"tp": Stream.TP, "cp": Stream.CP, "ep": Stream.EP}
 _PART_OF_PHASE = {
@@ -46,12 +46,96 @@ def ticks(seconds: float | NDArray[np.float64]) -> NDArray[np.float64]:
     return np.rint(np.asarray(seconds, dtype=np.float64) / TICK)
 
 
-@dataclasses.dataclass(slots=True)
-class _Pending:
-    """A collective that some later kernel will wait for."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Placed:
+    """One kernel or collective of a block with its place in time; `before` are those it waited for."""
 
-    end: float
-    waits: Waits
+    name: str
+    stream: Stream
+    part: int
+    start: float
+    duration: float
+    before: tuple[int, ...]
+    waits: Waits = Waits.ALL
+    flops: float = 0.0
+    up_bytes: float = 0.0
+    out_bytes: float = 0.0
+
+    @property
+    def end(self) -> float:
+        return self.start + self.duration
+
+
+class _Block:
+    """A block being placed: what was issued so far, and which collectives nobody has waited for."""
+
+    def __init__(self) -> None:
+        self.placed: list[_Placed] = []
+        self.parts = np.zeros(len(PARTS))
+        self.now = 0.0  # end of the last kernel
+        self.kernel: int | None = None
+        self.pending: list[int] = []
+        self.last: dict[Stream, int] = {}
+
+    def compute(self, one: Compute, seconds: float) -> None:
+        """Issue a kernel."""
+        awaited = self.wait(one.operator.phase)
+        before = awaited if self.kernel is None else (*awaited, self.kernel)
+        part = _RECOMPUTE if one.recompute else _PART_OF_PHASE[one.operator.phase]
+        duration = float(ticks(seconds))
+        self.kernel = len(self.placed)
+        self.placed.append(
+            _Placed(
+                one.operator.name,
+                Stream.COMPUTE,
+                part,
+                self.now,
+                duration,
+                before,
+                flops=one.operator.flops,
+            )
+        )
+        self.parts[part] += duration
+        self.now += duration
+
+    def communicate(self, one: Communication, cost: tuple[float, float, float]) -> None:
+        """Issue a collective."""
+        stream = _STREAM[one.axis]
+        queue = self.last.get(stream)
+        before = tuple(i for i in (self.kernel, queue) if i is not None)
+        start = max(self.now, self.placed[queue].end if queue is not None else 0.0)
+        self.last[stream] = len(self.placed)
+        self.pending.append(len(self.placed))
+        seconds, up, out = cost
+        self.placed.append(
+            _Placed(
+                one.name,
+                stream,
+                PARTS.index(f"exposed_{one.axis}"),
+                start,
+                float(ticks(seconds)),
+                before,
+                one.waits,
+                up_bytes=up,
+                out_bytes=out,
+            )
+        )
+
+    def wait(self, phase: Phase | None) -> tuple[int, ...]:
+        """Advance to when a kernel of `phase` may start (None: the end of the block), charging the idle time."""
+        awaited = tuple(i for i in self.pending if _is_awaited(self.placed[i].waits, phase))
+        for i in awaited:
+            one = self.placed[i]
+            self.parts[one.part] += max(0.0, one.end - self.now)
+            self.now = max(self.now, one.end)
+        self.pending = [i for i in self.pending if i not in awaited]
+        return awaited
+
+
+def _is_awaited(waits: Waits, phase: Phase | None) -> bool:
+    if phase is None or waits is Waits.ALL:
+        return True
+    return (waits is Waits.WEIGHT_GRADIENT) == (phase is Phase.WEIGHT_GRADIENT)
 
 
 def evaluate_block(name: str, items: Sequence[Item], costs: BlockCosts) -> Template:
@@ -73,106 +157,108 @@ def evaluate_block(name: str, items: Sequence[Item], costs: BlockCosts) -> Templ
     -----
     A kernel starts when the one before it and every collective it waits for have ended; a collective starts when the kernel
     before it and the collective before it on its stream have ended. Compute idle inside the block is counted as exposed
-    time of the collective that was awaited; idle that no collective explains cannot occur.
+    time of the collective that was awaited; no other idle time can occur.
     """
-    seconds = iter(costs.kernels([one.operator for one in items if isinstance(one, Compute)]).tolist())
-    rows: list[tuple[str, int, int, float, float, float, float, float]] = []
-    parts = np.zeros(len(PARTS))
-    now = 0.0
-    free = {int(stream): 0.0 for stream in Stream}
-    pending: list[tuple[int, _Pending]] = []
+    kernels = [one.operator for one in items if isinstance(one, Compute)]
+    seconds = iter(costs.kernels(kernels).tolist())
+    block = _Block()
     for one in items:
         if isinstance(one, Compute):
-            now = _await(now, pending, one.operator.phase, parts)
-            duration = float(ticks(next(seconds)))
-            part = _RECOMPUTE if one.recompute else _PART_OF_PHASE[one.operator.phase]
-            parts[part] += duration
-            rows.append((one.operator.name, int(Stream.COMPUTE), part, now, duration, one.operator.flops, 0.0, 0.0))
-            now += duration
-            continue
-        time, up, out = costs.collective(one)
-        stream, duration = int(_STREAM[one.axis]), float(ticks(time))
-        start = max(now, free[stream])
-        free[stream] = start + duration
-        part = PARTS.index(f"exposed_{one.axis}")
-        pending.append((part, _Pending(start + duration, one.waits)))
-        rows.append((one.name, stream, part, start, duration, 0.0, up, out))
-    now = _await(now, pending, None, parts)
-    return _as_template(name, rows, parts)
+            block.compute(one, next(seconds))
+        else:
+            block.communicate(one, costs.collective(one))
+    block.wait(None)
+    return _as_template(name, block)
 
 
-def _await(
-    now: float, pending: list[tuple[int, _Pending]], phase: Phase | None, parts: NDArray[np.float64]
-) -> float:
-    """Advance to when a kernel of `phase` may start (None: the end of the block), counting the idle time."""
-    left = []
-    for part, one in pending:
-        weight = phase is Phase.WEIGHT_GRADIENT
-        if (one.waits is Waits.INPUT_GRADIENT and weight) or (
-            one.waits is Waits.WEIGHT_GRADIENT and not weight and phase is not None
-        ):
-            left.append((part, one))
-        elif one.end > now:
-            parts[part] += one.end - now
-            now = one.end
-    pending[:] = left
-    return now
-
-
-def _as_template(
-    name: str,
-    rows: Sequence[tuple[str, int, int, float, float, float, float, float]],
-    parts: NDArray[np.float64],
-) -> Template:
-    names = tuple(dict.fromkeys(row[0] for row in rows))
+def _as_template(name: str, block: _Block) -> Template:
+    placed = block.placed
+    names = tuple(dict.fromkeys(one.name for one in placed))
     index = {one: i for i, one in enumerate(names)}
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 8
+
+    def column(field: str, kind: type[np.generic]) -> NDArray[Any]:
+        return np.array([getattr(one, field) for one in placed], dtype=kind)
+
     return Template(
         name=name,
         names=names,
-        name_index=np.array([index[one] for one in columns[0]], dtype=np.int16),
-        stream=np.array(columns[1], dtype=np.int8),
-        layer=np.zeros(len(rows), dtype=np.int32),
-        part=np.array(columns[2], dtype=np.int8),
-        start=np.array(columns[3], dtype=np.float64),
-        duration=np.array(columns[4], dtype=np.float64),
-        flops=np.array(columns[5], dtype=np.float64),
-        up_bytes=np.array(columns[6], dtype=np.float64),
-        out_bytes=np.array(columns[7], dtype=np.float64),
-        parts=parts,
+        name_index=np.array([index[one.name] for one in placed], dtype=np.int16),
+        stream=column("stream", np.int8),
+        layer=np.zeros(len(placed), dtype=np.int32),
+        part=column("part", np.int8),
+        start=column("start", np.float64),
+        duration=column("duration", np.float64),
+        flops=column("flops", np.float64),
+        up_bytes=column("up_bytes", np.float64),
+        out_bytes=column("out_bytes", np.float64),
+        before_ptr=np.cumsum([0, *(len(one.before) for one in placed)], dtype=np.int32),
+        before=np.array([i for one in placed for i in one.before], dtype=np.int32),
+        parts=block.parts,
     )
 
 
 def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
-    """Lay blocks end to end.
+    """Lay blocks end to end: each starts when the one before it has ended on every stream.
 
     Parameters
     ----------
     name : str
     blocks : sequence of (layer, Template)
-        In the order they run; `layer` counts from the stage's first, -1 outside the layers.
+        In the order they run; `layer` counts from the stage's first, -1 outside the layers. At least one.
     """
-    names = tuple(dict.fromkeys(one for _, block in blocks for one in block.names))
+    templates = [block for _, block in blocks]
+    names = tuple(dict.fromkeys(one for block in templates for one in block.names))
     index = {one: i for i, one in enumerate(names)}
-    translation = {
-        id(block): np.array([index[one] for one in block.names], dtype=np.int16) for _, block in blocks
+    renamed = {
+        id(block): np.array([index[one] for one in block.names], dtype=np.int16)[block.name_index]
+        for block in templates
     }
-    offsets = np.concatenate([[0.0], np.cumsum([block.parts.sum() for _, block in blocks])])
+    offset = np.cumsum([0.0, *(block.parts.sum() for block in templates)])
+    before_ptr, before = _joined_edges(templates)
 
-    def joined(columns: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-        return np.concatenate(columns) if columns else np.zeros(0)
+    def joined(field: str) -> NDArray[Any]:
+        return np.concatenate([getattr(block, field) for block in templates])
 
     return Template(
         name=name,
         names=names,
-        name_index=joined([translation[id(b)][b.name_index] for _, b in blocks]).astype(np.int16),
-        stream=joined([b.stream for _, b in blocks]).astype(np.int8),
-        layer=joined([np.full(len(b.layer), layer) for layer, b in blocks]).astype(np.int32),
-        part=joined([b.part for _, b in blocks]).astype(np.int8),
-        start=joined([b.start + at for (_, b), at in zip(blocks, offsets, strict=False)]),
-        duration=joined([b.duration for _, b in blocks]),
-        flops=joined([b.flops for _, b in blocks]),
-        up_bytes=joined([b.up_bytes for _, b in blocks]),
-        out_bytes=joined([b.out_bytes for _, b in blocks]),
-        parts=sum((block.parts for _, block in blocks), np.zeros(len(PARTS))),
+        name_index=np.concatenate([renamed[id(block)] for block in templates]),
+        stream=joined("stream"),
+        layer=np.repeat([layer for layer, _ in blocks], [len(b.stream) for b in templates]).astype(
+            np.int32
+        ),
+        part=joined("part"),
+        start=np.concatenate([b.start + at for b, at in zip(templates, offset, strict=False)]),
+        duration=joined("duration"),
+        flops=joined("flops"),
+        up_bytes=joined("up_bytes"),
+        out_bytes=joined("out_bytes"),
+        before_ptr=before_ptr,
+        before=before,
+        parts=np.sum([block.parts for block in templates], axis=0),
     )
+
+
+def exits(template: Template) -> NDArray[np.int64]:
+    """Last kernel on each stream: when these have ended, the template has."""
+    reversed_stream = template.stream[::-1]
+    _, first = np.unique(reversed_stream, return_index=True)
+    return np.sort(len(reversed_stream) - 1 - first)
+
+
+def _joined_edges(templates: Sequence[Template]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Edges of blocks end to end: what waited for nothing now waits for the exits of the block before."""
+    counts, edges, at = [], [], 0
+    previous: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+    for block in templates:
+        own = np.diff(block.before_ptr)
+        is_entry = own == 0
+        counts.append(np.where(is_entry, len(previous), own))
+        pieces = np.split(block.before + at, block.before_ptr[1:-1]) if len(own) else []
+        edges += [
+            previous if entry else piece for piece, entry in zip(pieces, is_entry, strict=True)
+        ]
+        previous = exits(block) + at
+        at += len(own)
+    pointer = np.cumsum(np.concatenate([[0], *counts])).astype(np.int32)
+    return pointer, np.concatenate([np.zeros(0, dtype=np.int64), *edges]).astype(np.int32)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.program import PARTS, Kind, Program, Stream
+from mpsim.program.csr import owners
 from mpsim.result.intervals import Cover
 
 __all__ = ["attribute", "busy_ticks", "compute_rows"]
@@ -64,7 +65,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
 
 def compute_rows(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rank and row of everything on compute streams, ordered by rank, then stream order."""
-    owner = np.repeat(np.arange(len(program)), np.diff(program.slot_ptr))
+    owner = owners(program.slot_ptr)
     on_compute = program.slot % len(Stream) == Stream.COMPUTE
     rank = program.slot[on_compute].astype(np.int64) // len(Stream)
     row = owner[on_compute]
@@ -76,7 +77,8 @@ def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
     """Ticks in which each rank's compute stream runs kernels [R]; waits inside an action are not busy."""
     parts = _busy(timeline)
     computing = [i for i, name in enumerate(PARTS) if name in _COMPUTING]
-    return parts[:, computing].sum(axis=1)
+    busy: NDArray[np.float64] = parts[:, computing].sum(axis=1)
+    return busy
 
 
 _COMPUTING = frozenset({"forward", "backward", "weight_gradient", "recompute", "optimizer"})
@@ -129,9 +131,15 @@ def _charge_waits(parts: NDArray[np.float64], timeline: Timeline, gaps: _Gaps) -
     waited = np.where(gated, gaps.end - np.clip(since, gaps.start, gaps.end), 0.0)
     kind = np.where(known, timeline.program.kind[np.maximum(gate, 0)], -1)
     for which, part in ((Kind.SEND, _PP), (Kind.COLLECTIVE, _DP)):
-        np.add.at(parts, (gaps.rank[kind == which], part), waited[kind == which])
+        _charge(parts, gaps.rank[kind == which], part, waited[kind == which])
     waited[~np.isin(kind, [Kind.SEND, Kind.COLLECTIVE])] = 0.0
-    np.add.at(parts, (gaps.rank, _BUBBLE), gaps.end - gaps.start - waited)
+    _charge(parts, gaps.rank, _BUBBLE, gaps.end - gaps.start - waited)
+
+
+def _charge(
+    parts: NDArray[np.float64], rank: NDArray[np.int64], part: int, amount: NDArray[np.float64]
+) -> None:
+    parts[:, part] += np.bincount(rank, weights=amount, minlength=len(parts))
 
 
 def _last_dependency(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -40,7 +40,9 @@ class Cover:
         if not len(self.start):
             return np.zeros_like(time)
         index = np.searchsorted(self.start, time, side="right")
-        inside = np.where(index > 0, np.minimum(time, self.end[index - 1]) - self.start[index - 1], 0.0)
+        inside = np.where(
+            index > 0, np.minimum(time, self.end[index - 1]) - self.start[index - 1], 0.0
+        )
         return self._before[np.maximum(index - 1, 0)] + np.where(index > 0, inside, 0.0)
 
     def within(self, start: Floats, end: Floats) -> Floats:

@@ -17,7 +17,15 @@ from mpsim.workload import Expansion, OperatorKind
 
 __all__ = ["COMPONENTS", "Memory", "account_memory"]
 
-COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
+COMPONENTS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "buffers",
+    "overhead",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +46,8 @@ class Memory:
     @property
     def total(self) -> NDArray[np.float64]:
         """All components of each rank [B]."""
-        return np.sum([self.components[name] for name in COMPONENTS], axis=0)
+        total: NDArray[np.float64] = np.sum([self.components[name] for name in COMPONENTS], axis=0)
+        return total
 
     @property
     def fullest(self) -> int:
@@ -101,7 +110,9 @@ def account_memory(plan: Plan) -> Memory:
         "logits": np.array([one[1] for one in peaks]),
         "buffers": np.full(plan.mesh.pp, _buffers(plan)),
     }
-    fragments = constants["fragmentation"] * np.sum([states["activations"], states["logits"]], axis=0)
+    fragments = constants["fragmentation"] * np.sum(
+        [states["activations"], states["logits"]], axis=0
+    )
     states["overhead"] = constants["context"] + fragments
     return Memory(components=states, capacity=plan.cluster.accelerator.memory_bytes)
 
@@ -114,7 +125,9 @@ def _constants() -> Mapping[str, float]:
 def _buffers(plan: Plan) -> float:
     """Receive and send buffers of both directions, and one gradient bucket where it is reduced in buckets."""
     message = plan.sharding.tokens * plan.model.hidden * plan.sharding.activation_bytes
-    messages = 4 * message / (plan.mesh.tp if plan.sequence_parallel else 1) if plan.mesh.pp > 1 else 0.0
+    messages = (
+        4 * message / (plan.mesh.tp if plan.sequence_parallel else 1) if plan.mesh.pp > 1 else 0.0
+    )
     overlapped = plan.framework.overlaps_gradients(plan.mesh.pp) and plan.mesh.dp * plan.mesh.cp > 1
     return messages + (plan.framework.bucket_bytes if overlapped else 0.0)
 
@@ -165,7 +178,12 @@ def _peak(plan: Plan, rank: int, kept: list[_Kept]) -> tuple[float, float]:
     rows = slice(int(orders.rank_ptr[rank]), int(orders.rank_ptr[rank + 1]))
     kind, stage = orders.kind[rows], orders.stage[rows]
     table = np.array([(one.for_input, one.for_weight, one.logits) for one in kept])
-    sign = {Action.F: (1, 1, 1), Action.B: (-1, -1, -1), Action.I: (-1, 0, -1), Action.W: (0, -1, 0)}
+    sign = {
+        Action.F: (1, 1, 1),
+        Action.B: (-1, -1, -1),
+        Action.I: (-1, 0, -1),
+        Action.W: (0, -1, 0),
+    }
     signs = np.array([sign[action] for action in Action], dtype=float)
     held = np.cumsum(table[stage] * signs[kind], axis=0)
     at = int(np.argmax(held.sum(axis=1)))

@@ -84,7 +84,8 @@ class Result:
 
     def save_plots(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG; return the files written."""
-        return self.plot.save(folder)
+        written: list[Path] = self.plot.save(folder)
+        return written
 
     def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
@@ -104,7 +105,9 @@ class Result:
             "scenario": self.scenario.resolved(),
             "summary": self.summary,
         }
-        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        Path(path).write_text(
+            json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
@@ -139,11 +142,17 @@ class Result:
         one = self.summary
         memory = one["memory"]
         return (
-            ("scenario", f"{one['scenario']}, {one['accelerators']} x {self.plan.cluster.accelerator.title}"),
+            (
+                "scenario",
+                f"{one['scenario']}, {one['accelerators']} x {self.plan.cluster.accelerator.title}",
+            ),
             ("step time", f"{one['step_time_s']:.4g} s, {one['tokens_per_s']:.4g} tokens/s"),
             ("MFU, HFU", f"{one['mfu']:.1%}, {one['hfu']:.1%}"),
             ("bubble", f"{one['bubble_fraction']:.1%}"),
-            ("memory", f"{memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB on rank {memory['rank']}"),
+            (
+                "memory",
+                f"{memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB on rank {memory['rank']}",
+            ),
         )
 
 

@@ -77,7 +77,9 @@ def _hardware_flops(result: Result) -> float:
 
 def _memory(memory: Memory) -> dict[str, float | int]:
     rank = memory.fullest
-    parts: dict[str, float | int] = {name: float(memory.components[name][rank]) for name in COMPONENTS}
+    parts: dict[str, float | int] = {
+        name: float(memory.components[name][rank]) for name in COMPONENTS
+    }
     total = float(memory.total[rank])
     return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": rank}
 
@@ -136,8 +138,16 @@ def _warnings(result: Result) -> list[str]:
         )
     chip = plan.cluster.accelerator
     if unsure := recalled(chip):
-        warnings.append(f"figures of {chip.name} that are recalled, not verified: {', '.join(unsure)}")
-    defaults = sorted({one.name.rpartition(".")[0] for one in result.constants if one.status is Status.FAMILY_DEFAULT})
+        warnings.append(
+            f"figures of {chip.name} that are recalled, not verified: {', '.join(unsure)}"
+        )
+    defaults = sorted(
+        {
+            one.name.rpartition(".")[0]
+            for one in result.constants
+            if one.status is Status.FAMILY_DEFAULT
+        }
+    )
     if defaults:
         warnings.append(f"not calibrated on this hardware: {', '.join(defaults)}")
     return warnings

@@ -15,7 +15,9 @@ from mpsim.result.attribution import busy_ticks
 
 __all__ = ["Series", "Utilisation", "measure_utilisation"]
 
-_COMPUTING = [PARTS.index(n) for n in ("forward", "backward", "weight_gradient", "recompute", "optimizer")]
+_COMPUTING = [
+    PARTS.index(n) for n in ("forward", "backward", "weight_gradient", "recompute", "optimizer")
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +90,7 @@ def _share(amount: NDArray[np.float64], could: float) -> NDArray[np.float64]:
 def _per_rank(timeline: Timeline, amount: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sum of a column over the home rank of each row."""
     program = timeline.program
-    return np.bincount(program.rank, weights=amount, minlength=program.ranks)
+    return np.bincount(program.rank, weights=amount, minlength=program.ranks).astype(np.float64)
 
 
 def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:

@@ -1,0 +1,1 @@
+"""Framework presets, one YAML file a family."""

@@ -1,0 +1,56 @@
+"""Small plans built by hand, so that tests of the inner layers need no scenario file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpsim.framework import framework
+from mpsim.hardware import system
+from mpsim.parallel import Mesh, partition_layers
+from mpsim.program.plan import Plan
+from mpsim.schedule import make_orders
+from mpsim.workload import model
+
+
+def small_plan(
+    *,
+    tp: int = 2,
+    pp: int = 2,
+    dp: int = 2,
+    cp: int = 1,
+    virtual_stages: int = 1,
+    microbatches: int = 4,
+    micro_batch: int = 1,
+    model_name: str = "gpt-1.7b",
+    cluster: str = "dgx-a100-80gb",
+    preset: str = "megatron-2021",
+    overrides: dict[str, Any] | None = None,
+    schedule: str | None = None,
+    sequence_length: int = 2048,
+    precision: str = "bf16",
+    recompute: str = "full",
+    sequence_parallel: bool = False,
+    zero: int = 0,
+) -> Plan:
+    """A plan with everything defaulted to something small."""
+    name = schedule or ("interleaved-1f1b" if virtual_stages > 1 else "1f1b")
+    shape = model(model_name)
+    hardware = system(cluster, nodes=-(-tp * pp * dp * cp // 8))
+    return Plan(
+        name="small",
+        cluster=hardware,
+        model=shape,
+        framework=framework(preset, overrides),
+        mesh=Mesh(tp=tp, pp=pp, dp=dp, cp=cp),
+        stages=partition_layers(shape.layers, pp * virtual_stages),
+        orders=make_orders(name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages),
+        micro_batch=micro_batch,
+        global_batch=microbatches * dp * micro_batch,
+        sequence_length=sequence_length,
+        precision=precision,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        zero=zero,
+        engine="auto",
+        seed=0,
+    )

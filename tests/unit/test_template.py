@@ -1,0 +1,95 @@
+"""Templates: what hides behind what inside a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.parallel import Communication, Compute, Waits
+from mpsim.program import PARTS, TICK, Template
+from mpsim.program.template import concatenate, evaluate_block, exits
+from mpsim.workload import Operator, OperatorKind, Phase
+
+US = 1e-6
+
+
+class _Costs:
+    """Kernels take their FLOPs in microseconds, collectives their size."""
+
+    def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
+        return np.array([one.flops * US for one in operators])
+
+    def collective(self, item: Communication) -> tuple[float, float, float]:
+        return item.size * US, item.size, 0.0
+
+
+def _kernel(name: str, microseconds: float, phase: Phase = Phase.FORWARD) -> Compute:
+    return Compute(Operator(name=name, kind=OperatorKind.GEMM, phase=phase, flops=microseconds))
+
+
+def _collective(microseconds: float, waits: Waits = Waits.ALL, axis: str = "tp") -> Communication:
+    return Communication("c", axis, "all_reduce", microseconds, waits, Phase.FORWARD)
+
+
+def _us(template: Template) -> dict[str, float]:
+    return {
+        name: round(ticks * TICK / US, 6)
+        for name, ticks in zip(PARTS, template.parts.tolist(), strict=True)
+        if ticks
+    }
+
+
+def test_a_blocking_collective_is_exposed_whole() -> None:
+    """Kernel 3, collective 2, kernel 4: 9 in all, 2 of them exposed."""
+    block = evaluate_block("b", [_kernel("a", 3), _collective(2), _kernel("b", 4)], _Costs())
+    assert _us(block) == {"forward": 7.0, "exposed_tp": 2.0}
+
+
+def test_a_reduction_hides_behind_the_weight_gradient() -> None:
+    """Input gradient 3, its reduction 5, weight gradient 4 beside it, next kernel 2: 3 + 5 + 2, 1 exposed."""
+    items = [
+        _kernel("i", 3, Phase.INPUT_GRADIENT),
+        _collective(5, Waits.INPUT_GRADIENT),
+        _kernel("w", 4, Phase.WEIGHT_GRADIENT),
+        _kernel("j", 2, Phase.INPUT_GRADIENT),
+    ]
+    block = evaluate_block("b", items, _Costs())
+    assert _us(block) == {"backward": 5.0, "weight_gradient": 4.0, "exposed_tp": 1.0}
+
+
+def test_a_gather_for_the_weight_gradient_does_not_hold_up_the_input_gradient() -> None:
+    """Gather 5 beside input gradient 3; the weight gradient waits for the other 2."""
+    items = [
+        _collective(5, Waits.WEIGHT_GRADIENT),
+        _kernel("i", 3, Phase.INPUT_GRADIENT),
+        _kernel("w", 4, Phase.WEIGHT_GRADIENT),
+    ]
+    block = evaluate_block("b", items, _Costs())
+    assert _us(block) == {"backward": 3.0, "weight_gradient": 4.0, "exposed_tp": 2.0}
+
+
+def test_a_block_ends_when_everything_in_it_has() -> None:
+    """A collective that nobody waits for still ends the block."""
+    block = evaluate_block("b", [_kernel("a", 1), _collective(6, Waits.INPUT_GRADIENT)], _Costs())
+    assert _us(block) == {"forward": 1.0, "exposed_tp": 6.0}
+    assert exits(block).tolist() == [0, 1]
+
+
+def test_collectives_of_one_communicator_queue() -> None:
+    """Two collectives of 4 issued together on one stream end at 8, on two streams at 4."""
+    same = evaluate_block("b", [_collective(4), _collective(4)], _Costs())
+    apart = evaluate_block("b", [_collective(4), _collective(4, axis="cp")], _Costs())
+    assert same.parts.sum() * TICK == 8 * US
+    assert apart.parts.sum() * TICK == 4 * US
+
+
+def test_blocks_end_to_end_keep_their_inside() -> None:
+    """The second block's starts are shifted by the length of the first, parts add."""
+    block = evaluate_block("b", [_kernel("a", 3), _collective(2), _kernel("b", 4)], _Costs())
+    row = concatenate("r", [(0, block), (1, block)])
+    assert _us(row) == {"forward": 14.0, "exposed_tp": 4.0}
+    assert (row.start[3:] - row.start[:3] == block.parts.sum()).all()
+    assert row.layer.tolist() == [0, 0, 0, 1, 1, 1]
+    assert row.before[row.before_ptr[3] : row.before_ptr[4]].tolist() == [1, 2]
