@@ -1,0 +1,80 @@
+"""Attribution: idle time is charged to what ended it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpsim.engine import run
+from mpsim.program import PARTS, Kind, Program, Rows, Stream, from_orders
+from mpsim.result.attribution import attribute
+from mpsim.schedule import make_orders
+
+
+def _account(program: Program) -> list[dict[str, float]]:
+    parts = attribute(run(program))
+    return [{n: v for n, v in zip(PARTS, row.tolist(), strict=True) if v} for row in parts]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_the_bubble_of_every_rank_is_p_minus_1_slots(name: str) -> None:
+    """p = 4, m = 8, unit times: (p - 1)(tF + tB + tW) = 9 idle, whatever the rank."""
+    orders = make_orders(name, pp=4, microbatches=8)
+    for account in _account(from_orders(orders, forward=1, backward=1, weight=1)):
+        assert account == {"forward": 8, "backward": 16, "bubble": 9}
+
+
+def test_a_transfer_is_exposed_from_the_moment_its_data_is_ready() -> None:
+    """p = 2, m = 1, forward 3, backward 4, transfer 5.
+
+    Rank 1 idles 0-8: until 3 rank 0 computes (bubble), until 8 the activation travels (exposed). It works 8-15. Rank 0 idles
+    3-20: until 15 rank 1 works or receives (12 of bubble), until 20 the gradient travels.
+    """
+    orders = make_orders("1f1b", pp=2, microbatches=1)
+    first, second = _account(from_orders(orders, forward=3, backward=4, weight=0, send=5))
+    assert second == {"forward": 3, "backward": 4, "exposed_pp": 5, "bubble": 3 + (24 - 15)}
+    assert first == {"forward": 3, "backward": 4, "exposed_pp": 5, "bubble": 12}
+
+
+def _ending(**gradient: float) -> Program:
+    """Two ranks: computing 2 and 6, each then reducing gradients, then meeting, then an optimizer of 1."""
+    rows = Rows()
+    work = rows.add(2, kind=Kind.BACKWARD, rank=[0, 1], part=PARTS.index("backward"), duration=[2.0, 6.0])
+    reduce = rows.add(
+        2,
+        kind=Kind.COLLECTIVE,
+        rank=[0, 1],
+        stream=Stream.DP,
+        part=PARTS.index("exposed_dp"),
+        duration=[gradient["first"], gradient["second"]],
+    )
+    rows.depend(reduce, work)
+    step = rows.add(2, kind=Kind.OPTIMIZER, rank=[0, 1], part=PARTS.index("optimizer"), duration=1.0)
+    for row in reduce:
+        rows.depend(step, row)
+    return rows.finish(rank_name=("pp 0", "pp 1"), class_size=[1, 1])
+
+
+def test_gradient_reduction_after_the_last_backward_is_exposed() -> None:
+    """Rank 0: own reduction 2-5, waiting for rank 1's backward 5-6, for its reduction 6-8."""
+    first, second = _account(_ending(first=3.0, second=2.0))
+    assert first == {"backward": 2, "exposed_dp": 3 + 2, "bubble": 1, "optimizer": 1}
+    assert second == {"backward": 6, "exposed_dp": 2, "optimizer": 1}
+
+
+def test_waiting_for_a_slower_optimizer_is_other() -> None:
+    """Nothing runs on any communicator: not bubble, not exposed."""
+    rows = Rows()
+    rows.add(2, kind=Kind.FORWARD, rank=[0, 1], part=PARTS.index("forward"), duration=2.0)
+    rows.add(2, kind=Kind.OPTIMIZER, rank=[0, 1], part=PARTS.index("optimizer"), duration=[1.0, 4.0])
+    first, _ = _account(rows.finish(rank_name=("pp 0", "pp 1"), class_size=[1, 1]))
+    assert first == {"forward": 2, "optimizer": 1, "other": 3}
+
+
+def test_parts_are_whole_ticks_that_sum_exactly() -> None:
+    """Also for awkward durations."""
+    orders = make_orders("interleaved-1f1b", pp=4, microbatches=12, virtual_stages=3)
+    rng = np.random.default_rng(0)
+    times = [np.rint(rng.lognormal(20, 1, 12)) for _ in range(3)]
+    timeline = run(from_orders(orders, forward=times[0], backward=times[1], weight=times[2], send=12345))
+    assert (attribute(timeline).sum(axis=1) == timeline.makespan).all()
