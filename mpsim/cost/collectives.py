@@ -133,7 +133,9 @@ class CollectiveModel:
         if group.ranks <= 1 or kind == "barrier":
             zero = _like(size_bytes, np.zeros(np.shape(size_bytes)))
             return zero, zero
-        inside, outside = sent_bytes(kind, size_bytes, group)
+        inside, outside = sent_bytes(
+            kind, size_bytes, group, summed_by_switch=self._sums_in_switch(group.per_domain)
+        )
         return _like(size_bytes, inside), _like(size_bytes, outside)
 
     @overload
@@ -207,15 +209,19 @@ class CollectiveModel:
         """A constant of a collective, between the group sizes it was measured for in log; latency beyond them too."""
         curve = _CURVE_OF.get(kind, kind)
         labels = [int(label) for label in self._inside.words["ranks"]]
-        if curve == "all_reduce" and what != "latency" and self._sums_in_ring():
+        if curve == "all_reduce" and what != "latency" and self._lacks_switch():
             members = min(members, _RING_LIMIT)
         values = [self._use(self._inside, f"{what}_{curve}_{label}") for label in labels]
         return _between(members, labels, values, beyond=what == "latency")
 
-    def _sums_in_ring(self) -> bool:
+    def _lacks_switch(self) -> bool:
         """Whether the measured link reduced in its switches but this one cannot."""
-        measured = "in_network" in self._inside.words
-        return measured and not self.cluster.node.scale_up.in_network_reduction
+        able = self.cluster.node.scale_up.in_network_reduction
+        return "in_network" in self._inside.words and not able
+
+    def _sums_in_switch(self, members: int) -> bool:
+        """Whether an all-reduce among `members` of a domain leaves the summing to the switches."""
+        return self.cluster.node.scale_up.in_network_reduction and members > _RING_LIMIT
 
     def _torus(self, kind: str, size: Floats, members: int) -> Floats:
         extents = torus_extents(self.cluster, members)

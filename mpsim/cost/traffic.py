@@ -44,28 +44,34 @@ def ring_passes(kind: str, ranks: int) -> float:
     return (2.0 if kind in _TWO_WAY else 1.0) * (ranks - 1) / ranks
 
 
-def sent_bytes(kind: str, size: ArrayLike, group: GroupShape) -> tuple[Floats, Floats]:
+def sent_bytes(
+    kind: str, size: ArrayLike, group: GroupShape, *, summed_by_switch: bool = False
+) -> tuple[Floats, Floats]:
     """Bytes that a rank sends on average over its scale-up link and over its NIC share [B].
 
     Notes
     -----
     Rings run through the domains with m channels, so that one of m hops of each channel leaves the domain: a rank sends
-    ``passes S (m-1)/m`` inside and ``passes S / m`` outside. Two exceptions: an all-reduce over exactly two domains exchanges
-    ``S/m`` outside (halves are summed on both sides), and all-to-all sends each peer its part directly. In a broadcast or reduce
-    only n-1 of n ranks send.
+    ``passes S (m-1)/m`` inside and ``passes S / m`` outside. Exceptions: an all-reduce over exactly two domains exchanges
+    ``S/m`` outside (halves are summed on both sides); one that switches sum (`summed_by_switch`) puts the whole tensor and its
+    own reduced part, ``S (m+1)/m``, on the scale-up link; all-to-all sends each peer its part directly. In a broadcast or
+    reduce only n-1 of n ranks send.
     """
     s = np.asarray(size, float)
     n, m = group.ranks, group.per_domain
     if kind == "all_to_all":
         return s * (m - 1) / n, s * (n - m) / n
     total = s * ring_passes(kind, n) * ((n - 1) / n if kind in _ROOTED else 1.0)
-    if not group.crosses:
-        return total, np.zeros_like(s)
     if kind == "send_recv":
-        return np.zeros_like(s), total
+        return (np.zeros_like(s), total) if group.crosses else (total, np.zeros_like(s))
+    inside, outside = total * (m - 1) / m, total / m
+    if not group.crosses:
+        inside, outside = total, np.zeros_like(s)
     if kind in _TWO_WAY and group.domains == _PAIR:
-        return s * ring_passes(kind, m), s / m
-    return total * (m - 1) / m, total / m
+        inside, outside = s * ring_passes(kind, m), s / m
+    if kind in _TWO_WAY and summed_by_switch and m > 1:
+        inside = s * (m + 1) / m
+    return inside, outside
 
 
 def floor_seconds(kind: str, size: ArrayLike, group: GroupShape, cluster: Cluster) -> Floats:
