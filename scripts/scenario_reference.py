@@ -1,0 +1,96 @@
+"""Write docs/reference/scenario.md from the schema: ``python scripts/scenario_reference.py``.
+
+A test holds the page to the schema, so nobody edits it by hand.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pydantic
+from pydantic_core import PydanticUndefined
+
+from mpsim.scenario import Scenario
+from mpsim.units import Dimension, units_of
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "scenario.md"
+HEAD = """\
+# Scenario file
+
+A YAML file of the keys below (this page is generated from the schema). Keys are strict: an unknown one is refused with the nearest valid name,
+and all mistakes are reported together with their lines. Batches count sequences. Quantities are strings with a unit, such as `400 Gb/s`; a
+small `b` is a bit and a capital `B` a byte, and `Gbps` is refused because it is written for both.
+
+- **Presets.** Where a preset is expected, its name alone is enough (`model: gpt3-175b`); `{preset: gpt3-175b, layers: 48}` replaces fields of it.
+  `mpsim show` lists the names.
+- **Layers.** `include:` reads one file or several first, the file itself comes on top, then `--override NAME` blocks in order, then `--set
+  KEY=VALUE`. Mappings merge key by key, everything else is replaced.
+- **`overrides:`** holds named blocks of the same keys, applied only when asked for.
+- **`sweep:`** holds lists of values by dotted key, for `mpsim sweep`.
+"""
+
+
+def render() -> str:
+    """The page as text."""
+    return "\n".join([HEAD, *_section("", Scenario)]).rstrip("\n") + "\n"
+
+
+def _section(prefix: str, model: type[pydantic.BaseModel]) -> Iterator[str]:
+    """One heading and table, then those of the sections inside."""
+    claim = (inspect.getdoc(model) or "").partition("\n")[0]
+    yield f"## `{prefix.rstrip('.')}`\n\n{claim}\n" if prefix else "## Top level\n"
+    yield "| key | value | default | meaning |\n| --- | --- | --- | --- |"
+    inner: list[tuple[str, type[pydantic.BaseModel]]] = []
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        kind, nested = _kind(field.annotation, field.metadata)
+        meaning = " ".join((field.description or "").split())
+        yield f"| `{key}` | {kind} | {_default(field)} | {meaning} |".replace(" |  |", " | |")
+        inner.extend((f"{prefix}{key}.", one) for one in nested)
+    yield ""
+    for place, one in inner:
+        yield from _section(place, one)
+
+
+def _default(field: pydantic.fields.FieldInfo) -> str:
+    if field.is_required():
+        return "**required**"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value is PydanticUndefined or isinstance(value, pydantic.BaseModel):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _kind(
+    annotation: object, metadata: list[object]
+) -> tuple[str, list[type[pydantic.BaseModel]]]:
+    """What may be written, in words, and the sections inside."""
+    dimension = next((one.dimension for one in metadata if hasattr(one, "dimension")), None)
+    if dimension is not None:
+        return _quantity(dimension), []
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _kind(arguments[0], [*metadata, *arguments[1:]])
+    if origin in (typing.Union, types.UnionType):
+        parts = [_kind(one, metadata) for one in arguments if one is not type(None)]
+        return " or ".join(dict.fromkeys(kind for kind, _ in parts)), [m for _, ms in parts for m in ms]
+    if origin is typing.Literal:
+        return ", ".join(f"`{one}`" for one in arguments), []
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return "section", [annotation]
+    if origin is not None:
+        return ("mapping" if "apping" in str(origin) or origin is dict else "list"), []
+    words = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text"}
+    return words.get(annotation, "anything"), []  # type: ignore[call-overload]
+
+
+def _quantity(dimension: Dimension) -> str:
+    return f"quantity in {', '.join(f'`{unit}`' for unit in units_of(dimension)[:4])}, ..."
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")
