@@ -8,6 +8,7 @@ half of their writers mean the other one.
 
 from __future__ import annotations
 
+import decimal
 import enum
 import math
 import re
@@ -129,20 +130,28 @@ def parse_quantity(value: object, dimension: Dimension) -> float:
     match = _QUANTITY.fullmatch(value)
     if match is None:
         raise UnitError(_complaint(value, dimension, "not a number with a unit"))
-    number, unit = float(match[1]), match[2]
+    number, unit = match.groups()
     if unit is None:
-        if number == 0:
+        if float(number) == 0:
             return 0.0
         raise UnitError(_complaint(value, dimension, "no unit"))
     factor = _UNITS[dimension].get(unit)
     if factor is None:
         raise UnitError(_complaint(value, dimension, _why_not(unit, dimension)))
-    result = number * factor if factor >= 1 else number / round(1 / factor)  # rounds once
+    result = _product(number, factor)
     if math.copysign(1.0, result) < 0:
         raise UnitError(_complaint(value, dimension, "negative"))
     if not math.isfinite(result):
         raise UnitError(_complaint(value, dimension, "too large for a number"))
     return result
+
+
+def _product(number: str, factor: float) -> float:
+    """`number` times `factor`, rounded once: 2.5 us is the float nearest to 2.5e-6."""
+    try:
+        return float(decimal.Decimal(number) * decimal.Decimal(repr(factor)))
+    except decimal.DecimalException:  # an exponent beyond all bounds
+        return float(number) * factor
 
 
 _AMBIGUOUS = re.compile(r"([kmgtpe]?i?)b(?:it|yte)?ps", re.IGNORECASE)

@@ -1,1 +1,7 @@
-"""scenario."""
+"""Scenarios: the YAML file a person writes, read strictly, every mistake reported with its line."""
+
+from mpsim.scenario.checks import check
+from mpsim.scenario.examples import template_names, template_text
+from mpsim.scenario.scenario import Scenario, json_schema, load
+
+__all__ = ["Scenario", "check", "json_schema", "load", "template_names", "template_text"]

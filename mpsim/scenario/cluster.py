@@ -1,0 +1,269 @@
+"""The ``cluster:`` section: a system of the catalog, one with changes, or a cluster put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from mpsim.errors import HardwareError, Problem, ScenarioError, nearest
+from mpsim.hardware import (
+    Accelerator,
+    Cluster,
+    Link,
+    accelerator,
+    accelerator_names,
+    build_cluster,
+    link,
+    link_names,
+    system,
+    system_names,
+    with_overrides,
+)
+from mpsim.scenario.fields import (
+    Bandwidth,
+    Bytes,
+    Count,
+    FlopRate,
+    Power,
+    PriceRate,
+    Section,
+    Shorthand,
+    Time,
+)
+
+__all__ = ["AcceleratorChoice", "ClusterChoice", "FabricChoice", "LinkChoice"]
+
+GIVEN = "given by the user"
+T = TypeVar("T", Accelerator, Link)
+
+PerNode = Annotated[int, Field(ge=1, le=4096)]
+Nodes = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class AcceleratorChoice(Section):
+    """An accelerator of the catalog, and the figures of it to replace."""
+
+    preset: str
+    """An accelerator by name (see 'mpsim show hardware')."""
+    peak_flops: dict[str, FlopRate] | None = None
+    """Dense peak of matrix products by precision; those left out stay."""
+    memory: Bytes | None = None
+    """Device memory."""
+    memory_bandwidth: Bandwidth | None = None
+    """Rate of the device memory."""
+    compute_units: Count | None = None
+    """SMs, CUs or cores."""
+    tdp: Power | None = None
+    """Board power limit."""
+    idle: Power | None = None
+    """Idle power."""
+
+
+class LinkChoice(Section):
+    """A link: one of the catalog, or a bandwidth, and the figures to replace."""
+
+    preset: str | None = None
+    """A link by name; left out, the one the cluster has, or a generic NIC."""
+    bandwidth: Bandwidth | None = None
+    """Per direction."""
+    latency: Time | None = None
+    """Of one hop."""
+    links: Count | None = None
+    """Physical links the bandwidth is the sum of."""
+    efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the bandwidth that large messages reach."""
+    in_network_reduction: bool | None = None
+    """Whether its switches can reduce."""
+    switch_latency: Time | None = None
+    """What one switch of the network adds."""
+    switch_ports: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """Ports of one switch; 0 where it does not matter."""
+
+
+class FabricChoice(Section):
+    """The network between nodes."""
+
+    kind: Literal["rail-optimized", "fat-tree", "dragonfly+", "torus", "single-switch"] | None = (
+        None
+    )
+    """How nodes are joined."""
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] | None = None
+    """Rate a leaf switch offers its nodes over the rate it has upwards; 1 is full bisection."""
+    hop_latency: Time | None = None
+    """What one switch adds."""
+    radix: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """Ports of a switch; 0 for as many as it takes."""
+    axes: Annotated[int, Field(ge=1, le=6)] | None = None
+    """Dimensions of a torus."""
+
+
+class ClusterChoice(Section):
+    """A system by name, the parts of it to exchange, or all the parts of a cluster."""
+
+    preset: str | None = None
+    """A system of the catalog (see 'mpsim show hardware')."""
+    name: str | None = None
+    """What to call it; left out, the preset's name."""
+    nodes: Nodes | None = None
+    """Nodes; left out, the size the preset is known by."""
+    accelerator: Annotated[AcceleratorChoice, Shorthand("cluster.accelerator")] | None = None
+    """The one kind of accelerator."""
+    accelerators_per_node: PerNode | None = None
+    """Accelerators that share a host."""
+    scale_up: Annotated[LinkChoice, Shorthand("cluster.scale_up")] | None = None
+    """What joins the accelerators of a domain."""
+    domain: Count | None = None
+    """Accelerators of a scale-up domain; left out, those of a node."""
+    nics_per_node: Annotated[int, Field(ge=0, le=4096)] | None = None
+    """NICs of a node; left out, one per accelerator."""
+    nic: Annotated[LinkChoice, Shorthand("cluster.nic")] | None = None
+    """What one NIC does: a link by name, or its bandwidth such as '200 Gb/s'."""
+    fabric: Annotated[FabricChoice, Shorthand("cluster.fabric")] | None = None
+    """The network between nodes."""
+    node_power: Power | None = None
+    """Most power a whole node draws."""
+    price_per_hour: PriceRate | None = None
+    """Of one accelerator."""
+
+    def resolve(self) -> Cluster:
+        """The cluster meant.
+
+        Raises
+        ------
+        ScenarioError
+            If a name is unknown, parts are missing, or they do not make a cluster.
+        """
+        problems = [*_check_names(self), *_check_complete(self)]
+        if problems:
+            raise ScenarioError(problems)
+        try:
+            return _finished(_joined(self), self)
+        except HardwareError as error:
+            key = "cluster.nodes" if ": nodes is " in str(error) else "cluster"
+            raise ScenarioError([Problem(str(error), key=key)]) from error
+
+
+def _check_names(choice: ClusterChoice) -> list[Problem]:
+    parts: list[tuple[str, Any, Callable[[], tuple[str, ...]], str]] = [
+        ("cluster.preset", choice, system_names, "system"),
+        ("cluster.accelerator.preset", choice.accelerator, accelerator_names, "accelerator"),
+        ("cluster.scale_up.preset", choice.scale_up, link_names, "link"),
+        ("cluster.nic.preset", choice.nic, link_names, "link"),
+    ]
+    return [
+        Problem(f"unknown {kind} {part.preset[:60]!r}; {nearest(part.preset, names())}", key=key)
+        for key, part, names, kind in parts
+        if part is not None and part.preset is not None and part.preset not in names()
+    ]
+
+
+def _check_complete(choice: ClusterChoice) -> list[Problem]:
+    if choice.preset is not None:
+        return []
+    parts = ("accelerator", "accelerators_per_node", "nodes")
+    missing = [part for part in parts if getattr(choice, part) is None]
+    if not missing:
+        return []
+    message = f"lacks {', '.join(missing)}; give them, or a preset such as 'preset: dgx-h100'"
+    return [Problem(message, key="cluster")]
+
+
+def _joined(choice: ClusterChoice) -> Cluster:
+    """The cluster without what `build_cluster` and `with_overrides` have no word for."""
+    fabric = choice.fabric or FabricChoice()
+    parts: dict[str, Any] = {
+        "accelerators_per_node": choice.accelerators_per_node,
+        "nodes": choice.nodes,
+        "nics_per_node": choice.nics_per_node,
+        "domain": choice.domain,
+        "fabric_kind": fabric.kind,
+        "oversubscription": fabric.oversubscription,
+        "price_per_hour": choice.price_per_hour,
+        "name": choice.name,
+    }
+    if choice.preset is not None:
+        base = system(choice.preset, nodes=choice.nodes)
+        parts |= _parts(choice, base)
+        return with_overrides(
+            base, **{key: part for key, part in parts.items() if part is not None}
+        )
+    parts |= _parts(choice, None)
+    return build_cluster(**{key: part for key, part in parts.items() if part is not None})
+
+
+def _parts(choice: ClusterChoice, base: Cluster | None) -> dict[str, Any]:
+    """Accelerator and links as chosen; None for what was left out."""
+    scale_up = choice.scale_up
+    parts: dict[str, Any] = {}
+    if choice.accelerator is not None:
+        parts["accelerator"] = _accelerator(choice.accelerator)
+    if scale_up is not None:
+        usual = base.node.scale_up if base else _usual_link(choice)
+        parts["scale_up"] = _link(scale_up, usual)
+    if choice.nic is not None:
+        parts["nic"] = _link(choice.nic, base.node.nic if base else link("generic-nic"))
+    return parts
+
+
+def _usual_link(choice: ClusterChoice) -> Link | None:
+    chip = accelerator(choice.accelerator.preset) if choice.accelerator else None
+    return link(chip.scale_up) if chip and chip.scale_up else None
+
+
+def _replaced(part: T, figures: Mapping[str, Any]) -> T:
+    """`part` with the figures that are given and differ, which are marked as the user's."""
+    changed = {
+        name: figure
+        for name, figure in figures.items()
+        if figure is not None and figure != getattr(part, name)
+    }
+    if not changed:
+        return part
+    sources = {**part.sources, **dict.fromkeys(changed, GIVEN)}
+    return dataclasses.replace(part, **changed, sources=sources)
+
+
+def _accelerator(choice: AcceleratorChoice) -> Accelerator:
+    chip = accelerator(choice.preset)
+    peaks = None
+    if choice.peak_flops is not None:
+        peaks = {**chip.peak_flops, **choice.peak_flops}
+    return _replaced(
+        chip,
+        {
+            "peak_flops": peaks,
+            "memory_bytes": choice.memory,
+            "memory_bandwidth": choice.memory_bandwidth,
+            "compute_units": choice.compute_units,
+            "tdp_w": choice.tdp,
+            "idle_w": choice.idle,
+        },
+    )
+
+
+def _link(choice: LinkChoice, usual: Link | None) -> Link:
+    chosen = link(choice.preset) if choice.preset is not None else usual
+    if chosen is None:
+        raise HardwareError("scale_up: the accelerator has no usual link; give scale_up.preset")
+    figures = {name: getattr(choice, name) for name in LinkChoice.model_fields if name != "preset"}
+    return _replaced(chosen, figures)
+
+
+def _finished(cluster: Cluster, choice: ClusterChoice) -> Cluster:
+    fabric = choice.fabric or FabricChoice()
+    network = {
+        name: value
+        for name in ("hop_latency", "radix", "axes")
+        if (value := getattr(fabric, name)) is not None
+    }
+    if network:
+        cluster = dataclasses.replace(
+            cluster, fabric=dataclasses.replace(cluster.fabric, **network)
+        )
+    if choice.node_power is not None:
+        node = dataclasses.replace(cluster.node, power_w=choice.node_power)
+        cluster = dataclasses.replace(cluster, node=node)
+    return cluster

@@ -1,0 +1,117 @@
+"""The kinds of field a scenario is made of: strict models, quantities with units, shorthands."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Final, TypeAlias
+
+import pydantic
+from pydantic_core import PydanticCustomError, core_schema
+
+from mpsim.scenario.paths import expand_shorthand
+from mpsim.units import Dimension, format_quantity, parse_quantity, units_of
+
+__all__ = [
+    "Bandwidth",
+    "Bytes",
+    "Count",
+    "FlopRate",
+    "Power",
+    "PriceRate",
+    "Section",
+    "Shorthand",
+    "Time",
+    "Within",
+]
+
+SAFE_COUNT: Final = 1_000_000  # more of anything is a slip of the keyboard
+
+
+class Section(pydantic.BaseModel):
+    """A mapping of the scenario file: unknown keys refused, values never coerced, frozen."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Within:
+    """A quantity with a unit, between two bounds.
+
+    Parameters
+    ----------
+    dimension : Dimension
+        What it measures.
+    low, high : float
+        Allowed range, both included [SI unit of `dimension`].
+    """
+
+    dimension: Dimension
+    low: float
+    high: float
+
+    def parse(self, value: object) -> float:
+        """The SI float of what a person wrote."""
+        number = parse_quantity(value, self.dimension)
+        if not self.low <= number <= self.high:
+            low, high = (format_quantity(bound, self.dimension) for bound in (self.low, self.high))
+            raise PydanticCustomError(
+                "quantity_range",
+                "got {got}; needed a quantity from {low} to {high}",
+                {"got": repr(value), "low": low, "high": high},
+            )
+        return number
+
+    def __get_pydantic_core_schema__(
+        self,
+        source: Any,
+        handler: pydantic.GetCoreSchemaHandler,
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.parse, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        units = ", ".join(units_of(self.dimension))
+        return {
+            "type": "string",
+            "pattern": r"^\s*[+]?[0-9_.]+([eE][-+]?[0-9]+)?\s*[^\s0-9].*$",
+            "description": f"a number with one of the units {units}",
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shorthand:
+    """A mapping that may also be written as one word; `key` is where it stands in the scenario."""
+
+    key: str
+
+    def expand(self, value: object) -> object:
+        """`value` as a mapping if it is one word."""
+        return expand_shorthand(self.key, value)
+
+    def __get_pydantic_core_schema__(
+        self,
+        source: Any,
+        handler: pydantic.GetCoreSchemaHandler,
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
+
+
+Count: TypeAlias = Annotated[int, pydantic.Field(ge=1, le=SAFE_COUNT)]
+Time: TypeAlias = Annotated[float, Within(Dimension.TIME, 0.0, 3600.0)]
+Bytes: TypeAlias = Annotated[float, Within(Dimension.BYTES, 1.0, 1e18)]
+Bandwidth: TypeAlias = Annotated[float, Within(Dimension.BANDWIDTH, 1.0, 1e18)]
+FlopRate: TypeAlias = Annotated[float, Within(Dimension.FLOP_RATE, 1.0, 1e21)]
+Power: TypeAlias = Annotated[float, Within(Dimension.POWER, 0.0, 1e9)]
+PriceRate: TypeAlias = Annotated[float, Within(Dimension.PRICE_RATE, 0.0, 1e9)]

@@ -1,0 +1,237 @@
+"""Files laid on top of each other: includes, named overrides and ``--set``, with the place of every key."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from mpsim.document import Document, parse_scalar, read_document
+from mpsim.errors import Problem, ScenarioError, nearest
+from mpsim.scenario.paths import SHORTHANDS, assign, expand_shorthand, join
+
+__all__ = ["Layers", "lay_values", "read_layers"]
+
+MAX_FILES: Final = 64
+FLAT: Final = ("sweep", "overrides")  # sections whose own keys are dotted
+
+
+class Layers:
+    """Plain data under construction; what comes later wins, mappings merge key by key."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.data: dict[Any, Any] = {}
+        self.places: dict[str, tuple[int, int]] = {"": (1, 1)}
+        self.files: dict[str, str] = {}
+        self.problems: list[Problem] = []
+
+    def lay(self, document: Document) -> None:
+        """Lay all of `document` on top."""
+        for name, value in document.data.items():
+            self.put((name,), value, document, str(name))
+
+    def lay_override(self, name: str, origin: Document) -> None:
+        """Lay the named override `name` of the data so far on top of it."""
+        known = self.data.get("overrides")
+        if not isinstance(known, Mapping) or name not in known:
+            names = [str(one) for one in known] if isinstance(known, Mapping) else []
+            near = nearest(name, names) if names else "the scenario has no overrides: section"
+            self.problems.append(Problem(f"unknown override {name!r}; {near}", key="overrides"))
+            return
+        body = known[name]
+        if isinstance(body, Mapping):  # what is not is a mistake of the file, found by the schema
+            for key, value in body.items():
+                self.put(_split(key), value, origin, join("overrides", name, key), dotted=True)
+
+    def lay_setting(self, setting: str) -> None:
+        """Lay one ``key=value`` on top, the value read as YAML."""
+        key, equals, text = (part.strip() for part in setting.partition("="))
+        origin = Document(data=None, places={}, file="--set")
+        if not equals or not key:
+            message = f"got {setting[:60]!r}; needed key=value, such as parallelism.tp=8"
+            self.problems.append(Problem(message, file="--set"))
+            return
+        try:
+            value = parse_scalar(text)
+        except ScenarioError as error:
+            message = error.problems[0].message
+            self.problems.append(Problem(message, key=key, file="--set"))
+            return
+        self.put(_split(key), value, origin, key, dotted=True)
+
+    def put(
+        self,
+        parts: tuple[Any, ...],
+        value: object,
+        origin: Document,
+        written: str,
+        *,
+        dotted: bool = False,
+    ) -> None:
+        """Merge `value`, written at key `written` of `origin`, into the data at `parts`.
+
+        `dotted` says that keys inside `value` may be dotted.
+        """
+        key = join(*parts)
+        body = parts[0] == "overrides" and len(parts) > 1  # of one name, which later files replace
+        if not isinstance(value, Mapping):
+            self._replace(parts, copy.deepcopy(value), origin, written)
+        elif body or not self._open(parts):
+            self._replace(parts, {}, origin, written)
+        self._mark(key, origin, written)
+        for name, inner in value.items() if isinstance(value, Mapping) else ():
+            inside = _split(name) if dotted and parts[0] not in FLAT else (name,)
+            self.put((*parts, *inside), inner, origin, join(written, name), dotted=dotted)
+
+    def _replace(
+        self, parts: tuple[Any, ...], value: object, origin: Document, written: str
+    ) -> None:
+        key = join(*parts)
+        try:
+            old = assign(self.data, parts, value)
+        except KeyError as error:
+            problem = Problem(f"cannot be set: {error.args[0]}", key=key)
+            self.problems.append(_placed(problem, origin, written))
+            return
+        for below in _below(old):
+            self.places.pop(join(key, below), None)
+            self.files.pop(join(key, below), None)
+        for below in _below(value):
+            self._mark(join(key, below), origin, join(written, below))
+
+    def document(self) -> Document:
+        """The data as one document; its problems are those of every layer."""
+        return Document(self.data, self.places, self.file, self.files, tuple(self.problems))
+
+    def _open(self, parts: tuple[Any, ...]) -> bool:
+        """Whether a mapping, or a shorthand that is now spelled out, stands at `parts`."""
+        node: Any = self.data
+        for depth, part in enumerate(parts):
+            if not isinstance(node, dict) or part not in node:
+                return False
+            key = join(*parts[: depth + 1])
+            if key in SHORTHANDS:
+                node[part] = expand_shorthand(key, node[part])
+            node = node[part]
+        return isinstance(node, dict)
+
+    def _mark(self, key: str, origin: Document, written: str) -> None:
+        self.places[key] = origin.place(written)
+        file = origin.files.get(origin.written(written), origin.file)
+        self.files.pop(key, None)
+        if file != self.file:
+            self.files[key] = file
+
+
+def _below(value: object) -> Iterator[str]:
+    """Dotted keys of everything inside `value`."""
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for name, inner in items:
+        yield str(name)
+        for below in _below(inner):
+            yield join(name, below)
+
+
+def read_layers(path: Path, *, set: Iterable[str], overrides: Iterable[str]) -> Document:  # noqa: A002
+    """Read a scenario file with all it includes, and lay overrides and settings on top.
+
+    Parameters
+    ----------
+    path : Path
+    set : iterable of str
+        ``key=value`` each.
+    overrides : iterable of str
+        Names of the file's ``overrides:`` section, in order.
+
+    Returns
+    -------
+    Document
+        Merged data with the place of every key; `Document.problems` holds the mistakes found so far.
+
+    Raises
+    ------
+    ScenarioError
+        If `path` itself cannot be read.
+    """
+    layers = Layers(str(path))
+    _lay_file(layers, path, read_document(path), (path.resolve(),), [0])
+    layers.data.pop("include", None)
+    before = layers.document()
+    for name in overrides:
+        layers.lay_override(name, before)
+    for setting in set:
+        layers.lay_setting(setting)
+    return layers.document()
+
+
+def lay_values(document: Document, values: Mapping[str, object]) -> Document:
+    """`document` with values replaced by dotted key; what was not written in a file has no place."""
+    layers = Layers(document.file)
+    layers.lay(document)
+    origin = Document(data=None, places={}, file="")
+    for key, value in values.items():
+        layers.put(_split(key), value, origin, key, dotted=True)
+    return layers.document()
+
+
+def _split(name: object) -> tuple[Any, ...]:
+    return tuple(name.split(".")) if isinstance(name, str) else (name,)
+
+
+def _placed(problem: Problem, origin: Document, written: str) -> Problem:
+    line, column = origin.place(written)
+    return dataclasses.replace(problem, file=origin.file, line=line, column=column)
+
+
+def _lay_file(
+    layers: Layers, path: Path, document: Document, chain: tuple[Path, ...], count: list[int]
+) -> None:
+    layers.problems += document.problems
+    for index, include in enumerate(_includes(document, layers)):
+        where = document.locate(Problem("", key=f"include.{index}"))
+        target = path.parent / include
+        if target.resolve() in chain:
+            loop = " -> ".join(step.name for step in (*chain, target))
+            message = f"include loop {loop}; remove one of them"
+            layers.problems.append(dataclasses.replace(where, message=message, key="include"))
+            continue
+        count[0] += 1
+        if count[0] > MAX_FILES:
+            message = f"more than {MAX_FILES} files included; needed fewer"
+            layers.problems.append(dataclasses.replace(where, message=message, key="include"))
+            return
+        try:
+            inner = read_document(target)
+        except ScenarioError as error:
+            message = f"includes {include!r}, which {error.problems[0].message}"
+            layers.problems.append(dataclasses.replace(where, message=message, key="include"))
+            continue
+        _lay_file(layers, target, inner, (*chain, target.resolve()), count)
+    _root_schedule_file(document.data, path.parent)
+    layers.lay(document)
+
+
+def _includes(document: Document, layers: Layers) -> list[str]:
+    given = document.data.pop("include", None)
+    listed = [given] if isinstance(given, str) else given
+    if given is None:
+        return []
+    if isinstance(listed, list) and all(isinstance(one, str) for one in listed):
+        return listed
+    problem = Problem(f"got {given!r}; needed a path, or a list of paths", key="include")
+    layers.problems.append(document.locate(problem))
+    return []
+
+
+def _root_schedule_file(data: dict[Any, Any], folder: Path) -> None:
+    """Make the path of a schedule file relative to where it was written."""
+    schedule = expand_shorthand("schedule", data.get("schedule"))
+    if isinstance(schedule, dict) and isinstance(schedule.get("file"), str):
+        data["schedule"] = {**schedule, "file": str(folder / schedule["file"])}

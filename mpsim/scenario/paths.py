@@ -1,0 +1,97 @@
+"""Dotted keys: shorthands spelled out, and values set inside plain nested data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["SHORTHANDS", "assign", "expand_shorthand", "join"]
+
+
+def _as(key: str) -> Callable[[str], dict[str, Any]]:
+    return lambda word: {key: word}
+
+
+def _link(word: str) -> dict[str, Any]:
+    return {"bandwidth" if word[:1].isdigit() else "preset": word}
+
+
+def _schedule(word: str) -> dict[str, Any]:
+    return {"file" if word.endswith(".csv") else "name": word}
+
+
+SHORTHANDS: Mapping[str, Callable[[str], dict[str, Any]]] = MappingProxyType(
+    {
+        "model": _as("preset"),
+        "cluster": _as("preset"),
+        "cluster.accelerator": _as("preset"),
+        "cluster.scale_up": _link,
+        "cluster.nic": _link,
+        "cluster.fabric": _as("kind"),
+        "schedule": _schedule,
+        "framework": _as("preset"),
+    }
+)
+
+
+def expand_shorthand(key: str, value: object) -> object:
+    """Spell `value` out as a mapping if `key` allows one word there and it is one.
+
+    Examples
+    --------
+    >>> expand_shorthand("cluster.nic", "200 Gb/s"), expand_shorthand("model", "gpt3-175b")
+    ({'bandwidth': '200 Gb/s'}, {'preset': 'gpt3-175b'})
+    """
+    if isinstance(value, str) and key in SHORTHANDS:
+        return SHORTHANDS[key](value)
+    return value
+
+
+def join(*parts: object) -> str:
+    """Parts of a dotted key as one; empty ones are left out."""
+    return ".".join(str(part) for part in parts if part != "")
+
+
+def assign(data: dict[Any, Any], parts: tuple[Any, ...], value: object) -> object:
+    """Set the value at `parts` inside `data`, making the mappings on the way; return the old one.
+
+    Parameters
+    ----------
+    data : dict
+        Changed in place.
+    parts : tuple
+        The dotted key, split; digits index a list.
+    value : object
+        Stored as it is.
+
+    Raises
+    ------
+    KeyError
+        If something on the way is neither a mapping, a shorthand of one, nor a list long enough;
+        its argument says what.
+    """
+    node: Any = data
+    for depth, part in enumerate(parts):
+        key = join(*parts[: depth + 1])
+        if isinstance(node, list):
+            if not (str(part).isdigit() and int(part) < len(node)):
+                raise KeyError(
+                    f"{join(*parts[:depth])} is a list of {len(node)}; it has no {part!r}"
+                )
+            part = int(part)
+        if depth == len(parts) - 1:
+            old = node[part] if isinstance(node, list) else node.get(part)
+            node[part] = value
+            return old
+        node[part] = _opened(node, part, key)
+        node = node[part]
+    return None
+
+
+def _opened(node: Any, part: Any, key: str) -> Any:
+    inner = node[part] if isinstance(node, list) else node.get(part)
+    inner = {} if inner is None else expand_shorthand(key, inner)
+    if not isinstance(inner, dict | list):
+        raise KeyError(f"{key} is {inner!r}, not a mapping")
+    return inner

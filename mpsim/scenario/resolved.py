@@ -1,0 +1,130 @@
+"""A scenario with every preset spelled out, as plain data, and the digest of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpsim.hardware import Accelerator, Cluster, Link
+from mpsim.units import Dimension, format_exact
+from mpsim.workload import Transformer
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
+
+__all__ = ["digest_of", "resolved_data"]
+
+_PROVENANCE = ("source", "as_of", "title")
+
+
+def resolved_data(scenario: Scenario) -> dict[str, Any]:
+    """Plain data that gives the same scenario again, whatever becomes of the presets it named."""
+    parallelism = scenario.parallelism.model_dump(exclude_none=True)
+    parallelism["dp"] = scenario.dp
+    if "layers_per_stage" in parallelism:
+        parallelism["layers_per_stage"] = list(parallelism["layers_per_stage"])
+    schedule = scenario.schedule.model_dump(exclude_none=True)
+    schedule["virtual_stages"] = scenario.schedule.chunks
+    framework = {"preset": scenario.framework.preset, **scenario.framework.overrides}
+    data: dict[str, Any] = {
+        "schema": scenario.schema_version,
+        "name": scenario.name,
+        "model": _model(scenario.transformer),
+        "cluster": _cluster(scenario.hardware),
+        "parallelism": parallelism,
+        "schedule": schedule,
+        "training": scenario.training.model_dump(),
+        "framework": framework,
+        "simulation": scenario.simulation.model_dump(),
+    }
+    if scenario.sweep:
+        data["sweep"] = {key: list(values) for key, values in scenario.sweep.items()}
+    return data
+
+
+def digest_of(scenario: Scenario) -> str:
+    """sha256 of all that decides the result: not of names of files, nor of the order of keys."""
+    content = resolved_data(scenario)
+    del content["name"]
+    content.pop("sweep", None)
+    content["framework"] = {
+        key: value
+        for key, value in dataclasses.asdict(scenario.software).items()
+        if key not in _PROVENANCE
+    }
+    if scenario.schedule.file is not None:
+        orders = Path(scenario.schedule.file).read_bytes()
+        content["schedule"]["file"] = hashlib.sha256(orders).hexdigest()
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _model(transformer: Transformer) -> dict[str, Any]:
+    fields = dataclasses.asdict(transformer)
+    return {key: value for key, value in fields.items() if key not in _PROVENANCE}
+
+
+def _without_none(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def _cluster(cluster: Cluster) -> dict[str, Any]:
+    node, fabric = cluster.node, cluster.fabric
+    price = cluster.accelerator.price_per_hour
+    return _without_none(
+        {
+            "name": cluster.name,
+            "nodes": cluster.nodes,
+            "accelerator": _accelerator(node.accelerator),
+            "accelerators_per_node": node.accelerators,
+            "scale_up": _link(node.scale_up),
+            "domain": node.domain,
+            "nics_per_node": node.nics,
+            "nic": _link(node.nic),
+            "fabric": {
+                "kind": fabric.kind.value,
+                "oversubscription": fabric.oversubscription,
+                "hop_latency": format_exact(fabric.hop_latency, Dimension.TIME),
+                "radix": fabric.radix,
+                "axes": fabric.axes,
+            },
+            "node_power": _optional(node.power_w, Dimension.POWER),
+            "price_per_hour": _optional(price, Dimension.PRICE_RATE),
+        }
+    )
+
+
+def _optional(value: float | None, dimension: Dimension) -> str | None:
+    return None if value is None else format_exact(value, dimension)
+
+
+def _accelerator(chip: Accelerator) -> dict[str, Any]:
+    return {
+        "preset": chip.name,
+        "peak_flops": {
+            precision: format_exact(peak, Dimension.FLOP_RATE)
+            for precision, peak in sorted(chip.peak_flops.items())
+        },
+        "memory": format_exact(chip.memory_bytes, Dimension.BYTES),
+        "memory_bandwidth": format_exact(chip.memory_bandwidth, Dimension.BANDWIDTH),
+        "compute_units": chip.compute_units,
+        "tdp": format_exact(chip.tdp_w, Dimension.POWER),
+        "idle": format_exact(chip.idle_w, Dimension.POWER),
+    }
+
+
+def _link(link: Link) -> dict[str, Any]:
+    return {
+        "preset": link.name,
+        "bandwidth": format_exact(link.bandwidth, Dimension.BANDWIDTH),
+        "latency": format_exact(link.latency, Dimension.TIME),
+        "links": link.links,
+        "efficiency": link.efficiency,
+        "in_network_reduction": link.in_network_reduction,
+        "switch_latency": format_exact(link.switch_latency, Dimension.TIME),
+        "switch_ports": link.switch_ports,
+    }

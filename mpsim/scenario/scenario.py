@@ -1,0 +1,267 @@
+"""Scenario: what a person wrote about one run, checked, before anything is planned or timed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field, PrivateAttr
+
+from mpsim.document import Document
+from mpsim.errors import Problem, ScenarioError
+from mpsim.framework import Framework, framework
+from mpsim.hardware import Cluster
+from mpsim.scenario.checks import check
+from mpsim.scenario.cluster import ClusterChoice
+from mpsim.scenario.fields import Section, Shorthand
+from mpsim.scenario.layers import lay_values, read_layers
+from mpsim.scenario.model import ModelChoice
+from mpsim.scenario.resolved import digest_of, resolved_data
+from mpsim.scenario.sections import (
+    FrameworkChoice,
+    Parallelism,
+    ScheduleChoice,
+    Simulation,
+    Training,
+)
+from mpsim.scenario.sweep import SweepValues, points
+from mpsim.scenario.translate import translate
+from mpsim.workload import Transformer
+
+__all__ = ["Scenario", "json_schema", "load"]
+
+
+class Scenario(Section):
+    """One run as a person describes it: model, cluster, how the work is divided, and what software runs it.
+
+    Made by `load` or `Scenario.from_mapping`, which report every mistake at once.
+    """
+
+    schema_version: Annotated[Literal[1], Field(alias="schema")]
+    """Version of this format: 1."""
+    name: Annotated[str, Field(max_length=200)] = ""
+    """What to call the run; left out, the name of the file."""
+    model: Annotated[ModelChoice, Shorthand("model")]
+    """The transformer, such as 'model: gpt3-175b'."""
+    cluster: Annotated[ClusterChoice, Shorthand("cluster")]
+    """The machine, such as 'cluster: {preset: dgx-a100-80gb, nodes: 128}'."""
+    parallelism: Parallelism = Parallelism()
+    """How the work is divided."""
+    schedule: Annotated[ScheduleChoice, Shorthand("schedule")] = ScheduleChoice(name="1f1b")
+    """The pipeline schedule."""
+    training: Training
+    """What one step trains on, such as 'training: {global_batch: 1536, sequence_length: 2048}'."""
+    framework: Annotated[FrameworkChoice, Shorthand("framework")] = FrameworkChoice()
+    """The software stack."""
+    simulation: Simulation = Simulation()
+    """How the step is simulated."""
+    sweep: Annotated[dict[str, SweepValues], Field(default_factory=dict)]
+    """Values to try, by dotted key: a list, or {range: [start, stop, step]}."""
+    include: Annotated[tuple[str, ...], Field(strict=False)] | str = ()
+    """Files to start from, relative to this one; what stands here wins."""
+    overrides: Annotated[dict[str, dict[str, Any]], Field(default_factory=dict)]
+    """Named changes to choose from, each a mapping of dotted keys or sections."""
+
+    _source: Document = PrivateAttr(default_factory=lambda: Document({}, {}, ""))
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any], *, checked: bool = True) -> Scenario:
+        """Build a scenario from plain data, as a file would hold it.
+
+        Parameters
+        ----------
+        data : mapping
+            Keys as in a scenario file; quantities are strings with units. ``include`` needs a file.
+        checked : bool
+            Whether to refuse a scenario that contradicts itself (see `check`).
+
+        Raises
+        ------
+        ScenarioError
+            With every mistake found.
+        """
+        if not isinstance(data, Mapping):
+            raise ScenarioError(f"got {type(data).__name__}; needed a mapping of sections")
+        if data.get("include"):
+            problem = Problem("needs a file to be relative to; use mpsim.load", key="include")
+            raise ScenarioError([problem])
+        return _build(Document(copy.deepcopy(dict(data)), {}, ""), checked=checked)
+
+    @property
+    def source(self) -> Document:
+        """The data it was made from, with the place of every key that was read from a file."""
+        return self._source
+
+    def locate(self, problems: Iterable[Problem]) -> list[Problem]:
+        """`problems` with the file, line and column of their keys, in the order they were written."""
+        return _located(self._source, problems)
+
+    @functools.cached_property
+    def transformer(self) -> Transformer:
+        """The model with its preset looked up; ScenarioError if there is none."""
+        return self.model.resolve()
+
+    @functools.cached_property
+    def hardware(self) -> Cluster:
+        """The cluster with its presets looked up; ScenarioError if there is none."""
+        return self.cluster.resolve()
+
+    @functools.cached_property
+    def software(self) -> Framework:
+        """The framework with its preset looked up; ScenarioError if there is none."""
+        return framework(self.framework.preset, self.framework.overrides)
+
+    @property
+    def world_size(self) -> int:
+        """Accelerators, each of which is a rank."""
+        return self.hardware.accelerators
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel replicas: as given, or what the cluster has room for."""
+        each = self.parallelism.tp * self.parallelism.pp * self.parallelism.cp
+        given = self.parallelism.dp
+        return self.world_size // each if given is None else given
+
+    @property
+    def virtual_stages(self) -> int:
+        """Chunks of layers each pipeline rank holds."""
+        return self.schedule.chunks
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches each replica runs in one step."""
+        return self.training.global_batch // (self.dp * self.training.micro_batch)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all that decides the result; names, files and the order of keys do not."""
+        return digest_of(self)
+
+    def resolved(self) -> dict[str, Any]:
+        """Plain data with every preset spelled out and units on every quantity.
+
+        `Scenario.from_mapping` makes the same scenario of it, also after a preset has changed.
+        """
+        return resolved_data(self)
+
+    def with_values(self, values: Mapping[str, object]) -> Scenario:
+        """The scenario with some values replaced, checked again, and its sweep dropped.
+
+        Parameters
+        ----------
+        values : mapping of str to object
+            New value by dotted key, as it would be written in the file.
+
+        Raises
+        ------
+        ScenarioError
+            If the values are wrong or do not go together.
+
+        Examples
+        --------
+        >>> base = Scenario.from_mapping({
+        ...     "schema": 1, "model": "gpt3-175b", "cluster": {"preset": "dgx-a100-80gb", "nodes": 8},
+        ...     "parallelism": {"tp": 8, "pp": 8},
+        ...     "training": {"global_batch": 64, "sequence_length": 2048}})
+        >>> base.dp, base.with_values({"parallelism.pp": 4}).dp
+        (1, 2)
+        """
+        document = lay_values(self._source, values)
+        document.data.pop("sweep", None)
+        return _build(document, checked=True)
+
+    def points(self) -> Iterator[dict[str, object]]:
+        """Values by dotted key of every point of the sweep, the last key changing fastest."""
+        return points(self.sweep) if self.sweep else iter(())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made from: resolved presets hold read-only views, which do not pickle."""
+        return _rebuild, (self._source,)
+
+
+def load(
+    path: str | Path,
+    *,
+    set: Iterable[str] = (),  # noqa: A002 - the word of the command line
+    overrides: Iterable[str] = (),
+    checked: bool = True,
+) -> Scenario:
+    """Read a scenario file.
+
+    Parameters
+    ----------
+    path : str or Path
+        A YAML file; what it includes is read relative to it.
+    set : iterable of str
+        ``key=value`` each, laid on top last; the value is read as YAML.
+    overrides : iterable of str
+        Names in the ``overrides:`` section to lay on top, in order.
+    checked : bool
+        Whether to refuse a scenario that contradicts itself (see `check`).
+
+    Raises
+    ------
+    ScenarioError
+        With every mistake found, each with its file, line, column and key.
+    """
+    given = [set] if isinstance(set, str) else set
+    named = [overrides] if isinstance(overrides, str) else overrides
+    document = read_layers(Path(path), set=given, overrides=named)
+    document.data.setdefault("name", Path(path).stem)
+    return _build(document, checked=checked)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of the scenario file, for editors that complete and check YAML."""
+    schema = Scenario.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _build(document: Document, *, checked: bool) -> Scenario:
+    found = list(document.problems)
+    try:
+        scenario = Scenario.model_validate(document.data)
+    except pydantic.ValidationError as error:
+        reported = {problem.key for problem in found}
+        wrong = [*translate(error, Scenario), *_preset_problems(document.data)]
+        found += [problem for problem in wrong if problem.key not in reported]
+        raise ScenarioError(_located(document, found)) from None
+    scenario._source = document
+    if checked:
+        found += check(scenario)
+    if found:
+        raise ScenarioError(_located(document, found))
+    return scenario
+
+
+def _rebuild(document: Document) -> Scenario:
+    return _build(document, checked=False)
+
+
+def _preset_problems(data: Mapping[str, Any]) -> list[Problem]:
+    """Unknown names in those sections that are well-formed, though others are not."""
+    sections: Mapping[str, type[ModelChoice | ClusterChoice]] = {
+        "model": ModelChoice,
+        "cluster": ClusterChoice,
+    }
+    problems: list[Problem] = []
+    for key, kind in sections.items():
+        try:
+            kind.model_validate(Shorthand(key).expand(data.get(key))).resolve()
+        except pydantic.ValidationError:
+            continue
+        except ScenarioError as error:
+            problems += error.problems
+    return problems
+
+
+def _located(document: Document, problems: Iterable[Problem]) -> list[Problem]:
+    """Each problem once, with its place, in the order they were written."""
+    found = list(dict.fromkeys(document.locate(problem) for problem in problems))
+    files = list(dict.fromkeys(problem.file for problem in found))
+    return sorted(found, key=lambda one: (files.index(one.file), one.line, one.column))

@@ -1,0 +1,178 @@
+"""Sections of a scenario that stand for themselves: parallelism, schedule, training, framework, simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, get_args
+
+import pydantic
+from pydantic import Field
+
+from mpsim.scenario.fields import Section
+
+__all__ = [
+    "AXES",
+    "FIXED_VIRTUAL_STAGES",
+    "INTERLEAVED",
+    "PRECISIONS",
+    "SCHEDULES",
+    "FrameworkChoice",
+    "Parallelism",
+    "ScheduleChoice",
+    "Simulation",
+    "Training",
+]
+
+ScheduleName = Literal[
+    "gpipe",
+    "1f1b",
+    "eager-1f1b",
+    "interleaved-1f1b",
+    "looped-bfs",
+    "zb-h1",
+    "interleaved-zb",
+    "zb-h2",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "zb-1p",
+    "zb-2p",
+    "dualpipe",
+    "dualpipe-v",
+    "chimera",
+    "seq-1f1b",
+    "forward-only",
+    "auto",
+]
+Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
+
+SCHEDULES: Final[tuple[str, ...]] = get_args(ScheduleName)
+PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
+INTERLEAVED: Final = ("interleaved-1f1b", "looped-bfs", "interleaved-zb", "auto")
+FIXED_VIRTUAL_STAGES: Final[Mapping[str, int]] = {
+    "zb-v": 2,
+    "v-half": 2,
+    "v-min": 2,
+    "dualpipe-v": 2,
+}
+AXES: Final = ("tp", "cp", "ep", "dp", "pp")
+
+Degree = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Parallelism(Section):
+    """How the work is divided among accelerators."""
+
+    tp: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Tensor-parallel ranks that share each layer."""
+    pp: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Pipeline ranks the layers are spread over."""
+    dp: Degree | None = None
+    """Data-parallel replicas; left out, what the cluster has room for."""
+    cp: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Context-parallel ranks that share each sequence."""
+    ep: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Expert-parallel ranks; above 1 only for a mixture of experts."""
+    sequence_parallel: bool = False
+    """Whether norms and dropouts are divided along the sequence among tensor-parallel ranks."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What data-parallel ranks share: nothing, optimizer state, gradients too, parameters too."""
+    order: str = "-".join(AXES)
+    """Axes in the order they are laid on accelerators, fastest first."""
+    layers_per_stage: (
+        Annotated[tuple[Annotated[int, Field(ge=0, le=10_000)], ...], Field(strict=False)] | None
+    ) = None
+    """Layers of each (virtual) stage in model order; left out, divided evenly."""
+    embedding_counts_as_layer: bool = False
+    """Whether the embedding takes the place of one layer in an even division."""
+    loss_counts_as_layer: bool = False
+    """Whether the output head takes the place of one layer in an even division."""
+
+    @pydantic.field_validator("order")
+    @classmethod
+    def _check_order(cls, order: str) -> str:
+        if sorted(order.split("-")) != sorted(AXES):
+            raise ValueError(
+                f"got {order!r}; needed each of {', '.join(AXES)} once, joined by '-', "
+                "such as 'tp-cp-ep-dp-pp'"
+            )
+        return order
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of `order`, fastest first."""
+        return tuple(self.order.split("-"))
+
+
+class ScheduleChoice(Section):
+    """The order of forwards and backwards on each pipeline rank."""
+
+    name: ScheduleName | None = None
+    """A schedule by name; left out only when a file is given."""
+    virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Chunks of layers a pipeline rank holds; left out, what the schedule needs."""
+    file: str | None = None
+    """A CSV file with the order of every rank, instead of a name."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_choice(self) -> ScheduleChoice:
+        if (self.name is None) == (self.file is None):
+            got = "neither" if self.name is None else "both"
+            raise ValueError(f"got {got} of name and file; needed one, such as 'schedule: 1f1b'")
+        return self
+
+    @property
+    def chunks(self) -> int:
+        """Virtual stages of each rank, as given or as the schedule has them."""
+        if self.virtual_stages is not None:
+            return self.virtual_stages
+        return FIXED_VIRTUAL_STAGES.get(self.name or "", 1)
+
+
+class Training(Section):
+    """What one step trains on; batches count sequences."""
+
+    global_batch: Annotated[int, Field(ge=1, le=10_000_000)]
+    """Sequences of one optimizer step, over all replicas."""
+    micro_batch: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Sequences that go through the pipeline together."""
+    sequence_length: Annotated[int, Field(ge=1, le=100_000_000)]
+    """Tokens of a sequence."""
+    precision: Precision = "bf16"
+    """Number format of matrix products."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What is run again in the backward pass instead of kept: nothing, the attention core, or all."""
+
+
+class FrameworkChoice(Section):
+    """The software stack: a preset, and fields of it to replace, written beside it."""
+
+    preset: str = "megatron-lm"
+    """A framework by name (see 'mpsim show frameworks')."""
+    overrides: Mapping[str, Any] = {}
+    """Fields of the preset to replace."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _gather(cls, data: object) -> object:
+        if not isinstance(data, Mapping):
+            return data
+        inner = data.get("overrides", {})
+        beside = {key: value for key, value in data.items() if key not in ("preset", "overrides")}
+        if not isinstance(inner, Mapping) or not all(isinstance(key, str) for key in beside):
+            return data
+        kept = {"preset": data["preset"]} if "preset" in data else {}
+        return {**kept, "overrides": {**inner, **beside}}
+
+
+class Simulation(Section):
+    """How the step is simulated; none of it changes what is simulated."""
+
+    engine: Literal["auto", "simpy", "replay"] = "auto"
+    """Which engine runs it; auto takes the fast one wherever it is exact."""
+    network: Literal["analytic", "flow"] = "analytic"
+    """Whether transfers take their time alone, or share links as flows."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    """Of everything random."""
+    detail: Literal["stage", "layer", "operator"] = "layer"
+    """How finely the timeline is divided."""

@@ -1,0 +1,200 @@
+"""What pydantic found, in plain English: got what, needed what, and the nearest name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, get_args
+
+import pydantic
+from pydantic_core import ErrorDetails
+
+from mpsim.errors import Problem, nearest
+from mpsim.scenario.paths import join
+
+__all__ = ["known_keys", "section_at", "translate"]
+
+MAX_PROBLEMS: Final = 30
+MAX_GOT: Final = 60
+
+_TYPES: Final[Mapping[str, str]] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "mapping_type": "a mapping",
+    "finite_number": "a finite number",
+    "int_parsing_size": "a smaller number",
+}
+_BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
+    "greater_than_equal": ("ge", "{} or more"),
+    "greater_than": ("gt", "more than {}"),
+    "less_than_equal": ("le", "at most {}"),
+    "less_than": ("lt", "less than {}"),
+}
+
+
+def translate(error: pydantic.ValidationError, root: type[pydantic.BaseModel]) -> list[Problem]:
+    """Every mistake in `error` as a Problem whose key is where it was written.
+
+    Parameters
+    ----------
+    error : pydantic.ValidationError
+        From validating `root`.
+    root : type
+        The model of the whole scenario.
+
+    Returns
+    -------
+    list of Problem
+        In the order of the model; a missing key is left out where a misspelt one explains it.
+    """
+    details = error.errors(include_url=False)
+    extra = [detail for detail in details if detail["type"] == "extra_forbidden"]
+    problems = [
+        Problem(_message(detail, root), key=join(*detail["loc"]))
+        for detail in details
+        if not (detail["type"] == "missing" and _misspelt(detail["loc"], extra))
+    ]
+    if len(problems) > MAX_PROBLEMS:
+        left = len(problems) - MAX_PROBLEMS
+        problems[MAX_PROBLEMS:] = [Problem(f"and {left} more mistakes; mend these first")]
+    return problems
+
+
+def section_at(
+    root: type[pydantic.BaseModel], loc: Sequence[object]
+) -> type[pydantic.BaseModel] | None:
+    """The model that holds the keys at dotted place `loc` of `root`, if one does."""
+    model: type[pydantic.BaseModel] | None = root
+    for part in loc:
+        if model is None:
+            return None
+        names = {_written(name, field): field for name, field in model.model_fields.items()}
+        field = names.get(str(part))
+        model = next(_sections(field.annotation), None) if field else None
+    return model
+
+
+@functools.cache
+def known_keys(root: type[pydantic.BaseModel], head: str = "") -> tuple[str, ...]:
+    """Every dotted key that `root` has a field for."""
+    keys: list[str] = []
+    for name, field in root.model_fields.items():
+        key = join(head, _written(name, field))
+        keys.append(key)
+        for inner in _sections(field.annotation):
+            keys += known_keys(inner, key)
+    return tuple(keys)
+
+
+def _written(name: str, field: pydantic.fields.FieldInfo) -> str:
+    return field.alias or name
+
+
+def _sections(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections(inner)
+
+
+def _misspelt(loc: tuple[int | str, ...], extra: list[ErrorDetails]) -> bool:
+    siblings = [str(other["loc"][-1]) for other in extra if other["loc"][:-1] == loc[:-1]]
+    return any("did you mean" in nearest(str(loc[-1]), [name]) for name in siblings)
+
+
+def _message(detail: ErrorDetails, root: type[pydantic.BaseModel]) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind in ("extra_forbidden", "invalid_key"):
+        return _unknown(detail["loc"], root)
+    if kind == "missing":
+        return f"missing; {_purpose(detail['loc'], root)}"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return _choice(detail, context)
+    if kind in ("model_type", "model_attributes_type"):
+        return f"got {_got(detail['input'])}; needed a mapping{_keys(detail['loc'], root)}"
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        return f"got {_got(detail['input'])}; needed {words.format(_plain(context[name]))}"
+    if kind in _TYPES:
+        return f"got {_got(detail['input'])}; needed {_TYPES[kind]}{_hint(detail)}"
+    return detail["msg"]
+
+
+def _unknown(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> str:
+    name = str(loc[-1])
+    section = section_at(root, loc[:-1])
+    names = [_written(*field) for field in section.model_fields.items()] if section else []
+    near = nearest(name, names)
+    if "did you mean" not in near:
+        elsewhere = [key for key in known_keys(root) if key.rpartition(".")[2] == name]
+        if elsewhere:
+            near = f"did you mean {' or '.join(repr(key) for key in elsewhere[:3])}?"
+    return f"unknown key {name[:MAX_GOT]!r}; {near}"
+
+
+def _choice(detail: ErrorDetails, context: Mapping[str, Any]) -> str:
+    # pydantic has put the choices into one text: 'a', 'b' or 'c'
+    words = str(context["expected"]).replace(" or ", ", ").split(", ")
+    choices = [word.strip("'") for word in words]
+    got = detail["input"]
+    near = nearest(got, choices) if isinstance(got, str) else ""
+    listed = f"needed one of {', '.join(choices)}"
+    return f"got {_got(got)}; {near if near.startswith('did') else listed}"
+
+
+def _purpose(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> str:
+    section = section_at(root, loc[:-1])
+    for name, field in section.model_fields.items() if section else ():
+        if _written(name, field) == loc[-1]:
+            purpose = (field.description or name).rstrip(".")
+            return f"needed {purpose[0].lower()}{purpose[1:]}"
+    return "needed"
+
+
+def _keys(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> str:
+    section = section_at(root, loc)
+    if section is None:
+        return ""
+    names = [_written(*field) for field in section.model_fields.items()]
+    return f" with keys such as {', '.join(names[:4])}"
+
+
+def _hint(detail: ErrorDetails) -> str:
+    got = detail["input"]
+    if isinstance(got, float) and detail["type"].startswith("int") and got.is_integer():
+        return f" such as {int(got)}" if abs(got) < 2**53 else ""
+    if isinstance(got, str) and detail["type"].startswith("bool"):
+        return (
+            ""
+            if got.lower() not in ("on", "off", "yes", "no")
+            else " (on, off, yes and no are text)"
+        )
+    return ""
+
+
+def _got(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= MAX_GOT else f"{text[: MAX_GOT - 3]}..."
+
+
+def _plain(bound: object) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
