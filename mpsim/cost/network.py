@@ -48,7 +48,7 @@ def torus_extents(cluster: Cluster, members: int) -> tuple[TorusExtent, ...]:
     group that could be folded onto two axes (4 as 2 x 2) would be faster.
     """
     link = cluster.node.scale_up
-    sides = sorted(torus_shape(cluster.node.domain, max(1, link.links // _LINKS_PER_AXIS)))
+    sides = sorted(torus_shape(cluster.domain_size, max(1, link.links // _LINKS_PER_AXIS)))
     extents, left = [], members
     for side in reversed(sides):
         reach = min(side, left)
