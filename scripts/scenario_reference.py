@@ -60,14 +60,13 @@ def _default(field: pydantic.fields.FieldInfo) -> str:
     if field.is_required():
         return "**required**"
     value = field.get_default(call_default_factory=True)
-    if value is None or value is PydanticUndefined or isinstance(value, pydantic.BaseModel):
+    empty = value is None or value in ((), {}, "")
+    if empty or value is PydanticUndefined or isinstance(value, pydantic.BaseModel):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _kind(
-    annotation: object, metadata: list[object]
-) -> tuple[str, list[type[pydantic.BaseModel]]]:
+def _kind(annotation: object, metadata: list[object]) -> tuple[str, list[type[pydantic.BaseModel]]]:
     """What may be written, in words, and the sections inside."""
     dimension = next((one.dimension for one in metadata if hasattr(one, "dimension")), None)
     if dimension is not None:
@@ -77,7 +76,9 @@ def _kind(
         return _kind(arguments[0], [*metadata, *arguments[1:]])
     if origin in (typing.Union, types.UnionType):
         parts = [_kind(one, metadata) for one in arguments if one is not type(None)]
-        return " or ".join(dict.fromkeys(kind for kind, _ in parts)), [m for _, ms in parts for m in ms]
+        return " or ".join(dict.fromkeys(kind for kind, _ in parts)), [
+            m for _, ms in parts for m in ms
+        ]
     if origin is typing.Literal:
         return ", ".join(f"`{one}`" for one in arguments), []
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):

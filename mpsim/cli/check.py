@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+
+if TYPE_CHECKING:
+    from mpsim.scenario import Scenario
 
 __all__ = ["check"]
 
@@ -20,11 +23,29 @@ def check(
 ) -> None:
     """Report every mistake of a scenario at once, or say what was derived from it."""
     from mpsim.cli.console import print_json, print_text
-    from mpsim.scenario import check as problems_of
 
     scenario = load_scenario(file, sets=sets, overrides=overrides)
-    derived = problems_of(scenario)
+    derived = _derived(scenario)
     if as_json:
         print_json({"scenario": scenario.name, "ok": True, "derived": derived})
         return
     print_text("\n".join([f"{file}: ok", *(f"  {key}: {value}" for key, value in derived.items())]))
+
+
+def _derived(scenario: Scenario) -> dict[str, object]:
+    """What the scenario leaves to be worked out; planning it finds what only a plan can."""
+    from mpsim.program import make_plan
+    from mpsim.result import account_memory
+
+    plan = make_plan(scenario)
+    memory = account_memory(plan)
+    return {
+        "accelerators": plan.mesh.world,
+        "dp": plan.mesh.dp,
+        "microbatches": plan.orders.microbatches,
+        "virtual_stages": plan.orders.virtual_stages,
+        "layers_per_stage": [stage.layers for stage in plan.stages],
+        "peak_memory_bytes": float(memory.total.max()),
+        "memory_capacity_bytes": memory.capacity,
+        "fits_memory": memory.fits,
+    }

@@ -52,7 +52,7 @@ def load_scenario(
     changes = [*(sets or [])]
     if engine is not None:
         changes.append(f"simulation.engine={engine.value}")
-    return load(file, overrides=overrides or [], set_=changes)
+    return load(file, overrides=overrides or [], set=changes)
 
 
 def load_scenarios(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -41,12 +41,15 @@ DIMENSIONS = {
     "price_per_hour": "PRICE_RATE",
 }
 """Fields that carry a unit, and which (names of `mpsim.units.Dimension`)."""
+Figure: TypeAlias = tuple[str, object, str]
+"""Dotted name, plain value, value with its unit."""
 HIDDEN = frozenset({"sources", "source", "as_of"})
 
 
 def show(
     catalog: Annotated[
-        Catalog | None, typer.Argument(help="Which catalog; left out: all names.")
+        str | None,
+        typer.Argument(help=f"One of {', '.join(Catalog)}; left out: all names."),
     ] = None,
     name: Annotated[
         str | None, typer.Argument(help="One entry of it; left out: all names.")
@@ -54,40 +57,69 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules."""
-    from mpsim.cli.console import print_json, print_table, print_text
+    from mpsim.cli.console import print_json
 
-    chosen = list(Catalog) if catalog is None else [catalog]
-    if catalog is None or name is None:
+    chosen = _chosen(catalog)
+    if name is None:
         names = {one.value: list(_names(one)) for one in chosen}
-        if as_json:
-            print_json(names)
-        else:
-            print_text(
-                "\n".join(f"{kind}: {entry}" for kind, known in names.items() for entry in known)
-            )
+        print_json(names) if as_json else _print_names(names)
         return
-    entry = _entry(catalog, name)
-    sources = _sources(entry)
-    figures = list(_figures(entry))
+    kind = next((one for one in chosen if name in _names(one)), chosen[0])
+    entry = _entry(kind, name)
+    sources, figures = _sources(entry), list(_figures(entry))
     if as_json:
-        values = {
-            key: {"value": value, "source": _source(sources, key)} for key, value, _ in figures
-        }
-        print_json(
-            {
-                "catalog": catalog.value,
-                "name": name,
-                "figures": values,
-                "recalled": _recalled(sources),
-            }
+        print_json(_plain(kind, name, figures, sources))
+    else:
+        _print_entry(f"{kind.value} {name}", figures, sources)
+
+
+def _print_names(names: Mapping[str, list[str]]) -> None:
+    from mpsim.cli.console import print_text
+
+    print_text("\n".join(f"{kind}: {one}" for kind, known in names.items() for one in known))
+
+
+def _plain(
+    kind: Catalog, name: str, figures: list[Figure], sources: Mapping[str, str]
+) -> dict[str, object]:
+    values = {key: {"value": value, "source": _source(sources, key)} for key, value, _ in figures}
+    return {
+        "catalog": kind.value,
+        "name": name,
+        "figures": values,
+        "recalled": _recalled(sources),
+    }
+
+
+def _print_entry(title: str, figures: list[Figure], sources: Mapping[str, str]) -> None:
+    """A table whose sources are numbered, and the list of them."""
+    from mpsim.cli.console import print_table, print_text
+
+    cited = [_source(sources, key) for key, _, _ in figures]
+    used = list(dict.fromkeys(source for source in cited if source))
+    rows = [
+        (key, text, _mark(source, used))
+        for (key, _, text), source in zip(figures, cited, strict=True)
+    ]
+    print_table(rows, header=("figure", "value", "source"), title=title)
+    if used:
+        print_text("\n".join(f"[{number}] {source}" for number, source in enumerate(used, start=1)))
+
+
+def _chosen(word: str | None) -> list[Catalog]:
+    """The catalogs that `word` names: one (``model`` or ``models``), ``hardware``, or all."""
+    if word is None:
+        return list(Catalog)
+    if word == "hardware":
+        return [Catalog.ACCELERATOR, Catalog.LINK, Catalog.SYSTEM]
+    singular = word.removesuffix("s")
+    if singular not in set(Catalog):
+        from mpsim.errors import nearest
+
+        raise typer.BadParameter(
+            f"got {word!r}; {nearest(word, [one.value for one in Catalog])}", param_hint="CATALOG"
         )
-        return
-    used = list(
-        dict.fromkeys(_source(sources, key) for key, _, _ in figures if _source(sources, key))
-    )
-    rows = [(key, text, _mark(_source(sources, key), used)) for key, _, text in figures]
-    print_table(rows, header=("figure", "value", "source"), title=f"{catalog.value} {name}")
-    print_text("\n".join(f"[{number}] {source}" for number, source in enumerate(used, start=1)))
+    return [Catalog(singular)]
 
 
 def _mark(source: str, used: list[str]) -> str:
@@ -146,8 +178,8 @@ def _schedule_facts(name: str) -> Mapping[str, object]:
     return {"example": "none at pp 4, 8 microbatches and up to 2 virtual stages"}
 
 
-def _figures(entry: object, prefix: str = "") -> Iterator[tuple[str, object, str]]:
-    """Every figure of an entry as (dotted name, plain value, value with its unit)."""
+def _figures(entry: object, prefix: str = "") -> Iterator[Figure]:
+    """Every figure of an entry."""
     for key, value in _fields(entry):
         if key in HIDDEN:
             continue
