@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import Framework, TensorOverlap
 from mpsim.hardware import Cluster
 from mpsim.parallel import Mesh, Sharding, Stage, partition_layers
-from mpsim.scenario import Scenario
+from mpsim.scenario import Scenario, check
 from mpsim.schedule import Orders, make_orders
 from mpsim.workload import Count, Transformer
 
@@ -130,36 +131,25 @@ def make_plan(scenario: Scenario) -> Plan:
     ScenarioError
         With every problem found, located in the scenario's file.
     """
-    scenario.check()
+    if problems := check(scenario):
+        raise ScenarioError(problems)
     parallelism, training = scenario.parallelism, scenario.training
-    cluster = scenario.hardware()
     mesh = Mesh(
         tp=parallelism.tp,
         cp=parallelism.cp,
         ep=parallelism.ep,
-        dp=scenario.data_parallel(),
+        dp=scenario.dp,
         pp=parallelism.pp,
-        order=tuple(parallelism.order.split("-")),
+        order=parallelism.axes,
     )
-    orders = _orders(scenario, mesh)
-    model = scenario.transformer()
-    try:
-        stages = partition_layers(
-            model.layers,
-            mesh.pp * orders.virtual_stages,
-            given=parallelism.layers_per_stage,
-            embedding_counts=parallelism.embedding_counts_as_layer,
-            loss_counts=parallelism.loss_counts_as_layer,
-        )
-    except ScenarioError as error:
-        raise ScenarioError(scenario.locate(error.problems)) from None
+    orders = _orders(scenario)
     return Plan(
         name=scenario.name,
-        cluster=cluster,
-        model=model,
-        framework=scenario.software(),
+        cluster=scenario.hardware,
+        model=scenario.transformer,
+        framework=scenario.software,
         mesh=mesh,
-        stages=stages,
+        stages=_stages(scenario, orders),
         orders=orders,
         micro_batch=training.micro_batch,
         global_batch=training.global_batch,
@@ -173,15 +163,32 @@ def make_plan(scenario: Scenario) -> Plan:
     )
 
 
-def _orders(scenario: Scenario, mesh: Mesh) -> Orders:
-    microbatches = scenario.training.global_batch // (mesh.dp * scenario.training.micro_batch)
-    schedule = scenario.schedule
+def _stages(scenario: Scenario, orders: Orders) -> tuple[Stage, ...]:
+    parallelism = scenario.parallelism
     try:
+        return partition_layers(
+            scenario.transformer.layers,
+            orders.pp * orders.virtual_stages,
+            given=parallelism.layers_per_stage,
+            embedding_counts=parallelism.embedding_counts_as_layer,
+            loss_counts=parallelism.loss_counts_as_layer,
+        )
+    except ScenarioError as error:
+        raise ScenarioError(scenario.locate(error.problems)) from None
+
+
+def _orders(scenario: Scenario) -> Orders:
+    schedule = scenario.schedule
+    name = schedule.name
+    try:
+        if schedule.file is not None:
+            name = str(Path(scenario.source.file).parent / schedule.file)
+        assert name is not None, "the schema wants a name or a file"
         return make_orders(
-            schedule.file or schedule.name,
-            pp=mesh.pp,
-            microbatches=microbatches,
-            virtual_stages=schedule.virtual_stages,
+            name,
+            pp=scenario.parallelism.pp,
+            microbatches=scenario.microbatches,
+            virtual_stages=scenario.virtual_stages,
         ).validate()
     except ScheduleError as error:
         raise ScenarioError(scenario.locate([Problem(str(error), key="schedule")])) from None
