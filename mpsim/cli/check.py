@@ -34,8 +34,8 @@ def check(
 
 def _derived(scenario: Scenario) -> dict[str, object]:
     """What the scenario leaves to be worked out; planning it finds what only a plan can."""
-    from mpsim.program import make_plan
-    from mpsim.result import account_memory
+    from mpsim.program.plan import make_plan
+    from mpsim.result.memory import account_memory
 
     plan = make_plan(scenario)
     memory = account_memory(plan)
