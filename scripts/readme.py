@@ -1,0 +1,51 @@
+"""Refresh what README.md quotes: the quickstart's output and the accuracy table (``python scripts/readme.py``).
+
+A test holds the README to it, so that it never shows figures that the code no longer gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+from mpsim.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "README.md"
+ACCURACY = ROOT / "validation" / "sc21.md"
+
+
+def quickstart() -> str:
+    """What ``mpsim run scenarios/quickstart.yaml`` prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = main(["run", str(ROOT / "scenarios" / "quickstart.yaml")])
+    if code:
+        raise SystemExit(f"the quickstart ended with exit code {code}")
+    return f"```text\n{printed.getvalue().rstrip()}\n```"
+
+
+def accuracy() -> str:
+    """The table of the validation page and its closing line; columns beyond the error are left there."""
+    text = ACCURACY.read_text(encoding="utf-8")
+    rows = [line.split("|")[1:6] for line in text.splitlines() if line.startswith("|")]
+    table = "\n".join(f"|{'|'.join(row)}|" for row in rows)
+    return f"{table}\n\n{text.rstrip().splitlines()[-1]}"
+
+
+def render(text: str) -> str:
+    """`text` with both blocks as they are now."""
+    for name, block in (("quickstart-output", quickstart()), ("accuracy-table", accuracy())):
+        marked = re.compile(rf"(<!-- {name} -->).*?(<!-- end -->)", re.DOTALL)
+        text, count = marked.subn(
+            lambda found, block=block: f"{found[1]}\n{block}\n{found[2]}", text
+        )
+        if count != 1:
+            raise SystemExit(f"README.md has {count} blocks marked {name}; needed one")
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
