@@ -35,6 +35,9 @@ __all__ = [
     "nearest",
 ]
 
+LONGEST_KEY = 120  # characters of a key that are printed: nobody reads more
+LONGEST_LIST = 24  # names that `nearest` prints when none is close
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
@@ -62,7 +65,8 @@ class Problem:
         place = self.file
         if self.line:
             place += f":{self.line}:{self.column}" if self.column else f":{self.line}"
-        head = " ".join(part for part in (place, self.key) if part)
+        key = self.key if len(self.key) <= LONGEST_KEY else f"{self.key[:LONGEST_KEY]}..."
+        head = " ".join(part for part in (place, key) if part)
         return f"{head}: {self.message}" if head else self.message
 
 
@@ -141,7 +145,7 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
     Returns
     -------
     str
-        ``"did you mean 'a' or 'b'?"``, or the sorted list of all names when none is close.
+        ``"did you mean 'a' or 'b'?"``, or the sorted names when none is close (the first of many).
 
     Examples
     --------
@@ -152,4 +156,6 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
     close = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
-    return f"known: {', '.join(names)}"
+    more = len(names) - LONGEST_LIST
+    tail = f" and {more} more" if more > 0 else ""
+    return f"known: {', '.join(names[:LONGEST_LIST])}{tail}"

@@ -6,6 +6,7 @@ Each takes a scenario whose sections are well-formed and returns the problems it
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,6 +48,7 @@ __all__ = [
 
 MAX_ACTIONS: Final = 20_000_000  # forwards and backwards of one pipeline: what arrays here can hold
 MAX_POINTS: Final = 100_000
+MAX_MESSAGE: Final = 400  # characters; a value quoted in it can be of any length
 FIXED_KEYS: Final = ("schema", "name", "sweep", "include", "overrides")
 
 
@@ -279,13 +281,13 @@ def check_size(scenario: Scenario) -> list[Problem]:
 def check_sweep(scenario: Scenario) -> list[Problem]:
     """Every value of the sweep fits the key it is for."""
     total = math.prod(map(len, scenario.sweep.values()))
-    problems: list[Problem] = []
     if total > MAX_POINTS:
         message = f"makes {total} points; needed at most {MAX_POINTS}: try fewer values"
-        problems.append(Problem(message, key="sweep"))
+        return [Problem(message, key="sweep")]
+    problems: list[Problem] = []
     for key, values in scenario.sweep.items():
         if key.partition(".")[0] in FIXED_KEYS:
-            problems.append(Problem(f"{key} cannot be swept", key=f"sweep.{key}"))
+            problems.append(Problem(f"{key} cannot be swept; take another key", key=f"sweep.{key}"))
             continue
         for index, value in enumerate(values):
             wrong = _misfits(lay_values(scenario.source, {key: value}), type(scenario))
@@ -302,10 +304,8 @@ def check_overrides(scenario: Scenario) -> list[Problem]:
     for name in scenario.overrides:
         layers = Layers(scenario.source.file)
         layers.lay(scenario.source)
-        before = len(layers.problems)
         layers.lay_override(name, scenario.source)
-        wrong = [problem.message for problem in layers.problems[before:]]
-        wrong += _misfits(layers.document(), type(scenario))
+        wrong = _misfits(layers.document(), type(scenario))
         problems += [Problem(message, key=f"overrides.{name}") for message in wrong]
     return problems
 
@@ -336,7 +336,10 @@ def _raised(look_up: Callable[[], object]) -> list[Problem]:
     try:
         look_up()
     except ScenarioError as error:
-        return list(error.problems)
+        return [
+            dataclasses.replace(problem, message=problem.message[:MAX_MESSAGE])
+            for problem in error.problems
+        ]
     return []
 
 

@@ -27,6 +27,7 @@ from mpsim.scenario.fields import (
     Bytes,
     Count,
     FlopRate,
+    Name,
     Power,
     PriceRate,
     Section,
@@ -46,7 +47,7 @@ Nodes = Annotated[int, Field(ge=1, le=1_000_000)]
 class AcceleratorChoice(Section):
     """An accelerator of the catalog, and the figures of it to replace."""
 
-    preset: str
+    preset: Name
     """An accelerator by name (see 'mpsim show hardware')."""
     peak_flops: dict[str, FlopRate] | None = None
     """Dense peak of matrix products by precision; those left out stay."""
@@ -65,7 +66,7 @@ class AcceleratorChoice(Section):
 class LinkChoice(Section):
     """A link: one of the catalog, or a bandwidth, and the figures to replace."""
 
-    preset: str | None = None
+    preset: Name | None = None
     """A link by name; left out, the one the cluster has, or a generic NIC."""
     bandwidth: Bandwidth | None = None
     """Per direction."""
@@ -103,9 +104,9 @@ class FabricChoice(Section):
 class ClusterChoice(Section):
     """A system by name, the parts of it to exchange, or all the parts of a cluster."""
 
-    preset: str | None = None
+    preset: Name | None = None
     """A system of the catalog (see 'mpsim show hardware')."""
-    name: str | None = None
+    name: Name | None = None
     """What to call it; left out, the preset's name."""
     nodes: Nodes | None = None
     """Nodes; left out, the size the preset is known by."""

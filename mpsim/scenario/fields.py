@@ -16,6 +16,7 @@ __all__ = [
     "Bytes",
     "Count",
     "FlopRate",
+    "Name",
     "Power",
     "PriceRate",
     "Section",
@@ -108,6 +109,7 @@ class Shorthand:
         return {"anyOf": [{"type": "string"}, handler(schema)]}
 
 
+Name: TypeAlias = Annotated[str, pydantic.Field(min_length=1, max_length=200)]
 Count: TypeAlias = Annotated[int, pydantic.Field(ge=1, le=SAFE_COUNT)]
 Time: TypeAlias = Annotated[float, Within(Dimension.TIME, 0.0, 3600.0)]
 Bytes: TypeAlias = Annotated[float, Within(Dimension.BYTES, 1.0, 1e18)]

@@ -166,18 +166,22 @@ def read_layers(path: Path, *, set: Iterable[str], overrides: Iterable[str]) -> 
     before = layers.document()
     for name in overrides:
         layers.lay_override(name, before)
+    _root_schedule_file(layers.data, path.parent)
     for setting in set:
         layers.lay_setting(setting)
+    _root_schedule_file(layers.data, Path())
     return layers.document()
 
 
 def lay_values(document: Document, values: Mapping[str, object]) -> Document:
-    """`document` with values replaced by dotted key; what was not written in a file has no place."""
+    """`document` without its sweep, values replaced by dotted key; those have no place in a file."""
     layers = Layers(document.file)
-    layers.lay(document)
+    kept = {key: value for key, value in document.data.items() if key != "sweep"}
+    layers.lay(dataclasses.replace(document, data=kept))
     origin = Document(data=None, places={}, file="")
     for key, value in values.items():
         layers.put(_split(key), value, origin, key, dotted=True)
+    _root_schedule_file(layers.data, Path(document.file).parent)
     return layers.document()
 
 
@@ -231,7 +235,7 @@ def _includes(document: Document, layers: Layers) -> list[str]:
 
 
 def _root_schedule_file(data: dict[Any, Any], folder: Path) -> None:
-    """Make the path of a schedule file relative to where it was written."""
+    """Make a relative path of a schedule file absolute, from the folder it was written in."""
     schedule = expand_shorthand("schedule", data.get("schedule"))
     if isinstance(schedule, dict) and isinstance(schedule.get("file"), str):
-        data["schedule"] = {**schedule, "file": str(folder / schedule["file"])}
+        data["schedule"] = {**schedule, "file": str((folder / schedule["file"]).absolute())}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
-from mpsim.scenario.fields import Count, Section
+from mpsim.scenario.fields import Count, Name, Section
 from mpsim.workload import Transformer, model, model_names
 
 __all__ = ["MixtureOfExperts", "ModelChoice", "MultiLatentAttention"]
@@ -58,9 +58,9 @@ class MultiLatentAttention(Section):
 class ModelChoice(Section):
     """A transformer: a preset by name, fields that replace those of a preset, or all of them."""
 
-    preset: str | None = None
+    preset: Name | None = None
     """A published model (see 'mpsim show models')."""
-    name: str | None = None
+    name: Name | None = None
     """What to call it; left out, the preset's name."""
     layers: Layers | None = None
     """Transformer layers."""

@@ -63,7 +63,7 @@ class Scenario(Section):
     """Values to try, by dotted key: a list, or {range: [start, stop, step]}."""
     include: Annotated[tuple[str, ...], Field(strict=False)] | str = ()
     """Files to start from, relative to this one; what stands here wins."""
-    overrides: Annotated[dict[str, dict[str, Any]], Field(default_factory=dict)]
+    overrides: Annotated[dict[str, dict[str, Any]], Field(default_factory=dict, max_length=100)]
     """Named changes to choose from, each a mapping of dotted keys or sections."""
 
     _source: Document = PrivateAttr(default_factory=lambda: Document({}, {}, ""))
@@ -171,13 +171,21 @@ class Scenario(Section):
         >>> base.dp, base.with_values({"parallelism.pp": 4}).dp
         (1, 2)
         """
-        document = lay_values(self._source, values)
-        document.data.pop("sweep", None)
-        return _build(document, checked=True)
+        return _build(lay_values(self._source, values), checked=True)
 
     def points(self) -> Iterator[dict[str, object]]:
         """Values by dotted key of every point of the sweep, the last key changing fastest."""
         return points(self.sweep) if self.sweep else iter(())
+
+    def __str__(self) -> str:
+        p, cluster, training = self.parallelism, self.hardware, self.training
+        schedule = self.schedule.name or self.schedule.file
+        return (
+            f"{self.name or 'scenario'}: {self.transformer.name} on {cluster.nodes} x "
+            f"{cluster.node.accelerators} {cluster.accelerator.name}; "
+            f"tp {p.tp} x pp {p.pp} x cp {p.cp} x dp {self.dp}, {schedule}; "
+            f"{training.global_batch} sequences of {training.sequence_length} tokens a step"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made from: resolved presets hold read-only views, which do not pickle."""

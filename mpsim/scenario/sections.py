@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import Section
+from mpsim.scenario.fields import Name, Section
 
 __all__ = [
     "AXES",
@@ -77,7 +77,7 @@ class Parallelism(Section):
     """Whether norms and dropouts are divided along the sequence among tensor-parallel ranks."""
     zero: Literal[0, 1, 2, 3] = 0
     """What data-parallel ranks share: nothing, optimizer state, gradients too, parameters too."""
-    order: str = "-".join(AXES)
+    order: Name = "-".join(AXES)
     """Axes in the order they are laid on accelerators, fastest first."""
     layers_per_stage: (
         Annotated[tuple[Annotated[int, Field(ge=0, le=10_000)], ...], Field(strict=False)] | None
@@ -111,7 +111,7 @@ class ScheduleChoice(Section):
     """A schedule by name; left out only when a file is given."""
     virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Chunks of layers a pipeline rank holds; left out, what the schedule needs."""
-    file: str | None = None
+    file: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """A CSV file with the order of every rank, instead of a name."""
 
     @pydantic.model_validator(mode="after")
@@ -147,7 +147,7 @@ class Training(Section):
 class FrameworkChoice(Section):
     """The software stack: a preset, and fields of it to replace, written beside it."""
 
-    preset: str = "megatron-lm"
+    preset: Name = "megatron-lm"
     """A framework by name (see 'mpsim show frameworks')."""
     overrides: Mapping[str, Any] = {}
     """Fields of the preset to replace."""

@@ -11,7 +11,7 @@ import pydantic
 
 __all__ = ["SweepValues", "expand_range", "points"]
 
-MAX_VALUES: Final = 10_000
+MAX_VALUES: Final = 1000
 NEARLY: Final = 1e-9  # of a step: a stop that rounding misses still counts
 
 
@@ -26,7 +26,7 @@ def expand_range(bounds: object) -> list[int | float]:
     Raises
     ------
     ValueError
-        If it is anything else, or has no value, or more than ten thousand.
+        If it is anything else, or has no value, or more than a thousand.
 
     Examples
     --------
@@ -70,4 +70,11 @@ def _expand(value: object) -> object:
     return tuple(value)
 
 
-SweepValues: TypeAlias = Annotated[tuple[Any, ...], pydantic.BeforeValidator(_expand)]
+_NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 3, "maxItems": 3}
+_RANGE = {"type": "object", "properties": {"range": _NUMBERS}, "required": ["range"]}
+
+SweepValues: TypeAlias = Annotated[
+    tuple[Any, ...],
+    pydantic.BeforeValidator(_expand),
+    pydantic.WithJsonSchema({"anyOf": [{"type": "array", "minItems": 1}, _RANGE]}),
+]

@@ -33,6 +33,11 @@ _TYPES: Final[Mapping[str, str]] = {
     "finite_number": "a finite number",
     "int_parsing_size": "a smaller number",
 }
+_LENGTHS: Final[Mapping[str, str]] = {
+    "string_too_short": "characters; needed {min_length} or more",
+    "string_too_long": "characters; needed at most {max_length}",
+    "too_long": "entries; needed at most {max_length}",
+}
 _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
     "greater_than_equal": ("ge", "{} or more"),
     "greater_than": ("gt", "more than {}"),
@@ -126,6 +131,9 @@ def _message(detail: ErrorDetails, root: type[pydantic.BaseModel]) -> str:
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
         return f"got {_got(detail['input'])}; needed {words.format(_plain(context[name]))}"
+    if kind in _LENGTHS:
+        count = len(detail["input"])
+        return f"got {count} {_LENGTHS[kind]}".format(**context)
     if kind in _TYPES:
         return f"got {_got(detail['input'])}; needed {_TYPES[kind]}{_hint(detail)}"
     return detail["msg"]
