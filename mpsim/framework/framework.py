@@ -90,6 +90,28 @@ class Framework:
     source: str
     as_of: str
 
+    def in_precision(self, precision: str) -> Framework:
+        """The stack with its element sizes as training in `precision` has them.
+
+        Presets state the sizes of mixed 16-bit training. In fp32 and tf32 every element takes 4 bytes, and no master copy
+        of the parameters is kept beside the two moments.
+        """
+        if precision not in _FULL_PRECISION:
+            return self
+        size = _FULL_PRECISION_BYTES
+        lowering = dataclasses.replace(
+            self.lowering,
+            activation_bytes=max(size, self.lowering.activation_bytes),
+            weight_grad_bytes=max(size, self.lowering.weight_grad_bytes),
+        )
+        return dataclasses.replace(
+            self,
+            lowering=lowering,
+            gradient_bytes=max(size, self.gradient_bytes),
+            parameter_bytes=max(size, self.parameter_bytes),
+            optimizer_bytes=min(2 * size, self.optimizer_bytes),
+        )
+
     def overlaps_gradients(self, pp: int) -> bool:
         """Whether gradients are reduced beside the last backward when there are `pp` stages."""
         if self.gradient_overlap is GradientOverlap.WITHOUT_PIPELINE:
@@ -97,6 +119,8 @@ class Framework:
         return self.gradient_overlap is GradientOverlap.ALWAYS
 
 
+_FULL_PRECISION = ("fp32", "tf32")
+_FULL_PRECISION_BYTES = 4
 ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
 _DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
     {"bucket_bytes": Dimension.BYTES, "step_overhead": Dimension.TIME}

@@ -1,7 +1,9 @@
 """Scenario to Plan to Program: every operation of a step, columnar."""
 
+from mpsim.program.build import build_program
 from mpsim.program.expand import expand
 from mpsim.program.pipeline import from_orders
+from mpsim.program.plan import Plan, make_plan
 from mpsim.program.program import PARTS, TICK, Kind, Program, Span, Stream, Template
 from mpsim.program.rows import Rows
 from mpsim.program.unfold import unfold
@@ -10,12 +12,15 @@ __all__ = [
     "PARTS",
     "TICK",
     "Kind",
+    "Plan",
     "Program",
     "Rows",
     "Span",
     "Stream",
     "Template",
+    "build_program",
     "expand",
     "from_orders",
+    "make_plan",
     "unfold",
 ]

@@ -64,7 +64,7 @@ class Blocks:
             "sequence_length": plan.sequence_length,
             "context": plan.mesh.cp,
         }
-        model, lowering = plan.model, plan.framework.lowering
+        model, lowering = plan.resident_model, plan.framework.lowering
         return {
             "layer": expand_layer(model, lowering, **shape),
             "embedding": expand_embedding(model, lowering, **shape),

@@ -68,6 +68,13 @@ class Plan:
         return self.model.padded_vocab(_VOCAB_MULTIPLE * self.mesh.tp)
 
     @functools.cached_property
+    def resident_model(self) -> Transformer:
+        """The model as tensor-parallel ranks hold it: key-value heads repeated where there are fewer than ranks."""
+        if self.mesh.tp <= self.model.kv_heads:
+            return self.model
+        return dataclasses.replace(self.model, kv_heads=self.mesh.tp)
+
+    @functools.cached_property
     def sharding(self) -> Sharding:
         """How layers are divided inside a stage."""
         return Sharding(
@@ -90,7 +97,7 @@ class Plan:
 
         A tied output projection that does not share a stage with the embedding is a second copy of it.
         """
-        count = self.model.parameters(padded_vocab=self.padded_vocab)
+        count = self.resident_model.parameters(padded_vocab=self.padded_vocab)
         parts = {
             "layers": Count(
                 count.layer.sharded * stage.layers, count.layer.replicated * stage.layers
@@ -147,7 +154,7 @@ def make_plan(scenario: Scenario) -> Plan:
         name=scenario.name,
         cluster=scenario.hardware,
         model=scenario.transformer,
-        framework=scenario.software,
+        framework=scenario.software.in_precision(training.precision),
         mesh=mesh,
         stages=_stages(scenario, orders),
         orders=orders,

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.hardware import Cluster
-from mpsim.program import PARTS, TICK, Kind
+from mpsim.program import PARTS, TICK, Kind, Stream
+from mpsim.program.csr import owners
 from mpsim.result.attribution import busy_ticks
 
 __all__ = ["Series", "Utilisation", "measure_utilisation"]
@@ -88,9 +89,14 @@ def _share(amount: NDArray[np.float64], could: float) -> NDArray[np.float64]:
 
 
 def _per_rank(timeline: Timeline, amount: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum of a column over the home rank of each row."""
+    """Sum of a column over the ranks of each row: all members of a collective, the sender of a message."""
     program = timeline.program
-    return np.bincount(program.rank, weights=amount, minlength=program.ranks).astype(np.float64)
+    row = owners(program.slot_ptr)
+    rank = program.slot // len(Stream)
+    counts = (program.kind[row] != Kind.SEND) | (rank == program.rank[row])
+    return np.bincount(rank[counts], weights=amount[row[counts]], minlength=program.ranks).astype(
+        np.float64
+    )
 
 
 def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:
