@@ -59,12 +59,12 @@ def schedule(
         _numbers(p2p, count=1, option="--p2p"),
     )
     orders = _orders(name, pp=pp, microbatches=microbatches, virtual=virtual)
-    report, timeline = _measure(orders, chunk, transfer[0])
+    report, timeline, scale = _measure(orders, chunk, transfer[0])
     if csv is not None:
         write_csv(orders, csv)
         wrote(csv)
     if plot is not None:
-        _draw(timeline, plot)
+        _draw(timeline, plot, scale)
         wrote(plot)
     if as_json:
         print_json(report)
@@ -99,7 +99,7 @@ def _orders(name: str, *, pp: int | None, microbatches: int | None, virtual: int
 
 def _measure(
     orders: Orders, chunk: list[Fraction], transfer: Fraction
-) -> tuple[dict[str, object], Timeline]:
+) -> tuple[dict[str, object], Timeline, int]:
     """Time `orders` in whole ticks of the finest unit that holds every given number exactly."""
     from mpsim.engine import run
     from mpsim.program import from_orders
@@ -127,7 +127,7 @@ def _measure(
         "peak_inflight_activations": orders.peak_inflight(),
         "peak_until_input_grad": orders.peak_until_input_grad(),
     }
-    return report, timeline
+    return report, timeline, scale
 
 
 def _max_rank_span(timeline: Timeline) -> float:
@@ -139,11 +139,11 @@ def _max_rank_span(timeline: Timeline) -> float:
     return max(spans)
 
 
-def _draw(timeline: Timeline, path: Path) -> None:
+def _draw(timeline: Timeline, path: Path, scale: int) -> None:
     from mpsim.plot import TimelineDisplay
 
-    display = TimelineDisplay.from_timeline(timeline).plot()
-    display.save(path)
+    unit = "unit of --times"
+    TimelineDisplay.from_timeline(timeline, tick=1 / scale, unit=unit).save(path)
 
 
 def _print(report: dict[str, object]) -> None:

@@ -109,7 +109,7 @@ def _processes(jobs: int | None, values: dict[str, list[object]]) -> int:
 def _draw(result: Sweep, path: Path) -> None:
     from mpsim.plot import SweepDisplay
 
-    SweepDisplay.from_sweep(result).plot().save(path)
+    SweepDisplay.from_sweep(result).save(path)
 
 
 def _print(result: Sweep) -> None:
