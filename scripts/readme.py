@@ -1,6 +1,6 @@
-"""Refresh what README.md quotes: the quickstart's output and the accuracy table (``python scripts/readme.py``).
+"""Refresh what README.md shows: the quickstart's output and pictures, and the accuracy table (``python scripts/readme.py``).
 
-A test holds the README to it, so that it never shows figures that the code no longer gives.
+A test holds the README's text to it, so that it never shows figures that the code no longer gives.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from mpsim.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "README.md"
+IMAGES = ROOT / "docs" / "images"
 ACCURACY = ROOT / "validation" / "sc21.md"
 
 
@@ -47,5 +48,15 @@ def render(text: str) -> str:
     return text
 
 
+def draw() -> None:
+    """Write the pictures of the quickstart that the README shows."""
+    import mpsim
+
+    result = mpsim.simulate(mpsim.load(ROOT / "scenarios" / "quickstart.yaml"))
+    result.plot.timeline().save(IMAGES / "timeline.png")
+    result.plot.attribution().save(IMAGES / "attribution.png")
+
+
 if __name__ == "__main__":
+    draw()
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
