@@ -34,7 +34,7 @@ _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INTEGER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
 _BASED = re.compile(r"0(?:x[0-9a-fA-F]+|o[0-7]+)")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_MERGE = "<<"
+_MERGE = object()  # a plain "<<"; a quoted one is a key like any other
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _WORDS: Mapping[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
@@ -255,8 +255,7 @@ class _Reader:
     def _content(self, event: yaml.Event, depth: int) -> _Node:
         line, column = _position(event)
         if isinstance(event, yaml.ScalarEvent):
-            value = _resolve(event.value) if event.implicit[0] else event.value
-            return _Node(value, str, line, column)
+            return _Node(_scalar(event), str, line, column)
         items: list[Any] = []
         if isinstance(event, yaml.SequenceStartEvent):
             while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
@@ -279,7 +278,7 @@ class _Reader:
             return [self._item(item, f"{head}{index}") for index, item in enumerate(node.value)]
         if node.kind is dict:
             return self._mapping(node, head)
-        value = node.value
+        value = "<<" if node.value is _MERGE else node.value
         if isinstance(value, float) and not abs(value) < float("inf"):
             message = f"got {value}; needed a finite number"
             self.problems.append(Problem(message, key, self.file, node.line, node.column))
@@ -294,7 +293,7 @@ class _Reader:
         data: dict[Any, Any] = {}
         for name, child in node.value:
             key = f"{head}{name.value}"
-            if name.value == _MERGE:
+            if name.value is _MERGE:
                 merged = self._merged(child, head)
             elif name.value in data:
                 first = self.places[key][0]
@@ -325,9 +324,12 @@ class _Reader:
         return _fatal(message, self.file, line, column)
 
     def _unreadable(self, error: yaml.reader.ReaderError) -> ScenarioError:
-        before = self.text[: error.position] if isinstance(error.position, int) else ""
+        found = yaml.reader.Reader.NON_PRINTABLE.search(self.text)
+        if found is None:  # libyaml is stricter about something
+            return _fatal(f"is not plain text: {error.reason}", self.file)
+        before = self.text[: found.start()]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        code = error.character if isinstance(error.character, int) else ord(error.character[0])
+        code = ord(found[0])
         message = f"is a binary file or holds the control character {code:#04x}; needed plain text"
         return _fatal(message, self.file, line, column)
 
@@ -365,6 +367,13 @@ def _mend(line: str, error: yaml.MarkedYAMLError) -> str:
     if "quoted" in str(error.context):
         return "; close the quote"
     return "; check the indentation, quotes and brackets near it"
+
+
+def _scalar(event: yaml.ScalarEvent) -> object:
+    """The value of a scalar: resolved if it was written plain, text if it was quoted."""
+    if not event.implicit[0]:
+        return event.value
+    return _MERGE if event.value == "<<" else _resolve(event.value)
 
 
 def _resolve(text: str) -> Scalar:

@@ -24,12 +24,14 @@ class Layers:
     def __init__(self, file: str) -> None:
         self.file = file
         self.data: dict[Any, Any] = {}
-        self.places: dict[str, tuple[int, int]] = {"": (1, 1)}
+        self.places: dict[str, tuple[int, int]] = {}
         self.files: dict[str, str] = {}
         self.problems: list[Problem] = []
 
     def lay(self, document: Document) -> None:
         """Lay all of `document` on top."""
+        if document.file == self.file and "" in document.places:
+            self.places[""] = document.places[""]
         for name, value in document.data.items():
             self.put((name,), value, document, str(name))
 
