@@ -186,7 +186,7 @@ def _stages(scenario: Scenario, orders: Orders) -> tuple[Stage, ...]:
 
 def _orders(scenario: Scenario) -> Orders:
     schedule = scenario.schedule
-    name = schedule.name
+    name: str | None = schedule.name
     try:
         if schedule.file is not None:
             name = str(Path(scenario.source.file).parent / schedule.file)
