@@ -291,16 +291,18 @@ class _Reader:
     def _mapping(self, node: _Node, head: str) -> dict[Any, Any]:
         merged: dict[Any, Any] = {}
         data: dict[Any, Any] = {}
+        lines: dict[Any, int] = {}
         for name, child in node.value:
             key = f"{head}{name.value}"
             if name.value is _MERGE:
                 merged = self._merged(child, head)
             elif name.value in data:
-                first = self.places[key][0]
+                first = lines[name.value]
                 message = f"repeated: first on line {first}, again on line {name.line}; keep one"
                 self.problems.append(Problem(message, key, self.file, name.line, name.column))
             else:
                 self.places[key] = (name.line, name.column)
+                lines[name.value] = name.line
                 data[name.value] = self._plain(child, key)
         return {**merged, **data} if merged else data
 
