@@ -34,6 +34,7 @@ __all__ = [
     "check_heads",
     "check_mlp",
     "check_model",
+    "check_network",
     "check_overrides",
     "check_precision",
     "check_schedule_file",
@@ -263,6 +264,14 @@ def check_zero(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="parallelism.zero")]
 
 
+def check_network(scenario: Scenario) -> list[Problem]:
+    """The network is modelled the way that is simulated."""
+    if scenario.simulation.network == "analytic":
+        return []
+    message = "flow networks are not simulated by this version; set network to analytic"
+    return [Problem(message, key="simulation.network")]
+
+
 def check_size(scenario: Scenario) -> list[Problem]:
     """The step has no more actions than can be held."""
     if scenario.dp < 1:
@@ -326,6 +335,7 @@ CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
     check_sequence,
     check_experts,
     check_zero,
+    check_network,
     check_size,
     check_sweep,
     check_overrides,

@@ -174,5 +174,3 @@ class Simulation(Section):
     """Whether transfers take their time alone, or share links as flows."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """Of everything random."""
-    detail: Literal["stage", "layer", "operator"] = "layer"
-    """How finely the timeline is divided."""
