@@ -1,1 +1,26 @@
-"""plot."""
+"""Pictures: a Display takes numbers, ``plot()`` draws them, ``save()`` writes a file.
+
+Importing this package does not import matplotlib; drawing does.
+"""
+
+from mpsim.plot.attribution import AttributionDisplay
+from mpsim.plot.bubbles import BubbleDisplay
+from mpsim.plot.comparison import ComparisonDisplay
+from mpsim.plot.display import Display
+from mpsim.plot.memory import MemoryDisplay
+from mpsim.plot.plots import Plots
+from mpsim.plot.sweep import SweepDisplay
+from mpsim.plot.timeline import TimelineDisplay
+from mpsim.plot.utilisation import UtilisationDisplay
+
+__all__ = [
+    "AttributionDisplay",
+    "BubbleDisplay",
+    "ComparisonDisplay",
+    "Display",
+    "MemoryDisplay",
+    "Plots",
+    "SweepDisplay",
+    "TimelineDisplay",
+    "UtilisationDisplay",
+]

@@ -1,0 +1,119 @@
+"""What fills the memory of each rank, against what there is.
+
+Shapes: R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.errors import ScenarioError
+from mpsim.plot.display import Display, legend_above, short_number, thin
+from mpsim.plot.palette import EVENTS, MEMORY
+from mpsim.units import Dimension, parse_quantity
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mpsim.result import Result
+
+__all__ = ["MemoryDisplay"]
+
+_MOST_LABELLED = 24
+_GB = parse_quantity("1 GB", Dimension.BYTES)
+
+
+class MemoryDisplay(Display):
+    """One bar a rank, stacked from its components; a line at the capacity, totals above it in red.
+
+    Parameters
+    ----------
+    names : sequence of str
+        One a bar.
+    components : mapping of str to float64[R]
+        Component to its size [B].
+    capacity : float
+        Of one accelerator [B].
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        components: Mapping[str, NDArray[np.float64]],
+        capacity: float,
+    ) -> None:
+        self.names = tuple(names)
+        self.components = {name: np.asarray(one, float) for name, one in components.items()}
+        self.capacity = capacity
+        for name, sizes in self.components.items():
+            if len(sizes) != len(self.names):
+                raise ScenarioError(
+                    f"{name}: got {len(sizes)} sizes; needed one for each of {len(self.names)} bars"
+                )
+
+    @classmethod
+    def from_result(cls, result: Result) -> MemoryDisplay:
+        """Memory of every pipeline rank of a result."""
+        memory = result.memory
+        return cls(
+            [f"pp {rank}" for rank in range(len(memory.total))], memory.components, memory.capacity
+        )
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """All components of each rank [B], float64[R]."""
+        total: NDArray[np.float64] = np.sum(list(self.components.values()), axis=0)
+        return total
+
+    def _size(self) -> tuple[float, float]:
+        return float(np.clip(2.5 + 0.4 * len(self.names), 6.0, 12.0)), 4.0
+
+    def _draw(self, ax: Axes) -> None:
+        from matplotlib.patches import Patch
+
+        place, bottom = np.arange(len(self.names)), np.zeros(len(self.names))
+        handles = []
+        for name, size in self.components.items():
+            colour = MEMORY.get(name, EVENTS["other"])
+            ax.bar(place, size / _GB, bottom=bottom, color=colour, edgecolor="white", linewidth=0.3)
+            bottom = bottom + size / _GB
+            handles.append(Patch(color=colour, label=name))
+        self._draw_capacity(ax)
+        legend_above(ax, handles, columns=7)
+        named = thin(len(self.names), 16)
+        ax.set_xticks(named, [self.names[rank] for rank in named])
+        ax.set_xlabel("rank")
+        ax.set_ylabel("memory at its fullest (GB)")
+        ax.set_xlim(-0.6, len(self.names) - 0.4)
+        ax.set_ylim(0.0, 1.12 * max(self.capacity / _GB, float(bottom.max(initial=0.0))))
+        ax.grid(axis="y")
+
+    def _draw_capacity(self, ax: Axes) -> None:
+        ax.axhline(self.capacity / _GB, color=EVENTS["tp"], linestyle="--", linewidth=1.2)
+        ax.text(
+            len(self.names) - 0.42,
+            self.capacity / _GB,
+            f"capacity {self.capacity / _GB:.1f} GB",
+            ha="right",
+            va="bottom",
+            fontsize=7,
+            color=EVENTS["tp"],
+        )
+        if len(self.names) > _MOST_LABELLED:
+            return
+        for rank, total in enumerate(self.total.tolist()):
+            full = total > self.capacity
+            ax.text(
+                rank,
+                total / _GB,
+                short_number(total / _GB),
+                ha="center",
+                va="bottom",
+                fontsize=7,
+                color="#B00000" if full else "black",
+                weight="bold" if full else "normal",
+            )

@@ -1,0 +1,119 @@
+"""One fixed colour per kind of event, in every picture, for every eye.
+
+Any two colours of `EVENTS` stay apart for people who see no red or no green; the tests compute it.
+Communication is hatched as well wherever it is stacked next to computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.program import PARTS
+
+__all__ = [
+    "COMMUNICATION",
+    "EVENTS",
+    "LABELS",
+    "LUMINANCE",
+    "MEMORY",
+    "RESOURCES",
+    "event_of_part",
+    "rgb",
+    "shades",
+]
+
+EVENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "forward": "#0072B2",
+        "backward": "#E69F00",
+        "input_gradient": "#F5F51C",
+        "weight_gradient": "#00C067",
+        "recompute": "#E680B2",
+        "tp": "#C5700B",
+        "cp": "#854E82",
+        "ep": "#88CCEE",
+        "pp": "#332288",
+        "dp": "#4699F3",
+        "bubble": "#E8E8E8",
+        "optimizer": "#222222",
+        "host": "#765C2C",
+        "other": "#636363",
+    }
+)
+"""Kind of event to colour."""
+
+LABELS: Mapping[str, str] = MappingProxyType(
+    {
+        "input_gradient": "input gradient",
+        "weight_gradient": "weight gradient",
+        "recompute": "recomputation",
+        "tp": "tensor-parallel comm.",
+        "cp": "context-parallel comm.",
+        "ep": "expert-parallel comm.",
+        "pp": "pipeline send",
+        "dp": "data-parallel comm.",
+        "host": "host launch",
+    }
+)
+"""What legends say, where it is not the kind's own name."""
+
+COMMUNICATION = frozenset({"tp", "cp", "ep", "pp", "dp"})
+"""Kinds that are hatched in stacked bars."""
+
+RESOURCES: Mapping[str, str] = MappingProxyType(
+    {
+        "compute": EVENTS["forward"],
+        "scale_up": EVENTS["tp"],
+        "scale_out": EVENTS["weight_gradient"],
+    }
+)
+"""Resource to colour, where lines show how busy each is."""
+
+MEMORY: Mapping[str, str] = MappingProxyType(
+    {
+        "parameters": EVENTS["forward"],
+        "gradients": EVENTS["backward"],
+        "optimizer": EVENTS["optimizer"],
+        "activations": EVENTS["recompute"],
+        "logits": EVENTS["weight_gradient"],
+        "buffers": EVENTS["ep"],
+        "overhead": EVENTS["other"],
+    }
+)
+"""Component of memory to colour."""
+
+LUMINANCE = np.array([0.299, 0.587, 0.114])
+"""Weights of red, green and blue in how bright a colour looks (ITU-R BT.601)."""
+
+_LIGHTEST = 0.6  # how far the last chunk's shade is on the way to white
+
+
+def event_of_part(part: str) -> str:
+    """Kind of event that a part of the step (`mpsim.program.PARTS`) is drawn as.
+
+    Examples
+    --------
+    >>> event_of_part("exposed_tp")
+    'tp'
+    """
+    event = part.removeprefix("exposed_")
+    return event if event in EVENTS else "other"
+
+
+def rgb(colour: str) -> NDArray[np.float64]:
+    """Red, green and blue of ``#RRGGBB`` in [0, 1]."""
+    return np.frombuffer(bytes.fromhex(colour.removeprefix("#")), dtype=np.uint8) / 255
+
+
+def shades(colour: str, count: int) -> NDArray[np.float64]:
+    """Shades of a colour for `count` chunks, the first as it is, the others lighter, float64[count, 3]."""
+    white = np.linspace(0.0, _LIGHTEST, count)[:, None] if count > 1 else np.zeros((1, 1))
+    result: NDArray[np.float64] = rgb(colour) * (1 - white) + white
+    return result
+
+
+assert set(map(event_of_part, PARTS)) <= set(EVENTS)

@@ -1,0 +1,67 @@
+"""The pictures of one result, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpsim.plot.attribution import AttributionDisplay
+from mpsim.plot.bubbles import BubbleDisplay
+from mpsim.plot.display import Display
+from mpsim.plot.memory import MemoryDisplay
+from mpsim.plot.timeline import TimelineDisplay
+from mpsim.plot.utilisation import UtilisationDisplay
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mpsim.result import Result
+
+__all__ = ["Plots"]
+
+
+class Plots:
+    """What ``result.plot`` offers; every method draws and returns a Display.
+
+    Parameters
+    ----------
+    result : Result
+    """
+
+    def __init__(self, result: Result) -> None:
+        self._result = result
+
+    def timeline(self, ax: Axes | None = None, *, communication: bool = True) -> TimelineDisplay:
+        """Draw ranks by time, a bar an action; with sends and collectives under them."""
+        timeline = self._result.timeline
+        return TimelineDisplay.from_timeline(timeline, communication=communication).plot(ax)
+
+    def bubbles(self, ax: Axes | None = None) -> BubbleDisplay:
+        """Draw the bubble of each rank in percent of the step."""
+        return BubbleDisplay.from_result(self._result).plot(ax)
+
+    def attribution(self, ax: Axes | None = None, *, ranks: bool = True) -> AttributionDisplay:
+        """Draw where the time goes: the mean and, with `ranks`, each rank."""
+        return AttributionDisplay.from_result(self._result, ranks=ranks).plot(ax)
+
+    def utilisation(self, ax: Axes | None = None) -> UtilisationDisplay:
+        """Draw how busy compute and links are over time."""
+        return UtilisationDisplay.from_result(self._result).plot(ax)
+
+    def memory(self, ax: Axes | None = None) -> MemoryDisplay:
+        """Draw what fills the memory of each rank."""
+        return MemoryDisplay.from_result(self._result).plot(ax)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        pictures: dict[str, Callable[[], Display]] = {
+            "timeline": self.timeline,
+            "bubbles": self.bubbles,
+            "attribution": self.attribution,
+            "utilisation": self.utilisation,
+            "memory": self.memory,
+        }
+        return [draw().save(folder / f"{name}.png") for name, draw in pictures.items()]

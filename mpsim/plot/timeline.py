@@ -1,0 +1,266 @@
+"""The pipeline timeline: one row a rank, time to the right, a bar an action, bubbles left blank.
+
+Shapes: N bars, R ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.plot.display import Display, event_patches, legend_above, thin
+from mpsim.plot.palette import EVENTS, LUMINANCE, shades
+from mpsim.program import TICK, Kind, Program, Stream
+from mpsim.units import Dimension
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mpsim.engine import Timeline
+
+__all__ = ["Bars", "TimelineDisplay", "time_unit"]
+
+_EVENT_NAMES = tuple(EVENTS)
+_OF_KIND = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT_GRADIENT: "input_gradient",
+    Kind.WEIGHT_GRADIENT: "weight_gradient",
+    Kind.SEND: "pp",
+    Kind.OPTIMIZER: "optimizer",
+}
+_OF_STREAM = {Stream.TP: "tp", Stream.CP: "cp", Stream.EP: "ep", Stream.DP: "dp"}
+
+_ROW_INCHES, _WIDTH_INCHES, _TALLEST_INCHES = 0.36, 12.0, 13.0
+_COMPUTE_LANE, _COMMUNICATION_LANE, _ALONE_LANE = (-0.42, 0.52), (0.14, 0.24), (-0.42, 0.84)
+_DIGIT_WIDTH = 0.62  # of the font size, DejaVu Sans
+_FONT_POINTS = (4.5, 7.0)
+_MOST_NUMBERS = 4000
+_EDGES_BELOW, _VECTORS_BELOW = 4000, 5000
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Bars:
+    """Bars of a timeline.
+
+    Parameters
+    ----------
+    rank : int64[N]
+    start, end : float64[N]
+        In the unit of the picture.
+    event : int64[N]
+        Index into `mpsim.plot.palette.EVENTS`.
+    chunk, microbatch : int64[N]
+        -1 where there is none.
+    """
+
+    rank: NDArray[np.int64]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    event: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def events(self) -> set[str]:
+        """Kinds of event that occur."""
+        return {_EVENT_NAMES[index] for index in np.unique(self.event)}
+
+
+class TimelineDisplay(Display):
+    """Ranks by time, coloured by kind of event, shaded by chunk, numbered by microbatch where it fits.
+
+    Parameters
+    ----------
+    rank_names : sequence of str
+        One a row, drawn from top to bottom.
+    compute, communication : Bars
+        Drawn in the upper and, if there is any, the lower part of each row.
+    unit : str
+        Of time, as the axis says it.
+    """
+
+    def __init__(
+        self, rank_names: Sequence[str], compute: Bars, communication: Bars, *, unit: str = "s"
+    ) -> None:
+        self.rank_names = tuple(rank_names)
+        self.compute = compute
+        self.communication = communication
+        self.unit = unit
+
+    @classmethod
+    def from_timeline(
+        cls,
+        timeline: Timeline,
+        *,
+        communication: bool = True,
+        tick: float = TICK,
+        unit: str | None = None,
+    ) -> TimelineDisplay:
+        """Collect the bars of a timeline.
+
+        Parameters
+        ----------
+        timeline : Timeline
+        communication : bool
+            Whether to draw sends (at the sender) and collectives under the actions.
+        tick : float
+            Length of a tick in `unit`; in seconds when `unit` is left out.
+        unit : str, optional
+            Left out: s, ms, us or ns, whichever suits the length.
+        """
+        if unit is None:
+            unit, seconds = time_unit(timeline.makespan * tick)
+            tick = tick / seconds
+        program = timeline.program
+        drawn = timeline.end > timeline.start
+        computes = program.stream == Stream.COMPUTE
+        return cls(
+            program.rank_name,
+            _bars(timeline, np.flatnonzero(drawn & computes), tick),
+            _bars(timeline, np.flatnonzero(drawn & ~computes & communication), tick),
+            unit=unit,
+        )
+
+    def _size(self) -> tuple[float, float]:
+        rows = len(self.rank_names) * _ROW_INCHES
+        return _WIDTH_INCHES, min(1.2 + rows, _TALLEST_INCHES)
+
+    def _draw(self, ax: Axes) -> None:
+        end = max(float(bars.end.max(initial=0.0)) for bars in (self.compute, self.communication))
+        ax.set_xlim(0.0, end or 1.0)
+        ax.set_ylim(len(self.rank_names) - 0.5, -0.5)
+        split = len(self.communication) > 0
+        lane = _COMPUTE_LANE if split else _ALONE_LANE
+        _add_bars(ax, self.compute, lane)
+        if split:
+            _add_bars(ax, self.communication, _COMMUNICATION_LANE)
+        self._label(ax)
+        if ax.figure.get_layout_engine() is not None:
+            ax.figure.draw_without_rendering()  # type: ignore[union-attr]  # settles the layout
+        _add_numbers(ax, self.compute, lane)
+
+    def _label(self, ax: Axes) -> None:
+        named = thin(len(self.rank_names), 32)
+        ax.set_yticks(named, [self.rank_names[row] for row in named])
+        ax.tick_params(axis="y", length=0)
+        ax.set_xlabel(f"time ({self.unit})")
+        ax.set_ylabel("rank")
+        events = self.compute.events | self.communication.events
+        handles = event_patches(events) + _chunk_patches(self.compute)
+        legend_above(ax, handles, columns=9)
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Unit in which a time reads well, and its length [s].
+
+    Examples
+    --------
+    >>> time_unit(0.25)
+    ('ms', 0.001)
+    """
+    from mpsim.units import parse_quantity
+
+    for unit in ("s", "ms", "us"):
+        length = parse_quantity(f"1 {unit}", Dimension.TIME)
+        if seconds >= length:
+            return unit, length
+    return "ns", parse_quantity("1 ns", Dimension.TIME)
+
+
+def _events(program: Program) -> NDArray[np.int64]:
+    """Kind of event of each row, as an index into the palette."""
+    name_of = np.full((len(Kind), len(Stream)), _EVENT_NAMES.index("other"))
+    for kind, event in _OF_KIND.items():
+        name_of[kind] = _EVENT_NAMES.index(event)
+    for stream, event in _OF_STREAM.items():
+        name_of[Kind.COLLECTIVE, stream] = _EVENT_NAMES.index(event)
+    result: NDArray[np.int64] = name_of[program.kind, program.stream]
+    return result
+
+
+def _bars(timeline: Timeline, rows: NDArray[np.int64], tick: float) -> Bars:
+    program = timeline.program
+    return Bars(
+        rank=program.rank[rows].astype(np.int64),
+        start=timeline.start[rows] * tick,
+        end=timeline.end[rows] * tick,
+        event=_events(program)[rows],
+        chunk=program.chunk[rows].astype(np.int64),
+        microbatch=program.microbatch[rows].astype(np.int64),
+    )
+
+
+def _colours(bars: Bars) -> NDArray[np.float64]:
+    """Colour of each bar: its event's, lighter for later chunks, float64[N, 3]."""
+    chunks = int(bars.chunk.max(initial=0)) + 1
+    table = np.stack([shades(EVENTS[name], chunks) for name in _EVENT_NAMES])
+    result: NDArray[np.float64] = table[bars.event, np.maximum(bars.chunk, 0)]
+    return result
+
+
+def _add_bars(ax: Axes, bars: Bars, lane: tuple[float, float]) -> None:
+    from matplotlib.collections import PolyCollection
+
+    if not len(bars):
+        return
+    top, bottom = bars.rank + lane[0], bars.rank + sum(lane)
+    x = np.stack([bars.start, bars.end, bars.end, bars.start], axis=1)
+    y = np.stack([top, top, bottom, bottom], axis=1)
+    edged = len(bars) <= _EDGES_BELOW
+    ax.add_collection(
+        PolyCollection(
+            list(np.stack([x, y], axis=2)),
+            facecolors=_colours(bars),
+            edgecolors="white" if edged else "none",
+            linewidths=0.4 if edged else 0.0,
+            antialiased=edged,
+            rasterized=len(bars) > _VECTORS_BELOW,
+        ),
+        autolim=False,
+    )
+
+
+def _add_numbers(ax: Axes, bars: Bars, lane: tuple[float, float]) -> None:
+    """Write microbatch numbers into the bars that are wide enough for them."""
+    box = ax.get_window_extent()
+    points = 72.0 / ax.figure.dpi
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    width = (bars.end - bars.start) / (right - left) * box.width * points
+    height = lane[1] / abs(bottom - top) * box.height * points
+    size = min(_FONT_POINTS[1], 0.8 * height)
+    digits = np.floor(np.log10(np.maximum(bars.microbatch, 1))) + 1
+    fits = np.flatnonzero((bars.microbatch >= 0) & (width >= digits * size * _DIGIT_WIDTH + 1))
+    if size < _FONT_POINTS[0] or len(fits) > _MOST_NUMBERS:
+        return
+    dark = _colours(bars) @ LUMINANCE < 0.5
+    middle = (bars.start + bars.end) / 2
+    style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
+    for bar in fits.tolist():
+        ax.text(
+            middle[bar],
+            bars.rank[bar] + lane[0] + lane[1] / 2,
+            str(bars.microbatch[bar]),
+            color="white" if dark[bar] else "black",
+            clip_on=True,
+            **style,
+        )
+
+
+def _chunk_patches(bars: Bars) -> list[Any]:
+    """Legend entries that say which shade is which chunk; none where there is one chunk."""
+    from matplotlib.patches import Patch
+
+    chunks = int(bars.chunk.max(initial=0)) + 1
+    if chunks == 1:
+        return []
+    grey = shades(EVENTS["other"], chunks)
+    shown = range(chunks) if chunks <= 4 else (0, chunks - 1)
+    return [Patch(facecolor=tuple(grey[chunk]), label=f"chunk {chunk}") for chunk in shown]
