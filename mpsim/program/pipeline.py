@@ -16,6 +16,7 @@ from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
 
 __all__ = [
+    "OVERLAPS",
     "PipelineRows",
     "Sends",
     "Variants",
@@ -24,6 +25,9 @@ __all__ = [
     "from_orders",
     "last_gradient",
 ]
+
+OVERLAPS = ("serial", "late-send", "fused")
+"""How a fused block of a forward and a backward runs; see `from_orders`."""
 
 _KIND = np.array(
     [Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT], dtype=np.int8
@@ -81,7 +85,13 @@ class PipelineRows:
 
 
 def add_pipeline(
-    rows: Rows, orders: Orders, variant: NDArray[np.int64], variants: Variants, sends: Sends
+    rows: Rows,
+    orders: Orders,
+    variant: NDArray[np.int64],
+    variants: Variants,
+    sends: Sends,
+    *,
+    overlap: str = "late-send",
 ) -> PipelineRows:
     """Append the compute rows of all ranks and the sends between them.
 
@@ -93,6 +103,12 @@ def add_pipeline(
         Which of `variants` each action is.
     variants : Variants
     sends : Sends
+    overlap : str
+        How a fused block runs, one of `OVERLAPS`.
+
+    Returns
+    -------
+    PipelineRows
     """
     segments = np.diff(variants.ptr)[variant]
     action = np.repeat(np.arange(len(variant)), segments)
@@ -113,15 +129,28 @@ def add_pipeline(
         up_bytes=variants.up_bytes[source],
         out_bytes=variants.out_bytes[source],
     )
-    placed = PipelineRows(first=ids[starts], last=ids[starts + segments - 1])
+    own = PipelineRows(first=ids[starts], last=ids[starts + segments - 1])
+    placed = _blocks(own, orders, overlap)
     _depend(rows, orders, placed, sends)
-    return placed
+    return own
+
+
+def _blocks(own: PipelineRows, orders: Orders, overlap: str) -> PipelineRows:
+    """Let outputs (and for ``fused`` inputs) of the two halves of a block count as the block's own."""
+    if overlap not in OVERLAPS:
+        raise ScheduleError(f"got overlap {overlap!r}; needed one of {', '.join(OVERLAPS)}")
+    head = np.flatnonzero(orders.fused)
+    first, last = own.first.copy(), own.last.copy()
+    if overlap != "serial":
+        last[head] = own.last[head + 1]
+    if overlap == "fused":
+        first[head + 1] = own.first[head]
+    return PipelineRows(first, last)
 
 
 def _positions(orders: Orders) -> NDArray[np.int64]:
     """Action index by (kind, stage, microbatch), -1 where there is none."""
-    stages = orders.pp * orders.virtual_stages
-    table = np.full((len(Action), stages, orders.microbatches), -1, dtype=np.int64)
+    table = np.full((len(Action), orders.stages, orders.microbatches), -1, dtype=np.int64)
     table[orders.kind, orders.stage, orders.microbatch] = np.arange(len(orders.kind))
     return table
 
@@ -133,11 +162,13 @@ def _depend(rows: Rows, orders: Orders, placed: PipelineRows, sends: Sends) -> N
     _edges(rows, placed, backward, forward)
     _edges(rows, placed, weight, backward)
     rank = orders.stage_rank
+    local = (rank[1:] == rank[:-1])[:, None]
+    feeds = orders.feeds[:-1, None]
     for direction, table_of in ((0, forward), (1, backward)):
         producer, consumer = (
             (table_of[:-1], table_of[1:]) if direction == 0 else (table_of[1:], table_of[:-1])
         )
-        local = (rank[1:] == rank[:-1])[:, None]
+        producer = np.where(feeds, producer, -1)
         _edges(rows, placed, np.where(local, consumer, -1), producer)
         _send(rows, orders, placed, sends, np.where(local, -1, producer), consumer, direction)
 
@@ -215,9 +246,8 @@ def last_gradient(orders: Orders) -> NDArray[np.int64]:
 
 
 def _extreme(orders: Orders, kinds: tuple[Action, ...], *, last: bool) -> NDArray[np.int64]:
-    stages = orders.pp * orders.virtual_stages
     chosen = np.flatnonzero(np.isin(orders.kind, [int(kind) for kind in kinds]))
-    result = np.full(stages, -1, dtype=np.int64)
+    result = np.full(orders.stages, -1, dtype=np.int64)
     ordered = chosen if last else chosen[::-1]
     result[orders.stage[ordered]] = ordered  # the last assignment stays
     return result
@@ -230,6 +260,7 @@ def from_orders(
     backward: ArrayLike,
     weight: ArrayLike = 0.0,
     send: ArrayLike = 0.0,
+    overlap: str = "late-send",
 ) -> Program:
     """A Program of bare actions with given times, for studying schedules.
 
@@ -241,6 +272,10 @@ def from_orders(
         backward takes ``backward + weight``.
     send : float
         Latency of every message between ranks, unlimited in number [same unit].
+    overlap : str
+        How a fused block of a forward and a backward runs. ``serial``: one half after the other, each waiting for its own input
+        and sending its own output. ``late-send``: the same, but both outputs leave after the block, as PyTorch
+        executes it. ``fused``: one unit that waits for both inputs.
 
     Returns
     -------
@@ -252,7 +287,7 @@ def from_orders(
     ScheduleError
         If a time is negative or not a number.
     """
-    stages = orders.pp * orders.virtual_stages
+    stages = orders.stages
     times = [
         np.broadcast_to(np.asarray(one, float), (stages,)) for one in (forward, backward, weight)
     ]
@@ -273,6 +308,7 @@ def from_orders(
     rows = Rows()
     nothing = np.zeros((2, stages))
     variant = orders.kind.astype(np.int64) * stages + orders.stage
-    add_pipeline(rows, orders, variant, variants, Sends(message, nothing, nothing))
+    messages = Sends(message, nothing, nothing)
+    add_pipeline(rows, orders, variant, variants, messages, overlap=overlap)
     names = (f"pp {rank}" for rank in range(orders.pp))
     return rows.finish(rank_name=names, class_size=np.ones(orders.pp))

@@ -175,7 +175,7 @@ def _stages(scenario: Scenario, orders: Orders) -> tuple[Stage, ...]:
     try:
         return partition_layers(
             scenario.transformer.layers,
-            orders.pp * orders.virtual_stages,
+            orders.stages,
             given=parallelism.layers_per_stage,
             embedding_counts=parallelism.embedding_counts_as_layer,
             loss_counts=parallelism.loss_counts_as_layer,

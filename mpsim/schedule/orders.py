@@ -32,6 +32,7 @@ class Action(enum.IntEnum):
 
 
 _TOKEN = re.compile(rf"(\d+)([{''.join(Action.__members__)}])(\d+)")
+_BLOCK = re.compile(r"\(([^;]+);([^;]+)\)OVERLAP_F_B")
 _NAMED_AT_MOST = 5
 
 
@@ -53,6 +54,14 @@ class Orders:
     kind : int8[N]
         `Action` values.
     stage, microbatch : int32[N]
+    fused : bool[N], optional
+        Whether an action and the next of its rank are one block, a forward beside a backward; none by default.
+    model_stage : int32[S], optional
+        Which part of the model each stage is, counted from 0; stage s feeds s + 1 when the part of s + 1 follows that of s.
+        By default all stages are one chain; two pipelines in opposite directions are two chains, each with a copy of
+        the weights, and every microbatch goes through one of them.
+    forward_only : bool
+        An evaluation step: no backward is missing.
     """
 
     schedule: str
@@ -64,6 +73,16 @@ class Orders:
     kind: NDArray[np.int8]
     stage: NDArray[np.int32]
     microbatch: NDArray[np.int32]
+    fused: NDArray[np.bool_] = None  # type: ignore[assignment] # filled in below
+    model_stage: NDArray[np.int32] = None  # type: ignore[assignment] # filled in below
+    forward_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fused is None:
+            object.__setattr__(self, "fused", np.zeros(len(self.kind), dtype=bool))
+        if self.model_stage is None:
+            every = np.arange(len(self.stage_rank), dtype=np.int32)
+            object.__setattr__(self, "model_stage", every)
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -73,6 +92,21 @@ class Orders:
         """Rank of each action, int32[N]."""
         ranks = np.arange(self.pp, dtype=np.int32)
         return np.repeat(ranks, np.diff(self.rank_ptr))
+
+    @property
+    def stages(self) -> int:
+        """Stages over all ranks, copies of the weights included."""
+        return len(self.stage_rank)
+
+    @property
+    def feeds(self) -> NDArray[np.bool_]:
+        """Whether stage s hands its output to stage s + 1, bool[S]."""
+        return np.append(np.diff(self.model_stage) == 1, False)
+
+    @property
+    def chain(self) -> NDArray[np.int64]:
+        """Which chain each stage belongs to, int64[S]: 0 unless there are copies of the weights."""
+        return np.concatenate([[0], np.cumsum(~self.feeds)[:-1]])
 
     @property
     def stage_chunk(self) -> NDArray[np.int32]:
@@ -96,7 +130,10 @@ class Orders:
         rows = zip(self.stage.tolist(), self.kind.tolist(), self.microbatch.tolist(), strict=True)
         flat = [f"{stage}{letters[kind]}{microbatch}" for stage, kind, microbatch in rows]
         ends = self.rank_ptr.tolist()
-        return [flat[start:end] for start, end in itertools.pairwise(ends)]
+        if not self.fused.any():
+            return [flat[start:end] for start, end in itertools.pairwise(ends)]
+        fused = self.fused.tolist()
+        return [_with_blocks(flat, fused, start, end) for start, end in itertools.pairwise(ends)]
 
     @classmethod
     def from_tokens(
@@ -115,15 +152,16 @@ class Orders:
         """
         rows = np.array(
             [
-                (rank, *_parse(token, rank, place))
+                (rank, *action)
                 for rank, order in enumerate(tokens)
                 for place, token in enumerate(order)
+                for action in _parse(token, rank, place)
             ],
             dtype=np.int32,
-        ).reshape(-1, 4)
+        ).reshape(-1, 5)
         if not len(rows):
             raise ScheduleError("got no action at all; needed at least one token such as '0F0'")
-        rank, stage, kind, microbatch = rows.T
+        rank, stage, kind, microbatch, fused = rows.T
         stage_rank = _stage_rank(rank, stage)
         if len(stage_rank) % len(tokens):
             raise ScheduleError(
@@ -136,10 +174,11 @@ class Orders:
             microbatches=int(microbatch.max()) + 1,
             virtual_stages=len(stage_rank) // len(tokens),
             stage_rank=stage_rank,
-            rank_ptr=np.cumsum([0, *map(len, tokens)], dtype=np.int64),
+            rank_ptr=np.searchsorted(rank, np.arange(len(tokens) + 1)).astype(np.int64),
             kind=kind.astype(np.int8),
             stage=stage.copy(),
             microbatch=microbatch.copy(),
+            fused=fused.astype(bool),
         )
 
     def validate(self) -> Orders:
@@ -226,8 +265,10 @@ class Orders:
             )
 
     def _check_missing(self, count: NDArray[np.int64]) -> None:
-        """Every stage runs F and either B, or I and W, for every microbatch."""
-        missing = count == 0
+        """Every stage of its chain runs F and either B, or I and W, for every microbatch."""
+        missing = (count == 0) & self._expected(count)
+        if self.forward_only:
+            missing[Action.B :] = False
         split = (count[Action.I] + count[Action.W]) > 0
         missing[Action.B] &= ~split
         missing[Action.I] &= split
@@ -240,6 +281,22 @@ class Orders:
                 f"{'it' if len(absent) == 1 else 'them'} to rank "
                 f"{self.stage_rank[absent[0][1]]} and so on"
             )
+
+    def _expected(self, count: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which (stage, microbatch) pairs a step has: each microbatch goes through one chain, bool[S, M]."""
+        chains = self.chain
+        shape = (int(chains[-1]) + 1, self.microbatches)
+        runs = np.zeros(shape, dtype=bool)
+        np.logical_or.at(runs, chains, count.any(axis=0))
+        twice = np.flatnonzero(runs.sum(axis=0) > 1)
+        if len(twice):
+            raise ScheduleError(
+                f"got microbatch {twice[0]} in more than one direction; needed one; remove its actions on "
+                "the stages of the other"
+            )
+        runs[0] |= ~runs.any(axis=0)
+        expected: NDArray[np.bool_] = runs[chains]
+        return expected
 
     def _check_local_order(self) -> None:
         """F before B and I, and I before W, of the same stage and microbatch."""
@@ -268,15 +325,34 @@ class Orders:
         return _joined(shown, len(rows))
 
 
-def _parse(token: str, rank: int, place: int) -> tuple[int, Action, int]:
-    """Token to (stage, kind, microbatch)."""
-    match = _TOKEN.fullmatch(token)
-    if match is None:
+def _parse(token: str, rank: int, place: int) -> list[tuple[int, Action, int, bool]]:
+    """Token to (stage, kind, microbatch, whether fused with the next); two for a block."""
+    block = _BLOCK.fullmatch(token)
+    parts = [block[1], block[2]] if block else [token]
+    matches = [_TOKEN.fullmatch(part) for part in parts]
+    found = [
+        (int(match[1]), Action[match[2]], int(match[3]), block is not None and i == 0)
+        for i, match in enumerate(matches)
+        if match is not None
+    ]
+    if len(found) < len(parts):
         raise ScheduleError(
             f"rank {rank}, place {place}: got {token!r}; needed <stage><F|B|I|W><microbatch> such as "
-            "'3F0'; leave out communication and memory actions, and write fused blocks one by one"
+            "'3F0', or a block such as '(0F3;7B1)OVERLAP_F_B'; leave out communication and memory actions"
         )
-    return int(match[1]), Action[match[2]], int(match[3])
+    return found
+
+
+def _with_blocks(flat: list[str], fused: list[bool], start: int, end: int) -> list[str]:
+    """Tokens of one rank, with blocks written as one."""
+    result = []
+    row = start
+    while row < end:
+        width = 2 if fused[row] else 1
+        inside = ";".join(flat[row : row + width])
+        result.append(f"({inside})OVERLAP_F_B" if width == 2 else inside)
+        row += width
+    return result
 
 
 def _stage_rank(rank: NDArray[np.int32], stage: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -117,7 +117,7 @@ def test_a_microbatch_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "token", ["F0", "0X0", "0F", "0f0", "-1F0", "0UNSHARD", "(0F0;1B0)OVERLAP_F_B"]
+    "token", ["F0", "0X0", "0F", "0f0", "-1F0", "0UNSHARD", "(0F0;1B0)", "(0F0;X)OVERLAP_F_B"]
 )
 def test_a_token_that_cannot_be_read_is_quoted(token: str) -> None:
     """The message quotes the token and says its rank and place."""
