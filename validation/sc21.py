@@ -16,7 +16,11 @@ import mpsim
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "validation" / "data" / "megatron-sc21.csv"
-PART = {"compute": ("forward", "backward", "weight_gradient", "recompute"), "tp": ("exposed_tp",), "bubble": ("bubble",)}
+PART = {
+    "compute": ("forward", "backward", "weight_gradient", "recompute"),
+    "tp": ("exposed_tp",),
+    "bubble": ("bubble",),
+}
 
 
 def predictions() -> list[dict[str, float | str]]:
@@ -30,7 +34,9 @@ def _predict(row: dict[str, str]) -> dict[str, float | str]:
     name = row["model"].lower().replace(" ", "-")
     result = mpsim.simulate(mpsim.load(ROOT / "scenarios" / "sc21" / f"{name}.yaml"))
     step, measured = result.summary["step_time_s"], float(row["iter_time_s_derived"])
-    shares = {part: sum(result.breakdown[one] for one in names) / step for part, names in PART.items()}
+    shares = {
+        part: sum(result.breakdown[one] for one in names) / step for part, names in PART.items()
+    }
     return {
         "model": name,
         "gpus": float(row["num_accel"]),
@@ -62,7 +68,11 @@ def report(rows: list[dict[str, float | str]]) -> str:
         f"| {row['hfu']:.1%} | {row['compute']:.0%} | {row['tp']:.0%} | {row['bubble']:.0%} |"
         for row in rows
     ]
-    lines += ["", f"Mean absolute error {mean:.1%}, bias {statistics.fmean(errors):+.1%}, worst {worst:+.1%}.", ""]
+    lines += [
+        "",
+        f"Mean absolute error {mean:.1%}, bias {statistics.fmean(errors):+.1%}, worst {worst:+.1%}.",
+        "",
+    ]
     return "\n".join(lines)
 
 

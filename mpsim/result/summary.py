@@ -137,7 +137,8 @@ def _warnings(result: Result) -> list[str]:
             f"{memory.capacity / 1e9:.1f} GB; more tp, pp or recomputation, or zero: 1, would lower it"
         )
     chip = plan.cluster.accelerator
-    if unsure := recalled(chip):
+    used = ("memory_bytes", "memory_bandwidth", "tdp_w", "idle_w", f"peak_flops.{plan.precision}")
+    if unsure := [figure for figure in recalled(chip) if figure in used]:
         warnings.append(
             f"figures of {chip.name} that are recalled, not verified: {', '.join(unsure)}"
         )

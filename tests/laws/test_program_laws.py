@@ -16,8 +16,8 @@ from mpsim.hardware import Cluster
 from mpsim.program import PARTS, Program, Stream
 from mpsim.program.build import build_program
 from mpsim.program.expand import expand
-from mpsim.program.unfold import unfold
 from mpsim.program.plan import Plan
+from mpsim.program.unfold import unfold
 from mpsim.result.attribution import attribute
 from tests.plans import small_plan
 

@@ -39,7 +39,9 @@ def test_a_transfer_is_exposed_from_the_moment_its_data_is_ready() -> None:
 def _ending(**gradient: float) -> Program:
     """Two ranks: computing 2 and 6, each then reducing gradients, then meeting, then an optimizer of 1."""
     rows = Rows()
-    work = rows.add(2, kind=Kind.BACKWARD, rank=[0, 1], part=PARTS.index("backward"), duration=[2.0, 6.0])
+    work = rows.add(
+        2, kind=Kind.BACKWARD, rank=[0, 1], part=PARTS.index("backward"), duration=[2.0, 6.0]
+    )
     reduce = rows.add(
         2,
         kind=Kind.COLLECTIVE,
@@ -49,7 +51,9 @@ def _ending(**gradient: float) -> Program:
         duration=[gradient["first"], gradient["second"]],
     )
     rows.depend(reduce, work)
-    step = rows.add(2, kind=Kind.OPTIMIZER, rank=[0, 1], part=PARTS.index("optimizer"), duration=1.0)
+    step = rows.add(
+        2, kind=Kind.OPTIMIZER, rank=[0, 1], part=PARTS.index("optimizer"), duration=1.0
+    )
     for row in reduce:
         rows.depend(step, row)
     return rows.finish(rank_name=("pp 0", "pp 1"), class_size=[1, 1])
@@ -66,7 +70,9 @@ def test_waiting_for_a_slower_optimizer_is_other() -> None:
     """Nothing runs on any communicator: not bubble, not exposed."""
     rows = Rows()
     rows.add(2, kind=Kind.FORWARD, rank=[0, 1], part=PARTS.index("forward"), duration=2.0)
-    rows.add(2, kind=Kind.OPTIMIZER, rank=[0, 1], part=PARTS.index("optimizer"), duration=[1.0, 4.0])
+    rows.add(
+        2, kind=Kind.OPTIMIZER, rank=[0, 1], part=PARTS.index("optimizer"), duration=[1.0, 4.0]
+    )
     first, _ = _account(rows.finish(rank_name=("pp 0", "pp 1"), class_size=[1, 1]))
     assert first == {"forward": 2, "optimizer": 1, "other": 3}
 
@@ -76,5 +82,7 @@ def test_parts_are_whole_ticks_that_sum_exactly() -> None:
     orders = make_orders("interleaved-1f1b", pp=4, microbatches=12, virtual_stages=3)
     rng = np.random.default_rng(0)
     times = [np.rint(rng.lognormal(20, 1, 12)) for _ in range(3)]
-    timeline = run(from_orders(orders, forward=times[0], backward=times[1], weight=times[2], send=12345))
+    timeline = run(
+        from_orders(orders, forward=times[0], backward=times[1], weight=times[2], send=12345)
+    )
     assert (attribute(timeline).sum(axis=1) == timeline.makespan).all()

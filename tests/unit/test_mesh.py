@@ -78,4 +78,7 @@ def test_wrong_degrees_and_orders_are_all_reported() -> None:
     """Two mistakes, two problems, each under its key."""
     with pytest.raises(ScenarioError) as caught:
         Mesh(tp=0, order=("tp", "tp", "cp", "dp", "pp"))
-    assert [problem.key for problem in caught.value.problems] == ["parallelism.tp", "parallelism.order"]
+    assert [problem.key for problem in caught.value.problems] == [
+        "parallelism.tp",
+        "parallelism.order",
+    ]

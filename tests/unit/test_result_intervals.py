@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 
 from mpsim.result.intervals import Cover
 
-interval = st.tuples(st.integers(0, 40), st.integers(0, 10)).map(lambda one: (one[0], one[0] + one[1]))
+interval = st.tuples(st.integers(0, 40), st.integers(0, 10)).map(
+    lambda one: (one[0], one[0] + one[1])
+)
 
 
 @given(st.lists(interval, max_size=8), st.lists(interval, min_size=1, max_size=4))
-def test_cover_counts_each_instant_once(given_: list[tuple[int, int]], windows: list[tuple[int, int]]) -> None:
+def test_cover_counts_each_instant_once(
+    given_: list[tuple[int, int]], windows: list[tuple[int, int]]
+) -> None:
     """Against counting unit cells one by one."""
     start = np.array([a for a, _ in given_], dtype=float)
     end = np.array([b for _, b in given_], dtype=float)

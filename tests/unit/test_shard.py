@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from mpsim.parallel import Communication, Compute, Item, Sharding, Waits, block_backward, block_forward, shard
+from mpsim.parallel import (
+    Communication,
+    Compute,
+    Item,
+    Sharding,
+    Waits,
+    block_backward,
+    block_forward,
+    shard,
+)
 from mpsim.workload import Lowering, Phase, expand_embedding, expand_head, expand_layer, model
 
 GPT = model("gpt-7.5b")
@@ -36,7 +45,11 @@ def test_a_sharded_gemm_still_reads_its_whole_input() -> None:
     fc1 = shard(next(one for one in LAYER.forward if one.name == "fc1"), _sharding())
     assert fc1.bytes == 2 * (2048 * 4096 + 4096 * 4096 + 2048 * 4096)
     wgrad = shard(
-        next(one for one in LAYER.backward if one.name == "fc1" and one.phase is Phase.WEIGHT_GRADIENT),
+        next(
+            one
+            for one in LAYER.backward
+            if one.name == "fc1" and one.phase is Phase.WEIGHT_GRADIENT
+        ),
         _sharding(),
     )
     assert wgrad.bytes == 2 * (4096 * 2048 + 2048 * 4096) + 8 * 4096 * 4096
@@ -70,7 +83,9 @@ def test_hidden_input_gradients_wait_differently_but_move_the_same_bytes() -> No
             ]
             for hide in (False, True)
         )
-        assert sorted((one.kind, one.size) for one in plain) == sorted((one.kind, one.size) for one in hidden)
+        assert sorted((one.kind, one.size) for one in plain) == sorted(
+            (one.kind, one.size) for one in hidden
+        )
         assert {one.waits for one in plain} == {Waits.ALL}
         assert Waits.INPUT_GRADIENT in {one.waits for one in hidden}
 
@@ -146,4 +161,7 @@ def test_the_embedding_is_reduced_and_the_loss_synchronises() -> None:
 def test_flops_divide_exactly(tp: int) -> None:
     """t ranks together do what one would."""
     for one in (*LAYER.forward, *LAYER.backward):
-        assert shard(one, _sharding(tp=tp)).flops * tp == pytest.approx(one.flops) or one.split == "none"
+        assert (
+            shard(one, _sharding(tp=tp)).flops * tp == pytest.approx(one.flops)
+            or one.split == "none"
+        )
