@@ -175,10 +175,14 @@ class SweepDisplay(Display):
         hollow = (np.isfinite(self.lines[name]) & ~self.usable[name] for name in self.lines)
         if not any(one.any() for one in hollow):
             return []
-        label, none = "hollow: does not fit into memory", "none"
-        grey = EVENTS["other"]
         mark = Line2D(
-            [], [], color=grey, marker="o", markerfacecolor="white", linestyle=none, label=label
+            [],
+            [],
+            color=EVENTS["other"],
+            marker="o",
+            markerfacecolor="white",
+            linestyle="none",
+            label="hollow: does not fit into memory",
         )
         return [mark]
 

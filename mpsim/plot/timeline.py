@@ -187,15 +187,33 @@ def _events(program: Program) -> NDArray[np.int64]:
 
 
 def _bars(timeline: Timeline, rows: NDArray[np.int64], tick: float) -> Bars:
+    """One bar an action, also where it is several rows without a pause between them."""
     program = timeline.program
+    first, last = _whole(timeline, rows)
     return Bars(
-        rank=program.rank[rows].astype(np.int64),
-        start=timeline.start[rows] * tick,
-        end=timeline.end[rows] * tick,
-        event=_events(program)[rows],
-        chunk=program.chunk[rows].astype(np.int64),
-        microbatch=program.microbatch[rows].astype(np.int64),
+        rank=program.rank[first].astype(np.int64),
+        start=timeline.start[first] * tick,
+        end=timeline.end[last] * tick,
+        event=_events(program)[first],
+        chunk=program.chunk[first].astype(np.int64),
+        microbatch=program.microbatch[first].astype(np.int64),
     )
+
+
+def _whole(
+    timeline: Timeline, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and last row of each run of rows that are one action."""
+    program = timeline.program
+    opens = np.ones(len(rows), dtype=bool)
+    same = (timeline.start[rows[1:]] == timeline.end[rows[:-1]]) & (
+        program.kind[rows[1:]] != Kind.SEND
+    )
+    for column in (program.rank, program.kind, program.stage, program.microbatch, program.label):
+        same &= column[rows[1:]] == column[rows[:-1]]
+    opens[1:] = ~(same & (program.microbatch[rows[1:]] >= 0))
+    begin = np.flatnonzero(opens)
+    return rows[begin], rows[np.append(begin[1:], len(rows))[: len(begin)] - 1]
 
 
 def _colours(bars: Bars) -> NDArray[np.float64]:
