@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
-from mpsim.plot.display import Display, event_patches, legend_above, short_number, thin
-from mpsim.plot.palette import COMMUNICATION, EVENTS, LUMINANCE, event_of_part, rgb
+from mpsim.plot.display import Display, event_patches, legend_above, thin
+from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, event_of_part, rgb
 from mpsim.plot.timeline import time_unit
 from mpsim.program import PARTS, TICK
 
@@ -90,7 +90,7 @@ class AttributionDisplay(Display):
         if whole:
             _percent_axis(ax, whole)
         present = [event_of_part(part) for part, one in values.items() if one.any()]
-        legend_above(ax, event_patches(present, hatched=True), columns=5, lift=_ABOVE_PERCENT)
+        legend_above(ax, event_patches(present, hatched=True), columns=6, lift=_ABOVE_PERCENT)
 
 
 def _percent_axis(ax: Axes, whole: float) -> None:
@@ -149,12 +149,12 @@ def _write_shares(
     total: NDArray[np.float64],
 ) -> None:
     """Write what share of its bar each segment is, where the segment is wide enough."""
-    dark = float(rgb(EVENTS[event]) @ LUMINANCE) < 0.5
+    dark = float(rgb(EVENTS[event]) @ LUMINANCE) < DARK
     for bar in np.flatnonzero(width > _NARROWEST_LABELLED * total.max()).tolist():
         ax.text(
             middle[bar],
             bar,
-            f"{short_number(100 * width[bar] / total[bar])} %",
+            f"{100 * width[bar] / total[bar]:.1f} %",
             ha="center",
             va="center_baseline",
             fontsize=7,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.plot.display import Display, short_number, thin
+from mpsim.plot.display import Display, thin
 from mpsim.plot.palette import EVENTS
 from mpsim.program import PARTS
 
@@ -76,10 +76,10 @@ class BubbleDisplay(Display):
         ax.bar(place, percent, color=EVENTS["bubble"], edgecolor=EVENTS["other"], linewidth=0.8)
         if len(percent) <= _MOST_LABELLED:
             for x, height in zip(place.tolist(), percent.tolist(), strict=True):
-                ax.text(x, height, short_number(height), ha="center", va="bottom", fontsize=7)
+                ax.text(x, height, f"{height:.1f}", ha="center", va="bottom", fontsize=7)
         mean = 100 * self.mean
         ax.axhline(mean, color=EVENTS["forward"], linestyle="--", linewidth=1.2)
-        ax.set_title(f"mean over ranks {short_number(mean)} %", color=EVENTS["forward"])
+        ax.set_title(f"mean over ranks {mean:.1f} %", color=EVENTS["forward"])
         named = thin(len(self.names), 16)
         ax.set_xticks(named, [self.names[rank] for rank in named])
         ax.set_xlabel("rank")

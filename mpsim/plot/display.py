@@ -127,7 +127,7 @@ def legend_above(ax: Axes, handles: Sequence[Any], *, columns: int, lift: float 
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
         bbox_transform=ax.transAxes + up,
-        ncols=min(columns, len(handles)),
+        ncols=math.ceil(len(handles) / math.ceil(len(handles) / columns)),
         borderaxespad=0.0,
         handlelength=1.4,
         columnspacing=1.2,

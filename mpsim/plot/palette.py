@@ -89,6 +89,9 @@ MEMORY: Mapping[str, str] = MappingProxyType(
 LUMINANCE = np.array([0.299, 0.587, 0.114])
 """Weights of red, green and blue in how bright a colour looks (ITU-R BT.601)."""
 
+DARK = 0.45
+"""Luminance under which white text reads better than black."""
+
 _LIGHTEST = 0.6  # how far the last chunk's shade is on the way to white
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.plot.display import Display, event_patches, legend_above, thin
-from mpsim.plot.palette import EVENTS, LUMINANCE, shades
-from mpsim.program import TICK, Kind, Program, Stream
+from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, event_of_part, shades
+from mpsim.program import PARTS, TICK, Kind, Program, Stream
 from mpsim.units import Dimension
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _OF_KIND = {
     Kind.INPUT_GRADIENT: "input_gradient",
     Kind.WEIGHT_GRADIENT: "weight_gradient",
     Kind.SEND: "pp",
-    Kind.OPTIMIZER: "optimizer",
 }
 _OF_STREAM = {Stream.TP: "tp", Stream.CP: "cp", Stream.EP: "ep", Stream.DP: "dp"}
 
@@ -40,7 +39,10 @@ _COMPUTE_LANE, _COMMUNICATION_LANE, _ALONE_LANE = (-0.42, 0.52), (0.14, 0.24), (
 _DIGIT_WIDTH = 0.62  # of the font size, DejaVu Sans
 _FONT_POINTS = (4.5, 7.0)
 _MOST_NUMBERS = 4000
-_EDGES_BELOW, _VECTORS_BELOW = 4000, 5000
+_FITTING = 0.1  # share of bars whose number may be too wide for them
+_VECTORS_BELOW = 5000  # bars; more of them are drawn as pixels in .svg and .pdf too
+_POINTS_PER_INCH = 72.0
+_SEPARATED_ABOVE, _SEPARATION_POINTS, _HAIRLINE_POINTS = 2.5, 0.4, 0.25  # points
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -139,12 +141,17 @@ class TimelineDisplay(Display):
         ax.set_ylim(len(self.rank_names) - 0.5, -0.5)
         split = len(self.communication) > 0
         lane = _COMPUTE_LANE if split else _ALONE_LANE
-        _add_bars(ax, self.compute, lane)
-        if split:
-            _add_bars(ax, self.communication, _COMMUNICATION_LANE)
         self._label(ax)
-        if ax.figure.get_layout_engine() is not None:
-            ax.figure.draw_without_rendering()  # type: ignore[union-attr]  # settles the layout
+        figure = ax.get_figure(root=True)
+        if figure is not None and figure.get_layout_engine() is not None:
+            figure.draw_without_rendering()  # settles the layout, so that widths are known
+        wide = (
+            bool(np.median(_widths(ax, self.compute)) > _SEPARATED_ABOVE)
+            if len(self.compute)
+            else False
+        )
+        _add_bars(ax, self.compute, lane, separate=wide)
+        _add_bars(ax, self.communication, _COMMUNICATION_LANE, separate=False)
         _add_numbers(ax, self.compute, lane)
 
     def _label(self, ax: Axes) -> None:
@@ -155,7 +162,7 @@ class TimelineDisplay(Display):
         ax.set_ylabel("rank")
         events = self.compute.events | self.communication.events
         handles = event_patches(events) + _chunk_patches(self.compute)
-        legend_above(ax, handles, columns=9)
+        legend_above(ax, handles, columns=11)
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
@@ -177,12 +184,15 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 def _events(program: Program) -> NDArray[np.int64]:
     """Kind of event of each row, as an index into the palette."""
-    name_of = np.full((len(Kind), len(Stream)), _EVENT_NAMES.index("other"))
+    unknown = -1
+    of_kind = np.full((len(Kind), len(Stream)), unknown)
     for kind, event in _OF_KIND.items():
-        name_of[kind] = _EVENT_NAMES.index(event)
+        of_kind[kind] = _EVENT_NAMES.index(event)
     for stream, event in _OF_STREAM.items():
-        name_of[Kind.COLLECTIVE, stream] = _EVENT_NAMES.index(event)
-    result: NDArray[np.int64] = name_of[program.kind, program.stream]
+        of_kind[Kind.COLLECTIVE, stream] = _EVENT_NAMES.index(event)
+    of_part = np.array([_EVENT_NAMES.index(event_of_part(part)) for part in PARTS])
+    known = of_kind[program.kind, program.stream]
+    result: NDArray[np.int64] = np.where(known == unknown, of_part[program.part], known)
     return result
 
 
@@ -217,14 +227,17 @@ def _whole(
 
 
 def _colours(bars: Bars) -> NDArray[np.float64]:
-    """Colour of each bar: its event's, lighter for later chunks, float64[N, 3]."""
+    """Colour of each bar: its event's, lighter for later chunks of computing, float64[N, 3]."""
     chunks = int(bars.chunk.max(initial=0)) + 1
     table = np.stack([shades(EVENTS[name], chunks) for name in _EVENT_NAMES])
+    thin_ones = [_EVENT_NAMES.index(name) for name in COMMUNICATION]
+    table[thin_ones] = table[thin_ones, :1]
     result: NDArray[np.float64] = table[bars.event, np.maximum(bars.chunk, 0)]
     return result
 
 
-def _add_bars(ax: Axes, bars: Bars, lane: tuple[float, float]) -> None:
+def _add_bars(ax: Axes, bars: Bars, lane: tuple[float, float], *, separate: bool) -> None:
+    """Draw all bars at once: apart from each other, or each at least a hairline wide."""
     from matplotlib.collections import PolyCollection
 
     if not len(bars):
@@ -232,33 +245,43 @@ def _add_bars(ax: Axes, bars: Bars, lane: tuple[float, float]) -> None:
     top, bottom = bars.rank + lane[0], bars.rank + sum(lane)
     x = np.stack([bars.start, bars.end, bars.end, bars.start], axis=1)
     y = np.stack([top, top, bottom, bottom], axis=1)
-    edged = len(bars) <= _EDGES_BELOW
     ax.add_collection(
         PolyCollection(
             list(np.stack([x, y], axis=2)),
             facecolors=_colours(bars),
-            edgecolors="white" if edged else "none",
-            linewidths=0.4 if edged else 0.0,
-            antialiased=edged,
+            edgecolors="white" if separate else "face",
+            linewidths=_SEPARATION_POINTS if separate else _HAIRLINE_POINTS,
             rasterized=len(bars) > _VECTORS_BELOW,
         ),
         autolim=False,
     )
 
 
+def _widths(ax: Axes, bars: Bars) -> NDArray[np.float64]:
+    """How wide each bar is drawn [points]."""
+    left, right = ax.get_xlim()
+    inches = ax.get_window_extent().width / ax.figure.dpi
+    result: NDArray[np.float64] = (
+        (bars.end - bars.start) / (right - left) * inches * _POINTS_PER_INCH
+    )
+    return result
+
+
 def _add_numbers(ax: Axes, bars: Bars, lane: tuple[float, float]) -> None:
-    """Write microbatch numbers into the bars that are wide enough for them."""
-    box = ax.get_window_extent()
-    points = 72.0 / ax.figure.dpi
-    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
-    width = (bars.end - bars.start) / (right - left) * box.width * points
-    height = lane[1] / abs(bottom - top) * box.height * points
-    size = min(_FONT_POINTS[1], 0.8 * height)
-    digits = np.floor(np.log10(np.maximum(bars.microbatch, 1))) + 1
-    fits = np.flatnonzero((bars.microbatch >= 0) & (width >= digits * size * _DIGIT_WIDTH + 1))
-    if size < _FONT_POINTS[0] or len(fits) > _MOST_NUMBERS:
+    """Write microbatch numbers into the bars that are wide enough, all of one size."""
+    numbered = np.flatnonzero(bars.microbatch >= 0)
+    bottom, top = ax.get_ylim()
+    row = ax.get_window_extent().height / ax.figure.dpi * _POINTS_PER_INCH / abs(bottom - top)
+    digits = np.floor(np.log10(np.maximum(bars.microbatch[numbered], 1))) + 1
+    room = (_widths(ax, bars)[numbered] - _SEPARATION_POINTS) / (digits * _DIGIT_WIDTH)
+    if not len(room) or 0.8 * lane[1] * row < _FONT_POINTS[0]:
         return
-    dark = _colours(bars) @ LUMINANCE < 0.5
+    size = min(max(float(np.quantile(room, _FITTING)), _FONT_POINTS[0]), _FONT_POINTS[1])
+    size = min(size, 0.8 * lane[1] * row)
+    fits = numbered[room >= size]
+    if len(fits) > _MOST_NUMBERS:
+        return
+    dark = _colours(bars) @ LUMINANCE < DARK
     middle = (bars.start + bars.end) / 2
     style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
     for bar in fits.tolist():
@@ -279,6 +302,6 @@ def _chunk_patches(bars: Bars) -> list[Any]:
     chunks = int(bars.chunk.max(initial=0)) + 1
     if chunks == 1:
         return []
-    grey = shades(EVENTS["other"], chunks)
+    colour = shades(EVENTS["forward"], chunks)
     shown = range(chunks) if chunks <= 4 else (0, chunks - 1)
-    return [Patch(facecolor=tuple(grey[chunk]), label=f"chunk {chunk}") for chunk in shown]
+    return [Patch(facecolor=tuple(colour[chunk]), label=f"chunk {chunk}") for chunk in shown]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
-from mpsim.plot.display import Display, legend_above, short_number
+from mpsim.plot.display import Display, legend_above
 from mpsim.plot.palette import EVENTS, RESOURCES
 from mpsim.plot.timeline import time_unit
 
@@ -80,7 +80,7 @@ class UtilisationDisplay(Display):
                 linestyle=style,
                 linewidth=1.5,
             )
-            label = f"{_LABELS.get(name, name)} (mean {short_number(100 * self.means[name])} %)"
+            label = f"{_LABELS.get(name, name)} (mean {100 * self.means[name]:.1f} %)"
             handles.append(Line2D([], [], color=colour, linestyle=style, label=label))
         legend_above(ax, handles, columns=len(handles))
         ax.set_xlabel(f"time ({unit})")
