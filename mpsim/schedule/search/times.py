@@ -1,0 +1,81 @@
+"""What a search is given: times of the three actions, and how much an activation takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from mpsim.errors import ScheduleError
+
+__all__ = ["UNTIL_WEIGHT", "Memory", "check_times"]
+
+UNTIL_WEIGHT = 0.5
+"""Part of an activation that the searches of the zero-bubble authors' rules take to be held until W.
+
+Their own estimate is 32 of 34 + 5as/h parts (a heads, s sequence, h hidden; their commit 39f2c186, runtime.py), so
+half at as/h = 6.
+"""
+
+_ROUNDING = 1e-9  # of the limit: sums of parts of an activation do not exceed it by rounding alone
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Memory:
+    """Room for activations on a rank.
+
+    Parameters
+    ----------
+    limit : float
+        Most that may be held at once [any unit, such as activations or bytes]; may be infinite.
+    change : three floats
+        What a forward, an input gradient and a weight gradient add to what is held [same unit].
+    """
+
+    limit: float
+    change: tuple[float, float, float] = (1.0, 0.0, -1.0)
+
+    @classmethod
+    def of_count(cls, activations: float, *, until_weight: float = 1.0) -> Memory:
+        """Room for a number of activations, of which a part is held until W and the rest until I.
+
+        Raises
+        ------
+        ScheduleError
+            If the part is not between 0 and 1.
+        """
+        if not 0 <= until_weight <= 1:
+            raise ScheduleError(
+                f"got until_weight = {until_weight}; needed the part of an activation held until W, 0 to 1"
+            )
+        return cls(activations, (1.0, until_weight - 1.0, -until_weight))
+
+    def fits(self, held: float) -> bool:
+        """Whether so much may be held."""
+        return held <= self.limit * (1 + _ROUNDING)
+
+
+def check_times(
+    schedule: str, times: Sequence[float], send: float
+) -> tuple[float, float, float, float]:
+    """Refuse times that are not three, or are negative or not numbers.
+
+    Returns
+    -------
+    four floats
+        Of a forward, an input gradient, a weight gradient and a message.
+
+    Raises
+    ------
+    ScheduleError
+    """
+    given = [*map(float, times), float(send)]
+    if len(given) != len(("F", "I", "W", "send")) or not all(
+        math.isfinite(one) and one >= 0 for one in given
+    ):
+        raise ScheduleError(
+            f"{schedule}: got times {tuple(times)} and send {send}; needed the times of F, I and W and of a "
+            "message, finite and not negative"
+        )
+    forward, backward, weight, message = given
+    return forward, backward, weight, message

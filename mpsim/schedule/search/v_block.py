@@ -1,0 +1,251 @@
+"""V-Half and V-Min: a repeated block of six slots on a V, shifted from rank to rank, then squeezed.
+
+Shapes: P ranks, four kinds of slot: forward of chunk a (stage r), forward of chunk b (stage 2p - 1 - r), input gradient of b,
+input gradient of a. Each rank repeats its four slots every six; the two slots between take the weight gradients.
+The offsets from rank to rank decide how long an activation lives, and so how many are held: about half of what 1F1B holds
+for V-Half and a third for V-Min.
+
+The repeated blocks leave gaps at both ends of the step. They are closed by moving actions to earlier free slots, in the order
+of their slots and as long as no rank holds more than the fullest did: once with the weight gradients in their slots, then
+once more with weight gradients in whatever slots are free. One slot is one unit, so the order does not depend on measured times.
+
+References
+----------
+Qi et al., Pipeline Parallelism with Controllable Memory, 2024, section 3 (building blocks and their offsets).
+sail-sg/zero-bubble-pipeline-parallelism, megatron/core/pipeline_parallel/zerobubble/scheduler/zbv_greedy.py, commit 39f2c186 (offsets
+and squeezing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.pairing import check_counts
+from mpsim.schedule.search.assemble import Step, assemble, v_map
+
+__all__ = ["v_half", "v_min"]
+
+_PERIOD = 6
+_FA, _FB, _IB, _IA, _W = range(5)
+_FREE = -1
+
+Block = list[list[int]]
+"""First slot of the four kinds, by rank."""
+
+Slots = list[list[list[int]]]
+"""Slot of each (rank, kind, microbatch)."""
+
+
+def v_half(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
+    """Orders of V-Half, which holds about half of the activations of 1F1B.
+
+    Parameters
+    ----------
+    pp : int
+        Ranks, at least 1.
+    microbatches : int
+        Per optimizer step, at least 1.
+    virtual_stages : int
+        2.
+
+    Raises
+    ------
+    ScheduleError
+
+    Examples
+    --------
+    >>> v_half(pp=2, microbatches=4).peak_inflight()
+    [4, 4]
+    """
+    p = pp
+    gap = 3 if p % 2 == 0 else 0  # else two kinds fall on one slot of the period
+    block = [[2 * r, 3 * p - r - 2, 3 * p + gap + 2 * r - 1, 6 * p + gap - r - 2] for r in range(p)]
+    return _from_block("v-half", block, pp, microbatches, virtual_stages)
+
+
+def v_min(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
+    """Orders of V-Min, which holds about a third of the activations of 1F1B.
+
+    Parameters
+    ----------
+    pp, microbatches, virtual_stages
+        As of `v_half`.
+
+    Raises
+    ------
+    ScheduleError
+
+    Examples
+    --------
+    >>> v_min(pp=4, microbatches=8).peak_inflight()
+    [4, 4, 4, 4]
+    """
+    p = pp
+    gap = 2 if p % 3 == 0 else 0  # else two kinds fall on one slot of the period
+    block = [[r, 2 * p - r - 1, 2 * p + gap + r, 4 * p + gap - r - 1] for r in range(p)]
+    return _from_block("v-min", block, pp, microbatches, virtual_stages)
+
+
+def _from_block(
+    schedule: str, block: Block, pp: int, microbatches: int, virtual_stages: int
+) -> Orders:
+    check_counts(schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    stage_rank = v_map(pp, virtual_stages)
+    span = _PERIOD * microbatches
+    slots = [[list(range(start, start + span, _PERIOD)) for start in rank] for rank in block]
+    slots = _tightened(_moved(_with_weights(slots)))
+    slots = _tightened(_with_weights(_moved([rank[:_W] for rank in slots])))
+    steps = [_order(rank[:_W], r, pp) for r, rank in enumerate(slots)]
+    return assemble(schedule, steps, microbatches=microbatches, stage_rank=stage_rank)
+
+
+def _grid(rank: Sequence[Sequence[int]]) -> list[int]:
+    """Kind in each slot of a rank."""
+    grid = [_FREE] * (max(slots[-1] for slots in rank) + 1)
+    for kind, slots in enumerate(rank):
+        for slot in slots:
+            grid[slot] = kind
+    return grid
+
+
+def _with_weights(slots: Slots) -> Slots:
+    """Add the weight gradients, in the free slots after their input gradients."""
+    return [[*rank, _weight_slots(rank)] for rank in slots]
+
+
+def _weight_slots(rank: list[list[int]]) -> list[int]:
+    grid, chosen, waiting = _grid(rank), [], 0
+    for slot, kind in enumerate(grid):
+        if kind in (_IB, _IA):
+            waiting += 1
+        elif kind == _FREE and waiting:
+            chosen.append(slot)
+            waiting -= 1
+    return chosen + list(range(len(grid), len(grid) + waiting))
+
+
+def _held(grid: Iterable[int], *, weights: bool) -> int:
+    """Most activations held at once; without `weights`, W runs in every free slot it can."""
+    held = waiting = most = 0
+    for kind in grid:
+        if kind in (_FA, _FB):
+            held += 1
+            most = max(most, held)
+        elif kind in (_IB, _IA):
+            waiting += 1
+        elif kind == _W:
+            held -= 1
+        elif not weights and waiting:
+            held, waiting = held - 1, waiting - 1
+    return most
+
+
+def _needs(kind: int, rank: int, microbatch: int, pp: int) -> list[tuple[int, int, int]]:
+    """What an action comes after, besides the actions in its way: (rank, kind, microbatch)."""
+    needs = []
+    if kind in (_FA, _IB) and rank > 0:
+        needs.append((rank - 1, kind, microbatch))
+    if kind in (_FB, _IA) and rank + 1 < pp:
+        needs.append((rank + 1, kind, microbatch))
+    if _FA < kind < _W:
+        needs.append((rank, kind - 1, microbatch))
+    if microbatch:
+        needs.append((rank, kind, microbatch - 1))
+    return needs
+
+
+def _by_slot(slots: Slots) -> list[tuple[int, int, int, int]]:
+    """All actions as (slot, rank, kind, microbatch), in that order."""
+    return sorted(
+        (slot, rank, kind, microbatch)
+        for rank, kinds in enumerate(slots)
+        for kind, kind_slots in enumerate(kinds)
+        for microbatch, slot in enumerate(kind_slots)
+    )
+
+
+def _moved(slots: Slots) -> Slots:
+    """Move actions to earlier free slots where no rank comes to hold more than the fullest did.
+
+    With weight gradients in their slots both ends of the step are tightened; without, only its end. The middle, from the
+    first input gradient of stage 0 to its last forward, stays.
+    """
+    weights = len(slots[0]) > _W
+    grids = [_grid(rank) for rank in slots]
+    limit = max(_held(grid, weights=weights) for grid in grids)
+    last = len(slots[0][_FA]) - 1
+    movable, middle = weights, False
+    for slot, rank, kind, microbatch in _by_slot(slots):
+        if not middle and (rank, kind, microbatch) == (0, _IA, 0):
+            movable, middle = False, True
+        if movable:
+            earliest = _earliest(slots, rank, kind, microbatch)
+            slots[rank][kind][microbatch] = _move(grids[rank], kind, earliest, slot, limit, weights)
+        if middle and (rank, kind, microbatch) == (0, _FA, last):
+            movable = True
+    return slots
+
+
+def _earliest(slots: Slots, rank: int, kind: int, microbatch: int) -> int:
+    needs = [slots[r][k][m] for r, k, m in _needs(kind, rank, microbatch, len(slots))]
+    if kind == _W:
+        needs.append(sorted(slots[rank][_IB] + slots[rank][_IA])[microbatch])
+    return max(needs, default=-1) + 1
+
+
+def _move(grid: list[int], kind: int, earliest: int, slot: int, limit: int, weights: bool) -> int:
+    """Move the action in a slot to the earliest free one that keeps within the limit."""
+    grid[slot] = _FREE
+    for candidate in range(earliest, slot):
+        if grid[candidate] == _FREE:
+            grid[candidate] = kind
+            if _held(grid, weights=weights) <= limit:
+                return candidate
+            grid[candidate] = _FREE
+    grid[slot] = kind
+    return slot
+
+
+def _tightened(slots: Slots) -> Slots:
+    """Start every action as early as the order on its rank and its inputs allow."""
+    pp = len(slots)
+    free_at = [0] * pp
+    start: Slots = [[[0] * len(kind) for kind in rank] for rank in slots]
+    for _, rank, kind, microbatch in _by_slot(slots):
+        needs = [start[r][k][m] + 1 for r, k, m in _needs(kind, rank, microbatch, pp)]
+        start[rank][kind][microbatch] = max([free_at[rank], *needs])
+        free_at[rank] = start[rank][kind][microbatch] + 1
+    return start
+
+
+def _order(rank: list[list[int]], r: int, pp: int) -> list[Step]:
+    """Order of one rank, with the weight gradients of chunk b before those of chunk a where both could run."""
+    first, second = r, 2 * pp - 1 - r
+    place = {
+        _FA: (Action.F, first),
+        _FB: (Action.F, second),
+        _IB: (Action.I, second),
+        _IA: (Action.I, first),
+    }
+    grid = _grid(rank)
+    total = sum(len(slots) for slots in rank[_IB:])
+    done = [0] * _W
+    waiting = {_IB: 0, _IA: 0}
+    weights = {_IB: 0, _IA: 0}
+    steps: list[Step] = []
+    for kind in [*grid, *[_FREE] * total]:
+        if kind != _FREE:
+            action, stage = place[kind]
+            steps.append((int(action), stage, done[kind]))
+            done[kind] += 1
+            if kind in waiting:
+                waiting[kind] += 1
+            continue
+        for gradient in (_IB, _IA):
+            if waiting[gradient]:
+                steps.append((int(Action.W), place[gradient][1], weights[gradient]))
+                waiting[gradient] -= 1
+                weights[gradient] += 1
+                break
+    return steps
