@@ -1,28 +1,37 @@
 """Export to the Chrome trace format, which Perfetto opens.
 
-One process a rank class, one track a stream; on a track nothing overlaps. A message is drawn on the sender's and on the receiver's track with a
-flow between them. Equal timelines give equal bytes.
+One process a rank class, one track a stream; slices of a track follow or contain each other, never overlap. A message is drawn
+on the sender's and on the receiver's track with a flow between them. Counters show how many activations a rank holds and whether
+it computes. Times are rounded to whole nanoseconds, the resolution of Perfetto, so that ends and starts still meet. Equal
+timelines give equal bytes.
+
+References
+----------
+Trace Event Format, "Trace Event Format" document of the Catapult project: phases X, M, C, s and f.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
 from mpsim.program import TICK, Kind, Program, Stream, Template
 
-__all__ = ["DETAILS", "trace_events", "write_trace"]
+__all__ = ["DETAILS", "MOST_RANKS", "trace_events", "write_trace"]
 
 DETAILS = ("chunk", "kernel")
 MOST_RANKS = 64
-_US = TICK * 1e6
+_TICKS_PER_NS = round(1e-9 / TICK)
+_NS_PER_US = 1000
 
 _ACTIONS = {
     Kind.FORWARD: "F",
@@ -30,6 +39,7 @@ _ACTIONS = {
     Kind.INPUT_GRADIENT: "I",
     Kind.WEIGHT_GRADIENT: "W",
 }
+_RELEASING = (Kind.BACKWARD, Kind.WEIGHT_GRADIENT)
 
 Event = dict[str, Any]
 
@@ -49,7 +59,7 @@ def write_trace(
     path : str or Path
         Gzipped when it ends in ``.gz``.
     detail : str
-        ``chunk``: one slice an action; ``kernel``: its kernels and collectives inside.
+        ``chunk``: one slice an action; ``kernel``: its kernels and collectives as well, which makes large files: choose `ranks`.
     ranks : iterable of int, optional
         Rank classes to include; the first `MOST_RANKS` when absent.
 
@@ -58,14 +68,13 @@ def write_trace(
     ScenarioError
         If `detail` or a rank is unknown.
     """
-    lines = ",\n".join(
-        json.dumps(event, separators=(",", ":"))
-        for event in trace_events(timeline, detail=detail, ranks=ranks)
-    )
-    text = '{"displayTimeUnit":"ms","traceEvents":[\n' + lines + "\n]}\n"
-    data = text.encode()
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    lines = ",\n".join(map(encode, trace_events(timeline, detail=detail, ranks=ranks)))
+    data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'.encode()
     file = Path(path)
-    file.write_bytes(gzip.compress(data, mtime=0) if file.suffix == ".gz" else data)
+    file.write_bytes(
+        gzip.compress(data, compresslevel=6, mtime=0) if file.suffix == ".gz" else data
+    )
 
 
 def trace_events(
@@ -73,152 +82,225 @@ def trace_events(
 ) -> Iterator[Event]:
     """Yield the events of a trace: names, slices, flows, counters.
 
+    Parameters
+    ----------
+    timeline, detail, ranks
+        As in `write_trace`.
+
     Yields
     ------
     dict
         One event; ``ts`` and ``dur`` in microseconds.
+
+    Raises
+    ------
+    ScenarioError
+        If `detail` or a rank is unknown.
     """
     if detail not in DETAILS:
         raise ScenarioError(f"got detail {detail!r}; needed one of {', '.join(DETAILS)}")
     program = timeline.program
-    shown = list(range(min(program.ranks, MOST_RANKS)) if ranks is None else ranks)
+    shown = list(range(min(program.ranks, MOST_RANKS)) if ranks is None else dict.fromkeys(ranks))
     if bad := [rank for rank in shown if not 0 <= rank < program.ranks]:
         raise ScenarioError(f"got ranks {bad}; needed ranks from 0 to {program.ranks - 1}")
+    rows = _Rows(timeline)
     for rank in shown:
-        yield from _names(program, rank)
-    for rank in shown:
-        for stream in Stream:
-            yield from _track(timeline, rank, stream, detail)
-    yield from _flows(timeline, set(shown))
-    for rank in shown:
-        yield from _activations(timeline, rank)
+        slices = list(_slices(rows, rank, kernels=detail == "kernel"))
+        slices.sort(key=lambda event: (event["tid"], event["ts"], -event["dur"]))
+        yield from _names(program, rank, sorted({event["tid"] for event in slices}))
+        yield from slices
+        yield from _activations(rows, rank)
+        yield from _busy(rows, rank)
+    yield from _flows(rows, set(shown))
 
 
-def _names(program: Program, rank: int) -> Iterator[Event]:
-    size = int(program.class_size[rank])
-    name = program.rank_name[rank] + (f" (stands for {size} ranks)" if size > 1 else "")
-    used = {int(slot) % len(Stream) for slot in program.slot if slot // len(Stream) == rank}
-    used |= {
-        int(one) for template in _templates_of(program, rank) for one in np.unique(template.stream)
+class _Rows:
+    """Columns of a timeline as Python lists, which are quick to read one by one; times in whole nanoseconds."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        program = self.program = timeline.program
+        self.start: list[int] = _nanoseconds(timeline.start).tolist()
+        self.end: list[int] = _nanoseconds(timeline.end).tolist()
+        self.kind = [Kind(kind) for kind in program.kind.tolist()]
+        self.stage: list[int] = program.stage.tolist()
+        self.microbatch: list[int] = program.microbatch.tolist()
+        self.template: list[int] = program.template.tolist()
+        self.numbers: dict[str, list[int]] = {
+            "stage": self.stage,
+            "chunk": program.chunk.tolist(),
+            "microbatch": self.microbatch,
+        }
+        self.bytes: dict[str, list[float]] = {
+            "up_bytes": program.up_bytes.tolist(),
+            "out_bytes": program.out_bytes.tolist(),
+        }
+        self.flops = [float(template.flops.sum()) for template in program.templates]
+
+    def name(self, row: int) -> str:
+        """Title of a slice: ``F 3`` for the forward of microbatch 3, or the row's label."""
+        kind = self.kind[row]
+        label = _ACTIONS.get(kind) or self.program.labels[self.program.label[row]]
+        return f"{label} {self.microbatch[row]}" if self.microbatch[row] >= 0 else label
+
+    def args(self, rows: list[int]) -> Event:
+        """What is known about the rows of one action together, without what does not apply."""
+        args: Event = {key: one[rows[0]] for key, one in self.numbers.items() if one[rows[0]] >= 0}
+        for key, one in self.bytes.items():
+            if amount := sum(one[row] for row in rows):
+                args[key] = amount
+        if flops := sum(self.flops[self.template[row]] for row in rows if self.template[row] >= 0):
+            args["flops"] = flops
+        return args
+
+    def actions(self, rank: int, stream: Stream) -> Iterator[list[int]]:
+        """Rows of a stream in order, those of one action together."""
+
+        def action(row: int) -> tuple[int, int, int]:
+            belongs = self.kind[row] in _ACTIONS
+            return (
+                (self.kind[row], self.stage[row], self.microbatch[row])
+                if belongs
+                else (-1, -1, row)
+            )
+
+        for _, group in itertools.groupby(self.timeline.rows(rank, stream).tolist(), key=action):
+            yield list(group)
+
+
+def _nanoseconds(ticks: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.rint(ticks / _TICKS_PER_NS).astype(np.int64)
+
+
+def _slices(rows: _Rows, rank: int, *, kernels: bool) -> Iterator[Event]:
+    """Every action of a rank on each of its streams, and what happens inside."""
+    for stream in Stream:
+        for action in rows.actions(rank, stream):
+            first, last = action[0], action[-1]
+            category = rows.kind[first].name.lower()
+            start, end = rows.start[first], rows.end[last]
+            yield _slice(rank, stream, rows.name(first), category, start, end, rows.args(action))
+            for row in action:
+                if kernels and stream == Stream.COMPUTE and rows.template[row] >= 0:
+                    yield from _kernels(rows, row, rank)
+
+
+def _kernels(rows: _Rows, row: int, rank: int) -> Iterator[Event]:
+    """Inside of a row, stretched as the row was by what ran at the same time."""
+    template = rows.program.templates[rows.template[row]]
+    since, until = rows.timeline.start[row], rows.timeline.end[row]
+    alone = rows.program.duration[row]
+    stretch = (until - since) / alone if alone else 1.0
+    starts = _nanoseconds(since + stretch * template.start)
+    ends = _nanoseconds(np.minimum(since + stretch * (template.start + template.duration), until))
+    for i in np.flatnonzero(template.duration > 0).tolist():
+        stream = Stream(int(template.stream[i]))
+        category = "kernel" if stream == Stream.COMPUTE else "collective"
+        name = template.names[template.name_index[i]]
+        args = _kernel_args(template, i) | {"microbatch": rows.microbatch[row]}
+        yield _slice(rank, stream, name, category, int(starts[i]), int(ends[i]), args)
+
+
+def _kernel_args(template: Template, i: int) -> Event:
+    args: Event = {"layer": int(template.layer[i])} if template.layer[i] >= 0 else {}
+    columns = {
+        "flops": template.flops,
+        "up_bytes": template.up_bytes,
+        "out_bytes": template.out_bytes,
     }
-    yield _meta("process_name", rank, 0, name=name)
-    yield _meta("process_sort_index", rank, 0, sort_index=rank)
-    for stream in sorted(used):
-        yield _meta("thread_name", rank, stream, name=Stream(stream).name.lower().replace("_", " "))
-        yield _meta("thread_sort_index", rank, stream, sort_index=stream)
+    return args | {key: float(column[i]) for key, column in columns.items() if column[i]}
 
 
-def _templates_of(program: Program, rank: int) -> list[Template]:
-    mine = program.template[(program.rank == rank) & (program.template >= 0)]
-    return [program.templates[one] for one in np.unique(mine)]
-
-
-def _meta(kind: str, rank: int, stream: int, **args: object) -> Event:
-    return {"ph": "M", "name": kind, "pid": rank, "tid": stream, "args": args}
-
-
-def _track(timeline: Timeline, rank: int, stream: Stream, detail: str) -> Iterator[Event]:
-    program = timeline.program
-    for row in timeline.rows(rank, stream).tolist():
-        template = int(program.template[row])
-        if template >= 0 and detail == "kernel":
-            yield from _kernels(program.templates[template], timeline, row, rank)
-        else:
-            yield _slice(timeline, row, rank, int(stream))
-
-
-def _slice(timeline: Timeline, row: int, rank: int, stream: int) -> Event:
-    program = timeline.program
-    args: dict[str, Any] = {
-        name: int(getattr(program, name)[row])
-        for name in ("stage", "chunk", "microbatch")
-        if getattr(program, name)[row] >= 0
-    }
-    for name in ("up_bytes", "out_bytes"):
-        if amount := float(getattr(program, name)[row]):
-            args[name] = amount
-    if program.template[row] >= 0:
-        args["flops"] = float(program.templates[program.template[row]].flops.sum())
+def _slice(
+    rank: int, stream: Stream, name: str, category: str, start: int, end: int, args: Event
+) -> Event:
     return {
         "ph": "X",
-        "name": name_of(program, row),
-        "cat": Kind(int(program.kind[row])).name.lower(),
-        "pid": rank,
-        "tid": stream,
-        "ts": timeline.start[row] * _US,
-        "dur": (timeline.end[row] - timeline.start[row]) * _US,
+        "name": name,
+        "cat": category,
+        **_track(rank, stream),
+        "ts": start / _NS_PER_US,
+        "dur": (end - start) / _NS_PER_US,
         "args": args,
     }
 
 
-def name_of(program: Program, row: int) -> str:
-    """Title of a slice: ``F 3`` for the forward of microbatch 3, or the row's label."""
-    kind = Kind(int(program.kind[row]))
-    if kind in _ACTIONS:
-        return f"{_ACTIONS[kind]} {int(program.microbatch[row])}"
-    label = program.labels[program.label[row]]
-    return f"{label} {int(program.microbatch[row])}" if kind is Kind.SEND else label
+def _track(rank: int, stream: Stream) -> dict[str, int]:
+    """Process and thread of a stream; counted from 1, because viewers take 0 for the idle process."""
+    return {"pid": rank + 1, "tid": int(stream) + 1}
 
 
-def _kernels(template: Template, timeline: Timeline, row: int, rank: int) -> Iterator[Event]:
-    begin = timeline.start[row]
-    for i in np.flatnonzero(template.duration > 0).tolist():
-        args: dict[str, Any] = {"microbatch": int(timeline.program.microbatch[row])}
-        if template.layer[i] >= 0:
-            args["layer"] = int(template.layer[i])
-        for name in ("flops", "up_bytes", "out_bytes"):
-            if amount := float(getattr(template, name)[i]):
-                args[name] = amount
-        yield {
-            "ph": "X",
-            "name": template.names[template.name_index[i]],
-            "cat": "kernel" if template.stream[i] == Stream.COMPUTE else "collective",
-            "pid": rank,
-            "tid": int(template.stream[i]),
-            "ts": (begin + template.start[i]) * _US,
-            "dur": template.duration[i] * _US,
-            "args": args,
-        }
+def _names(program: Program, rank: int, threads: list[int]) -> Iterator[Event]:
+    size = int(program.class_size[rank])
+    name = program.rank_name[rank] + (f" (stands for {size} ranks)" if size > 1 else "")
+    yield _meta("process_name", rank, 1, name=name)
+    yield _meta("process_sort_index", rank, 1, sort_index=rank)
+    for thread in threads:
+        stream = Stream(thread - 1)
+        yield _meta("thread_name", rank, thread, name=stream.name.lower().replace("_", " "))
+        yield _meta("thread_sort_index", rank, thread, sort_index=int(stream))
 
 
-def _flows(timeline: Timeline, shown: set[int]) -> Iterator[Event]:
-    """Arrows from the sender's slice to the receiver's."""
-    program = timeline.program
+def _meta(kind: str, rank: int, thread: int, **args: object) -> Event:
+    return {"ph": "M", "name": kind, "pid": rank + 1, "tid": thread, "args": args}
+
+
+def _flows(rows: _Rows, shown: set[int]) -> Iterator[Event]:
+    """Arrows from the start of each message at the sender to its end at the receiver."""
+    program = rows.program
     for row in np.flatnonzero(program.kind == Kind.SEND).tolist():
         source, target = int(program.rank[row]), int(program.peer[row])
         if source not in shown or target not in shown:
             continue
         slots = program.slot[program.slot_ptr[row] : program.slot_ptr[row + 1]]
         into = next(int(one) % len(Stream) for one in slots if one // len(Stream) == target)
-        shared = {"name": "send", "cat": "send", "id": row, "ts": timeline.start[row] * _US}
-        yield {"ph": "s", **shared, "pid": source, "tid": int(program.stream[row])}
-        yield {"ph": "f", "bp": "e", **shared, "pid": target, "tid": into}
+        leaves, arrives = rows.start[row], max(rows.start[row], rows.end[row] - 1)
+        shared = {"name": "message", "cat": "send", "id": row}
+        sender, receiver = (
+            _track(source, Stream(int(program.stream[row]))),
+            _track(target, Stream(into)),
+        )
+        yield {"ph": "s", **shared, **sender, "ts": leaves / _NS_PER_US}
+        yield {"ph": "f", "bp": "e", **shared, **receiver, "ts": arrives / _NS_PER_US}
 
 
-def _activations(timeline: Timeline, rank: int) -> Iterator[Event]:
-    """Counter of (chunk, microbatch) pairs whose activations a rank holds."""
-    program = timeline.program
-    rows = timeline.rows(rank)
-    starts: dict[tuple[int, int], float] = {}
-    ends: dict[tuple[int, int], float] = {}
-    for row in rows[
-        np.isin(program.kind[rows], list(_ACTIONS))
-    ].tolist():  # in order: an action may be several rows
-        what = int(program.stage[row]), int(program.microbatch[row])
-        if program.kind[row] == Kind.FORWARD:
-            starts.setdefault(what, timeline.start[row])
-        elif program.kind[row] != Kind.INPUT_GRADIENT:
-            ends[what] = timeline.end[row]
-    changes = sorted(
-        [*((time, 1) for time in starts.values()), *((time, -1) for time in ends.values())]
-    )
-    held = 0
-    for time, change in changes:  # releases come first where they coincide
-        held += change
+def _activations(rows: _Rows, rank: int) -> Iterator[Event]:
+    """Counter of (chunk, microbatch) pairs whose activations a rank holds, from the start of F to the end of B or W."""
+    since: dict[tuple[int, int], int] = {}
+    until: dict[tuple[int, int], int] = {}
+    for row in rows.timeline.rows(rank).tolist():  # in order; an action may be several rows
+        pair = rows.stage[row], rows.microbatch[row]
+        if rows.kind[row] == Kind.FORWARD:
+            since.setdefault(pair, rows.start[row])
+        elif rows.kind[row] in _RELEASING:
+            until[pair] = rows.end[row]
+    changes = [(time, 1) for time in since.values()] + [(time, -1) for time in until.values()]
+    yield from _counter(rank, "activations in flight", "held", changes)
+
+
+def _busy(rows: _Rows, rank: int) -> Iterator[Event]:
+    """Counter that is 1 while the compute stream runs an action, 0 in bubbles."""
+    changes: list[tuple[int, int]] = []
+    for row in rows.timeline.rows(rank).tolist():
+        if rows.end[row] > rows.start[row]:
+            changes += [(rows.start[row], 1), (rows.end[row], -1)]
+    yield from _counter(rank, "computing", "actions", changes)
+
+
+def _counter(rank: int, name: str, unit: str, changes: list[tuple[int, int]]) -> Iterator[Event]:
+    """Add up changes in order of time; those of one moment together, and none where nothing changes."""
+    total: dict[int, int] = {}
+    for time, change in changes:
+        total[time] = total.get(time, 0) + change
+    value = 0
+    for time in sorted(total):
+        if not total[time]:
+            continue
+        value += total[time]
         yield {
             "ph": "C",
-            "name": "activations in flight",
-            "pid": rank,
-            "ts": time * _US,
-            "args": {"held": held},
+            "name": name,
+            "pid": rank + 1,
+            "ts": time / _NS_PER_US,
+            "args": {unit: value},
         }

@@ -197,33 +197,24 @@ def _events(program: Program) -> NDArray[np.int64]:
 
 
 def _bars(timeline: Timeline, rows: NDArray[np.int64], tick: float) -> Bars:
-    """One bar an action, also where it is several rows without a pause between them."""
-    program = timeline.program
-    first, last = _whole(timeline, rows)
+    """One bar for all rows of an action that follow each other without a gap."""
+    program, start, end = timeline.program, timeline.start, timeline.end
+    rows = rows[np.lexsort((rows, program.stream[rows], program.rank[rows]))]
+    before, after = rows[:-1], rows[1:]
+    joined = (end[before] == start[after]) & (program.microbatch[after] >= 0)
+    for column in (program.rank, program.stream, program.kind, program.stage, program.microbatch):
+        joined &= column[before] == column[after]
+    first = np.concatenate([[True], ~joined])[: len(rows)]
+    last = np.concatenate([~joined, [True]])[: len(rows)]
+    kept = rows[first]
     return Bars(
-        rank=program.rank[first].astype(np.int64),
-        start=timeline.start[first] * tick,
-        end=timeline.end[last] * tick,
-        event=_events(program)[first],
-        chunk=program.chunk[first].astype(np.int64),
-        microbatch=program.microbatch[first].astype(np.int64),
+        rank=program.rank[kept].astype(np.int64),
+        start=start[kept] * tick,
+        end=end[rows[last]] * tick,
+        event=_events(program)[kept],
+        chunk=program.chunk[kept].astype(np.int64),
+        microbatch=program.microbatch[kept].astype(np.int64),
     )
-
-
-def _whole(
-    timeline: Timeline, rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First and last row of each run of rows that are one action."""
-    program = timeline.program
-    opens = np.ones(len(rows), dtype=bool)
-    same = (timeline.start[rows[1:]] == timeline.end[rows[:-1]]) & (
-        program.kind[rows[1:]] != Kind.SEND
-    )
-    for column in (program.rank, program.kind, program.stage, program.microbatch, program.label):
-        same &= column[rows[1:]] == column[rows[:-1]]
-    opens[1:] = ~(same & (program.microbatch[rows[1:]] >= 0))
-    begin = np.flatnonzero(opens)
-    return rows[begin], rows[np.append(begin[1:], len(rows))[: len(begin)] - 1]
 
 
 def _colours(bars: Bars) -> NDArray[np.float64]:
