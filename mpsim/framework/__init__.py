@@ -2,6 +2,7 @@
 
 from mpsim.framework.framework import (
     ATTENTION_KERNELS,
+    BlockingSends,
     Framework,
     GradientOverlap,
     TensorOverlap,
@@ -11,6 +12,7 @@ from mpsim.framework.library import framework, framework_names
 
 __all__ = [
     "ATTENTION_KERNELS",
+    "BlockingSends",
     "Framework",
     "GradientOverlap",
     "TensorOverlap",

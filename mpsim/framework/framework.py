@@ -13,7 +13,14 @@ from mpsim.errors import Problem, ScenarioError, UnitError, nearest
 from mpsim.units import Dimension, parse_quantity
 from mpsim.workload import Lowering
 
-__all__ = ["ATTENTION_KERNELS", "Framework", "GradientOverlap", "TensorOverlap", "from_mapping"]
+__all__ = [
+    "ATTENTION_KERNELS",
+    "BlockingSends",
+    "Framework",
+    "GradientOverlap",
+    "TensorOverlap",
+    "from_mapping",
+]
 
 
 class TensorOverlap(enum.StrEnum):
@@ -23,6 +30,14 @@ class TensorOverlap(enum.StrEnum):
     WEIGHT_GRADIENT = (
         "weight-gradient"  # the reduction of an input gradient hides behind the weight gradient
     )
+
+
+class BlockingSends(enum.StrEnum):
+    """Where a rank waits for its messages to other stages, sent and received, between two actions."""
+
+    NEVER = "never"
+    PLAIN = "plain"  # with one chunk a rank; interleaved schedules overlap them
+    ALWAYS = "always"
 
 
 class GradientOverlap(enum.StrEnum):
@@ -52,6 +67,9 @@ class Framework:
     tensor_overlap : TensorOverlap
     scatter_gather : bool
         A stage sends 1/tp of its output from each tensor-parallel rank and gathers it over scale-up links on arrival.
+    blocking_sends : BlockingSends
+    overlap_warmup_flush : bool
+        Whether overlapped messages are so in warm-up and flush too, not in the steady state alone.
     gradient_overlap : GradientOverlap
     parameter_gather_overlap : bool
         With a sharded optimizer, gather parameters beside the first forward instead of after the optimizer.
@@ -78,6 +96,8 @@ class Framework:
     memory_kernel_factor: float
     tensor_overlap: TensorOverlap
     scatter_gather: bool
+    blocking_sends: BlockingSends
+    overlap_warmup_flush: bool
     gradient_overlap: GradientOverlap
     parameter_gather_overlap: bool
     bucket_bytes: float

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import optimizer_seconds
+from mpsim.framework import BlockingSends
 from mpsim.program.blocks import Block, Blocks
 from mpsim.program.costs import PlanCosts
+from mpsim.program.messages import has_exchanges, warmup_and_flush
 from mpsim.program.pipeline import (
     PipelineRows,
     Variants,
@@ -82,7 +84,12 @@ class _Builder:
         variant, buckets, gathers = self._variants()
         gathered = self._gather_before(gathers)
         placed = add_pipeline(
-            self.rows, plan.orders, variant, self._frozen_variants(), self.costs.sends()
+            self.rows,
+            plan.orders,
+            variant,
+            self._frozen_variants(),
+            self.costs.sends(),
+            blocking=self._blocking(),
         )
         self._wait_for_parameters(placed, gathers, gathered)
         reduced = self._reduce(placed, buckets)
@@ -170,6 +177,16 @@ class _Builder:
 
     def _replicas(self) -> int:
         return self.plan.mesh.dp * self.plan.mesh.cp
+
+    def _blocking(self) -> NDArray[np.bool_]:
+        """Around which actions messages block."""
+        orders, software = self.plan.orders, self.plan.framework
+        if software.blocking_sends is BlockingSends.NEVER:
+            return np.zeros(len(orders), dtype=bool)
+        if software.blocking_sends is BlockingSends.ALWAYS or has_exchanges(orders):
+            return np.ones(len(orders), dtype=bool)
+        nowhere = np.zeros(len(orders), dtype=bool)
+        return nowhere if software.overlap_warmup_flush else warmup_and_flush(orders)
 
     def _overhead(self) -> None:
         self.rows.add(

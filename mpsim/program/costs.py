@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpsim.cost import CollectiveModel, Constant, KernelModel
 from mpsim.parallel import Communication, GroupShape
-from mpsim.program.pipeline import Sends
+from mpsim.program.messages import Sends
 from mpsim.program.plan import Plan
 from mpsim.program.template import ticks
 from mpsim.workload import Operator

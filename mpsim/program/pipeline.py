@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.errors import ScheduleError
+from mpsim.program.messages import Messages, PipelineRows, Sends, add_messages
 from mpsim.program.program import PARTS, Kind, Program, Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
@@ -59,31 +60,6 @@ class Variants:
     out_bytes: NDArray[np.float64]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Sends:
-    """Point-to-point messages between neighbouring stages.
-
-    Parameters
-    ----------
-    duration : float64[2, S]
-        ``[0, s]`` activations from stage s to s + 1, ``[1, s]`` gradients from s to s - 1 [ticks].
-    up_bytes, out_bytes : float64[2, S]
-        One rank's share of the message [B].
-    """
-
-    duration: NDArray[np.float64]
-    up_bytes: NDArray[np.float64]
-    out_bytes: NDArray[np.float64]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class PipelineRows:
-    """Where the actions went: first and last row of each."""
-
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-
-
 def add_pipeline(
     rows: Rows,
     orders: Orders,
@@ -92,6 +68,7 @@ def add_pipeline(
     sends: Sends,
     *,
     overlap: str = "late-send",
+    blocking: NDArray[np.bool_] | None = None,
 ) -> PipelineRows:
     """Append the compute rows of all ranks and the sends between them.
 
@@ -105,6 +82,8 @@ def add_pipeline(
     sends : Sends
     overlap : str
         How a fused block runs, one of `OVERLAPS`.
+    blocking : bool[N], optional
+        Around which actions communication blocks (see `mpsim.program.messages`); around none by default.
 
     Returns
     -------
@@ -131,7 +110,7 @@ def add_pipeline(
     )
     own = PipelineRows(first=ids[starts], last=ids[starts + segments - 1])
     placed = _blocks(own, orders, overlap)
-    _depend(rows, orders, placed, sends)
+    _depend(rows, orders, placed, sends, blocking)
     return own
 
 
@@ -155,7 +134,13 @@ def _positions(orders: Orders) -> NDArray[np.int64]:
     return table
 
 
-def _depend(rows: Rows, orders: Orders, placed: PipelineRows, sends: Sends) -> None:
+def _depend(
+    rows: Rows,
+    orders: Orders,
+    placed: PipelineRows,
+    sends: Sends,
+    blocking: NDArray[np.bool_] | None,
+) -> None:
     table = _positions(orders)
     forward, weight = table[Action.F], table[Action.W]
     backward = np.where(table[Action.B] >= 0, table[Action.B], table[Action.I])
@@ -164,13 +149,17 @@ def _depend(rows: Rows, orders: Orders, placed: PipelineRows, sends: Sends) -> N
     rank = orders.stage_rank
     local = (rank[1:] == rank[:-1])[:, None]
     feeds = orders.feeds[:-1, None]
-    for direction, table_of in ((0, forward), (1, backward)):
-        producer, consumer = (
-            (table_of[:-1], table_of[1:]) if direction == 0 else (table_of[1:], table_of[:-1])
-        )
-        producer = np.where(feeds, producer, -1)
-        _edges(rows, placed, np.where(local, consumer, -1), producer)
-        _send(rows, orders, placed, sends, np.where(local, -1, producer), consumer, direction)
+    remote = []
+    for direction, producer, consumer in (
+        (0, forward[:-1], forward[1:]),
+        (1, backward[1:], backward[:-1]),
+    ):
+        exists = feeds & (producer >= 0) & (consumer >= 0)
+        near, far = exists & local, exists & ~local
+        rows.depend(placed.first[consumer[near]], placed.last[producer[near]])
+        remote.append((producer[far], consumer[far], np.full(int(far.sum()), direction)))
+    messages = Messages(*(np.concatenate(columns) for columns in zip(*remote, strict=True)))
+    add_messages(rows, orders, placed, sends, messages, blocking)
 
 
 def _edges(
@@ -179,60 +168,6 @@ def _edges(
     """Let actions `after` wait for actions `before`, where both exist."""
     both = (after >= 0) & (before >= 0)
     rows.depend(placed.first[after[both]], placed.last[before[both]])
-
-
-def _send(
-    rows: Rows,
-    orders: Orders,
-    placed: PipelineRows,
-    sends: Sends,
-    producer: NDArray[np.int64],
-    consumer: NDArray[np.int64],
-    direction: int,
-) -> None:
-    both = (producer >= 0) & (consumer >= 0)
-    sender, receiver = producer[both], consumer[both]
-    order = np.argsort(sender)  # a channel delivers in the order its sender produces
-    sender, receiver = sender[order], receiver[order]
-    stage = orders.stage[sender]
-    source, target = orders.stage_rank[stage], orders.stage_rank[orders.stage[receiver]]
-    out, into = _channels(direction, source, target, orders.pp)
-    ids = rows.add(
-        len(sender),
-        rank=source,
-        stream=out,
-        kind=Kind.SEND,
-        part=PARTS.index("exposed_pp"),
-        stage=stage,
-        chunk=orders.stage_chunk[stage],
-        microbatch=orders.microbatch[sender],
-        peer=target,
-        label="send gradient" if direction else "send activation",
-        duration=sends.duration[direction, stage],
-        up_bytes=sends.up_bytes[direction, stage],
-        out_bytes=sends.out_bytes[direction, stage],
-    )
-    rows.occupy(ids, target, into)
-    rows.depend(ids, placed.last[sender])
-    rows.depend(placed.first[receiver], ids)
-
-
-def _channels(
-    direction: int, source: NDArray[np.int32], target: NDArray[np.int32], pp: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sending and receiving stream of each message: one channel a neighbour and direction."""
-    usual = target == (source + (1 if direction == 0 else -1)) % pp
-    if direction == 0:
-        there, back = (
-            (Stream.SEND_NEXT, Stream.RECV_PREV),
-            (Stream.SEND_PREV_BACK, Stream.RECV_NEXT_BACK),
-        )
-    else:
-        there, back = (
-            (Stream.SEND_PREV, Stream.RECV_NEXT),
-            (Stream.SEND_NEXT_BACK, Stream.RECV_PREV_BACK),
-        )
-    return np.where(usual, there[0], back[0]), np.where(usual, there[1], back[1])
 
 
 def first_forward(orders: Orders) -> NDArray[np.int64]:
@@ -261,6 +196,7 @@ def from_orders(
     weight: ArrayLike = 0.0,
     send: ArrayLike = 0.0,
     overlap: str = "late-send",
+    blocking: bool = False,
 ) -> Program:
     """A Program of bare actions with given times, for studying schedules.
 
@@ -276,6 +212,8 @@ def from_orders(
         How a fused block of a forward and a backward runs. ``serial``: one half after the other, each waiting for its own input
         and sending its own output. ``late-send``: the same, but both outputs leave after the block, as PyTorch
         executes it. ``fused``: one unit that waits for both inputs.
+    blocking : bool
+        Whether both ends of a message wait for it (see `mpsim.program.messages`).
 
     Returns
     -------
@@ -309,6 +247,7 @@ def from_orders(
     nothing = np.zeros((2, stages))
     variant = orders.kind.astype(np.int64) * stages + orders.stage
     messages = Sends(message, nothing, nothing)
-    add_pipeline(rows, orders, variant, variants, messages, overlap=overlap)
+    around = np.full(len(orders), blocking)
+    add_pipeline(rows, orders, variant, variants, messages, overlap=overlap, blocking=around)
     names = (f"pp {rank}" for rank in range(orders.pp))
     return rows.finish(rank_name=names, class_size=np.ones(orders.pp))

@@ -1,0 +1,181 @@
+"""Messages between pipeline stages: who sends to whom, over which channel, and who waits meanwhile.
+
+Shapes: N actions, S stages, X messages.
+
+An asynchronous message starts when its producer has ended and its channel is free, and holds up only its consumer. Around a *blocking*
+action communication is part of the program's own order: the send after an action has to end before the next action of that rank starts.
+
+Orders with one chunk a rank and full backwards (`has_exchanges`) are executed as exchanges, by Megatron-LM and by PyTorch's loop for 1F1B, and there the
+receiving end blocks as well:
+
+* the receive for an action is posted when the action before it on that rank has ended, so the message cannot start earlier;
+* where two actions of the same direction follow each other (warm-up and flush), the send of the first and the receive of the second are
+  separate calls, so the receive is posted only when the send has ended. Between a forward and a backward they are one exchange.
+
+Interleaved schedules post receives ahead of their use, so only the sending end is held there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.program.program import PARTS, Kind, Stream
+from mpsim.program.rows import Rows
+from mpsim.schedule import Action, Orders
+
+__all__ = ["Messages", "PipelineRows", "Sends", "add_messages", "has_exchanges", "warmup_and_flush"]
+
+_EXPOSED_PP = PARTS.index("exposed_pp")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Sends:
+    """Point-to-point messages between neighbouring stages.
+
+    Parameters
+    ----------
+    duration : float64[2, S]
+        ``[0, s]`` activations from stage s to s + 1, ``[1, s]`` gradients from s to s - 1 [ticks].
+    up_bytes, out_bytes : float64[2, S]
+        One rank's share of the message [B].
+    """
+
+    duration: NDArray[np.float64]
+    up_bytes: NDArray[np.float64]
+    out_bytes: NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PipelineRows:
+    """Where the actions went: first and last row of each."""
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Messages:
+    """Action index of producer and consumer of each message [X], and its direction (0 activation, 1 gradient)."""
+
+    producer: NDArray[np.int64]
+    consumer: NDArray[np.int64]
+    direction: NDArray[np.int64]
+
+
+def add_messages(
+    rows: Rows,
+    orders: Orders,
+    placed: PipelineRows,
+    sends: Sends,
+    messages: Messages,
+    blocking: NDArray[np.bool_] | None,
+) -> None:
+    """Append a row for each message.
+
+    Parameters
+    ----------
+    rows : Rows
+    orders : Orders
+    placed : PipelineRows
+    sends : Sends
+    messages : Messages
+    blocking : bool[N], optional
+        Around which actions communication blocks; around none by default.
+    """
+    order = np.lexsort(
+        (messages.direction, messages.producer)
+    )  # channels deliver in their sender's order
+    producer, consumer = messages.producer[order], messages.consumer[order]
+    direction = messages.direction[order]
+    stage = orders.stage[producer]
+    source, target = orders.stage_rank[stage], orders.stage_rank[orders.stage[consumer]]
+    out, into = _channels(direction, source, target, orders.pp)
+    ids = np.empty(len(order), dtype=np.int64)
+    for which, label in enumerate(("send activation", "send gradient")):
+        mine = direction == which
+        ids[mine] = rows.add(
+            int(mine.sum()),
+            rank=source[mine],
+            stream=out[mine],
+            kind=Kind.SEND,
+            part=_EXPOSED_PP,
+            stage=stage[mine],
+            chunk=orders.stage_chunk[stage[mine]],
+            microbatch=orders.microbatch[producer[mine]],
+            peer=target[mine],
+            label=label,
+            duration=sends.duration[which, stage[mine]],
+            up_bytes=sends.up_bytes[which, stage[mine]],
+            out_bytes=sends.out_bytes[which, stage[mine]],
+        )
+    rows.occupy(ids, target, into)
+    rows.depend(ids, placed.last[producer])
+    rows.depend(placed.first[consumer], ids)
+    if blocking is not None:
+        _block(rows, orders, placed, Messages(producer, consumer, direction), ids, blocking)
+
+
+def _block(
+    rows: Rows,
+    orders: Orders,
+    placed: PipelineRows,
+    messages: Messages,
+    ids: NDArray[np.int64],
+    blocking: NDArray[np.bool_],
+) -> None:
+    """Let both ends wait as blocking communication makes them."""
+    rank = orders.rank
+    last = len(orders) - 1
+    following = np.minimum(messages.producer + 1, last)
+    holds = blocking[messages.producer] & (following > messages.producer)
+    holds &= rank[following] == rank[messages.producer]
+    rows.depend(placed.first[following[holds]], ids[holds])
+    if not has_exchanges(orders):
+        return
+    before = np.maximum(messages.consumer - 1, 0)
+    late = blocking[messages.consumer] & (before < messages.consumer)
+    late &= rank[before] == rank[messages.consumer]
+    rows.depend(ids[late], placed.last[before[late]])
+    sent = np.full(len(orders), -1, dtype=np.int64)
+    sent[messages.producer] = ids
+    separate = late & (orders.kind[before] == orders.kind[messages.consumer]) & (sent[before] >= 0)
+    rows.depend(ids[separate], sent[before[separate]])
+
+
+def has_exchanges(orders: Orders) -> bool:
+    """Whether each rank has one chunk and full backwards, so that it meets one neighbour at a time."""
+    whole = bool(np.isin(orders.kind, [Action.F, Action.B]).all())
+    return whole and orders.stages == orders.pp
+
+
+def warmup_and_flush(orders: Orders) -> NDArray[np.bool_]:
+    """Actions before the first backward of their rank, and after its last forward, bool[N]."""
+    is_forward = orders.kind == Action.F
+    result = np.zeros(len(orders), dtype=bool)
+    for rank in range(orders.pp):
+        rows = slice(int(orders.rank_ptr[rank]), int(orders.rank_ptr[rank + 1]))
+        forwards = np.flatnonzero(is_forward[rows])
+        others = np.flatnonzero(~is_forward[rows])
+        place = np.arange(rows.stop - rows.start)
+        begin = others[0] if len(others) else len(place)
+        end = forwards[-1] if len(forwards) else -1
+        result[rows] = (place < begin) | (place > end)
+    return result
+
+
+def _channels(
+    direction: NDArray[np.int64], source: NDArray[np.int32], target: NDArray[np.int32], pp: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sending and receiving stream of each message: one channel a neighbour and direction."""
+    usual = target == (source + np.where(direction == 0, 1, -1)) % pp
+    streams = np.array(
+        [
+            [(Stream.SEND_PREV_BACK, Stream.RECV_NEXT_BACK), (Stream.SEND_NEXT, Stream.RECV_PREV)],
+            [(Stream.SEND_NEXT_BACK, Stream.RECV_PREV_BACK), (Stream.SEND_PREV, Stream.RECV_NEXT)],
+        ]
+    )
+    chosen = streams[direction, usual.astype(np.int64)]
+    return chosen[:, 0], chosen[:, 1]
