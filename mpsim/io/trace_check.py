@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import gzip
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -79,24 +81,29 @@ def _flows(events: Iterable[dict[str, Any]], tracks: dict[Track, list[Slice]]) -
     for event in events:
         if event["ph"] in ("s", "f"):
             ends[event["id"]].append(event)
-    within = {track: {(start, end) for start, end, _ in slices} for track, slices in tracks.items()}
-    starts = {track: sorted(one) for track, one in within.items()}
+    reach = {track: _reach(slices) for track, slices in tracks.items()}
     for flow, pair in ends.items():
         if [event["ph"] for event in pair] != ["s", "f"]:
             yield f"flow {flow} has {[event['ph'] for event in pair]}; needed one s, then one f"
         elif pair[0]["ts"] > pair[1]["ts"]:
             yield f"flow {flow} ends before it starts"
         for event in pair:
-            if not _touches(starts.get(_track(event), []), _ns(event["ts"])):
+            if not _touches(reach.get(_track(event)), _ns(event["ts"])):
                 yield f"flow {flow} touches no slice on track {_track(event)}"
 
 
-def _touches(slices: list[tuple[int, int]], time: int) -> bool:
-    """Whether one of the sorted slices contains `time`; the last that began is enough, as slices nest."""
-    import bisect
+def _reach(slices: list[Slice]) -> tuple[list[int], list[int]]:
+    """Starts of sorted slices, and the latest end of all up to each."""
+    starts = [start for start, _, _ in slices]
+    return starts, list(itertools.accumulate((end for _, end, _ in slices), max))
 
-    at = bisect.bisect_right(slices, time, key=lambda one: one[0])
-    return any(slices[i][0] <= time <= slices[i][1] for i in range(max(0, at - 2), at))
+
+def _touches(reach: tuple[list[int], list[int]] | None, time: int) -> bool:
+    """Whether a slice contains `time`, its ends included."""
+    if reach is None:
+        return False
+    begun = bisect.bisect_right(reach[0], time)
+    return begun > 0 and reach[1][begun - 1] >= time
 
 
 def _unnamed(events: Iterable[dict[str, Any]], tracks: dict[Track, list[Slice]]) -> Iterator[str]:

@@ -1,0 +1,151 @@
+"""The timeline picture: which bars it draws where, and what its axes say."""
+
+import time
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+
+from mpsim.engine import Timeline, run
+from mpsim.plot import TimelineDisplay
+from mpsim.plot.palette import EVENTS
+from mpsim.plot.timeline import time_unit
+from mpsim.program import PARTS, Kind, Rows, Stream, from_orders
+from mpsim.schedule import make_orders
+
+MS = 1e9  # ticks
+EVENT_NAMES = list(EVENTS)
+
+
+def _timeline(
+    name: str = "1f1b", pp: int = 2, microbatches: int = 2, send: float = 0.0, **options
+) -> Timeline:
+    orders = make_orders(name, pp=pp, microbatches=microbatches, **options)
+    return run(from_orders(orders, forward=MS, backward=MS, weight=MS, send=send), "replay")
+
+
+def _numbers(display: TimelineDisplay) -> list[str]:
+    return [text.get_text() for text in display.ax_.texts]
+
+
+def test_bars_are_the_actions_with_their_times() -> None:
+    """1F1B of 2 x 2 with F = 1 ms, B = 2 ms: rank 0 runs F0 F1 . B0 . B1, rank 1 F0 B0 F1 B1."""
+    bars = TimelineDisplay.from_timeline(_timeline()).compute
+    assert bars.rank.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    # Rank 1: F0 1-2, B0 2-4, F1 4-5, B1 5-7; rank 0 backwards follow them: 4-6 and 7-9.
+    assert bars.start.tolist() == [0, 1, 4, 7, 1, 2, 4, 5]
+    assert bars.end.tolist() == [1, 2, 6, 9, 2, 4, 5, 7]
+    assert bars.microbatch.tolist() == [0, 1, 0, 1, 0, 0, 1, 1]
+    kinds = [EVENT_NAMES[event] for event in bars.event]
+    assert kinds[:4] == ["forward", "forward", "backward", "backward"]
+
+
+def test_sends_are_communication_and_can_be_left_out() -> None:
+    """A message is drawn at its sender, under the actions, unless asked not to."""
+    timeline = _timeline(send=MS)
+    display = TimelineDisplay.from_timeline(timeline)
+    assert {EVENT_NAMES[event] for event in display.communication.event} == {"pp"}
+    assert sorted(display.communication.rank.tolist()) == [0, 0, 1, 1]
+    assert len(TimelineDisplay.from_timeline(timeline, communication=False).communication) == 0
+
+
+def test_axes_say_time_with_its_unit_and_name_the_ranks() -> None:
+    """The unit suits the length; rank 0 is on top."""
+    display = TimelineDisplay.from_timeline(_timeline()).plot()
+    assert display.ax_.get_xlabel() == "time (ms)"
+    assert display.ax_.get_ylabel() == "rank"
+    assert [label.get_text() for label in display.ax_.get_yticklabels()] == ["pp 0", "pp 1"]
+    assert display.ax_.get_ylim() == (1.5, -0.5)
+    assert display.ax_.get_xlim() == (0, 9)
+
+
+def test_ticks_of_another_unit_are_labelled_as_asked() -> None:
+    """A schedule timed in its own unit is not drawn in seconds."""
+    orders = make_orders("gpipe", pp=1, microbatches=1)
+    timeline = run(from_orders(orders, forward=2, backward=4, weight=0), "replay")
+    display = TimelineDisplay.from_timeline(timeline, tick=0.5, unit="unit of --times").plot()
+    assert display.ax_.get_xlabel() == "time (unit of --times)"
+    assert display.compute.end.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"), [(2, "s"), (0.5, "ms"), (5e-5, "us"), (1e-9, "ns"), (0, "ns")]
+)
+def test_the_unit_suits_the_length(seconds: float, unit: str) -> None:
+    """The largest unit that the time reaches."""
+    assert time_unit(seconds)[0] == unit
+
+
+def test_every_bar_is_numbered_where_there_is_room() -> None:
+    """Eight ranks and eight microbatches: all numbers are written."""
+    display = TimelineDisplay.from_timeline(_timeline(pp=8, microbatches=8)).plot()
+    assert len(_numbers(display)) == len(display.compute) == 128
+    assert set(_numbers(display)) == set("01234567")
+
+
+def test_numbers_are_left_out_where_they_do_not_fit() -> None:
+    """With 512 microbatches a bar is narrower than a digit."""
+    display = TimelineDisplay.from_timeline(_timeline(microbatches=512)).plot()
+    assert _numbers(display) == []
+
+
+def test_64_ranks_thin_their_labels_out_and_stay_under_the_height() -> None:
+    """Every second of 64 ranks is named, on a page of at most 13 inches."""
+    display = TimelineDisplay.from_timeline(_timeline(pp=64, microbatches=4)).plot()
+    assert [tick.get_text() for tick in display.ax_.get_yticklabels()] == [
+        f"pp {r}" for r in range(0, 64, 2)
+    ]
+    assert display.figure_.get_size_inches()[1] <= 13
+
+
+def test_chunks_are_shaded_and_the_legend_says_so() -> None:
+    """Bars of later chunks are lighter, and each chunk's shade is named."""
+    timeline = _timeline("interleaved-1f1b", microbatches=2, virtual_stages=2)
+    display = TimelineDisplay.from_timeline(timeline).plot()
+    (drawn,) = [one for one in display.ax_.collections if isinstance(one, PolyCollection)]
+    brightness = drawn.get_facecolors()[:, :3].sum(axis=1)
+    forward = display.compute.event == EVENT_NAMES.index("forward")
+    chunk = display.compute.chunk
+    assert brightness[forward & (chunk == 1)].min() > brightness[forward & (chunk == 0)].max()
+    legend = [text.get_text() for text in display.ax_.get_legend().get_texts()]
+    assert legend == ["forward", "backward", "chunk 0", "chunk 1"]
+
+
+def test_rows_of_one_action_that_follow_each_other_are_one_bar() -> None:
+    """An action in three rows, the last after a pause, is two bars."""
+    rows = Rows()
+    for duration in (MS, MS, MS):
+        rows.add(1, kind=Kind.FORWARD, stage=0, microbatch=0, duration=duration)
+    program = rows.finish(rank_name=("pp 0",), class_size=[1])
+    start = np.array([0, MS, 3 * MS])
+    bars = TimelineDisplay.from_timeline(Timeline(program, start, start + MS, "replay")).compute
+    assert bars.start.tolist() == [0, 3]
+    assert bars.end.tolist() == [2, 4]
+
+
+def test_rows_without_an_action_are_coloured_by_what_they_count_as() -> None:
+    """Launch overhead is host, a gradient reduction is dp, an optimizer step is optimizer."""
+    rows = Rows()
+    for kind, stream, part in (
+        (Kind.OPTIMIZER, Stream.COMPUTE, "host"),
+        (Kind.OPTIMIZER, Stream.COMPUTE, "optimizer"),
+        (Kind.COLLECTIVE, Stream.COMPUTE, "other"),
+        (Kind.COLLECTIVE, Stream.DP, "exposed_dp"),
+    ):
+        rows.add(1, kind=kind, stream=stream, part=PARTS.index(part), duration=MS)
+    program = rows.finish(rank_name=("pp 0",), class_size=[1])
+    start = np.arange(4) * MS
+    display = TimelineDisplay.from_timeline(Timeline(program, start, start + MS, "replay"))
+    assert [EVENT_NAMES[one] for one in display.compute.event] == ["host", "optimizer", "other"]
+    assert [EVENT_NAMES[one] for one in display.communication.event] == ["dp"]
+
+
+def test_130_thousand_bars_are_drawn_in_seconds(tmp_path) -> None:
+    """A step of 64 ranks, 512 microbatches and two chunks is drawn as pixels, quickly."""
+    timeline = _timeline("interleaved-1f1b", pp=64, microbatches=512, virtual_stages=2)
+    display = TimelineDisplay.from_timeline(timeline)
+    assert len(display.compute) == 131072
+    began = time.perf_counter()
+    display.save(tmp_path / "timeline.png")
+    assert time.perf_counter() - began < 30
+    assert all(one.get_rasterized() for one in display.ax_.collections)
