@@ -93,7 +93,7 @@ class _Builder:
         )
         self._wait_for_parameters(placed, gathers, gathered)
         reduced = self._reduce(placed, buckets)
-        reduced = self._tied_embedding(reduced, placed)
+        reduced = self._shared_weights(reduced, placed)
         self._optimizer(reduced, gather_after=not gathers)
         names = [f"pp {rank}" for rank in range(plan.mesh.pp)]
         each = plan.mesh.world // plan.mesh.pp
@@ -275,19 +275,30 @@ class _Builder:
             self.rows.depend(ids, final[rank])
         return ids
 
-    def _tied_embedding(
+    def _shared_weights(
         self, reduced: NDArray[np.int64], placed: PipelineRows
     ) -> NDArray[np.int64]:
-        """Sum the gradients of the two copies of a tied embedding, first and last stage together."""
+        """Sum the gradients of weights that two ranks hold: a tied embedding, copies of stages."""
         plan = self.plan
-        if not plan.model.tied_embeddings or plan.shares_embedding:
-            return reduced
-        first, last = int(plan.orders.stage_rank[0]), int(plan.orders.stage_rank[-1])
-        size = plan.padded_vocab * plan.model.hidden / plan.mesh.tp * plan.framework.gradient_bytes
+        rows = [reduced]
+        if plan.ends is not None:
+            table = plan.padded_vocab * plan.model.hidden / plan.mesh.tp
+            rows.append(self._between(*plan.ends, table, "all-reduce tied embedding", placed))
+        for pair in plan.copies:
+            first, last = (int(plan.orders.stage_rank[stage.index]) for stage in pair)
+            counts = plan.stage_parameters(pair[0]).values()
+            held = sum(count.per_rank(plan.mesh.tp) for count in counts)
+            if first != last:
+                rows.append(self._between(first, last, held, "all-reduce weight copies", placed))
+        return np.concatenate(rows)
+
+    def _between(
+        self, first: int, last: int, parameters: float, label: str, placed: PipelineRows
+    ) -> NDArray[np.int64]:
+        """All-reduce between two ranks: each sends half of its gradients, then half of the sums."""
+        plan = self.plan
+        size = parameters * plan.framework.gradient_bytes
         crosses = plan.mesh.crosses(first, last, plan.cluster)
-        seconds = self.costs.collectives.send(
-            size, crosses=crosses
-        )  # two ranks: halves exchanged twice
         up, out = self.costs.collectives.send_wire_bytes(size, crosses=crosses)
         row = self.rows.add(
             1,
@@ -296,15 +307,15 @@ class _Builder:
             kind=Kind.COLLECTIVE,
             part=_EXPOSED_DP,
             peer=last,
-            duration=ticks(seconds),
+            duration=ticks(self.costs.collectives.send(size, crosses=crosses)),
             up_bytes=up,
             out_bytes=out,
-            label="all-reduce tied embedding",
+            label=label,
         )
         self.rows.occupy(row, last, Stream.DP)
-        self.rows.depend(row, placed.last[plan.orders.rank_ptr[first + 1] - 1])
-        self.rows.depend(row, placed.last[plan.orders.rank_ptr[last + 1] - 1])
-        return np.append(reduced, row)
+        for rank in (first, last):
+            self.rows.depend(row, placed.last[plan.orders.rank_ptr[rank + 1] - 1])
+        return row
 
     def _optimizer(self, reduced: NDArray[np.int64], *, gather_after: bool) -> None:
         plan = self.plan

@@ -106,16 +106,30 @@ class Plan:
         if stage.embedding:
             parts["embedding"] = count.embedding
         if stage.head:
-            copied = self.model.tied_embeddings and not self.shares_embedding
+            copied = self.model.tied_embeddings and not self.shares_embedding(stage)
             table = self.padded_vocab * self.model.hidden if copied else count.output_head.sharded
             parts["head"] = Count(table, count.final_norm.replicated)
         return parts
 
+    def shares_embedding(self, head: Stage) -> bool:
+        """Whether the rank of a stage with the head has the embedding too, so that tied weights are one tensor."""
+        return any(
+            one.embedding for one in self.rank_stages(int(self.orders.stage_rank[head.index]))
+        )
+
     @property
-    def shares_embedding(self) -> bool:
-        """Whether one rank holds both ends of the model, so that tied weights are one tensor."""
-        first, last = self.orders.stage_rank[0], self.orders.stage_rank[-1]
-        return bool(first == last)
+    def ends(self) -> tuple[int, int] | None:
+        """Ranks of the first and the last stage when each has a copy of a tied embedding, else None."""
+        head = next(one for one in self.stages if one.head)
+        if not self.model.tied_embeddings or self.shares_embedding(head):
+            return None
+        return int(self.orders.stage_rank[0]), int(self.orders.stage_rank[head.index])
+
+    @property
+    def copies(self) -> tuple[tuple[Stage, Stage], ...]:
+        """Pairs of stages that hold the same part of the model (two pipelines in opposite directions)."""
+        parts = int(self.orders.model_stage.max()) + 1
+        return tuple(zip(self.stages[:parts], self.stages[parts:], strict=False))
 
     def rank_stages(self, rank: int) -> list[Stage]:
         """Virtual stages of one pipeline rank, in model order."""
@@ -173,15 +187,19 @@ def make_plan(scenario: Scenario) -> Plan:
 def _stages(scenario: Scenario, orders: Orders) -> tuple[Stage, ...]:
     parallelism = scenario.parallelism
     try:
-        return partition_layers(
+        parts = partition_layers(
             scenario.transformer.layers,
-            orders.stages,
+            int(orders.model_stage.max()) + 1,
             given=parallelism.layers_per_stage,
             embedding_counts=parallelism.embedding_counts_as_layer,
             loss_counts=parallelism.loss_counts_as_layer,
         )
     except ScenarioError as error:
         raise ScenarioError(scenario.locate(error.problems)) from None
+    return tuple(
+        dataclasses.replace(parts[part], index=index)
+        for index, part in enumerate(orders.model_stage.tolist())
+    )
 
 
 def _orders(scenario: Scenario) -> Orders:
@@ -191,11 +209,27 @@ def _orders(scenario: Scenario) -> Orders:
         if schedule.file is not None:
             name = str(Path(scenario.source.file).parent / schedule.file)
         assert name is not None, "the schema wants a name or a file"
-        return make_orders(
+        orders = make_orders(
             name,
             pp=scenario.parallelism.pp,
             microbatches=scenario.microbatches,
             virtual_stages=scenario.virtual_stages,
         ).validate()
+        _check_trains(orders, scenario.microbatches)
     except ScheduleError as error:
         raise ScenarioError(scenario.locate([Problem(str(error), key="schedule")])) from None
+    return orders
+
+
+def _check_trains(orders: Orders, microbatches: int) -> None:
+    """Refuse orders that are no training step of whole microbatches."""
+    if orders.forward_only:
+        raise ScheduleError(
+            f"{orders.schedule}: got a schedule without backward; needed one that trains; time it alone with "
+            f"'mpsim schedule {orders.schedule}'"
+        )
+    if orders.microbatches != microbatches:
+        raise ScheduleError(
+            f"{orders.schedule}: got {orders.microbatches} units of work for {microbatches} microbatches; needed "
+            f"whole microbatches; parts of a sequence are timed by 'mpsim schedule {orders.schedule}' only"
+        )
