@@ -88,6 +88,11 @@ class Plan:
         )
 
     @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters: data- and context-parallel peers."""
+        return self.mesh.dp * self.mesh.cp
+
+    @property
     def tokens_per_step(self) -> int:
         """Of the whole job."""
         return self.global_batch * self.sequence_length

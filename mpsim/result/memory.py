@@ -101,7 +101,7 @@ def account_memory(plan: Plan) -> Memory:
         ]
     )
     software = plan.framework
-    replicas = plan.mesh.dp * plan.mesh.cp if plan.zero else 1
+    replicas = plan.replicas if plan.zero else 1
     states = {
         "parameters": owned * software.parameter_bytes,
         "gradients": owned * software.gradient_bytes,
@@ -128,7 +128,7 @@ def _buffers(plan: Plan) -> float:
     messages = (
         4 * message / (plan.mesh.tp if plan.sequence_parallel else 1) if plan.mesh.pp > 1 else 0.0
     )
-    overlapped = plan.framework.overlaps_gradients(plan.mesh.pp) and plan.mesh.dp * plan.mesh.cp > 1
+    overlapped = plan.framework.overlaps_gradients(plan.mesh.pp) and plan.replicas > 1
     return messages + (plan.framework.bucket_bytes if overlapped else 0.0)
 
 
