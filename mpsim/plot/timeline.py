@@ -40,6 +40,7 @@ _DIGIT_WIDTH = 0.62  # of the font size, DejaVu Sans
 _FONT_POINTS = (4.5, 7.0)
 _MOST_NUMBERS = 4000
 _FITTING = 0.1  # share of bars whose number may be too wide for them
+_WORTH_WRITING = 0.25  # share of bars whose number must fit for any to be written
 _VECTORS_BELOW = 5000  # bars; more of them are drawn as pixels in .svg and .pdf too
 _POINTS_PER_INCH = 72.0
 _SEPARATED_ABOVE, _SEPARATION_POINTS, _HAIRLINE_POINTS = 2.5, 0.4, 0.25  # points
@@ -137,6 +138,10 @@ class TimelineDisplay(Display):
 
     def _draw(self, ax: Axes) -> None:
         end = max(float(bars.end.max(initial=0.0)) for bars in (self.compute, self.communication))
+        if (
+            not ax.get_autoscalex_on()
+        ):  # limits were set, by another timeline on a shared axis: keep them in view
+            end = max(end, ax.get_xlim()[1])
         ax.set_xlim(0.0, end or 1.0)
         ax.set_ylim(len(self.rank_names) - 0.5, -0.5)
         split = len(self.communication) > 0
@@ -270,7 +275,7 @@ def _add_numbers(ax: Axes, bars: Bars, lane: tuple[float, float]) -> None:
     size = min(max(float(np.quantile(room, _FITTING)), _FONT_POINTS[0]), _FONT_POINTS[1])
     size = min(size, 0.8 * lane[1] * row)
     fits = numbered[room >= size]
-    if len(fits) > _MOST_NUMBERS:
+    if len(fits) > _MOST_NUMBERS or len(fits) < _WORTH_WRITING * len(numbered):
         return
     dark = _colours(bars) @ LUMINANCE < DARK
     middle = (bars.start + bars.end) / 2

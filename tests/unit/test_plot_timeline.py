@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
 
 from mpsim.engine import Timeline, run
 from mpsim.plot import TimelineDisplay
@@ -87,6 +88,21 @@ def test_numbers_are_left_out_where_they_do_not_fit() -> None:
     """With 512 microbatches a bar is narrower than a digit."""
     display = TimelineDisplay.from_timeline(_timeline(microbatches=512)).plot()
     assert _numbers(display) == []
+
+
+def test_numbers_are_all_left_out_when_few_would_fit() -> None:
+    """Numbers on one bar in five alone would mislead the eye."""
+    display = TimelineDisplay.from_timeline(_timeline(pp=2, microbatches=96)).plot()
+    assert _numbers(display) == []
+
+
+def test_timelines_on_a_shared_axis_show_the_longest_whole() -> None:
+    """A short timeline drawn last does not cut the long one off."""
+    axes = Figure().subplots(2, 1, sharex=True)
+    for ax, microbatches in zip(axes, (8, 2), strict=True):
+        TimelineDisplay.from_timeline(_timeline(microbatches=microbatches)).plot(ax)
+    # (8 + 1) x 3 ms
+    assert axes[0].get_xlim() == axes[1].get_xlim() == (0, 27)
 
 
 def test_64_ranks_thin_their_labels_out_and_stay_under_the_height() -> None:
