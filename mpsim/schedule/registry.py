@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from mpsim.errors import ScheduleError, nearest
@@ -12,8 +12,11 @@ from mpsim.schedule.gpipe import gpipe
 from mpsim.schedule.interleaved import interleaved_1f1b
 from mpsim.schedule.one_f_one_b import one_f_one_b
 from mpsim.schedule.orders import Orders
+from mpsim.schedule.search.synthesise import auto
+from mpsim.schedule.search.v_block import v_half, v_min
+from mpsim.schedule.search.zb_auto import zb_1p, zb_2p
 
-__all__ = ["make_orders", "schedule_names"]
+__all__ = ["make_orders", "schedule_names", "schedule_options"]
 
 _COMMON = ("pp", "microbatches", "virtual_stages")
 _SCHEDULES: Mapping[str, Callable[..., Orders]] = MappingProxyType(
@@ -21,6 +24,11 @@ _SCHEDULES: Mapping[str, Callable[..., Orders]] = MappingProxyType(
         "gpipe": gpipe,
         "1f1b": one_f_one_b,
         "interleaved-1f1b": interleaved_1f1b,
+        "zb-1p": zb_1p,
+        "zb-2p": zb_2p,
+        "v-half": v_half,
+        "v-min": v_min,
+        "auto": auto,
     }
 )
 
@@ -30,8 +38,19 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(_SCHEDULES)
 
 
+def schedule_options(name: str) -> tuple[str, ...]:
+    """Options of a schedule beyond its ranks, microbatches and virtual stages, such as ``times`` of a searched one."""
+    parameters = inspect.signature(_SCHEDULES[name]).parameters
+    return tuple(option for option in parameters if option not in _COMMON)
+
+
 def make_orders(
-    name: str, *, pp: int, microbatches: int, virtual_stages: int = 1, **options: int | None
+    name: str,
+    *,
+    pp: int,
+    microbatches: int,
+    virtual_stages: int | None = None,
+    **options: float | Sequence[float] | None,
 ) -> Orders:
     """Orders of a schedule.
 
@@ -44,10 +63,10 @@ def make_orders(
         Ranks, at least 1.
     microbatches : int
         Per optimizer step, at least 1.
-    virtual_stages : int
-        Chunks a rank.
-    **options : int, optional
-        Of that schedule alone, such as ``group_size`` of interleaved-1f1b.
+    virtual_stages : int, optional
+        Chunks a rank; what the schedule takes by default: 2 on a V, else 1.
+    **options : numbers, optional
+        Of that schedule alone (`schedule_options`), such as ``group_size`` of interleaved-1f1b or ``times`` of zb-2p.
 
     Returns
     -------
@@ -65,18 +84,21 @@ def make_orders(
     """
     if name.endswith(".csv"):
         _check_options(name, (), options)
-        return _from_file(name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+        return _from_file(
+            name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages or 1
+        )
     build = _SCHEDULES.get(name)
     if build is None:
         raise ScheduleError(
             f"got schedule {name!r}; needed a known one or a .csv file; {nearest(name, _SCHEDULES)}"
         )
-    known = [option for option in inspect.signature(build).parameters if option not in _COMMON]
-    _check_options(name, known, options)
+    _check_options(name, schedule_options(name), options)
+    if virtual_stages is None:
+        return build(pp=pp, microbatches=microbatches, **options)
     return build(pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, **options)
 
 
-def _check_options(name: str, known: list[str] | tuple[()], options: Mapping[str, object]) -> None:
+def _check_options(name: str, known: tuple[str, ...], options: Mapping[str, object]) -> None:
     unknown = [option for option in options if option not in known]
     if unknown:
         accepted = f"accepts {', '.join(known)}" if known else "has no option"

@@ -1,0 +1,406 @@
+"""The synthesiser: an order for given times and a given memory that is at least as good as every named one.
+
+It starts from all named schedules that are built for this stage map and fit the memory, adds orders by list scheduling under a grid of
+policies and by the search of ZB-1p, and improves the best of them by local search until its budget of evaluations is spent or the
+lower bound is reached. The budget counts evaluations, not seconds, and every choice comes from the seed: the same call gives
+the same order on every machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpsim.errors import DeadlockError, ScheduleError
+from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.pairing import check_counts
+from mpsim.schedule.search.assemble import Step, assemble, loop_map, steps_of, v_map
+from mpsim.schedule.search.bound import lower_bound
+from mpsim.schedule.search.evaluate import (
+    Room,
+    Setting,
+    by_stage,
+    evaluate,
+    evaluate_orders,
+    peak_held,
+)
+from mpsim.schedule.search.greedy import Policy, build_greedily
+from mpsim.schedule.search.improve import Found, improve
+from mpsim.schedule.search.times import Memory
+from mpsim.schedule.search.zb_auto import zb_search
+
+__all__ = ["STAGE_MAPS", "Synthesis", "auto", "synthesise"]
+
+STAGE_MAPS = {"loop": loop_map, "v": v_map}
+"""How stages lie on ranks."""
+
+_BUDGET = 1000  # evaluations
+_PATIENCE = (0.0, 0.5, 1.0)
+_STARTS = 3  # orders that local search starts from
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Synthesis:
+    """The order found, and how good it is.
+
+    Parameters
+    ----------
+    orders : Orders
+    makespan : float
+        Of these orders [unit of the times].
+    lower_bound : float
+        No order within the memory limit takes less [same unit].
+    best_named : tuple of str and float, or None
+        The best named schedule within the limit and its makespan; None where none fits.
+    evaluations : int
+        Orders that were built or evaluated.
+    """
+
+    orders: Orders
+    makespan: float
+    lower_bound: float
+    best_named: tuple[str, float] | None
+    evaluations: int
+
+    @property
+    def gap(self) -> float:
+        """Makespan over the lower bound, less 1; the best order of all lies somewhere between."""
+        return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+
+    @property
+    def gain(self) -> float:
+        """Part of the best named schedule's makespan that is saved; 0 where none fits."""
+        if self.best_named is None or not self.best_named[1]:
+            return 0.0
+        return 1 - self.makespan / self.best_named[1]
+
+
+def auto(
+    *,
+    pp: int,
+    microbatches: int,
+    virtual_stages: int = 1,
+    times: Sequence[float] = (1, 1, 1),
+    send: float = 0,
+    memory_limit: float | None = None,
+    budget: int = _BUDGET,
+    seed: int = 0,
+) -> Orders:
+    """Orders of the synthesiser for equal stages on a loop; see `synthesise`.
+
+    Parameters
+    ----------
+    times : three floats
+        Of a forward, an input gradient and a weight gradient of one chunk [any one unit].
+    memory_limit : float, optional
+        Activations of one chunk that fit on a rank, counted until W.
+
+    Raises
+    ------
+    ScheduleError
+    """
+    forward, backward, weight = times
+    found = synthesise(
+        pp=pp,
+        microbatches=microbatches,
+        virtual_stages=virtual_stages,
+        forward=forward,
+        backward=backward,
+        weight=weight,
+        send=send,
+        memory_limit=memory_limit,
+        budget=budget,
+        seed=seed,
+    )
+    return dataclasses.replace(found.orders, schedule="auto")
+
+
+def synthesise(
+    *,
+    pp: int,
+    microbatches: int,
+    forward: ArrayLike,
+    backward: ArrayLike,
+    weight: ArrayLike,
+    send: ArrayLike = 0.0,
+    memory_limit: ArrayLike | None = None,
+    held_until_input: ArrayLike = 0.0,
+    held_until_weight: ArrayLike = 1.0,
+    virtual_stages: int = 1,
+    stage_map: str = "loop",
+    budget: int = _BUDGET,
+    seed: int = 0,
+) -> Synthesis:
+    """Find an order that is never worse than the best named one.
+
+    Parameters
+    ----------
+    pp : int
+        Ranks, at least 1.
+    microbatches : int
+        Per optimizer step, at least 1.
+    forward, backward, weight : float or float64[S]
+        Time of a forward, an input gradient and a weight gradient of each stage, not negative [any one unit].
+    send : float or float64[2, S]
+        Time of a message: ``[0, s]`` from stage s to s + 1, ``[1, s]`` from s to s - 1 [same unit].
+    memory_limit : float or float64[P], optional
+        What the activations on a rank may take: a count, or bytes where the next two are bytes. None: no limit.
+    held_until_input, held_until_weight : float or float64[S]
+        What a forward of each stage saves, the part that is freed by I and the part that is freed by W [same unit].
+    virtual_stages : int
+        Stages a rank, at least 1.
+    stage_map : str
+        ``loop``: stage s on rank s mod pp; ``v``: two stages a rank, down and up again.
+    budget : int
+        Orders to build or evaluate beyond the named ones; more never give a worse order.
+    seed : int
+        Of the local search.
+
+    Returns
+    -------
+    Synthesis
+
+    Raises
+    ------
+    ScheduleError
+        If a number is out of its range, or nothing fits the limit.
+
+    Examples
+    --------
+    >>> found = synthesise(pp=2, microbatches=4, forward=1, backward=1, weight=1, memory_limit=2)
+    >>> found.makespan, found.lower_bound, found.best_named
+    (13.0, 13.0, ('zb-1p', 13.0))
+    """
+    check_counts("auto", pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    if stage_map not in STAGE_MAPS:
+        raise ScheduleError(f"got stage_map {stage_map!r}; needed one of {', '.join(STAGE_MAPS)}")
+    stage_rank = STAGE_MAPS[stage_map](pp, virtual_stages)
+    setting = Setting.of(
+        stage_rank,
+        microbatches=microbatches,
+        forward=forward,
+        backward=backward,
+        weight=weight,
+        send=send,
+    )
+    room = _room(pp, len(stage_rank), memory_limit, held_until_input, held_until_weight)
+    search = _Search(setting, room, stage_rank, budget)
+    search.run(random.Random(seed))
+    return search.result()
+
+
+def _room(
+    pp: int, stages: int, limit: ArrayLike | None, until_input: ArrayLike, until_weight: ArrayLike
+) -> Room:
+    limits = np.asarray(math.inf if limit is None else limit, float)
+    if limits.shape not in ((), (pp,)) or not (limits >= 0).all():
+        raise ScheduleError(
+            f"memory_limit: got {limits.tolist()}; needed one number of at least 0, or {pp}, one a rank"
+        )
+    return Room(
+        limit=np.broadcast_to(limits, (pp,)).tolist(),
+        until_input=by_stage("held_until_input", until_input, stages).tolist(),
+        until_weight=by_stage("held_until_weight", until_weight, stages).tolist(),
+    )
+
+
+class _Search:
+    """What has been found so far."""
+
+    def __init__(
+        self, setting: Setting, room: Room, stage_rank: NDArray[np.int32], budget: int
+    ) -> None:
+        self.setting, self.room, self.stage_rank = setting, room, stage_rank
+        self.bound = lower_bound(setting, room)
+        self.budget, self.spent = budget, 0
+        self.named: tuple[Orders, float] | None = None
+        self.starts: list[Found] = []
+
+    @property
+    def left(self) -> int:
+        """Evaluations left; none once the lower bound is reached."""
+        reached = any(found.run.makespan <= self.bound for found in self.starts)
+        return 0 if reached else self.budget - self.spent
+
+    def run(self, rng: random.Random) -> None:
+        for orders in _named(self.setting, self.stage_rank):
+            self.add_named(orders)
+        builds = itertools.chain(self.zero_bubble(), self.greedy())
+        while self.left > 0:
+            steps = next(builds, None)
+            if steps is None:
+                break
+            self.spent += 1
+            self.add(steps)
+        self.refine(rng)
+
+    def add_named(self, orders: Orders) -> None:
+        steps = steps_of(orders)
+        if not self.fits(steps):
+            return
+        makespan = evaluate_orders(self.setting, orders).makespan
+        if self.named is None or makespan < self.named[1]:
+            self.named = orders, makespan
+        self.add(_split(steps))
+
+    def fits(self, steps: Sequence[Sequence[Step]]) -> bool:
+        return all(
+            self.room.fits(rank, peak_held(self.room, order)) for rank, order in enumerate(steps)
+        )
+
+    def add(self, steps: list[list[Step]]) -> None:
+        """Remember an order if it can be run and fits."""
+        if not self.fits(steps):
+            return
+        try:
+            self.starts.append(Found(steps, evaluate(self.setting, steps)))
+        except DeadlockError:
+            return
+        self.starts.sort(
+            key=lambda found: found.cost
+        )  # stable: of equals, the first found stays first
+        del self.starts[_STARTS:]
+
+    def zero_bubble(self) -> Iterator[list[list[Step]]]:
+        """The best of the builds of ZB-1p and ZB-2p for these times and this memory."""
+        setting, room = self.setting, self.room
+        if setting.pp != len(setting.stage_rank):
+            return
+        forward, backward, weight = (
+            setting.duration[kind] for kind in (Action.F, Action.I, Action.W)
+        )
+        memory = [
+            Memory(limit, (a + b, -a, -b))
+            for limit, a, b in zip(room.limit, room.until_input, room.until_weight, strict=True)
+        ]
+        messages = [*setting.send[0][:-1], *setting.send[1][1:], 0.0]
+        try:
+            yield zb_search(
+                microbatches=setting.microbatches,
+                forward=forward,
+                backward=backward,
+                weight=weight,
+                send=max(messages),
+                memory=memory,
+            )
+        except ScheduleError:
+            return  # its warm-up does not fit
+
+    def greedy(self) -> Iterator[list[list[Step]]]:
+        """Orders by list scheduling, under a grid of policies."""
+        for policy in _policies(self.setting):
+            steps = build_greedily(self.setting, self.room, policy)
+            if steps is None:
+                self.spent += 1
+            else:
+                yield steps
+
+    def refine(self, rng: random.Random) -> None:
+        """Improve the best few, then go on with the best of them."""
+        for found in [*self.starts]:
+            share = self.left // (2 * _STARTS)
+            self.improve(found, share, rng)
+        if self.starts:
+            self.improve(self.starts[0], self.left, rng)
+
+    def improve(self, found: Found, evaluations: int, rng: random.Random) -> None:
+        better, spent = improve(
+            self.setting, self.room, found, bound=self.bound, evaluations=evaluations, rng=rng
+        )
+        self.spent += spent
+        self.starts = sorted([*self.starts, better], key=lambda one: one.cost)
+
+    def result(self) -> Synthesis:
+        best = self.starts[0] if self.starts else None
+        if self.named and (best is None or self.named[1] <= best.run.makespan):
+            orders, makespan = self.named
+        elif best:
+            makespan = best.run.makespan
+            orders = assemble(
+                "auto",
+                best.steps,
+                microbatches=self.setting.microbatches,
+                stage_rank=self.stage_rank,
+            )
+        else:
+            raise ScheduleError(
+                f"got a memory limit of {self.room.limit} by rank, in which no order was found; needed room "
+                "for at least one microbatch; raise the limit, or recompute more"
+            )
+        named = None if self.named is None else (self.named[0].schedule, self.named[1])
+        return Synthesis(orders, makespan, self.bound, named, self.spent)
+
+
+def _policies(setting: Setting) -> Iterator[Policy]:
+    """Policies to build with, the most promising first."""
+    pp, m = setting.pp, setting.microbatches
+    depths = {
+        tuple(min(m, max(1, scale * (pp - rank) + extra)) for rank in range(pp))
+        for scale, extra in itertools.product((1, 2), (-1, 0, 1))
+    }
+    grid = itertools.product(
+        [(m,) * pp, *sorted(depths)],
+        _PATIENCE,
+        (False, True),
+        (True, False),
+        (False, True) if pp < len(setting.stage_rank) else (True,),
+    )
+    for ahead, patience, weights, gradients, deep in grid:
+        yield Policy(ahead, patience, not gradients, weights, deep)
+
+
+def _split(steps: list[list[Step]]) -> list[list[Step]]:
+    """Every B as an I and a W next to each other, which is never later."""
+    backward, gradient, weight = int(Action.B), int(Action.I), int(Action.W)
+    return [
+        [
+            part
+            for step in order
+            for part in (
+                ((gradient, *step[1:]), (weight, *step[1:])) if step[0] == backward else (step,)
+            )
+        ]
+        for order in steps
+    ]
+
+
+def _named(setting: Setting, stage_rank: NDArray[np.int32]) -> Iterator[Orders]:
+    """Every registered schedule that can be built for this stage map, with these times where it takes them."""
+    from mpsim.schedule import registry  # it imports the searches, this one among them
+
+    given: dict[str, float | Sequence[float]] = {
+        "times": [float(np.mean(setting.duration[k])) for k in (Action.F, Action.I, Action.W)],
+        "send": max(max(one) for one in setting.send),
+    }
+    for name in registry.schedule_names():
+        if name == "auto":
+            continue
+        known = registry.schedule_options(name)
+        try:
+            orders = registry.make_orders(
+                name,
+                pp=setting.pp,
+                microbatches=setting.microbatches,
+                virtual_stages=len(stage_rank) // setting.pp,
+                **{key: value for key, value in given.items() if key in known},
+            )
+        except ScheduleError:
+            continue  # not for these numbers
+        if _is_whole_step(orders, stage_rank):
+            yield orders if orders.schedule == name else dataclasses.replace(orders, schedule=name)
+
+
+def _is_whole_step(orders: Orders, stage_rank: NDArray[np.int32]) -> bool:
+    """Whether orders are a training step on this stage map, with one copy of the weights."""
+    chain = np.arange(len(stage_rank))
+    return (
+        np.array_equal(orders.stage_rank, stage_rank)
+        and np.array_equal(orders.model_stage, chain)
+        and not orders.forward_only
+    )
