@@ -9,7 +9,7 @@ from mpsim.errors import ScheduleError
 from mpsim.schedule import Action, make_orders, schedule_names, write_csv
 
 
-@pytest.mark.parametrize("name", TAUGHT)
+@pytest.mark.parametrize("name", schedule_names())
 @settings(max_examples=40)
 @given(pp=st.integers(1, 9), microbatches=st.integers(1, 20))
 def test_every_schedule_runs_every_action_once(name: str, pp: int, microbatches: int) -> None:
@@ -101,7 +101,7 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
         make_orders("1fb1", pp=2, microbatches=2)
 
 
-@pytest.mark.parametrize("name", TAUGHT)
+@pytest.mark.parametrize("name", schedule_names())
 @pytest.mark.parametrize("key", ["pp", "microbatches", "virtual_stages"])
 def test_a_count_under_one_is_refused(name: str, key: str) -> None:
     """Zero ranks, microbatches or chunks are refused with the key to mend."""
