@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,15 +11,15 @@ import typer
 from mpsim.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from mpsim.engine import Timeline
     from mpsim.schedule import Orders
+    from mpsim.study import TimedSchedule, Times
 
 __all__ = ["schedule"]
 
 
 def schedule(
     name: Annotated[
-        str, typer.Argument(help="Schedule (see: mpsim show schedule), or a CSV file.")
+        str, typer.Argument(help="Schedule (see: mpsim show schedule), a CSV file, or 'all'.")
     ],
     pp: Annotated[int | None, typer.Option("--pp", min=1, help="Ranks.")] = None,
     microbatches: Annotated[
@@ -48,28 +47,58 @@ def schedule(
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write the orders, one row a rank.")
     ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            "--memory", min=0, help="With 'all' and 'auto': activations that fit on a rank."
+        ),
+    ] = None,
+    overlap: Annotated[
+        str,
+        typer.Option(
+            "--overlap", help="How fused forward-backward blocks run: serial, late-send or fused."
+        ),
+    ] = "late-send",
     as_json: AsJson = False,
 ) -> None:
-    """Time one pipeline schedule: orders, makespan, bubbles and activations in flight."""
-    from mpsim.cli.console import print_json, wrote
-    from mpsim.schedule import write_csv
+    """Time one pipeline schedule, or all of them side by side."""
+    from mpsim.study import Times, time_schedule
 
     chunk, transfer = (
         _numbers(times, count=3, option="--times"),
         _numbers(p2p, count=1, option="--p2p"),
     )
-    orders = _orders(name, pp=pp, microbatches=microbatches, virtual=virtual)
-    report, timeline, scale = _measure(orders, chunk, transfer[0])
+    given = Times(*chunk, *transfer)
+    if name == "all":
+        _compare(pp=pp, microbatches=microbatches, times=given, memory=memory, as_json=as_json)
+        return
+    orders = _orders(name, pp, microbatches, virtual, given, memory)
+    timed = time_schedule(orders, given, overlap=overlap)
+    _write(timed, csv=csv, plot=plot)
+    if as_json:
+        from mpsim.cli.console import print_json
+
+        print_json(timed.to_json())
+    else:
+        _print(timed.to_json())
+
+
+def _write(timed: TimedSchedule, *, csv: Path | None, plot: Path | None) -> None:
+    from mpsim.cli.console import wrote
+
     if csv is not None:
-        write_csv(orders, csv)
+        from mpsim.schedule import write_csv
+
+        write_csv(timed.orders, csv)
         wrote(csv)
     if plot is not None:
-        _draw(timeline, plot, scale)
+        from mpsim.plot import TimelineDisplay
+
+        drawn = TimelineDisplay.from_timeline(
+            timed.timeline, tick=1 / timed.scale, unit="unit of --times"
+        )
+        drawn.save(plot)
         wrote(plot)
-    if as_json:
-        print_json(report)
-    else:
-        _print(report)
 
 
 def _numbers(text: str, *, count: int, option: str) -> list[Fraction]:
@@ -84,66 +113,77 @@ def _numbers(text: str, *, count: int, option: str) -> list[Fraction]:
     return numbers
 
 
-def _orders(name: str, *, pp: int | None, microbatches: int | None, virtual: int | None) -> Orders:
-    from mpsim.schedule import make_orders, read_csv
+def _orders(
+    name: str,
+    pp: int | None,
+    microbatches: int | None,
+    virtual: int | None,
+    times: Times,
+    memory: float | None,
+) -> Orders:
+    from mpsim.schedule import read_csv
+    from mpsim.study import named_orders
 
     if name.endswith(".csv") and pp is None and microbatches is None and virtual is None:
         return read_csv(name)
+    ranks, count = _required(pp, microbatches)
+    return named_orders(
+        name, pp=ranks, microbatches=count, virtual_stages=virtual, times=times, memory=memory
+    )
+
+
+def _required(pp: int | None, microbatches: int | None) -> tuple[int, int]:
     if pp is None or microbatches is None:
         missing = "--pp" if pp is None else "--microbatches"
         raise typer.BadParameter("needed to build a schedule", param_hint=missing)
-    if virtual is None:
-        return make_orders(name, pp=pp, microbatches=microbatches)
-    return make_orders(name, pp=pp, microbatches=microbatches, virtual_stages=virtual)
+    return pp, microbatches
 
 
-def _measure(
-    orders: Orders, chunk: list[Fraction], transfer: Fraction
-) -> tuple[dict[str, object], Timeline, int]:
-    """Time `orders` in whole ticks of the finest unit that holds every given number exactly."""
-    from mpsim.engine import run
-    from mpsim.program import from_orders
-    from mpsim.schedule import Action
+def _compare(
+    *,
+    pp: int | None,
+    microbatches: int | None,
+    times: Times,
+    memory: float | None,
+    as_json: bool,
+) -> None:
+    from mpsim.cli.console import print_json, print_table
+    from mpsim.cli.summary import percent
+    from mpsim.study import compare_schedules
 
-    scale = math.lcm(*(number.denominator for number in [*chunk, transfer]))
-    forward, backward, weight, send = (float(number * scale) for number in [*chunk, transfer])
-    program = from_orders(orders, forward=forward, backward=backward, weight=weight, send=send)
-    timeline = run(program, engine="replay")
-    makespan = timeline.makespan
-    forwards = int((orders.kind == Action.F).sum()) // orders.pp
-    backwards = int(((orders.kind == Action.B) | (orders.kind == Action.I)).sum()) // orders.pp
-    weights = int(((orders.kind == Action.B) | (orders.kind == Action.W)).sum()) // orders.pp
-    ideal = forwards * forward + backwards * backward + weights * weight
-    report: dict[str, object] = {
-        "schedule": orders.schedule,
-        "pp": orders.pp,
-        "microbatches": orders.microbatches,
-        "virtual_stages": orders.virtual_stages,
-        "orders": orders.tokens(),
-        "makespan": makespan / scale,
-        "max_rank_span": _max_rank_span(timeline) / scale,
-        "bubble_fraction": 1 - ideal / makespan if makespan else 0.0,
-        "bubble_over_ideal": (makespan - ideal) / ideal if ideal else 0.0,
-        "peak_inflight_activations": orders.peak_inflight(),
-        "peak_until_input_grad": orders.peak_until_input_grad(),
-    }
-    return report, timeline, scale
-
-
-def _max_rank_span(timeline: Timeline) -> float:
-    """Longest time from a rank's own first start to its own last end, in ticks."""
-    spans = []
-    for rank in range(timeline.program.ranks):
-        rows = timeline.rows(rank)
-        spans.append(float(timeline.end[rows].max() - timeline.start[rows].min()))
-    return max(spans)
-
-
-def _draw(timeline: Timeline, path: Path, scale: int) -> None:
-    from mpsim.plot import TimelineDisplay
-
-    unit = "unit of --times"
-    TimelineDisplay.from_timeline(timeline, tick=1 / scale, unit=unit).save(path)
+    ranks, count = _required(pp, microbatches)
+    found = compare_schedules(pp=ranks, microbatches=count, times=times, memory=memory)
+    if as_json:
+        print_json(
+            {"pp": ranks, "microbatches": count, "schedules": [one.to_json() for one in found]}
+        )
+        return
+    header = (
+        "schedule",
+        "chunks",
+        "makespan",
+        "longest rank",
+        "bubble",
+        "activations",
+        "weights",
+        "",
+    )
+    rows = [
+        (one.name, "", "", "", "", "", "", one.reason)
+        if one.timed is None
+        else (
+            one.name,
+            str(one.timed.orders.virtual_stages),
+            f"{one.timed.makespan:g}",
+            f"{one.timed.max_rank_span:g}",
+            percent(one.timed.bubble_fraction),
+            f"{one.activations:g}",
+            f"x{one.weight_copies}",
+            one.reason,
+        )
+        for one in found
+    ]
+    print_table(rows, header=header, right=(1, 2, 3, 4, 5, 6))
 
 
 def _print(report: dict[str, object]) -> None:

@@ -5,6 +5,14 @@
 
 from mpsim.schedule.csv_file import read_csv, write_csv
 from mpsim.schedule.orders import Action, Orders
-from mpsim.schedule.registry import make_orders, schedule_names
+from mpsim.schedule.registry import make_orders, schedule_names, schedule_options
 
-__all__ = ["Action", "Orders", "make_orders", "read_csv", "schedule_names", "write_csv"]
+__all__ = [
+    "Action",
+    "Orders",
+    "make_orders",
+    "read_csv",
+    "schedule_names",
+    "schedule_options",
+    "write_csv",
+]

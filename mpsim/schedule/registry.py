@@ -39,8 +39,14 @@ def schedule_names() -> tuple[str, ...]:
 
 
 def schedule_options(name: str) -> tuple[str, ...]:
-    """Options of a schedule beyond its ranks, microbatches and virtual stages, such as ``times`` of a searched one."""
-    parameters = inspect.signature(_SCHEDULES[name]).parameters
+    """Options of a schedule beyond its ranks, microbatches and virtual stages, such as ``times`` of a searched one.
+
+    Raises
+    ------
+    ScheduleError
+        If the name is unknown.
+    """
+    parameters = inspect.signature(_builder(name)).parameters
     return tuple(option for option in parameters if option not in _COMMON)
 
 
@@ -87,15 +93,20 @@ def make_orders(
         return _from_file(
             name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages or 1
         )
-    build = _SCHEDULES.get(name)
-    if build is None:
-        raise ScheduleError(
-            f"got schedule {name!r}; needed a known one or a .csv file; {nearest(name, _SCHEDULES)}"
-        )
+    build = _builder(name)
     _check_options(name, schedule_options(name), options)
     if virtual_stages is None:
         return build(pp=pp, microbatches=microbatches, **options)
     return build(pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, **options)
+
+
+def _builder(name: str) -> Callable[..., Orders]:
+    try:
+        return _SCHEDULES[name]
+    except KeyError:
+        raise ScheduleError(
+            f"got schedule {name!r}; needed a known one or a .csv file; {nearest(name, _SCHEDULES)}"
+        ) from None
 
 
 def _check_options(name: str, known: tuple[str, ...], options: Mapping[str, object]) -> None:

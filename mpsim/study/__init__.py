@@ -2,5 +2,25 @@
 
 from mpsim.study.comparison import Comparison, compare
 from mpsim.study.grid import Row, Sweep, sweep
+from mpsim.study.schedules import (
+    ScheduleChoice,
+    TimedSchedule,
+    Times,
+    compare_schedules,
+    named_orders,
+    time_schedule,
+)
 
-__all__ = ["Comparison", "Row", "Sweep", "compare", "sweep"]
+__all__ = [
+    "Comparison",
+    "Row",
+    "ScheduleChoice",
+    "Sweep",
+    "TimedSchedule",
+    "Times",
+    "compare",
+    "compare_schedules",
+    "named_orders",
+    "sweep",
+    "time_schedule",
+]

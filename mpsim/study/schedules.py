@@ -1,0 +1,316 @@
+"""One schedule with given times, and all of them side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from mpsim.engine import Timeline, run
+from mpsim.errors import ScheduleError
+from mpsim.program import from_orders
+from mpsim.schedule import Action, Orders, make_orders, schedule_names, schedule_options
+
+__all__ = [
+    "ScheduleChoice",
+    "TimedSchedule",
+    "Times",
+    "compare_schedules",
+    "named_orders",
+    "time_schedule",
+]
+
+Number = int | float | Fraction
+
+_COMPARED_CHUNKS = 2  # virtual stages of schedules that can have any number of them
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Times:
+    """Times of the actions of one chunk, exact, in any one unit.
+
+    Parameters
+    ----------
+    forward, backward, weight : Fraction
+        Of a forward, an input gradient and a weight gradient; a full backward takes the last two.
+    send : Fraction
+        Of a message between ranks.
+    """
+
+    forward: Fraction
+    backward: Fraction
+    weight: Fraction
+    send: Fraction = Fraction(0)
+
+    @classmethod
+    def of(cls, forward: Number, backward: Number, weight: Number, send: Number = 0) -> Times:
+        """From numbers; floats are taken at the value they print."""
+        exact = (
+            Fraction(str(one)) if isinstance(one, float) else Fraction(one)
+            for one in (forward, backward, weight, send)
+        )
+        return cls(*exact)
+
+    def divided(self, parts: Fraction) -> Times:
+        """The same work in chunks of a `parts`-th; messages keep their time."""
+        return Times(self.forward / parts, self.backward / parts, self.weight / parts, self.send)
+
+    @property
+    def scale(self) -> int:
+        """Ticks in a unit that make all times whole."""
+        return math.lcm(*(one.denominator for one in dataclasses.astuple(self)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TimedSchedule:
+    """Orders, and when each action runs.
+
+    Parameters
+    ----------
+    orders : Orders
+    timeline : Timeline
+        In ticks of which `scale` are a unit of the given times.
+    scale : int
+    ideal : float
+        Busy time of the busiest rank [unit of the times].
+    """
+
+    orders: Orders
+    timeline: Timeline
+    scale: int
+    ideal: float
+
+    @property
+    def makespan(self) -> float:
+        """First start to last end anywhere [unit of the times]."""
+        return self.timeline.makespan / self.scale
+
+    @property
+    def max_rank_span(self) -> float:
+        """Longest time from a rank's own first start to its own last end [unit of the times]."""
+        program, spans = self.timeline.program, []
+        for rank in range(program.ranks):
+            rows = self.timeline.rows(rank)
+            spans.append(float(self.timeline.end[rows].max() - self.timeline.start[rows].min()))
+        return max(spans) / self.scale
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle share of the makespan."""
+        return 1 - self.ideal / self.makespan if self.makespan else 0.0
+
+    @property
+    def bubble_over_ideal(self) -> float:
+        """Idle time over busy time, as the Megatron papers print it."""
+        return (self.makespan - self.ideal) / self.ideal if self.ideal else 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """The figures of the outside contract."""
+        orders = self.orders
+        return {
+            "schedule": orders.schedule,
+            "pp": orders.pp,
+            "microbatches": orders.microbatches,
+            "virtual_stages": orders.virtual_stages,
+            "orders": orders.tokens(),
+            "makespan": self.makespan,
+            "max_rank_span": self.max_rank_span,
+            "bubble_fraction": self.bubble_fraction,
+            "bubble_over_ideal": self.bubble_over_ideal,
+            "peak_inflight_activations": orders.peak_inflight(),
+            "peak_until_input_grad": orders.peak_until_input_grad(),
+        }
+
+
+def time_schedule(orders: Orders, times: Times, *, overlap: str = "late-send") -> TimedSchedule:
+    """Run orders with given times.
+
+    Parameters
+    ----------
+    orders : Orders
+    times : Times
+        Of one chunk.
+    overlap : str
+        How fused blocks run; see `mpsim.program.from_orders`.
+
+    Returns
+    -------
+    TimedSchedule
+
+    Raises
+    ------
+    DeadlockError
+        If actions wait for each other.
+    """
+    scale = times.scale
+    forward, backward, weight, send = (float(one * scale) for one in dataclasses.astuple(times))
+    program = from_orders(
+        orders, forward=forward, backward=backward, weight=weight, send=send, overlap=overlap
+    )
+    cost = np.array([forward, backward + weight, backward, weight])
+    busy = np.add.reduceat(cost[orders.kind], orders.rank_ptr[:-1])
+    return TimedSchedule(orders, run(program, "replay"), scale, float(busy.max()) / scale)
+
+
+def named_orders(
+    name: str,
+    *,
+    pp: int,
+    microbatches: int,
+    virtual_stages: int | None = None,
+    times: Times,
+    memory: float | None = None,
+) -> Orders:
+    """Orders of a schedule by name; those that are searched are searched for `times` and, where they can, `memory`.
+
+    Parameters
+    ----------
+    name : str
+    pp, microbatches : int
+    virtual_stages : int, optional
+        What the schedule has when absent.
+    times : Times
+        Of one chunk.
+    memory : float, optional
+        Chunks whose activations fit on a rank.
+
+    Returns
+    -------
+    Orders
+    """
+    known = () if name.endswith(".csv") else schedule_options(name)
+    wanted: dict[str, object] = {
+        "times": (float(times.forward), float(times.backward), float(times.weight)),
+        "send": float(times.send),
+        "memory_limit": memory,
+    }
+    options = {key: value for key, value in wanted.items() if key in known}
+    if virtual_stages is not None:
+        options["virtual_stages"] = virtual_stages
+    return make_orders(name, pp=pp, microbatches=microbatches, **options)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ScheduleChoice:
+    """One schedule of a comparison; `timed` is None where `reason` says why it cannot be used.
+
+    Parameters
+    ----------
+    name : str
+    timed : TimedSchedule or None
+    activations : float
+        Most that any rank holds, until W, in activations of a whole rank's share of the model.
+    weight_copies : int
+    reason : str
+    """
+
+    name: str
+    timed: TimedSchedule | None
+    activations: float = 0.0
+    weight_copies: int = 1
+    reason: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """Figures of the comparison."""
+        if self.timed is None:
+            return {"schedule": self.name, "reason": self.reason}
+        timed = self.timed
+        return {
+            "schedule": self.name,
+            "virtual_stages": timed.orders.virtual_stages,
+            "makespan": timed.makespan,
+            "max_rank_span": timed.max_rank_span,
+            "bubble_fraction": timed.bubble_fraction,
+            "bubble_over_ideal": timed.bubble_over_ideal,
+            "peak_activations": self.activations,
+            "weight_copies": self.weight_copies,
+            "reason": self.reason or None,
+        }
+
+
+def compare_schedules(
+    *,
+    pp: int,
+    microbatches: int,
+    times: Times,
+    memory: float | None = None,
+    names: Iterable[str] | None = None,
+) -> list[ScheduleChoice]:
+    """Run every schedule on the same work.
+
+    Parameters
+    ----------
+    pp, microbatches : int
+    times : Times
+        Of a rank's whole share of the model; schedules with several chunks a rank get them divided.
+    memory : float, optional
+        Activations of such a share that fit on a rank.
+    names : iterable of str, optional
+        All that train, when absent.
+
+    Returns
+    -------
+    list of ScheduleChoice
+        Fastest first; those that do not fit after those that do, those that cannot be built last.
+    """
+    chosen = (
+        list(names) if names is not None else [n for n in schedule_names() if n != "forward-only"]
+    )
+    results = [_choice(name, pp, microbatches, times, memory) for name in chosen]
+    return sorted(results, key=_rank_of)
+
+
+def _rank_of(choice: ScheduleChoice) -> tuple[bool, bool, float]:
+    timed = choice.timed
+    return timed is None, bool(choice.reason), timed.makespan if timed is not None else 0.0
+
+
+def _choice(
+    name: str, pp: int, microbatches: int, times: Times, memory: float | None
+) -> ScheduleChoice:
+    try:
+        orders = _comparable(name, pp, microbatches, times)
+        share = _share(orders, microbatches)
+        timed = time_schedule(orders, times.divided(share))
+    except ScheduleError as error:
+        return ScheduleChoice(name, None, reason=str(error))
+    activations = float(max(orders.peak_inflight()) / share)
+    fits = memory is None or activations <= memory
+    return ScheduleChoice(
+        name,
+        timed,
+        activations=activations,
+        weight_copies=orders.stages // (int(orders.model_stage.max()) + 1),
+        reason="" if fits else f"holds {activations:g} activations; {memory:g} fit",
+    )
+
+
+def _comparable(name: str, pp: int, microbatches: int, times: Times) -> Orders:
+    """Orders with as many chunks as the schedule wants: one, or two where it needs several."""
+    failures: list[ScheduleError] = []
+    for chunks in _chunks_to_try(name):
+        divided = times.divided(Fraction(chunks))
+        try:
+            return named_orders(
+                name, pp=pp, microbatches=microbatches, virtual_stages=chunks, times=divided
+            )
+        except ScheduleError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _chunks_to_try(name: str) -> Sequence[int]:
+    several = name.startswith(("interleaved", "looped"))
+    return (_COMPARED_CHUNKS,) if several else (1, _COMPARED_CHUNKS)
+
+
+def _share(orders: Orders, microbatches: int) -> Fraction:
+    """How many chunks make up a rank's share of one microbatch."""
+    parts = Fraction(int(orders.model_stage.max()) + 1, orders.pp)
+    kinds = np.isin(orders.kind, [Action.F])
+    units = Fraction(int(kinds.sum()), orders.stages * microbatches)
+    copies = Fraction(orders.stages, int(orders.model_stage.max()) + 1)
+    return parts * units * copies
