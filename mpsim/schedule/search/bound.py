@@ -95,13 +95,12 @@ def _fits(limit: float, time: Sequence[float], size: Sequence[float], most: int)
 
     With one kind the count is whole; with several it may be broken, which only raises the answer.
     """
-    total, left = 0.0, limit
-    kinds = sorted(zip(time, size, strict=True), key=lambda one: one[1] / one[0] if one[0] else 0)
-    for duration, each in kinds:
+    total, left = 0.0, limit * (1 + _ROUNDING)
+    kinds = [one for one in zip(time, size, strict=True) if one[0] > 0]
+    for duration, each in sorted(kinds, key=lambda one: one[1] / one[0]):
         count: float = most
-        if each > 0 and left < math.inf:
-            count = min(most, (left / each) * (1 + _ROUNDING))
-            count = math.floor(count) if len(kinds) == 1 else count
+        if each > 0 and left < most * each:
+            count = math.floor(left / each) if len(kinds) == 1 else left / each
         total += count * duration
         left -= count * each
     return total

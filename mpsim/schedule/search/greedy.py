@@ -1,8 +1,8 @@
 """List scheduling: build an order by letting every rank, whenever it is free, pick what its policy ranks first.
 
 A rank picks among the next forward of each of its chunks, the next input gradient of each, and its oldest weight gradient. It
-takes a forward only where memory has room for it and for the chunks that its oldest microbatch has yet to pass on the
-rank, so that this microbatch can always go on.
+takes a forward only where memory has room for it and, afterwards, for the chunks that the microbatches in flight have yet to pass on
+the rank, one after the other, so that the oldest can always go on.
 """
 
 from __future__ import annotations
@@ -140,11 +140,27 @@ class _Greedy:
         oldest = self.done[1][first]
         if stage == first and microbatch - oldest >= self.policy.ahead[rank]:
             return False
-        needed = self.held[rank] + self.size[stage]
-        if microbatch > oldest:
-            later = (s for s in self.owned[rank] if self.done[0][s] <= oldest)
-            needed += sum(self.size[s] for s in later)
-        return self.room.fits(rank, needed)
+        if not self.room.fits(rank, self.held[rank] + self.size[stage]):
+            return False
+        return len(self.owned[rank]) == 1 or self.safe(rank, stage, microbatch)
+
+    def safe(self, rank: int, stage: int, microbatch: int) -> bool:
+        """Whether after this forward every microbatch in flight, the oldest first, could still pass all chunks.
+
+        The banker's algorithm: each takes the room its remaining chunks need and gives back all it holds.
+        """
+        owned, (forwards, gradients) = self.owned[rank], self.done
+        held, needed = [], []
+        for one in range(gradients[owned[0]], max(forwards[owned[0]], microbatch + 1)):
+            passed = [s for s in owned if forwards[s] > one or (s, one) == (stage, microbatch)]
+            held.append(sum(self.size[s] for s in passed if gradients[s] <= one))
+            needed.append(sum(self.size[s] for s in owned if s not in passed))
+        taken = sum(held)
+        for given_back, more in zip(held, needed, strict=True):
+            if not self.room.fits(rank, taken + more):
+                return False
+            taken -= given_back
+        return True
 
     def start(self, rank: int, time: float, step: Step) -> None:
         kind, stage, microbatch = step

@@ -158,7 +158,7 @@ def synthesise(
     stage_map : str
         ``loop``: stage s on rank s mod pp; ``v``: two stages a rank, down and up again.
     budget : int
-        Orders to build or evaluate beyond the named ones; more never give a worse order.
+        Orders to build or evaluate beyond the named ones, at least 1.
     seed : int
         Of the local search.
 
@@ -178,6 +178,8 @@ def synthesise(
     (13.0, 13.0, ('zb-1p', 13.0))
     """
     check_counts("auto", pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    if budget < 1:
+        raise ScheduleError(f"auto: got budget = {budget}; needed at least 1 evaluation")
     if stage_map not in STAGE_MAPS:
         raise ScheduleError(f"got stage_map {stage_map!r}; needed one of {', '.join(STAGE_MAPS)}")
     stage_rank = STAGE_MAPS[stage_map](pp, virtual_stages)
@@ -232,12 +234,10 @@ class _Search:
         for orders in _named(self.setting, self.stage_rank):
             self.add_named(orders)
         builds = itertools.chain(self.zero_bubble(), self.greedy())
-        while self.left > 0:
-            steps = next(builds, None)
-            if steps is None:
-                break
+        for steps in itertools.takewhile(lambda _: self.left > 0, builds):
             self.spent += 1
-            self.add(steps)
+            if steps:
+                self.add(steps)
         self.refine(rng)
 
     def add_named(self, orders: Orders) -> None:
@@ -292,14 +292,10 @@ class _Search:
         except ScheduleError:
             return  # its warm-up does not fit
 
-    def greedy(self) -> Iterator[list[list[Step]]]:
-        """Orders by list scheduling, under a grid of policies."""
+    def greedy(self) -> Iterator[list[list[Step]] | None]:
+        """Orders by list scheduling, under a grid of policies; None where one gets stuck."""
         for policy in _policies(self.setting):
-            steps = build_greedily(self.setting, self.room, policy)
-            if steps is None:
-                self.spent += 1
-            else:
-                yield steps
+            yield build_greedily(self.setting, self.room, policy)
 
     def refine(self, rng: random.Random) -> None:
         """Improve the best few, then go on with the best of them."""
@@ -338,8 +334,9 @@ class _Search:
 
 
 def _policies(setting: Setting) -> Iterator[Policy]:
-    """Policies to build with, the most promising first."""
+    """Policies to build with: one microbatch at a time, which fits if anything does, then the most promising first."""
     pp, m = setting.pp, setting.microbatches
+    yield Policy((1,) * pp)
     depths = {
         tuple(min(m, max(1, scale * (pp - rank) + extra)) for rank in range(pp))
         for scale, extra in itertools.product((1, 2), (-1, 0, 1))

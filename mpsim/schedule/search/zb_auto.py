@@ -278,6 +278,7 @@ class _Build:
         for rank in range(1, self.pp):
             while 0 < more[rank] < self.m - 1 and more[rank] >= more[rank - 1]:
                 more[rank] -= 1
+            more[rank] = min(more[rank], more[rank - 1])
         for rank in range(self.pp):
             for _ in range(more[rank]):
                 self.put(_F, rank)
