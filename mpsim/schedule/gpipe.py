@@ -1,7 +1,7 @@
-"""GPipe: all forwards, then all backwards, each in the order of the microbatches.
+"""GPipe: all forwards, then all backwards.
 
 The paper draws the backwards last in, first out; PyTorch executes them first in, first out, and so does
-this. Either way the makespan without communication is (m + p - 1)(tF + tB) and all m microbatches are
+this unless ``lifo`` is given. Either way the makespan without communication is (m + p - 1)(tF + tB) and all m microbatches are
 held at once.
 
 References
@@ -20,7 +20,7 @@ from mpsim.schedule.pairing import check_counts, check_one_chunk, loop_orders
 __all__ = ["gpipe"]
 
 
-def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
+def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1, lifo: bool = False) -> Orders:
     """Orders of GPipe.
 
     Parameters
@@ -31,6 +31,8 @@ def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
         Per optimizer step, at least 1.
     virtual_stages : int
         1; looped-bfs is GPipe over several chunks a rank.
+    lifo : bool
+        Whether the backwards run in the reverse order of the microbatches.
 
     Raises
     ------
@@ -42,7 +44,7 @@ def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     ['1F0', '1F1', '1B0', '1B1']
     """
     check_counts("gpipe", pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
-    check_one_chunk("gpipe", virtual_stages, instead="interleaved-1f1b")
+    check_one_chunk("gpipe", virtual_stages, instead="looped-bfs")
     microbatch_K = np.arange(microbatches)
     chunk_K = np.zeros_like(microbatch_K)
     return loop_orders(
@@ -52,5 +54,5 @@ def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
         forward_chunk_K=chunk_K,
         forward_microbatch_K=microbatch_K,
         backward_chunk_K=chunk_K,
-        backward_microbatch_K=microbatch_K,
+        backward_microbatch_K=microbatch_K[::-1] if lifo else microbatch_K,
     )

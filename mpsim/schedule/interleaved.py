@@ -6,7 +6,8 @@ communication the makespan is (vm + p - 1)(tF + tB) with tF, tB of one chunk; at
 min(vm, 2(p - 1 - r) + (v - 1)g + 1) chunks are held.
 
 With one chunk a rank this is not 1F1B: the warm-up is twice as long and holds 2(p - 1 - r) + 1
-microbatches, which hides the latency between stages. PyTorch's class does the same.
+microbatches, which hides the latency between stages. PyTorch's class does the same; `eager-1f1b` is that
+schedule for any number of microbatches.
 
 References
 ----------
@@ -19,18 +20,24 @@ PyTorch 2.13, torch.distributed.pipelining.ScheduleInterleaved1F1B (default size
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.errors import ScheduleError
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, loop_orders
 
-__all__ = ["interleaved_1f1b", "microbatch_group"]
+__all__ = ["chunk_table", "interleaved_1f1b", "microbatch_group"]
 
 _NAME = "interleaved-1f1b"
 
 
 def interleaved_1f1b(
-    *, pp: int, microbatches: int, virtual_stages: int = 1, group_size: int | None = None
+    *,
+    pp: int,
+    microbatches: int,
+    virtual_stages: int = 1,
+    group_size: int | None = None,
+    extra_warmup: int = 0,
 ) -> Orders:
     """Orders of interleaved 1F1B.
 
@@ -45,6 +52,10 @@ def interleaved_1f1b(
     group_size : int, optional
         Microbatches that pass one chunk before the rank turns to the next
         (``microbatch_group_size_per_vp_stage`` of Megatron-LM); see `microbatch_group`.
+    extra_warmup : int
+        Forwards of the warm-up beyond the usual, at least 0. Megatron-LM's
+        ``overlap_moe_expert_parallel_comm`` runs 1 more, so that the forward and the backward of a steady
+        step are independent.
 
     Raises
     ------
@@ -56,17 +67,17 @@ def interleaved_1f1b(
     ['1F0', '1F1', '3F0', '3B0', '3F1', '3B1', '1B0', '1B1']
     """
     check_counts(_NAME, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    if extra_warmup < 0:
+        raise ScheduleError(
+            f"{_NAME}: got extra_warmup = {extra_warmup}; needed at least 0; set extra_warmup to 0 or 1"
+        )
     group = microbatch_group(pp=pp, microbatches=microbatches, group_size=group_size)
-    k_K = np.arange(virtual_stages * microbatches)
-    group_K, place_K = np.divmod(k_K, group * virtual_stages)
-    size_K = np.minimum(group, microbatches - group_K * group)
-    chunk_K = place_K // size_K
-    microbatch_K = group_K * group + place_K % size_K
-    full = 2 * np.arange(pp)[::-1] + (virtual_stages - 1) * group
+    chunk_K, microbatch_K = chunk_table(microbatches, virtual_stages, group)
+    full = 2 * np.arange(pp)[::-1] + (virtual_stages - 1) * group + extra_warmup
     return loop_orders(
         _NAME,
         pp=pp,
-        warmup_P=np.minimum(full, len(k_K)),
+        warmup_P=np.minimum(full, len(chunk_K)),
         forward_chunk_K=chunk_K,
         forward_microbatch_K=microbatch_K,
         backward_chunk_K=virtual_stages - 1 - chunk_K,
@@ -74,7 +85,29 @@ def interleaved_1f1b(
     )
 
 
-def microbatch_group(*, pp: int, microbatches: int, group_size: int | None = None) -> int:
+def chunk_table(
+    microbatches: int, virtual_stages: int, group: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Chunk and microbatch of the k-th forward of every rank: all chunks in turn for one group, then the next group.
+
+    Returns
+    -------
+    chunk_K, microbatch_K : int64[K]
+
+    Examples
+    --------
+    >>> chunk_table(4, 2, 2)[0].tolist()
+    [0, 0, 1, 1, 0, 0, 1, 1]
+    """
+    k_K = np.arange(virtual_stages * microbatches)
+    group_K, place_K = np.divmod(k_K, group * virtual_stages)
+    size_K = np.minimum(group, microbatches - group_K * group)
+    return place_K // size_K, group_K * group + place_K % size_K
+
+
+def microbatch_group(
+    *, pp: int, microbatches: int, group_size: int | None = None, schedule: str = _NAME
+) -> int:
     """Microbatches in a group.
 
     Parameters
@@ -85,6 +118,8 @@ def microbatch_group(*, pp: int, microbatches: int, group_size: int | None = Non
         A given size follows the rule of Megatron-LM: pp <= g <= m, and m a multiple of g or at least pp
         above one. Without it, PyTorch's rule: m / max(1, m // pp), which must be whole; it is pp where
         pp divides m.
+    schedule : str
+        Name for the message of a refusal.
 
     Returns
     -------
@@ -97,27 +132,27 @@ def microbatch_group(*, pp: int, microbatches: int, group_size: int | None = Non
         If the microbatches cannot be grouped.
     """
     if group_size is None:
-        return _even_group(pp, microbatches)
+        return _even_group(schedule, pp, microbatches)
     if not pp <= group_size <= microbatches:
         raise ScheduleError(
-            f"{_NAME}: got group_size = {group_size}; needed at least pp = {pp} and at most "
+            f"{schedule}: got group_size = {group_size}; needed at least pp = {pp} and at most "
             f"microbatches = {microbatches}; set group_size in that range, or leave it out"
         )
     rest = microbatches % group_size
     if 0 < rest < pp:
         raise ScheduleError(
-            f"{_NAME}: got microbatches = {microbatches} in groups of {group_size}, which leaves a group "
+            f"{schedule}: got microbatches = {microbatches} in groups of {group_size}, which leaves a group "
             f"of {rest}; needed a last group of at least pp = {pp}; set microbatches to "
             f"{microbatches - rest} or {microbatches - rest + pp}"
         )
     return group_size
 
 
-def _even_group(pp: int, microbatches: int) -> int:
+def _even_group(schedule: str, pp: int, microbatches: int) -> int:
     rounds = max(1, microbatches // pp)
     if microbatches % rounds:
         raise ScheduleError(
-            f"{_NAME}: got microbatches = {microbatches} with pp = {pp}; needed a multiple of {rounds} "
+            f"{schedule}: got microbatches = {microbatches} with pp = {pp}; needed a multiple of {rounds} "
             f"(microbatches // pp equal groups); set microbatches to {microbatches // pp * pp} or "
             f"{(microbatches // pp + 1) * pp}"
         )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mpsim.errors import ScheduleError
 from mpsim.schedule.orders import Action, Orders
 
-__all__ = ["check_counts", "check_one_chunk", "loop_orders"]
+__all__ = ["check_counts", "check_even", "check_one_chunk", "check_two_chunks", "loop_orders"]
 
 
 def check_counts(schedule: str, *, pp: int, microbatches: int, virtual_stages: int) -> None:
@@ -44,6 +44,34 @@ def check_one_chunk(schedule: str, virtual_stages: int, *, instead: str) -> None
         raise ScheduleError(
             f"{schedule}: got virtual_stages = {virtual_stages}; needed 1; set virtual_stages to 1, or "
             f"use {instead}"
+        )
+
+
+def check_two_chunks(schedule: str, virtual_stages: int) -> None:
+    """Refuse other than two chunks a rank, which a V has: one on the way down, one on the way up.
+
+    Raises
+    ------
+    ScheduleError
+    """
+    if virtual_stages != 2:
+        raise ScheduleError(
+            f"{schedule}: got virtual_stages = {virtual_stages}; needed 2, since each rank holds a stage on "
+            "the way down and one on the way up; set virtual_stages to 2"
+        )
+
+
+def check_even(schedule: str, name: str, value: int, *, why: str) -> None:
+    """Refuse an odd number.
+
+    Raises
+    ------
+    ScheduleError
+    """
+    if value % 2:
+        raise ScheduleError(
+            f"{schedule}: got {name} = {value}; needed an even number, since {why}; set {name} to "
+            f"{value + 1}"
         )
 
 

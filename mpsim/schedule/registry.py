@@ -7,14 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from mpsim.errors import ScheduleError, nearest
+from mpsim.schedule.chimera import chimera
 from mpsim.schedule.csv_file import read_csv
+from mpsim.schedule.dualpipe import dualpipe
+from mpsim.schedule.dualpipe_v import dualpipe_v
+from mpsim.schedule.eager_1f1b import eager_1f1b
+from mpsim.schedule.forward_only import forward_only
 from mpsim.schedule.gpipe import gpipe
 from mpsim.schedule.interleaved import interleaved_1f1b
+from mpsim.schedule.interleaved_zb import interleaved_zb
+from mpsim.schedule.looped_bfs import looped_bfs
 from mpsim.schedule.one_f_one_b import one_f_one_b
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.search.synthesise import auto
 from mpsim.schedule.search.v_block import v_half, v_min
 from mpsim.schedule.search.zb_auto import zb_1p, zb_2p
+from mpsim.schedule.seq_1f1b import seq_1f1b
+from mpsim.schedule.zb_h1 import zb_h1
+from mpsim.schedule.zb_h2 import zb_h2
+from mpsim.schedule.zb_v import zb_v
 
 __all__ = ["make_orders", "schedule_names", "schedule_options"]
 
@@ -24,10 +35,21 @@ _SCHEDULES: Mapping[str, Callable[..., Orders]] = MappingProxyType(
         "gpipe": gpipe,
         "1f1b": one_f_one_b,
         "interleaved-1f1b": interleaved_1f1b,
+        "eager-1f1b": eager_1f1b,
+        "chimera": chimera,
+        "looped-bfs": looped_bfs,
+        "zb-h1": zb_h1,
+        "interleaved-zb": interleaved_zb,
+        "zb-h2": zb_h2,
         "zb-1p": zb_1p,
         "zb-2p": zb_2p,
+        "zb-v": zb_v,
         "v-half": v_half,
         "v-min": v_min,
+        "seq-1f1b": seq_1f1b,
+        "dualpipe": dualpipe,
+        "dualpipe-v": dualpipe_v,
+        "forward-only": forward_only,
         "auto": auto,
     }
 )

@@ -1,0 +1,133 @@
+"""DualPipe: two pipelines in opposite directions on the same ranks, forwards of one beside backwards of the other.
+
+Rank r holds stage r of one direction and stage p - 1 - r of the other, so there are two copies of the weights; half of the
+microbatches run each way. A forward and a backward of different microbatches run as one block, in which the
+communication of one hides behind the computation of the other. Rank by rank, with h = min(r, p - 1 - r), H = p/2, n
+microbatches a direction, 0 the rank's near direction and 1 the other:
+
+1. 2(H - h - 1) times F0;
+2. h + 1 times F0 F1;
+3. H - h - 1 times I1 W1 F1;
+4. n - 2H + h + 1 times (F0 with B1) (F1 with B0), the first pair apart on the two middle ranks;
+5. H - h - 1 times B1 (F1 with B0);
+6. h + 1 times B1 B0, the second half of them as I;
+7. H - h - 1 times W I0;
+8. h + 1 times W.
+
+Weight gradients run in the order of their input gradients. Every rank holds p + 1 stages' activations. Where a block is
+one unit whose two outputs leave at its end, and tF = tB = tW, the bubble is (p/2 - 1)(F&B + B - 3W), with F&B the time of a
+block and B that of a full backward.
+
+Microbatches 0 to m/2 - 1 go down the ranks and the others up.
+
+References
+----------
+DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.2.1, Figure 5.
+deepseek-ai/DualPipe, README and dualpipe.py, commit 3da1bbea (order of the phases).
+"""
+
+from __future__ import annotations
+
+from mpsim.errors import ScheduleError
+from mpsim.schedule.orders import Orders
+from mpsim.schedule.pairing import check_counts, check_even, check_one_chunk
+from mpsim.schedule.tape import Tape, from_tapes
+from mpsim.schedule.two_way import TwoWay
+
+__all__ = ["dualpipe", "dualpipe_rank"]
+
+_NAME = "dualpipe"
+
+
+def dualpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
+    """Orders of DualPipe.
+
+    Parameters
+    ----------
+    pp : int
+        Ranks, even.
+    microbatches : int
+        Per optimizer step over both directions, even and at least 2 pp.
+    virtual_stages : int
+        1: one part of the model a rank and direction.
+
+    Raises
+    ------
+    ScheduleError
+
+    Examples
+    --------
+    >>> dualpipe(pp=2, microbatches=4).tokens()[0][:5]
+    ['0F0', '3F2', '0F1', '3B2', '(3F3;0B0)OVERLAP_F_B']
+    """
+    check_counts(_NAME, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    check_one_chunk(_NAME, virtual_stages, instead="dualpipe-v")
+    check_even(_NAME, "pp", pp, why="the two directions meet between two ranks")
+    check_even(_NAME, "microbatches", microbatches, why="half of them run each way")
+    if microbatches < 2 * pp:
+        raise ScheduleError(
+            f"{_NAME}: got microbatches = {microbatches} with pp = {pp}; needed at least 2 pp; set "
+            f"microbatches to {2 * pp} or more"
+        )
+    ways = TwoWay(pp=pp, microbatches=microbatches)
+    tapes = []
+    for rank in range(pp):
+        near, far = ways.stages_of(rank)
+        if rank >= pp // 2:
+            near, far = far, near
+        place = min(rank, pp - 1 - rank)
+        tapes.append(dualpipe_rank(near, far, place, half=pp // 2, microbatches=microbatches // 2))
+    return from_tapes(
+        _NAME,
+        tapes,
+        microbatches=microbatches,
+        stage_rank=ways.stage_rank,
+        model_stage=ways.model_stage,
+        first_microbatch_S=ways.first_microbatch,
+    )
+
+
+def dualpipe_rank(near: int, far: int, place: int, *, half: int, microbatches: int) -> Tape:
+    """The eight phases of one rank, see above.
+
+    Parameters
+    ----------
+    near, far : int
+        The rank's stages: 0 and 1 of the phases.
+    place : int
+        h, ranks between this one and its end of the pipeline.
+    half : int
+        H, ranks from an end to where the directions meet.
+    microbatches : int
+        n, of each stage.
+
+    Returns
+    -------
+    Tape
+    """
+    rest = half - place - 1
+    tape = Tape()
+    tape.run(near, "F" * (2 * rest))
+    for _ in range(place + 1):
+        tape.run(near, "F")
+        tape.run(far, "F")
+    for _ in range(rest):
+        tape.run(far, "IWF")
+    for turn in range(microbatches - 2 * half + place + 1):
+        if turn == 0 and rest == 0:  # the block would wait longer than it hides
+            tape.run(near, "F")
+            tape.run(far, "B")
+        else:
+            tape.overlap(near, far)
+        tape.overlap(far, near)
+    for _ in range(rest):
+        tape.run(far, "B")
+        tape.overlap(far, near)
+    for turn in range(2 * (place + 1)):
+        tape.run(near if turn % 2 else far, "B" if turn < place + 1 else "I")
+    for _ in range(rest):
+        tape.weight()
+        tape.run(near, "I")
+    for _ in range(place + 1):
+        tape.weight()
+    return tape

@@ -1,0 +1,70 @@
+"""Seq1F1B: 1F1B whose unit is a segment of a sequence instead of a whole microbatch.
+
+A microbatch is cut into k segments along its sequence. Forwards take the segments in order, backwards in
+reverse, because a segment attends to those before it. The pipeline fills with segments, so it fills k times
+faster: with equal segments and without communication the makespan is mS + (p - 1)S/k, where S is the time of
+a whole microbatch. Rank r runs p - r - 2 + k forwards first and holds p - 1 - r + k segments.
+
+A unit is numbered microbatch x k + segment, so the orders have m x k units in place of m microbatches.
+
+References
+----------
+Sun et al., Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for Large Language Model Training, 2024.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpsim.errors import ScheduleError
+from mpsim.schedule.orders import Orders
+from mpsim.schedule.pairing import check_counts, check_one_chunk, loop_orders
+
+__all__ = ["seq_1f1b"]
+
+_NAME = "seq-1f1b"
+_SEGMENTS = 2  # the fewest that make it another schedule than 1f1b
+
+
+def seq_1f1b(
+    *, pp: int, microbatches: int, virtual_stages: int = 1, segments: int = _SEGMENTS
+) -> Orders:
+    """Orders of Seq1F1B, with ``microbatches x segments`` units.
+
+    Parameters
+    ----------
+    pp : int
+        Ranks, at least 1.
+    microbatches : int
+        Per optimizer step, at least 1.
+    virtual_stages : int
+        1.
+    segments : int
+        Of each sequence, at least 1.
+
+    Raises
+    ------
+    ScheduleError
+
+    Examples
+    --------
+    >>> seq_1f1b(pp=1, microbatches=2, segments=2).tokens()
+    [['0F0', '0F1', '0B1', '0F2', '0B0', '0F3', '0B3', '0B2']]
+    """
+    check_counts(_NAME, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    check_one_chunk(_NAME, virtual_stages, instead="interleaved-1f1b")
+    if segments < 1:
+        raise ScheduleError(
+            f"{_NAME}: got segments = {segments}; needed at least 1; set segments to 2 or more"
+        )
+    unit_K = np.arange(microbatches * segments)
+    chunk_K = np.zeros_like(unit_K)
+    return loop_orders(
+        _NAME,
+        pp=pp,
+        warmup_P=np.minimum(np.arange(pp)[::-1] + segments - 1, len(unit_K)),
+        forward_chunk_K=chunk_K,
+        forward_microbatch_K=unit_K,
+        backward_chunk_K=chunk_K,
+        backward_microbatch_K=unit_K.reshape(microbatches, segments)[:, ::-1].ravel(),
+    )

@@ -1,0 +1,141 @@
+"""A tape: what one rank does, action after action, for schedules that are written down as phases.
+
+Each (kind, stage) counts its own microbatches, so a phase says "a forward of this stage" and the tape knows which.
+Weight gradients wait in a queue from their input gradient on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.schedule.orders import Action, Orders
+
+__all__ = ["Tape", "from_tapes"]
+
+
+class Tape:
+    """The growing order of one rank.
+
+    Examples
+    --------
+    >>> tape = Tape()
+    >>> tape.run(0, "FFI")
+    >>> tape.weight()
+    >>> list(zip(tape.kind, tape.stage, tape.microbatch))
+    [(<Action.F: 0>, 0, 0), (<Action.F: 0>, 0, 1), (<Action.I: 2>, 0, 0), (<Action.W: 3>, 0, 0)]
+    """
+
+    __slots__ = ("_forwards", "_gradients", "_waiting", "fused", "kind", "microbatch", "stage")
+
+    def __init__(self) -> None:
+        self.kind: list[Action] = []
+        self.stage: list[int] = []
+        self.microbatch: list[int] = []
+        self.fused: list[bool] = []
+        self._forwards: dict[int, int] = {}
+        self._gradients: dict[int, int] = {}
+        self._waiting: list[tuple[int, int]] = []
+
+    def run(self, stage: int, letters: str) -> None:
+        """Append one action of `stage` for each of the letters F, B, I and W, each for its next microbatch."""
+        for letter in letters:
+            if letter == "W":
+                self.weight(stage)
+            else:
+                self._append(Action[letter], stage)
+
+    def overlap(self, forward_stage: int, backward_stage: int) -> None:
+        """Append a forward and a full backward fused into one block."""
+        self._append(Action.F, forward_stage)
+        self.fused[-1] = True
+        self._append(Action.B, backward_stage)
+
+    def weight(self, stage: int | None = None) -> None:
+        """Append the weight gradient that has waited longest, of any stage or of one."""
+        place = next(i for i, (owner, _) in enumerate(self._waiting) if stage in (None, owner))
+        self._write(Action.W, *self._waiting.pop(place))
+
+    def forwards(self, stage: int) -> int:
+        """How many forwards of `stage` there are so far."""
+        return self._forwards.get(stage, 0)
+
+    def waiting(self, stage: int) -> int:
+        """How many weight gradients of `stage` wait."""
+        return sum(owner == stage for owner, _ in self._waiting)
+
+    def _append(self, kind: Action, stage: int) -> None:
+        count = self._forwards if kind == Action.F else self._gradients
+        microbatch = count.get(stage, 0)
+        count[stage] = microbatch + 1
+        if kind == Action.I:
+            self._waiting.append((stage, microbatch))
+        self._write(kind, stage, microbatch)
+
+    def _write(self, kind: Action, stage: int, microbatch: int) -> None:
+        self.kind.append(kind)
+        self.stage.append(stage)
+        self.microbatch.append(microbatch)
+        self.fused.append(False)
+
+
+def from_tapes(
+    schedule: str,
+    tapes: Sequence[Tape],
+    *,
+    microbatches: int,
+    stage_rank: NDArray[np.int32],
+    model_stage: NDArray[np.int32] | None = None,
+    first_microbatch_S: NDArray[np.int32] | None = None,
+) -> Orders:
+    """Orders whose rank r runs ``tapes[r]``.
+
+    Parameters
+    ----------
+    schedule : str
+        Name the orders carry.
+    tapes : sequence of Tape
+        One a rank.
+    microbatches : int
+        Per optimizer step; actions of further ones are left out.
+    stage_rank : int32[S]
+        Rank of each stage.
+    model_stage : int32[S], optional
+        Part of the model each stage is, as of `Orders`.
+    first_microbatch_S : int32[S], optional
+        What a stage's counts start from; 0 by default.
+
+    Returns
+    -------
+    Orders
+    """
+    stages = len(stage_rank)
+    first_S = np.zeros(stages, np.int32) if first_microbatch_S is None else first_microbatch_S
+    part = np.arange(stages, dtype=np.int32) if model_stage is None else model_stage
+    rank = np.repeat(np.arange(len(tapes)), [len(tape.kind) for tape in tapes])
+    kind, stage, counted, fused = (
+        np.concatenate([np.asarray(getattr(tape, column), dtype) for tape in tapes])
+        for column, dtype in (
+            ("kind", np.int8),
+            ("stage", np.int32),
+            ("microbatch", np.int32),
+            ("fused", np.bool_),
+        )
+    )
+    microbatch = counted + first_S[stage]
+    kept = np.flatnonzero(microbatch < microbatches)
+    return Orders(
+        schedule=schedule,
+        pp=len(tapes),
+        microbatches=microbatches,
+        virtual_stages=(int(part.max()) + 1) // len(tapes),
+        stage_rank=stage_rank,
+        rank_ptr=np.searchsorted(rank[kept], np.arange(len(tapes) + 1)).astype(np.int64),
+        kind=kind[kept],
+        stage=stage[kept],
+        microbatch=microbatch[kept],
+        fused=fused[kept],
+        model_stage=part,
+    )
