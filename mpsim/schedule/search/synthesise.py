@@ -33,6 +33,7 @@ from mpsim.schedule.search.evaluate import (
 from mpsim.schedule.search.greedy import Policy, build_greedily
 from mpsim.schedule.search.improve import Found, improve
 from mpsim.schedule.search.times import Memory
+from mpsim.schedule.search.v_search import zb_v_search
 from mpsim.schedule.search.zb_auto import zb_search
 
 __all__ = ["STAGE_MAPS", "Synthesis", "auto", "synthesise"]
@@ -175,7 +176,7 @@ def synthesise(
     --------
     >>> found = synthesise(pp=2, microbatches=4, forward=1, backward=1, weight=1, memory_limit=2)
     >>> found.makespan, found.lower_bound, found.best_named
-    (13.0, 13.0, ('zb-1p', 13.0))
+    (13.0, 13.0, ('zb-h1', 13.0))
     """
     check_counts("auto", pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
     if budget < 1:
@@ -233,7 +234,7 @@ class _Search:
     def run(self, rng: random.Random) -> None:
         for orders in _named(self.setting, self.stage_rank):
             self.add_named(orders)
-        builds = itertools.chain(self.zero_bubble(), self.greedy())
+        builds = itertools.chain(self.zero_bubble(), self.zero_bubble_v(), self.greedy())
         for steps in itertools.takewhile(lambda _: self.left > 0, builds):
             self.spent += 1
             if steps:
@@ -262,9 +263,7 @@ class _Search:
             self.starts.append(Found(steps, evaluate(self.setting, steps)))
         except DeadlockError:
             return
-        self.starts.sort(
-            key=lambda found: found.cost
-        )  # stable: of equals, the first found stays first
+        self.starts.sort(key=lambda found: found.cost)  # of equals, the first found stays first
         del self.starts[_STARTS:]
 
     def zero_bubble(self) -> Iterator[list[list[Step]]]:
@@ -291,6 +290,18 @@ class _Search:
             )
         except ScheduleError:
             return  # its warm-up does not fit
+
+    def zero_bubble_v(self) -> Iterator[list[list[Step]]]:
+        """The search of ZB-V for the mean times, whose memory is checked like that of any order."""
+        setting = self.setting
+        pp, chunks = setting.pp, len(setting.stage_rank) // setting.pp
+        if chunks != len(("down", "up")) or setting.stage_rank != v_map(pp, chunks).tolist():
+            return
+        send = max(max(one) for one in setting.send)
+        orders = zb_v_search(
+            pp=pp, microbatches=setting.microbatches, times=_mean_times(setting), send=send
+        )
+        yield steps_of(orders)
 
     def greedy(self) -> Iterator[list[list[Step]] | None]:
         """Orders by list scheduling, under a grid of policies; None where one gets stuck."""
@@ -372,7 +383,7 @@ def _named(setting: Setting, stage_rank: NDArray[np.int32]) -> Iterator[Orders]:
     from mpsim.schedule import registry  # it imports the searches, this one among them
 
     given: dict[str, float | Sequence[float]] = {
-        "times": [float(np.mean(setting.duration[k])) for k in (Action.F, Action.I, Action.W)],
+        "times": _mean_times(setting),
         "send": max(max(one) for one in setting.send),
     }
     for name in registry.schedule_names():
@@ -389,15 +400,20 @@ def _named(setting: Setting, stage_rank: NDArray[np.int32]) -> Iterator[Orders]:
             )
         except ScheduleError:
             continue  # not for these numbers
-        if _is_whole_step(orders, stage_rank):
+        if _is_whole_step(orders, setting, stage_rank):
             yield orders if orders.schedule == name else dataclasses.replace(orders, schedule=name)
 
 
-def _is_whole_step(orders: Orders, stage_rank: NDArray[np.int32]) -> bool:
-    """Whether orders are a training step on this stage map, with one copy of the weights."""
+def _mean_times(setting: Setting) -> list[float]:
+    return [float(np.mean(setting.duration[kind])) for kind in (Action.F, Action.I, Action.W)]
+
+
+def _is_whole_step(orders: Orders, setting: Setting, stage_rank: NDArray[np.int32]) -> bool:
+    """Whether orders are this training step on this stage map, with one copy of the weights."""
     chain = np.arange(len(stage_rank))
     return (
-        np.array_equal(orders.stage_rank, stage_rank)
+        orders.microbatches == setting.microbatches
+        and np.array_equal(orders.stage_rank, stage_rank)
         and np.array_equal(orders.model_stage, chain)
         and not orders.forward_only
     )
