@@ -36,7 +36,7 @@ class BlockingSends(enum.StrEnum):
     """Where a rank waits for its messages to other stages, sent and received, between two actions."""
 
     NEVER = "never"
-    PLAIN = "plain"  # with one chunk a rank; interleaved schedules overlap them
+    PLAIN = "plain"  # in GPipe and 1F1B; all other schedules overlap them
     ALWAYS = "always"
 
 

@@ -9,7 +9,7 @@ from mpsim.framework import BlockingSends
 from mpsim.program.closing import StepRows
 from mpsim.program.costs import PlanCosts
 from mpsim.program.insides import Insides
-from mpsim.program.messages import has_exchanges, warmup_and_flush
+from mpsim.program.messages import warmup_and_flush
 from mpsim.program.pipeline import add_pipeline
 from mpsim.program.plan import Plan
 from mpsim.program.program import Program
@@ -62,7 +62,7 @@ def _blocking(plan: Plan) -> NDArray[np.bool_]:
     orders, software = plan.orders, plan.framework
     if software.blocking_sends is BlockingSends.NEVER:
         return np.zeros(len(orders), dtype=bool)
-    if software.blocking_sends is BlockingSends.ALWAYS or has_exchanges(orders):
+    if software.blocking_sends is BlockingSends.ALWAYS or orders.exchanges:
         return np.ones(len(orders), dtype=bool)
     nowhere = np.zeros(len(orders), dtype=bool)
     return nowhere if software.overlap_warmup_flush else warmup_and_flush(orders)

@@ -5,14 +5,13 @@ Shapes: N actions, S stages, X messages.
 An asynchronous message starts when its producer has ended and its channel is free, and holds up only its consumer. Around a *blocking*
 action communication is part of the program's own order: the send after an action has to end before the next action of that rank starts.
 
-Orders with one chunk a rank and full backwards (`has_exchanges`) are executed as exchanges, by Megatron-LM and by PyTorch's loop for 1F1B, and there the
-receiving end blocks as well:
+Some orders (`Orders.exchanges`: GPipe and 1F1B) are executed as exchanges between neighbours, and there the receiving end blocks as well:
 
 * the receive for an action is posted when the action before it on that rank has ended, so the message cannot start earlier;
 * where two actions of the same direction follow each other (warm-up and flush), the send of the first and the receive of the second are
   separate calls, so the receive is posted only when the send has ended. Between a forward and a backward they are one exchange.
 
-Interleaved schedules post receives ahead of their use, so only the sending end is held there.
+All others post receives ahead of their use, so only the sending end is held there.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from mpsim.program.program import PARTS, Kind, Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
 
-__all__ = ["Messages", "PipelineRows", "Sends", "add_messages", "has_exchanges", "warmup_and_flush"]
+__all__ = ["Messages", "PipelineRows", "Sends", "add_messages", "warmup_and_flush"]
 
 _EXPOSED_PP = PARTS.index("exposed_pp")
 
@@ -133,7 +132,7 @@ def _block(
     holds = blocking[messages.producer] & (following > messages.producer)
     holds &= rank[following] == rank[messages.producer]
     rows.depend(placed.first[following[holds]], ids[holds])
-    if not has_exchanges(orders):
+    if not orders.exchanges:
         return
     before = np.maximum(messages.consumer - 1, 0)
     late = blocking[messages.consumer] & (before < messages.consumer)
@@ -143,12 +142,6 @@ def _block(
     sent[messages.producer] = ids
     separate = late & (orders.kind[before] == orders.kind[messages.consumer]) & (sent[before] >= 0)
     rows.depend(ids[separate], sent[before[separate]])
-
-
-def has_exchanges(orders: Orders) -> bool:
-    """Whether each rank has one chunk and full backwards, so that it meets one neighbour at a time."""
-    whole = bool(np.isin(orders.kind, [Action.F, Action.B]).all())
-    return whole and orders.stages == orders.pp
 
 
 def warmup_and_flush(orders: Orders) -> NDArray[np.bool_]:

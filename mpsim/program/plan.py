@@ -35,6 +35,8 @@ class Plan:
         Virtual stages in model order.
     orders : Orders
         Actions of every pipeline rank.
+    schedule : str
+        Name of the schedule; empty when the orders were read from a file.
     micro_batch, global_batch, sequence_length : int
         Sequences of a microbatch and of a step, tokens of a sequence.
     precision, recompute : str
@@ -61,6 +63,7 @@ class Plan:
     zero: int
     engine: str
     seed: int
+    schedule: str = ""
 
     @property
     def padded_vocab(self) -> int:
@@ -186,6 +189,7 @@ def make_plan(scenario: Scenario) -> Plan:
         zero=parallelism.zero,
         engine=scenario.simulation.engine,
         seed=scenario.simulation.seed,
+        schedule=scenario.schedule.name or "",
     )
 
 

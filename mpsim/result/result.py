@@ -19,6 +19,7 @@ from mpsim.errors import MpsimError, ScenarioError
 from mpsim.program.build import build_program
 from mpsim.program.costs import PlanCosts
 from mpsim.program.plan import Plan, make_plan
+from mpsim.program.timed import with_timed_orders
 from mpsim.result.attribution import attribute
 from mpsim.result.memory import Memory, account_memory
 from mpsim.result.summary import summarise
@@ -177,6 +178,7 @@ def simulate(scenario: Scenario) -> Result:
     plan = make_plan(scenario)
     try:
         costs = PlanCosts(plan)
+        plan = with_timed_orders(plan, costs)
         program = build_program(plan, costs)
     except ScenarioError:
         raise

@@ -55,4 +55,5 @@ def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1, lifo: bool = F
         forward_microbatch_K=microbatch_K,
         backward_chunk_K=chunk_K,
         backward_microbatch_K=microbatch_K[::-1] if lifo else microbatch_K,
+        exchanges=True,
     )

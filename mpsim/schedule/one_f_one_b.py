@@ -55,4 +55,5 @@ def one_f_one_b(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Order
         forward_microbatch_K=microbatch_K,
         backward_chunk_K=chunk_K,
         backward_microbatch_K=microbatch_K,
+        exchanges=True,
     )

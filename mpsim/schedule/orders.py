@@ -62,6 +62,9 @@ class Orders:
         the weights, and every microbatch goes through one of them.
     forward_only : bool
         An evaluation step: no backward is missing.
+    exchanges : bool
+        Whether frameworks with blocking communication run it as exchanges between two neighbours at a time, at both ends, as
+        Megatron-LM and PyTorch's loops run GPipe and 1F1B.
     """
 
     schedule: str
@@ -76,6 +79,7 @@ class Orders:
     fused: NDArray[np.bool_] = None  # type: ignore[assignment] # filled in below
     model_stage: NDArray[np.int32] = None  # type: ignore[assignment] # filled in below
     forward_only: bool = False
+    exchanges: bool = False
 
     def __post_init__(self) -> None:
         if self.fused is None:

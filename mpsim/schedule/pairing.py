@@ -84,6 +84,7 @@ def loop_orders(
     forward_microbatch_K: NDArray[np.int64],
     backward_chunk_K: NDArray[np.int64],
     backward_microbatch_K: NDArray[np.int64],
+    exchanges: bool = False,
 ) -> Orders:
     """Pair the two sequences on every rank of a loop (stage s on rank s mod P).
 
@@ -97,6 +98,8 @@ def loop_orders(
         Forwards before the first backward, beyond the one of the first pair; 0 to K.
     forward_chunk_K, forward_microbatch_K, backward_chunk_K, backward_microbatch_K : int64[K]
         What the k-th action of each direction works on, the same on every rank.
+    exchanges : bool
+        As in `Orders`.
 
     Returns
     -------
@@ -130,4 +133,5 @@ def loop_orders(
         kind=kind.ravel(),
         stage=stage.ravel(),
         microbatch=microbatch.ravel(),
+        exchanges=exchanges,
     )

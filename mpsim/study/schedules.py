@@ -272,7 +272,7 @@ def _choice(
     name: str, pp: int, microbatches: int, times: Times, memory: float | None
 ) -> ScheduleChoice:
     try:
-        orders = _comparable(name, pp, microbatches, times)
+        orders = _comparable(name, pp, microbatches, times, memory)
         share = _share(orders, microbatches)
         timed = time_schedule(orders, times.divided(share))
     except ScheduleError as error:
@@ -288,14 +288,21 @@ def _choice(
     )
 
 
-def _comparable(name: str, pp: int, microbatches: int, times: Times) -> Orders:
+def _comparable(
+    name: str, pp: int, microbatches: int, times: Times, memory: float | None
+) -> Orders:
     """Orders with as many chunks as the schedule wants: one, or two where it needs several."""
     failures: list[ScheduleError] = []
     for chunks in _chunks_to_try(name):
         divided = times.divided(Fraction(chunks))
         try:
             return named_orders(
-                name, pp=pp, microbatches=microbatches, virtual_stages=chunks, times=divided
+                name,
+                pp=pp,
+                microbatches=microbatches,
+                virtual_stages=chunks,
+                times=divided,
+                memory=None if memory is None else memory * chunks,
             )
         except ScheduleError as error:
             failures.append(error)

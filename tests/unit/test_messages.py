@@ -8,7 +8,7 @@ import pytest
 from mpsim.engine import run
 from mpsim.engine.timeline import Timeline
 from mpsim.program import Kind, Stream, from_orders
-from mpsim.program.messages import has_exchanges, warmup_and_flush
+from mpsim.program.messages import warmup_and_flush
 from mpsim.schedule import make_orders
 
 
@@ -85,12 +85,14 @@ def test_steady_1f1b_pays_two_messages_a_microbatch_when_they_block() -> None:
     assert spans[1] - spans[0] == 16 * (30 + 2)
 
 
-def test_only_whole_backwards_on_one_chunk_are_exchanges() -> None:
-    """Interleaved schedules post their receives ahead."""
-    assert has_exchanges(make_orders("1f1b", pp=4, microbatches=4))
-    assert not has_exchanges(
-        make_orders("interleaved-1f1b", pp=4, microbatches=4, virtual_stages=2)
+def test_orders_that_no_framework_runs_as_exchanges_hold_only_the_sender() -> None:
+    """Eager 1F1B has to receive ahead: with exchanges its ranks would run one after the other."""
+    orders = make_orders("eager-1f1b", pp=4, microbatches=16)
+    free, held = (
+        run(from_orders(orders, forward=10, backward=10, weight=10, send=1, blocking=b)).makespan
+        for b in (False, True)
     )
+    assert free <= held <= free + 2 * 16
 
 
 def test_warm_up_and_flush_are_what_lies_outside_the_pairs() -> None:

@@ -1,0 +1,84 @@
+"""Orders searched for the times of a Plan: the schedules that ask how long their actions take."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from mpsim.program.blocks import Blocks
+from mpsim.program.costs import PlanCosts
+from mpsim.program.plan import Plan
+from mpsim.schedule import Action, make_orders, schedule_options
+
+__all__ = ["ActionTimes", "action_times", "with_timed_orders"]
+
+
+class ActionTimes(NamedTuple):
+    """Mean ticks over all stages of a forward, an input gradient, a weight gradient, and a message."""
+
+    forward: float
+    backward: float
+    weight: float
+    send: float
+
+
+def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
+    """Measure the actions of a Plan.
+
+    Parameters
+    ----------
+    plan : Plan
+    costs : PlanCosts
+
+    Returns
+    -------
+    ActionTimes
+    """
+    blocks = Blocks(plan, costs)
+
+    def mean(action: Action) -> float:
+        ticks = [
+            sum(one.template.parts.sum() for one in blocks.of(stage, action))
+            for stage in plan.stages
+        ]
+        return float(np.mean(ticks))
+
+    sends = costs.sends().duration
+    sent = sends[sends > 0]
+    return ActionTimes(
+        mean(Action.F), mean(Action.I), mean(Action.W), float(sent.mean()) if len(sent) else 0.0
+    )
+
+
+def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
+    """Search the orders again for the plan's own times, where its schedule asks for times.
+
+    Parameters
+    ----------
+    plan : Plan
+        With orders searched for equal times.
+    costs : PlanCosts
+
+    Returns
+    -------
+    Plan
+        The same, or with other orders of the same actions.
+    """
+    orders = plan.orders
+    known = schedule_options(plan.schedule) if plan.schedule else ()
+    if "times" not in known:
+        return plan
+    times = action_times(plan, costs)
+    options: dict[str, object] = {"times": times[:3]}
+    if "send" in known:
+        options["send"] = times.send
+    searched = make_orders(
+        plan.schedule,
+        pp=orders.pp,
+        microbatches=orders.microbatches,
+        virtual_stages=orders.virtual_stages,
+        **options,  # type: ignore[arg-type]
+    )
+    return dataclasses.replace(plan, orders=searched.validate())
