@@ -207,7 +207,7 @@ def from_orders(
         Time of a forward, an input gradient and a weight gradient of one chunk [any unit, used as ticks]; a full
         backward takes ``backward + weight``.
     send : float
-        Latency of every message between ranks, unlimited in number [same unit].
+        Time of every message between ranks [same unit]; messages of one channel (sender, receiver, direction) follow each other.
     overlap : str
         How a fused block of a forward and a backward runs. ``serial``: one half after the other, each waiting for its own input
         and sending its own output. ``late-send``: the same, but both outputs leave after the block, as PyTorch
