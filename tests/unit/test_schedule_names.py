@@ -9,21 +9,35 @@ from mpsim.errors import ScheduleError
 from mpsim.schedule import Action, make_orders, schedule_names, write_csv
 
 
+def _refused(name: str, pp: int, microbatches: int) -> bool:
+    """What each schedule says that it needs, written down a second time."""
+    uneven = microbatches % max(1, microbatches // pp) > 0
+    return {
+        "interleaved-1f1b": uneven,
+        "interleaved-zb": uneven,
+        "chimera": pp % 2 or microbatches % pp,
+        "dualpipe": pp % 2 or microbatches % 2 or microbatches < 2 * pp,
+        "dualpipe-v": microbatches < 2 * pp,
+    }.get(name, False) != 0
+
+
 @pytest.mark.parametrize("name", schedule_names())
 @settings(max_examples=40)
-@given(pp=st.integers(1, 9), microbatches=st.integers(1, 20))
+@given(pp=st.integers(1, 9), microbatches=st.integers(1, 24))
 def test_every_schedule_runs_every_action_once(name: str, pp: int, microbatches: int) -> None:
-    """Whatever can be built is a whole training step, in the declared sizes."""
+    """Whatever can be built is a whole training step in the declared sizes; the rest is refused and says the mend."""
     options = {"budget": 10} if name == "auto" else {}
-    try:
-        orders = make_orders(name, pp=pp, microbatches=microbatches, **options)
-    except ScheduleError:
-        assert name == "interleaved-1f1b"
-        assert microbatches % max(1, microbatches // pp)
+    if _refused(name, pp, microbatches):
+        with pytest.raises(ScheduleError, match=rf"^{name}: got .*; needed .*; set "):
+            make_orders(name, pp=pp, microbatches=microbatches, **options)
         return
-    orders.validate()
-    assert (orders.schedule, orders.pp, orders.microbatches) == (name, pp, microbatches)
-    assert np.count_nonzero(orders.kind == Action.F) == orders.stages * microbatches
+    orders = make_orders(name, pp=pp, microbatches=microbatches, **options).validate()
+    units = microbatches * (2 if name == "seq-1f1b" else 1)
+    assert (orders.schedule, orders.pp, orders.microbatches) == (name, pp, units)
+    runs = (
+        orders.pp * orders.virtual_stages * units
+    )  # each microbatch through each part of the model
+    assert np.count_nonzero(orders.kind == Action.F) == runs
 
 
 @given(pp=st.integers(1, 12), microbatches=st.integers(1, 24))
@@ -110,18 +124,50 @@ def test_a_count_under_one_is_refused(name: str, key: str) -> None:
         make_orders(name, **numbers)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-def test_virtual_stages_are_refused_where_there_is_one_chunk(name: str) -> None:
-    """Both gpipe and 1f1b name the schedule that has chunks."""
-    with pytest.raises(ScheduleError, match="use interleaved-1f1b"):
-        make_orders(name, pp=2, microbatches=2, virtual_stages=2)
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("gpipe", "looped-bfs"),
+        ("1f1b", "interleaved-1f1b"),
+        ("eager-1f1b", "interleaved-1f1b"),
+        ("zb-h1", "interleaved-zb"),
+        ("zb-h2", "interleaved-zb"),
+        ("seq-1f1b", "interleaved-1f1b"),
+        ("dualpipe", "dualpipe-v"),
+        ("chimera", "dualpipe-v"),
+    ],
+)
+def test_virtual_stages_are_refused_where_there_is_one_chunk(name: str, instead: str) -> None:
+    """The message names a schedule that has chunks."""
+    with pytest.raises(ScheduleError, match=f"set virtual_stages to 1, or use {instead}"):
+        make_orders(name, pp=2, microbatches=4, virtual_stages=2)
+
+
+@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
+def test_a_v_has_two_chunks(name: str) -> None:
+    """Any other number is refused."""
+    with pytest.raises(ScheduleError, match=f"{name}: got virtual_stages = 3; needed 2"):
+        make_orders(name, pp=2, microbatches=8, virtual_stages=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "mend"),
+    [
+        ("interleaved-1f1b", {"extra_warmup": -1}, "set extra_warmup to 0 or 1"),
+        ("seq-1f1b", {"segments": 0}, "set segments to 2 or more"),
+    ],
+)
+def test_an_impossible_option_is_refused(name: str, option: dict[str, int], mend: str) -> None:
+    """The message says the option, its least value and a value that works."""
+    with pytest.raises(ScheduleError, match=f"{name}: got .*; needed at least .*; {mend}"):
+        make_orders(name, pp=2, microbatches=4, **option)
 
 
 def test_an_unknown_option_is_refused() -> None:
     """An option of another schedule is not ignored."""
     with pytest.raises(ScheduleError, match="'group_size' for '1f1b', which has no option"):
         make_orders("1f1b", pp=2, microbatches=2, group_size=2)
-    with pytest.raises(ScheduleError, match="accepts group_size"):
+    with pytest.raises(ScheduleError, match="accepts group_size, extra_warmup"):
         make_orders("interleaved-1f1b", pp=2, microbatches=2, groups=2)
 
 
