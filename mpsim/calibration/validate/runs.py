@@ -1,0 +1,226 @@
+"""Runs: a row of a training table as a scenario, and what the simulator says of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.calibration.validate.machines import gpu, links_of, nic_named
+from mpsim.calibration.validate.rows import Cells
+from mpsim.calibration.validate.tables import lookup, table
+from mpsim.errors import CalibrationError
+from mpsim.result import simulate
+from mpsim.scenario import Scenario
+
+__all__ = ["filled", "rule_of", "scenario_of", "simulated"]
+
+_LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
+_ENDS = 2  # embedding and head, where they take the place of a layer each
+
+
+def rule_of(cells: Cells) -> Mapping[str, Any]:
+    """The first family of the table whose words all occur in the row."""
+    for entry in table("training")["families"]:
+        if all(word in cells.text(column) for column, word in entry["where"].items()):
+            found: Mapping[str, Any] = entry
+            return found
+    raise CalibrationError("no family fits the row")
+
+
+def filled(cells: Cells, rule: Mapping[str, Any]) -> Cells:
+    """The row with what its family is assumed to have where columns are empty."""
+    assumed = {
+        column: value for column, value in rule.get("assume", {}).items() if not cells.text(column)
+    }
+    return Cells({**cells.values, **assumed})
+
+
+def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
+    """The scenario that a row describes, as a file would hold it.
+
+    Parameters
+    ----------
+    cells : Cells
+        Configuration columns of published runs.
+    rule : mapping
+        What its family leaves unsaid.
+
+    Raises
+    ------
+    CalibrationError
+        If the row does not say enough, or says what is not simulated.
+    """
+    _refuse(cells)
+    return {
+        "schema": 1,
+        "model": _model(cells, rule),
+        "cluster": _cluster(cells),
+        "parallelism": _parallelism(cells),
+        "schedule": _schedule(cells),
+        "training": {
+            "global_batch": cells.required("global_batch_seqs"),
+            "micro_batch": cells.required("micro_batch_seqs"),
+            "sequence_length": cells.required("seq_len"),
+            "precision": lookup("training", "precisions", cells.text("precision"))["precision"],
+            "recompute": lookup("training", "recomputations", cells.text("recompute"))["recompute"],
+        },
+        "framework": dict(rule["framework"]),
+    }
+
+
+def simulated(scenario: Mapping[str, Any], *, layer: bool, allocated: bool) -> tuple[float, float]:
+    """Time and peak memory of a scenario.
+
+    Parameters
+    ----------
+    scenario : mapping
+    layer : bool
+        Whether the time is that of one layer, forward and backward, instead of a step.
+    allocated : bool
+        Whether the memory is what the framework's allocator sees, without buffers of communicators and overhead.
+
+    Returns
+    -------
+    float
+        Time [s].
+    float
+        Memory of the fullest rank [B].
+    """
+    if layer:
+        one, two = (_outcome(_with_layers(scenario, layers)) for layers in (1, 2))
+        return two["layers"] - one["layers"], one["memory"]
+    outcome = _outcome(json.dumps(scenario, sort_keys=True))
+    return outcome["step"], outcome["allocated" if allocated else "memory"]
+
+
+def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
+    return json.dumps(
+        {**scenario, "model": {**scenario["model"], "layers": layers}}, sort_keys=True
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _outcome(scenario: str) -> Mapping[str, float]:
+    """What is read of a simulation; equal scenarios are simulated once."""
+    result = simulate(Scenario.from_mapping(json.loads(scenario)))
+    memory = result.summary["memory"]
+    return {
+        "step": float(result.summary["step_time_s"]),
+        "layers": float(sum(result.breakdown[part] for part in _LAYER_PARTS)),
+        "memory": float(memory["total"]),
+        "allocated": float(memory["total"] - memory["overhead"] - memory["buffers"]),
+    }
+
+
+def _refuse(cells: Cells) -> None:
+    """Refuse what is not simulated, before anything else is asked of the row."""
+    if cells.text("trust") == "low":
+        raise CalibrationError("the table itself trusts the row little (trust low)")
+    if cells.whole("moe_experts") or "deepseek" in cells.text("model").lower():
+        raise CalibrationError("mixture of experts is not simulated by this version")
+    lookup("training", "attention", cells.text("attention_type"))
+    if cells.text("zero_stage"):
+        lookup("training", "sharding", cells.text("zero_stage"))
+
+
+def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
+    gated = cells.flag("gated_mlp")
+    if gated is None:
+        raise CalibrationError("gated_mlp is not stated")
+    shape = {name: cells.required(name) for name in ("layers", "hidden", "heads", "vocab")}
+    more = {name: cells.whole(name) for name in ("kv_heads", "head_dim", "ffn_hidden")}
+    given = {name: value for name, value in more.items() if value is not None}
+    style = table("training")["models"]["gated" if gated else "plain"]
+    return {
+        "name": cells.text("model") or "run",
+        **shape,
+        **given,
+        "gated_mlp": gated,
+        **style,
+        **rule["model"],
+    }
+
+
+def _cluster(cells: Cells) -> dict[str, Any]:
+    count = cells.required("num_accel")
+    chip = gpu(cells.text("accelerator"))
+    each = min(count, cells.required("accel_per_node"))
+    if count % each:
+        raise CalibrationError(f"{count} accelerators do not fill nodes of {each}")
+    joined, _ = links_of(chip, cells.text("intra_node_link"))
+    cluster: dict[str, Any] = {
+        "accelerator": chip.name,
+        "accelerators_per_node": each,
+        "nodes": count // each,
+        "scale_up": joined.name,
+    }
+    return cluster if count == each else {**cluster, **_network(cells)}
+
+
+def _network(cells: Cells) -> dict[str, Any]:
+    ports, rate = cells.whole("nics_per_node"), cells.number("nic_gbit_s")
+    if not ports or not rate:
+        raise CalibrationError("the network between nodes is not stated")
+    nic = nic_named(cells.text("inter_node_link"), rate)
+    return {"nics_per_node": ports, "nic": {"preset": nic.name, "bandwidth": f"{rate:g} Gb/s"}}
+
+
+def _parallelism(cells: Cells) -> dict[str, Any]:
+    degrees = {axis: cells.required(axis) for axis in ("tp", "pp", "dp")}
+    degrees["cp"] = cells.whole("cp") or 1
+    return {
+        **degrees,
+        "sequence_parallel": bool(cells.flag("sequence_parallel")) and degrees["tp"] > 1,
+        "zero": _zero(cells, degrees["dp"]),
+        **_layer_split(cells, degrees["pp"] * _chunks(cells)),
+    }
+
+
+def _zero(cells: Cells, dp: int) -> int:
+    text = cells.text("zero_stage")
+    if not text:
+        if dp > 1:
+            raise CalibrationError("zero_stage is not stated")
+        return 0
+    entry = lookup("training", "sharding", text)
+    if entry.get("groups"):
+        found = re.fullmatch(entry["pattern"], text)
+        if found is None or int(found[1]) != dp:
+            raise CalibrationError(
+                "ZeRO within groups of replicas is not simulated by this version"
+            )
+    return int(entry["zero"])
+
+
+def _chunks(cells: Cells) -> int:
+    return (cells.whole("vp_chunks_per_rank") or 1) if (cells.whole("pp") or 1) > 1 else 1
+
+
+def _layer_split(cells: Cells, stages: int) -> dict[str, Any]:
+    """How layers are divided: evenly, with the two ends counted, or as evenly as it goes, early stages first."""
+    layers = cells.required("layers")
+    pattern = table("training")["layer_splits"]["pattern"]
+    counted = bool(re.fullmatch(pattern, cells.text("overlap_notes")))
+    if stages == 1 or (layers % stages == 0 and not counted):
+        return {}
+    if (layers + _ENDS) % stages == 0:
+        return {"embedding_counts_as_layer": True, "loss_counts_as_layer": True}
+    each, more = divmod(layers + (_ENDS if counted else 0), stages)
+    split = [each + (stage < more) for stage in range(stages)]
+    if counted:
+        split[0] -= 1
+        split[-1] -= 1
+    return {"layers_per_stage": split}
+
+
+def _schedule(cells: Cells) -> dict[str, Any]:
+    if cells.required("pp") == 1:
+        return {"name": "1f1b"}
+    name = lookup("training", "schedules", cells.text("schedule"))["name"]
+    chunks = _chunks(cells)
+    if name == "interleaved-1f1b" and chunks == 1:
+        raise CalibrationError("vp_chunks_per_rank is not stated")
+    return {"name": name, "virtual_stages": chunks} if chunks > 1 else {"name": name}
