@@ -94,8 +94,9 @@ class CollectiveModel:
 
         Notes
         -----
-        Inside a domain ``t = a(n) + passes S / bus(n) + c(n) sqrt(S)``. Across domains the same with ``passes S / bus`` the
-        slower of the scale-up part and the NIC part, and `a` the best of a few algorithms (``collectives.algorithm``).
+        Inside a domain the better of two protocols, ``min(a1 + passes S / bus1, a2 + passes S / bus2 + c sqrt(S))``, with
+        constants by group size. Across domains ``a + passes S / bus + c sqrt(S)`` with ``passes S / bus`` the slower of the
+        scale-up part and the NIC part, and `a` the best of a few algorithms (``collectives.algorithm``).
         """
         _check_kind(kind)
         size = np.asarray(0.0 if kind == "barrier" else size_bytes, dtype=np.float64)
@@ -193,13 +194,18 @@ class CollectiveModel:
     def _within(self, kind: str, size: Floats, members: int) -> Floats:
         if self.cluster.node.scale_up.shape is LinkShape.TORUS:
             return self._torus(kind, size, members)
-        latency = self._curve("latency", kind, members)
-        root = self._curve("root", kind, members)
-        bus = self._bus(kind, members)
-        return latency + ring_passes(kind, members) * size / bus + root * np.sqrt(size)
+        moved = ring_passes(kind, members) * size
+        root = self._curve("root", kind, members) * np.sqrt(size)
+        simple = self._curve("latency", kind, members) + moved / self._bus(kind, members) + root
+        if not any(leaf.startswith("quick") for leaf in self._inside):  # only Simple is known
+            return simple
+        rate = group_bandwidth(self.cluster, members) * self._curve("quick_fraction", kind, members)
+        quick = self._curve("quick_latency", kind, members) + moved / rate
+        result: Floats = np.minimum(quick, simple)
+        return result
 
     def _bus(self, kind: str, members: int) -> float:
-        """Bus bandwidth of a collective inside a domain [B/s]."""
+        """Bus bandwidth of a large collective inside a domain [B/s]."""
         raw = group_bandwidth(self.cluster, members)
         if self.cluster.node.scale_up.shape is LinkShape.TORUS:
             return raw * self._use(self._inside, "torus_fraction")
@@ -209,10 +215,11 @@ class CollectiveModel:
         """A constant of a collective, between the group sizes it was measured for in log; latency beyond them too."""
         curve = _CURVE_OF.get(kind, kind)
         labels = [int(label) for label in self._inside.words["ranks"]]
-        if curve == "all_reduce" and what != "latency" and self._lacks_switch():
+        grows = what.endswith("latency")
+        if curve == "all_reduce" and not grows and self._lacks_switch():
             members = min(members, _RING_LIMIT)
         values = [self._use(self._inside, f"{what}_{curve}_{label}") for label in labels]
-        return _between(members, labels, values, beyond=what == "latency")
+        return _between(members, labels, values, beyond=grows)
 
     def _lacks_switch(self) -> bool:
         """Whether the measured link reduced in its switches but this one cannot."""
