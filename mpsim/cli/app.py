@@ -13,7 +13,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 import mpsim
-from mpsim.cli import check, compare, new, run, schedule, show, sweep
+from mpsim.cli import check, compare, new, run, schedule, show, sweep, validate
 from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note
 from mpsim.errors import (
     CalibrationError,
@@ -34,6 +34,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     compare.compare,
     sweep.sweep,
     schedule.schedule,
+    validate.validate,
     show.show,
 )
 

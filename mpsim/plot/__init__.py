@@ -12,12 +12,15 @@ from mpsim.plot.plots import Plots
 from mpsim.plot.sweep import SweepDisplay
 from mpsim.plot.timeline import TimelineDisplay
 from mpsim.plot.utilisation import UtilisationDisplay
+from mpsim.plot.validation import AgreementDisplay, ErrorDisplay
 
 __all__ = [
+    "AgreementDisplay",
     "AttributionDisplay",
     "BubbleDisplay",
     "ComparisonDisplay",
     "Display",
+    "ErrorDisplay",
     "MemoryDisplay",
     "Plots",
     "SweepDisplay",

@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpsim.calibration.validate.records import Record
 from mpsim.calibration.validate.rows import Cells, Row
@@ -166,10 +165,11 @@ def _spans(timeline: Timeline) -> list[float]:
     ]
 
 
-def _busy(timeline: Timeline) -> NDArray[np.float64]:
+def _busy(timeline: Timeline) -> list[float]:
     """Time each rank computes; sends take none here."""
-    program = timeline.program
-    return np.bincount(program.rank, weights=timeline.end - timeline.start, minlength=program.ranks)
+    taken = timeline.end - timeline.start
+    rank = timeline.program.rank
+    return [float(taken[rank == one].sum()) for one in range(timeline.program.ranks)]
 
 
 def _sends(timeline: Timeline) -> dict[str, list[int]]:
@@ -200,5 +200,5 @@ def _agrees(figure: float | list[int], oracle: Cells, column: str) -> bool:
     if not oracle.text(column):
         return True
     if isinstance(figure, list):
-        return figure == json.loads(oracle.text(column))
+        return bool(figure == json.loads(oracle.text(column)))
     return round(figure, _DIGITS) == round(oracle.number(column) or 0.0, _DIGITS)

@@ -1,0 +1,130 @@
+"""``mpsim validate``: measured data against predictions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpsim.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from mpsim.calibration import Family, Validation
+
+__all__ = ["validate"]
+
+WORST = 5  # rows named under a table
+REASONS = 8  # reasons for skipping named under a table
+COLUMNS = ("family", "rows", "predicted", "mean", "median", "p90", "bias", "worst", "differ", "")
+
+
+def validate(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE.csv ...",
+            help="Measured training runs, collectives, kernels or schedules; the columns say which.",
+        ),
+    ],
+    plots: Annotated[
+        Path | None,
+        typer.Option("--plots", metavar="DIR", help="Draw measured against predicted into DIR."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict measured data row by row, and say how far off the predictions are."""
+    from mpsim.calibration import validate_files
+    from mpsim.cli.console import print_json, progress_bar
+    from mpsim.errors import CalibrationError
+
+    try:
+        with progress_bar("rows") as progress:
+            validation = validate_files(files, progress=progress)
+    except CalibrationError as error:
+        raise typer.BadParameter(str(error), param_hint="FILE.csv") from error
+    if plots is not None:
+        _draw(validation, plots)
+    if as_json:
+        print_json(validation.to_json())
+    else:
+        _print(validation)
+
+
+def _print(validation: Validation) -> None:
+    from mpsim.cli.console import print_table, print_text
+
+    for total in validation.kinds:
+        families = [one for one in validation.families if one.kind == total.kind]
+        rows = [_cells(one) for one in families]
+        rows += [_cells(total)] if len(families) > 1 else []
+        title = f"{total.kind}: error of predictions (predicted / measured - 1)"
+        print_table(rows, header=COLUMNS, title=title, right=range(1, len(COLUMNS) - 1))
+        print_text(
+            "\n".join([*_worst(validation, total.kind), *_reasons(validation, total.kind), ""])
+        )
+
+
+def _cells(family: Family) -> tuple[str, ...]:
+    from mpsim.cli.summary import percent
+
+    figures = (family.mean_abs_error, family.median_abs_error, family.p90_abs_error)
+    signed = (family.bias, family.worst)
+    return (
+        family.family,
+        str(family.rows),
+        str(family.predicted),
+        *("" if one is None else percent(one) for one in figures),
+        *("" if one is None else f"{one:+.1%}" for one in signed),
+        str(family.mismatched) if family.kind == "schedule" else "",
+        family.worst_id if family.worst else "",
+    )
+
+
+def _worst(validation: Validation, kind: str) -> list[str]:
+    """The rows that are furthest off, and those whose oracle differs."""
+    lines = [
+        f"  {one.error:+.1%}  {one.id}: measured {one.measured:.6g}, predicted {one.predicted:.6g} {one.unit}"
+        for one in validation.worst(kind, WORST)
+        if one.error
+    ]
+    differ = Counter(
+        (one.family, ", ".join(one.mismatched))
+        for one in validation.records
+        if one.kind == kind and one.mismatched
+    )
+    lines += [
+        f"  {count} rows of {name} differ in {what}" for (name, what), count in differ.items()
+    ]
+    return ["furthest off:", *lines] if lines else []
+
+
+def _reasons(validation: Validation, kind: str) -> Sequence[str]:
+    """Why rows were skipped, the commonest reason first."""
+    reasons = Counter(
+        one.skipped_because
+        for one in validation.records
+        if one.kind == kind and one.skipped_because
+    )
+    lines = [f"  {count} x {reason}" for reason, count in reasons.most_common(REASONS)]
+    more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(REASONS))
+    lines += [f"  {more} x other reasons"] if more else []
+    return ["skipped:", *lines] if lines else []
+
+
+def _draw(validation: Validation, folder: Path) -> None:
+    """Two pictures of every kind that has scored rows."""
+    from mpsim.cli.console import wrote
+    from mpsim.plot import AgreementDisplay, ErrorDisplay
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for total in validation.kinds:
+        scored = [
+            one for one in validation.records if one.kind == total.kind and one.error is not None
+        ]
+        if not scored:
+            continue
+        wrote(AgreementDisplay.from_records(scored).save(folder / f"{total.kind}-agreement.png"))
+        wrote(ErrorDisplay.from_records(scored).save(folder / f"{total.kind}-error.png"))
