@@ -18,6 +18,7 @@ __all__ = [
     "attention_seconds",
     "device_power",
     "gemm_seconds",
+    "grouped_gemm_seconds",
     "memory_seconds",
     "optimizer_seconds",
 ]
@@ -57,6 +58,7 @@ def gemm_seconds(
     peak: float,
     bandwidth: float,
     c: GemmConstants,
+    padding: ArrayLike = 1.0,
 ) -> Floats:
     """Time of ``batch`` products (m, k) @ (k, n): a roofline whose corner is rounded.
 
@@ -71,6 +73,8 @@ def gemm_seconds(
     bandwidth : float
         Device memory [B/s].
     c : GemmConstants
+    padding : float or array
+        Work done over work asked for, at least 1 (whole tiles; see `mpsim.cost.waves`).
 
     Returns
     -------
@@ -79,7 +83,7 @@ def gemm_seconds(
 
     Notes
     -----
-    ``t = t0 + (Tc^p + Tm^p)^(1/p)`` with ``Tc = 2 m n k batch / (e_c peak)``, ``Tm = moved_bytes / (eta bandwidth)``; t0 is
+    ``t = t0 + (Tc^p + Tm^p)^(1/p)`` with ``Tc = 2 m n k batch padding / (e_c peak)``, ``Tm = moved_bytes / (eta bandwidth)``; t0 is
     `c.launch`, e_c `c.compute_fraction`, eta `c.memory_fraction`, p `c.knee`. Evaluated as ``larger * (1 + ratio^p)^(1/p)``
     so that a sharp knee does not overflow.
 
@@ -90,12 +94,64 @@ def gemm_seconds(
     7.0
     """
     shape = np.asarray(m, float) * np.asarray(n, float) * np.asarray(k, float)
-    compute = 2.0 * shape * np.asarray(batch, float) / (c.compute_fraction * peak)
+    work = 2.0 * shape * np.asarray(batch, float) * np.asarray(padding, float)
+    compute = work / (c.compute_fraction * peak)
     memory = np.asarray(moved_bytes, float) / (c.memory_fraction * bandwidth)
     larger, smaller = np.maximum(compute, memory), np.minimum(compute, memory)
     ratio = np.divide(smaller, larger, out=np.zeros_like(larger), where=larger > 0)
     result: Floats = c.launch + larger * (1.0 + ratio**c.knee) ** (1.0 / c.knee)
     return result
+
+
+def grouped_gemm_seconds(
+    rows: ArrayLike,
+    n: float,
+    k: float,
+    *,
+    element_bytes: float,
+    peak: float,
+    bandwidth: float,
+    c: GemmConstants,
+    tile: float = 1.0,
+) -> float:
+    """Time of one kernel that multiplies groups of unequal size, (rows_i, k) @ (k, n) each with a weight of its own.
+
+    Parameters
+    ----------
+    rows : array of groups
+        Rows of each group (tokens of an expert); an empty group costs nothing.
+    n, k : float
+        Common to the groups.
+    element_bytes : float
+        Of every operand [B].
+    peak, bandwidth : float
+        As in `gemm_seconds`.
+    c : GemmConstants
+    tile : float
+        Rows that a tile works on: each group is rounded up to whole tiles.
+
+    Notes
+    -----
+    The groups share one launch and one knee: work and bytes are summed first.
+
+    Examples
+    --------
+    >>> flat = GemmConstants(compute_fraction=1.0, memory_fraction=1.0, launch=0.0, knee=64.0)
+    >>> uneven = grouped_gemm_seconds([1, 255], 64, 64, element_bytes=0, peak=1e6, bandwidth=1.0, c=flat, tile=128)
+    >>> even = grouped_gemm_seconds([128, 128], 64, 64, element_bytes=0, peak=1e6, bandwidth=1.0, c=flat, tile=128)
+    >>> uneven / even
+    1.5
+    """
+    m = np.asarray(rows, float)
+    asked, done = float(m.sum()), float((np.ceil(m / tile) * tile).sum())
+    used = float((m > 0).sum())
+    if asked == 0:
+        return 0.0
+    moved = element_bytes * (asked * (k + n) + used * k * n)
+    padding = done / asked
+    return float(
+        gemm_seconds(asked, n, k, 1.0, moved, peak=peak, bandwidth=bandwidth, c=c, padding=padding)
+    )
 
 
 def attention_pairs(

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from mpsim.cost.attention import ATTENTION_CHARTS, AttentionModel, AttentionWork
 from mpsim.cost.constants import (
     Constant,
     ConstantGroup,
@@ -20,15 +21,15 @@ from mpsim.cost.constants import (
 from mpsim.cost.formulas import (
     Floats,
     GemmConstants,
-    attention_pairs,
     attention_seconds,
     device_power,
     gemm_seconds,
     memory_seconds,
     optimizer_seconds,
 )
+from mpsim.cost.quantise import FORMATS, quantise_seconds
+from mpsim.cost.waves import read_tiling, tiled_gemm_seconds
 from mpsim.errors import HardwareError, nearest
-from mpsim.framework.framework import ATTENTION_KERNELS
 from mpsim.hardware.components import Accelerator
 from mpsim.workload.operators import Operator, OperatorKind, Phase
 
@@ -46,7 +47,8 @@ __all__ = [
 CLOCKS = ("sustained", "burst")
 _EAGER_KINDS = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
 _WIDE = "bf16"  # what stays unquantised when the rest is fp8 or fp4
-_NARROW = ("fp8", "fp4")
+_NARROW = ("fp8", "fp8_block", "fp4", "nvfp4")
+_FP4_FORMAT = "nvfp4"
 _HALF = ("bf16", "fp16")
 
 Shape = tuple[object, ...]
@@ -59,13 +61,16 @@ class KernelModel:
     ----------
     accelerator : Accelerator
     precision : str
-        Of matrix products: bf16, fp16, tf32, fp32, or fp8 (then attention and the output projection stay bf16).
+        Of matrix products: bf16, fp16, tf32, fp32, or a narrow one: fp8 (a scale a tensor), fp8_block (a scale for 128 elements), fp4,
+        also called nvfp4. Then attention and the output projection stay bf16, and casts cost `quantisation_seconds`.
     attention_kernel : str
-        Generation of the fused attention kernel: one of `mpsim.framework.framework.ATTENTION_KERNELS`.
+        Generation of the fused attention kernel: one of `mpsim.cost.attention.ATTENTION_CHARTS`.
     eager_factor : float
         Time of norm, softmax and elementwise kernels over that of fused ones: 1.6-1.8 eager, 0.9 compiled.
     clocks : str
         ``sustained`` (training: hot, power-limited) or ``burst`` (a short benchmark).
+    few_heads : bool
+        Whether attention over few heads and sequences leaves processors waiting; published runs show no effect worth it, benchmarks do.
 
     Raises
     ------
@@ -81,8 +86,9 @@ class KernelModel:
         attention_kernel: str = "flash2",
         eager_factor: float = 1.0,
         clocks: str = "sustained",
+        few_heads: bool = False,
     ) -> None:
-        _check_choice("attention kernel", attention_kernel, ATTENTION_KERNELS)
+        _check_choice("attention kernel", attention_kernel, ATTENTION_CHARTS)
         _check_choice("clocks", clocks, CLOCKS)
         if not eager_factor > 0:
             raise HardwareError(f"eager_factor is {eager_factor:g}, needed a number above 0")
@@ -99,7 +105,17 @@ class KernelModel:
             for kind in dict.fromkeys((precision, wide))
         }
         self._wide = wide
-        self._attention = _AttentionRates(accelerator, attention_kernel, wide, self._use)
+        self._attention = AttentionModel(
+            accelerator,
+            attention_kernel,
+            wide,
+            hot=self._hot,
+            level=self._level,
+            few_heads=few_heads,
+            use=self._use,
+        )
+        waves = self._rules.get(f"waves.{accelerator.family}")
+        self._waves = waves if waves and waves.matches(accelerator.name) and not self._hot else None
         self._bandwidth = accelerator.memory_bandwidth
         self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))
         self._seen: dict[Shape, float] = {}
@@ -121,6 +137,15 @@ class KernelModel:
             self._seen.update(zip(group, times.tolist(), strict=True))
         return np.array([self._seen[shape] for shape in shapes], dtype=np.float64)
 
+    def quantisation_seconds(self, elements: ArrayLike, *, from_bytes: float = 2.0) -> Floats:
+        """Time of casting tensors of so many elements to this model's narrow format [s]; 0 in a wide precision."""
+        narrow = _FP4_FORMAT if self.precision == "fp4" else self.precision
+        if narrow not in FORMATS:
+            return np.zeros_like(np.asarray(elements, float))
+        for leaf in ("element_bytes", "passes"):
+            self._use(self._rules[f"quantise.{narrow}"], leaf)
+        return quantise_seconds(elements, narrow, self._bandwidth, from_bytes=from_bytes)
+
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant that was used so far, by name; those of a kind of operator never met are left out."""
         return tuple(self._used[name] for name in sorted(self._used))
@@ -133,24 +158,36 @@ class KernelModel:
         self._used[constant.name] = constant
 
     def _peak(self, precision: str) -> float:
-        peak = self.accelerator.peak(precision)
-        figure = f"peak_flops.{precision}"
+        stored = FORMATS.get(precision, precision)
+        peak = self.accelerator.peak(stored)
+        figure = f"peak_flops.{stored}"
         self._note(hardware_constant(self.accelerator, figure, peak, "FLOP/s"))
         return peak
 
     def _gemm_constants(self, precision: str) -> GemmConstants:
         group = choose_group("kernels", "gemm", self.accelerator.name, self.accelerator.family)
+        shape = {
+            leaf: self._use(
+                group, leaf if self._hot or f"burst_{leaf}" not in group else f"burst_{leaf}"
+            )
+            for leaf in ("memory_fraction", "launch", "knee")
+        }
+        fraction = self._compute_fraction(group, precision)
+        return GemmConstants(compute_fraction=fraction * self._level, **shape)
+
+    def _compute_fraction(self, group: ConstantGroup, precision: str) -> float:
+        """Of the peak of `precision`: its own, or a burst scaled to hot clocks as bf16's is, or bf16's."""
         leaf = "sustained_fraction" if self._hot else "burst_fraction"
-        if precision == "fp8" and f"fp8_{leaf}" in group:
-            leaf = f"fp8_{leaf}"
-        elif precision not in _HALF:
-            group = group.demoted(f"bf16's fraction used for {precision}")
-        return GemmConstants(
-            compute_fraction=self._use(group, leaf) * self._level,
-            memory_fraction=self._use(group, "memory_fraction"),
-            launch=self._use(group, "launch"),
-            knee=self._use(group, "knee"),
-        )
+        if precision in _HALF:
+            return self._use(group, leaf)
+        narrow = _FP4_FORMAT if precision == "fp4" else precision
+        if f"{narrow}_{leaf}" in group:
+            return self._use(group, f"{narrow}_{leaf}")
+        if f"{narrow}_burst_fraction" in group:
+            group = group.demoted("burst fraction scaled to hot clocks as bf16's")
+            hot = self._use(group, leaf) / self._use(group, "burst_fraction")
+            return hot * self._use(group, f"{narrow}_burst_fraction")
+        return self._use(group.demoted(f"bf16's fraction used for {precision}"), leaf)
 
     def _power_level(self, group: ConstantGroup) -> float:
         """Share of the usual sustained rate that a board with a low power limit keeps."""
@@ -168,10 +205,18 @@ class KernelModel:
             m, n, k, batch, moved = _columns(
                 [operators[row] for row in rows], "m", "n", "k", "batch", "bytes"
             )
-            times[rows] = gemm_seconds(
-                m, n, k, batch, moved, peak=peak, bandwidth=self._bandwidth, c=constants
-            )
+            times[rows] = self._product_seconds((m, n, k, batch, moved), peak, constants)
         return times * self._gemm_factors(operators)
+
+    def _product_seconds(
+        self, shape: tuple[Floats, Floats, Floats, Floats, Floats], peak: float, c: GemmConstants
+    ) -> Floats:
+        if self._waves is None:
+            return gemm_seconds(*shape, peak=peak, bandwidth=self._bandwidth, c=c)
+        for leaf in self._waves:
+            self._use(self._waves, leaf)
+        tiling = read_tiling(self._waves)
+        return tiled_gemm_seconds(*shape, peak=peak, bandwidth=self._bandwidth, c=c, tiling=tiling)
 
     def _precision_of(self, operator: Operator) -> str:
         """Narrow precisions are for linear layers; batched attention products and the output projection stay wide."""
@@ -190,25 +235,21 @@ class KernelModel:
         return np.where(weight, slower, 1.0) * np.where(odd, misaligned, 1.0)
 
     def _attentions(self, operators: Sequence[Operator]) -> Floats:
-        rules = self._rules["attention_rules"]
         queries, keys, heads, sequences, dim, dim_v, window = _columns(
             operators, "queries", "keys", "heads", "sequences", "head_dim", "head_dim_v", "window"
         )
-        causal = np.array([o.causal for o in operators])
-        pairs = attention_pairs(queries, keys, causal=causal, window=window)
-        forward_flops = 2.0 * sequences * heads * pairs * (dim + dim_v)
-        rate, half = self._attention.of(np.maximum(dim, dim_v), causal)
-        total = 1.0 + self._use(rules, "backward_flops")
-        share = self._use(rules, "forward_share")
-        forward = np.array([o.phase is Phase.FORWARD for o in operators])
-        return attention_seconds(
-            forward_flops,
-            keys,
-            rate=rate * self._level * (self._attention.share() if self._hot else 1.0),
-            half=half,
-            share=total * np.where(forward, share, 1.0 - share),
-            launch=self._use(self._rules["memory_rules"], "floor"),
+        work = AttentionWork(
+            queries=queries,
+            keys=keys,
+            heads=heads,
+            sequences=sequences,
+            head_dim=dim,
+            head_dim_v=dim_v,
+            window=window,
+            causal=np.array([o.causal for o in operators]),
+            forward=np.array([o.phase is Phase.FORWARD for o in operators]),
         )
+        return self._attention.seconds(work)
 
     def _streams(self, operators: Sequence[Operator]) -> Floats:
         (moved,) = _columns(operators, "bytes")
@@ -221,47 +262,6 @@ class KernelModel:
             slowdown=slowdown * (self.eager_factor if kind in _EAGER_KINDS else 1.0),
             floor=self._use(self._rules["memory_rules"], "floor"),
         )
-
-
-class _AttentionRates:
-    """Saturated rate and half-rate sequence of one attention kernel on one accelerator, by head_dim and mask."""
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        kernel: str,
-        precision: str,
-        use: Callable[[ConstantGroup, str], float],
-    ) -> None:
-        name, family = accelerator.name, accelerator.family
-        group = choose_group("kernels", f"attention_{kernel}", name, family)
-        if precision not in _HALF:
-            group = group.demoted(f"16-bit rates scaled to the peak of {precision}")
-        self._group, self._use = group, use
-        self._dims = [int(dim) for dim in group.words["head_dims"]]
-        self._peak = accelerator.peak(precision)
-
-    def of(self, head_dim: Floats, causal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Rate [FLOP/s] and half-rate sequence [tokens]; head_dims between the measured ones are interpolated in log."""
-        scale = self._peak / self._use(self._group, "peak")
-        return self._between("rate", head_dim, causal) * scale, self._between(
-            "half", head_dim, causal
-        )
-
-    def share(self) -> float:
-        """What real training keeps of the rates, which are those of a benchmark."""
-        return self._use(self._group, "chart_share")
-
-    def _between(self, what: str, head_dim: Floats, causal: NDArray[np.bool_]) -> Floats:
-        curves = {
-            mask: np.interp(
-                np.log2(np.maximum(head_dim, 1.0)),
-                np.log2(self._dims),
-                [self._use(self._group, f"{what}_{mask}_{dim}") for dim in self._dims],
-            )
-            for mask in ("causal", "full")
-        }
-        return np.where(causal, curves["causal"], curves["full"])
 
 
 def _check_choice(what: str, given: str, known: Iterable[str]) -> None:

@@ -1,0 +1,201 @@
+"""Fused attention on one accelerator: published rates of a kernel, by pass, mask, head_dim and sequence.
+
+Shapes: N operators.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
+from mpsim.cost.formulas import Floats, attention_pairs, attention_seconds
+from mpsim.framework.framework import ATTENTION_KERNELS
+from mpsim.hardware.components import Accelerator
+
+__all__ = ["ATTENTION_CHARTS", "AttentionModel", "AttentionWork", "waiting"]
+
+ATTENTION_CHARTS = (*dict.fromkeys((*ATTENTION_KERNELS, "trtllm", "te")),)
+"""Kernels with rates of their own: those of the frameworks, and two that only benchmarks name."""
+_HALF = ("bf16", "fp16")
+
+Use = Callable[[ConstantGroup, str], float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWork:
+    """Shapes of N attention kernels, as `mpsim.workload.Operator` names them.
+
+    Parameters
+    ----------
+    queries, keys, heads, sequences, head_dim, head_dim_v, window : array of N
+    causal, forward : array of N bool
+    """
+
+    queries: Floats
+    keys: Floats
+    heads: Floats
+    sequences: Floats
+    head_dim: Floats
+    head_dim_v: Floats
+    window: Floats
+    causal: NDArray[np.bool_]
+    forward: NDArray[np.bool_]
+
+    def forward_flops(self) -> Floats:
+        """Of the forward pass, only the pairs that are worked on [FLOP]."""
+        pairs = attention_pairs(self.queries, self.keys, causal=self.causal, window=self.window)
+        width = self.head_dim + self.head_dim_v
+        result: Floats = 2.0 * self.sequences * self.heads * pairs * width
+        return result
+
+    def tiles(self, rows: float) -> Floats:
+        """Pieces of work that the processors share out: `rows` queries of one head of one sequence."""
+        result: Floats = self.sequences * self.heads * self.queries / rows
+        return result
+
+
+def waiting(tiles: Floats, processors: float, wait: float) -> Floats:
+    """Time over that of endless work: ``1 + wait * processors / tiles``.
+
+    Notes
+    -----
+    When the tiles run out, processors wait for the longest one. With a causal mask that is twice the mean, so `wait` is 2 for tiles of
+    128 rows, 4 for tiles of 256 (in tiles of 128), and below 1 where the long ones go first, as in backward kernels.
+    """
+    return 1.0 + wait * processors / np.maximum(tiles, np.finfo(float).tiny)
+
+
+class AttentionModel:
+    """Times of one fused kernel on one accelerator.
+
+    Parameters
+    ----------
+    accelerator : Accelerator
+    kernel : str
+        One of `ATTENTION_CHARTS`.
+    precision : str
+        Of the products.
+    hot : bool
+        Whether clocks are those of training: forward and backward share one rate, reduced by what training keeps of the chart.
+    level : float
+        Share of the rate that the board's power limit leaves.
+    few_heads : bool
+        Whether processors wait when heads and sequences are few (off: charts are taken as they are).
+    use : callable
+        Reads a constant and records that it was used.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        kernel: str,
+        precision: str,
+        *,
+        hot: bool,
+        level: float,
+        few_heads: bool,
+        use: Use,
+    ) -> None:
+        groups = constant_groups("kernels")
+        name, family = accelerator.name, accelerator.family
+        group = choose_group("kernels", f"attention_{kernel}", name, family)
+        forward = groups.get(f"forward_{kernel}.{name}")
+        if precision not in _HALF:
+            group = group.demoted(f"16-bit rates scaled to the peak of {precision}")
+            forward = None
+        self._group, self._forward_group, self._use = group, forward, use
+        self._rules, self._launch = groups["attention_rules"], groups["memory_rules"]
+        self._burst = groups["attention_burst"]
+        self._tiles = choose_group("kernels", "occupancy", name, family)
+        self._hot, self._level, self._few_heads = hot, level, few_heads
+        self._peak = accelerator.peak(precision)
+
+    def seconds(self, work: AttentionWork) -> Floats:
+        """Time of each kernel [s]."""
+        if "rate_forward" in self._group:
+            return self._counted(work)
+        times = self._hot_seconds(work) if self._hot else self._burst_seconds(work)
+        return times * self._few(work) if self._few_heads else times
+
+    def _hot_seconds(self, work: AttentionWork) -> Floats:
+        share = self._use(self._rules, "forward_share")
+        kept = self._level * self._use(self._group, "chart_share")
+        part = self._total() * np.where(work.forward, share, 1.0 - share)
+        return self._evaluate(work, self._group, part, kept)
+
+    def _burst_seconds(self, work: AttentionWork) -> Floats:
+        """A chart of the forward pass alone leaves backward to a ratio; one of both passes has forward taken off."""
+        if self._group.words.get("passes") == ("forward",):
+            backward = self._use(self._burst, "backward_time")
+            return self._evaluate(work, self._group, np.where(work.forward, 1.0, backward), 1.0)
+        both = self._evaluate(work, self._group, np.full_like(work.keys, self._total()), 1.0)
+        if self._forward_group is None:
+            share = self._use(self._rules, "forward_share")
+            return both * np.where(work.forward, share, 1.0 - share)
+        alone = self._evaluate(work, self._forward_group, np.ones_like(work.keys), 1.0)
+        least = self._use(self._rules, "backward_flops") * work.forward_flops() / self._peak
+        return np.where(work.forward, alone, np.maximum(both - alone, least))
+
+    def _evaluate(
+        self, work: AttentionWork, group: ConstantGroup, part: Floats, kept: float
+    ) -> Floats:
+        scale = self._peak / self._use(group, "peak") * kept
+        width = np.maximum(work.head_dim, work.head_dim_v)
+        return attention_seconds(
+            work.forward_flops(),
+            work.keys,
+            rate=self._between(group, "rate", width, work.causal) * scale,
+            half=self._between(group, "half", width, work.causal),
+            share=part,
+            launch=self._use(self._launch, "floor"),
+        )
+
+    def _counted(self, work: AttentionWork) -> Floats:
+        """Kernels measured by heads rather than by sequence: endless rate of each pass, waiting, and heads of unequal width."""
+        group, latent = self._group, work.head_dim != work.head_dim_v
+        scale = self._peak / self._use(group, "peak")
+        scale *= self._level * self._use(group, "chart_share") if self._hot else 1.0
+        tiles = work.tiles(self._use(self._tiles, "tile"))
+        processors = self._use(self._tiles, "processors")
+        times = [
+            flops
+            * work.forward_flops()
+            / (self._use(group, f"rate_{way}") * scale)
+            / np.where(latent, self._use(group, f"latent_{way}"), 1.0)
+            * waiting(tiles, processors, self._use(group, f"wait_{way}"))
+            for way, flops in (("forward", 1.0), ("backward", self._total() - 1.0))
+        ]
+        result: Floats = np.maximum(
+            np.where(work.forward, *times), self._use(self._launch, "floor")
+        )
+        return result
+
+    def _few(self, work: AttentionWork) -> Floats:
+        """Waiting over that of the chart's own work, never below 1."""
+        group = self._tiles
+        processors, wait = self._use(group, "processors"), self._use(group, "wait_forward")
+        here = waiting(work.tiles(self._use(group, "tile")), processors, wait)
+        chart = waiting(np.array(self._use(group, "chart_tiles")), processors, wait)
+        return np.maximum(here / chart, 1.0)
+
+    def _total(self) -> float:
+        return 1.0 + self._use(self._rules, "backward_flops")
+
+    def _between(
+        self, group: ConstantGroup, what: str, head_dim: Floats, causal: NDArray[np.bool_]
+    ) -> Floats:
+        """A constant of the chart at any head_dim: between the measured ones it is interpolated in log2."""
+        dims = [int(dim) for dim in group.words["head_dims"]]
+        curves = {
+            mask: np.interp(
+                np.log2(np.maximum(head_dim, 1.0)),
+                np.log2(dims),
+                [self._use(group, f"{what}_{mask}_{dim}") for dim in dims],
+            )
+            for mask in ("causal", "full")
+        }
+        return np.where(causal, curves["causal"], curves["full"])

@@ -1,0 +1,136 @@
+"""Matrix products in whole tiles: what a last, partly filled wave of tiles costs on accelerators that feel it.
+
+Shapes: N products. Every array argument may be a float or an array of N.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mpsim.cost.constants import ConstantGroup
+from mpsim.cost.formulas import Floats, GemmConstants, gemm_seconds
+
+__all__ = ["Tiling", "read_tiling", "tiled_gemm_seconds", "wave_padding"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How a library cuts a product into tiles.
+
+    Parameters
+    ----------
+    processors : float
+        Streaming multiprocessors; each works on one tile at a time.
+    weight : float
+        0 ignores the partly filled last wave, 1 lets it cost a full one, in [0, 1].
+    small_tile : float
+        Rate of a tile smaller than the largest over that of the largest, in (0, 1].
+    partial_bytes : float
+        Moved for an element of a partial sum when k is split: written and read once [B].
+    tiles : tuple of (rows, columns)
+    splits : tuple of int
+        Parts that k may be cut into.
+    """
+
+    processors: float
+    weight: float
+    small_tile: float
+    partial_bytes: float
+    tiles: tuple[tuple[int, int], ...]
+    splits: tuple[int, ...]
+
+
+def read_tiling(group: ConstantGroup) -> Tiling:
+    """The tiling that a group of ``kernels.waves`` describes."""
+    shapes = (tile.split("x") for tile in group.words["tiles"])
+    return Tiling(
+        processors=group.value("processors"),
+        weight=group.value("weight"),
+        small_tile=group.value("small_tile"),
+        partial_bytes=group.value("partial_bytes"),
+        tiles=tuple((int(rows), int(columns)) for rows, columns in shapes),
+        splits=tuple(int(split) for split in group.words["splits"]),
+    )
+
+
+def wave_padding(
+    m: ArrayLike,
+    n: ArrayLike,
+    batch: ArrayLike,
+    *,
+    tile: tuple[int, int],
+    split: int,
+    processors: float,
+    weight: float,
+) -> Floats:
+    """Work of whole waves of whole tiles over the work asked for, at least 1.
+
+    Notes
+    -----
+    ``1 + weight (waves processors rows columns / (split batch m n) - 1)`` with
+    ``waves = ceil(split batch ceil(m / rows) ceil(n / columns) / processors)``.
+    """
+    m, n, batch = (np.asarray(one, float) for one in (m, n, batch))
+    rows, columns = tile
+    count = split * batch * np.ceil(m / rows) * np.ceil(n / columns)
+    done = np.ceil(count / processors) * processors * rows * columns
+    asked = split * batch * m * n
+    full = np.divide(done, asked, out=np.ones_like(done), where=asked > 0)
+    result: Floats = 1.0 + weight * (full - 1.0)
+    return result
+
+
+def tiled_gemm_seconds(
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    batch: ArrayLike,
+    moved_bytes: ArrayLike,
+    *,
+    peak: float,
+    bandwidth: float,
+    c: GemmConstants,
+    tiling: Tiling,
+) -> Floats:
+    """Time of a product with the best of the library's tiles and splits of k [s]; arguments as `gemm_seconds`.
+
+    Notes
+    -----
+    A small tile wastes less of a last wave and reuses less of what it reads; a split of k makes more tiles and moves partial sums.
+    The fastest counts, as a library's heuristic would have it.
+    """
+    area = max(rows * columns for rows, columns in tiling.tiles)
+    partial = np.asarray(m, float) * np.asarray(n, float) * np.asarray(batch, float)
+    options = []
+    for tile in tiling.tiles:
+        rate = 1.0 if tile[0] * tile[1] == area else tiling.small_tile
+        for split in tiling.splits:
+            padding = wave_padding(
+                m,
+                n,
+                batch,
+                tile=tile,
+                split=split,
+                processors=tiling.processors,
+                weight=tiling.weight,
+            )
+            sums = split * tiling.partial_bytes * partial if split > 1 else 0.0
+            moved = np.asarray(moved_bytes, float) + sums
+            options.append(
+                gemm_seconds(
+                    m,
+                    n,
+                    k,
+                    batch,
+                    moved,
+                    peak=peak,
+                    bandwidth=bandwidth,
+                    c=c,
+                    padding=padding / rate,
+                )
+            )
+    result: Floats = np.minimum.reduce(options)
+    return result
