@@ -59,10 +59,18 @@ def schedule(
             "--overlap", help="How fused forward-backward blocks run: serial, late-send or fused."
         ),
     ] = "late-send",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="KEY=NUMBER",
+            help="Of that schedule alone, such as segments=4 of seq-1f1b; may be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time one pipeline schedule, or all of them side by side."""
-    from mpsim.study import Times, time_schedule
+    from mpsim.study import Times, synthesise_schedule, time_schedule
 
     chunk, transfer = (
         _numbers(times, count=3, option="--times"),
@@ -72,15 +80,29 @@ def schedule(
     if name == "all":
         _compare(pp=pp, microbatches=microbatches, times=given, memory=memory, as_json=as_json)
         return
-    orders = _orders(name, pp, microbatches, virtual, given, memory)
+    options = _options(option or [])
+    if name == "auto":
+        ranks, count = _required(pp, microbatches)
+        found = synthesise_schedule(
+            pp=ranks,
+            microbatches=count,
+            virtual_stages=virtual,
+            times=given,
+            memory=memory,
+            **options,
+        )
+        orders, quality = found.orders, found.to_json()
+    else:
+        orders, quality = _orders(name, pp, microbatches, virtual, given, options), {}
     timed = time_schedule(orders, given, overlap=overlap)
     _write(timed, csv=csv, plot=plot)
+    report = {**timed.to_json(), **quality}
     if as_json:
         from mpsim.cli.console import print_json
 
-        print_json(timed.to_json())
+        print_json(report)
     else:
-        _print(timed.to_json())
+        _print(report)
 
 
 def _write(timed: TimedSchedule, *, csv: Path | None, plot: Path | None) -> None:
@@ -119,7 +141,7 @@ def _orders(
     microbatches: int | None,
     virtual: int | None,
     times: Times,
-    memory: float | None,
+    options: dict[str, int],
 ) -> Orders:
     from mpsim.schedule import read_csv
     from mpsim.study import named_orders
@@ -128,8 +150,21 @@ def _orders(
         return read_csv(name)
     ranks, count = _required(pp, microbatches)
     return named_orders(
-        name, pp=ranks, microbatches=count, virtual_stages=virtual, times=times, memory=memory
+        name, pp=ranks, microbatches=count, virtual_stages=virtual, times=times, **options
     )
+
+
+def _options(given: list[str]) -> dict[str, int]:
+    """Whole numbers by name."""
+    options = {}
+    for text in given:
+        key, _, value = text.partition("=")
+        try:
+            options[key.strip()] = int(value)
+        except ValueError:
+            hint = "needed NAME=NUMBER such as segments=4"
+            raise typer.BadParameter(f"got {text!r}; {hint}", param_hint="--option") from None
+    return options
 
 
 def _required(pp: int | None, microbatches: int | None) -> tuple[int, int]:
@@ -205,6 +240,8 @@ def _print(report: dict[str, object]) -> None:
         f"makespan {report['makespan']:g}, longest rank {report['max_rank_span']:g} (unit of --times)\n"
         f"bubble {percent(fraction)} of the makespan, {percent(over_ideal)} over ideal"
     )
+    if "lower_bound" in report:
+        _print_quality(report)
     print_table(
         [
             (str(rank), str(held[rank]), str(until[rank]), " ".join(order))
@@ -212,4 +249,21 @@ def _print(report: dict[str, object]) -> None:
         ],
         header=("rank", "peak (chunks)", "peak until I", "order"),
         right=(0, 1, 2),
+    )
+
+
+def _print_quality(report: dict[str, object]) -> None:
+    """Say how good a synthesised order is."""
+    from mpsim.cli.console import print_text
+    from mpsim.cli.summary import percent
+
+    gap, gain, best = report["gap"], report["gain"], report["best_named"]
+    assert isinstance(gap, float)
+    assert isinstance(gain, float)
+    if isinstance(best, dict):
+        named = f"{best['schedule']} takes {best['makespan']:g}, {percent(gain)} of it saved"
+    else:
+        named = "no named schedule fits the memory"
+    print_text(
+        f"at most {percent(gap)} above the best order of all (lower bound {report['lower_bound']:g}); {named}"
     )

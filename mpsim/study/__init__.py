@@ -4,10 +4,12 @@ from mpsim.study.comparison import Comparison, compare
 from mpsim.study.grid import Row, Sweep, sweep
 from mpsim.study.schedules import (
     ScheduleChoice,
+    SynthesisedSchedule,
     TimedSchedule,
     Times,
     compare_schedules,
     named_orders,
+    synthesise_schedule,
     time_schedule,
 )
 
@@ -16,11 +18,13 @@ __all__ = [
     "Row",
     "ScheduleChoice",
     "Sweep",
+    "SynthesisedSchedule",
     "TimedSchedule",
     "Times",
     "compare",
     "compare_schedules",
     "named_orders",
     "sweep",
+    "synthesise_schedule",
     "time_schedule",
 ]

@@ -13,13 +13,16 @@ from mpsim.engine import Timeline, run
 from mpsim.errors import ScheduleError
 from mpsim.program import from_orders
 from mpsim.schedule import Action, Orders, make_orders, schedule_names, schedule_options
+from mpsim.schedule.search.synthesise import synthesise
 
 __all__ = [
     "ScheduleChoice",
+    "SynthesisedSchedule",
     "TimedSchedule",
     "Times",
     "compare_schedules",
     "named_orders",
+    "synthesise_schedule",
     "time_schedule",
 ]
 
@@ -163,6 +166,7 @@ def named_orders(
     virtual_stages: int | None = None,
     times: Times,
     memory: float | None = None,
+    **given: int,
 ) -> Orders:
     """Orders of a schedule by name; those that are searched are searched for `times` and, where they can, `memory`.
 
@@ -176,6 +180,8 @@ def named_orders(
         Of one chunk.
     memory : float, optional
         Chunks whose activations fit on a rank.
+    **given : int
+        Options of that schedule alone.
 
     Returns
     -------
@@ -188,9 +194,101 @@ def named_orders(
         "memory_limit": memory,
     }
     options = {key: value for key, value in wanted.items() if key in known}
+    options.update(given)
     if virtual_stages is not None:
         options["virtual_stages"] = virtual_stages
     return make_orders(name, pp=pp, microbatches=microbatches, **options)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SynthesisedSchedule:
+    """Orders the synthesiser found, and how good they are.
+
+    Parameters
+    ----------
+    orders : Orders
+    lower_bound, gap : float
+        No order within the memory takes less [unit of the times]; makespan over it, less 1.
+    best_named : tuple of str and float, or None
+        Best named schedule that fits, and its makespan [unit of the times].
+    gain : float
+        Part of that makespan that is saved.
+    """
+
+    orders: Orders
+    lower_bound: float
+    gap: float
+    best_named: tuple[str, float] | None
+    gain: float
+
+    def to_json(self) -> dict[str, object]:
+        """Figures beyond those of any schedule."""
+        best = self.best_named
+        named = None if best is None else {"schedule": best[0], "makespan": best[1]}
+        return {
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "best_named": named,
+            "gain": self.gain,
+        }
+
+
+def synthesise_schedule(
+    *,
+    pp: int,
+    microbatches: int,
+    times: Times,
+    virtual_stages: int | None = None,
+    memory: float | None = None,
+    **options: int,
+) -> SynthesisedSchedule:
+    """Find an order that is never worse than the best named one on the same stages.
+
+    Parameters
+    ----------
+    pp, microbatches : int
+    times : Times
+        Of one chunk.
+    virtual_stages : int, optional
+        Chunks a rank, on a loop; 1 when absent.
+    memory : float, optional
+        Chunks whose activations fit on a rank.
+    **options : int
+        ``budget`` (evaluations) and ``seed`` of the search.
+
+    Returns
+    -------
+    SynthesisedSchedule
+    """
+    scale = times.scale
+    forward, backward, weight, send = (float(one * scale) for one in dataclasses.astuple(times))
+    found = synthesise(
+        pp=pp,
+        microbatches=microbatches,
+        virtual_stages=virtual_stages or 1,
+        forward=forward,
+        backward=backward,
+        weight=weight,
+        send=send,
+        memory_limit=memory,
+        **_only(options, ("budget", "seed")),  # type: ignore[arg-type] # the names are checked
+    )
+    best = found.best_named
+    return SynthesisedSchedule(
+        orders=found.orders,
+        lower_bound=found.lower_bound / scale,
+        gap=found.gap,
+        best_named=None if best is None else (best[0], best[1] / scale),
+        gain=found.gain,
+    )
+
+
+def _only(options: dict[str, int], known: Sequence[str]) -> dict[str, int]:
+    if unknown := [key for key in options if key not in known]:
+        raise ScheduleError(
+            f"got option {unknown[0]!r} for 'auto', which accepts {', '.join(known)}; remove the option"
+        )
+    return options
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -86,3 +86,36 @@ def test_bad_input_exits_2_with_nothing_on_stdout(mpsim_cli, arguments, words):
     assert (outcome.code, outcome.out) == (2, "")
     assert words in outcome.err
     assert "Traceback" not in outcome.err
+
+
+def test_auto_says_how_good_it_is(mpsim_cli):
+    """Never worse than the best named schedule, and how far at most above the best order of all."""
+    report = schedule(mpsim_cli, "auto", 4, 8, "--times", "2,2,1", "--memory", 4).json()
+    assert report["lower_bound"] <= report["makespan"] <= report["best_named"]["makespan"]
+    assert report["gap"] == pytest.approx(report["makespan"] / report["lower_bound"] - 1)
+    assert max(report["peak_inflight_activations"]) <= 4
+    text = mpsim_cli("schedule", "auto", "--pp", 4, "--microbatches", 8).out
+    assert "lower bound" in text
+
+
+def test_options_of_a_schedule_reach_it(mpsim_cli):
+    """Four segments of a sequence shorten the bubble of 1F1B; unknown ones are refused."""
+    two, four = (
+        schedule(mpsim_cli, "seq-1f1b", 4, 8, "--option", f"segments={k}").json() for k in (2, 4)
+    )
+    assert len(four["orders"][0]) == 2 * len(two["orders"][0])
+    outcome = mpsim_cli(
+        "schedule", "1f1b", "--pp", 4, "--microbatches", 8, "--option", "segments=4"
+    )
+    assert outcome.code == 2
+    assert "segments" in outcome.err
+
+
+def test_all_schedules_side_by_side(mpsim_cli):
+    """Fastest first, every one that trains, on the same work."""
+    report = mpsim_cli("schedule", "all", "--pp", 4, "--microbatches", 8, "--json").json()
+    makespans = [one["makespan"] for one in report["schedules"] if "makespan" in one]
+    assert len(makespans) >= 17
+    assert makespans == sorted(makespans)
+    table = mpsim_cli("schedule", "all", "--pp", 4, "--microbatches", 8).out
+    assert table.index("zb-v") < table.index("gpipe")
