@@ -36,7 +36,7 @@ MODELS = {name: CollectiveModel(cluster) for name, cluster in CLUSTERS.items()}
 MOVING = tuple(kind for kind in COLLECTIVES if kind != "barrier")
 
 systems = st.sampled_from(sorted(SYSTEMS))
-sizes = st.floats(0, 1e11)
+sizes = st.just(0.0) | st.floats(1, 1e11)  # no message is a fraction of a byte
 dims = st.integers(1, 30_000)
 
 
