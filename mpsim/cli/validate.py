@@ -62,9 +62,8 @@ def _print(validation: Validation) -> None:
         rows += [_cells(total)] if len(families) > 1 else []
         title = f"{total.kind}: error of predictions (predicted / measured - 1)"
         print_table(rows, header=COLUMNS, title=title, right=range(1, len(COLUMNS) - 1))
-        print_text(
-            "\n".join([*_worst(validation, total.kind), *_reasons(validation, total.kind), ""])
-        )
+        remarks = [*_worst(validation, total.kind), *_reasons(validation, total.kind)]
+        print_text("\n".join([*remarks, " "]))
 
 
 def _cells(family: Family) -> tuple[str, ...]:

@@ -1,0 +1,323 @@
+"""Each kind of measured data: predicted from its configuration alone, skipped with a reason, never a crash."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpsim.calibration.validate import validate_files
+from mpsim.calibration.validate.files import KINDS, FileKind, predict_row
+from mpsim.calibration.validate.rows import Cells, Row
+from mpsim.calibration.validate.runs import rule_of, scenario_of
+from mpsim.cost import CollectiveModel, KernelModel
+from mpsim.hardware import accelerator, system
+from mpsim.parallel import GroupShape
+from mpsim.workload import Operator, OperatorKind, Phase
+
+TRAINING = {
+    "id": "sc21-7.5B",
+    "family": "megatron-sc21",
+    "layers": "36",
+    "hidden": "4096",
+    "heads": "32",
+    "kv_heads": "32",
+    "head_dim": "128",
+    "ffn_hidden": "16384",
+    "gated_mlp": "0",
+    "vocab": "51200",
+    "seq_len": "2048",
+    "attention_type": "mha",
+    "accelerator": "A100-SXM4-80GB",
+    "num_accel": "128",
+    "accel_per_node": "8",
+    "intra_node_link": "NVLink3+NVSwitch",
+    "inter_node_link": "InfiniBand HDR",
+    "nics_per_node": "8",
+    "nic_gbit_s": "200",
+    "tp": "4",
+    "pp": "1",
+    "dp": "32",
+    "cp": "1",
+    "vp_chunks_per_rank": "1",
+    "sequence_parallel": "0",
+    "zero_stage": "0",
+    "micro_batch_seqs": "16",
+    "global_batch_seqs": "512",
+    "precision": "fp16 mixed",
+    "recompute": "full",
+    "schedule": "1F1B",
+    "trust": "high",
+    "iter_time_s": "",
+    "iter_time_s_derived": "3.6963",
+    "memory_gb_reported": "60",
+}
+SINGLE = {
+    "record_id": "VS-1",
+    "gpu": "A100-SXM",
+    "gpus": "2",
+    "gpus_per_node": "8",
+    "model_or_op": "GPT",
+    "hidden": "1024",
+    "ffn_hidden": "4096",
+    "heads": "16",
+    "layers": "24",
+    "seq_len_tokens": "1024",
+    "tp": "1",
+    "pp": "2",
+    "dp": "1",
+    "micro_batch_seqs": "8",
+    "global_batch_seqs": "16",
+    "recompute": "full",
+    "interleave_chunks_per_stage": "1",
+    "software": "Megatron-DeepSpeed",
+    "iteration_time_ms": "372.16",
+    "peak_mem_GiB_per_gpu": "20",
+}
+COLLECTIVE = {
+    "system": "h100",
+    "gpu": "H100 SXM",
+    "nodes": "2",
+    "gpus": "16",
+    "link": "NVLink4 NVSwitch",
+    "nic": "8x400G NDR IB",
+    "collective": "all_reduce",
+    "bytes": "1073741824",
+    "time_us": "5000",
+}
+KERNEL = {
+    "gpu": "H100 SXM 80GB",
+    "op": "gemm",
+    "dtype": "bf16",
+    "m": "4096",
+    "n": "4096",
+    "k": "4096",
+    "time_us": "200",
+    "tflops": "",
+    "GBps": "",
+}
+SCHEDULE = {
+    "schedule": "1F1B",
+    "pp": "4",
+    "microbatches": "8",
+    "virtual_stages": "1",
+    "tF": "1",
+    "tB": "1",
+    "tW": "1",
+    "makespan": "33",
+    "peak_inflight_activations": "[4, 3, 2, 1]",
+    "overlap_block": "none",
+}
+ROWS = (TRAINING, SINGLE, COLLECTIVE, KERNEL, SCHEDULE)
+
+
+def _file(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def _predict(row: dict[str, str]) -> list:
+    kind = _kind(row)
+    measured = {key: row[key] for key in kind.measured if key in row}
+    rest = {key: value for key, value in row.items() if key not in measured}
+    return predict_row(kind, Row("1", Cells(rest), Cells(measured)))
+
+
+def _kind(row: dict[str, str]) -> FileKind:
+    return next(kind for kind in KINDS if kind.columns <= set(row))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: _kind(row).title)
+def test_a_prediction_does_not_see_what_was_measured(row: dict[str, str]) -> None:
+    """Every measured figure multiplied by seven: the measured side follows, the predicted side stays."""
+    columns = [key for key in _kind(row).measured if row.get(key) and row[key][0].isdigit()]
+    assert columns
+    other = {**row, **{key: str(7 * float(row[key])) for key in columns}}
+    before, after = _predict(row), _predict(other)
+    assert [one.predicted for one in before] == [one.predicted for one in after]
+    assert all(one.predicted for one in before)
+    assert [7 * one.measured for one in before] == pytest.approx([one.measured for one in after])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: _kind(row).title)
+def test_rows_keep_their_names_and_numbers(tmp_path: Path, row: dict[str, str]) -> None:
+    """id, record_id, or the number in the file from 1; a second record for memory."""
+    records = validate_files([_file(tmp_path / "x.csv", row)]).records
+    name = row.get("id") or row.get("record_id") or "1"
+    memory = [f"{name}#memory"] if len(records) > 1 else []
+    assert [one.id for one in records] == [name, *memory]
+    assert len(records) == (2 if row in (TRAINING, SINGLE) else 1)
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_no_row_crashes_whatever_it_holds(data: st.DataObject) -> None:
+    """A few cells of any row replaced by anything: a prediction or a reason, never both, never an exception."""
+    row = dict(data.draw(st.sampled_from(ROWS)))
+    junk = st.sampled_from(["", "?", "-1", "0", "1e400", "nan", "3.5", "H900", "[1", "x" * 99])
+    for key in data.draw(st.lists(st.sampled_from(sorted(row)), min_size=1, max_size=3)):
+        row[key] = data.draw(junk)
+    for record in _predict(row):
+        assert (record.predicted is None) == bool(record.skipped_because), row
+
+
+def test_a_collective_is_predicted_on_a_quiet_network() -> None:
+    """All-reduce of 1 GiB over 2 x 8 H100: the cost model of that cluster, in microseconds."""
+    model = CollectiveModel(system("dgx-h100", nodes=2), loaded=False)
+    group = GroupShape(ranks=16, per_domain=8, domains=2)
+    (record,) = _predict(COLLECTIVE)
+    assert record.predicted == pytest.approx(1e6 * model.seconds("all_reduce", 2.0**30, group))
+
+
+def test_a_kernel_is_predicted_at_burst_clocks() -> None:
+    """A 4096^3 product on an H100: the kernel model's burst time, in microseconds."""
+    model = KernelModel(accelerator("h100-sxm"), "bf16", clocks="burst")
+    n = 4096
+    product = Operator(
+        name="x", kind=OperatorKind.GEMM, phase=Phase.FORWARD, m=n, n=n, k=n, bytes=6.0 * n * n
+    )
+    (record,) = _predict(KERNEL)
+    assert record.predicted == pytest.approx(1e6 * float(model.seconds([product])[0]))
+    (rate,) = _predict({**KERNEL, "time_us": "", "tflops": "700"})
+    assert rate.unit == "TFLOP/s"
+    assert rate.predicted == pytest.approx(2e-12 * n**3 / (record.predicted * 1e-6))
+
+
+@pytest.mark.parametrize(("op", "share"), [("cuDNN attention", 0.5), ("flash attention (TE)", 1.0)])
+def test_a_causal_rate_counts_half_or_all_flops_as_its_source_does(op: str, share: float) -> None:
+    """FLOPs of both masks are counted as the source counts them; time is the same whatever the unit."""
+    shape = {"m": "", "n": "", "k": "", "batch": "2", "heads": "32", "seq": "4096"}
+    row = {**KERNEL, **shape, "op": op, "head_dim": "128", "causal": "yes", "pass": "fwd"}
+    (time,) = _predict(row)
+    (rate,) = _predict({**row, "time_us": "", "tflops": "500"})
+    (fraction,) = _predict({**row, "time_us": "", "fraction_of_peak": "0.5"})
+    flops = share * 2 * 2 * 32 * 4096**2 * (128 + 128)
+    assert rate.predicted == pytest.approx(1e-6 * flops / time.predicted)
+    peak = accelerator("h100-sxm").peak("bf16") / 1e12
+    assert fraction.predicted == pytest.approx(rate.predicted / peak)
+
+
+def test_a_schedule_that_differs_from_its_oracle_says_in_what() -> None:
+    """1F1B of 4 ranks and 8 microbatches holds 4 3 2 1, and takes (8 + 3) x 3 = 33."""
+    (right,) = _predict(SCHEDULE)
+    assert (right.predicted, right.mismatched, right.error) == (33, (), 0)
+    (wrong,) = _predict({**SCHEDULE, "makespan": "30", "peak_inflight_activations": "[4, 4, 2, 1]"})
+    assert wrong.mismatched == ("makespan", "peak_inflight_activations")
+    assert wrong.error == pytest.approx(0.1)
+
+
+def test_a_training_row_becomes_the_scenario_it_describes() -> None:
+    """Every field that a row states is in the scenario; what it leaves open comes from its family."""
+    cells = Cells(
+        {
+            **TRAINING,
+            "pp": "2",
+            "dp": "16",
+            "vp_chunks_per_rank": "3",
+            "schedule": "1F1B-interleaved",
+        }
+    )
+    scenario = scenario_of(cells, rule_of(cells))
+    assert scenario["schedule"] == {"name": "interleaved-1f1b", "virtual_stages": 3}
+    assert scenario["cluster"]["nic"] == {"preset": "ib-hdr", "bandwidth": "200 Gb/s"}
+    assert scenario["training"]["precision"] == "fp16"
+    assert scenario["model"]["dropout"] == 0.1
+    assert scenario["framework"] == {"preset": "megatron-2021"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "notes", "split"),
+    [
+        (36, 2, "", {}),
+        (70, 12, "", {"embedding_counts_as_layer": True, "loss_counts_as_layer": True}),
+        (69, 4, "", {"layers_per_stage": [18, 17, 17, 17]}),
+        (
+            72,
+            4,
+            "embedding and LM head count as layers in the pipeline split",
+            {"layers_per_stage": [18, 19, 18, 17]},
+        ),
+    ],
+)
+def test_layers_are_split_evenly_or_with_the_ends_counted(
+    layers: int, stages: int, notes: str, split: dict[str, object]
+) -> None:
+    """36/2 = 18; (70 + 2)/12 = 6; 69/4 = 18 17 17 17; (72 + 2)/4 = 19 19 18 18 less one at each end."""
+    row = {**TRAINING, "layers": str(layers), "pp": str(stages), "overlap_notes": notes}
+    parallelism = scenario_of(Cells(row), rule_of(Cells(row)))["parallelism"]
+    keys = ("layers_per_stage", "embedding_counts_as_layer", "loss_counts_as_layer")
+    assert {key: parallelism[key] for key in keys if key in parallelism} == split
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"zero_stage": "3"}, "ZeRO-3, FSDP"),
+        ({"zero_stage": "1 within groups of 8 (replicated across groups)"}, "within groups"),
+        ({"moe_experts": "8"}, "mixture of experts"),
+        ({"precision": "float8 rowwise"}, "row-wise"),
+        ({"recompute": "selective (per-op policy)"}, "policy of recomputation"),
+        ({"trust": "low"}, "trust low"),
+        ({"accelerator": "H900"}, "'H900' is not known"),
+        ({"nics_per_node": ""}, "network between nodes is not stated"),
+        ({"dp": "31"}, "dp 31"),
+    ],
+)
+def test_a_training_row_that_cannot_be_predicted_says_why(
+    change: dict[str, str], reason: str
+) -> None:
+    """Both records of the row keep what was measured and carry the reason."""
+    records = _predict({**TRAINING, **change})
+    assert [one.predicted for one in records] == [None, None]
+    assert [one.measured for one in records] == [3.6963, 60e9]
+    assert all(reason in one.skipped_because for one in records)
+
+
+def test_one_layer_is_the_difference_of_two_models() -> None:
+    """A row that measured a single layer is not charged for embedding, head and optimizer."""
+    layer = {**TRAINING, "family": "korthikanti22-layer", "num_accel": "8", "tp": "8", "dp": "1"}
+    layer |= {"global_batch_seqs": "16", "layers": "1", "memory_gb_reported": ""}
+    (one,) = _predict(layer)
+    (step,) = _predict({**layer, "family": "megatron-sc21"})
+    assert 0 < one.predicted < 0.8 * step.predicted
+
+
+def test_every_name_in_the_tables_exists() -> None:
+    """Accelerators, links, NICs, schedules and framework presets that the tables mean are in the catalogs."""
+    from mpsim.calibration.validate.tables import table
+    from mpsim.framework import framework
+    from mpsim.hardware import accelerator_names, link_names
+    from mpsim.schedule import schedule_names
+
+    hardware = table("hardware")
+    chips = {one["accelerator"] for one in hardware["gpus"] if "accelerator" in one}
+    links = {one["link"] for one in hardware["links"]} - {"usual"}
+    nics = {one["nic"] for one in hardware["nics"] if "nic" in one}
+    assert chips <= set(accelerator_names())
+    assert links | nics <= set(link_names())
+    assert {one["name"] for one in table("schedules")["schedules"]} <= set(schedule_names())
+    for family in table("training")["families"]:
+        fields = dict(family["framework"])
+        framework(fields.pop("preset"), fields)
+        assert family["source"]
+
+
+def test_pictures_hold_what_was_measured_and_predicted(tmp_path: Path) -> None:
+    """Both displays keep the numbers they draw, and say units on their axes."""
+    from mpsim.plot import AgreementDisplay, ErrorDisplay
+
+    records = [dataclasses.replace(one, family=f) for f in "ab" for one in _predict(KERNEL)]
+    agreement = AgreementDisplay.from_records(records).plot()
+    assert agreement.measured.tolist() == [200, 200]
+    assert agreement.ax_.get_xlabel() == "measured (us)"
+    error = ErrorDisplay.from_records(records).plot()
+    assert error.ax_.get_ylabel() == "error of the prediction (%)"
+    assert [line.get_label() for line in error.ax_.get_legend().get_lines()] == ["a", "b"]
+    assert error.save(tmp_path / "e.png").stat().st_size > 1000
