@@ -20,12 +20,15 @@ from mpsim.cost import CollectiveModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from collectives_data import ROOT, Sweep, load_sweeps
+from collectives_data import Sweep, load_sweeps
 from collectives_fit import fitted, key_of
 
 Floats = NDArray[np.float64]
 SMALL, LARGE = 2.0**16, 512e6
-BARS = {False: (8.0, 25.0, 4.0, 15.0), True: (15.0, None, 6.0, 15.0)}  # crosses: median, p90, large, small
+BARS = {
+    False: (8.0, 25.0, 4.0, 15.0),
+    True: (15.0, None, 6.0, 15.0),
+}  # crosses: median, p90, large, small
 Model = Callable[[Sweep], Floats]
 
 
@@ -46,7 +49,7 @@ def refitted(sweeps: Sequence[Sweep]) -> dict[int, Floats]:
         if sweep.group.crosses or sweep.apart or sweep.harness:
             continue
         rest = [other for j, other in enumerate(sweeps) if j != i]
-        found = {k: v for k, v in fitted(s for s in rest if alike(s, sweep)).items()}
+        found = fitted(other for other in rest if alike(other, sweep))
         model = CollectiveModel(sweep.cluster, loaded=False)
         ranks = sorted(k[2] for k in found)
         if not ranks:
@@ -108,7 +111,9 @@ def _cell(x: float) -> str:
     return "" if np.isnan(x) else f"{x:.1f}"
 
 
-def table(sweeps: Sequence[Sweep], keep: Callable[[Sweep], bool], others: dict[int, Floats]) -> list[str]:
+def table(
+    sweeps: Sequence[Sweep], keep: Callable[[Sweep], bool], others: dict[int, Floats]
+) -> list[str]:
     """One row a sweep."""
     lines = [
         "| machine | collective | GPUs | nodes | points | median | p90 | >= 512 MB | < 64 KiB | left out: median | bar |",
@@ -122,7 +127,13 @@ def table(sweeps: Sequence[Sweep], keep: Callable[[Sweep], bool], others: dict[i
         missed = "missed" if score.misses(crosses=sweep.group.crosses) else "ok"
         note = sweep.apart or sweep.harness
         title = sweep.title + (f" ({note})" if note else "")
-        cells = [title, sweep.kind, str(sweep.group.ranks), str(sweep.group.domains), str(score.points)]
+        cells = [
+            title,
+            sweep.kind,
+            str(sweep.group.ranks),
+            str(sweep.group.domains),
+            str(score.points),
+        ]
         lines.append("| " + " | ".join([*cells, *score.cells(), _cell(out), missed]) + " |")
     return lines
 

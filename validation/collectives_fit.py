@@ -30,7 +30,9 @@ Key = tuple[str, str, int]  # link, kind, ranks
 LEAVES = ("quick_latency", "quick_fraction", "latency", "fraction", "root")
 SMALLEST = 512.0  # below, times derived from printed bandwidths are too coarse [B]
 LATENCY_END, LARGE = 2.0**16, 2.0**28
-HIDDEN_END = 2.0**25  # launches from one thread, torch, and releases of NCCL before 2.20 cost time of their own below this [B]
+HIDDEN_END = (
+    2.0**25
+)  # launches from one thread, torch, and releases of NCCL before 2.20 cost time of their own below this [B]
 OLD = ("2.8-era", "2.9.9", "2.18.5")
 WEIGHTS = (0.5, 1.0, 4.0)  # of a point below LATENCY_END, between, above LARGE
 CUTS = 2.0 ** np.arange(12, 27)
@@ -51,7 +53,11 @@ def fitted(sweeps: Iterable[Sweep]) -> dict[Key, dict[str, float]]:
         if not sweep.group.crosses and not sweep.apart:
             pooled[key_of(sweep)].append(sweep)
     points = {key: _points(found) for key, found in pooled.items()}
-    return {key: _curve(key, *at) for key, at in points.items() if len(set(at[0])) >= 10 and min(at[0]) < LATENCY_END}
+    return {
+        key: _curve(key, *at)
+        for key, at in points.items()
+        if len(set(at[0])) >= 10 and min(at[0]) < LATENCY_END
+    }
 
 
 def _points(sweeps: Sequence[Sweep]) -> tuple[Floats, Floats, float]:

@@ -20,6 +20,7 @@ from mpsim.cost.constants import (
     constant_groups,
     hardware_constant,
 )
+from mpsim.cost.nccl_choice import chosen
 from mpsim.cost.network import (
     TorusExtent,
     group_bandwidth,
@@ -165,6 +166,25 @@ class CollectiveModel:
         return _like(
             size_bytes, self._send(np.asarray(size_bytes, float), crosses=crosses, share=share)
         )
+
+    def choice(self, kind: str, size_bytes: float, group: GroupShape) -> tuple[str, str]:
+        """Algorithm and protocol that the library would pick, by its own rule; see `mpsim.cost.nccl`.
+
+        Parameters
+        ----------
+        kind : str
+            One of `COLLECTIVES`.
+        size_bytes : float
+            S as the module's docstring defines it [B].
+        group : GroupShape
+
+        Returns
+        -------
+        tuple of str
+            As NCCL names them (``Ring``, ``LL``); ``P2P`` for what it does not tune; ``none`` for a group of one.
+        """
+        _check_kind(kind)
+        return chosen(self.cluster, kind, size_bytes, group)
 
     def send_wire_bytes(self, size_bytes: Size, *, crosses: bool) -> tuple[Size, Size]:
         """Bytes a message puts on the sender's scale-up link and on its NIC share [B]."""

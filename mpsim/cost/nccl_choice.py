@@ -1,0 +1,48 @@
+"""A cluster and a group shape as NCCL's tuner sees them, and what it would pick there."""
+
+from __future__ import annotations
+
+from mpsim.cost.nccl import ARCHITECTURES, NcclGroup, choose, runtime_channels
+from mpsim.cost.network import nic_bandwidth, nodes_spanned
+from mpsim.hardware.components import Cluster, LinkShape
+from mpsim.parallel.group import GroupShape
+
+__all__ = ["chosen", "nccl_group"]
+
+_STANDS_FOR = {"ada": "ampere"}  # PCIe boards, where only the host's caps differ
+_LOW_LATENCY_SEND = 16 * 1024  # bytes a channel up to which sends use LL [B]
+_UNTUNED = ("all_to_all", "send_recv")
+
+
+def nccl_group(cluster: Cluster, group: GroupShape) -> NcclGroup | None:
+    """The group for NCCL's tuner; None where the chips are not NVIDIA's."""
+    link, family = cluster.node.scale_up, cluster.accelerator.family
+    architecture = _STANDS_FOR.get(family, family)
+    if architecture not in ARCHITECTURES:
+        return None
+    wired = link.shape is not LinkShape.HOST
+    span = nodes_spanned(cluster, group.domains)
+    return NcclGroup(
+        architecture,
+        group.ranks,
+        group.domains,
+        link.links if wired else 0,
+        nic_bandwidth=nic_bandwidth(cluster, span) if group.crosses else 0.0,
+        pcie_bandwidth=0.0 if wired else link.bandwidth * link.efficiency,
+        switches_sum=link.in_network_reduction,
+    )
+
+
+def chosen(cluster: Cluster, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+    """Algorithm and protocol, or the shape of the links where the library is not NCCL."""
+    if group.ranks <= 1:
+        return "none", "none"
+    nccl = nccl_group(cluster, group)
+    if nccl is None:
+        return f"{cluster.node.scale_up.shape.value} rings", "none"
+    if kind in _UNTUNED:
+        small = size <= _LOW_LATENCY_SEND * runtime_channels(nccl)
+        return "P2P", "LL" if small else "Simple"
+    tuned, moved = ("all_reduce", 0.0) if kind == "barrier" else (kind, size)
+    best = choose(tuned, moved, nccl)
+    return best.algorithm, best.protocol
