@@ -254,14 +254,21 @@ class KernelModel:
     def _streams(self, operators: Sequence[Operator]) -> Floats:
         (moved,) = _columns(operators, "bytes")
         kind = operators[0].kind
-        slowdown = self._use(self._rules["memory_level"], "slowdown")
+        slowdown = self._use(self._rules["memory_level"], "slowdown") if self._hot else 1.0
         return memory_seconds(
             moved,
             bandwidth=self._bandwidth,
-            fraction=self._use(self._rules["memory_rules"], kind.value),
+            fraction=self._use(*self._memory_leaf(kind)),
             slowdown=slowdown * (self.eager_factor if kind in _EAGER_KINDS else 1.0),
             floor=self._use(self._rules["memory_rules"], "floor"),
         )
+
+    def _memory_leaf(self, kind: OperatorKind) -> tuple[ConstantGroup, str]:
+        """Where the share of the memory rate of a kind of kernel is kept; benchmarks of norms have their own."""
+        burst = self._rules["memory_burst"]
+        if not self._hot and kind.value in burst:
+            return burst, kind.value
+        return self._rules["memory_rules"], kind.value
 
 
 def _check_choice(what: str, given: str, known: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from mpsim.calibration.validate.records import Record
 from mpsim.calibration.validate.rows import Cells, Row
 from mpsim.calibration.validate.tables import lookup, table
 from mpsim.cost import KernelModel
+from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.errors import CalibrationError
 from mpsim.workload import Operator, OperatorKind, Phase
 
@@ -23,7 +24,7 @@ COLUMNS = frozenset({"gpu", "op", "dtype", "time_us", "tflops", "GBps"})
 MEASURED = ("time_us", "tflops", "GBps", "fraction_of_peak")
 _UNITS = {"time_us": "us", "tflops": "TFLOP/s", "GBps": "GB/s", "fraction_of_peak": "1"}
 _MICRO, _TERA, _GIGA = 1e-6, 1e12, 1e9
-_ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp8": 1}
+_ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, **{name: format_bytes(name) for name in FORMATS}}
 _HALF_BYTES = 2
 _PASSES_OF = {"": (Phase.FORWARD,), "fwd": (Phase.FORWARD,), "bwd": (Phase.INPUT_GRADIENT,)}
 _BACKWARD_FLOPS = 2.5  # of forward: Dao, FlashAttention-2 (2023), section 4.1
@@ -40,12 +41,18 @@ class _Work:
         Generation of the attention kernel.
     flops, moved : float
         As the source counts them [FLOP, B].
+    cast : int
+        Elements that are cast to the narrow format.
+    clocks : str
+        Of a short run (``burst``) or of training (``sustained``).
     """
 
     operators: tuple[Operator, ...]
     kernel: str
     flops: float
     moved: float
+    cast: int = 0
+    clocks: str = "burst"
 
 
 def blank(row: Row) -> list[Record]:
@@ -75,13 +82,16 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     chip = gpu(cells.text("gpu"))
     precision = lookup("kernels", "precisions", cells.text("dtype"))["precision"]
     work = _work(cells, precision)
-    model = _model(cells.text("gpu"), precision, work.kernel)
+    model = _model(cells.text("gpu"), precision, work.kernel, work.clocks)
     seconds = float(model.seconds(work.operators).sum()) + _host_seconds(cells)
+    seconds += float(model.quantisation_seconds(work.cast)) if work.cast else 0.0
     figure = {
         "us": seconds / _MICRO,
         "TFLOP/s": work.flops / seconds / _TERA,
         "GB/s": work.moved / seconds / _GIGA,
-        "1": work.flops / seconds / chip.peak(precision) if work.flops else 0.0,
+        "1": work.flops / seconds / chip.peak(FORMATS.get(precision, precision))
+        if work.flops
+        else 0.0,
     }[blanks[0].unit]
     if not figure:
         raise CalibrationError(
@@ -91,11 +101,11 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
 
 
 @functools.lru_cache(maxsize=256)
-def _model(gpu_name: str, precision: str, kernel: str) -> KernelModel:
+def _model(gpu_name: str, precision: str, kernel: str, clocks: str) -> KernelModel:
     """The model of a GPU, made once for all its rows; memory-bound work asks nothing of the matrix units."""
     chip = gpu(gpu_name)
-    usable = precision if precision in chip.peak_flops else "fp16"
-    return KernelModel(chip, usable, attention_kernel=kernel, clocks="burst")
+    usable = precision if FORMATS.get(precision, precision) in chip.peak_flops else "fp16"
+    return KernelModel(chip, usable, attention_kernel=kernel, clocks=clocks)
 
 
 def _work(cells: Cells, precision: str) -> _Work:
@@ -122,10 +132,8 @@ def _gemm(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
         flops=flops,
         bytes=moved,
     )
-    operators = [product]
-    if entry.get("quantised"):
-        operators.append(_streaming(OperatorKind.ELEMENTWISE, float(m * k * (_HALF_BYTES + size))))
-    return _Work(tuple(operators), "flash2", flops, moved)
+    cast = m * k if entry.get("quantised") else 0
+    return _Work((product,), "flash2", flops, moved, cast, entry.get("clocks", "burst"))
 
 
 def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
@@ -155,7 +163,9 @@ def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
     flops = 2.0 * batch * heads * seq * seq * (width + width_v) * share
     counted = sum(1.0 if phase is Phase.FORWARD else _BACKWARD_FLOPS for phase in phases)
     operators = tuple(dataclasses.replace(forward, phase=phase) for phase in phases)
-    return _Work(operators, entry["kernel"], flops * counted, 0.0)
+    source, by_source = cells.text("source"), entry.get("by_source", {})
+    kernel = next((name for word, name in by_source.items() if word in source), entry["kernel"])
+    return _Work(operators, kernel, flops * counted, 0.0)
 
 
 def _phases(text: str) -> tuple[Phase, ...]:
