@@ -35,9 +35,11 @@ def check(
 def _derived(scenario: Scenario) -> dict[str, object]:
     """What the scenario leaves to be worked out; planning it finds what only a plan can."""
     from mpsim.program.plan import make_plan
+    from mpsim.result import check_order
     from mpsim.result.memory import account_memory
 
     plan = make_plan(scenario)
+    check_order(scenario, plan)
     memory = account_memory(plan)
     return {
         "accelerators": plan.mesh.world,

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from mpsim.cost import Constant
 from mpsim.engine import Timeline, run
-from mpsim.errors import MpsimError, ScenarioError
+from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError
 from mpsim.program.build import build_program
 from mpsim.program.costs import PlanCosts
+from mpsim.program.pipeline import from_orders
 from mpsim.program.plan import Plan, make_plan
 from mpsim.program.timed import with_timed_orders
 from mpsim.result.attribution import attribute
@@ -29,7 +30,7 @@ from mpsim.scenario import Scenario
 if TYPE_CHECKING:
     from mpsim.plot import Plots
 
-__all__ = ["Result", "simulate"]
+__all__ = ["Result", "check_order", "simulate"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,6 +158,23 @@ class Result:
         )
 
 
+def check_order(scenario: Scenario, plan: Plan) -> None:
+    """Refuse an order from a file whose actions wait for each other.
+
+    Raises
+    ------
+    ScenarioError
+        It names the actions, at the place of ``schedule`` in the scenario's file.
+    """
+    if plan.schedule:
+        return
+    try:
+        run(from_orders(plan.orders, forward=1, backward=1, weight=1), "replay")
+    except DeadlockError as error:
+        problem = Problem(f"the order cannot run: {error}", key="schedule.file")
+        raise ScenarioError(scenario.locate([problem])) from None
+
+
 def simulate(scenario: Scenario) -> Result:
     """Simulate one training step: Scenario, Plan, Program, Timeline, Result.
 
@@ -176,6 +194,7 @@ def simulate(scenario: Scenario) -> Result:
         If the schedule's operations wait for each other.
     """
     plan = make_plan(scenario)
+    check_order(scenario, plan)
     try:
         costs = PlanCosts(plan)
         plan = with_timed_orders(plan, costs)

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from mpsim.engine import Timeline, run
-from mpsim.errors import ScheduleError
+from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.program import from_orders
 from mpsim.schedule import Action, Orders, make_orders, schedule_names, schedule_options
 from mpsim.schedule.search.synthesise import synthesise
@@ -145,7 +145,7 @@ def time_schedule(orders: Orders, times: Times, *, overlap: str = "late-send") -
 
     Raises
     ------
-    DeadlockError
+    ScheduleError
         If actions wait for each other.
     """
     scale = times.scale
@@ -155,7 +155,11 @@ def time_schedule(orders: Orders, times: Times, *, overlap: str = "late-send") -
     )
     cost = np.array([forward, backward + weight, backward, weight])
     busy = np.add.reduceat(cost[orders.kind], orders.rank_ptr[:-1])
-    return TimedSchedule(orders, run(program, "replay"), scale, float(busy.max()) / scale)
+    try:
+        timeline = run(program, "replay")
+    except DeadlockError as error:
+        raise ScheduleError(f"{orders.schedule}: {error}") from error
+    return TimedSchedule(orders, timeline, scale, float(busy.max()) / scale)
 
 
 def named_orders(
