@@ -61,7 +61,9 @@ class CollectiveModel:
         name = f"{link.name}@{cluster.accelerator.family}"
         self._inside = choose_group("collectives", "inside", name, link.shape.value)
         groups = constant_groups("collectives")
-        self._network = groups["network.loaded" if loaded else "network.quiet"]
+        nic = cluster.node.nic
+        quiet = choose_group("collectives", "quiet", nic.name, nic.shape.value)
+        self._network = groups["network.loaded"] if loaded else quiet
         self._algorithms = tuple(g for key, g in groups.items() if key.startswith("algorithm."))
         self._used: dict[str, Constant] = {}
         for joint in (link, cluster.node.nic):
@@ -268,25 +270,33 @@ class CollectiveModel:
         moved = outside / self._nic_rate(span, group.domains)
         if group.per_domain > 1:
             moved = np.maximum(moved, self._inside_part(kind, size, inside, group))
-        root = self._use(self._network, "root") * np.sqrt(size)
+        root = self._use(self._network, "root")
+        root += self._use(self._network, "root_doubling") * math.log2(group.domains)
         times = [
             self._latency(algorithm, kind, group, span) + moved * self._use(algorithm, "traffic")
             for algorithm in self._algorithms
             if self._offers(algorithm, kind)
         ]
-        result: Floats = np.min(times, axis=0) + root
+        result: Floats = np.min(times, axis=0) + root * np.sqrt(self._filling(size))
+        return result
+
+    def _filling(self, size: Floats) -> Floats:
+        """Part of S whose pipeline of chunks has to fill: all of a small one, at most `root_limit`."""
+        result: Floats = size / (1.0 + size / self._use(self._network, "root_limit"))
         return result
 
     def _inside_part(self, kind: str, size: Floats, sent: Floats, group: GroupShape) -> Floats:
-        """Time of the scale-up part: a ring through all ranks runs at the domain's bus bandwidth."""
+        """Time of the scale-up part: a ring through all ranks runs at the domain's bus bandwidth, a mesh at that of its links."""
         bus = self._bus(kind, group.per_domain)
-        if kind == "all_to_all":
+        if kind == "all_to_all" or self.cluster.node.scale_up.shape is LinkShape.MESH:
             return sent / bus
         return ring_passes(kind, group.ranks) * size / bus
 
     def _nic_rate(self, span: int, domains: int) -> float:
         """What one NIC share carries of a collective: its efficiency, less congestion that grows with the domains."""
-        efficiency = min(self.cluster.node.nic.efficiency, self._use(self._network, "nic_fraction"))
+        efficiency = self._use(self._network, "nic_fraction")
+        if "measured" not in self._network.words:
+            efficiency = min(self.cluster.node.nic.efficiency, efficiency)
         congestion = 1.0 + self._use(self._network, "congestion") * math.log2(domains)
         return nic_bandwidth(self.cluster, span) * efficiency / congestion
 
@@ -300,6 +310,7 @@ class CollectiveModel:
         near, far = _hops(algorithm.words["shape"][0], kind, group)
         inside_hop = self.cluster.node.scale_up.latency + self._use(algorithm, "inside_extra")
         network_hop = self.cluster.network_latency(span) + self._use(algorithm, "network_extra")
+        network_hop += self._use(self._network, "hop_extra")
         return self._use(algorithm, "base") + near * inside_hop + far * network_hop
 
 
