@@ -83,6 +83,10 @@ class Framework:
         Memory traffic of the optimizer step per owned parameter [B].
     gradient_norm : bool
         A global gradient norm synchronises all stages before the optimizer.
+    launch_cost : float
+        Host time of one kernel launch where it cannot run ahead of the device, 0 where launches are hidden or captured [s].
+    layer_launches_forward, layer_launches_backward : int
+        Kernels that one layer launches in each direction, without recomputation.
     step_overhead : float
         Serial host time per step: logging, data, bookkeeping [s].
     source, as_of : str
@@ -106,6 +110,9 @@ class Framework:
     optimizer_bytes: int
     optimizer_traffic: float
     gradient_norm: bool
+    launch_cost: float
+    layer_launches_forward: int
+    layer_launches_backward: int
     step_overhead: float
     source: str
     as_of: str
@@ -143,7 +150,11 @@ _FULL_PRECISION = ("fp32", "tf32")
 _FULL_PRECISION_BYTES = 4
 ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
 _DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
-    {"bucket_bytes": Dimension.BYTES, "step_overhead": Dimension.TIME}
+    {
+        "bucket_bytes": Dimension.BYTES,
+        "launch_cost": Dimension.TIME,
+        "step_overhead": Dimension.TIME,
+    }
 )
 _POSITIVE = frozenset(
     {"memory_kernel_factor", "gradient_bytes", "parameter_bytes", "activation_bytes"}

@@ -104,7 +104,17 @@ class Blocks:
         else:
             recompute = self._plan.recompute if part == "layer" else "none"
             items = block_backward(expansion, sharding, recompute=recompute, phases=_PHASES[action])
-        return evaluate_block(f"{part} {action.name}", items, costs)
+        host = self._launch_seconds(action) if part == "layer" else 0.0
+        return evaluate_block(f"{part} {action.name}", items, costs, host_seconds=host)
+
+    def _launch_seconds(self, action: Action) -> float:
+        """Host time of the launches of one layer."""
+        software = self._plan.framework
+        forward, backward = software.layer_launches_forward, software.layer_launches_backward
+        again = forward if self._plan.recompute == "full" and action in (Action.B, Action.I) else 0
+        halves = {Action.I: 0.5, Action.W: 0.5}
+        own = forward if action is Action.F else backward * halves.get(action, 1.0)
+        return software.launch_cost * (own + again)
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end; equal rows of blocks share one template."""

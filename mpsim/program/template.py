@@ -27,6 +27,7 @@ _PART_OF_PHASE = {
     Phase.WEIGHT_GRADIENT: PARTS.index("weight_gradient"),
 }
 _RECOMPUTE = PARTS.index("recompute")
+_HOST = PARTS.index("host")
 
 
 class BlockCosts(Protocol):
@@ -131,6 +132,19 @@ class _Block:
         self.pending = [i for i in self.pending if i not in awaited]
         return awaited
 
+    def wait_for_host(self, seconds: float) -> None:
+        """Extend the block to the time its launches take."""
+        missing = float(ticks(seconds)) - self.now
+        if missing > 0:
+            before = tuple(
+                sorted({*self.last.values(), *([] if self.kernel is None else [self.kernel])})
+            )
+            host = _Placed("host launch", Stream.COMPUTE, _HOST, self.now, missing, before)
+            self.kernel = len(self.placed)
+            self.placed.append(host)
+            self.parts[_HOST] += missing
+            self.now += missing
+
 
 def _is_awaited(waits: Waits, phase: Phase | None) -> bool:
     if phase is None or waits is Waits.ALL:
@@ -138,7 +152,9 @@ def _is_awaited(waits: Waits, phase: Phase | None) -> bool:
     return (waits is Waits.WEIGHT_GRADIENT) == (phase is Phase.WEIGHT_GRADIENT)
 
 
-def evaluate_block(name: str, items: Sequence[Item], costs: BlockCosts) -> Template:
+def evaluate_block(
+    name: str, items: Sequence[Item], costs: BlockCosts, *, host_seconds: float = 0.0
+) -> Template:
     """Place the kernels and collectives of a block in time.
 
     Parameters
@@ -147,6 +163,8 @@ def evaluate_block(name: str, items: Sequence[Item], costs: BlockCosts) -> Templ
     items : sequence of Item
         In issue order.
     costs : BlockCosts
+    host_seconds : float
+        Time the host needs to launch the block; a block that ends sooner is extended by a wait for the host [s].
 
     Returns
     -------
@@ -168,6 +186,7 @@ def evaluate_block(name: str, items: Sequence[Item], costs: BlockCosts) -> Templ
         else:
             block.communicate(one, costs.collective(one))
     block.wait(None)
+    block.wait_for_host(host_seconds)
     return _as_template(name, block)
 
 

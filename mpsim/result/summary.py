@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,7 @@ def _calibration(constants: Sequence[Constant]) -> dict[str, Any]:
 def _constant(one: Constant) -> Mapping[str, Any]:
     return {
         "name": one.name,
-        "value": one.value,
+        "value": one.value if math.isfinite(one.value) else None,  # JSON has no infinity: no limit
         "unit": one.unit,
         "status": str(one.status),
         "source": one.source,

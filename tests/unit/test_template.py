@@ -93,3 +93,13 @@ def test_blocks_end_to_end_keep_their_inside() -> None:
     assert (row.start[3:] - row.start[:3] == block.parts.sum()).all()
     assert row.layer.tolist() == [0, 0, 0, 1, 1, 1]
     assert row.before[row.before_ptr[3] : row.before_ptr[4]].tolist() == [1, 2]
+
+
+def test_a_block_that_outruns_its_host_waits_for_it() -> None:
+    """Kernels of 3 and 4, launches of 9: 2 of host time; launches of 5 are hidden."""
+    items = [_kernel("a", 3), _kernel("b", 4)]
+    slow = evaluate_block("b", items, _Costs(), host_seconds=9 * US)
+    assert _us(slow) == {"forward": 7.0, "host": 2.0}
+    assert slow.start[-1] + slow.duration[-1] == slow.parts.sum()
+    hidden = evaluate_block("b", items, _Costs(), host_seconds=5 * US)
+    assert _us(hidden) == {"forward": 7.0}
