@@ -20,7 +20,7 @@ from mpsim.cost.constants import (
     constant_groups,
     hardware_constant,
 )
-from mpsim.cost.nccl_choice import chosen
+from mpsim.cost.nccl_choice import chosen, latency_growth
 from mpsim.cost.network import (
     TorusExtent,
     group_bandwidth,
@@ -234,13 +234,18 @@ class CollectiveModel:
         return raw * self._curve("fraction", kind, members)
 
     def _curve(self, what: str, kind: str, members: int) -> float:
-        """A constant of a collective, between the group sizes it was measured for in log; latency beyond them too."""
+        """A constant of a collective, between the group sizes it was measured for in log; latency beyond them as NCCL expects."""
         curve = _CURVE_OF.get(kind, kind)
         labels = [int(label) for label in self._inside.words["ranks"]]
         grows = what.endswith("latency")
         if curve == "all_reduce" and not grows and self._lacks_switch():
             members = min(members, _RING_LIMIT)
         values = [self._use(self._inside, f"{what}_{curve}_{label}") for label in labels]
+        if grows and members > labels[-1]:
+            simple = what == "latency"
+            growth = latency_growth(self.cluster, curve, members, labels[-1], simple=simple)
+            if growth is not None:
+                return values[-1] * growth
         return _between(members, labels, values, beyond=grows)
 
     def _lacks_switch(self) -> bool:

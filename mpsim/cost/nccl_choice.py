@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mpsim.cost.nccl import ARCHITECTURES, NcclGroup, choose, runtime_channels
+from mpsim.cost.nccl import ARCHITECTURES, NcclGroup, candidates, choose, runtime_channels
 from mpsim.cost.network import nic_bandwidth, nodes_spanned
 from mpsim.hardware.components import Cluster, LinkShape
 from mpsim.parallel.group import GroupShape
 
-__all__ = ["chosen", "nccl_group"]
+__all__ = ["chosen", "latency_growth", "nccl_group"]
 
 _STANDS_FOR = {"ada": "ampere"}  # PCIe boards, where only the host's caps differ
 _LOW_LATENCY_SEND = 16 * 1024  # bytes a channel up to which sends use LL [B]
@@ -46,3 +46,34 @@ def chosen(cluster: Cluster, kind: str, size: float, group: GroupShape) -> tuple
     tuned, moved = ("all_reduce", 0.0) if kind == "barrier" else (kind, size)
     best = choose(tuned, moved, nccl)
     return best.algorithm, best.protocol
+
+
+def latency_growth(
+    cluster: Cluster, kind: str, members: int, measured: int, *, simple: bool
+) -> float | None:
+    """How many times longer NCCL expects the fixed time of a collective in a domain to be than in the largest group measured.
+
+    Parameters
+    ----------
+    kind : str
+        A collective that NCCL tunes.
+    members, measured : int
+        Ranks of the group, and of the largest one that was measured.
+    simple : bool
+        Whether only the Simple protocol counts.
+
+    Returns
+    -------
+    float or None
+        1 or more; None where NCCL has no say.
+    """
+    if kind in _UNTUNED:
+        return None
+    least = []
+    for ranks in (measured, members):
+        nccl = nccl_group(cluster, GroupShape(ranks, ranks, 1))
+        if nccl is None:
+            return None
+        found = candidates(kind, nccl)
+        least.append(min(one.latency for one in found if one.protocol == "Simple" or not simple))
+    return max(1.0, least[1] / least[0])

@@ -17,6 +17,7 @@ from mpsim.parallel.group import GroupShape
 
 GB = 1e9
 NODE = GroupShape(8, 8, 1)
+P5 = (28.56, 43.45, 55.44, 84.29, 124, 198.6, 326.6, 592.8, 1121.4, 2165.3, 4253)
 H100 = CollectiveModel(system("dgx-h100", nodes=128))
 A100 = CollectiveModel(system("dgx-a100-80gb", nodes=128))
 
@@ -288,3 +289,74 @@ def test_provenance_grows_with_use_and_labels_borrowed_links() -> None:
     older.seconds("all_gather", 1e6, NODE)
     borrowed = [c for c in older.provenance() if c.name.startswith("collectives.")]
     assert {c.status for c in borrowed} == {Status.FAMILY_DEFAULT}
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_no_switch_of_regime_makes_a_jump(kind: str, loaded: bool) -> None:
+    """One per cent more bytes never takes more than one per cent longer, nor less long, from 64 B to 100 GB."""
+    sizes = np.geomspace(64, 1e11, 2200)
+    step = sizes[1] / sizes[0]
+    for cluster in (A100.cluster, H100.cluster, system("mi300x-8", nodes=4)):
+        model = CollectiveModel(cluster, loaded=loaded)
+        for group in (GroupShape(2, 2, 1), NODE, GroupShape(16, 8, 2), GroupShape(32, 8, 4)):
+            times = model.seconds(kind, sizes, group)
+            ratios = times[1:] / times[:-1]
+            assert np.all(ratios >= 1)
+            assert np.all(ratios <= step * (1 + 1e-9))
+
+
+def test_small_and_large_messages_are_in_different_regimes() -> None:
+    """Low-latency protocols start sooner and end slower: 8 H100, the slope at 64 KiB is over twice that at 1 GiB."""
+    slopes = [
+        H100.seconds("all_gather", 2 * size, NODE) - H100.seconds("all_gather", size, NODE)
+        for size in (2.0**16, 2.0**30)
+    ]
+    assert slopes[0] / 2**16 > 2 * slopes[1] / 2**30
+
+
+def test_all_reduce_of_eight_h100_is_within_ten_per_cent_from_one_mebibyte_to_one_gibibyte() -> (
+    None
+):
+    """nccl-tests on one AWS p5.48xlarge (aws-samples/awsome-distributed-training), us by MiB; mean error."""
+    measured = dict(zip(2.0 ** np.arange(11), P5, strict=True))
+    quiet = CollectiveModel(H100.cluster, loaded=False)
+    errors = [
+        abs(quiet.seconds("all_reduce", mib * 2.0**20, NODE) * 1e6 / time - 1)
+        for mib, time in measured.items()
+    ]
+    assert np.mean(errors) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "mebibytes", "milliseconds"),
+    [(4, 64, 0.5646), (4, 4096, 22.80), (64, 64, 0.8924), (1024, 64, 1.2484), (1024, 2048, 13.105)],
+)
+def test_all_reduce_across_h100_nodes_is_within_fifteen_per_cent(
+    nodes: int, mebibytes: float, milliseconds: float
+) -> None:
+    """NVLSTree on NDR InfiniBand, digitised from NVIDIA's plot."""
+    cluster = system("dgx-h100", nodes=1024)
+    quiet = CollectiveModel(cluster, loaded=False)
+    time = quiet.seconds("all_reduce", mebibytes * 2.0**20, GroupShape(8 * nodes, 8, nodes))
+    assert time * 1e3 == pytest.approx(milliseconds, rel=0.15)
+
+
+def test_fabrics_differ_in_their_fixed_time() -> None:
+    """A small all-reduce over two nodes: 161 us measured on p4de (EFA v1), 36 to 43 us on OCI's A100 with RoCE."""
+    group = GroupShape(16, 8, 2)
+    efa = CollectiveModel(system("aws-p4de", nodes=2), loaded=False)
+    assert efa.seconds("all_reduce", 256.0, group) == pytest.approx(161.8e-6, rel=0.1)
+    assert CollectiveModel(A100.cluster, loaded=False).seconds("all_reduce", 256.0, group) < 90e-6
+
+
+def test_domains_larger_than_any_measured_grow_as_nccl_expects() -> None:
+    """NVL72: a ring of 72 takes longer to start than one of 8, an all-reduce in the switches hardly."""
+    rack = CollectiveModel(system("gb200-nvl72", nodes=18))
+    eight, all_of_it = NODE, GroupShape(72, 72, 1)
+    gather, reduce = (
+        rack.seconds(kind, 1024.0, all_of_it) / rack.seconds(kind, 1024.0, eight)
+        for kind in ("all_gather", "all_reduce")
+    )
+    assert gather > 2
+    assert 1 < reduce < 2
