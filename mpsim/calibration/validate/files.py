@@ -133,5 +133,8 @@ def _row(kind: FileKind, values: Mapping[str, str], number: int) -> Row:
 
 
 def _line(error: Exception) -> str:
-    """An error as one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error as one line; what is no error of the row says that it is a bug."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MpsimError):
+        return text or type(error).__name__
+    return f"internal error, a bug of mpsim: {type(error).__name__}: {text}"

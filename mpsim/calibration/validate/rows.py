@@ -32,7 +32,7 @@ class Cells:
         return (self.values.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:
-        """Finite number, or None where it is empty.
+        """Finite number of at least 0, or None where it is empty.
 
         Raises
         ------
@@ -46,8 +46,8 @@ class Cells:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
-            raise CalibrationError(f"{column} is {text!r}; needed a finite number")
+        if not (math.isfinite(value) and value >= 0):
+            raise CalibrationError(f"{column} is {text!r}; needed a finite number of at least 0")
         return value
 
     def whole(self, column: str) -> int | None:
@@ -73,8 +73,11 @@ class Cells:
         return _present(column, self.number(column))
 
     def required(self, column: str) -> int:
-        """Whole number; CalibrationError where it is empty."""
-        return _present(column, self.whole(column))
+        """Whole number of at least 1; CalibrationError where it is empty or 0."""
+        value = _present(column, self.whole(column))
+        if value < 1:
+            raise CalibrationError(f"{column} is {value}; needed 1 or more")
+        return value
 
 
 def _present(column: str, value: T | None) -> T:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from mpsim.calibration.validate.records import Record
 from mpsim.calibration.validate.rows import Cells, Row
 from mpsim.calibration.validate.tables import lookup, table
 from mpsim.engine import Timeline, run
+from mpsim.errors import CalibrationError
 from mpsim.program import from_orders
 from mpsim.schedule import Action, Orders, make_orders, schedule_options
 from mpsim.schedule.search import zb_v_search
@@ -70,13 +69,15 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
 
 def _figures(cells: Cells) -> Mapping[str, float | list[int]]:
     entry = lookup("schedules", "schedules", cells.text("schedule"))
-    times = Times(*(Fraction(cells.text(column) or "0") for column in ("tF", "tB", "tW")))
+    times = Times.of(*(cells.number(column) or 0.0 for column in ("tF", "tB", "tW")))
     orders = _orders(
         entry, cells, (float(times.forward), float(times.backward), float(times.weight))
     )
     timeline = _timeline(orders, times, cells)
     spans, busy = _spans(timeline), _busy(timeline)
     makespan, span = timeline.makespan, max(spans)
+    if not makespan:
+        raise CalibrationError("tF, tB and tW are 0; needed one above 0")
     sends = _sends(timeline)
     return {
         "makespan": makespan / times.scale,
@@ -195,10 +196,18 @@ def _mismatched(figures: Mapping[str, float | list[int]], oracle: Cells) -> tupl
     return tuple(column for column in MEASURED if not _agrees(figures[column], oracle, column))
 
 
+def _counts(oracle: Cells, column: str) -> list[int]:
+    """A list of whole numbers, one a rank; CalibrationError if it is something else."""
+    text = oracle.text(column)
+    if not re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text):
+        raise CalibrationError(f"{column} is {text!r}; needed a list such as [2, 1]")
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
 def _agrees(figure: float | list[int], oracle: Cells, column: str) -> bool:
     """Whether a column is empty, or equal to `figure` as far as it is printed."""
     if not oracle.text(column):
         return True
     if isinstance(figure, list):
-        return bool(figure == json.loads(oracle.text(column)))
+        return figure == _counts(oracle, column)
     return round(figure, _DIGITS) == round(oracle.number(column) or 0.0, _DIGITS)
