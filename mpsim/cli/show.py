@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from mpsim.cli.options import AsJson
+from mpsim.cli.show_cost import QUESTIONS, Asked, answer
 
 __all__ = ["show"]
 
@@ -49,16 +50,40 @@ HIDDEN = frozenset({"sources", "source", "as_of"})
 def show(
     catalog: Annotated[
         str | None,
-        typer.Argument(help=f"One of {', '.join(Catalog)}; left out: all names."),
+        typer.Argument(
+            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective: one question."
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(help="One entry of it; left out: all names.")
+        str | None,
+        typer.Argument(
+            help="One entry of it; left out: all names. Of a kernel gemm=4096x4096x4096, of a collective "
+            "all_reduce='256 MiB'."
+        ),
     ] = None,
+    on: Annotated[
+        str | None, typer.Option("--on", help="Accelerator of a kernel, system of a collective.")
+    ] = None,
+    precision: Annotated[str, typer.Option("--precision", help="Of a kernel.")] = "bf16",
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, help="Of a collective; left out: one node.")
+    ] = None,
+    attention: Annotated[
+        str, typer.Option("--attention", help="Attention kernel: flash1, flash2, flash3 or cudnn.")
+    ] = "flash2",
+    burst: Annotated[
+        bool, typer.Option("--burst", help="A short benchmark on a quiet network, not training.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules."""
+    """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules; or what one kernel or collective takes."""
     from mpsim.cli.console import print_json
 
+    if catalog in QUESTIONS:
+        clocks = "burst" if burst else "sustained"
+        asked = Asked(on, precision, clocks, attention, ranks)
+        answer(catalog, name, asked, as_json=as_json)
+        return
     chosen = _chosen(catalog)
     if name is None:
         names = {one.value: list(_names(one)) for one in chosen}

@@ -11,6 +11,7 @@ from mpsim.calibration.validate.records import Record
 from mpsim.calibration.validate.rows import Cells, Row
 from mpsim.calibration.validate.tables import lookup, table
 from mpsim.cost import CollectiveModel
+from mpsim.errors import CalibrationError
 from mpsim.parallel import GroupShape
 
 __all__ = ["COLUMNS", "MEASURED", "blank", "predict"]
@@ -48,7 +49,9 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     model = _model(cells.text("gpu"), cells.text("link"), cells.text("nic"), nodes, gpus)
     kind = lookup("collectives", "collectives", cells.text("collective"))["name"]
     inside = min(gpus, model.cluster.domain_size)
-    group = GroupShape(ranks=gpus, per_domain=inside, domains=-(-gpus // inside))
+    if gpus % inside:
+        raise CalibrationError(f"{gpus} GPUs do not fill scale-up domains of {inside}")
+    group = GroupShape(ranks=gpus, per_domain=inside, domains=gpus // inside)
     seconds = model.seconds(kind, cells.required_number("bytes"), group)
     return [dataclasses.replace(blanks[0], predicted=seconds / _MICRO)]
 

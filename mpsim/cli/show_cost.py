@@ -1,0 +1,200 @@
+"""``mpsim show kernel`` and ``mpsim show collective``: what one kernel or one collective takes, and on what that rests."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from mpsim.cost import Constant
+    from mpsim.workload import Operator
+
+__all__ = ["QUESTIONS", "Asked", "answer"]
+
+QUESTIONS = ("kernel", "collective")
+FORMS = (
+    "gemm=MxNxK, gemm=BATCHxMxNxK, attention=SEQUENCESxTOKENSxHEADSxHEAD_DIM, or bytes='1 GiB' "
+    "for a memory-bound kernel"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What a question leaves to options.
+
+    Parameters
+    ----------
+    on : str or None
+        Accelerator of a kernel, system of a collective.
+    precision, clocks, attention_kernel : str
+        Of a kernel.
+    ranks : int or None
+        Of a collective; the accelerators of one node when absent.
+    """
+
+    on: str | None
+    precision: str
+    clocks: str
+    attention_kernel: str
+    ranks: int | None
+
+
+def answer(question: str, text: str | None, asked: Asked, *, as_json: bool) -> None:
+    """Print time, rates and constants of one kernel or collective."""
+    from mpsim.cli.console import print_json, print_table, print_text
+
+    figures, constants = (_kernel if question == "kernel" else _collective)(text, asked)
+    if as_json:
+        data = [dataclasses.asdict(one) for one in constants]
+        print_json({"question": question, **figures, "constants": data})
+        return
+    print_table([(key, _printed(key, value)) for key, value in figures.items()])
+    print_text("\nrests on")
+    rows = [(one.name, f"{one.value:.6g} {one.unit}", one.status.value) for one in constants]
+    print_table(rows, header=("constant", "value", "status"))
+
+
+def _printed(key: str, value: object) -> str:
+    from mpsim.units import Dimension, format_quantity
+
+    units = {
+        "time_s": Dimension.TIME,
+        "floor_s": Dimension.TIME,
+        "flops_per_s": Dimension.FLOP_RATE,
+        "bytes_per_s": Dimension.BANDWIDTH,
+        "algbw_bytes_per_s": Dimension.BANDWIDTH,
+        "busbw_bytes_per_s": Dimension.BANDWIDTH,
+        "bytes": Dimension.BYTES,
+    }
+    if key in units and isinstance(value, float):
+        return format_quantity(value, units[key])
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _split(text: str | None, forms: str) -> tuple[str, str]:
+    """Name and value of ``name=value``."""
+    name, sign, value = (text or "").partition("=")
+    if not sign or not value:
+        raise typer.BadParameter(f"got {text!r}; needed one of: {forms}", param_hint="NAME")
+    return name.strip().replace("-", "_"), value.strip()
+
+
+def _kernel(text: str | None, asked: Asked) -> tuple[dict[str, object], Iterable[Constant]]:
+    from mpsim.cost import KernelModel
+    from mpsim.hardware import accelerator
+
+    name, value = _split(text, FORMS)
+    chip = accelerator(asked.on or _missing("an accelerator, such as --on h100-sxm"))
+    model = KernelModel(
+        chip, asked.precision, attention_kernel=asked.attention_kernel, clocks=asked.clocks
+    )
+    operator = _operator(name, value)
+    time = float(model.seconds([operator])[0])
+    peak = chip.peak(asked.precision)
+    flops = operator.flops
+    figures: dict[str, object] = {
+        "accelerator": chip.name,
+        "kernel": f"{name}={value}",
+        "clocks": asked.clocks,
+        "time_s": time,
+        "floor_s": max(flops / peak, operator.bytes / chip.memory_bandwidth),
+    }
+    if flops:
+        figures |= {"flops_per_s": flops / time, "fraction_of_peak": flops / time / peak}
+    else:
+        figures |= {"bytes_per_s": operator.bytes / time}
+    return figures, model.provenance()
+
+
+def _operator(name: str, value: str) -> Operator:
+    from mpsim.units import Dimension, parse_quantity
+    from mpsim.workload import Operator, OperatorKind, Phase
+
+    forward = Phase.FORWARD
+    if name == "gemm":
+        *batch, m, n, k = _sizes(value, 3, 4)
+        count = batch[0] if batch else 1
+        return Operator(
+            name=name,
+            kind=OperatorKind.GEMM,
+            phase=forward,
+            m=m,
+            n=n,
+            k=k,
+            batch=count,
+            flops=2.0 * count * m * n * k,
+            bytes=2.0 * count * (m * k + k * n + m * n),
+        )
+    if name == "attention":
+        sequences, tokens, heads, width = _sizes(value, 4, 4)
+        return Operator(
+            name=name,
+            kind=OperatorKind.ATTENTION,
+            phase=forward,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=width,
+            head_dim_v=width,
+            queries=tokens,
+            keys=tokens,
+            sequences=sequences,
+            flops=2.0 * sequences * heads * tokens * tokens * width,  # causal: half of all pairs
+        )
+    if name == "bytes":
+        moved = parse_quantity(value, Dimension.BYTES)
+        return Operator(name=name, kind=OperatorKind.ELEMENTWISE, phase=forward, bytes=moved)
+    raise typer.BadParameter(f"got kernel {name!r}; needed one of: {FORMS}", param_hint="NAME")
+
+
+def _sizes(value: str, least: int, most: int) -> list[int]:
+    sizes = [int(part) for part in value.split("x") if re.fullmatch(r"[1-9]\d{0,8}", part)]
+    if len(sizes) != len(value.split("x")) or not least <= len(sizes) <= most:
+        raise typer.BadParameter(f"got sizes {value!r}; needed one of: {FORMS}", param_hint="NAME")
+    return sizes
+
+
+def _collective(text: str | None, asked: Asked) -> tuple[dict[str, object], Iterable[Constant]]:
+    from mpsim.cost import COLLECTIVES, CollectiveModel
+    from mpsim.cost.traffic import ring_passes
+    from mpsim.hardware import system
+    from mpsim.parallel import GroupShape
+    from mpsim.units import Dimension, parse_quantity
+
+    kind, value = _split(text, f"COLLECTIVE='256 MiB', COLLECTIVE one of {', '.join(COLLECTIVES)}")
+    name = asked.on or _missing("a system, such as --on dgx-h100")
+    per_node = system(name, nodes=1).node.accelerators
+    ranks = asked.ranks or per_node
+    cluster = system(name, nodes=-(-ranks // per_node))
+    inside = min(ranks, cluster.domain_size)
+    if ranks % inside:
+        raise typer.BadParameter(
+            f"got {ranks}; needed a multiple of {inside}, the accelerators of a domain of {name}",
+            param_hint="--ranks",
+        )
+    group = GroupShape(ranks=ranks, per_domain=inside, domains=ranks // inside)
+    model = CollectiveModel(cluster, loaded=asked.clocks == "sustained")
+    size = parse_quantity(value, Dimension.BYTES)
+    time = model.seconds(kind, size, group)
+    algorithm, protocol = model.choice(kind, size, group)
+    rate = size / time if time else 0.0
+    return {
+        "system": f"{cluster.nodes} x {name}",
+        "collective": kind,
+        "bytes": size,
+        "ranks": ranks,
+        "network": "loaded" if asked.clocks == "sustained" else "quiet",
+        "time_s": time,
+        "floor_s": model.floor(kind, size, group),
+        "algbw_bytes_per_s": rate,
+        "busbw_bytes_per_s": rate * ring_passes(kind, ranks),
+        "algorithm": algorithm,
+        "protocol": protocol,
+    }, model.provenance()
+
+
+def _missing(what: str) -> str:
+    raise typer.BadParameter(f"needed {what}", param_hint="--on")

@@ -1,0 +1,59 @@
+"""``mpsim show kernel`` and ``mpsim show collective``: one question, one answer."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "shape", ["gemm=4096x4096x4096", "gemm=8x512x512x128", "attention=2x4096x32x128"]
+)
+def test_a_kernel_takes_longer_than_its_floor(mpsim_cli, shape: str) -> None:
+    """FLOP/s times time is the FLOPs of the shape, and the floor is below."""
+    shown = mpsim_cli("show", "kernel", shape, "--on", "h100-sxm", "--json").json()
+    assert 0 < shown["floor_s"] < shown["time_s"]
+    assert 0 < shown["fraction_of_peak"] < 1
+    assert any(one["name"].startswith("kernels.") for one in shown["constants"])
+
+
+def test_gemm_flops_by_hand(mpsim_cli) -> None:
+    """2 x 4096^3 = 137.4 GFLOP; a benchmark is faster than training."""
+    times = {}
+    for burst in ((), ("--burst",)):
+        command = ("show", "kernel", "gemm=4096x4096x4096", "--on", "h100-sxm", "--json", *burst)
+        shown = mpsim_cli(*command).json()
+        assert shown["flops_per_s"] * shown["time_s"] == pytest.approx(2 * 4096**3)
+        times[shown["clocks"]] = shown["time_s"]
+    assert times["burst"] < times["sustained"]
+
+
+def test_a_collective_by_hand(mpsim_cli) -> None:
+    """All-reduce over 16 ranks: busbw = algbw x 2 x 15/16; two DGX nodes; an algorithm is named."""
+    command = ("show", "collective", "all_reduce=256 MiB", "--on", "dgx-h100", "--ranks", "16")
+    shown = mpsim_cli(*command, "--json").json()
+    assert shown["system"] == "2 x dgx-h100"
+    assert shown["algbw_bytes_per_s"] * shown["time_s"] == pytest.approx(2**28)
+    assert shown["busbw_bytes_per_s"] == pytest.approx(shown["algbw_bytes_per_s"] * 2 * 15 / 16)
+    assert shown["algorithm"]
+    assert "busbw" in mpsim_cli(*command).out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("kernel",),
+        ("kernel", "gemm=4096x4096", "--on", "h100-sxm"),
+        ("kernel", "gemm=0x1x1", "--on", "h100-sxm"),
+        ("kernel", "convolution=1x1x1", "--on", "h100-sxm"),
+        ("kernel", "gemm=64x64x64"),
+        ("kernel", "gemm=64x64x64", "--on", "h900"),
+        ("kernel", "bytes=1", "--on", "h100-sxm"),
+        ("collective", "all_reduce=1 GiB", "--on", "dgx-h100", "--ranks", "12"),
+        ("collective", "all_reduc=1 GiB", "--on", "dgx-h100"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_bad_input(mpsim_cli, arguments) -> None:
+    """Exit code 2, nothing on stdout, no traceback."""
+    outcome = mpsim_cli("show", *arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "internal error" not in outcome.err
