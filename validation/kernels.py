@@ -119,7 +119,7 @@ def fit(series: Series, kept: np.ndarray) -> np.ndarray:
 
 
 def left_out(series: Series) -> np.ndarray:
-    """Error of each row when its weight shape (n, k) the constants never saw; for series of fewer than 20 rows, of single rows."""
+    """Error of each row with constants that never saw its weight shape (n, k); in a series of fewer than 20 rows, the row itself."""
     shapes, times = series.shapes(), series.seconds()
     labels = [tuple(shape[1:]) if len(shapes) >= 20 else tuple(shape) for shape in shapes]
     errors = np.empty(len(times))

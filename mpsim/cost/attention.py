@@ -53,8 +53,8 @@ class AttentionWork:
         return result
 
     def tiles(self, rows: float) -> Floats:
-        """Pieces of work that the processors share out: `rows` queries of one head of one sequence."""
-        result: Floats = self.sequences * self.heads * self.queries / rows
+        """Pieces of work that the processors share out: `rows` queries of one head of one sequence, at least one a head."""
+        result: Floats = self.sequences * self.heads * np.maximum(self.queries / rows, 1.0)
         return result
 
 
@@ -118,8 +118,7 @@ class AttentionModel:
         """Time of each kernel [s]."""
         if "rate_forward" in self._group:
             return self._counted(work)
-        times = self._hot_seconds(work) if self._hot else self._burst_seconds(work)
-        return times * self._few(work) if self._few_heads else times
+        return self._hot_seconds(work) if self._hot else self._burst_seconds(work)
 
     def _hot_seconds(self, work: AttentionWork) -> Floats:
         share = self._use(self._rules, "forward_share")
@@ -150,7 +149,7 @@ class AttentionModel:
             work.keys,
             rate=self._between(group, "rate", width, work.causal) * scale,
             half=self._between(group, "half", width, work.causal),
-            share=part,
+            share=part * self._few(work) if self._few_heads else part,
             launch=self._use(self._launch, "floor"),
         )
 

@@ -8,11 +8,14 @@ collections, so this guards the formula and the data files, not the fit's genera
 from __future__ import annotations
 
 import csv
+import functools
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mpsim.calibration.validate import validate_files
 from mpsim.cost.kernels import KernelModel
 from mpsim.hardware.library import accelerator
 from mpsim.workload.operators import Operator, OperatorKind, Phase
@@ -28,9 +31,8 @@ NAMES = {
     "GB300": "gb300",
     "L40S": "l40s",
 }
-FLASH2_SHARE = (
-    0.69  # what the model keeps of the chart in real training; the chart itself has none of it
-)
+PUBLISHED = Path(__file__).parents[2] / "validation" / "data" / "kernels.csv"
+MISSED = {"GB200": 0.08, "L40S": 0.10}  # docs/explanation/kernels.md says why; 0.06 elsewhere
 
 
 def rows(op: str) -> list[dict[str, str]]:
@@ -122,3 +124,49 @@ def test_h200_large_square_product_runs_at_the_measured_burst_rate() -> None:
     )
     assert 740e12 <= burst <= 830e12
     assert 640e12 <= sustained <= 720e12  # 0.70-0.73 of peak at most (kernels above 10 ms)
+
+
+@functools.cache
+def published() -> list[tuple[dict[str, str], float]]:
+    """Every row that is predicted, with its error."""
+    with PUBLISHED.open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    found = {record.id: record.error for record in validate_files([PUBLISHED]).records}
+    errors = [(row, found[str(number)]) for number, row in enumerate(table, 1)]
+    return [(row, error) for row, error in errors if error is not None]
+
+
+def mean_error(which: Callable[[dict[str, str]], bool]) -> float:
+    return statistics.fmean(abs(error) for row, error in published() if which(row))
+
+
+def large(row: dict[str, str]) -> bool:
+    return int(row["m"]) >= 1024 and min(int(row["n"]), int(row["k"])) >= 512
+
+
+@pytest.mark.parametrize("gpu", sorted(NAMES))
+def test_large_products_are_within_six_percent_in_the_mean(gpu: str) -> None:
+    """bf16, M >= 1024, N and K >= 512: 6 % (GB200 misses it with 8 %, L40S is allowed 10 %); all sizes 10 %."""
+
+    def mine(row: dict[str, str]) -> bool:
+        return row["gpu"] == gpu and row["op"] == "gemm" and row["dtype"] == "bf16"
+
+    assert mean_error(lambda row: mine(row) and large(row)) <= MISSED.get(gpu, 0.06)
+    assert mean_error(mine) <= 0.10
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_block", "nvfp4"])
+def test_products_in_narrow_formats_are_within_twelve_percent_in_the_mean(dtype: str) -> None:
+    """With the cast of the activations as a kernel of its own; over all GPUs."""
+    assert mean_error(lambda row: row["dtype"] == dtype and "quantisation" in row["op"]) <= 0.12
+
+
+def test_attention_of_every_kernel_is_within_eight_percent_in_the_mean() -> None:
+    """FlashAttention 2 and 3, cuDNN, TensorRT-LLM, Transformer Engine; forward, backward, causal or full."""
+    assert mean_error(lambda row: "attention" in row["op"]) <= 0.08
+
+
+def test_memory_bound_kernels_are_within_twelve_percent_in_the_mean() -> None:
+    """Copies, elementwise, softmax and layer norms, with the host's time where the benchmark has it."""
+    kinds = ("copy", "elementwise", "softmax", "layernorm", "memory-bound")
+    assert mean_error(lambda row: any(kind in row["op"] for kind in kinds)) <= 0.12

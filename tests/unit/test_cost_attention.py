@@ -1,0 +1,85 @@
+"""Fused attention: charts by pass, kernels measured by heads, and waiting processors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpsim.cost import KernelModel
+from mpsim.cost.attention import waiting
+from mpsim.hardware.library import accelerator
+from mpsim.workload import Operator, OperatorKind, Phase
+
+
+def attention(**changes: object) -> Operator:
+    fields: dict[str, object] = {
+        "name": "attention",
+        "kind": OperatorKind.ATTENTION,
+        "phase": Phase.FORWARD,
+        "heads": 16,
+        "kv_heads": 16,
+        "head_dim": 128,
+        "head_dim_v": 128,
+        "queries": 4096,
+        "keys": 4096,
+        "sequences": 4,
+    }
+    return Operator(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def time(
+    operator: Operator, chip: str = "h100-sxm", kernel: str = "flash2", **more: object
+) -> float:
+    settings = {"clocks": "burst", **more}
+    model = KernelModel(accelerator(chip), "bf16", attention_kernel=kernel, **settings)  # type: ignore[arg-type]
+    return float(model.seconds([operator])[0])
+
+
+def test_forward_alone_has_its_own_chart_in_a_burst() -> None:
+    """FlashAttention 2 on H100 at 8k causal: 333 TFLOP/s forward, as its chart prints."""
+    work = attention(queries=8192, keys=8192, sequences=2)
+    flops = 4.0 * 2 * 16 * 8192**2 * 128 / 2
+    assert flops / time(work) == pytest.approx(333e12, rel=0.02)
+
+
+def test_backward_of_a_forward_chart_takes_its_measured_ratio() -> None:
+    """2.9 x forward where only forward was charted."""
+    backward = attention(phase=Phase.INPUT_GRADIENT)
+    assert time(backward, kernel="cudnn") / time(attention(), kernel="cudnn") == pytest.approx(2.9)
+
+
+def test_heads_of_unequal_width_run_slower_per_flop() -> None:
+    """MLA's 192 and 128: 0.79 of the backward rate of Transformer Engine on A100."""
+    plain = attention(phase=Phase.INPUT_GRADIENT, head_dim=160, head_dim_v=160)
+    latent = attention(phase=Phase.INPUT_GRADIENT, head_dim=192, head_dim_v=128)
+    ratio = time(latent, "a100-pcie-80", "te") / time(plain, "a100-pcie-80", "te")
+    assert ratio == pytest.approx(1 / 0.79)
+
+
+def test_few_heads_leave_processors_waiting() -> None:
+    """Four heads of one sequence run at 0.46 of the rate of 32 on A100 (measured 0.5142 / 1.1185)."""
+    few, many = (
+        heads / time(attention(heads=heads, sequences=1), "a100-pcie-80", "te") for heads in (4, 32)
+    )
+    assert few / many == pytest.approx(0.5142 / 1.1185, rel=0.1)
+
+
+def test_waiting_is_an_option_of_the_charts() -> None:
+    """Off, time is proportional to heads; on, four heads cost more than their share and many cost the same."""
+    few, many = attention(heads=4, sequences=1), attention(heads=64, sequences=4)
+    assert time(many) / time(few) == pytest.approx(64)
+    assert time(few, few_heads=True) > 1.5 * time(few)
+    assert time(many, few_heads=True) == time(many)
+
+
+def test_waiting_fades_with_the_work() -> None:
+    """1 + wait * processors / tiles."""
+    assert waiting(np.array([100.0, 1e9]), 100, 2).tolist() == pytest.approx([3.0, 1.0], rel=1e-6)
+
+
+def test_a_window_saves_time_and_grouped_heads_do_not() -> None:
+    """A window of an eighth of the keys works on a quarter of the causal pairs; kv heads change bytes, not the time."""
+    windowed = attention(queries=32768, keys=32768, window=4096)
+    whole = attention(queries=32768, keys=32768)
+    assert time(windowed) / time(whole) == pytest.approx(2 * (1 / 8 - 1 / 128))
+    assert time(attention(kv_heads=2)) == time(attention())

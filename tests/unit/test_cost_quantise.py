@@ -1,0 +1,115 @@
+"""Narrow formats, their casts, grouped products and launches."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsim.cost import GemmConstants, KernelModel, Status
+from mpsim.cost.formulas import gemm_seconds, grouped_gemm_seconds
+from mpsim.cost.quantise import FORMATS, format_bytes, launch_seconds, quantise_seconds
+from mpsim.errors import HardwareError
+from mpsim.hardware.library import accelerator
+from mpsim.workload import Operator, OperatorKind, Phase
+
+C = GemmConstants(compute_fraction=0.8, memory_fraction=0.8, launch=3e-6, knee=3.0)
+SIZE = 8192
+
+
+def rate(chip: str, precision: str, clocks: str = "burst") -> float:
+    work = Operator(
+        name="fc1",
+        kind=OperatorKind.GEMM,
+        phase=Phase.FORWARD,
+        m=SIZE,
+        n=SIZE,
+        k=SIZE,
+        bytes=4.0 * SIZE**2,
+    )
+    time = KernelModel(accelerator(chip), precision, clocks=clocks).seconds([work])[0]
+    return float(2.0 * SIZE**3 / time)
+
+
+def test_a_cast_moves_its_bytes_and_starts_its_kernels() -> None:
+    """fp8 with a scale a tensor reads 2 B twice and writes 1 B: 5 GB of 1e9 elements at 0.75 of the memory, and two starts."""
+    assert float(quantise_seconds(1e9, "fp8", 1e12)) == pytest.approx(6e-6 + 5e9 / 0.75e12)
+    assert float(quantise_seconds(1e9, "fp8_block", 1e12)) == pytest.approx(
+        3e-6 + 3.03125e9 / 0.75e12
+    )
+    assert float(quantise_seconds(1e9, "nvfp4", 1e12, from_bytes=4.0)) == pytest.approx(
+        6e-6 + 8.5625e9 / 0.75e12
+    )
+
+
+def test_formats_count_their_scales() -> None:
+    """A 4-byte scale for 128 elements, a 1-byte scale for 16."""
+    assert [format_bytes(one) for one in FORMATS] == [1.0, 1 + 4 / 128, 0.5 + 1 / 16]
+
+
+def test_narrower_formats_are_faster_and_none_reaches_its_peak() -> None:
+    """On B200 8192 cubed: bf16 < fp8 < nvfp4, each below its own peak."""
+    chip = accelerator("b200-sxm")
+    rates = [rate("b200-sxm", one) for one in ("bf16", "fp8", "nvfp4")]
+    assert rates == sorted(rates)
+    for reached, peak in zip(rates, ("bf16", "fp8", "fp4"), strict=True):
+        assert reached < chip.peak(peak)
+    assert rate("b200-sxm", "fp4") == rate("b200-sxm", "nvfp4")
+
+
+def test_hot_clocks_slow_a_format_that_was_only_measured_in_bursts() -> None:
+    """fp8_block is scaled as bf16 is, and labelled so."""
+    assert rate("h100-sxm", "fp8_block", "sustained") < 0.9 * rate("h100-sxm", "fp8_block")
+    used = KernelModel(accelerator("h100-sxm"), "fp8_block").provenance()
+    mine = [one for one in used if one.name.endswith("fp8_block_burst_fraction")]
+    assert [one.status for one in mine] == [Status.FAMILY_DEFAULT]
+
+
+def test_a_model_casts_to_its_own_format_and_a_wide_one_casts_nothing() -> None:
+    """quantisation_seconds is that of the precision; the constants it used are listed."""
+    chip = accelerator("b200-sxm")
+    narrow = KernelModel(chip, "fp4")
+    expected = quantise_seconds(1e8, "nvfp4", chip.memory_bandwidth)
+    assert float(narrow.quantisation_seconds(1e8)) == float(expected)
+    assert "kernels.quantise.nvfp4.passes" in {one.name for one in narrow.provenance()}
+    assert float(KernelModel(chip, "bf16").quantisation_seconds(1e8)) == 0.0
+
+
+def test_a_missing_or_misspelt_format_is_refused() -> None:
+    """H100 has no fp4; fp8_blok is answered with fp8_block."""
+    with pytest.raises(HardwareError, match="no fp4"):
+        KernelModel(accelerator("h100-sxm"), "nvfp4")
+    with pytest.raises(HardwareError, match="fp8_block"):
+        quantise_seconds(1.0, "fp8_blok", 1e12)
+
+
+def test_equal_groups_cost_one_product_of_all_rows_but_for_their_weights() -> None:
+    """Eight groups of 512 rows: the work of 4096 rows, and eight weights read."""
+    moved = 2.0 * (4096 * (1024 + 2048) + 8 * 1024 * 2048)
+    whole = gemm_seconds(4096, 2048, 1024, 1, moved, peak=1e15, bandwidth=3e12, c=C)
+    groups = grouped_gemm_seconds(
+        [512] * 8, 2048, 1024, element_bytes=2.0, peak=1e15, bandwidth=3e12, c=C, tile=128
+    )
+    assert groups == pytest.approx(float(whole))
+
+
+def test_uneven_groups_pay_for_whole_tiles_and_empty_ones_for_nothing() -> None:
+    """Rows that do not fill a tile cost a tile; a group without rows reads no weight."""
+
+    def cost(rows: list[int]) -> float:
+        return grouped_gemm_seconds(
+            rows, 2048, 1024, element_bytes=2.0, peak=1e13, bandwidth=3e12, c=C, tile=128
+        )
+
+    assert cost([1, 1023]) > cost([512, 512])
+    assert cost([1024, 0, 0]) == cost([1024])
+    assert cost([0, 0]) == 0.0
+
+
+def test_a_graph_launches_cheaper_than_a_compiler_and_that_than_eager() -> None:
+    """2.45 us in a graph on Hopper, 1.75 us on Blackwell; host costs are recalled."""
+    assert launch_seconds("graph") < launch_seconds("compiled") < launch_seconds("eager")
+    assert launch_seconds("graph", accelerator("b200-sxm")) < launch_seconds(
+        "graph", accelerator("h100-sxm")
+    )
+    assert launch_seconds("synchronised") == pytest.approx(21e-6)
+    with pytest.raises(HardwareError, match="did you mean 'graph'"):
+        launch_seconds("grap")
