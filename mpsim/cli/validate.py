@@ -45,12 +45,24 @@ def validate(
             validation = validate_files(files, progress=progress)
     except CalibrationError as error:
         raise typer.BadParameter(str(error), param_hint="FILE.csv") from error
+    _warn_of_bugs(validation)
     if plots is not None:
         _draw(validation, plots)
     if as_json:
         print_json(validation.to_json())
     else:
         _print(validation)
+
+
+def _warn_of_bugs(validation: Validation) -> None:
+    """Say on stderr when rows were skipped by no fault of theirs."""
+    from mpsim.cli.console import note
+
+    bugs = [one for one in validation.records if (one.skipped_because or "").startswith("internal")]
+    if bugs:
+        note(
+            f"{len(bugs)} rows met a bug of mpsim, such as {bugs[0].id}: {bugs[0].skipped_because}"
+        )
 
 
 def _print(validation: Validation) -> None:

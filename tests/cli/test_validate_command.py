@@ -84,3 +84,23 @@ def test_a_missing_file_is_bad_input(mpsim_cli, tmp_path: Path) -> None:
     outcome = mpsim_cli("validate", tmp_path / "none.csv")
     assert (outcome.code, outcome.out) == (2, "")
     assert "Traceback" not in outcome.err
+
+
+def test_a_bug_is_told_from_a_row_that_cannot_be_predicted(
+    mpsim_cli, collectives, monkeypatch
+) -> None:
+    """A row that meets a bug is skipped with its name, and stderr says so; the others are predicted."""
+    from mpsim.calibration.validate import collectives as module
+
+    model = module._model
+
+    def broken(gpu, *rest):
+        if gpu == "A900":
+            raise ValueError("oops")
+        return model(gpu, *rest)
+
+    monkeypatch.setattr(module, "_model", broken)
+    outcome = mpsim_cli("validate", collectives, "--json")
+    assert "1 rows met a bug of mpsim, such as 3" in outcome.err
+    assert outcome.json()["rows"][2]["skipped_because"].endswith("ValueError: oops")
+    assert outcome.json()["rows"][0]["predicted"]
