@@ -11,10 +11,12 @@ from mpsim.cost.formulas import (
     attention_seconds,
     device_power,
     gemm_seconds,
+    grouped_gemm_seconds,
     memory_seconds,
     optimizer_seconds,
 )
 from mpsim.cost.kernels import KernelModel
+from mpsim.cost.quantise import launch_seconds, quantise_seconds
 
 __all__ = [
     "COLLECTIVES",
@@ -27,6 +29,9 @@ __all__ = [
     "attention_seconds",
     "device_power",
     "gemm_seconds",
+    "grouped_gemm_seconds",
+    "launch_seconds",
     "memory_seconds",
     "optimizer_seconds",
+    "quantise_seconds",
 ]
