@@ -58,7 +58,7 @@ def test_tables_name_the_worst_rows_and_the_reasons(mpsim_cli, collectives, sche
     assert "a all_reduce" in out
     assert "furthest off:" in out
     assert "1 rows of GPipe differ in makespan" in out
-    assert "1 x gpus 'A900' is not known" in out
+    assert "1 x gpu 'A900' is not known" in out
 
 
 def test_plots_are_written(mpsim_cli, collectives, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def gpu(name: str, *, links_only: bool = False) -> Accelerator:
     """
     entry = lookup("hardware", "gpus", name)
     if entry.get("links_only") and not links_only:
-        raise CalibrationError(f"gpus {name!r} is not in the catalog")
+        raise CalibrationError(f"gpu {name!r} is not in the catalog of accelerators")
     return accelerator(entry["accelerator"])
 
 

@@ -40,6 +40,7 @@ def lookup(name: str, section: str, text: str) -> Mapping[str, Any]:
                 raise CalibrationError(entry["refused"])
             found: Mapping[str, Any] = entry
             return found
-    raise CalibrationError(
-        f"{section} {text!r} is not known" if text else f"{section} is not stated"
-    )
+    what = section.removesuffix("s")
+    if not text:
+        raise CalibrationError(f"{what} is not stated")
+    raise CalibrationError(f"{what} {text!r} is not known; it would stand in {name}.yaml")
