@@ -10,7 +10,6 @@ from mpsim.parallel.group import GroupShape
 __all__ = ["chosen", "latency_growth", "nccl_group"]
 
 _STANDS_FOR = {"ada": "ampere"}  # PCIe boards, where only the host's caps differ
-_LOW_LATENCY_SEND = 16 * 1024  # bytes a channel up to which sends use LL [B]
 _UNTUNED = ("all_to_all", "send_recv")
 
 
@@ -41,7 +40,7 @@ def chosen(cluster: Cluster, kind: str, size: float, group: GroupShape) -> tuple
     if nccl is None:
         return f"{cluster.node.scale_up.shape.value} rings", "none"
     if kind in _UNTUNED:
-        small = size <= _LOW_LATENCY_SEND * runtime_channels(nccl)
+        small = size <= nccl.table("rules").value("send_ll") * runtime_channels(nccl)
         return "P2P", "LL" if small else "Simple"
     tuned, moved = ("all_reduce", 0.0) if kind == "barrier" else (kind, size)
     best = choose(tuned, moved, nccl)

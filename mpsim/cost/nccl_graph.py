@@ -38,7 +38,7 @@ def ring_graph(
     Parameters
     ----------
     table : ConstantGroup
-        Speeds to try and limits; the word ``keeps`` marks what is newer than Ampere.
+        Speeds to try and limits.
     nodes : int
     per_node : float
         Ranks of a node.
@@ -46,7 +46,7 @@ def ring_graph(
         What a GPU can send inside its node, and its share of the node's NICs [B/s].
     """
     if nodes == 1:
-        most, channels = inside, _MOST_CHANNELS
+        most, channels = inside, int(table.value("most_channels"))
     else:
         most, channels = min(inside, _share(table, nic) * per_node), max(1, int(per_node))
     best, count = 0.0, 1
@@ -58,7 +58,7 @@ def ring_graph(
             best, count = speed, int(fits)
     if not best:
         best = most
-    return _doubled(Graph(count, best, best), keeps="keeps" in table.words)
+    return _doubled(table, Graph(count, best, best))
 
 
 def tree_speed(table: ConstantGroup, nodes: int, ring: Graph, inside: float) -> float:
@@ -92,9 +92,11 @@ def _speeds(table: ConstantGroup, nodes: int) -> list[float]:
     return [constant.value for leaf, constant in table.items() if leaf.startswith(stem)]
 
 
-def _doubled(graph: Graph, *, keeps: bool) -> Graph:
-    """Twice the channels at half the speed, where they are fast and few."""
-    kept = keeps and graph.inside < _KEPT_BELOW and graph.channels > _KEPT_CHANNELS
-    if graph.inside < _DUPLICATED_FROM or kept:
+def _doubled(table: ConstantGroup, graph: Graph) -> Graph:
+    """Twice the channels at half the speed, where they are fast and few (newer than Ampere: very fast, or very few)."""
+    kept = "keep_below" in table and (
+        graph.inside < table.value("keep_below") and graph.channels > table.value("keep_channels")
+    )
+    if graph.inside < table.value("double_from") or kept:
         return graph
     return Graph(2 * graph.channels, graph.inside / 2, graph.across / 2)
