@@ -176,7 +176,7 @@ def report(sweeps: Sequence[Sweep]) -> str:
         "",
         "Absolute errors in per cent of `CollectiveModel(cluster, loaded=False)` by sweep: median and 90th percentile from 64 KiB on, median from 512 MB,",
         "median below 64 KiB. *Left out*: the median from 64 KiB with the constants fitted without that sweep (for the only sweep of a group size: interpolated",
-        "from the other sizes). `choice()` names the algorithm; the times are not looked up by it. Written by `python validation/collectives.py`.",
+        "from the other sizes; RoCE and EFA have no such column). What the fits left out, and why: docs/explanation/collectives.md. `choice()` names the algorithm; the times are not looked up by it. Written by `python validation/collectives.py`.",
         "",
         *summary(sweeps, others),
     ]
