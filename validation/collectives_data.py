@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.hardware.components import Cluster
-from mpsim.hardware.library import build_cluster
+from mpsim.hardware.lookup import build_cluster
 from mpsim.parallel.group import GroupShape
 
 ROOT = Path(__file__).resolve().parent.parent

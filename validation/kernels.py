@@ -23,7 +23,7 @@ from mpsim.cost.formulas import GemmConstants, gemm_seconds
 from mpsim.cost.quantise import FORMATS, format_bytes, quantise_seconds
 from mpsim.cost.waves import read_tiling, tiled_gemm_seconds
 from mpsim.hardware.components import Accelerator
-from mpsim.hardware.library import accelerator
+from mpsim.hardware.lookup import accelerator
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "validation" / "data" / "kernels.csv"

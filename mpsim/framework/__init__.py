@@ -8,7 +8,7 @@ from mpsim.framework.framework import (
     TensorOverlap,
     from_mapping,
 )
-from mpsim.framework.library import framework, framework_names
+from mpsim.framework.presets import framework, framework_names
 
 __all__ = [
     "ATTENTION_KERNELS",

@@ -13,7 +13,7 @@ from mpsim.hardware.components import (
 )
 from mpsim.hardware.entries import parse_accelerator, parse_link
 from mpsim.hardware.fabric import Tier, tiers_of, torus_distance, torus_shape
-from mpsim.hardware.library import (
+from mpsim.hardware.lookup import (
     accelerator,
     accelerator_names,
     build_cluster,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpsim.cost import KernelModel
 from mpsim.cost.quantise import FORMATS, format_bytes, quantise_seconds
-from mpsim.hardware.library import accelerator
+from mpsim.hardware.lookup import accelerator
 from mpsim.workload import Operator, OperatorKind, Phase
 
 CHIPS = ("a100-sxm-80", "h100-sxm", "b200-sxm", "l40s", "mi300x", "v100-sxm2-32", "tpu-v5p")

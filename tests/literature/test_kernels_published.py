@@ -17,7 +17,7 @@ import pytest
 
 from mpsim.calibration.validate import validate_files
 from mpsim.cost.kernels import KernelModel
-from mpsim.hardware.library import accelerator
+from mpsim.hardware.lookup import accelerator
 from mpsim.workload.operators import Operator, OperatorKind, Phase
 
 SUBSET = Path(__file__).parent / "data" / "kernel_subset.csv"

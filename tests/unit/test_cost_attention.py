@@ -7,7 +7,7 @@ import pytest
 
 from mpsim.cost import KernelModel
 from mpsim.cost.attention import waiting
-from mpsim.hardware.library import accelerator
+from mpsim.hardware.lookup import accelerator
 from mpsim.workload import Operator, OperatorKind, Phase
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mpsim.cost.constants import Status, choose_group, constant_groups, hardware_constant
 from mpsim.errors import HardwareError
-from mpsim.hardware.library import accelerator, accelerator_names, link
+from mpsim.hardware.lookup import accelerator, accelerator_names, link
 
 
 @pytest.mark.parametrize("stem", ["kernels", "collectives"])

@@ -9,7 +9,7 @@ import pytest
 
 from mpsim.cost import KernelModel, Status
 from mpsim.errors import HardwareError
-from mpsim.hardware.library import accelerator
+from mpsim.hardware.lookup import accelerator
 from mpsim.workload import Lowering, Operator, OperatorKind, Phase, expand_layer, model
 
 

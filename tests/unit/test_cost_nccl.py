@@ -8,7 +8,7 @@ from mpsim.cost import CollectiveModel
 from mpsim.cost.nccl import VERSIONS, Choice, NcclGroup, candidates, choose
 from mpsim.cost.nccl_graph import Graph, ring_graph, switch_graph, tree_speed
 from mpsim.errors import HardwareError
-from mpsim.hardware.library import system
+from mpsim.hardware.lookup import system
 from mpsim.parallel.group import GroupShape
 
 MIB, GIB = 2.0**20, 2.0**30

@@ -8,7 +8,7 @@ from mpsim.cost import GemmConstants, KernelModel, Status
 from mpsim.cost.formulas import gemm_seconds, grouped_gemm_seconds
 from mpsim.cost.quantise import FORMATS, format_bytes, launch_seconds, quantise_seconds
 from mpsim.errors import HardwareError
-from mpsim.hardware.library import accelerator
+from mpsim.hardware.lookup import accelerator
 from mpsim.workload import Operator, OperatorKind, Phase
 
 C = GemmConstants(compute_fraction=0.8, memory_fraction=0.8, launch=3e-6, knee=3.0)

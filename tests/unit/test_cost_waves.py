@@ -8,7 +8,7 @@ import pytest
 from mpsim.cost import GemmConstants, KernelModel
 from mpsim.cost.constants import constant_groups
 from mpsim.cost.waves import Tiling, read_tiling, tiled_gemm_seconds, wave_padding
-from mpsim.hardware.library import accelerator
+from mpsim.hardware.lookup import accelerator
 from mpsim.workload import Operator, OperatorKind, Phase
 
 FLAT = GemmConstants(compute_fraction=1.0, memory_fraction=1.0, launch=0.0, knee=64.0)
