@@ -112,4 +112,4 @@ def test_a_graph_launches_cheaper_than_a_compiler_and_that_than_eager() -> None:
     )
     assert launch_seconds("synchronised") == pytest.approx(21e-6)
     with pytest.raises(HardwareError, match="did you mean 'graph'"):
-        launch_seconds("grap")
+        launch_seconds("grphs")
