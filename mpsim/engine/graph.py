@@ -37,12 +37,7 @@ def precedence(program: Program) -> Graph:
         With N rows and one edge per distinct (row, predecessor) pair.
     """
     count = len(program)
-    owner = owners(program.slot_ptr)
-    order = np.lexsort((owner, program.slot))
-    same = program.slot[order][1:] == program.slot[order][:-1]
-    row = np.concatenate([owners(program.dep_ptr), owner[order][1:][same]])
-    previous = np.concatenate([program.dep.astype(np.int64), owner[order][:-1][same]])
-    before = compress(row, previous, count)
+    before = compress(*program.waits(), count)
     after = compress(before.value.astype(np.int64), owners(before.ptr), count)
     return Graph(before.ptr, before.value, after.ptr, after.value)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from collections.abc import Sequence
 
@@ -100,6 +101,7 @@ class Tier:
     hops: int
 
 
+@functools.lru_cache(maxsize=256)
 def tiers_of(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> tuple[Tier, ...]:
     """The tiers that join `nodes` nodes of `nics` ports of `bandwidth` each.
 

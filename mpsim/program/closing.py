@@ -179,7 +179,7 @@ class StepRows:
         waits = reduced
         if plan.framework.gradient_norm and (plan.mesh.pp > 1 or plan.mesh.tp > 1):
             waits = self._norm(reduced)
-        owned = self._owned_parameters()
+        owned = plan.rank_parameters
         share = owned / (self._plan.replicas if plan.zero else 1)
         bandwidth = plan.cluster.accelerator.memory_bandwidth
         traffic = plan.framework.optimizer_traffic
@@ -201,20 +201,6 @@ class StepRows:
                 "all_gather", "gather parameters", np.full(len(owned), -1), self._ranks, size
             )
             self._rows.depend(after, ids)
-
-    def _owned_parameters(self) -> NDArray[np.float64]:
-        """Parameters of each pipeline rank on one tensor-parallel rank."""
-        plan = self._plan
-        return np.array(
-            [
-                sum(
-                    count.per_rank(plan.mesh.tp)
-                    for stage in plan.rank_stages(rank)
-                    for count in plan.stage_parameters(stage).values()
-                )
-                for rank in range(plan.mesh.pp)
-            ]
-        )
 
     def _norm(self, reduced: NDArray[np.int64]) -> NDArray[np.int64]:
         """All-reduce the gradient norm over tensor and pipeline parallelism: every stage waits for the last."""

@@ -50,36 +50,39 @@ class PlanCosts:
         return StageCosts(self, self.group(("tp",), rank), self.group(("cp",), rank))
 
     def sends(self) -> Sends:
-        """Messages between neighbouring stages, in ticks.
+        """Messages between neighbouring stages, in ticks."""
+        plan = self.plan
+        stages, rank = len(plan.stages), plan.orders.stage_rank.tolist()
+        columns = np.zeros((3, 2, stages))
+        for stage in range(stages):
+            for direction, other in ((0, stage + 1), (1, stage - 1)):
+                if 0 <= other < stages and rank[stage] != rank[other]:
+                    crosses = plan.mesh.crosses(rank[stage], rank[other], plan.cluster)
+                    receivers = self.group(("tp",), rank[other])
+                    columns[:, direction, stage] = self._message(crosses, receivers)
+        seconds, up, out = columns
+        return Sends(ticks(seconds), up, out)
+
+    @functools.cache  # noqa: B019 - one instance a simulation
+    def _message(self, crosses: bool, receivers: GroupShape) -> tuple[float, float, float]:
+        """Seconds of one message, and bytes one rank sends for it over scale-up and scale-out links.
 
         Notes
         -----
         With sequence parallelism each tensor-parallel rank sends the 1/t of the tokens that it has. Without, it sends
         everything, or with scatter/gather 1/t, which the receivers all-gather over scale-up links.
         """
-        plan, mesh = self.plan, self.plan.mesh
-        stages = len(plan.stages)
+        plan, model = self.plan, self.collectives
         whole = float(plan.sharding.tokens * plan.model.hidden * plan.sharding.activation_bytes)
-        divided = plan.sequence_parallel or plan.framework.scatter_gather
-        size = whole / mesh.tp if divided else whole
-        seconds, up, out = np.zeros((3, 2, stages))
-        rank = plan.orders.stage_rank
-        for stage in range(stages):
-            for direction, other in ((0, stage + 1), (1, stage - 1)):
-                if not 0 <= other < stages or rank[stage] == rank[other]:
-                    continue
-                crosses = mesh.crosses(int(rank[stage]), int(rank[other]), plan.cluster)
-                seconds[direction, stage] = self.collectives.send(size, crosses=crosses)
-                sent = self.collectives.send_wire_bytes(size, crosses=crosses)
-                if plan.framework.scatter_gather and not plan.sequence_parallel and mesh.tp > 1:
-                    group = self.group(("tp",), int(rank[other]))
-                    seconds[direction, stage] += self.collectives.seconds(
-                        "all_gather", whole, group
-                    )
-                    gathered = self.collectives.wire_bytes("all_gather", whole, group)
-                    sent = (sent[0] + gathered[0], sent[1] + gathered[1])
-                up[direction, stage], out[direction, stage] = sent
-        return Sends(ticks(seconds), up, out)
+        gathers = plan.framework.scatter_gather and not plan.sequence_parallel
+        size = whole / plan.mesh.tp if gathers or plan.sequence_parallel else whole
+        seconds = float(model.send(size, crosses=crosses))
+        up, out = model.send_wire_bytes(size, crosses=crosses)
+        if gathers and plan.mesh.tp > 1:
+            seconds += float(model.seconds("all_gather", whole, receivers))
+            gathered = model.wire_bytes("all_gather", whole, receivers)
+            up, out = up + gathered[0], out + gathered[1]
+        return seconds, float(up), float(out)
 
 
 class StageCosts:

@@ -146,7 +146,7 @@ def _edges(program: Program, template: Ints, base: Ints, total: int) -> Lists:
     before = _Lists.of([*(t.before.astype(np.int64) for t in program.templates), one[:0]])
     which, target = owner.spread(template)
     _, source = before.spread(template)
-    after_row, before_row = _row_edges(program)
+    after_row, before_row = program.waits([Stream.COMPUTE])
     entries = _Lists.of([*(t.entries for t in program.templates), one])
     ends = _Lists.of([*(exits(t) for t in program.templates), one])
     edge, entry = entries.spread(template[after_row])
@@ -154,20 +154,6 @@ def _edges(program: Program, template: Ints, base: Ints, total: int) -> Lists:
     row = np.concatenate([base[which] + target, base[after_row[edge[pair]]] + entry[pair]])
     on = np.concatenate([base[which] + source, base[before_row[edge[pair]]] + end])
     return compress(row, on, total)
-
-
-def _row_edges(program: Program) -> tuple[Ints, Ints]:
-    """(row, row before it): dependencies, and the order of compute streams."""
-    owner = owners(program.slot_ptr)
-    compute = program.slot % len(Stream) == Stream.COMPUTE
-    owner, slot = owner[compute], program.slot[compute]
-    order = np.lexsort((owner, slot))
-    same = slot[order][1:] == slot[order][:-1]
-    after = owners(program.dep_ptr)
-    return (
-        np.concatenate([after, owner[order][1:][same]]),
-        np.concatenate([program.dep.astype(np.int64), owner[order][:-1][same]]),
-    )
 
 
 def _slots(program: Program, row: Ints, kernel: Ints, template: Ints, base: Ints) -> Lists:

@@ -6,6 +6,9 @@ import dataclasses
 import functools
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import Framework, TensorOverlap
 from mpsim.hardware import Cluster
@@ -138,6 +141,19 @@ class Plan:
         """Pairs of stages that hold the same part of the model (two pipelines in opposite directions)."""
         parts = int(self.orders.model_stage.max()) + 1
         return tuple(zip(self.stages[:parts], self.stages[parts:], strict=False))
+
+    @functools.cached_property
+    def rank_parameters(self) -> NDArray[np.float64]:
+        """Parameters of each pipeline rank on one tensor-parallel rank, float64[P]."""
+        held = [
+            [
+                count.per_rank(self.mesh.tp)
+                for stage in self.rank_stages(rank)
+                for count in self.stage_parameters(stage).values()
+            ]
+            for rank in range(self.mesh.pp)
+        ]
+        return np.array([sum(counts) for counts in held])
 
     def rank_stages(self, rank: int) -> list[Stage]:
         """Virtual stages of one pipeline rank, in model order."""

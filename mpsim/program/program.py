@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PARTS", "TICK", "Kind", "Program", "Span", "Stream", "Template"]
+from mpsim.program.csr import owners
+
+__all__ = ["COMPUTING", "PARTS", "TICK", "Kind", "Program", "Span", "Stream", "Template"]
 
 TICK = 1e-12
 """One tick of the engines [s]."""
@@ -35,6 +38,12 @@ PARTS = (
     "other",
 )
 """What a rank's time is attributed to; the parts of every rank sum to the step time."""
+
+COMPUTING = tuple(
+    PARTS.index(name)
+    for name in ("forward", "backward", "weight_gradient", "recompute", "optimizer")
+)
+"""Indices into `PARTS` of what kernels do."""
 
 
 class Kind(enum.IntEnum):
@@ -194,3 +203,16 @@ class Program:
     def ranks(self) -> int:
         """Rank classes."""
         return len(self.class_size)
+
+    def waits(
+        self, streams: Iterable[Stream] = Stream
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Pairs of (row, row it waits for): its dependencies, and the row before it on each of `streams`."""
+        owner = owners(self.slot_ptr)
+        chosen = np.isin(self.slot % len(Stream), [int(one) for one in streams])
+        owner, slot = owner[chosen], self.slot[chosen]
+        order = np.lexsort((owner, slot))
+        same = slot[order][1:] == slot[order][:-1]
+        row = np.concatenate([owners(self.dep_ptr), owner[order][1:][same]])
+        before = np.concatenate([self.dep.astype(np.int64), owner[order][:-1][same]])
+        return row, before

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
-from mpsim.program import PARTS, Kind, Program, Stream
+from mpsim.program import COMPUTING, PARTS, Kind, Program, Stream
 from mpsim.program.csr import owners
 from mpsim.result.intervals import Cover
 
@@ -75,13 +75,8 @@ def compute_rows(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]
 
 def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
     """Ticks in which each rank's compute stream runs kernels [R]; waits inside an action are not busy."""
-    parts = _busy(timeline)
-    computing = [i for i, name in enumerate(PARTS) if name in _COMPUTING]
-    busy: NDArray[np.float64] = parts[:, computing].sum(axis=1)
+    busy: NDArray[np.float64] = _busy(timeline)[:, [*COMPUTING]].sum(axis=1)
     return busy
-
-
-_COMPUTING = frozenset({"forward", "backward", "weight_gradient", "recompute", "optimizer"})
 
 
 def _busy(timeline: Timeline) -> NDArray[np.float64]:

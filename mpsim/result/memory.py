@@ -90,16 +90,7 @@ def account_memory(plan: Plan) -> Memory:
     kept = _kept_by_stage(plan)
     peaks = [_peak(plan, rank, kept) for rank in range(plan.mesh.pp)]
     activations = np.array([one[0] for one in peaks])
-    owned = np.array(
-        [
-            sum(
-                count.per_rank(plan.mesh.tp)
-                for stage in plan.rank_stages(rank)
-                for count in plan.stage_parameters(stage).values()
-            )
-            for rank in range(plan.mesh.pp)
-        ]
-    )
+    owned = plan.rank_parameters
     software = plan.framework
     replicas = plan.replicas if plan.zero else 1
     states = {

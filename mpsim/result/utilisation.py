@@ -10,15 +10,11 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.hardware import Cluster
-from mpsim.program import PARTS, TICK, Kind, Stream
+from mpsim.program import COMPUTING, TICK, Kind, Stream
 from mpsim.program.csr import owners
 from mpsim.result.attribution import busy_ticks
 
 __all__ = ["Series", "Utilisation", "measure_utilisation"]
-
-_COMPUTING = [
-    PARTS.index(n) for n in ("forward", "backward", "weight_gradient", "recompute", "optimizer")
-]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -102,10 +98,10 @@ def _per_rank(timeline: Timeline, amount: NDArray[np.float64]) -> NDArray[np.flo
 def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:
     """Ticks of computing inside each row."""
     program = timeline.program
-    computes = np.isin(program.part, _COMPUTING) & (program.kind != Kind.SEND)
+    computes = np.isin(program.part, COMPUTING) & (program.kind != Kind.SEND)
     busy = np.where(computes, program.duration, 0.0)
     if program.templates:
-        inside = np.array([one.parts[_COMPUTING].sum() for one in program.templates])
+        inside = np.array([one.parts[[*COMPUTING]].sum() for one in program.templates])
         busy = np.where(program.template >= 0, inside[np.maximum(program.template, 0)], busy)
     return busy
 

@@ -9,13 +9,22 @@ sequence of (chunk, microbatch) in each direction; nothing here loops over actio
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScheduleError
 from mpsim.schedule.orders import Action, Orders
 
-__all__ = ["check_counts", "check_even", "check_one_chunk", "check_two_chunks", "loop_orders"]
+__all__ = [
+    "check_counts",
+    "check_even",
+    "check_one_chunk",
+    "check_two_chunks",
+    "loop_orders",
+    "on_loop",
+]
 
 
 def check_counts(schedule: str, *, pp: int, microbatches: int, virtual_stages: int) -> None:
@@ -123,15 +132,42 @@ def loop_orders(
         stage[rank_P, at] = chunk_K * pp + rank_P
         microbatch[rank_P, at] = microbatch_K
     virtual_stages = int(forward_chunk_K.max()) + 1
+    orders = on_loop(schedule, kind, stage, microbatch, virtual_stages=virtual_stages)
+    return dataclasses.replace(orders, exchanges=exchanges)
+
+
+def on_loop(
+    schedule: str,
+    kind_PA: NDArray[np.int8],
+    stage_PA: NDArray[np.int32],
+    microbatch_PA: NDArray[np.int32],
+    *,
+    virtual_stages: int,
+) -> Orders:
+    """Orders of equally many actions a rank on a loop (stage s on rank s mod P).
+
+    Parameters
+    ----------
+    schedule : str
+        Name the orders carry.
+    kind_PA, stage_PA, microbatch_PA : [P, A]
+        The A actions of every rank, in order.
+    virtual_stages : int
+
+    Returns
+    -------
+    Orders
+    """
+    pp, actions = kind_PA.shape
+    forwards = int((kind_PA[0] == Action.F).sum())
     return Orders(
         schedule=schedule,
         pp=pp,
-        microbatches=count // virtual_stages,
+        microbatches=forwards // virtual_stages,
         virtual_stages=virtual_stages,
         stage_rank=np.tile(np.arange(pp, dtype=np.int32), virtual_stages),
-        rank_ptr=np.arange(pp + 1, dtype=np.int64) * (2 * count),
-        kind=kind.ravel(),
-        stage=stage.ravel(),
-        microbatch=microbatch.ravel(),
-        exchanges=exchanges,
+        rank_ptr=np.arange(pp + 1, dtype=np.int64) * actions,
+        kind=kind_PA.ravel(),
+        stage=stage_PA.ravel(),
+        microbatch=microbatch_PA.ravel(),
     )

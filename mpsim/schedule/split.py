@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.pairing import on_loop
 
 __all__ = ["split_loop_orders"]
 
@@ -63,17 +64,7 @@ def split_loop_orders(
             stage[rank, at_K] = chunk_K * pp + rank
             microbatch[rank, at_K] = microbatch_K
     virtual_stages = int(forward_chunk_K.max()) + 1
-    return Orders(
-        schedule=schedule,
-        pp=pp,
-        microbatches=count // virtual_stages,
-        virtual_stages=virtual_stages,
-        stage_rank=np.tile(np.arange(pp, dtype=np.int32), virtual_stages),
-        rank_ptr=np.arange(pp + 1, dtype=np.int64) * kind.shape[1],
-        kind=kind.ravel(),
-        stage=stage.ravel(),
-        microbatch=microbatch.ravel(),
-    )
+    return on_loop(schedule, kind, stage, microbatch, virtual_stages=virtual_stages)
 
 
 def _places(count: int, warmup: int, lag: int) -> tuple[NDArray[np.int64], ...]:
