@@ -1,20 +1,42 @@
 """How a software stack runs the step: what overlaps, what blocks, which kernels, what it keeps."""
 
-from mpsim.framework.framework import (
-    ATTENTION_KERNELS,
+from mpsim.framework.behaviour import (
     BlockingSends,
-    Framework,
+    ContextExchange,
+    DataBehaviour,
+    ExpertBehaviour,
+    ExpertDispatch,
+    ExpertOverlap,
     GradientOverlap,
+    HostBehaviour,
+    KernelBehaviour,
+    OptimizerBehaviour,
+    ParameterGather,
+    PipelineBehaviour,
+    Reduction,
+    TensorBehaviour,
     TensorOverlap,
-    from_mapping,
 )
+from mpsim.framework.framework import ATTENTION_KERNELS, Framework, from_mapping
 from mpsim.framework.presets import framework, framework_names
 
 __all__ = [
     "ATTENTION_KERNELS",
     "BlockingSends",
+    "ContextExchange",
+    "DataBehaviour",
+    "ExpertBehaviour",
+    "ExpertDispatch",
+    "ExpertOverlap",
     "Framework",
     "GradientOverlap",
+    "HostBehaviour",
+    "KernelBehaviour",
+    "OptimizerBehaviour",
+    "ParameterGather",
+    "PipelineBehaviour",
+    "Reduction",
+    "TensorBehaviour",
     "TensorOverlap",
     "framework",
     "framework_names",

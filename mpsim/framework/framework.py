@@ -4,50 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import Problem, ScenarioError, UnitError, nearest
+from mpsim.framework.behaviour import (
+    DataBehaviour,
+    ExpertBehaviour,
+    GradientOverlap,
+    HostBehaviour,
+    KernelBehaviour,
+    OptimizerBehaviour,
+    PipelineBehaviour,
+    TensorBehaviour,
+)
 from mpsim.units import Dimension, parse_quantity
 from mpsim.workload import Lowering
 
-__all__ = [
-    "ATTENTION_KERNELS",
-    "BlockingSends",
-    "Framework",
-    "GradientOverlap",
-    "TensorOverlap",
-    "from_mapping",
-]
-
-
-class TensorOverlap(enum.StrEnum):
-    """What runs beside the collectives of tensor parallelism."""
-
-    NONE = "none"  # every collective blocks the compute stream
-    WEIGHT_GRADIENT = (
-        "weight-gradient"  # the reduction of an input gradient hides behind the weight gradient
-    )
-
-
-class BlockingSends(enum.StrEnum):
-    """Where a rank waits for its messages to other stages, sent and received, between two actions."""
-
-    NEVER = "never"
-    PLAIN = "plain"  # in GPipe and 1F1B; all other schedules overlap them
-    ALWAYS = "always"
-
-
-class GradientOverlap(enum.StrEnum):
-    """When the reduction of gradients over data parallelism may run beside the last backward."""
-
-    NEVER = "never"
-    WITHOUT_PIPELINE = (
-        "without-pipeline"  # only where one stage holds the whole model (torch DDP under Megatron)
-    )
-    ALWAYS = "always"
+__all__ = ["ATTENTION_KERNELS", "Framework", "from_mapping"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,39 +33,16 @@ class Framework:
 
     Parameters
     ----------
+    name, title : str
     lowering : Lowering
         Which kernels a layer becomes.
-    attention_kernel : str
-        Generation of the fused attention kernel (``flash1``, ``flash2``, ``flash3``, ``cudnn``); unused when
-        `lowering` materialises the scores.
-    memory_kernel_factor : float
-        Time of memory-bound kernels relative to the cost model's default: above 1 for eager kernels that are not fused,
-        below 1 for compiled ones.
-    tensor_overlap : TensorOverlap
-    scatter_gather : bool
-        A stage sends 1/tp of its output from each tensor-parallel rank and gathers it over scale-up links on arrival.
-    blocking_sends : BlockingSends
-    overlap_warmup_flush : bool
-        Whether overlapped messages are so in warm-up and flush too, not in the steady state alone.
-    gradient_overlap : GradientOverlap
-    parameter_gather_overlap : bool
-        With a sharded optimizer, gather parameters beside the first forward instead of after the optimizer.
-    bucket_bytes : float
-        Gradients are reduced in buckets of at least this size when overlapped [B].
-    gradient_bytes : int
-        Bytes of a gradient element as kept and reduced.
-    parameter_bytes, optimizer_bytes : int
-        Bytes of a parameter as computed with, and of the optimizer's state (master copy and moments) [B].
-    optimizer_traffic : float
-        Memory traffic of the optimizer step per owned parameter [B].
-    gradient_norm : bool
-        A global gradient norm synchronises all stages before the optimizer.
-    launch_cost : float
-        Host time of one kernel launch where it cannot run ahead of the device, 0 where launches are hidden or captured [s].
-    layer_launches_forward, layer_launches_backward : int
-        Kernels that one layer launches in each direction, without recomputation.
-    step_overhead : float
-        Serial host time per step: logging, data, bookkeeping [s].
+    kernels : KernelBehaviour
+    tensor : TensorBehaviour
+    pipeline : PipelineBehaviour
+    data : DataBehaviour
+    optimizer : OptimizerBehaviour
+    host : HostBehaviour
+    experts : ExpertBehaviour
     source, as_of : str
         Where the switches were read, and when.
     """
@@ -96,26 +50,22 @@ class Framework:
     name: str
     title: str
     lowering: Lowering
-    attention_kernel: str
-    memory_kernel_factor: float
-    tensor_overlap: TensorOverlap
-    scatter_gather: bool
-    blocking_sends: BlockingSends
-    overlap_warmup_flush: bool
-    gradient_overlap: GradientOverlap
-    parameter_gather_overlap: bool
-    bucket_bytes: float
-    gradient_bytes: int
-    parameter_bytes: int
-    optimizer_bytes: int
-    optimizer_traffic: float
-    gradient_norm: bool
-    launch_cost: float
-    layer_launches_forward: int
-    layer_launches_backward: int
-    step_overhead: float
+    kernels: KernelBehaviour
+    tensor: TensorBehaviour
+    pipeline: PipelineBehaviour
+    data: DataBehaviour
+    optimizer: OptimizerBehaviour
+    host: HostBehaviour
+    experts: ExpertBehaviour
     source: str
     as_of: str
+
+    def fields(self) -> dict[str, Any]:
+        """Every field by the name presets and scenarios write it under."""
+        flat: dict[str, Any] = {}
+        for name in _GROUPS:
+            flat |= dataclasses.asdict(getattr(self, name))
+        return flat
 
     def in_precision(self, precision: str) -> Framework:
         """The stack with its element sizes as training in `precision` has them.
@@ -131,33 +81,56 @@ class Framework:
             activation_bytes=max(size, self.lowering.activation_bytes),
             weight_grad_bytes=max(size, self.lowering.weight_grad_bytes),
         )
-        return dataclasses.replace(
-            self,
-            lowering=lowering,
-            gradient_bytes=max(size, self.gradient_bytes),
-            parameter_bytes=max(size, self.parameter_bytes),
-            optimizer_bytes=min(2 * size, self.optimizer_bytes),
+        optimizer = dataclasses.replace(
+            self.optimizer,
+            gradient_bytes=max(size, self.optimizer.gradient_bytes),
+            parameter_bytes=max(size, self.optimizer.parameter_bytes),
+            optimizer_bytes=min(2 * size, self.optimizer.optimizer_bytes),
         )
+        return dataclasses.replace(self, lowering=lowering, optimizer=optimizer)
 
     def overlaps_gradients(self, pp: int) -> bool:
         """Whether gradients are reduced beside the last backward when there are `pp` stages."""
-        if self.gradient_overlap is GradientOverlap.WITHOUT_PIPELINE:
+        if self.data.gradient_overlap is GradientOverlap.WITHOUT_PIPELINE:
             return pp == 1
-        return self.gradient_overlap is GradientOverlap.ALWAYS
+        return self.data.gradient_overlap is GradientOverlap.ALWAYS
 
 
 _FULL_PRECISION = ("fp32", "tf32")
 _FULL_PRECISION_BYTES = 4
 ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
+_GROUPS: Mapping[str, type[Any]] = types.MappingProxyType(
+    {
+        "lowering": Lowering,
+        "kernels": KernelBehaviour,
+        "tensor": TensorBehaviour,
+        "pipeline": PipelineBehaviour,
+        "data": DataBehaviour,
+        "optimizer": OptimizerBehaviour,
+        "host": HostBehaviour,
+        "experts": ExpertBehaviour,
+    }
+)
+_OWN = ("name", "title", "source", "as_of")
 _DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
     {
         "bucket_bytes": Dimension.BYTES,
         "launch_cost": Dimension.TIME,
+        "synchronization_cost": Dimension.TIME,
+        "fusion_cycle": Dimension.TIME,
         "step_overhead": Dimension.TIME,
     }
 )
 _POSITIVE = frozenset(
-    {"memory_kernel_factor", "gradient_bytes", "parameter_bytes", "activation_bytes"}
+    {
+        "memory_kernel_factor",
+        "gradient_bytes",
+        "parameter_bytes",
+        "activation_bytes",
+        "send_messages",
+        "unit_layers",
+        "units_in_flight",
+    }
 )
 
 
@@ -167,7 +140,7 @@ def from_mapping(data: Mapping[str, Any], *, key: str = "framework") -> Framewor
     Parameters
     ----------
     data : mapping
-        Fields of `Framework`; those of `Lowering` stand beside them, not nested.
+        Fields of `Framework` and of its groups, flat; a field with a default may be left out.
     key : str
         Dotted key that problems are reported under.
 
@@ -176,28 +149,50 @@ def from_mapping(data: Mapping[str, Any], *, key: str = "framework") -> Framewor
     ScenarioError
         For unknown fields, missing fields and values of the wrong type or range.
     """
-    outer = typing.get_type_hints(Framework)
-    inner = typing.get_type_hints(Lowering)
-    kinds = {**{k: v for k, v in outer.items() if k != "lowering"}, **inner}
+    fields = _fields()
     problems: list[Problem] = []
     values: dict[str, Any] = {}
     for field, value in data.items():
         where = f"{key}.{field}"
-        if field not in kinds:
-            problems.append(Problem(f"unknown field; {nearest(field, kinds)}", key=where))
+        if field not in fields:
+            problems.append(Problem(f"unknown field; {nearest(field, fields)}", key=where))
             continue
         try:
-            values[field] = _convert(field, value, kinds[field])
+            values[field] = _convert(field, value, fields[field].kind)
         except (UnitError, ValueError) as error:
             problems.append(Problem(str(error), key=where))
-    missing = sorted(set(outer) - {"lowering"} - set(data))
+    missing = sorted(name for name, one in fields.items() if one.required and name not in data)
     problems += [
         Problem("missing; the preset must state it", key=f"{key}.{name}") for name in missing
     ]
     if problems:
         raise ScenarioError(problems)
-    lowering = Lowering(**{field: values.pop(field) for field in inner if field in values})
-    return Framework(lowering=lowering, **values)
+    groups = {
+        group: kind(**{name: values[name] for name in values if fields[name].group == group})
+        for group, kind in _GROUPS.items()
+    }
+    return Framework(**groups, **{name: values[name] for name in _OWN})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Field:
+    """Where a flat field belongs, what type it has and whether a preset has to state it."""
+
+    group: str
+    kind: Any
+    required: bool
+
+
+@functools.cache
+def _fields() -> Mapping[str, _Field]:
+    fields = {name: _Field("", str, required=True) for name in _OWN}
+    for group, kind in _GROUPS.items():
+        hints = typing.get_type_hints(kind)
+        fields |= {
+            one.name: _Field(group, hints[one.name], one.default is dataclasses.MISSING)
+            for one in dataclasses.fields(kind)
+        }
+    return types.MappingProxyType(fields)
 
 
 def _convert(field: str, value: object, kind: Any) -> object:

@@ -51,7 +51,7 @@ def framework(
 
     Examples
     --------
-    >>> framework("megatron-2021").scatter_gather
+    >>> framework("megatron-2021").pipeline.scatter_gather
     True
     """
     presets, aliases = _catalog()

@@ -110,11 +110,14 @@ class Blocks:
     def _launch_seconds(self, action: Action) -> float:
         """Host time of the launches of one layer."""
         software = self._plan.framework
-        forward, backward = software.layer_launches_forward, software.layer_launches_backward
+        forward, backward = (
+            software.host.layer_launches_forward,
+            software.host.layer_launches_backward,
+        )
         again = forward if self._plan.recompute == "full" and action in (Action.B, Action.I) else 0
         halves = {Action.I: 0.5, Action.W: 0.5}
         own = forward if action is Action.F else backward * halves.get(action, 1.0)
-        return software.launch_cost * (own + again)
+        return software.host.launch_cost * (own + again)
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end; equal rows of blocks share one template."""

@@ -60,9 +60,9 @@ def build_program(plan: Plan, costs: PlanCosts | None = None) -> Program:
 def _blocking(plan: Plan) -> NDArray[np.bool_]:
     """Around which actions messages block."""
     orders, software = plan.orders, plan.framework
-    if software.blocking_sends is BlockingSends.NEVER:
+    if software.pipeline.blocking_sends is BlockingSends.NEVER:
         return np.zeros(len(orders), dtype=bool)
-    if software.blocking_sends is BlockingSends.ALWAYS or orders.exchanges:
+    if software.pipeline.blocking_sends is BlockingSends.ALWAYS or orders.exchanges:
         return np.ones(len(orders), dtype=bool)
     nowhere = np.zeros(len(orders), dtype=bool)
-    return nowhere if software.overlap_warmup_flush else warmup_and_flush(orders)
+    return nowhere if software.pipeline.overlap_warmup_flush else warmup_and_flush(orders)

@@ -48,7 +48,7 @@ class StepRows:
             stream=Stream.COMPUTE,
             kind=Kind.COLLECTIVE,
             part=PARTS.index("host"),
-            duration=ticks(self._plan.framework.step_overhead),
+            duration=ticks(self._plan.framework.host.step_overhead),
             label="step overhead",
         )
 
@@ -94,7 +94,7 @@ class StepRows:
         if not gathers:
             return np.zeros(0, dtype=np.int64)
         stage, rank, parameters = self._bucket_columns(gathers)
-        size = parameters * self._plan.framework.parameter_bytes
+        size = parameters * self._plan.framework.optimizer.parameter_bytes
         return self._collective("all_gather", "gather parameters", stage, rank, size)
 
     def wait_for_parameters(
@@ -124,7 +124,9 @@ class StepRows:
             if plan.zero
             else ("all_reduce", "all-reduce gradients")
         )
-        ids = self._collective(kind, label, stage, rank, parameters * plan.framework.gradient_bytes)
+        ids = self._collective(
+            kind, label, stage, rank, parameters * plan.framework.optimizer.gradient_bytes
+        )
         self._rows.depend(ids, ready[order])
         if not plan.framework.overlaps_gradients(plan.mesh.pp):
             final = placed.last[plan.orders.rank_ptr[1:] - 1]
@@ -153,7 +155,7 @@ class StepRows:
     ) -> NDArray[np.int64]:
         """All-reduce between two ranks: each sends half of its gradients, then half of the sums."""
         plan = self._plan
-        size = parameters * plan.framework.gradient_bytes
+        size = parameters * plan.framework.optimizer.gradient_bytes
         crosses = plan.mesh.crosses(first, last, plan.cluster)
         up, out = self._costs.collectives.send_wire_bytes(size, crosses=crosses)
         row = self._rows.add(
@@ -177,12 +179,12 @@ class StepRows:
         """Clip by the global norm, update, and gather what was updated unless the next forward does."""
         plan = self._plan
         waits = reduced
-        if plan.framework.gradient_norm and (plan.mesh.pp > 1 or plan.mesh.tp > 1):
+        if plan.framework.optimizer.gradient_norm and (plan.mesh.pp > 1 or plan.mesh.tp > 1):
             waits = self._norm(reduced)
         owned = plan.rank_parameters
         share = owned / (self._plan.replicas if plan.zero else 1)
         bandwidth = plan.cluster.accelerator.memory_bandwidth
-        traffic = plan.framework.optimizer_traffic
+        traffic = plan.framework.optimizer.optimizer_traffic
         seconds = np.array([optimizer_seconds(one, traffic, bandwidth) for one in share.tolist()])
         ids = self._rows.add(
             len(self._ranks),
@@ -196,7 +198,7 @@ class StepRows:
         for row in waits:
             self._rows.depend(ids, row)
         if plan.zero and gather_after and self._plan.replicas > 1:
-            size = owned * plan.framework.parameter_bytes
+            size = owned * plan.framework.optimizer.parameter_bytes
             after = self._collective(
                 "all_gather", "gather parameters", np.full(len(owned), -1), self._ranks, size
             )

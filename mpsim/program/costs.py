@@ -31,8 +31,8 @@ class PlanCosts:
         self.kernels = KernelModel(
             plan.cluster.accelerator,
             plan.precision,
-            attention_kernel=plan.framework.attention_kernel,
-            eager_factor=plan.framework.memory_kernel_factor,
+            attention_kernel=plan.framework.kernels.attention_kernel,
+            eager_factor=plan.framework.kernels.memory_kernel_factor,
         )
         self.collectives = CollectiveModel(plan.cluster)
 
@@ -74,7 +74,7 @@ class PlanCosts:
         """
         plan, model = self.plan, self.collectives
         whole = float(plan.sharding.tokens * plan.model.hidden * plan.sharding.activation_bytes)
-        gathers = plan.framework.scatter_gather and not plan.sequence_parallel
+        gathers = plan.framework.pipeline.scatter_gather and not plan.sequence_parallel
         size = whole / plan.mesh.tp if gathers or plan.sequence_parallel else whole
         seconds = float(model.send(size, crosses=crosses))
         up, out = model.send_wire_bytes(size, crosses=crosses)

@@ -69,7 +69,7 @@ class Insides:
         software = plan.framework
         shared = plan.replicas > 1
         reduce_beside = shared and software.overlaps_gradients(plan.mesh.pp)
-        gather_beside = shared and plan.zero >= 1 and software.parameter_gather_overlap
+        gather_beside = shared and plan.zero >= 1 and software.data.parameter_gather_overlap
         self.buckets = self._cut(last_gradient(plan.orders), fine=reduce_beside)
         self.gathers = self._cut(first_forward(plan.orders), fine=True) if gather_beside else []
 
@@ -119,7 +119,9 @@ class Insides:
 
     def _pieces(self, blocks: Sequence[Block]) -> list[list[Block]]:
         """Group blocks until each group's gradients fill a bucket."""
-        size = self._plan.framework.bucket_bytes / self._plan.framework.gradient_bytes
+        size = (
+            self._plan.framework.data.bucket_bytes / self._plan.framework.optimizer.gradient_bytes
+        )
         pieces: list[list[Block]] = [[]]
         for block in blocks:
             if pieces[-1] and sum(one.parameters for one in pieces[-1]) >= size:

@@ -89,7 +89,8 @@ class Plan:
             tokens=self.micro_batch * self.sequence_length // self.mesh.cp,
             hidden=self.model.hidden,
             sequence_parallel=self.sequence_parallel,
-            hide_input_gradient=self.framework.tensor_overlap is TensorOverlap.WEIGHT_GRADIENT,
+            hide_input_gradient=self.framework.tensor.tensor_overlap
+            is TensorOverlap.WEIGHT_GRADIENT,
             activation_bytes=self.framework.lowering.activation_bytes,
         )
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.csr import owners
+from mpsim.program.csr import owners, stable_order
 
 __all__ = ["COMPUTING", "PARTS", "TICK", "Kind", "Program", "Span", "Stream", "Template"]
 
@@ -74,6 +74,10 @@ class Stream(enum.IntEnum):
     SEND_PREV_BACK = 10
     RECV_PREV_BACK = 11
     RECV_NEXT_BACK = 12
+    REPLICA = 13  # between sharded groups of replicas (HSDP)
+    EDP = 14  # data parallelism of experts
+    COPY = 15  # device to host and back
+    HOST = 16  # work of the host (an offloaded optimizer)
 
 
 class Span(enum.IntFlag):
@@ -208,11 +212,13 @@ class Program:
         self, streams: Iterable[Stream] = Stream
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Pairs of (row, row it waits for): its dependencies, and the row before it on each of `streams`."""
-        owner = owners(self.slot_ptr)
-        chosen = np.isin(self.slot % len(Stream), [int(one) for one in streams])
-        owner, slot = owner[chosen], self.slot[chosen]
-        order = np.lexsort((owner, slot))
-        same = slot[order][1:] == slot[order][:-1]
-        row = np.concatenate([owners(self.dep_ptr), owner[order][1:][same]])
-        before = np.concatenate([self.dep.astype(np.int64), owner[order][:-1][same]])
+        wanted = np.zeros(len(Stream), dtype=bool)
+        wanted[[int(one) for one in streams]] = True
+        chosen = wanted[self.slot % len(Stream)]
+        owner, slot = owners(self.slot_ptr)[chosen], self.slot[chosen]
+        order = stable_order(slot)  # rows ascend within a slot
+        owner, slot = owner[order], slot[order]
+        same = slot[1:] == slot[:-1]
+        row = np.concatenate([owners(self.dep_ptr), owner[1:][same]])
+        before = np.concatenate([self.dep.astype(np.int64), owner[:-1][same]])
         return row, before

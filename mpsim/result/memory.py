@@ -94,9 +94,9 @@ def account_memory(plan: Plan) -> Memory:
     software = plan.framework
     replicas = plan.replicas if plan.zero else 1
     states = {
-        "parameters": owned * software.parameter_bytes,
-        "gradients": owned * software.gradient_bytes,
-        "optimizer": owned * software.optimizer_bytes / replicas,
+        "parameters": owned * software.optimizer.parameter_bytes,
+        "gradients": owned * software.optimizer.gradient_bytes,
+        "optimizer": owned * software.optimizer.optimizer_bytes / replicas,
         "activations": activations,
         "logits": np.array([one[1] for one in peaks]),
         "buffers": np.full(plan.mesh.pp, _buffers(plan)),
@@ -120,7 +120,7 @@ def _buffers(plan: Plan) -> float:
         4 * message / (plan.mesh.tp if plan.sequence_parallel else 1) if plan.mesh.pp > 1 else 0.0
     )
     overlapped = plan.framework.overlaps_gradients(plan.mesh.pp) and plan.replicas > 1
-    return messages + (plan.framework.bucket_bytes if overlapped else 0.0)
+    return messages + (plan.framework.data.bucket_bytes if overlapped else 0.0)
 
 
 def _kept_by_stage(plan: Plan) -> list[_Kept]:

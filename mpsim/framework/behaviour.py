@@ -1,0 +1,294 @@
+"""What a software stack does in a step, area by area: the groups of fields of a `Framework`.
+
+Field names are unique across the groups, so that presets and scenarios write them flat. A field with a default describes a habit
+that most stacks do not have; a preset states every other field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+__all__ = [
+    "BlockingSends",
+    "ContextExchange",
+    "DataBehaviour",
+    "ExpertBehaviour",
+    "ExpertDispatch",
+    "ExpertOverlap",
+    "GradientOverlap",
+    "HostBehaviour",
+    "KernelBehaviour",
+    "OptimizerBehaviour",
+    "ParameterGather",
+    "PipelineBehaviour",
+    "Reduction",
+    "TensorBehaviour",
+    "TensorOverlap",
+]
+
+
+class TensorOverlap(enum.StrEnum):
+    """What runs beside the collectives of tensor parallelism."""
+
+    NONE = "none"  # every collective blocks the compute stream
+    WEIGHT_GRADIENT = (
+        "weight-gradient"  # the reduction of an input gradient hides behind the weight gradient
+    )
+    DECOMPOSED = (
+        "decomposed"  # GEMMs cut in chunks that run beside ring steps (user buffers, async TP)
+    )
+
+
+class ContextExchange(enum.StrEnum):
+    """How context-parallel ranks see each other's keys and values."""
+
+    ALL_GATHER = "all-gather"  # gathered before attention, blocking
+    RING = "ring"  # blocks pass around a ring beside the attention of the block before
+    ULYSSES = "ulysses"  # all-to-all from sequence to heads and back, blocking
+    HIERARCHICAL = "hierarchical"  # all-to-all inside a scale-up domain, ring across domains
+
+
+class BlockingSends(enum.StrEnum):
+    """Where a rank waits for its messages to other stages, sent and received, between two actions."""
+
+    NEVER = "never"
+    PLAIN = "plain"  # in GPipe and 1F1B; all other schedules overlap them
+    ALWAYS = "always"
+
+
+class GradientOverlap(enum.StrEnum):
+    """When the reduction of gradients over data parallelism may run beside the last backward."""
+
+    NEVER = "never"
+    WITHOUT_PIPELINE = (
+        "without-pipeline"  # only where one stage holds the whole model (torch DDP under Megatron)
+    )
+    ALWAYS = "always"
+
+
+class Reduction(enum.StrEnum):
+    """Which collective sums gradients where each rank needs only its share."""
+
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_REDUCE = "all-reduce"  # of the whole bucket, of which each rank keeps its share
+    ROOTED = "rooted-reduce"  # one reduce to each owner
+
+
+class ParameterGather(enum.StrEnum):
+    """Which collective hands out updated parameters of a sharded optimizer."""
+
+    ALL_GATHER = "all-gather"
+    BROADCAST = "broadcast"  # one from each owner
+
+
+class ExpertDispatch(enum.StrEnum):
+    """How tokens reach their experts."""
+
+    ALL_TO_ALL = "all-to-all"
+    ALL_GATHER = "all-gather"  # every rank gets every token and keeps its own
+    FUSED = "fused"  # one kernel permutes and sends (DeepEP, HybridEP)
+
+
+class ExpertOverlap(enum.StrEnum):
+    """What runs beside dispatch and combine."""
+
+    NONE = "none"
+    SHARED_EXPERT = "shared-expert"  # the shared expert's MLP
+    MICROBATCH = "microbatch"  # the attention and MLP of another microbatch in the opposite pass
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KernelBehaviour:
+    """Which kernels run.
+
+    Parameters
+    ----------
+    attention_kernel : str
+        Generation of the fused attention kernel (``flash1``, ``flash2``, ``flash3``, ``cudnn``); unused when the lowering
+        materialises the scores.
+    memory_kernel_factor : float
+        Time of memory-bound kernels relative to the cost model's default: above 1 for eager kernels that are not fused,
+        below 1 for compiled ones.
+    """
+
+    attention_kernel: str
+    memory_kernel_factor: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TensorBehaviour:
+    """Tensor and context parallelism.
+
+    Parameters
+    ----------
+    tensor_overlap : TensorOverlap
+    loss_reductions : int
+        All-reduces of one float32 a token in the vocabulary-parallel loss.
+    context_exchange : ContextExchange
+    norm_reductions : int
+        All-reduces of a norm's weight or bias over tensor parallelism in each forward of a layer (BLOOM).
+    """
+
+    tensor_overlap: TensorOverlap
+    loss_reductions: int = 3
+    context_exchange: ContextExchange = ContextExchange.RING
+    norm_reductions: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineBehaviour:
+    """Messages between stages.
+
+    Parameters
+    ----------
+    scatter_gather : bool
+        A stage sends 1/tp of its output from each tensor-parallel rank and gathers it over scale-up links on arrival.
+    blocking_sends : BlockingSends
+    overlap_warmup_flush : bool
+        Whether overlapped messages are so in warm-up and flush too, not in the steady state alone.
+    stage_gathers : int
+        With `scatter_gather`, further full-size all-gathers over tensor parallelism for each backward of a stage (DeepSpeed
+        rebuilds its own output).
+    send_messages : int
+        Messages in which one tensor travels; each pays the latency.
+    """
+
+    scatter_gather: bool
+    blocking_sends: BlockingSends
+    overlap_warmup_flush: bool
+    stage_gathers: int = 0
+    send_messages: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DataBehaviour:
+    """Data parallelism: gradients and parameters between replicas.
+
+    Parameters
+    ----------
+    gradient_overlap : GradientOverlap
+    gradient_reduction : Reduction
+        With a sharded optimizer; otherwise gradients are all-reduced.
+    reduce_every_microbatch : bool
+        Reduce after every backward instead of the last one of a step. Always so where gradients are sharded (ZeRO 2 and 3)
+        unless `defer_reduction`.
+    defer_reduction : bool
+        With sharded gradients or parameters and several microbatches, keep whole gradients and reduce once a step (pipelining
+        under FSDP).
+    bucket_bytes : float
+        Gradients are reduced in buckets of at least this size when overlapped [B].
+    buckets_in_flight : int
+        Reductions under way before the compute stream waits for the oldest; 0 for any number.
+    reduced_bytes : int
+        Bytes of a gradient element as it travels; 0 for as it is kept.
+    parameter_gather : ParameterGather
+    parameter_gather_overlap : bool
+        With a sharded optimizer, gather parameters beside the first forward instead of after the optimizer.
+    unit_layers : int
+        Layers gathered together where parameters are sharded (FSDP unit).
+    units_in_flight : int
+        Gathered units alive at a time: the gather of one may run beside the compute of the one before it with 2; 1 exposes
+        every gather.
+    reshard_after_forward : bool
+        Whether a unit is gathered again for the backward pass.
+    root_unit : bool
+        Whether embedding, final norm and head are one unit that is gathered first and kept (FSDP root), not one each.
+    gather_copy_traffic, reduce_copy_traffic : float
+        Memory traffic on the compute stream to lay out a gathered unit, and before reducing one [B per parameter].
+    accumulation_traffic : float
+        Memory traffic per parameter and microbatch to add gradients into the buffer that is reduced, beyond what the weight
+        gradient itself moves [B].
+    fusion_cycle : float
+        Time between two looks for gradients to reduce (Horovod); 0 where reductions start as soon as they are ready [s].
+    """
+
+    gradient_overlap: GradientOverlap
+    parameter_gather_overlap: bool
+    bucket_bytes: float
+    gradient_reduction: Reduction = Reduction.REDUCE_SCATTER
+    reduce_every_microbatch: bool = False
+    defer_reduction: bool = False
+    buckets_in_flight: int = 0
+    reduced_bytes: int = 0
+    parameter_gather: ParameterGather = ParameterGather.ALL_GATHER
+    unit_layers: int = 1
+    units_in_flight: int = 2
+    reshard_after_forward: bool = True
+    root_unit: bool = True
+    gather_copy_traffic: float = 0.0
+    reduce_copy_traffic: float = 0.0
+    accumulation_traffic: float = 0.0
+    fusion_cycle: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerBehaviour:
+    """Model states and the optimizer step.
+
+    Parameters
+    ----------
+    gradient_bytes : int
+        Bytes of a gradient element as kept.
+    parameter_bytes, optimizer_bytes : int
+        Bytes of a parameter as computed with, and of the optimizer's state (master copy and moments) [B].
+    optimizer_traffic : float
+        Memory traffic of the optimizer step per owned parameter [B].
+    gradient_norm : bool
+        A global gradient norm synchronises all stages before the optimizer.
+    """
+
+    gradient_bytes: int
+    parameter_bytes: int
+    optimizer_bytes: int
+    optimizer_traffic: float
+    gradient_norm: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HostBehaviour:
+    """What the host does while the device works.
+
+    Parameters
+    ----------
+    launch_cost : float
+        Host time of one kernel launch where it cannot run ahead of the device, 0 where launches are hidden or captured [s].
+    layer_launches_forward, layer_launches_backward : int
+        Kernels that one layer launches in each direction, without recomputation.
+    launch_blocking : bool
+        Every launch waits for its kernel: host time adds up instead of hiding, and nothing overlaps (CUDA_LAUNCH_BLOCKING).
+    layer_synchronizations : int
+        Times each pass of a layer waits for the device, after which the first kernel's launch is exposed.
+    synchronization_cost : float
+        Exposed time of one such wait [s].
+    step_overhead : float
+        Serial host time per step: logging, data, bookkeeping [s].
+    """
+
+    launch_cost: float
+    layer_launches_forward: int
+    layer_launches_backward: int
+    step_overhead: float
+    launch_blocking: bool = False
+    layer_synchronizations: int = 0
+    synchronization_cost: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertBehaviour:
+    """Mixture of experts.
+
+    Parameters
+    ----------
+    expert_dispatch : ExpertDispatch
+    expert_overlap : ExpertOverlap
+    grouped_gemm : bool
+        One kernel for all local experts, or one each.
+    expert_synchronizations : int
+        Times a forward of an expert layer waits for the device to know its token counts.
+    """
+
+    expert_dispatch: ExpertDispatch = ExpertDispatch.ALL_TO_ALL
+    expert_overlap: ExpertOverlap = ExpertOverlap.NONE
+    grouped_gemm: bool = True
+    expert_synchronizations: int = 1
