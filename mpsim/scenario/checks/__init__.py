@@ -1,0 +1,98 @@
+"""Checks across sections: one function for each mistake, usable alone, run together by `check`.
+
+Each takes a scenario whose sections are well-formed and returns the problems it finds, keyed so that
+`Scenario.locate` can say on which line they were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from mpsim.errors import MpsimError, Problem
+from mpsim.scenario.checks.data import check_zero
+from mpsim.scenario.checks.layer import (
+    check_context,
+    check_experts,
+    check_heads,
+    check_mlp,
+    check_sequence,
+)
+from mpsim.scenario.checks.mesh import check_world
+from mpsim.scenario.checks.presets import check_cluster, check_framework, check_model
+from mpsim.scenario.checks.schedule import (
+    check_schedule_file,
+    check_size,
+    check_stages,
+    check_virtual_stages,
+)
+from mpsim.scenario.checks.simulation import check_network
+from mpsim.scenario.checks.training import check_batch, check_precision
+from mpsim.scenario.checks.variants import check_overrides, check_sweep
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
+
+__all__ = [
+    "CHECKS",
+    "check",
+    "check_batch",
+    "check_cluster",
+    "check_context",
+    "check_experts",
+    "check_framework",
+    "check_heads",
+    "check_mlp",
+    "check_model",
+    "check_network",
+    "check_overrides",
+    "check_precision",
+    "check_schedule_file",
+    "check_sequence",
+    "check_size",
+    "check_stages",
+    "check_sweep",
+    "check_virtual_stages",
+    "check_world",
+    "check_zero",
+]
+
+CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
+    check_model,
+    check_cluster,
+    check_framework,
+    check_world,
+    check_batch,
+    check_precision,
+    check_virtual_stages,
+    check_schedule_file,
+    check_stages,
+    check_heads,
+    check_mlp,
+    check_context,
+    check_sequence,
+    check_experts,
+    check_zero,
+    check_network,
+    check_size,
+    check_sweep,
+    check_overrides,
+)
+
+
+def check(scenario: Scenario) -> list[Problem]:
+    """Run every check.
+
+    Returns
+    -------
+    list of Problem
+        All that were found, with their places; empty for a scenario that can be simulated as far as
+        it can be said without planning it.
+    """
+    problems: list[Problem] = []
+    for one in CHECKS:
+        try:
+            problems += one(scenario)
+        except MpsimError:  # a preset that check_model, check_cluster or check_framework reports
+            continue
+    return scenario.locate(problems)

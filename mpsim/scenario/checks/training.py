@@ -1,0 +1,33 @@
+"""Checks of batches and precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpsim.errors import HardwareError, Problem
+from mpsim.scenario.checks.near import multiples
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
+
+__all__ = ["check_batch", "check_precision"]
+
+
+def check_batch(scenario: Scenario) -> list[Problem]:
+    """The global batch is a whole number of microbatches on every replica."""
+    batch, dp = scenario.training.global_batch, scenario.dp
+    micro = scenario.training.micro_batch
+    if dp < 1 or batch % (dp * micro) == 0:
+        return []
+    near = " or ".join(map(str, multiples(batch, dp * micro)))
+    message = f"got {batch}, not a multiple of dp {dp} x micro_batch {micro} = {dp * micro}; set it to {near}"
+    return [Problem(message, key="training.global_batch")]
+
+
+def check_precision(scenario: Scenario) -> list[Problem]:
+    """The accelerator computes in the precision of the training."""
+    try:
+        scenario.hardware.accelerator.peak(scenario.training.precision)
+    except HardwareError as error:
+        return [Problem(str(error), key="training.precision")]
+    return []
