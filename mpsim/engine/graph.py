@@ -6,40 +6,50 @@ each of its streams. So stream order is more edges of the same graph, and a prog
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import DeadlockError
-from mpsim.program.csr import compress, owners
+from mpsim.program.csr import Lists, compress, owners
 from mpsim.program.program import Kind, Program, Stream
 
-__all__ = ["Graph", "deadlock", "describe", "precedence"]
+__all__ = ["chain_of", "deadlock", "describe", "implied", "precedence", "successors"]
+
+Ints = NDArray[np.int64]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Graph:
-    """Predecessors and successors of every row, CSR, each edge once."""
-
-    before_ptr: NDArray[np.int64]
-    before: NDArray[np.int32]
-    after_ptr: NDArray[np.int64]
-    after: NDArray[np.int32]
+def chain_of(program: Program) -> Ints:
+    """Which chain each row is in: the first slot it occupies, or one of its own."""
+    chain = np.arange(len(program)) + int(program.slot.max(initial=0)) + 1
+    has = program.slot_ptr[1:] > program.slot_ptr[:-1]
+    chain[has] = program.slot[program.slot_ptr[:-1][has]]
+    return chain
 
 
-def precedence(program: Program) -> Graph:
-    """Build the graph of `program`.
+def implied(chain: Ints, row: Ints, before: Ints) -> NDArray[np.bool_]:
+    """Whether each pair (row, row it waits for) follows from the order of the chain."""
+    result: NDArray[np.bool_] = (chain[row] == chain[before]) & (before < row)
+    return result
+
+
+def precedence(program: Program) -> Lists:
+    """What each row waits for: the row before it on each of its streams, and dependencies that do not follow from these.
 
     Returns
     -------
-    Graph
-        With N rows and one edge per distinct (row, predecessor) pair.
+    Lists
+        Each pair once, rows ascending.
     """
-    count = len(program)
-    before = compress(*program.waits(), count)
-    after = compress(before.value.astype(np.int64), owners(before.ptr), count)
-    return Graph(before.ptr, before.value, after.ptr, after.value)
+    row, before = program.waits()
+    kept = ~implied(chain_of(program), row, before)
+    kept[len(program.dep) :] = True  # these are the order of the streams
+    return compress(row[kept], before[kept], len(program))
+
+
+def successors(waits: Lists) -> Lists:
+    """What waits for each row, from what each row waits for."""
+    count = len(waits.ptr) - 1
+    return compress(waits.value.astype(np.int64), owners(waits.ptr), count)
 
 
 def describe(program: Program, row: int) -> str:
@@ -56,13 +66,13 @@ def describe(program: Program, row: int) -> str:
     return f"{label}{what} on {where} ({Stream(int(program.stream[row])).name.lower()})"
 
 
-def deadlock(program: Program, graph: Graph, finished: NDArray[np.bool_]) -> DeadlockError:
+def deadlock(program: Program, waits: Lists, finished: NDArray[np.bool_]) -> DeadlockError:
     """Explain which operations wait for each other.
 
     Parameters
     ----------
     program : Program
-    graph : Graph
+    waits : Lists
     finished : bool[N]
         Rows that ran.
     """
@@ -72,7 +82,7 @@ def deadlock(program: Program, graph: Graph, finished: NDArray[np.bool_]) -> Dea
     while row not in seen:
         seen[row] = len(path)
         path.append(row)
-        before = graph.before[graph.before_ptr[row] : graph.before_ptr[row + 1]]
+        before = waits.value[waits.ptr[row] : waits.ptr[row + 1]]
         row = int(before[~finished[before]][0])
     circle = path[seen[row] :]
     lines = [f"  {describe(program, one)} waits for" for one in circle[:12]]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from mpsim.engine.chains import Chains
 from mpsim.engine.graph import deadlock, precedence
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
@@ -12,7 +11,7 @@ __all__ = ["run_replay"]
 
 
 def run_replay(program: Program) -> Timeline:
-    """Evaluate `program` in topological order: an operation starts at the latest end of what it waits for.
+    """Evaluate `program` once, chain by chain: an operation starts at the latest end of what it waits for.
 
     Parameters
     ----------
@@ -28,21 +27,9 @@ def run_replay(program: Program) -> Timeline:
     DeadlockError
         If operations wait for each other.
     """
-    graph = precedence(program)
-    waiting = np.diff(graph.before_ptr).tolist()
-    duration = program.duration.tolist()
-    pointer, after = graph.after_ptr.tolist(), graph.after.tolist()
-    count = len(program)
-    start, end = [0.0] * count, [-1.0] * count
-    ready = [row for row, left in enumerate(waiting) if not left]
-    for row in ready:  # grows while it is walked
-        finish = end[row] = start[row] + duration[row]
-        for successor in after[pointer[row] : pointer[row + 1]]:
-            start[successor] = max(start[successor], finish)
-            waiting[successor] -= 1
-            if not waiting[successor]:
-                ready.append(successor)
-    ended = np.asarray(end)
-    if len(ready) < count:
-        raise deadlock(program, graph, ended >= 0)
-    return Timeline(program=program, start=np.asarray(start), end=ended, engine="replay")
+    chains = Chains.of(program)
+    ends = chains.run(program.duration)
+    end = ends[chains.last]
+    if len(end) and end.min() < 0:
+        raise deadlock(program, precedence(program), end >= 0)
+    return Timeline(program=program, start=chains.starts(ends), end=end, engine="replay")

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import simpy
 
-from mpsim.engine.graph import deadlock, precedence
+from mpsim.engine.graph import deadlock, precedence, successors
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
 
@@ -35,11 +35,12 @@ def run_simpy(program: Program) -> Timeline:
     DeadlockError
         If operations wait for each other.
     """
-    graph = precedence(program)
+    waits = precedence(program)
+    following = successors(waits)
     environment = simpy.Environment()
-    waiting = np.diff(graph.before_ptr).tolist()
+    waiting = np.diff(waits.ptr).tolist()
     duration = program.duration.tolist()
-    pointer, after = graph.after_ptr.tolist(), graph.after.tolist()
+    pointer, after = following.ptr.tolist(), following.value.tolist()
     count = len(program)
     start, end = [0.0] * count, [-1.0] * count
     timeout = environment.timeout
@@ -63,5 +64,5 @@ def run_simpy(program: Program) -> Timeline:
     environment.run()
     ended = np.asarray(end)
     if count and ended.min() < 0:
-        raise deadlock(program, graph, ended >= 0)
+        raise deadlock(program, waits, ended >= 0)
     return Timeline(program=program, start=np.asarray(start), end=ended, engine="simpy")
