@@ -1,0 +1,238 @@
+"""A fluid network: flows that share links max-min fairly, each up to a cap of its own.
+
+A flow moves at one rate along all its links; on link l it takes ``use`` times its rate. Rates rise together until a link is full or a
+flow reaches its cap; what is held back stays there and the others rise on (progressive filling). Only flows that
+are joined by shared links are touched when one starts or ends.
+
+Work is counted in ticks at the cap, so a flow that nobody disturbs ends after exactly as many ticks as it was given.
+
+Shapes: L links.
+
+References
+----------
+Bertsekas, Gallager, Data Networks (1992), section 6.5.2: max-min fairness and progressive filling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from mpsim.errors import HardwareError
+
+__all__ = ["Fluid"]
+
+_TOLERANCE = 1e-9
+"""Share of a link's capacity below which it counts as full."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Flow:
+    """A flow under way; `remaining` ticks at its cap were left at time `since`, and it has moved at `speed` times its cap since."""
+
+    key: int
+    uses: tuple[tuple[int, float], ...]
+    cap: float
+    remaining: float
+    since: float
+    speed: float = 0.0
+    end: float = math.inf
+
+    def settle(self, now: float) -> None:
+        """Account for what moved until `now`."""
+        self.remaining = max(0.0, self.remaining - (now - self.since) * self.speed)
+        self.since = now
+
+
+class Fluid:
+    """Flows on links.
+
+    Parameters
+    ----------
+    capacity : sequence of float
+        Of each link [B/tick], float[L].
+
+    Examples
+    --------
+    Two flows on one link take twice as long as one:
+
+    >>> network = Fluid([1.0])
+    >>> network.start(0, {0: 1.0}, cap=1.0, work=100.0, now=0.0)
+    >>> network.start(1, {0: 1.0}, cap=1.0, work=100.0, now=0.0)
+    >>> network.next_end()
+    200.0
+    """
+
+    def __init__(self, capacity: Sequence[float]) -> None:
+        if not all(one > 0 for one in capacity):
+            raise HardwareError("got a link without capacity; needed more than 0 B/tick")
+        self._capacity = [float(one) for one in capacity]
+        self._flows: dict[int, _Flow] = {}
+        self._on_link: list[dict[int, _Flow]] = [{} for _ in self._capacity]
+        self._ends: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._flows)
+
+    def start(
+        self, key: int, uses: Mapping[int, float], *, cap: float, work: float, now: float
+    ) -> None:
+        """Let a flow begin.
+
+        Parameters
+        ----------
+        key : int
+            Names the flow; also what ties are broken by.
+        uses : mapping of int to float
+            Link to what the flow takes of it per unit of its rate (its multiplicity, where one flow stands for several).
+        cap : float
+            Rate it never exceeds [B/tick].
+        work : float
+            Ticks it takes at that rate.
+        now : float
+            Time [ticks]; never earlier than at the call before.
+
+        Raises
+        ------
+        HardwareError
+            If the flow exists, or its cap or a use is not positive.
+        """
+        if key in self._flows:
+            raise HardwareError(f"flow {key} is under way already")
+        if not cap > 0 or not all(use > 0 for use in uses.values()):
+            raise HardwareError(f"flow {key}: needed a positive cap and positive uses of links")
+        flow = _Flow(key, tuple(sorted(uses.items())), cap, work, now)
+        self._flows[key] = flow
+        for link, _ in flow.uses:
+            self._on_link[link][key] = flow
+        self._refill([flow], now)
+
+    def finish(self, now: float) -> list[int]:
+        """Remove the flows that end at `now`; return their keys in ascending order."""
+        ended: set[int] = set()
+        while self._ends and self._ends[0][0] <= now:
+            end, key = heapq.heappop(self._ends)
+            flow = self._flows.get(key)
+            if flow is not None and flow.end == end:
+                ended.add(key)
+        self._remove([self._flows[key] for key in sorted(ended)], now)
+        return sorted(ended)
+
+    def next_end(self) -> float:
+        """When the next flow ends if nothing else happens [ticks]; infinity if none does."""
+        while self._ends:
+            end, key = self._ends[0]
+            flow = self._flows.get(key)
+            if flow is not None and flow.end == end:
+                return end
+            heapq.heappop(self._ends)
+        return math.inf
+
+    def rescale(self, link: int, capacity: float, now: float) -> None:
+        """Change a link's capacity [B/tick]: it degrades, fails partly or recovers."""
+        if not capacity > 0:
+            raise HardwareError(
+                f"link {link}: got capacity {capacity:g} B/tick; needed more than 0"
+            )
+        self._capacity[link] = capacity
+        self._refill(list(self._on_link[link].values()), now)
+
+    def rate(self, key: int) -> float:
+        """Present rate of a flow [B/tick]."""
+        flow = self._flows[key]
+        return flow.speed * flow.cap
+
+    def load(self, link: int) -> float:
+        """What flows take of a link at present [B/tick]."""
+        flows = self._on_link[link].values()
+        return math.fsum(one.speed * one.cap * dict(one.uses)[link] for one in flows)
+
+    def _remove(self, flows: Sequence[_Flow], now: float) -> None:
+        for flow in flows:
+            del self._flows[flow.key]
+            for link, _ in flow.uses:
+                del self._on_link[link][flow.key]
+        beside = {
+            other.key: other
+            for flow in flows
+            for link, _ in flow.uses
+            for other in self._on_link[link].values()
+        }
+        self._refill(list(beside.values()), now)
+
+    def _refill(self, touched: Iterable[_Flow], now: float) -> None:
+        """Give new rates to everything joined to `touched`."""
+        flows = self._component(touched)
+        for flow, speed in zip(flows, self._speeds(flows), strict=True):
+            if speed == flow.speed:
+                continue
+            flow.settle(now)
+            flow.speed = speed
+            flow.end = math.ceil(now + flow.remaining / speed)
+            heapq.heappush(self._ends, (flow.end, flow.key))
+
+    def _component(self, touched: Iterable[_Flow]) -> list[_Flow]:
+        """Flows joined to `touched` by links they share, directly or through others, by key."""
+        found = {flow.key: flow for flow in touched}
+        queue, seen = list(found.values()), set[int]()
+        for flow in queue:  # grows while it is walked
+            for link, _ in flow.uses:
+                if link in seen:
+                    continue
+                seen.add(link)
+                new = [one for key, one in self._on_link[link].items() if key not in found]
+                found.update((one.key, one) for one in new)
+                queue += new
+        return [found[key] for key in sorted(found)]
+
+    def _speeds(self, flows: Sequence[_Flow]) -> list[float]:
+        """Max-min fair rates over caps, by progressive filling."""
+        filling = _Filling(self._capacity, flows)
+        waiting = list(flows)
+        while waiting:
+            level = filling.level()
+            # what its cap holds back before any link does is done; a cap met up to rounding is met exactly
+            capped = [one for one in waiting if one.cap <= level * (1 + _TOLERANCE)]
+            for flow in capped or filling.held(waiting, level):
+                filling.freeze(flow, 1.0 if capped else level / flow.cap)
+            waiting = [one for one in waiting if one.key not in filling.speeds]
+        return [filling.speeds[flow.key] for flow in flows]
+
+
+class _Filling:
+    """Links being filled: what is left of each, and what the flows that still rise take of it per unit of rate."""
+
+    def __init__(self, capacity: Sequence[float], flows: Sequence[_Flow]) -> None:
+        self.speeds: dict[int, float] = {}
+        self._left: dict[int, float] = {}
+        self._rising: dict[int, dict[int, float]] = {}
+        for flow in flows:
+            for link, use in flow.uses:
+                self._left[link] = capacity[link]
+                self._rising.setdefault(link, {})[flow.key] = use
+        self._weight = {link: math.fsum(uses.values()) for link, uses in self._rising.items()}
+
+    def level(self) -> float:
+        """Rate at which the next link is full."""
+        return min((self._share(link) for link in self._rising), default=math.inf)
+
+    def _share(self, link: int) -> float:
+        return self._left[link] / self._weight[link]
+
+    def held(self, waiting: Sequence[_Flow], level: float) -> list[_Flow]:
+        """Flows on a link that is full at `level`."""
+        full = {link for link in self._rising if self._share(link) <= level * (1 + _TOLERANCE)}
+        return [one for one in waiting if any(link in full for link, _ in one.uses)]
+
+    def freeze(self, flow: _Flow, speed: float) -> None:
+        """Leave a flow at `speed` times its cap."""
+        self.speeds[flow.key] = speed
+        for link, use in flow.uses:
+            self._left[link] = max(0.0, self._left[link] - use * speed * flow.cap)
+            del self._rising[link][flow.key]
+            if self._rising[link]:
+                self._weight[link] = math.fsum(self._rising[link].values())
+            else:
+                del self._rising[link]
