@@ -180,8 +180,14 @@ class DataBehaviour:
         Gradients are reduced in buckets of at least this size when overlapped [B].
     buckets_in_flight : int
         Reductions under way before the compute stream waits for the oldest; 0 for any number.
+    bucket_bytes_per_replica : float
+        Buckets are no smaller than this for each replica (Megatron-Core: they grow with data parallelism) [B].
+    first_chunk_buckets : bool
+        Whether only the first chunk of the first pipeline rank is cut into buckets and every other chunk is one (Megatron-Core).
     reduced_bytes : int
         Bytes of a gradient element as it travels; 0 for as it is kept.
+    gathered_bytes : int
+        Bytes of a parameter element as it is gathered; 0 for as it is computed with.
     parameter_gather : ParameterGather
     parameter_gather_overlap : bool
         With a sharded optimizer, gather parameters beside the first forward instead of after the optimizer.
@@ -190,6 +196,9 @@ class DataBehaviour:
     units_in_flight : int
         Gathered units alive at a time: the gather of one may run beside the compute of the one before it with 2; 1 exposes
         every gather.
+    prefetch_backward : bool
+        Whether the gather of the next unit of a backward pass is queued before the reduction of the present one. If not, it
+        waits for that reduction, because both use one communicator.
     reshard_after_forward : bool
         Whether a unit is gathered again for the backward pass.
     root_unit : bool
@@ -210,10 +219,14 @@ class DataBehaviour:
     reduce_every_microbatch: bool = False
     defer_reduction: bool = False
     buckets_in_flight: int = 0
+    bucket_bytes_per_replica: float = 0.0
+    first_chunk_buckets: bool = False
     reduced_bytes: int = 0
+    gathered_bytes: int = 0
     parameter_gather: ParameterGather = ParameterGather.ALL_GATHER
     unit_layers: int = 1
     units_in_flight: int = 2
+    prefetch_backward: bool = True
     reshard_after_forward: bool = True
     root_unit: bool = True
     gather_copy_traffic: float = 0.0
@@ -255,12 +268,16 @@ class HostBehaviour:
         Host time of one kernel launch where it cannot run ahead of the device, 0 where launches are hidden or captured [s].
     layer_launches_forward, layer_launches_backward : int
         Kernels that one layer launches in each direction, without recomputation.
+    layer_host_time : float
+        Host time of each pass of a layer beyond its launches, such as Python hooks of its submodules [s].
     launch_blocking : bool
         Every launch waits for its kernel: host time adds up instead of hiding, and nothing overlaps (CUDA_LAUNCH_BLOCKING).
     layer_synchronizations : int
         Times each pass of a layer waits for the device, after which the first kernel's launch is exposed.
+    stage_synchronizations : int
+        Times each action of a stage (the forward or backward of one microbatch) waits for the device.
     synchronization_cost : float
-        Exposed time of one such wait [s].
+        Exposed time of one wait of a layer or a stage [s].
     step_overhead : float
         Serial host time per step: logging, data, bookkeeping [s].
     """
@@ -269,8 +286,10 @@ class HostBehaviour:
     layer_launches_forward: int
     layer_launches_backward: int
     step_overhead: float
+    layer_host_time: float = 0.0
     launch_blocking: bool = False
     layer_synchronizations: int = 0
+    stage_synchronizations: int = 0
     synchronization_cost: float = 0.0
 
 

@@ -24,7 +24,7 @@ from mpsim.framework.behaviour import (
 from mpsim.units import Dimension, parse_quantity
 from mpsim.workload import Lowering
 
-__all__ = ["ATTENTION_KERNELS", "Framework", "from_mapping"]
+__all__ = ["ATTENTION_KERNELS", "DIMENSIONS", "UNITS", "Framework", "from_mapping"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,11 @@ class Framework:
     experts : ExpertBehaviour
     source, as_of : str
         Where the switches were read, and when.
+    suits : mapping of str to object
+        Dotted keys of a scenario that this preset was written for, such as ``parallelism.zero: 3``. They describe; nothing is
+        set by them.
+    notes : tuple of str
+        What could not be decided from sources, and what is approximated.
     """
 
     name: str
@@ -59,13 +64,16 @@ class Framework:
     experts: ExpertBehaviour
     source: str
     as_of: str
+    suits: Mapping[str, object] = dataclasses.field(default_factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
+
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """Every field by its area and the name presets and scenarios write it under."""
+        return {name: dataclasses.asdict(getattr(self, name)) for name in _GROUPS}
 
     def fields(self) -> dict[str, Any]:
         """Every field by the name presets and scenarios write it under."""
-        flat: dict[str, Any] = {}
-        for name in _GROUPS:
-            flat |= dataclasses.asdict(getattr(self, name))
-        return flat
+        return {name: value for group in self.groups().values() for name, value in group.items()}
 
     def in_precision(self, precision: str) -> Framework:
         """The stack with its element sizes as training in `precision` has them.
@@ -111,16 +119,35 @@ _GROUPS: Mapping[str, type[Any]] = types.MappingProxyType(
         "experts": ExpertBehaviour,
     }
 )
-_OWN = ("name", "title", "source", "as_of")
-_DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
+_OWN: Mapping[str, Any] = types.MappingProxyType(
+    {"name": str, "title": str, "source": str, "as_of": str, "suits": dict, "notes": tuple}
+)
+_OPTIONAL = ("suits", "notes")
+DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
     {
         "bucket_bytes": Dimension.BYTES,
+        "bucket_bytes_per_replica": Dimension.BYTES,
         "launch_cost": Dimension.TIME,
+        "layer_host_time": Dimension.TIME,
         "synchronization_cost": Dimension.TIME,
         "fusion_cycle": Dimension.TIME,
         "step_overhead": Dimension.TIME,
     }
 )
+"""Fields that are written with a unit."""
+UNITS: Mapping[str, str] = types.MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("activation_bytes", "weight_grad_bytes", "gradient_bytes"), "B an element"
+        ),
+        **dict.fromkeys(("reduced_bytes", "gathered_bytes", "parameter_bytes"), "B an element"),
+        "optimizer_bytes": "B a parameter",
+        **dict.fromkeys(("optimizer_traffic", "accumulation_traffic"), "B a parameter"),
+        **dict.fromkeys(("gather_copy_traffic", "reduce_copy_traffic"), "B a parameter"),
+        "loss_bytes_per_logit": "B a logit",
+    }
+)
+"""Units of the fields that are written as a plain number."""
 _POSITIVE = frozenset(
     {
         "memory_kernel_factor",
@@ -171,7 +198,7 @@ def from_mapping(data: Mapping[str, Any], *, key: str = "framework") -> Framewor
         group: kind(**{name: values[name] for name in values if fields[name].group == group})
         for group, kind in _GROUPS.items()
     }
-    return Framework(**groups, **{name: values[name] for name in _OWN})
+    return Framework(**groups, **{name: values[name] for name in _OWN if name in values})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -185,7 +212,7 @@ class _Field:
 
 @functools.cache
 def _fields() -> Mapping[str, _Field]:
-    fields = {name: _Field("", str, required=True) for name in _OWN}
+    fields = {name: _Field("", kind, name not in _OPTIONAL) for name, kind in _OWN.items()}
     for group, kind in _GROUPS.items():
         hints = typing.get_type_hints(kind)
         fields |= {
@@ -196,8 +223,12 @@ def _fields() -> Mapping[str, _Field]:
 
 
 def _convert(field: str, value: object, kind: Any) -> object:
-    if field in _DIMENSIONS:
-        return parse_quantity(value, _DIMENSIONS[field])
+    if field in DIMENSIONS:
+        return parse_quantity(value, DIMENSIONS[field])
+    if kind is tuple:
+        return _texts(value)
+    if kind is dict:
+        return _scalars(value)
     if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
         return _choice(value, [member.value for member in kind], kind)
     if field == "attention_kernel":
@@ -211,6 +242,22 @@ def _convert(field: str, value: object, kind: Any) -> object:
     if not isinstance(value, str):
         raise ValueError(f"got {value!r}; needed text")
     return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"got {value!r}; needed a list of texts")
+    return tuple(value)
+
+
+def _scalars(value: object) -> dict[str, object]:
+    good = isinstance(value, Mapping) and all(
+        isinstance(key, str) and isinstance(one, str | bool | int | float)
+        for key, one in value.items()
+    )
+    if not good:
+        raise ValueError(f"got {value!r}; needed dotted keys of a scenario and their values")
+    return dict(typing.cast(Mapping[str, object], value))
 
 
 def _choice(value: object, known: typing.Sequence[str], kind: Any) -> object:

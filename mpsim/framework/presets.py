@@ -12,6 +12,8 @@ from mpsim.framework.framework import Framework, from_mapping
 
 __all__ = ["framework", "framework_names"]
 
+_PERSONAL = ("suits", "notes")  # what a preset says of itself alone
+
 
 @functools.cache
 def _catalog() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -73,4 +75,7 @@ def _inherited(presets: Mapping[str, dict[str, Any]], name: str) -> dict[str, An
     """Fields of a preset on top of those of the preset it is `like`."""
     own = dict(presets[name])
     parent = own.pop("like", None)
-    return {**_inherited(presets, parent), **own} if parent else own
+    if not parent:
+        return own
+    inherited = _inherited(presets, parent)
+    return {**{key: inherited[key] for key in inherited if key not in _PERSONAL}, **own}
