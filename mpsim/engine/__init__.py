@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from mpsim.engine.structure import Structure
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
 from mpsim.program.program import Program
 
-__all__ = ["ENGINES", "Timeline", "run"]
+__all__ = ["ENGINES", "Structure", "Timeline", "run"]
 
 ENGINES = ("auto", "simpy", "replay")
 

@@ -37,7 +37,7 @@ def compress(row: NDArray[np.int64], value: NDArray[np.int64], count: int) -> Li
     bits = int(value.max(initial=0)).bit_length()
     key = row << bits | value
     if not (key[1:] > key[:-1]).all():
-        key.sort()
+        key.sort(kind="stable")  # pairs come in long runs, which it merges
         key = key[np.append(key[1:] != key[:-1], True)[: len(key)]]
     pointer = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(np.bincount(key >> bits, minlength=count), out=pointer[1:])
