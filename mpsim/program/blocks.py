@@ -58,15 +58,19 @@ class Blocks:
 
     @staticmethod
     def expand(plan: Plan) -> dict[str, Expansion]:
-        """Operators of a layer, of the embedding and of the head, before tensor parallelism."""
+        """Operators of a layer of each kind (by that name), of the embedding and of the head, before tensor parallelism."""
         shape = {
             "sequences": plan.micro_batch,
             "sequence_length": plan.sequence_length,
             "context": plan.mesh.cp,
         }
         model, lowering = plan.resident_model, plan.framework.lowering
+        layers = {
+            kind: expand_layer(model, lowering, kind=kind, **shape)
+            for kind in dict.fromkeys(model.layer_kinds)
+        }
         return {
-            "layer": expand_layer(model, lowering, **shape),
+            **layers,
             "embedding": expand_embedding(model, lowering, **shape),
             "head": expand_head(model, lowering, **shape, padded_vocab=plan.padded_vocab),
         }
@@ -75,13 +79,11 @@ class Blocks:
         """Blocks of one action of `stage`, in the order they run."""
         rank = int(self._plan.orders.stage_rank[stage.index])
         costs = self._costs.stage(rank)
-        count = {
-            name: one.per_rank(self._plan.mesh.tp)
-            for name, one in self._plan.stage_parameters(stage).items()
-        }
-        each = count["layers"] / max(stage.layers, 1)
+        parts = self._plan.stage_parameters(stage) | self._plan.layer_parameters
+        count = {name: one.per_rank(self._plan.mesh.tp) for name, one in parts.items()}
         blocks = [
-            Block(i, self._template("layer", action, costs), each) for i in range(stage.layers)
+            Block(i, self._template(kind, action, costs), count[kind])
+            for i, kind in enumerate(self._plan.layer_kinds(stage))
         ]
         if stage.embedding:
             blocks.insert(
@@ -99,13 +101,15 @@ class Blocks:
 
     def _evaluate(self, part: str, action: Action, costs: StageCosts) -> Template:
         expansion, sharding = self._expansions[part], self._plan.sharding
+        is_layer = part not in ("embedding", "head")
         if action is Action.F:
             items = block_forward(expansion, sharding)
         else:
-            recompute = self._plan.recompute if part == "layer" else "none"
+            recompute = self._plan.recompute if is_layer else "none"
             items = block_backward(expansion, sharding, recompute=recompute, phases=_PHASES[action])
-        host = self._launch_seconds(action) if part == "layer" else 0.0
-        return evaluate_block(f"{part} {action.name}", items, costs, host_seconds=host)
+        host = self._launch_seconds(action) if is_layer else 0.0
+        name = "layer" if part == "dense" else part
+        return evaluate_block(f"{name} {action.name}", items, costs, host_seconds=host)
 
     def _launch_seconds(self, action: Action) -> float:
         """Host time of the launches of one layer."""

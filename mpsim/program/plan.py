@@ -15,7 +15,7 @@ from mpsim.hardware import Cluster
 from mpsim.parallel import Mesh, Sharding, Stage, partition_layers
 from mpsim.scenario import Scenario, check
 from mpsim.schedule import Orders, make_orders
-from mpsim.workload import Count, Transformer
+from mpsim.workload import Count, Parameters, Transformer
 
 __all__ = ["Plan", "make_plan"]
 
@@ -104,17 +104,28 @@ class Plan:
         """Of the whole job."""
         return self.global_batch * self.sequence_length
 
+    @functools.cached_property
+    def resident_parameters(self) -> Parameters:
+        """Parameters of the resident model, vocabulary padded."""
+        return self.resident_model.parameters(padded_vocab=self.padded_vocab)
+
+    @property
+    def layer_parameters(self) -> dict[str, Count]:
+        """Parameters of one layer of each kind."""
+        return dict(self.resident_parameters.layers)
+
+    def layer_kinds(self, stage: Stage) -> tuple[str, ...]:
+        """Kind of every layer of a stage."""
+        return self.model.layer_kinds[stage.first_layer : stage.first_layer + stage.layers]
+
     def stage_parameters(self, stage: Stage) -> dict[str, Count]:
         """Parameters of a stage by part (``embedding``, ``layers``, ``head``).
 
         A tied output projection that does not share a stage with the embedding is a second copy of it.
         """
-        count = self.resident_model.parameters(padded_vocab=self.padded_vocab)
-        parts = {
-            "layers": Count(
-                count.layer.sharded * stage.layers, count.layer.replicated * stage.layers
-            )
-        }
+        count = self.resident_parameters
+        kinds = self.layer_kinds(stage)
+        parts = {"layers": sum((count.layers[kind] for kind in kinds), Count())}
         if stage.embedding:
             parts["embedding"] = count.embedding
         if stage.head:

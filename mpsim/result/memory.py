@@ -125,19 +125,22 @@ def _buffers(plan: Plan) -> float:
 
 def _kept_by_stage(plan: Plan) -> list[_Kept]:
     parts = Blocks.expand(plan)
-    layer = _layer(parts["layer"], plan)
+    kinds = {kind: _layer(parts[kind], plan) for kind in plan.model.layer_kinds}
     embedding = _all(parts["embedding"], plan.sharding)
     head = _all(parts["head"], plan.sharding)
-    return [_stage(stage, layer, embedding, head) for stage in plan.stages]
+    return [
+        _stage(stage, [kinds[kind] for kind in plan.layer_kinds(stage)], embedding, head)
+        for stage in plan.stages
+    ]
 
 
-def _stage(stage: Stage, layer: _Kept, embedding: _Kept, head: _Kept) -> _Kept:
+def _stage(stage: Stage, layers: list[_Kept], embedding: _Kept, head: _Kept) -> _Kept:
     ends = [one for one, here in ((embedding, stage.embedding), (head, stage.head)) if here]
     return _Kept(
-        for_input=stage.layers * layer.for_input + sum(one.for_input for one in ends),
-        for_weight=stage.layers * layer.for_weight + sum(one.for_weight for one in ends),
+        for_input=sum(one.for_input for one in (*layers, *ends)),
+        for_weight=sum(one.for_weight for one in (*layers, *ends)),
         logits=sum(one.logits for one in ends),
-        working=layer.working if stage.layers else 0.0,
+        working=max((one.working for one in layers), default=0.0),
     )
 
 

@@ -2,6 +2,7 @@
 
 from mpsim.workload.ends import expand_embedding, expand_head
 from mpsim.workload.expansion import Expansion
+from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.flops import model_flops
 from mpsim.workload.layer import expand_layer
 from mpsim.workload.models import model, model_names
@@ -12,6 +13,8 @@ from mpsim.workload.transformer import Lowering, Transformer
 __all__ = [
     "Count",
     "Expansion",
+    "Experts",
+    "LatentAttention",
     "Lowering",
     "Operator",
     "OperatorKind",

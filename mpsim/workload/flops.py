@@ -42,7 +42,12 @@ def model_flops(
     ``96`` and ``V / 16 L h``, which counts a fourth pass of the layers for full recomputation.
     """
     lowering = Lowering()
-    layer = expand_layer(model, lowering, sequences=sequences, sequence_length=sequence_length)
+    layers = {
+        kind: expand_layer(
+            model, lowering, kind=kind, sequences=sequences, sequence_length=sequence_length
+        ).forward_flops
+        for kind in dict.fromkeys(model.layer_kinds)
+    }
     head = expand_head(
         model,
         lowering,
@@ -50,4 +55,4 @@ def model_flops(
         sequence_length=sequence_length,
         padded_vocab=padded_vocab,
     )
-    return _PASSES * (model.layers * layer.forward_flops + head.forward_flops)
+    return _PASSES * (sum(layers[kind] for kind in model.layer_kinds) + head.forward_flops)

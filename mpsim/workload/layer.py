@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mpsim.errors import WorkloadError, nearest
 from mpsim.workload.attention import attention_core
 from mpsim.workload.expansion import Expansion, Step, Tokens
 from mpsim.workload.kernels import gemm, streaming
@@ -20,6 +21,7 @@ def expand_layer(
     sequences: int,
     sequence_length: int,
     context: int = 1,
+    kind: str = "dense",
 ) -> Expansion:
     """Expand one layer for one microbatch on one rank, before tensor parallelism.
 
@@ -35,6 +37,8 @@ def expand_layer(
     context : int
         Context-parallel degree: this rank holds ``sequence_length / context`` tokens of every sequence
         and attends to all keys (balanced, so that causal work halves evenly).
+    kind : str
+        One of ``model.layer_kinds``.
 
     Returns
     -------
@@ -44,7 +48,7 @@ def expand_layer(
     Raises
     ------
     WorkloadError
-        If the sequence does not divide among the context-parallel ranks.
+        If the sequence does not divide among the context-parallel ranks, or the model has no layer of this kind.
 
     Notes
     -----
@@ -63,6 +67,9 @@ def expand_layer(
     >>> [one.name for one in layer.forward][:4]
     ['norm1', 'qkv', 'attention', 'proj']
     """
+    if kind not in model.layer_kinds:
+        kinds = tuple(dict.fromkeys(model.layer_kinds))
+        raise WorkloadError(f"{model.name} has no {kind!r} layer; {nearest(kind, kinds)}")
     tokens = Tokens.of(sequences, sequence_length, context)
     steps = (_parallel_block if model.parallel_block else _serial_block)(model, lowering, tokens)
     return Expansion.of(

@@ -24,6 +24,7 @@ class OperatorKind(enum.StrEnum):
     """Which cost form applies."""
 
     GEMM = "gemm"  # batch x (m, k) @ (k, n)
+    GROUPED_GEMM = "grouped_gemm"  # batch experts, each (m, k) @ (k, n); m is the mean of tokens an expert gets
     ATTENTION = "attention"  # one fused kernel
     NORM = "norm"  # memory bound, fused row reduction
     SOFTMAX = "softmax"  # memory bound
@@ -47,6 +48,7 @@ class Split(enum.StrEnum):
     ROW = "row"  # GEMM with sharded input features: k / t, output to be reduced
     TENSOR = "tensor"  # work divided by t (heads, or activations between column and row)
     SEQUENCE = "sequence"  # divided by t only with sequence parallelism
+    EXPERT = "expert"  # experts divided by expert parallelism, their features by expert-tensor parallelism
     NONE = "none"  # never divided
 
 

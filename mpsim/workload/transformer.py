@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from mpsim.errors import WorkloadError, nearest
+from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.parameters import Parameters, count_parameters
 
 __all__ = ["ATTENTIONS", "NORMS", "POSITIONS", "Lowering", "Transformer"]
@@ -47,6 +48,10 @@ class Transformer:
         Attention and MLP read the same norm and are summed (PaLM, GPT-J).
     embedding_norm : bool
         A norm after the embedding (BLOOM).
+    moe : Experts, optional
+        Experts in place of the MLP of some or all layers.
+    mla : LatentAttention, optional
+        Latent attention in place of plain.
     source, as_of : str
         Where the figures come from, and the date of that edition.
 
@@ -76,6 +81,8 @@ class Transformer:
     max_positions: int = 0
     parallel_block: bool = False
     embedding_norm: bool = False
+    moe: Experts | None = None
+    mla: LatentAttention | None = None
     source: str = ""
     as_of: str = ""
 
@@ -83,6 +90,15 @@ class Transformer:
         mistakes = [*_check_sizes(self), *_check_choices(self), *_check_consistency(self)]
         if mistakes:
             raise WorkloadError("\n".join(f"model {self.name!r}: {one}" for one in mistakes))
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """Kind of every layer, first to last; `expand_layer` and `parameters` know each by this name."""
+        moe = self.moe
+        return tuple(
+            "moe" if moe is not None and moe.replaces(layer) else "dense"
+            for layer in range(self.layers)
+        )
 
     @property
     def causal(self) -> bool:
