@@ -27,10 +27,12 @@ from mpsim.cost.formulas import (
     memory_seconds,
     optimizer_seconds,
 )
-from mpsim.cost.quantise import FORMATS, quantise_seconds
+from mpsim.cost.quantise import FORMATS, casting, quantise_seconds
 from mpsim.cost.waves import read_tiling, tiled_gemm_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator
+from mpsim.workload.casts import with_casts
+from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Operator, OperatorKind, Phase
 
 __all__ = [
@@ -47,8 +49,9 @@ __all__ = [
 CLOCKS = ("sustained", "burst")
 _EAGER_KINDS = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
 _WIDE = "bf16"  # what stays unquantised when the rest is fp8 or fp4
-_NARROW = ("fp8", "fp8_block", "fp4", "nvfp4")
+_NARROW = ("fp8", "fp8_block", "mxfp8", "fp4", "nvfp4")
 _FP4_FORMAT = "nvfp4"
+_RELATIVES = {"mxfp8": ("fp8_block", "fp8"), "fp8_block": ("fp8",), "nvfp4": ("fp8",)}
 _HALF = ("bf16", "fp16")
 
 Shape = tuple[object, ...]
@@ -61,8 +64,9 @@ class KernelModel:
     ----------
     accelerator : Accelerator
     precision : str
-        Of matrix products: bf16, fp16, tf32, fp32, or a narrow one: fp8 (a scale a tensor), fp8_block (a scale for 128 elements), fp4,
-        also called nvfp4. Then attention and the output projection stay bf16, and casts cost `quantisation_seconds`.
+        Of matrix products: bf16, fp16, tf32, fp32, or a narrow one: fp8 (a scale a tensor), fp8_block (a scale for 128 elements), mxfp8 (a
+        scale for 32), fp4, also called nvfp4. Then attention and the output projection stay bf16, and casts are kernels of their own:
+        operators of kind QUANTISE in training, `quantisation_seconds` in benchmarks.
     attention_kernel : str
         Generation of the fused attention kernel: one of `mpsim.cost.attention.ATTENTION_CHARTS`.
     eager_factor : float
@@ -116,6 +120,7 @@ class KernelModel:
         )
         waves = self._rules.get(f"waves.{accelerator.family}")
         self._waves = waves if waves and waves.matches(accelerator.name) and not self._hot else None
+        self._casting = casting(precision, accelerator)
         self._bandwidth = accelerator.memory_bandwidth
         self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))
         self._seen: dict[Shape, float] = {}
@@ -142,9 +147,23 @@ class KernelModel:
         narrow = _FP4_FORMAT if self.precision == "fp4" else self.precision
         if narrow not in FORMATS:
             return np.zeros_like(np.asarray(elements, float))
-        for leaf in ("element_bytes", "passes"):
+        for leaf in ("element_bytes", "passes", "kernels"):
             self._use(self._rules[f"quantise.{narrow}"], leaf)
         return quantise_seconds(elements, narrow, self._bandwidth, from_bytes=from_bytes)
+
+    def with_casts(self, expansion: Expansion, wide_bytes: float) -> Expansion:
+        """The same operators with the casts of a narrow precision before the linear layers; `wide_bytes` an element before [B]."""
+        if self._casting is None:
+            return expansion
+        wide = self._rules["gemm_precision"].words["wide_operators"]
+        return with_casts(expansion, self._casting, wide_bytes=wide_bytes, wide_operators=wide)
+
+    def weight_cast_seconds(self, parameters: ArrayLike, wide_bytes: float) -> Floats:
+        """Time of casting so many weights, which training does once a step [s]; 0 in a wide precision."""
+        if self._casting is None:
+            return np.zeros_like(np.asarray(parameters, float))
+        moved = self._casting.moved_bytes(1.0, wide_bytes) * np.asarray(parameters, float)
+        return self._stream_seconds(OperatorKind.QUANTISE, moved)
 
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant that was used so far, by name; those of a kind of operator never met are left out."""
@@ -158,8 +177,8 @@ class KernelModel:
         self._used[constant.name] = constant
 
     def _peak(self, precision: str) -> float:
+        peak = self.accelerator.peak(precision)
         stored = FORMATS.get(precision, precision)
-        peak = self.accelerator.peak(stored)
         figure = f"peak_flops.{stored}"
         self._note(hardware_constant(self.accelerator, figure, peak, "FLOP/s"))
         return peak
@@ -181,12 +200,15 @@ class KernelModel:
         if precision in _HALF:
             return self._use(group, leaf)
         narrow = _FP4_FORMAT if precision == "fp4" else precision
-        if f"{narrow}_{leaf}" in group:
-            return self._use(group, f"{narrow}_{leaf}")
-        if f"{narrow}_burst_fraction" in group:
-            group = group.demoted("burst fraction scaled to hot clocks as bf16's")
-            hot = self._use(group, leaf) / self._use(group, "burst_fraction")
-            return hot * self._use(group, f"{narrow}_burst_fraction")
+        for known in (narrow, *_RELATIVES.get(narrow, ())):
+            if known != narrow:
+                group = group.demoted(f"{known}'s fraction used for {narrow}")
+            if f"{known}_{leaf}" in group:
+                return self._use(group, f"{known}_{leaf}")
+            if f"{known}_burst_fraction" in group:
+                group = group.demoted("burst fraction scaled to hot clocks as bf16's")
+                hot = self._use(group, leaf) / self._use(group, "burst_fraction")
+                return hot * self._use(group, f"{known}_burst_fraction")
         return self._use(group.demoted(f"bf16's fraction used for {precision}"), leaf)
 
     def _power_level(self, group: ConstantGroup) -> float:
@@ -253,7 +275,9 @@ class KernelModel:
 
     def _streams(self, operators: Sequence[Operator]) -> Floats:
         (moved,) = _columns(operators, "bytes")
-        kind = operators[0].kind
+        return self._stream_seconds(operators[0].kind, moved)
+
+    def _stream_seconds(self, kind: OperatorKind, moved: Floats) -> Floats:
         slowdown = self._use(self._rules["memory_level"], "slowdown") if self._hot else 1.0
         return memory_seconds(
             moved,

@@ -11,15 +11,16 @@ from numpy.typing import ArrayLike
 from mpsim.cost.constants import choose_group, constant_groups
 from mpsim.cost.formulas import Floats, memory_seconds
 from mpsim.errors import HardwareError, nearest
-from mpsim.hardware.components import Accelerator
+from mpsim.hardware.components import SCALED_FORMATS, Accelerator
+from mpsim.workload.casts import Casting
 
-__all__ = ["FORMATS", "format_bytes", "launch_seconds", "quantise_seconds"]
+__all__ = ["FORMATS", "casting", "format_bytes", "launch_seconds", "quantise_seconds"]
 
-FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}  # format: precision of its peak
+FORMATS = {"fp8": "fp8", **SCALED_FORMATS}  # format: precision of its peak
 
 
 def format_bytes(narrow: str) -> float:
-    """Bytes of an element in a format, scales included (fp8 1, fp8_block 1 + 4/128, nvfp4 1/2 + 1/16)."""
+    """Bytes of an element in a format, scales included (fp8 1, fp8_block 1 + 4/128, mxfp8 1 + 1/32, nvfp4 1/2 + 1/16)."""
     return constant_groups("kernels")[f"quantise.{_known(narrow)}"].value("element_bytes")
 
 
@@ -46,8 +47,9 @@ def quantise_seconds(
 
     Notes
     -----
-    Each pass is a kernel that starts and reads the tensor; the last one writes it. A scale for the whole tensor (fp8 with dynamic scaling,
-    nvfp4's second level) needs a pass for the largest magnitude first; blocks (fp8_block) find theirs on the way.
+    Each pass is a kernel that reads the tensor; the last one writes it. A scale for the whole tensor (fp8 with dynamic scaling,
+    nvfp4's second level) needs a pass for the largest magnitude first; blocks (fp8_block, mxfp8) find theirs on the way. `kernels` counts
+    the passes and the small kernels between them (fp8: the parts of the maximum, and the scale from it), each of which has to start.
 
     Examples
     --------
@@ -58,9 +60,29 @@ def quantise_seconds(
     group, rules = groups[f"quantise.{_known(narrow)}"], groups["memory_rules"]
     passes, element = group.value("passes"), group.value("element_bytes")
     moved = np.asarray(elements, float) * (passes * from_bytes + element)
-    streaming = memory_seconds(moved, bandwidth=bandwidth, fraction=rules.value("norm"))
-    result: Floats = passes * rules.value("floor") + streaming
+    streaming = memory_seconds(moved, bandwidth=bandwidth, fraction=rules.value("quantise"))
+    result: Floats = group.value("kernels") * rules.value("floor") + streaming
     return result
+
+
+def casting(precision: str, accelerator: Accelerator) -> Casting | None:
+    """How a training step in `precision` casts on this accelerator; None where nothing is cast.
+
+    Notes
+    -----
+    In training fp8 takes its scale from the steps before (delayed scaling), so one pass is enough. A second copy, transposed, is for the
+    products of the backward pass: matrix units before Blackwell read fp8 along k only, and a block of elements shares its scale along k.
+    """
+    if precision not in FORMATS and precision != "fp4":
+        return None
+    narrow = "nvfp4" if precision == "fp4" else precision
+    group = constant_groups("kernels")[f"quantise.{narrow}"]
+    copies = choose_group("kernels", "transpose", accelerator.name, accelerator.family)
+    return Casting(
+        element_bytes=group.value("element_bytes"),
+        passes=group.value("training_passes"),
+        copies=copies.value("copies_blocks" if narrow in SCALED_FORMATS else "copies_fp8"),
+    )
 
 
 def launch_seconds(kind: str = "eager", accelerator: Accelerator | None = None) -> float:

@@ -1,6 +1,7 @@
 """Accelerators, links, nodes, fabrics and clusters, and the catalog of those that exist."""
 
 from mpsim.hardware.components import (
+    SCALED_FORMATS,
     Accelerator,
     Cluster,
     Fabric,
@@ -25,6 +26,7 @@ from mpsim.hardware.lookup import (
 )
 
 __all__ = [
+    "SCALED_FORMATS",
     "Accelerator",
     "Cluster",
     "Fabric",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 __all__ = [
+    "SCALED_FORMATS",
     "Accelerator",
     "Cluster",
     "Fabric",
@@ -39,6 +41,11 @@ __all__ = [
     "recalled",
     "source_of",
 ]
+
+
+SCALED_FORMATS = types.MappingProxyType({"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"})
+"""Formats with a scale for a block of elements, and the precision whose matrix units they run on."""
+_SCALED_BY_HARDWARE = frozenset({"mxfp8"})
 
 
 class LinkShape(enum.StrEnum):
@@ -127,9 +134,16 @@ class Accelerator:
             )
 
     def peak(self, precision: str) -> float:
-        """Dense peak [FLOP/s] of matrix products in `precision`; HardwareError if the chip lacks it."""
+        """Dense peak [FLOP/s] of matrix products in `precision`; HardwareError if the chip lacks it.
+
+        Notes
+        -----
+        A scaled format (`SCALED_FORMATS`) has the peak of its elements. Scales that the matrix unit applies itself (``mxfp8``) came with fp4.
+        """
         try:
-            return self.peak_flops[precision]
+            if precision in _SCALED_BY_HARDWARE:
+                self.peak_flops["fp4"]
+            return self.peak_flops[SCALED_FORMATS.get(precision, precision)]
         except KeyError:
             has = ", ".join(sorted(self.peak_flops))
             raise HardwareError(

@@ -157,6 +157,9 @@ def _shard_gemm(operator: Operator, t: int) -> Operator:
             whole[0] + whole[1]
         )
         moved = element * (mine[0] + mine[1]) + 2 * operator.accumulate_bytes * mine[2]
+    elif operator.operand_bytes:
+        written = operator.bytes - operator.operand_bytes * (whole[0] + whole[1])
+        moved = operator.operand_bytes * (mine[0] + mine[1]) + written * mine[2] / whole[2]
     else:
         moved = operator.bytes * sum(mine) / sum(whole)
     return dataclasses.replace(operator, bytes=moved, batch=batch, m=m, n=n, k=k)

@@ -52,7 +52,10 @@ class Blocks:
     def __init__(self, plan: Plan, costs: PlanCosts) -> None:
         self._plan = plan
         self._costs = costs
-        self._expansions = self.expand(plan)
+        self._expansions = {
+            name: costs.kernels.with_casts(one, plan.framework.lowering.activation_bytes)
+            for name, one in self.expand(plan).items()
+        }
         self._templates: dict[tuple[object, ...], Template] = {}
         self._joined: dict[tuple[object, ...], Template] = {}
 

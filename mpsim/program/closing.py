@@ -203,6 +203,24 @@ class StepRows:
                 "all_gather", "gather parameters", np.full(len(owned), -1), self._ranks, size
             )
             self._rows.depend(after, ids)
+            ids = after
+        self._cast_weights(ids)
+
+    def _cast_weights(self, updated: NDArray[np.int64]) -> None:
+        """Cast the weights of the linear layers to a narrow precision; the microbatches of the next step share the casts."""
+        seconds = self._costs.cast_weights(self._plan.rank_linear_weights)
+        if not seconds.any():
+            return
+        ids = self._rows.add(
+            len(self._ranks),
+            rank=self._ranks,
+            stream=Stream.COMPUTE,
+            kind=Kind.OPTIMIZER,
+            part=PARTS.index("optimizer"),
+            duration=ticks(seconds),
+            label="quantise weights",
+        )
+        self._rows.depend(ids, updated)
 
     def _norm(self, reduced: NDArray[np.int64]) -> NDArray[np.int64]:
         """All-reduce the gradient norm over tensor and pipeline parallelism: every stage waits for the last."""

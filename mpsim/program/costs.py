@@ -36,6 +36,12 @@ class PlanCosts:
         )
         self.collectives = CollectiveModel(plan.cluster)
 
+    def cast_weights(self, parameters: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of casting so many weights to the narrow precision, once a step; 0 in a wide one [s]."""
+        return self.kernels.weight_cast_seconds(
+            parameters, self.plan.framework.lowering.activation_bytes
+        )
+
     @functools.cache  # noqa: B019 - one instance a simulation
     def group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
         """Where the communicator over `axes` of pipeline rank `rank` sits."""

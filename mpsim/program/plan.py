@@ -167,6 +167,15 @@ class Plan:
         ]
         return np.array([sum(counts) for counts in held])
 
+    @property
+    def rank_linear_weights(self) -> NDArray[np.float64]:
+        """Weights of the linear layers of each pipeline rank on one tensor-parallel rank, float64[P]."""
+        held = [
+            sum(self.stage_parameters(stage)["layers"].sharded for stage in self.rank_stages(rank))
+            for rank in range(self.mesh.pp)
+        ]
+        return np.array(held) / self.mesh.tp
+
     def rank_stages(self, rank: int) -> list[Stage]:
         """Virtual stages of one pipeline rank, in model order."""
         return [one for one in self.stages if self.orders.stage_rank[one.index] == rank]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpsim.cost import Constant, Status, device_power
-from mpsim.hardware import recalled
+from mpsim.hardware import SCALED_FORMATS, recalled
 from mpsim.program import PARTS, TICK
 from mpsim.result.memory import COMPONENTS, Memory
 from mpsim.workload import model_flops
@@ -138,7 +138,8 @@ def _warnings(result: Result) -> list[str]:
             f"{memory.capacity / 1e9:.1f} GB; more tp, pp or recomputation, or zero: 1, would lower it"
         )
     chip = plan.cluster.accelerator
-    used = ("memory_bytes", "memory_bandwidth", "tdp_w", "idle_w", f"peak_flops.{plan.precision}")
+    peak = f"peak_flops.{SCALED_FORMATS.get(plan.precision, plan.precision)}"
+    used = ("memory_bytes", "memory_bandwidth", "tdp_w", "idle_w", peak)
     if unsure := [figure for figure in recalled(chip) if figure in used]:
         warnings.append(
             f"figures of {chip.name} that are recalled, not verified: {', '.join(unsure)}"

@@ -44,7 +44,7 @@ ScheduleName = Literal[
     "forward-only",
     "auto",
 ]
-Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
+Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
 
 SCHEDULES: Final[tuple[str, ...]] = get_args(ScheduleName)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)

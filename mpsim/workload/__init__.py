@@ -1,5 +1,6 @@
 """The workload: a transformer, its parameters, and the operators that one microbatch asks for."""
 
+from mpsim.workload.casts import Casting, with_casts
 from mpsim.workload.ends import expand_embedding, expand_head
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.experts import Experts, LatentAttention
@@ -11,6 +12,7 @@ from mpsim.workload.parameters import Count, Parameters
 from mpsim.workload.transformer import Lowering, Transformer
 
 __all__ = [
+    "Casting",
     "Count",
     "Expansion",
     "Experts",
@@ -28,4 +30,5 @@ __all__ = [
     "model",
     "model_flops",
     "model_names",
+    "with_casts",
 ]

@@ -31,6 +31,7 @@ class OperatorKind(enum.StrEnum):
     ELEMENTWISE = "elementwise"  # memory bound
     EMBEDDING = "embedding"  # memory bound gather or scatter-add
     LOSS = "loss"  # memory bound, over the vocabulary
+    QUANTISE = "quantise"  # memory bound, cast to a narrow format
 
 
 class Phase(enum.StrEnum):
@@ -93,6 +94,8 @@ class Operator:
     accumulate_bytes : float
         Bytes of an element of the buffer a weight gradient adds into, 0 for other operators; reading and writing that buffer
         is counted in `bytes` instead of writing the product.
+    operand_bytes : float
+        Bytes of an element of both inputs of a product where they were cast to a narrow format, 0 where they were not.
     """
 
     name: str
@@ -120,3 +123,4 @@ class Operator:
     saved_split: Split = Split.NONE
     recomputed_selectively: bool = False
     accumulate_bytes: float = 0.0
+    operand_bytes: float = 0.0

@@ -30,8 +30,8 @@ def rate(chip: str, precision: str, clocks: str = "burst") -> float:
 
 
 def test_a_cast_moves_its_bytes_and_starts_its_kernels() -> None:
-    """fp8 with a scale a tensor reads 2 B twice and writes 1 B: 5 GB of 1e9 elements at 0.75 of the memory, and two starts."""
-    assert float(quantise_seconds(1e9, "fp8", 1e12)) == pytest.approx(6e-6 + 5e9 / 0.75e12)
+    """fp8 with a scale a tensor reads 2 B twice and writes 1 B: 5 GB of 1e9 elements at 0.75 of the memory, and five starts."""
+    assert float(quantise_seconds(1e9, "fp8", 1e12)) == pytest.approx(15e-6 + 5e9 / 0.75e12)
     assert float(quantise_seconds(1e9, "fp8_block", 1e12)) == pytest.approx(
         3e-6 + 3.03125e9 / 0.75e12
     )
@@ -41,8 +41,9 @@ def test_a_cast_moves_its_bytes_and_starts_its_kernels() -> None:
 
 
 def test_formats_count_their_scales() -> None:
-    """A 4-byte scale for 128 elements, a 1-byte scale for 16."""
-    assert [format_bytes(one) for one in FORMATS] == [1.0, 1 + 4 / 128, 0.5 + 1 / 16]
+    """A 4-byte scale for 128 elements, a 1-byte scale for 32 and for 16."""
+    expected = {"fp8": 1.0, "fp8_block": 1 + 4 / 128, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+    assert {one: format_bytes(one) for one in FORMATS} == expected
 
 
 def test_narrower_formats_are_faster_and_none_reaches_its_peak() -> None:
@@ -75,7 +76,7 @@ def test_a_model_casts_to_its_own_format_and_a_wide_one_casts_nothing() -> None:
 
 def test_a_missing_or_misspelt_format_is_refused() -> None:
     """H100 has no fp4; fp8_blok is answered with fp8_block."""
-    with pytest.raises(HardwareError, match="no fp4"):
+    with pytest.raises(HardwareError, match="no nvfp4"):
         KernelModel(accelerator("h100-sxm"), "nvfp4")
     with pytest.raises(HardwareError, match="fp8_block"):
         quantise_seconds(1.0, "fp8_blok", 1e12)

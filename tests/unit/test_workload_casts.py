@@ -1,0 +1,131 @@
+"""Casts of a narrow training precision: which tensors, how many bytes, and where they show in a step."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from mpsim.cost import KernelModel
+from mpsim.cost.quantise import casting
+from mpsim.errors import HardwareError
+from mpsim.hardware.lookup import accelerator
+from mpsim.parallel import Sharding, shard
+from mpsim.program import build_program
+from mpsim.workload import (
+    Casting,
+    Expansion,
+    Lowering,
+    OperatorKind,
+    Phase,
+    Split,
+    expand_head,
+    expand_layer,
+    model,
+    with_casts,
+)
+from tests.plans import small_plan
+
+TWO_COPIES = Casting(element_bytes=1.0, passes=1, copies=2)
+TOKENS = 1024
+
+
+def layer(*, fused: bool = True) -> Expansion:
+    return expand_layer(
+        model("gpt2-small"), Lowering(fused_attention=fused), sequences=1, sequence_length=TOKENS
+    )
+
+
+def test_every_linear_layer_casts_its_input_forward_and_its_gradient_backward() -> None:
+    """Four projections, two casts each; each comes right before the product that reads it."""
+    cast = with_casts(layer(), TWO_COPIES, wide_bytes=2)
+    for operators, phase, what in (
+        (cast.forward, Phase.FORWARD, "input"),
+        (cast.backward, Phase.INPUT_GRADIENT, "gradient"),
+    ):
+        for one, after in itertools.pairwise(operators):
+            if one.kind is OperatorKind.QUANTISE:
+                assert (one.phase, one.name) == (phase, f"quantise {after.name} {what}")
+        assert sum(one.kind is OperatorKind.QUANTISE for one in operators) == 4
+
+
+def test_a_cast_reads_wide_and_writes_two_narrow_copies() -> None:
+    """qkv reads T x 768: 2 B in and 2 x 1 B out; the gradient of fc1 is T x 3072."""
+    cast = with_casts(layer(), TWO_COPIES, wide_bytes=2)
+    moved = {one.name: one.bytes for one in (*cast.forward, *cast.backward)}
+    assert moved["quantise qkv input"] == TOKENS * 768 * 4
+    assert moved["quantise fc1 gradient"] == TOKENS * 3072 * 4
+
+
+def test_products_of_attention_and_the_output_projection_stay_wide() -> None:
+    """Unfused scores and the logits read 2 B an element, as without casts."""
+    cast = with_casts(layer(fused=False), TWO_COPIES, wide_bytes=2)
+    assert all(one.operand_bytes == 0 for one in cast.forward if one.name in ("scores", "context"))
+    whole = expand_head(model("gpt2-small"), Lowering(), sequences=1, sequence_length=TOKENS)
+    assert with_casts(whole, TWO_COPIES, wide_bytes=2, wide_operators=("logits",)) == whole
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_rank_reads_its_share_of_narrow_operands(tp: int) -> None:
+    """fc1 on one of t ranks: T h + 4 h^2 / t narrow elements in, 4 T h / t wide ones out; its wgrad adds into fp32."""
+    cast = with_casts(layer(), TWO_COPIES, wide_bytes=2)
+    product = next(one for one in cast.forward if one.name == "fc1")
+    mine = shard(product, Sharding(tp=tp))
+    assert mine.bytes == TOKENS * 768 + 768 * 3072 / tp + 2 * TOKENS * 3072 / tp
+    weight = next(
+        one for one in cast.backward if one.name == "fc1" and one.phase is Phase.WEIGHT_GRADIENT
+    )
+    added = 2 * weight.accumulate_bytes * 768 * 3072 / tp
+    assert shard(weight, Sharding(tp=tp)).bytes == TOKENS * 768 + TOKENS * 3072 / tp + added
+
+
+def test_casts_are_divided_as_their_tensors_are() -> None:
+    """What a column layer reads is divided by sequence parallelism only, what a row layer reads always; gradients the other way round."""
+    cast = with_casts(layer(), TWO_COPIES, wide_bytes=2)
+    splits = {one.name: one.split for one in (*cast.forward, *cast.backward)}
+    assert splits["quantise fc1 input"] is splits["quantise fc2 gradient"] is Split.SEQUENCE
+    assert splits["quantise fc2 input"] is splits["quantise fc1 gradient"] is Split.TENSOR
+
+
+def test_transposed_copies_are_for_hopper_and_for_blocks() -> None:
+    """fp8 with a scale a tensor needs one copy on Blackwell; blocks need two everywhere; bf16 casts nothing."""
+    copies = {
+        (chip, precision): cast.copies
+        for chip in ("h100-sxm", "b200-sxm")
+        for precision in ("fp8", "fp8_block")
+        if (cast := casting(precision, accelerator(chip)))
+    }
+    assert copies == {
+        ("h100-sxm", "fp8"): 2,
+        ("b200-sxm", "fp8"): 1,
+        ("h100-sxm", "fp8_block"): 2,
+        ("b200-sxm", "fp8_block"): 2,
+    }
+    assert casting("bf16", accelerator("h100-sxm")) is None
+
+
+@pytest.mark.parametrize("precision", ["fp8", "fp8_block", "mxfp8", "nvfp4"])
+def test_a_narrow_step_shows_its_casts_and_is_faster(precision: str) -> None:
+    """Kernels of every layer and one cast of all weights; casts included, a layer of 7B at 16k tokens beats bf16."""
+    shape = {"cluster": "dgx-b200", "dp": 1, "pp": 1, "micro_batch": 8, "model_name": "llama2-7b"}
+    narrow = build_program(small_plan(**shape, precision=precision))
+    wide = build_program(small_plan(**shape))
+    names = {name for template in narrow.templates for name in template.names}
+    assert {"quantise qkv input", "quantise fc2 gradient"} <= names
+    assert "quantise weights" in narrow.labels
+    busy = [sum(one.duration.sum() for one in step.templates) for step in (narrow, wide)]
+    assert busy[0] < busy[1]
+
+
+def test_a_wide_step_casts_nothing() -> None:
+    """bf16 has no kernel that quantises."""
+    wide = build_program(small_plan())
+    names = {name for template in wide.templates for name in template.names}
+    assert not any("quantise" in name for name in (*names, *wide.labels))
+
+
+def test_scales_of_the_matrix_unit_need_a_chip_that_has_them() -> None:
+    """mxfp8 runs on Blackwell, with the constants of its relatives labelled so; Hopper refuses it."""
+    assert KernelModel(accelerator("b200-sxm"), "mxfp8").provenance()
+    with pytest.raises(HardwareError, match="no mxfp8"):
+        KernelModel(accelerator("h100-sxm"), "mxfp8")
