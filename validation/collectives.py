@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from mpsim.cost import CollectiveModel
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from collectives_data import ROOT, Sweep, load_sweeps
-from collectives_fit import fitted, key_of
+from collectives_fit import Factors, Key, fitted, fitted_together, key_of
 from collectives_network_fit import fitted_network, of_fabric, with_constants
 
 Floats = NDArray[np.float64]
@@ -39,29 +39,50 @@ def predicted(sweep: Sweep) -> Floats:
     return model.seconds(sweep.kind, sweep.sizes, sweep.group)
 
 
-def refitted(sweeps: Sequence[Sweep]) -> dict[int, Floats]:
-    """Times of each one-node sweep with the curve fitted on the others; by other group sizes where it was the only one."""
+def refitted(sweeps: Sequence[Sweep], factors: Factors) -> dict[int, Floats]:
+    """Times of each one-node sweep with its curve fitted on the others; by other group sizes where it was the only one."""
     result = {}
     for i, sweep in enumerate(sweeps):
         if sweep.group.crosses or sweep.apart or sweep.harness:
             continue
-        rest = [other for j, other in enumerate(sweeps) if j != i]
-        found = fitted(other for other in rest if alike(other, sweep))
-        model = CollectiveModel(sweep.cluster, loaded=False)
-        ranks = sorted(k[2] for k in found)
-        if not ranks:
-            continue
-        inside = model._inside
-        constants = dict(inside.constants)
-        for (_, kind, n), leaves in found.items():
-            for leaf, value in leaves.items():
-                name = f"{leaf}_{kind}_{n}"
-                some = inside[f"{leaf}_{kind}_{inside.words['ranks'][0]}"]
-                constants[name] = dataclasses.replace(some, value=value)
-        words = {**inside.words, "ranks": tuple(map(str, ranks))}
-        model._inside = dataclasses.replace(inside, constants=constants, words=words)
-        result[i] = model.seconds(sweep.kind, sweep.sizes, sweep.group)
+        rest = (other for j, other in enumerate(sweeps) if j != i and alike(other, sweep))
+        found = fitted(rest, factors)
+        if found:
+            result[i] = with_curves(sweep, found)
     return result
+
+
+def without_its_gpu(sweeps: Sequence[Sweep]) -> dict[int, Floats]:
+    """Times of each one-node sweep of H200, B300 and GB200 with nothing fitted on that GPU."""
+    result = {}
+    for gpu in ("h200-sxm", "b300-sxm", "gb200"):
+        rest = [s for s in sweeps if s.cluster.accelerator.name != gpu]
+        found = fitted(rest, fitted_together(rest))
+        for i, sweep in enumerate(sweeps):
+            counts = not (sweep.group.crosses or sweep.apart or sweep.harness)
+            if counts and sweep.cluster.accelerator.name == gpu:
+                alone = {
+                    key: leaves for key, leaves in found.items() if key[:2] == key_of(sweep)[:2]
+                }
+                plain = dataclasses.replace(sweep.cluster.accelerator, name="unmeasured")
+                node = dataclasses.replace(sweep.cluster.node, accelerator=plain)
+                cluster = dataclasses.replace(sweep.cluster, node=node)
+                result[i] = with_curves(dataclasses.replace(sweep, cluster=cluster), alone)
+    return result
+
+
+def with_curves(sweep: Sweep, found: Mapping[Key, Mapping[str, float]]) -> Floats:
+    """Times of a sweep by these curves of its link and collective."""
+    model = CollectiveModel(sweep.cluster, loaded=False)
+    inside = model.library.inside
+    constants = dict(inside.constants)
+    for (_, kind, n), leaves in found.items():
+        for leaf, value in leaves.items():
+            some = inside[f"{leaf}_{kind}_{inside.words['ranks'][0]}"]
+            constants[f"{leaf}_{kind}_{n}"] = dataclasses.replace(some, value=value)
+    words = {**inside.words, "ranks": tuple(map(str, sorted(key[2] for key in found)))}
+    model.library.inside = dataclasses.replace(inside, constants=constants, words=words)
+    return model.seconds(sweep.kind, sweep.sizes, sweep.group)
 
 
 def refitted_across(sweeps: Sequence[Sweep]) -> dict[int, Floats]:
@@ -170,7 +191,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[Sweep], bool]], ...] = (
 
 def report(sweeps: Sequence[Sweep]) -> str:
     """The page as Markdown."""
-    others = refitted(sweeps) | refitted_across(sweeps)
+    others = refitted(sweeps, fitted_together(sweeps)) | refitted_across(sweeps)
     lines = [
         "# Measured collectives, predicted",
         "",

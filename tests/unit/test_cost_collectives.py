@@ -351,12 +351,12 @@ def test_fabrics_differ_in_their_fixed_time() -> None:
 
 
 def test_domains_larger_than_any_measured_grow_as_nccl_expects() -> None:
-    """NVL72: a ring of 72 takes longer to start than one of 8, an all-reduce in the switches hardly."""
+    """NVL72: NCCL's least latency of 72 over 8 ranks is 2.31 for an all-gather (25 us in the switches, 10.8 in a ring), 1.67 for an all-reduce."""
     rack = CollectiveModel(system("gb200-nvl72", nodes=18))
     eight, all_of_it = NODE, GroupShape(72, 72, 1)
     gather, reduce = (
         rack.seconds(kind, 1024.0, all_of_it) / rack.seconds(kind, 1024.0, eight)
         for kind in ("all_gather", "all_reduce")
     )
-    assert gather > 2
-    assert 1 < reduce < 2
+    assert gather == pytest.approx(2.31, rel=0.05)
+    assert reduce == pytest.approx(1.67, rel=0.05)

@@ -1,0 +1,176 @@
+"""Seconds of a collective inside one scale-up domain, from curves fitted to measured sweeps.
+
+A curve belongs to a link, a collective and a group size: ``min(a1 + moved/bus1, a2 + moved/bus2 + c sqrt(filling))``, the low-latency protocols
+and Simple, whose root is the filling of its pipeline of chunks. Chunks grow with S up to the size of NCCL's buffers, so the filling ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost.constants import ConstantGroup, constant_groups
+from mpsim.cost.nccl_choice import latency_growth
+from mpsim.cost.network import group_bandwidth
+from mpsim.cost.traffic import ring_passes
+from mpsim.hardware.components import Cluster
+
+__all__ = ["RING_LIMIT", "DomainCurve"]
+
+Floats = NDArray[np.float64]
+
+RING_LIMIT = 4  # ranks up to which NCCL sums in a ring even where switches could
+_CURVE_OF = {"broadcast": "all_gather", "reduce": "reduce_scatter", "barrier": "all_reduce"}
+_COPIED = 2.0  # a copy within a device reads and writes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DomainCurve:
+    """Curves of one link, as one kind of accelerator runs them.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    constants : ConstantGroup
+        ``inside.*`` of this link.
+    use : callable
+        Gives the value of a leaf of a group, and notes that it was used.
+    """
+
+    cluster: Cluster
+    constants: ConstantGroup
+    use: Callable[[ConstantGroup, str], float]
+
+    def seconds(self, kind: str, size: Floats, members: int) -> Floats:
+        """Time among `members` of a domain [s].
+
+        Notes
+        -----
+        Between two measured group sizes the times of both, for as many bytes on the wire, are interpolated in log of time over
+        log of members. Above `RING_LIMIT` an all-reduce that switches sum may run as fast as the next larger measured one, whose time
+        does not depend on the members. Beyond the largest its bus bandwidth stays and its latency grows as NCCL expects.
+        """
+        low, high, weight = self._between(members)
+        time = self._measured(kind, size, members, low)
+        if high != low:
+            above = self._measured(kind, size, members, high)
+            time = time ** (1.0 - weight) * above**weight
+            if _CURVE_OF.get(kind, kind) == "all_reduce" and self._sums(low):
+                time = np.minimum(time, self._simple("all_reduce", size, members, high))
+        return time + self._own_copy(kind, size, members)
+
+    def bus(self, kind: str, members: int) -> float:
+        """Bus bandwidth of a large collective [B/s]."""
+        low, high, weight = self._between(members)
+        ends = [self._rate("fraction", kind, members, label) for label in (low, high)]
+        return float(ends[0] ** (1.0 - weight) * ends[1] ** weight)
+
+    def _between(self, members: int) -> tuple[int, int, float]:
+        """Measured group sizes on both sides, and how far the group is from the lower to the upper in log."""
+        labels = [int(label) for label in self.constants.words["ranks"]]
+        low = max([n for n in labels if n <= members], default=labels[0])
+        high = min([n for n in labels if n >= members], default=labels[-1])
+        if low == high:
+            return low, high, 0.0
+        return low, high, math.log(members / low) / math.log(high / low)
+
+    def _measured(self, kind: str, size: Floats, members: int, label: int) -> Floats:
+        """The curve of `label` ranks for the bytes that each of `members` puts on the wire."""
+        moved, theirs = ring_passes(kind, members) * size, ring_passes(kind, label)
+        alike = moved / theirs if theirs else size
+        simple = self._simple(kind, alike, members, label)
+        if not any(leaf.startswith("quick") for leaf in self.constants):  # only Simple is known
+            return simple
+        quick = moved / self._rate("quick_fraction", kind, members, label)
+        result: Floats = np.minimum(
+            self._latency("quick_latency", kind, members, label) + quick, simple
+        )
+        return result
+
+    def _simple(self, kind: str, size: Floats, members: int, label: int) -> Floats:
+        """The second regime of `label` ranks for their S bytes."""
+        moved = ring_passes(kind, label) * size
+        wire = moved / self._rate("fraction", kind, members, label)
+        filling = self._leaf("root", kind, label) * np.sqrt(self._filling(size))
+        result: Floats = self._latency("latency", kind, members, label) + wire + filling
+        return result
+
+    def _filling(self, size: Floats) -> Floats:
+        """Part of S whose pipeline of chunks has to fill: all of a small one, at most `filling_limit`."""
+        if "filling_limit" not in self.constants:
+            return size
+        result: Floats = size / (1.0 + size / self.use(self.constants, "filling_limit"))
+        return result
+
+    def _own_copy(self, kind: str, size: Floats, members: int) -> Floats | float:
+        """An all-to-all copies a rank's own part from its send to its receive buffer."""
+        if kind != "all_to_all":
+            return 0.0
+        share = self.use(constant_groups("collectives")["device.rules"], "copy_fraction")
+        return _COPIED * size / members / (share * self.cluster.accelerator.memory_bandwidth)
+
+    def _latency(self, what: str, kind: str, members: int, label: int) -> float:
+        """Fixed time of a regime; Simple never starts before the low-latency protocols do."""
+        value = self._leaf(what, kind, label) * self._device("device_latency")
+        largest = int(self.constants.words["ranks"][-1])
+        if members <= largest:
+            return value
+        value *= self._growth(what, kind, members, largest)
+        quick = f"quick_latency_{_CURVE_OF.get(kind, kind)}_{label}"
+        if what == "latency" and quick in self.constants:
+            value = max(value, self._latency("quick_latency", kind, members, label))
+        return value
+
+    def _growth(self, what: str, kind: str, members: int, largest: int) -> float:
+        """How much later a group starts than the largest measured one: as NCCL expects, or where it has no say along the slope in log."""
+        curve = _CURVE_OF.get(kind, kind)
+        simple = what == "latency"
+        growth = latency_growth(self.cluster, curve, members, largest, simple=simple)
+        return growth if growth is not None else self._slope(what, kind, members)
+
+    def _slope(self, what: str, kind: str, members: int) -> float:
+        """Growth along the line through the two largest groups, in log of members."""
+        labels = [int(label) for label in self.constants.words["ranks"]][-2:]
+        if len(labels) == 1:
+            return 1.0
+        low, high = (self._leaf(what, kind, label) for label in labels)
+        slope = max(0.0, high - low) / math.log2(labels[1] / labels[0])
+        return 1.0 + slope * math.log2(members / labels[1]) / high
+
+    def _rate(self, what: str, kind: str, members: int, label: int) -> float:
+        curve = _CURVE_OF.get(kind, kind)
+        share = self._device("device_p2p" if curve == "all_to_all" else "device_rate")
+        return group_bandwidth(self.cluster, members) * self._leaf(what, kind, label) * share
+
+    def _leaf(self, what: str, kind: str, label: int) -> float:
+        curve = _CURVE_OF.get(kind, kind)
+        if curve == "all_reduce" and not what.endswith("latency") and self._lacks_switch():
+            label = min(label, RING_LIMIT)
+        return self.use(self.constants, f"{what}_{curve}_{label}")
+
+    def _device(self, leaf: str) -> float:
+        group = _device_group(self.cluster.accelerator.name)
+        return self.use(group, leaf) if group else 1.0
+
+    def _lacks_switch(self) -> bool:
+        """Whether the measured link reduced in its switches but this one cannot."""
+        able = self.cluster.node.scale_up.in_network_reduction
+        return "in_network" in self.constants.words and not able
+
+    def _sums(self, low: int) -> bool:
+        """Whether groups above `low` were measured with the switches summing, and these can."""
+        able = self.cluster.node.scale_up.in_network_reduction
+        return low >= RING_LIMIT and able and "in_network" in self.constants.words
+
+
+@functools.cache
+def _device_group(name: str) -> ConstantGroup | None:
+    """How an accelerator runs the curves of its link, compared to the one they were fitted for."""
+    groups = constant_groups("collectives")
+    found = (g for key, g in groups.items() if key.startswith("device.") and g.matches(name))
+    return next(found, None)
