@@ -45,10 +45,10 @@ def of_fabric(sweeps: Sequence[Sweep], nic: str) -> list[Sweep]:
 def with_constants(sweep: Sweep, values: Mapping[str, float]) -> Floats:
     """Times of a sweep with these constants of its fabric [s]."""
     model = CollectiveModel(sweep.cluster, loaded=False)
-    constants = dict(model._network.constants)
+    constants = dict(model.library.network.constants)
     for leaf, value in values.items():
         constants[leaf] = dataclasses.replace(constants[leaf], value=value)
-    model._network = dataclasses.replace(model._network, constants=constants)
+    model.library.network = dataclasses.replace(model.library.network, constants=constants)
     return model.seconds(sweep.kind, sweep.sizes, sweep.group)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
@@ -74,6 +75,14 @@ def show(
     burst: Annotated[
         bool, typer.Option("--burst", help="A short benchmark on a quiet network, not training.")
     ] = False,
+    library: Annotated[
+        str | None,
+        typer.Option("--library", help="Of a collective: nccl, gloo, ...; left out: the vendor's."),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", help="Of a collective: a file of measured curves."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules; or what one kernel or collective takes."""
@@ -81,7 +90,7 @@ def show(
 
     if catalog in QUESTIONS:
         clocks = "burst" if burst else "sustained"
-        asked = Asked(on, precision, clocks, attention, ranks)
+        asked = Asked(on, precision, clocks, attention, ranks, library, calibration)
         answer(catalog, name, asked, as_json=as_json)
         return
     chosen = _chosen(catalog)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from mpsim.cost import Constant
+    from mpsim.cost import CollectiveModel, Constant
+    from mpsim.hardware import Cluster
     from mpsim.workload import Operator
 
 __all__ = ["QUESTIONS", "Asked", "answer"]
@@ -34,6 +36,10 @@ class Asked:
         Of a kernel.
     ranks : int or None
         Of a collective; the accelerators of one node when absent.
+    library : str or None
+        Communication library; the vendor's when absent.
+    calibration : Path or None
+        File of measured curves of collectives.
     """
 
     on: str | None
@@ -41,6 +47,8 @@ class Asked:
     clocks: str
     attention_kernel: str
     ranks: int | None
+    library: str | None = None
+    calibration: Path | None = None
 
 
 def answer(question: str, text: str | None, asked: Asked, *, as_json: bool) -> None:
@@ -158,7 +166,7 @@ def _sizes(value: str, least: int, most: int) -> list[int]:
 
 
 def _collective(text: str | None, asked: Asked) -> tuple[dict[str, object], Iterable[Constant]]:
-    from mpsim.cost import COLLECTIVES, CollectiveModel
+    from mpsim.cost import COLLECTIVES
     from mpsim.cost.traffic import ring_passes
     from mpsim.hardware import system
     from mpsim.parallel import GroupShape
@@ -176,24 +184,37 @@ def _collective(text: str | None, asked: Asked) -> tuple[dict[str, object], Iter
             param_hint="--ranks",
         )
     group = GroupShape(ranks=ranks, per_domain=inside, domains=ranks // inside)
-    model = CollectiveModel(cluster, loaded=asked.clocks == "sustained")
+    model = _collective_model(cluster, asked)
     size = parse_quantity(value, Dimension.BYTES)
-    time = model.seconds(kind, size, group)
-    algorithm, protocol = model.choice(kind, size, group)
-    rate = size / time if time else 0.0
+    found = model.answer(kind, size, group)
+    rate = size / found.seconds if found.seconds else 0.0
     return {
         "system": f"{cluster.nodes} x {name}",
         "collective": kind,
         "bytes": size,
         "ranks": ranks,
         "network": "loaded" if asked.clocks == "sustained" else "quiet",
-        "time_s": time,
-        "floor_s": model.floor(kind, size, group),
+        "time_s": found.seconds,
+        "floor_s": found.floor,
         "algbw_bytes_per_s": rate,
         "busbw_bytes_per_s": rate * ring_passes(kind, ranks),
-        "algorithm": algorithm,
-        "protocol": protocol,
+        "library": found.library,
+        "algorithm": found.algorithm,
+        "protocol": found.protocol,
+        "basis": found.basis,
     }, model.provenance()
+
+
+def _collective_model(cluster: Cluster, asked: Asked) -> CollectiveModel:
+    from mpsim.cost import CollectiveModel, load_curves
+    from mpsim.errors import CalibrationError
+
+    loaded = asked.clocks == "sustained"
+    try:
+        curves = load_curves(asked.calibration) if asked.calibration else None
+        return CollectiveModel(cluster, loaded=loaded, library=asked.library, curves=curves)
+    except CalibrationError as error:
+        raise typer.BadParameter(str(error), param_hint="--calibration") from error
 
 
 def _missing(what: str) -> str:

@@ -3,8 +3,9 @@
 The formulas are pure functions on floats and arrays; a model binds them to one accelerator or cluster and accounts for every constant.
 """
 
-from mpsim.cost.collectives import COLLECTIVES, CollectiveModel
+from mpsim.cost.collectives import COLLECTIVES, CollectiveAnswer, CollectiveModel
 from mpsim.cost.constants import Constant, Status
+from mpsim.cost.curves import CollectiveCurves, Curve, load_curves
 from mpsim.cost.formulas import (
     GemmConstants,
     attention_pairs,
@@ -16,21 +17,28 @@ from mpsim.cost.formulas import (
     optimizer_seconds,
 )
 from mpsim.cost.kernels import KernelModel
+from mpsim.cost.libraries import default_library, library_names
 from mpsim.cost.quantise import launch_seconds, quantise_seconds
 
 __all__ = [
     "COLLECTIVES",
+    "CollectiveAnswer",
+    "CollectiveCurves",
     "CollectiveModel",
     "Constant",
+    "Curve",
     "GemmConstants",
     "KernelModel",
     "Status",
     "attention_pairs",
     "attention_seconds",
+    "default_library",
     "device_power",
     "gemm_seconds",
     "grouped_gemm_seconds",
     "launch_seconds",
+    "library_names",
+    "load_curves",
     "memory_seconds",
     "optimizer_seconds",
     "quantise_seconds",

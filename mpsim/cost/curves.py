@@ -1,0 +1,268 @@
+"""Measured curves of collectives: seconds by bytes, for the group shapes somebody measured and those between them.
+
+A calibration file holds them (docs/reference/calibration.md). It is YAML, or JSON, which is YAML::
+
+    schema: 1
+    name: my-cluster
+    source: nccl-tests 2.13 on two of our nodes, NCCL 2.27.3
+    as_of: 2026-11-21
+    library: nccl               # optional: the curves are refused for another library
+    accelerator: h100-sxm       # optional: likewise
+    switch_jump: 0.35           # optional
+    curves:
+      - {collective: all_reduce, ranks: 8, domains: 1, bytes: [1024, 2048], seconds: [1.1e-05, 1.2e-05]}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpsim.cost.constants import Constant, Status
+from mpsim.errors import CalibrationError
+from mpsim.parallel.group import GroupShape
+
+__all__ = ["CollectiveCurves", "Curve", "Reading", "load_curves"]
+
+Floats = NDArray[np.float64]
+Place = tuple[str, int, int]
+"""Collective, ranks, domains."""
+
+SWITCH_JUMP = 0.35
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Curve:
+    """Time of one collective in one group, as measured.
+
+    Parameters
+    ----------
+    sizes : tuple of float
+        S, rising [B].
+    times : tuple of float
+        [s].
+    switch_jump : float
+        How much faster than S the time has to grow between two neighbours before they count as two algorithms.
+
+    Notes
+    -----
+    Straight lines in log-log between neighbours. Within one algorithm time cannot grow faster than S (``a + S/B + c sqrt(S)``), so where
+    it does by more than `switch_jump`, something switched: the line on the left and the one on the right go on to the middle, and the
+    curve jumps there instead of being smoothed. Measurements that fall with S (noise, or a library that switches too late)
+    are pooled into their geometric mean, so the curve never falls. Outside the measured sizes it is linear in S.
+    """
+
+    sizes: tuple[float, ...]
+    times: tuple[float, ...]
+    switch_jump: float = SWITCH_JUMP
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) != len(self.times) or not self.sizes:
+            raise CalibrationError(
+                f"got {len(self.sizes)} sizes and {len(self.times)} times; needed as many, at least one"
+            )
+        if not all(math.isfinite(v) and v > 0 for v in (*self.sizes, *self.times)):
+            raise CalibrationError("sizes and times have to be finite numbers above 0")
+        if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
+            raise CalibrationError("sizes have to rise, each one once")
+
+    @property
+    def switches(self) -> tuple[float, ...]:
+        """Sizes at which the curve jumps from one algorithm to the next [B]."""
+        s = self.sizes
+        return tuple(math.sqrt(s[i] * s[i + 1]) for i in _jumps(s, self._pooled, self.switch_jump))
+
+    @property
+    def _pooled(self) -> tuple[float, ...]:
+        return _rising(self.times)
+
+    def seconds(self, size: ArrayLike) -> Floats:
+        """Time of S bytes [s]."""
+        given = np.asarray(size, dtype=np.float64)
+        starts = self._pieces()
+        edges = np.array([edge for edge, _, _ in starts[1:]])
+        piece = np.searchsorted(edges, given, side="right")
+        found = [_line(given, sizes, times) for _, sizes, times in starts]
+        stacked = np.stack([np.broadcast_to(one, given.shape) for one in found])
+        result: Floats = np.take_along_axis(stacked, piece[None, ...], axis=0)[0]
+        return result
+
+    def _pieces(self) -> list[tuple[float, Floats, Floats]]:
+        """Where each algorithm begins, and its measured points."""
+        times = np.array(self._pooled)
+        sizes = np.array(self.sizes)
+        cuts = [i + 1 for i in _jumps(self.sizes, self._pooled, self.switch_jump)]
+        bounds = zip([0, *cuts], [*cuts, len(sizes)], strict=True)
+        edges = (0.0, *self.switches)
+        return [
+            (edge, sizes[low:high], times[low:high])
+            for edge, (low, high) in zip(edges, bounds, strict=True)
+        ]
+
+
+def _rising(times: tuple[float, ...]) -> tuple[float, ...]:
+    """The nearest curve in log that never falls: neighbours that do are pooled."""
+    blocks: list[tuple[float, int]] = []
+    for value in times:
+        blocks.append((math.log(value), 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (a, m), (b, n) = blocks[-2], blocks[-1]
+            blocks[-2:] = [((a * m + b * n) / (m + n), m + n)]
+    return tuple(math.exp(level) for level, count in blocks for _ in range(count))
+
+
+def _jumps(sizes: tuple[float, ...], times: tuple[float, ...], jump: float) -> list[int]:
+    """Points after which the time grows faster than S by more than `jump`."""
+    steps = range(len(sizes) - 1)
+    return [i for i in steps if times[i + 1] / times[i] > (1 + jump) * sizes[i + 1] / sizes[i]]
+
+
+def _line(size: Floats, sizes: Floats, times: Floats) -> Floats:
+    """Log-log between the points of one algorithm; linear in S beyond them, never falling and never faster than S."""
+    first, last = (sizes[0], times[0]), (sizes[-1], times[-1])
+    if len(sizes) == 1:
+        alone: Floats = first[1] * np.maximum(1.0, size / first[0])
+        return alone
+    with np.errstate(divide="ignore"):
+        inner = np.exp(np.interp(np.log(size), np.log(sizes), np.log(times)))
+    low = min((times[1] - times[0]) / (sizes[1] - sizes[0]), times[0] / sizes[0])
+    high = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+    below = first[1] - (first[0] - size) * low
+    above = last[1] + (size - last[0]) * high
+    result: Floats = np.where(size < first[0], below, np.where(size > last[0], above, inner))
+    return result
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """What a calibration says about one collective in one group.
+
+    Parameters
+    ----------
+    curves : tuple of Curve
+        The measured one, or the two neighbours in group size.
+    weight : float
+        Share of the second one, in log.
+    about : str
+        What was measured, in words.
+    constant : Constant
+        For the provenance: how many points.
+    """
+
+    curves: tuple[Curve, ...]
+    weight: float
+    about: str
+    constant: Constant
+
+    def seconds(self, size: ArrayLike) -> Floats:
+        """Time of S bytes [s]; between two group sizes interpolated in log of the time."""
+        if len(self.curves) == 1:
+            return self.curves[0].seconds(size)
+        low, high = (curve.seconds(size) for curve in self.curves)
+        result: Floats = low ** (1 - self.weight) * high**self.weight
+        return result
+
+    def basis(self, size: float) -> str:
+        """What the time of S bytes rests on, in words."""
+        inside = all(c.sizes[0] <= size <= c.sizes[-1] for c in self.curves)
+        return self.about if inside else f"{self.about}, beyond the measured sizes"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CollectiveCurves:
+    """Every curve of a calibration file.
+
+    Parameters
+    ----------
+    name, source, as_of : str
+        Of the calibration; where and when it was measured.
+    curves : mapping of (collective, ranks, domains) to Curve
+    library, accelerator : str
+        What they were measured with and on; empty where the file does not say.
+    """
+
+    name: str
+    source: str
+    as_of: str
+    curves: Mapping[Place, Curve]
+    library: str = ""
+    accelerator: str = ""
+
+    def check_made_for(self, library: str, accelerator: str) -> None:
+        """Refuse curves of another library or accelerator.
+
+        Raises
+        ------
+        CalibrationError
+        """
+        for what, own, other in (
+            ("library", self.library, library),
+            ("accelerator", self.accelerator, accelerator),
+        ):
+            if own and own != other:
+                raise CalibrationError(
+                    f"calibration {self.name!r} was measured with {what} {own}, but {other} was asked for"
+                )
+
+    def reading(self, kind: str, group: GroupShape) -> Reading | None:
+        """What the calibration says about `kind` in `group`; None where neither it nor neighbours on both sides were measured.
+
+        Notes
+        -----
+        Neighbours have the same ranks in each domain and other domains, or lie in one domain and have other ranks.
+        """
+        own = self.curves.get((kind, group.ranks, group.domains))
+        if own is not None:
+            about = f"measured on {group.ranks} ranks in {group.domains} domains"
+            return self._reading(kind, group, (own,), 0.0, about)
+        known = sorted(
+            n for n, d in self._alike(kind, group) if d == group.domains or group.crosses
+        )
+        below = [n for n in known if n < group.ranks]
+        above = [n for n in known if n > group.ranks]
+        if not below or not above:
+            return None
+        low, high = below[-1], above[0]
+        domains = dict(self._alike(kind, group))
+        pair = tuple(self.curves[kind, n, domains[n]] for n in (low, high))
+        weight = math.log(group.ranks / low) / math.log(high / low)
+        about = f"interpolated between {low} and {high} ranks"
+        return self._reading(kind, group, pair, weight, about)
+
+    def _alike(self, kind: str, group: GroupShape) -> list[tuple[int, int]]:
+        """Ranks and domains of the measured groups that fill domains as this one does."""
+        return [
+            (n, d)
+            for k, n, d in self.curves
+            if k == kind
+            and (d > 1) == group.crosses
+            and (d == 1 or n * group.domains == group.ranks * d)
+        ]
+
+    def _reading(
+        self, kind: str, group: GroupShape, pair: tuple[Curve, ...], weight: float, about: str
+    ) -> Reading:
+        status = Status.CALIBRATED if len(pair) == 1 else Status.FAMILY_DEFAULT
+        points = float(sum(len(one.sizes) for one in pair))
+        name = f"calibration.{kind}.{group.ranks}x{group.domains}.points"
+        source = f"{about}: {self.source} ({self.name})"
+        constant = Constant(name, points, "1", source, self.as_of, status)
+        return Reading(pair, weight, about, constant)
+
+
+def load_curves(path: str | Path) -> CollectiveCurves:
+    """Read a calibration file; the module's docstring shows one.
+
+    Raises
+    ------
+    CalibrationError
+        With every mistake found and its line.
+    """
+    from mpsim.cost.curve_file import read_curves  # it needs the classes above
+
+    return read_curves(path)

@@ -1,0 +1,61 @@
+"""Communication libraries: what each one runs on a cluster, and how long that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from mpsim.cost.ledger import Ledger
+from mpsim.cost.libraries.fitted import FittedLibrary, NcclLibrary, RcclLibrary
+from mpsim.cost.libraries.host import HostLibrary
+from mpsim.cost.libraries.library import (
+    Library,
+    check_runs_on,
+    default_library,
+    library_names,
+)
+from mpsim.cost.libraries.torus import TorusLibrary
+from mpsim.hardware.components import Cluster
+
+__all__ = [
+    "FittedLibrary",
+    "HostLibrary",
+    "Library",
+    "NcclLibrary",
+    "RcclLibrary",
+    "TorusLibrary",
+    "default_library",
+    "library_names",
+    "make_library",
+]
+
+_FITTED: Mapping[str, Callable[..., Library]] = {
+    "nccl": NcclLibrary,
+    "rccl": RcclLibrary,
+    "hccl": RcclLibrary,
+    "torus": TorusLibrary,
+}
+
+
+def make_library(name: str | None, cluster: Cluster, ledger: Ledger, *, loaded: bool) -> Library:
+    """The library called `name` on `cluster`; its default one when None.
+
+    Parameters
+    ----------
+    name : str or None
+        One of `library_names`.
+    cluster : Cluster
+    ledger : Ledger
+        Where constants are accounted for.
+    loaded : bool
+        Whether other traffic of the job shares the network.
+
+    Raises
+    ------
+    HardwareError
+        If the library does not exist or does not run there.
+    """
+    found = name or default_library(cluster)
+    check_runs_on(found, cluster)
+    if found in _FITTED:
+        return _FITTED[found](found, cluster, ledger, loaded=loaded)
+    return HostLibrary(found, cluster, ledger)

@@ -1,0 +1,208 @@
+"""NCCL and its kin: curves fitted on measurements inside a scale-up domain, the best of a few algorithms across domains.
+
+Inside a domain the better of two protocols, ``min(a1 + passes S / bus1, a2 + passes S / bus2 + c sqrt(S))``, with constants by group size.
+Across domains ``a + passes S / bus + c sqrt(S)`` with ``passes S / bus`` the slower of the scale-up part and the NIC part, and `a` the best
+of a few algorithms (``collectives.algorithm``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
+from mpsim.cost.ledger import Ledger
+from mpsim.cost.nccl_choice import chosen
+from mpsim.cost.nccl_curve import RING_LIMIT, DomainCurve
+from mpsim.cost.network import nic_bandwidth, nodes_spanned, pair_bandwidth
+from mpsim.cost.traffic import ring_passes, sent_bytes
+from mpsim.hardware.components import Cluster, LinkShape
+from mpsim.parallel.group import GroupShape
+
+__all__ = ["FittedLibrary", "NcclLibrary", "RcclLibrary"]
+
+Floats = NDArray[np.float64]
+
+_STEPS = {"all_reduce": 2, "barrier": 2}
+
+
+class FittedLibrary:
+    """A library whose times were fitted on measurements; what all of them share.
+
+    Parameters
+    ----------
+    name : str
+    cluster : Cluster
+    ledger : Ledger
+        Where constants are accounted for.
+    loaded : bool
+        Whether other traffic of the job shares the network.
+
+    Attributes
+    ----------
+    inside, network : ConstantGroup
+        What was fitted inside a domain and between domains.
+    """
+
+    def __init__(self, name: str, cluster: Cluster, ledger: Ledger, *, loaded: bool) -> None:
+        self.name = name
+        self.cluster = cluster
+        self._use = ledger.use
+        link, nic = cluster.node.scale_up, cluster.node.nic
+        label = f"{link.name}@{cluster.accelerator.family}"
+        self.inside = choose_group("collectives", "inside", label, link.shape.value)
+        groups = constant_groups("collectives")
+        quiet = choose_group("collectives", "quiet", nic.name, nic.shape.value)
+        self.network = groups["network.loaded"] if loaded else quiet
+        self._algorithms = tuple(g for key, g in groups.items() if key.startswith("algorithm."))
+
+    def seconds(self, kind: str, size: Floats, group: GroupShape) -> Floats:
+        """Time of one collective [s]."""
+        if group.crosses:
+            times = list(self._times_across(kind, size, group).values())
+            least: Floats = np.min(times, axis=0)
+            return least + self._filling(size, group.domains)
+        return self._within(kind, size, group.ranks)
+
+    def send(self, size: Floats, *, crosses: bool, share: int) -> Floats:
+        """Time of one message [s]: ``alpha + share S / B``."""
+        node = self.cluster.node
+        if crosses:
+            span = self.cluster.nodes
+            rate = nic_bandwidth(self.cluster, span) * node.nic.efficiency
+            alpha = self._use(self.network, "send_latency") + self.cluster.network_latency(span)
+        else:
+            rate = pair_bandwidth(self.cluster) * node.scale_up.efficiency
+            alpha = self._use(self.inside, "send_latency")
+        return alpha + size * share / rate
+
+    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+        """Algorithm and protocol."""
+        raise NotImplementedError
+
+    def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
+        """Bytes a rank sends; where switches sum an all-reduce, what it puts on the scale-up link then."""
+        sums = self._sums_in_switch(group.per_domain)
+        return sent_bytes(kind, size, group, summed_by_switch=sums)
+
+    def _within(self, kind: str, size: Floats, members: int) -> Floats:
+        return self._curve.seconds(kind, size, members)
+
+    def _bus(self, kind: str, members: int) -> float:
+        """Bus bandwidth of a large collective inside a domain [B/s]."""
+        return self._curve.bus(kind, members)
+
+    @property
+    def _curve(self) -> DomainCurve:
+        return DomainCurve(self.cluster, self.inside, self._use)
+
+    def _sums_in_switch(self, members: int) -> bool:
+        """Whether an all-reduce among `members` of a domain leaves the summing to the switches."""
+        return self.cluster.node.scale_up.in_network_reduction and members > RING_LIMIT
+
+    def _times_across(self, kind: str, size: Floats, group: GroupShape) -> dict[str, Floats]:
+        """Times of the algorithms across domains, before the pipeline has filled."""
+        span = nodes_spanned(self.cluster, group.domains)
+        inside, outside = sent_bytes(kind, size, group)
+        if kind in ("broadcast", "reduce"):  # the busiest rank, not the average
+            inside, outside = (part * group.ranks / (group.ranks - 1) for part in (inside, outside))
+        moved = outside / self._nic_rate(span, group.domains)
+        if group.per_domain > 1:
+            moved = np.maximum(moved, self._inside_part(kind, size, inside, group))
+        return {
+            algorithm.name: self._latency(algorithm, kind, group, span)
+            + moved * self._use(algorithm, "traffic")
+            for algorithm in self._algorithms
+            if self._offers(algorithm, kind)
+        }
+
+    def _filling(self, size: Floats, domains: int) -> Floats:
+        """Time the pipeline of chunks takes to fill: by all of a small S, at most by `root_limit`."""
+        root = self._use(self.network, "root")
+        root += self._use(self.network, "root_doubling") * math.log2(domains)
+        filled = size / (1.0 + size / self._use(self.network, "root_limit"))
+        result: Floats = root * np.sqrt(filled)
+        return result
+
+    def _inside_part(self, kind: str, size: Floats, sent: Floats, group: GroupShape) -> Floats:
+        """Time of the scale-up part: a ring through all ranks runs at the domain's bus bandwidth, a mesh at that of its links."""
+        bus = self._bus(kind, group.per_domain)
+        if kind == "all_to_all" or self.cluster.node.scale_up.shape is LinkShape.MESH:
+            return sent / bus
+        return ring_passes(kind, group.ranks) * size / bus
+
+    def _nic_rate(self, span: int, domains: int) -> float:
+        """What one NIC share carries of a collective: its efficiency, less congestion that grows with the domains."""
+        efficiency = self._use(self.network, "nic_fraction")
+        if "measured" not in self.network.words:
+            efficiency = min(self.cluster.node.nic.efficiency, efficiency)
+        congestion = 1.0 + self._use(self.network, "congestion") * math.log2(domains)
+        return nic_bandwidth(self.cluster, span) * efficiency / congestion
+
+    def _offers(self, algorithm: ConstantGroup, kind: str) -> bool:
+        needs_switch = "in_network" in algorithm.words
+        able = self.cluster.node.scale_up.in_network_reduction or not needs_switch
+        return able and kind in algorithm.words["kinds"]
+
+    def _latency(self, algorithm: ConstantGroup, kind: str, group: GroupShape, span: int) -> float:
+        """Fixed time of an algorithm: its hops inside and between domains."""
+        near, far = _hops(algorithm.words["shape"][0], kind, group)
+        inside_hop = self.cluster.node.scale_up.latency + self._use(algorithm, "inside_extra")
+        network_hop = self.cluster.network_latency(span) + self._use(algorithm, "network_extra")
+        network_hop += self._use(self.network, "hop_extra")
+        return self._use(algorithm, "base") + near * inside_hop + far * network_hop
+
+
+class NcclLibrary(FittedLibrary):
+    """NCCL: the algorithm is what its own tuner would pick (`mpsim.cost.nccl`)."""
+
+    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+        """As NCCL names them (``Ring``, ``LL``); ``P2P`` for what it does not tune."""
+        return chosen(self.cluster, kind, size, group)
+
+
+_ALGORITHMS = {"ring": "Ring", "tree": "Tree", "pairwise": "P2P", "nvls": "Tree"}
+
+
+class RcclLibrary(FittedLibrary):
+    """RCCL, and HCCL likewise, on a mesh of direct links: rings that use every link at once; the faster protocol is what runs."""
+
+    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+        """Algorithm and protocol whose time counts."""
+        if kind == "send_recv":
+            return "P2P", "Simple"
+        at = np.asarray(0.0 if kind == "barrier" else size)
+        if group.crosses:
+            times = self._times_across(kind, at, group)
+            stem, _, protocol = _least(times).removeprefix("algorithm.").partition("-")
+            return _ALGORITHMS[stem], {"ll": "LL"}.get(protocol, "Simple")
+        algorithm = "P2P" if kind == "all_to_all" else "Ring"
+        return algorithm, self._protocol_within(kind, at, group.ranks)
+
+    def _protocol_within(self, kind: str, size: Floats, members: int) -> str:
+        """LL where it is faster than Simple alone would be."""
+        slow = {leaf: one for leaf, one in self.inside.items() if not leaf.startswith("quick")}
+        without = dataclasses.replace(self.inside, constants=slow)
+        simple = DomainCurve(self.cluster, without, self._use).seconds(kind, size, members)
+        return "LL" if self._within(kind, size, members) < simple else "Simple"
+
+
+def _least(times: dict[str, Floats]) -> str:
+    return min(times, key=lambda name: float(times[name]))
+
+
+def _hops(shape: str, kind: str, group: GroupShape) -> tuple[float, float]:
+    """Hops inside and between domains, one after the other."""
+    n, m, d = group.ranks, group.per_domain, group.domains
+    twice = _STEPS.get(kind, 1)
+    if shape == "ring":
+        return twice * (n - d), twice * (d - 1)
+    if shape == "tree":
+        return twice * (m - 1), twice * math.log2(d)
+    near = 1 if m > 1 else 0
+    if shape == "pairwise":
+        return near, 1
+    return near, twice * math.log2(d)  # through the switches

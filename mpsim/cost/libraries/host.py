@@ -1,0 +1,98 @@
+"""Libraries that talk through the host: Open MPI, MPICH, and gloo as torch uses it.
+
+A decision table says which algorithm runs (`mpsim.cost.libraries.decisions`), a formula how long it takes (`algorithms`), and a handful of
+constants what a message costs (``mpsim/cost/data/libraries.yaml``). Tensors are taken to lie in host memory.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost.constants import Constant, Status, constant_groups
+from mpsim.cost.ledger import Ledger
+from mpsim.cost.libraries.algorithms import ALGORITHMS
+from mpsim.cost.libraries.decisions import decision_table
+from mpsim.cost.libraries.wires import Wires, wires_of
+from mpsim.cost.traffic import sent_bytes
+from mpsim.hardware.components import Cluster
+from mpsim.parallel.group import GroupShape
+
+__all__ = ["HostLibrary"]
+
+Floats = NDArray[np.float64]
+_PAIR = GroupShape(2, 2, 1)
+_SLICED = "all_reduce_slice"
+
+
+class HostLibrary:
+    """Open MPI, MPICH or gloo on one cluster.
+
+    Parameters
+    ----------
+    name : str
+        ``openmpi``, ``mpich`` or ``gloo``.
+    cluster : Cluster
+    ledger : Ledger
+        Where constants are accounted for.
+
+    Notes
+    -----
+    At a size where the table changes to an algorithm that is faster there, a larger collective would be faster than a smaller one. Such
+    a step down is not followed: the time stays until the new algorithm has caught up. Steps up are.
+    """
+
+    def __init__(self, name: str, cluster: Cluster, ledger: Ledger) -> None:
+        self.name = name
+        self._cluster = cluster
+        self._ledger = ledger
+        self._constants = constant_groups("libraries")[f"host.{name}"]
+        self._table = decision_table(name)
+
+    def seconds(self, kind: str, size: Floats, group: GroupShape) -> Floats:
+        """Time of one collective [s]: the algorithm of each size's regime, never less than a smaller size took."""
+        wires = self._wires(group)
+        regimes = self._table.regimes(kind, group.ranks)
+        self._note_table(kind, len(regimes))
+        result, reached, low = np.zeros_like(size), np.zeros(()), 0.0
+        for below, name in regimes:
+            run = ALGORITHMS[kind][name]
+            here = (size >= low) & (size < below)
+            if np.any(here):
+                result = np.where(here, np.maximum(run(size, wires), reached), result)
+            if math.isfinite(below):
+                reached = np.maximum(reached, run(np.asarray(below), wires))
+            low = below
+        return result + self._ledger.use(self._constants, "dispatch")
+
+    def send(self, size: Floats, *, crosses: bool, share: int) -> Floats:
+        """Time of one message [s]."""
+        nodes = self._cluster.domains
+        group = GroupShape(2, 1, 2) if crosses else _PAIR
+        wide = GroupShape(nodes, 1, nodes) if crosses and nodes > 1 else group
+        wires = self._wires(wide)
+        hop = wires.far if crosses else wires.near
+        beta = hop.beta if crosses else wires.alone
+        return self._ledger.use(self._constants, "dispatch") + hop.alpha + size * share * beta
+
+    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+        """Algorithm by the library's table; protocols are not told apart."""
+        if kind == "send_recv":
+            return "send", "none"
+        return self._table.algorithm(kind, size, group.ranks), "none"
+
+    def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
+        """Bytes a rank sends; an all-reduce where a reduce-scatter is one and a slice."""
+        ends = {rung.algorithm for band in self._table.bands.get(kind, ()) for rung in band.rungs}
+        return sent_bytes("all_reduce" if ends == {_SLICED} else kind, size, group)
+
+    def _wires(self, group: GroupShape) -> Wires:
+        return wires_of(self._cluster, group, self._constants, self._ledger)
+
+    def _note_table(self, kind: str, regimes: int) -> None:
+        table = self._table
+        source = f"{table.source}; version {table.version}"
+        name = f"decisions.{self.name}.{kind}.regimes"
+        self._ledger.note(Constant(name, regimes, "1", source, table.as_of, Status.DATASHEET))

@@ -1,0 +1,103 @@
+"""What a communication library is to the cost model, and which one runs where."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Protocol
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from mpsim.errors import HardwareError, nearest
+from mpsim.hardware.components import Cluster
+from mpsim.parallel.group import GroupShape
+
+__all__ = ["Library", "check_runs_on", "default_library", "library_names"]
+
+Floats = NDArray[np.float64]
+
+
+class Library(Protocol):
+    """A library on one cluster: what it runs, how long that takes, and what it puts on the links.
+
+    Sizes are as `mpsim.cost.collectives` defines them; groups have 2 ranks or more.
+    """
+
+    @property
+    def name(self) -> str:
+        """As `library_names` lists it."""
+
+    def seconds(self, kind: str, size: Floats, group: GroupShape) -> Floats:
+        """Time of one collective other than send_recv [s]."""
+
+    def send(self, size: Floats, *, crosses: bool, share: int) -> Floats:
+        """Time of one message while `share` of them use the link [s]."""
+
+    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+        """Algorithm and protocol."""
+
+    def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
+        """Bytes that a rank sends on average over its scale-up link and its NIC share [B]."""
+
+
+def library_names() -> tuple[str, ...]:
+    """Every library there is."""
+    return tuple(sorted(_conditions()))
+
+
+def default_library(cluster: Cluster) -> str:
+    """The library that the accelerators' vendor ships, by the first rule that fits (``mpsim/cost/data/libraries.yaml``)."""
+    facts = _facts(cluster)
+    for rule in _defaults():
+        if all(facts[key] == value for key, value in rule.items() if key != "library"):
+            return str(rule["library"])
+    raise AssertionError("the last rule fits everything")
+
+
+def check_runs_on(name: str, cluster: Cluster) -> None:
+    """Refuse a library that does not exist, or that does not run on these accelerators.
+
+    Raises
+    ------
+    HardwareError
+        Naming the libraries that do.
+    """
+    names = library_names()
+    if name not in names:
+        raise HardwareError(f"got library {name!r}; {nearest(name, names)}")
+    if name != default_library(cluster) and not _fits(name, cluster):
+        able = [one for one in names if one == default_library(cluster) or _fits(one, cluster)]
+        raise HardwareError(
+            f"{name} does not run on {cluster.accelerator.name} over {cluster.node.scale_up.name}; "
+            f"these do: {', '.join(able)}"
+        )
+
+
+def _fits(name: str, cluster: Cluster) -> bool:
+    facts = _facts(cluster)
+    return all(facts[key] == value for key, value in _conditions()[name].items())
+
+
+def _facts(cluster: Cluster) -> Mapping[str, str]:
+    chip = cluster.accelerator
+    shape = cluster.node.scale_up.shape.value
+    return {"vendor": chip.vendor, "family": chip.family, "shape": shape}
+
+
+@functools.cache
+def _defaults() -> tuple[Mapping[str, str], ...]:
+    return tuple(_document()["defaults"])
+
+
+@functools.cache
+def _conditions() -> Mapping[str, Mapping[str, str]]:
+    found: Mapping[str, Mapping[str, str]] = _document()["libraries"]
+    return found
+
+
+def _document() -> Any:
+    text = (resources.files("mpsim.cost.data") / "libraries.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)
