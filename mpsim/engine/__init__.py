@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from mpsim.engine.kernels import KernelTimes, kernel_times, reduce_template, reduce_templates
 from mpsim.engine.structure import Structure
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
 from mpsim.program.program import Program
 
-__all__ = ["ENGINES", "Structure", "Timeline", "run"]
+__all__ = [
+    "ENGINES",
+    "KernelTimes",
+    "Structure",
+    "Timeline",
+    "kernel_times",
+    "reduce_template",
+    "reduce_templates",
+    "run",
+]
 
 ENGINES = ("auto", "simpy", "replay")
 

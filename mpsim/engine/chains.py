@@ -133,9 +133,8 @@ class Chains:
                 node += 1
         return np.array(end[:nodes])
 
-    def by(self, level: Ints) -> Ints:
-        """Nodes of all rows, those of rows of lower `level` first."""
-        order = stable_order(level)
+    def nodes(self, order: Ints) -> Ints:
+        """Nodes of rows in a given order."""
         size = (self.last - self.first + 1)[order]
         offset = np.cumsum(size) - size
         return np.repeat(self.first[order] - offset, size) + np.arange(int(size.sum()))

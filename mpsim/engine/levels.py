@@ -8,9 +8,9 @@ after the last row stands for what has always ended.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,36 +23,15 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _COLUMNS = 6  # up to so many waits a row, a maximum over columns beats one over segments (measured)
+_BROAD = 512  # from so many rows a level columns are not worth their memory
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Level:
-    """Places ``begin:end``, and what they wait for.
-
-    Parameters
-    ----------
-    begin, end : int
-    columns : list of intp[end - begin]
-        The first, second, ... place that each waits for; empty where rows wait for many.
-    waits, offset : intp
-        Then the same as one list in which the waits of a place begin at its offset.
-    """
+class _Level(NamedTuple):
+    """Places ``begin:end``, and the first, second, ... place that each waits for; no columns where segments do better."""
 
     begin: int
     end: int
     columns: list[Ints]
-    waits: Ints
-    offset: Ints
-
-    def start(self, end: Floats) -> Floats:
-        """When the rows start, from when earlier ones end [places, K]."""
-        if not self.columns:
-            latest: Floats = np.maximum.reduceat(end.take(self.waits, axis=0), self.offset, axis=0)
-            return latest
-        latest = end.take(self.columns[0], axis=0)
-        for column in self.columns[1:]:
-            np.maximum(latest, end.take(column, axis=0), out=latest)
-        return latest
 
 
 class Levels:
@@ -60,20 +39,27 @@ class Levels:
 
     Parameters
     ----------
-    level : int64[N]
-        Larger than that of every row that it waits for.
-    waits : Lists
-        Rows that each waits for.
-
-    Attributes
-    ----------
     order : int64[N]
         Rows in the order of the layout.
+    size : int64[L]
+        Rows of each level.
+    waits : Lists
+        Places that each place waits for: of the first level nothing, of others something.
     """
 
-    def __init__(self, level: Ints, waits: Lists) -> None:
-        self.order = stable_order(level)
-        self._levels = list(_cut(np.bincount(level), *_laid_out(self.order, waits)))
+    def __init__(self, order: Ints, size: Ints, waits: Lists) -> None:
+        self.order = order
+        self._waits = waits
+        self._levels = list(_cut(size, waits))
+
+    @classmethod
+    def of(cls, level: Ints, waits: Lists) -> Levels:
+        """Lay out rows whose levels and waits are known."""
+        order = stable_order(level)
+        place = np.empty(len(order), dtype=np.int32)
+        place[order] = np.arange(len(order))
+        picked = waits.pick(order)
+        return cls(order, np.bincount(level), Lists(picked.ptr, place[picked.value]))
 
     def __len__(self) -> int:
         return len(self._levels)
@@ -96,44 +82,45 @@ class Levels:
         end[-1] = 0.0
         for one in self._levels:
             begin, stop = one.begin, one.end
-            latest = start[begin:stop] = one.start(end)
+            latest = start[begin:stop] = self._start(one, end)
             np.add(latest, takes[begin:stop], out=end[begin:stop])
         return start, end[:-1]
 
+    def _start(self, level: _Level, end: Floats) -> Floats:
+        """When the rows of a level start, from when those of earlier ones end."""
+        if level.columns:
+            latest = end.take(level.columns[0], axis=0)
+            for column in level.columns[1:]:
+                np.maximum(latest, end.take(column, axis=0), out=latest)
+            return latest
+        if not level.begin:
+            return np.zeros((level.end, *end.shape[1:]))
+        pointer = self._waits.ptr[level.begin : level.end + 1]
+        ended = end.take(self._waits.value[pointer[0] : pointer[-1]], axis=0)
+        result: Floats = np.maximum.reduceat(ended, pointer[:-1] - pointer[0], axis=0)
+        return result
 
-def _laid_out(order: Ints, waits: Lists) -> tuple[Ints, Ints]:
-    """Places that each place waits for, CSR; at least one each."""
-    count = len(order)
-    place = np.empty(count, dtype=np.int64)
-    place[order] = np.arange(count)
-    size = np.diff(waits.ptr)[order]
-    pointer = np.concatenate([[0], np.cumsum(np.maximum(size, 1))])
-    value = np.full(int(pointer[-1]), count, dtype=np.int64)
-    has = np.repeat(size > 0, np.maximum(size, 1))
-    within = np.arange(len(value)) - np.repeat(pointer[:-1], np.maximum(size, 1))
-    source = np.repeat(waits.ptr[order], np.maximum(size, 1)) + within
-    value[has] = place[waits.value[source[has]]]
-    return pointer, value
 
-
-def _cut(size: Ints, pointer: Ints, value: Ints) -> Iterator[_Level]:
+def _cut(size: Ints, waits: Lists) -> Iterator[_Level]:
     """Levels of the given sizes, one after the other."""
-    nowhere = len(pointer) - 1
-    waits = np.diff(pointer)
     bounds = np.concatenate([[0], np.cumsum(size)])
-    most = np.maximum.reduceat(waits, bounds[:-1]) if len(waits) else waits
-    columns = []
-    for k in range(min(int(most.max(initial=0)), _COLUMNS)):
-        column = np.full(nowhere, nowhere, dtype=np.int64)
-        has = waits > k
-        column[has] = value[pointer[:-1][has] + k]
-        columns.append(column)
+    count = np.diff(waits.ptr)
+    most = np.maximum.reduceat(count, bounds[:-1]) if len(count) else count
+    columns = [] if len(count) > _BROAD * len(size) else _columns(waits, int(most.max(initial=0)))
     for (begin, end), deepest in zip(
         itertools.pairwise(bounds.tolist()), most.tolist(), strict=True
     ):
-        if deepest <= _COLUMNS:
-            chosen = [column[begin:end] for column in columns[:deepest]]
-            yield _Level(begin, end, chosen, value[:0], value[:0])
-        else:
-            span = slice(int(pointer[begin]), int(pointer[end]))
-            yield _Level(begin, end, [], value[span], pointer[begin:end] - pointer[begin])
+        fits = deepest <= len(columns)
+        yield _Level(begin, end, [one[begin:end] for one in columns[:deepest]] if fits else [])
+
+
+def _columns(waits: Lists, most: int) -> list[Ints]:
+    """The first, second, ... place that each place waits for; the place after the last where there is none."""
+    count = np.diff(waits.ptr)
+    columns = []
+    for k in range(min(most, _COLUMNS)):
+        column = np.full(len(count), len(count), dtype=np.int64)
+        has = count > k
+        column[has] = waits.value[waits.ptr[:-1][has] + k]
+        columns.append(column)
+    return columns

@@ -19,8 +19,9 @@ from mpsim.engine.chains import Chains
 from mpsim.engine.graph import deadlock, precedence
 from mpsim.engine.levels import Levels
 from mpsim.engine.timeline import Timeline
-from mpsim.program.csr import Lists
+from mpsim.program.csr import Lists, stable_order
 from mpsim.program.program import Program
+from mpsim.program.unfold import Unfolding
 
 __all__ = ["Structure"]
 
@@ -31,23 +32,19 @@ _LANES = 128  # vectors evaluated together: a level of all lanes stays in the pr
 _WIDE = 16  # from so many values a level arrays beat a loop (measured)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Structure:
     """What does not change when durations do.
 
     Parameters
     ----------
-    waits : Lists
-        Rows that each row waits for, those before it on its streams included.
-    level : int64[N]
-        Larger than that of every row it waits for; every number from 0 to the largest occurs.
+    levels : Levels
     chains : Chains, optional
         The same graph for walking; without it everything goes by levels.
     """
 
-    waits: Lists
-    level: Ints
-    chains: Chains | None = None
+    def __init__(self, levels: Levels, chains: Chains | None = None) -> None:
+        self._levels = levels
+        self._chains = chains
 
     @classmethod
     def of(cls, program: Program) -> Structure:
@@ -59,23 +56,34 @@ class Structure:
             If operations wait for each other.
         """
         chains, waits = Chains.of(program), precedence(program)
-        ends = chains.run(np.ones(len(program)))
-        finished = ends[chains.last] >= 0
-        if not finished.all():
-            raise deadlock(program, waits, finished)
-        return cls(waits, chains.starts(ends).astype(np.int64), chains)
+        level = _level(program, chains, waits)
+        return cls(Levels.of(level, waits), chains)
+
+    @classmethod
+    def unfolded(cls, program: Program, unfolding: Unfolding) -> Structure:
+        """Order ``unfolding.program()`` from the folded `program`: every copy of a row has its level."""
+        waits = precedence(program)
+        level = _level(program, Chains.of(program), waits)
+        folded = stable_order(level)
+        count = unfolding.count[folded]
+        base = np.cumsum(unfolding.count) - unfolding.count
+        offset = base[folded] - (np.cumsum(count) - count)
+        order = np.arange(int(count.sum())) + np.repeat(offset, count)
+        size = np.bincount(level, weights=unfolding.count).astype(np.int64)
+        place = np.empty(len(folded), dtype=np.int32)
+        place[folded] = np.arange(len(folded))
+        picked = waits.pick(folded)
+        return cls(
+            Levels(order, size, unfolding.lists(Lists(picked.ptr, place[picked.value]), folded))
+        )
 
     def __len__(self) -> int:
-        return len(self.level)
-
-    @functools.cached_property
-    def _levels(self) -> Levels:
-        return Levels(self.level, self.waits)
+        return len(self._levels.order)
 
     @property
     def _width(self) -> float:
         """Rows a level."""
-        return len(self) / (int(self.level.max(initial=0)) + 1)
+        return len(self) / max(len(self._levels), 1)
 
     def replay(self, durations: Floats) -> tuple[Floats, Floats]:
         """When every row starts and ends, for each duration vector.
@@ -131,9 +139,9 @@ class Structure:
         return Timeline(program=program, start=start, end=end, engine="replay")
 
     def _one(self, duration: Floats) -> tuple[Floats, Floats]:
-        if self.chains is not None and self._width < _WIDE:
-            ends = self.chains.walk(self._sequence, duration)
-            return self.chains.starts(ends), ends[self.chains.last]
+        if self._chains is not None and self._width < _WIDE:
+            ends = self._chains.walk(self._sequence, duration)
+            return self._chains.starts(ends), ends[self._chains.last]
         order = self._levels.order
         began, ended = self._levels.sweep(duration[order])
         start, end = np.empty_like(began), np.empty_like(ended)
@@ -143,9 +151,18 @@ class Structure:
     @functools.cached_property
     def _sequence(self) -> tuple[Ints, list[int], list[int]]:
         """Nodes of the chains by level, as an array and a list, and the gate of each."""
-        assert self.chains is not None
-        nodes = self.chains.by(self.level)
-        return nodes, nodes.tolist(), self.chains.gate[nodes].tolist()
+        assert self._chains is not None
+        nodes = self._chains.nodes(self._levels.order)
+        return nodes, nodes.tolist(), self._chains.gate[nodes].tolist()
+
+
+def _level(program: Program, chains: Chains, waits: Lists) -> Ints:
+    """How many rows, at most, come before each row: when it starts if every row takes one tick."""
+    ends = chains.run(np.ones(len(program)))
+    finished = ends[chains.last] >= 0
+    if not finished.all():
+        raise deadlock(program, waits, finished)
+    return chains.starts(ends).astype(np.int64)
 
 
 def _blocks(count: int) -> Iterator[slice]:

@@ -18,6 +18,13 @@ class Lists(NamedTuple):
     ptr: NDArray[np.int64]
     value: NDArray[np.int32]
 
+    def pick(self, rows: NDArray[np.int64]) -> Lists:
+        """Lists of `rows`, in that order."""
+        size = np.diff(self.ptr)[rows]
+        pointer = np.concatenate([[0], np.cumsum(size)])
+        place = np.arange(int(pointer[-1])) + np.repeat(self.ptr[rows] - pointer[:-1], size)
+        return Lists(pointer, self.value[place])
+
 
 def compress(row: NDArray[np.int64], value: NDArray[np.int64], count: int) -> Lists:
     """Collect (row, value) pairs by row; each pair once, values ascending.

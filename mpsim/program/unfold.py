@@ -1,22 +1,43 @@
-"""Unfolding: every rank of every class by itself.
+"""Unfolding: ranks of a class by themselves, all of them or those that something touches.
 
 Folding is a matter of speed, never of result: while all ranks of a class do the same at the same time, one stands for all. Unfolded, each
-has rows of its own, and a collective is one row on the streams of all its members.
+has rows of its own, and a collective is one row on the streams of all its members. Partly unfolded, each axis of the mesh falls into the
+coordinates that are touched, one by one, and all the others together: ranks that differ in nothing stay one class.
+
+Shapes: N folded rows, A copies of each rank class (one a combination of the axes' parts), S spans.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.csr import Lists, compress, owners
+from mpsim.program.csr import Lists, owners
 from mpsim.program.program import Program, Span, Stream
 
-__all__ = ["unfold"]
+__all__ = ["Unfolding", "unfold"]
+
+Ints = NDArray[np.int64]
+
+_AXES = (("dp", Span.DP), ("cp", Span.CP), ("tp", Span.TP))  # slowest first
+_NOT_BY_ROW = frozenset("labels class_size rank_name dep_ptr dep slot_ptr slot templates".split())
 
 
-def unfold(program: Program, *, tp: int, cp: int, dp: int) -> Program:
-    """Give every rank its own rows.
+def unfold(
+    program: Program,
+    *,
+    tp: int,
+    cp: int,
+    dp: int,
+    touched: Iterable[tuple[int, int, int]] | None = None,
+) -> Program:
+    """Give ranks rows of their own.
 
     Parameters
     ----------
@@ -24,102 +45,203 @@ def unfold(program: Program, *, tp: int, cp: int, dp: int) -> Program:
         Expanded: collectives inside templates have no members to meet.
     tp, cp, dp : int
         Degrees that the classes were folded over.
+    touched : iterable of (int, int, int), optional
+        Coordinates (tp, cp, dp) of the ranks that will differ from the others of their class; all by default.
 
     Returns
     -------
     Program
-        With ``tp * cp * dp`` times the rank classes, each of one rank; those of one class follow each other, tp fastest.
+        Each rank class in its parts, which follow each other, tp fastest, named ``pp 1 dp 0 cp 0 tp 2-7`` and the like.
 
     Raises
     ------
     ValueError
-        If the program still has templates.
+        If the program still has templates, or a coordinate is not there.
     """
-    if program.templates:
-        raise ValueError("unfold needs an expanded program: call expand(program) first")
-    copies = tp * cp * dp
-    member, count = _instances(tp, cp, dp)
-    span = program.span.astype(np.int64)
-    each = count[span]
-    base = np.cumsum(each) - each
-    row = np.repeat(np.arange(len(program)), each)
-    total = len(row)
-    names = [
-        f"{name} dp {d} cp {c} tp {t}"
-        for name in program.rank_name
-        for d in range(dp)
-        for c in range(cp)
-        for t in range(tp)
+    return Unfolding(program, tp=tp, cp=cp, dp=dp, touched=touched).program()
+
+
+def _parts(degree: int, touched: Iterable[int] | None) -> list[list[int]]:
+    """Coordinates of one axis that stay together."""
+    if touched is None:
+        return [[one] for one in range(degree)]
+    alone = set(touched)
+    if not alone <= set(range(degree)):
+        raise ValueError(f"got coordinates {sorted(alone)} on an axis of {degree}")
+    others = [one for one in range(degree) if one not in alone]
+    return sorted([[one] for one in alone] + ([others] if others else []))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write ``0,2-7``."""
+    runs = [
+        [number for _, number in run]
+        for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ]
-    home = _first_copy(member, span, row, base, total)
-    peer = program.peer[row]
-    dependencies, slots = _wired(program, base, member, copies, total)
-    return Program(
-        labels=program.labels,
-        class_size=np.ones(program.ranks * copies, dtype=np.int64),
-        rank_name=tuple(names),
-        rank=(program.rank[row] * copies + home).astype(np.int32),
-        stream=program.stream[row],
-        kind=program.kind[row],
-        stage=program.stage[row],
-        chunk=program.chunk[row],
-        microbatch=program.microbatch[row],
-        peer=np.where(peer < 0, -1, peer * copies + home).astype(np.int32),
-        label=program.label[row],
-        part=program.part[row],
-        span=program.span[row],
-        template=program.template[row],
-        duration=program.duration[row],
-        up_bytes=program.up_bytes[row],
-        out_bytes=program.out_bytes[row],
-        dep_ptr=dependencies.ptr,
-        dep=dependencies.value,
-        slot_ptr=slots.ptr,
-        slot=slots.value,
-    )
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _instances(tp: int, cp: int, dp: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For every span: which instance each copy takes part in [8, copies], and how many there are [8]."""
-    grid = np.arange(dp * cp * tp).reshape(dp, cp, tp)
-    member = np.zeros((8, dp * cp * tp), dtype=np.int64)
-    for span in range(8):
-        kept = grid
-        for axis, flag in enumerate((Span.DP, Span.CP, Span.TP)):
-            if span & flag:
-                kept = np.broadcast_to(kept.take([0], axis=axis), kept.shape)
-        member[span] = np.unique(kept.ravel(), return_inverse=True)[1]
-    return member, member.max(axis=1) + 1
+class Unfolding:
+    """How the rows of a folded program become those of an unfolded one.
 
+    Parameters
+    ----------
+    program, tp, cp, dp, touched
+        As for `unfold`.
 
-def _first_copy(
-    member: NDArray[np.int64],
-    span: NDArray[np.int64],
-    row: NDArray[np.int64],
-    base: NDArray[np.int64],
-    total: int,
-) -> NDArray[np.int64]:
-    """Home copy of each new row: the first that takes part in it."""
-    copies = member.shape[1]
-    first = np.full(member.shape, -1, dtype=np.int64)
-    for one in range(len(member)):
-        first[one, member[one, ::-1]] = np.arange(copies)[::-1]
-    instance = np.arange(total) - base[row]
-    result: NDArray[np.int64] = first[span[row], instance]
-    return result
+    Attributes
+    ----------
+    copies : int
+        Classes that each rank class becomes.
+    count : int64[N]
+        Rows that each row becomes; they follow each other.
+    """
 
+    _spans = range(sum(Span) + 1)
 
-def _wired(
-    program: Program, base: NDArray[np.int64], member: NDArray[np.int64], copies: int, total: int
-) -> tuple[Lists, Lists]:
-    """Dependencies and slots of every copy."""
-    copy = np.arange(copies)
-    span = program.span.astype(np.int64)
-    after = owners(program.dep_ptr)
-    dependent = (base[after][:, None] + member[span[after]]).ravel()
-    before = (base[program.dep][:, None] + member[span[program.dep]]).ravel()
-    owner = owners(program.slot_ptr)
-    holder = (base[owner][:, None] + member[span[owner]]).ravel()
-    rank, stream = np.divmod(program.slot.astype(np.int64), len(Stream))
-    slot = ((rank[:, None] * copies + copy) * len(Stream) + stream[:, None]).ravel()
-    return compress(dependent, before, total), compress(holder, slot, total)
+    def __init__(
+        self,
+        program: Program,
+        *,
+        tp: int,
+        cp: int,
+        dp: int,
+        touched: Iterable[tuple[int, int, int]] | None = None,
+    ) -> None:
+        if program.templates:
+            raise ValueError("unfold needs an expanded program: call expand(program) first")
+        self._folded = program
+        chosen = None if touched is None else list(touched)
+        degree = {"tp": tp, "cp": cp, "dp": dp}
+        self._parts = {
+            name: _parts(degree[name], None if chosen is None else {one[i] for one in chosen})
+            for i, name in enumerate(("tp", "cp", "dp"))
+        }
+        self._grid = tuple(len(self._parts[name]) for name, _ in _AXES)
+        self.copies = int(np.prod(self._grid))
+        self._each = np.array([int(self._members(one).max()) + 1 for one in self._spans])
+        self.count: Ints = self._each[program.span]
+
+    @functools.cache  # noqa: B019 - lives as long as the unfolding
+    def _members(self, span: int) -> Ints:
+        """Which of the rows that one of `span` becomes each copy takes part in [A]."""
+        free = [
+            1 if span & flag else size for (_, flag), size in zip(_AXES, self._grid, strict=True)
+        ]
+        number = np.arange(int(np.prod(free))).reshape(free)
+        return np.broadcast_to(number, self._grid).ravel()
+
+    @functools.cache  # noqa: B019 - lives as long as the unfolding
+    def _partners(self, span: int, other: int) -> Ints:
+        """Rows of `other` that share a rank with each row of `span` [rows of span, partners]."""
+        here, there = self._members(span), self._members(other)
+        pairs = np.unique(np.stack([here, there], axis=1), axis=0)
+        return pairs[:, 1].reshape(int(here.max()) + 1, -1)
+
+    def lists(self, lists: Lists, order: Ints | None = None) -> Lists:
+        """Lists of rows for every folded row, such as its dependencies, become lists for every unfolded one.
+
+        Parameters
+        ----------
+        lists : Lists
+        order : int64[N], optional
+            Folded rows in another order: lists and their values then count rows in that order.
+        """
+        span = self._folded.span if order is None else self._folded.span[order]
+        count = self._each[span]
+        base = np.cumsum(count) - count
+        return self._tile(lists.ptr, span, span[lists.value], base[lists.value], 1)
+
+    def _slots(self) -> Lists:
+        """Slots of every unfolded row: those of all copies that take part."""
+        folded = self._folded
+        rank, stream = np.divmod(folded.slot.astype(np.int64), len(Stream))
+        origin = rank * self.copies * len(Stream) + stream
+        alone = np.zeros(len(origin), dtype=np.int8)
+        return self._tile(folded.slot_ptr, folded.span, alone, origin, len(Stream))
+
+    def _tile(
+        self,
+        pointer: Ints,
+        span: NDArray[np.int8],
+        other: NDArray[np.int8],
+        origin: Ints,
+        scale: int,
+    ) -> Lists:
+        """Turn every value of a list into the values ``origin + scale * partner``, for every row that its row becomes.
+
+        Parameters
+        ----------
+        pointer : int64[N + 1]
+            Of the folded lists.
+        span : int8[N]
+        other : int8[values]
+            Span of what each value stands for.
+        origin : int64[values]
+        scale : int
+        """
+        row = owners(pointer)
+        count = self._each[span]
+        base = np.cumsum(count) - count
+        pair = span[row].astype(np.int64) * len(self._spans) + other
+        kinds = np.unique(pair).tolist()
+        tables = {kind: self._partners(*divmod(kind, len(self._spans))) for kind in kinds}
+        fan = np.zeros(len(self._spans) ** 2, dtype=np.int64)
+        fan[kinds] = [table.shape[1] for table in tables.values()]
+        reach = np.concatenate([[0], np.cumsum(fan[pair])])
+        width = np.diff(reach[pointer])  # values of each row that a row becomes
+        result = np.concatenate([[0], np.cumsum(np.repeat(width, count))])
+        first = result[base[row]] + reach[:-1] - reach[pointer[row]]
+        value = np.empty(int(result[-1]), dtype=np.int32)
+        for kind, table in tables.items():
+            mine = np.flatnonzero(pair == kind)
+            step = width[row[mine], None] * np.arange(len(table))
+            for k, partner in enumerate(table.T):  # the k-th partner of every row, all at once
+                value[first[mine, None] + k + step] = origin[mine, None] + scale * partner
+        return Lists(result, value)
+
+    def program(self) -> Program:
+        """The unfolded program."""
+        folded = self._folded
+        home = self._home()
+        each: dict[str, Any] = {
+            field.name: np.repeat(getattr(folded, field.name), self.count)
+            for field in dataclasses.fields(Program)
+            if field.name not in _NOT_BY_ROW
+        }
+        dependencies, slots = self.lists(Lists(folded.dep_ptr, folded.dep)), self._slots()
+        rank, peer = each.pop("rank"), each.pop("peer")
+        return Program(
+            labels=folded.labels,
+            class_size=np.tile(self._sizes(), folded.ranks),
+            rank_name=tuple(
+                f"{name} {part}" for name in folded.rank_name for part in self._names()
+            ),
+            rank=rank * np.int32(self.copies) + home,
+            peer=np.where(peer < 0, np.int32(-1), peer * np.int32(self.copies) + home),
+            dep_ptr=dependencies.ptr,
+            dep=dependencies.value,
+            slot_ptr=slots.ptr,
+            slot=slots.value,
+            **each,
+        )
+
+    def _home(self) -> NDArray[np.int32]:
+        """Home copy of each unfolded row: the first that takes part in it."""
+        home = np.empty(int(self.count.sum()), dtype=np.int32)
+        base = np.cumsum(self.count) - self.count
+        for span in np.unique(self._folded.span).tolist():
+            mine = np.flatnonzero(self._folded.span == span)
+            first = self._partners(span, Span.NONE)[:, 0]
+            home[base[mine, None] + np.arange(len(first))] = first
+        return home
+
+    def _sizes(self) -> Ints:
+        """Ranks in each copy."""
+        lengths = [np.array([len(part) for part in self._parts[name]]) for name, _ in _AXES]
+        sizes: Ints = functools.reduce(np.multiply.outer, lengths).ravel()
+        return sizes
+
+    def _names(self) -> list[str]:
+        axes = [[f"{name} {_ranges(part)}" for part in self._parts[name]] for name, _ in _AXES]
+        return [" ".join(parts) for parts in itertools.product(*axes)]
