@@ -6,6 +6,7 @@ from mpsim.engine.kernels import KernelTimes, kernel_times, reduce_template, red
 from mpsim.engine.structure import Structure
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
+from mpsim.program.links import Links
 from mpsim.program.program import Program
 
 __all__ = [
@@ -22,14 +23,16 @@ __all__ = [
 ENGINES = ("auto", "simpy", "replay")
 
 
-def run(program: Program, engine: str = "auto") -> Timeline:
+def run(program: Program, engine: str = "auto", links: Links | None = None) -> Timeline:
     """Run a Program.
 
     Parameters
     ----------
     program : Program
     engine : str
-        ``simpy``, ``replay``, or ``auto``: replay, since no duration of today's programs depends on what else runs.
+        ``simpy``, ``replay``, or ``auto``: replay where no duration depends on what else runs, else simpy.
+    links : Links, optional
+        Links that rows of `program` share; without them a transfer takes the time it has alone.
 
     Returns
     -------
@@ -43,6 +46,12 @@ def run(program: Program, engine: str = "auto") -> Timeline:
     """
     if engine not in ENGINES:
         raise ScenarioError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    if links is not None:
+        if engine == "replay":
+            raise ScenarioError("replay cannot share links; take engine auto or simpy")
+        from mpsim.engine.contention import run_contended
+
+        return run_contended(program, links)
     if engine == "simpy":
         from mpsim.engine.simpy_engine import run_simpy
 

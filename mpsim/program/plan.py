@@ -48,6 +48,8 @@ class Plan:
         0: optimizer replicated over data parallelism; 1: sharded.
     engine : str
     seed : int
+    network : str
+        ``analytic``: transfers take the time they have alone; ``flow``: they share links.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Plan:
     engine: str
     seed: int
     schedule: str = ""
+    network: str = "analytic"
 
     @property
     def padded_vocab(self) -> int:
@@ -227,6 +230,7 @@ def make_plan(scenario: Scenario) -> Plan:
         engine=scenario.simulation.engine,
         seed=scenario.simulation.seed,
         schedule=scenario.schedule.name or "",
+        network=scenario.simulation.network,
     )
 
 

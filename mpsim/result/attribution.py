@@ -3,8 +3,8 @@
 Each rank's compute stream is either busy or idle. Busy time counts as what the row's template says; idle time is charged to
 what ended it:
 
-* before a pipeline action: the transfer it waited for, from the moment the data was ready, is ``exposed_pp``; a gather of
-  parameters is ``exposed_dp``; all earlier idle time is ``bubble``, waiting for another stage to compute;
+* before a pipeline action: the transfer it waited for, from the moment the data was ready, counts as that transfer's part (``exposed_pp``
+  for a message, ``exposed_dp`` for a gather of parameters); all earlier idle time is ``bubble``, waiting for another stage to compute;
 * after a rank's last action: what its own gradient collectives cover is ``exposed_dp``; what lies before the last pipeline
   action anywhere is ``bubble``; of the rest what any rank's gradient collectives cover is ``exposed_dp``, and what remains
   ``other`` (waiting for a slower optimizer).
@@ -26,9 +26,7 @@ from mpsim.result.intervals import Cover
 
 __all__ = ["attribute", "busy_ticks", "compute_rows"]
 
-_PP, _DP, _BUBBLE, _OTHER = (
-    PARTS.index(name) for name in ("exposed_pp", "exposed_dp", "bubble", "other")
-)
+_DP, _BUBBLE, _OTHER = (PARTS.index(name) for name in ("exposed_dp", "bubble", "other"))
 _PIPELINE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 
 
@@ -125,16 +123,12 @@ def _charge_waits(parts: NDArray[np.float64], timeline: Timeline, gaps: _Gaps) -
     gated = known & (timeline.end[np.maximum(gate, 0)] >= gaps.end)
     waited = np.where(gated, gaps.end - np.clip(since, gaps.start, gaps.end), 0.0)
     kind = np.where(known, timeline.program.kind[np.maximum(gate, 0)], -1)
-    for which, part in ((Kind.SEND, _PP), (Kind.COLLECTIVE, _DP)):
-        _charge(parts, gaps.rank[kind == which], part, waited[kind == which])
-    waited[~np.isin(kind, [Kind.SEND, Kind.COLLECTIVE])] = 0.0
-    _charge(parts, gaps.rank, _BUBBLE, gaps.end - gaps.start - waited)
-
-
-def _charge(
-    parts: NDArray[np.float64], rank: NDArray[np.int64], part: int, amount: NDArray[np.float64]
-) -> None:
-    parts[:, part] += np.bincount(rank, weights=amount, minlength=len(parts))
+    communicates = np.isin(kind, [Kind.SEND, Kind.COLLECTIVE])
+    waited[~communicates] = 0.0
+    part = timeline.program.part[np.maximum(gate, 0)]
+    np.add.at(parts, (gaps.rank[communicates], part[communicates]), waited[communicates])
+    bubble = gaps.end - gaps.start - waited
+    parts[:, _BUBBLE] += np.bincount(gaps.rank, weights=bubble, minlength=len(parts))
 
 
 def _last_dependency(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -18,8 +18,11 @@ from mpsim.engine import Timeline, run
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError
 from mpsim.program.build import build_program
 from mpsim.program.costs import PlanCosts
+from mpsim.program.expand import expand
+from mpsim.program.links import links_of
 from mpsim.program.pipeline import from_orders
 from mpsim.program.plan import Plan, make_plan
+from mpsim.program.program import Program
 from mpsim.program.timed import with_timed_orders
 from mpsim.result.attribution import attribute
 from mpsim.result.memory import Memory, account_memory
@@ -203,5 +206,14 @@ def simulate(scenario: Scenario) -> Result:
         raise
     except MpsimError as error:
         raise ScenarioError(f"{plan.name}: {error}") from error
-    timeline = run(program, plan.engine)
+    timeline = _run(program, plan)
     return Result(scenario=scenario, plan=plan, timeline=timeline, constants=costs.provenance())
+
+
+def _run(program: Program, plan: Plan) -> Timeline:
+    if plan.network == "analytic":
+        return run(program, plan.engine)
+    # what sends over NICs inside an action has to be a row to meet the rest there
+    if any(one.out_bytes.any() for one in program.templates):
+        program = expand(program)
+    return run(program, plan.engine, links_of(program, plan.cluster))

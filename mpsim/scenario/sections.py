@@ -166,11 +166,11 @@ class FrameworkChoice(Section):
 
 
 class Simulation(Section):
-    """How the step is simulated; none of it changes what is simulated."""
+    """Engine, network and seed."""
 
     engine: Literal["auto", "simpy", "replay"] = "auto"
     """Which engine runs it; auto takes the fast one wherever it is exact."""
     network: Literal["analytic", "flow"] = "analytic"
-    """Whether transfers take their time alone, or share links as flows."""
+    """Whether transfers take the time they have alone, or share links with each other as flows."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """Of everything random."""

@@ -308,7 +308,7 @@ def test_a_cluster_that_cannot_exist_is_refused():
         ("check_sequence", "training.sequence_length", {"parallelism": {"tp": 8, "pp": 16, "sequence_parallel": True}, "training": {"global_batch": 128, "sequence_length": 2044}}),
         ("check_experts", "parallelism.ep", {"parallelism": {"tp": 8, "pp": 16, "ep": 2}}),
         ("check_zero", "parallelism.zero", {"parallelism": {"tp": 8, "pp": 16, "zero": 2}}),
-        ("check_network", "simulation.network", {"simulation": {"network": "flow"}}),
+        ("check_network", "simulation.engine", {"simulation": {"network": "flow", "engine": "replay"}}),
         ("check_size", "training.global_batch", {"training": {"global_batch": 8_000_000, "sequence_length": 2048}}),
         ("check_sweep", "sweep.parallelism.tp.1", {"sweep": {"parallelism.tp": [8, -8]}}),
         ("check_sweep", "sweep.schema", {"sweep": {"schema": [1]}}),

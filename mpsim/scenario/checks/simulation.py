@@ -13,8 +13,9 @@ __all__ = ["check_network"]
 
 
 def check_network(scenario: Scenario) -> list[Problem]:
-    """The network is modelled the way that is simulated."""
-    if scenario.simulation.network == "analytic":
+    """The engine can do what the network asks of it."""
+    simulation = scenario.simulation
+    if simulation.network == "analytic" or simulation.engine != "replay":
         return []
-    message = "flow networks are not simulated by this version; set network to analytic"
-    return [Problem(message, key="simulation.network")]
+    message = "replay cannot change rates while it runs, as network: flow needs; set engine to auto"
+    return [Problem(message, key="simulation.engine")]
