@@ -12,6 +12,7 @@ import typer
 
 from mpsim.cli.options import AsJson
 from mpsim.cli.show_cost import QUESTIONS, Asked, answer
+from mpsim.cli.show_framework import framework_titles, show_framework
 
 __all__ = ["show"]
 
@@ -98,6 +99,9 @@ def show(
         names = {one.value: list(_names(one)) for one in chosen}
         print_json(names) if as_json else _print_names(names)
         return
+    if chosen == [Catalog.FRAMEWORK]:
+        show_framework(name, as_json=as_json)
+        return
     kind = next((one for one in chosen if name in _names(one)), chosen[0])
     entry = _entry(kind, name)
     sources, figures = _sources(entry), list(_figures(entry))
@@ -110,7 +114,12 @@ def show(
 def _print_names(names: Mapping[str, list[str]]) -> None:
     from mpsim.cli.console import print_text
 
-    print_text("\n".join(f"{kind}: {one}" for kind, known in names.items() for one in known))
+    titles = framework_titles() if set(names) == {Catalog.FRAMEWORK.value} else {}
+    lines = [
+        (f"{kind}: {one}", titles.get(one, "")) for kind, known in names.items() for one in known
+    ]
+    width = max(len(line) for line, _ in lines)
+    print_text("\n".join(f"{line:{width}}  {title}".rstrip() for line, title in lines))
 
 
 def _plain(

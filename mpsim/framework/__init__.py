@@ -17,11 +17,13 @@ from mpsim.framework.behaviour import (
     TensorBehaviour,
     TensorOverlap,
 )
-from mpsim.framework.framework import ATTENTION_KERNELS, Framework, from_mapping
-from mpsim.framework.presets import framework, framework_names
+from mpsim.framework.framework import ATTENTION_KERNELS, DIMENSIONS, UNITS, Framework, from_mapping
+from mpsim.framework.presets import framework, framework_aliases, framework_names
 
 __all__ = [
     "ATTENTION_KERNELS",
+    "DIMENSIONS",
+    "UNITS",
     "BlockingSends",
     "ContextExchange",
     "DataBehaviour",
@@ -39,6 +41,7 @@ __all__ = [
     "TensorBehaviour",
     "TensorOverlap",
     "framework",
+    "framework_aliases",
     "framework_names",
     "from_mapping",
 ]

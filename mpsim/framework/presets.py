@@ -10,7 +10,7 @@ from mpsim.document import load_catalog
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.framework import Framework, from_mapping
 
-__all__ = ["framework", "framework_names"]
+__all__ = ["framework", "framework_aliases", "framework_names"]
 
 _PERSONAL = ("suits", "notes")  # what a preset says of itself alone
 
@@ -30,6 +30,11 @@ def framework_names() -> tuple[str, ...]:
     """Every preset and alias, sorted."""
     presets, aliases = _catalog()
     return tuple(sorted({*presets, *aliases}))
+
+
+def framework_aliases() -> Mapping[str, str]:
+    """The preset that each alias stands for."""
+    return dict(sorted(_catalog()[1].items()))
 
 
 def framework(
