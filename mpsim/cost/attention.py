@@ -58,15 +58,19 @@ class AttentionWork:
         return result
 
 
-def waiting(tiles: Floats, processors: float, wait: float) -> Floats:
-    """Time over that of endless work: ``1 + wait * processors / tiles``.
+def waiting(tiles: Floats, processors: float, wait: float, bend: float = 1.0) -> Floats:
+    """Time over that of endless work: ``(1 + (wait * processors / tiles)^bend)^(1 / bend)``.
 
     Notes
     -----
     When the tiles run out, processors wait for the longest one. With a causal mask that is twice the mean, so `wait` is 2 for tiles of
-    128 rows, 4 for tiles of 256 (in tiles of 128), and below 1 where the long ones go first, as in backward kernels.
+    128 rows, 4 for tiles of 256 (in tiles of 128), and below 1 where the long ones go first. A `bend` of 1 adds the longest tile to the shared
+    work; a kernel that starts with the longest takes the larger of the two, a `bend` of infinity.
     """
-    return 1.0 + wait * processors / np.maximum(tiles, np.finfo(float).tiny)
+    longest = wait * processors / np.maximum(tiles, np.finfo(float).tiny)
+    larger, smaller = np.maximum(longest, 1.0), np.minimum(longest, 1.0)
+    result: Floats = larger * (1.0 + (smaller / larger) ** bend) ** (1.0 / bend)
+    return result
 
 
 class AttentionModel:
@@ -159,13 +163,13 @@ class AttentionModel:
         scale = self._peak / self._use(group, "peak")
         scale *= self._level * self._use(group, "chart_share") if self._hot else 1.0
         tiles = work.tiles(self._use(self._tiles, "tile"))
-        processors = self._use(self._tiles, "processors")
+        processors, bend = self._use(self._tiles, "processors"), self._use(group, "bend")
         times = [
             flops
             * work.forward_flops()
             / (self._use(group, f"rate_{way}") * scale)
             / np.where(latent, self._use(group, f"latent_{way}"), 1.0)
-            * waiting(tiles, processors, self._use(group, f"wait_{way}"))
+            * waiting(tiles, processors, self._use(group, f"wait_{way}"), bend)
             for way, flops in (("forward", 1.0), ("backward", self._total() - 1.0))
         ]
         result: Floats = np.maximum(

@@ -28,7 +28,7 @@ from mpsim.cost.formulas import (
     optimizer_seconds,
 )
 from mpsim.cost.quantise import FORMATS, casting, quantise_seconds
-from mpsim.cost.waves import read_tiling, tiled_gemm_seconds
+from mpsim.cost.waves import group_padding, read_tiling, tiled_gemm_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator
 from mpsim.workload.casts import with_casts
@@ -121,11 +121,13 @@ class KernelModel:
         waves = self._rules.get(f"waves.{accelerator.family}")
         self._waves = waves if waves and waves.matches(accelerator.name) and not self._hot else None
         self._casting = casting(precision, accelerator)
+        self._tiles = choose_group("kernels", "occupancy", accelerator.name, accelerator.family)
         self._bandwidth = accelerator.memory_bandwidth
         self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))
         self._seen: dict[Shape, float] = {}
         self._evaluate: Mapping[OperatorKind, Callable[[Sequence[Operator]], Floats]] = {
             OperatorKind.GEMM: self._gemms,
+            OperatorKind.GROUPED_GEMM: self._groups,
             OperatorKind.ATTENTION: self._attentions,
         }
 
@@ -230,6 +232,23 @@ class KernelModel:
             times[rows] = self._product_seconds((m, n, k, batch, moved), peak, constants)
         return times * self._gemm_factors(operators)
 
+    def _groups(self, operators: Sequence[Operator]) -> Floats:
+        """One kernel for the experts of a layer; `m` is the mean of their tokens, for a weight gradient `k` is."""
+        m, n, k, batch, moved = _columns(operators, "m", "n", "k", "batch", "bytes")
+        ragged = np.array([o.phase is not Phase.WEIGHT_GRADIENT for o in operators])
+        tile, processors = (self._use(self._tiles, leaf) for leaf in ("tile", "processors"))
+        peak, constants = self._gemm[self.precision]
+        times = gemm_seconds(
+            *(m, n, k, batch, moved),
+            peak=peak,
+            bandwidth=self._bandwidth,
+            c=constants,
+            padding=group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors),
+        )
+        slower = 1.0 if ragged.all() else self._use(self._rules["gemm_rules"], "weight_gradient")
+        result: Floats = times * np.where(ragged, 1.0, slower)
+        return result
+
     def _product_seconds(
         self, shape: tuple[Floats, Floats, Floats, Floats, Floats], peak: float, c: GemmConstants
     ) -> Floats:
@@ -307,7 +326,7 @@ def _columns(operators: Sequence[Operator], *fields: str) -> list[Floats]:
 
 def _shape(o: Operator) -> Shape:
     """What the time of an operator depends on."""
-    if o.kind is OperatorKind.GEMM:
+    if o.kind in (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM):
         return (o.kind, o.name, o.phase, o.m, o.n, o.k, o.batch, o.bytes)
     if o.kind is OperatorKind.ATTENTION:
         shape = (o.heads, o.head_dim, o.head_dim_v, o.queries, o.keys, o.sequences)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from mpsim.cost.constants import ConstantGroup
 from mpsim.cost.formulas import Floats, GemmConstants, gemm_seconds
 
-__all__ = ["Tiling", "read_tiling", "tiled_gemm_seconds", "wave_padding"]
+__all__ = ["Tiling", "group_padding", "read_tiling", "tiled_gemm_seconds", "wave_padding"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,48 @@ def wave_padding(
     asked = split * batch * m * n
     full = np.divide(done, asked, out=np.ones_like(done), where=asked > 0)
     result: Floats = 1.0 + weight * (full - 1.0)
+    return result
+
+
+def group_padding(
+    rows: ArrayLike,
+    columns: ArrayLike,
+    groups: ArrayLike,
+    *,
+    ragged: ArrayLike,
+    tile: float,
+    processors: float,
+) -> Floats:
+    """Work of whole tiles of one kernel over groups, over the work asked for, at least 1.
+
+    Parameters
+    ----------
+    rows, columns : float or array
+        Of the result of one group; `rows` is the mean over groups where they are ragged.
+    groups : float or array
+        Products of the kernel, such as experts.
+    ragged : bool or array of bool
+        Whether the rows of groups differ (tokens of experts; weight gradients have equal ones).
+    tile : float
+        Rows and columns of a tile.
+    processors : float
+        Streaming multiprocessors.
+
+    Notes
+    -----
+    A ragged group wastes half a tile in the mean, ``max(rows + tile / 2, tile) / rows``. Groups share the waves of the kernel, which is persistent: only
+    a kernel with fewer tiles than processors leaves some idle, ``max(1, processors / tiles)``.
+
+    Examples
+    --------
+    >>> float(group_padding(512, 4096, 8, ragged=True, tile=128, processors=132))
+    1.125
+    """
+    m, n, count = (np.asarray(one, float) for one in (rows, columns, groups))
+    done = np.where(ragged, np.maximum(m + tile / 2, tile), np.maximum(m, tile))
+    tiles = count * (done / tile) * np.maximum(n / tile, 1.0)
+    filled = np.divide(done, m, out=np.ones_like(done), where=m > 0)
+    result: Floats = filled * np.maximum(1.0, processors / np.maximum(tiles, 1.0))
     return result
 
 

@@ -84,25 +84,29 @@ def _cast(
             continue
         if one.phase is not Phase.WEIGHT_GRADIENT:
             yield _quantise(one, casting, wide_bytes)
-        saved = (wide_bytes - casting.element_bytes) * (one.m * one.k + one.k * one.n)
+        operands = one.batch * (one.m * one.k + one.k * one.n)
+        saved = (wide_bytes - casting.element_bytes) * operands
         yield dataclasses.replace(one, bytes=one.bytes - saved, operand_bytes=casting.element_bytes)
 
 
 def _is_linear(one: Operator) -> bool:
-    return one.kind is OperatorKind.GEMM and one.split in (Split.COLUMN, Split.ROW)
+    """Whether it multiplies by weights: projections, and experts with one kernel for all."""
+    linear = one.kind is OperatorKind.GEMM and one.split in (Split.COLUMN, Split.ROW, Split.EXPERT)
+    return linear or one.kind is OperatorKind.GROUPED_GEMM
 
 
 def _quantise(one: Operator, casting: Casting, wide_bytes: float) -> Operator:
     """Cast of what product `one` reads besides the weight: its left operand.
 
-    Between a column and a row layer tensors are divided by tensor parallelism, elsewhere only with sequence parallelism.
+    Between a column and a row layer tensors are divided by tensor parallelism, elsewhere only with sequence parallelism; those of experts as
+    experts are.
     """
     forward = one.phase is Phase.FORWARD
-    inside = (one.split is Split.ROW) == forward
+    inside = Split.TENSOR if (one.split is Split.ROW) == forward else Split.SEQUENCE
     return Operator(
         name=f"quantise {one.name} {'input' if forward else 'gradient'}",
         kind=OperatorKind.QUANTISE,
         phase=one.phase,
-        split=Split.TENSOR if inside else Split.SEQUENCE,
-        bytes=casting.moved_bytes(float(one.m * one.k), wide_bytes),
+        split=Split.EXPERT if one.split is Split.EXPERT else inside,
+        bytes=casting.moved_bytes(float(one.batch * one.m * one.k), wide_bytes),
     )

@@ -83,3 +83,13 @@ def test_a_window_saves_time_and_grouped_heads_do_not() -> None:
     whole = attention(queries=32768, keys=32768)
     assert time(windowed) / time(whole) == pytest.approx(2 * (1 / 8 - 1 / 128))
     assert time(attention(kv_heads=2)) == time(attention())
+
+
+def test_the_bend_goes_from_a_sum_to_the_larger_of_tile_and_work() -> None:
+    """The longest tile takes half of the shared work: 1.5 together, the work alone in the end; no work at all waits without end."""
+    tiles = np.array([200.0])
+    by_bend = [float(waiting(tiles, 100.0, 1.0, bend)[0]) for bend in (1.0, 2.0, 4.0, 64.0)]
+    assert by_bend[0] == 1.5
+    assert by_bend == sorted(by_bend, reverse=True)
+    assert by_bend[-1] == pytest.approx(1.0)
+    assert float(waiting(np.array([10.0]), 100.0, 1.0, 64.0)[0]) == pytest.approx(10.0)
