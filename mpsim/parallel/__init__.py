@@ -1,28 +1,24 @@
 """Who holds what: the mesh on the cluster, layers on stages, operators on ranks."""
 
+from mpsim.parallel.blocks import block_backward, block_forward
 from mpsim.parallel.group import GroupShape
-from mpsim.parallel.mesh import AXES, Mesh, spread
+from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
+from mpsim.parallel.mesh import AXES, EXPERT_AXES, Mesh, spread
 from mpsim.parallel.partition import Stage, partition_layers
-from mpsim.parallel.shard import (
-    Communication,
-    Compute,
-    Item,
-    Sharding,
-    Waits,
-    block_backward,
-    block_forward,
-    shard,
-)
+from mpsim.parallel.shard import Routing, Sharding, shard
 
 __all__ = [
     "AXES",
+    "EXPERT_AXES",
     "Communication",
     "Compute",
     "GroupShape",
     "Item",
     "Mesh",
+    "Routing",
     "Sharding",
     "Stage",
+    "Synchronization",
     "Waits",
     "block_backward",
     "block_forward",

@@ -14,17 +14,19 @@ from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.parallel.group import GroupShape
 
-__all__ = ["AXES", "Mesh", "spread"]
+__all__ = ["AXES", "EXPERT_AXES", "Mesh", "spread"]
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
+EXPERT_AXES = ("etp", "ep", "edp")
 
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
     """Degrees of the five axes and the order in which they are laid on accelerators.
 
-    Ranks are accelerators, numbered node by node; the first axis of `order` changes fastest. Expert parallelism divides
-    the data-parallel ranks of dense layers, so `ep` does not multiply the world.
+    Ranks are accelerators, numbered node by node; the first axis of `order` changes fastest. Experts lay a mesh of their own over
+    the ranks of a stage, so `ep` does not multiply the world: ``etp x ep x edp = tp x cp x dp``, with etp in the place of tp and edp
+    in that of dp (as Megatron-Core does).
 
     Parameters
     ----------
@@ -32,6 +34,8 @@ class Mesh:
         Degrees, at least 1.
     order : tuple of str
         A permutation of `AXES`, fastest first.
+    etp : int, optional
+        Tensor parallelism of experts; left out, `tp` with experts divided (as it was before there was a choice).
     """
 
     tp: int = 1
@@ -40,6 +44,7 @@ class Mesh:
     dp: int = 1
     pp: int = 1
     order: tuple[str, ...] = AXES
+    etp: int | None = None
 
     def __post_init__(self) -> None:
         problems = [
@@ -62,6 +67,16 @@ class Mesh:
     def world(self) -> int:
         """Ranks: tp x cp x dp x pp."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def expert_tp(self) -> int:
+        """Tensor parallelism of experts, given or that of other layers."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def edp(self) -> int:
+        """Ranks of a stage that hold the same part of the same experts."""
+        return self.tp * self.cp * self.dp // (self.expert_tp * self.ep)
 
     @functools.cached_property
     def ranks(self) -> NDArray[np.int64]:
@@ -100,6 +115,34 @@ class Mesh:
         """
         groups = self.groups(axes, stage)
         return spread(cluster.domain_of(groups))
+
+    def expert_groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
+        """Members of every communicator over `axes` of the experts' mesh, among the ranks of one pipeline rank.
+
+        Parameters
+        ----------
+        axes : sequence of str
+            Among `EXPERT_AXES`.
+        stage : int
+            Pipeline rank.
+
+        Returns
+        -------
+        int64[groups, members]
+        """
+        degree = {"etp": self.expert_tp, "ep": self.ep, "edp": self.edp}
+        place = {"tp": "etp", "ep": "ep", "dp": "edp"}
+        slowest_first = [place[axis] for axis in reversed(self.order) if axis in place]
+        grid = np.sort(self.ranks[stage].ravel()).reshape([degree[one] for one in slowest_first])
+        inside = [slowest_first.index(axis) for axis in slowest_first if axis in axes]
+        moved: NDArray[np.int64] = np.moveaxis(
+            grid, inside, range(grid.ndim - len(inside), grid.ndim)
+        )
+        return moved.reshape(-1, math.prod(degree[axis] for axis in EXPERT_AXES if axis in axes))
+
+    def expert_shape(self, axes: Sequence[str], stage: int, cluster: Cluster) -> GroupShape:
+        """Where the members of a communicator of the experts' mesh sit; a bound on all of them, where they differ."""
+        return spread(cluster.domain_of(self.expert_groups(axes, stage)))
 
     def model_parallel_shape(self, cluster: Cluster) -> GroupShape:
         """Where the ranks of one model replica sit: the communicator over tensor and pipeline parallelism."""

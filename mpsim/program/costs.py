@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,24 @@ class PlanCosts:
 
     def stage(self, rank: int) -> StageCosts:
         """Costs inside the stages of pipeline rank `rank`."""
-        return StageCosts(self, self.group(("tp",), rank), self.group(("cp",), rank))
+        cp = self.group(("cp",), rank)
+        return StageCosts(
+            self,
+            {
+                "tp": self.group(("tp",), rank),
+                "cp": cp,
+                "cp-inside": GroupShape(cp.per_domain, cp.per_domain, 1),
+                "cp-across": GroupShape(cp.domains, 1, cp.domains),
+                "ep": self.expert_group(("ep",), rank),
+                "etp": self.expert_group(("etp",), rank),
+                "etp-ep": self.expert_group(("etp", "ep"), rank),
+            },
+        )
+
+    @functools.cache  # noqa: B019 - one instance a simulation
+    def expert_group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
+        """Where the communicator over `axes` of the experts' mesh sits."""
+        return self.plan.mesh.expert_shape(axes, rank, self.plan.cluster)
 
     def sends(self) -> Sends:
         """Messages between neighbouring stages, in ticks."""
@@ -94,10 +111,10 @@ class PlanCosts:
 class StageCosts:
     """`mpsim.program.template.BlockCosts` of one pipeline rank; equal for ranks whose groups sit alike."""
 
-    def __init__(self, costs: PlanCosts, tp: GroupShape, cp: GroupShape) -> None:
+    def __init__(self, costs: PlanCosts, groups: Mapping[str, GroupShape]) -> None:
         self._costs = costs
-        self._groups = {"tp": tp, "cp": cp}
-        self.key = (tp, cp)
+        self._groups = groups
+        self.key = tuple(groups.values())
 
     def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
         """Seconds of sharded operators [s]."""
@@ -107,5 +124,8 @@ class StageCosts:
         """Seconds of a collective and bytes one rank sends over scale-up and scale-out links."""
         group = self._groups[item.axis]
         model = self._costs.collectives
+        if item.kind == "send":
+            out = item.size * group.domains / group.ranks if group.crosses else 0.0
+            return float(model.send(item.size, crosses=group.crosses)), item.size - out, out
         up, out = model.wire_bytes(item.kind, item.size, group)
         return float(model.seconds(item.kind, item.size, group)), float(up), float(out)

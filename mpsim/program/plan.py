@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import Problem, ScenarioError, ScheduleError
-from mpsim.framework import Framework, TensorOverlap
+from mpsim.framework import ContextExchange, Framework
 from mpsim.hardware import Cluster
-from mpsim.parallel import Mesh, Sharding, Stage, partition_layers
+from mpsim.parallel import Mesh, Routing, Sharding, Stage, partition_layers
 from mpsim.scenario import Scenario, check
 from mpsim.schedule import Orders, make_orders
 from mpsim.workload import Count, Parameters, Transformer
@@ -86,15 +86,56 @@ class Plan:
     @functools.cached_property
     def sharding(self) -> Sharding:
         """How layers are divided inside a stage."""
+        tensor = self.framework.tensor
         return Sharding(
             tp=self.mesh.tp,
             cp=self.mesh.cp,
+            ep=self.mesh.ep,
+            etp=self.mesh.expert_tp,
             tokens=self.micro_batch * self.sequence_length // self.mesh.cp,
             hidden=self.model.hidden,
             sequence_parallel=self.sequence_parallel,
-            hide_input_gradient=self.framework.tensor.tensor_overlap
-            is TensorOverlap.WEIGHT_GRADIENT,
+            tensor_overlap=tensor.tensor_overlap,
+            context_exchange=tensor.context_exchange,
+            context_inside=self._context_inside,
+            routing=self._routing,
             activation_bytes=self.framework.lowering.activation_bytes,
+            loss_reductions=tensor.loss_reductions,
+            norm_reductions=tensor.norm_reductions,
+        )
+
+    @property
+    def _context_inside(self) -> int:
+        """Context-parallel ranks that share a scale-up domain, where that decides how they exchange keys and values."""
+        if self.framework.tensor.context_exchange is not ContextExchange.HIERARCHICAL:
+            return 1
+        shape = self.mesh.shape(("cp",), 0, self.cluster)
+        if shape.per_domain * shape.domains != shape.ranks:
+            raise ScenarioError(
+                [
+                    Problem(
+                        f"got {shape.ranks} context-parallel ranks unevenly spread over {shape.domains} scale-up domains; "
+                        "hierarchical context_exchange needs as many in each: choose a cp that divides evenly",
+                        key="parallelism.cp",
+                    )
+                ]
+            )
+        return shape.per_domain
+
+    @property
+    def _routing(self) -> Routing | None:
+        moe, habits = self.model.moe, self.framework.experts
+        if moe is None:
+            return None
+        return Routing(
+            experts=moe.experts,
+            top_k=moe.top_k,
+            load=1.0 if moe.capacity_factor else moe.imbalance,
+            capacity=moe.capacity_factor or 1.0,
+            dispatch=habits.expert_dispatch,
+            overlap=habits.expert_overlap,
+            grouped_gemm=habits.grouped_gemm,
+            synchronizations=habits.expert_synchronizations,
         )
 
     @property
@@ -210,6 +251,7 @@ def make_plan(scenario: Scenario) -> Plan:
         dp=scenario.dp,
         pp=parallelism.pp,
         order=parallelism.axes,
+        etp=parallelism.etp,
     )
     orders = _orders(scenario)
     return Plan(

@@ -14,13 +14,27 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import Communication, Compute, Item, Waits
+from mpsim.parallel import Communication, Compute, Item, Synchronization, Waits
 from mpsim.program.program import PARTS, TICK, Stream, Template
 from mpsim.workload import Operator, Phase
 
 __all__ = ["BlockCosts", "concatenate", "evaluate_block", "exits", "ticks"]
 
-_STREAM = {"tp": Stream.TP, "cp": Stream.CP, "ep": Stream.EP}
+# expert-tensor groups are part of tensor-parallel ones in all stacks, and queue with them
+_STREAM = {
+    "tp": Stream.TP,
+    "cp": Stream.CP,
+    "cp-inside": Stream.CP,
+    "cp-across": Stream.CP,
+    "ep": Stream.EP,
+    "etp": Stream.TP,
+    "etp-ep": Stream.EP,
+}
+_EXPOSED = {
+    Stream.TP: PARTS.index("exposed_tp"),
+    Stream.CP: PARTS.index("exposed_cp"),
+    Stream.EP: PARTS.index("exposed_ep"),
+}
 _PART_OF_PHASE = {
     Phase.FORWARD: PARTS.index("forward"),
     Phase.INPUT_GRADIENT: PARTS.index("backward"),
@@ -58,6 +72,7 @@ class _Placed:
     duration: float
     before: tuple[int, ...]
     waits: Waits = Waits.ALL
+    tag: str = ""
     flops: float = 0.0
     up_bytes: float = 0.0
     out_bytes: float = 0.0
@@ -77,10 +92,11 @@ class _Block:
         self.kernel: int | None = None
         self.pending: list[int] = []
         self.last: dict[Stream, int] = {}
+        self.tagged: dict[str, int] = {}
 
     def compute(self, one: Compute, seconds: float) -> None:
         """Issue a kernel."""
-        awaited = self.wait(one.operator.phase)
+        awaited = self.wait(one.operator.phase, one.needs)
         before = awaited if self.kernel is None else (*awaited, self.kernel)
         part = _RECOMPUTE if one.recompute else _PART_OF_PHASE[one.operator.phase]
         duration = float(ticks(seconds))
@@ -102,35 +118,47 @@ class _Block:
     def communicate(self, one: Communication, cost: tuple[float, float, float]) -> None:
         """Issue a collective."""
         stream = _STREAM[one.axis]
-        queue = self.last.get(stream)
-        before = tuple(i for i in (self.kernel, queue) if i is not None)
-        start = max(self.now, self.placed[queue].end if queue is not None else 0.0)
-        self.last[stream] = len(self.placed)
-        self.pending.append(len(self.placed))
+        named = (self.tagged[tag] for tag in sorted(one.needs) if tag in self.tagged)
+        waited = (self.kernel, self.last.get(stream), *named)
+        before = tuple(dict.fromkeys(i for i in waited if i is not None))
+        start = max([self.now, *(self.placed[i].end for i in before)])
+        place = len(self.placed)
+        self.last[stream] = place
+        self.pending.append(place)
+        if one.tag:
+            self.tagged[one.tag] = place
         seconds, up, out = cost
         self.placed.append(
             _Placed(
                 one.name,
                 stream,
-                PARTS.index(f"exposed_{one.axis}"),
+                _EXPOSED[stream],
                 start,
                 float(ticks(seconds)),
                 before,
                 one.waits,
+                one.tag,
                 up_bytes=up,
                 out_bytes=out,
             )
         )
 
-    def wait(self, phase: Phase | None) -> tuple[int, ...]:
-        """Advance to when a kernel of `phase` may start (None: the end of the block), charging the idle time."""
-        awaited = tuple(i for i in self.pending if _is_awaited(self.placed[i].waits, phase))
+    def wait(self, phase: Phase | None, needs: frozenset[str] = frozenset()) -> tuple[int, ...]:
+        """Advance to when a kernel of `phase` that `needs` tags may start (None: the end of the block), charging the idle time."""
+        awaited = tuple(i for i in self.pending if _is_awaited(self.placed[i], phase, needs))
         for i in awaited:
             one = self.placed[i]
             self.parts[one.part] += max(0.0, one.end - self.now)
             self.now = max(self.now, one.end)
         self.pending = [i for i in self.pending if i not in awaited]
         return awaited
+
+    def synchronize(self, seconds: float) -> None:
+        """Leave the device idle while the host, which has waited for it, launches the next kernel."""
+        if seconds > 0:
+            awaited = self.wait(Phase.INPUT_GRADIENT)
+            before = awaited if self.kernel is None else (*awaited, self.kernel)
+            self._idle("host synchronisation", float(ticks(seconds)), before)
 
     def wait_for_host(self, seconds: float) -> None:
         """Extend the block to the time its launches take."""
@@ -139,21 +167,30 @@ class _Block:
             before = tuple(
                 sorted({*self.last.values(), *([] if self.kernel is None else [self.kernel])})
             )
-            host = _Placed("host launch", Stream.COMPUTE, _HOST, self.now, missing, before)
-            self.kernel = len(self.placed)
-            self.placed.append(host)
-            self.parts[_HOST] += missing
-            self.now += missing
+            self._idle("host launch", missing, before)
+
+    def _idle(self, name: str, duration: float, before: tuple[int, ...]) -> None:
+        self.kernel = len(self.placed)
+        self.placed.append(_Placed(name, Stream.COMPUTE, _HOST, self.now, duration, before))
+        self.parts[_HOST] += duration
+        self.now += duration
 
 
-def _is_awaited(waits: Waits, phase: Phase | None) -> bool:
-    if phase is None or waits is Waits.ALL:
+def _is_awaited(one: _Placed, phase: Phase | None, needs: frozenset[str]) -> bool:
+    if phase is None or one.waits is Waits.ALL or one.tag in needs:
         return True
-    return (waits is Waits.WEIGHT_GRADIENT) == (phase is Phase.WEIGHT_GRADIENT)
+    if one.waits is Waits.TAGGED:
+        return False
+    return (one.waits is Waits.WEIGHT_GRADIENT) == (phase is Phase.WEIGHT_GRADIENT)
 
 
 def evaluate_block(
-    name: str, items: Sequence[Item], costs: BlockCosts, *, host_seconds: float = 0.0
+    name: str,
+    items: Sequence[Item],
+    costs: BlockCosts,
+    *,
+    host_seconds: float = 0.0,
+    synchronization_seconds: float = 0.0,
 ) -> Template:
     """Place the kernels and collectives of a block in time.
 
@@ -165,6 +202,8 @@ def evaluate_block(
     costs : BlockCosts
     host_seconds : float
         Time the host needs to launch the block; a block that ends sooner is extended by a wait for the host [s].
+    synchronization_seconds : float
+        Idle time of the device after each wait of the host for it [s].
 
     Returns
     -------
@@ -174,7 +213,7 @@ def evaluate_block(
     Notes
     -----
     A kernel starts when the one before it and every collective it waits for have ended; a collective starts when the kernel
-    before it and the collective before it on its stream have ended. Compute idle inside the block is counted as exposed
+    before it, the collective before it on its stream and those whose tags it needs have ended. Compute idle inside the block is counted as exposed
     time of the collective that was awaited; no other idle time can occur.
     """
     kernels = [one.operator for one in items if isinstance(one, Compute)]
@@ -183,6 +222,8 @@ def evaluate_block(
     for one in items:
         if isinstance(one, Compute):
             block.compute(one, next(seconds))
+        elif isinstance(one, Synchronization):
+            block.synchronize(one.count * synchronization_seconds)
         else:
             block.communicate(one, costs.collective(one))
     block.wait(None)

@@ -73,6 +73,8 @@ class Parallelism(Section):
     """Context-parallel ranks that share each sequence."""
     ep: Annotated[int, Field(ge=1, le=4096)] = 1
     """Expert-parallel ranks; above 1 only for a mixture of experts."""
+    etp: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Tensor-parallel ranks that share each expert; left out, tp."""
     sequence_parallel: bool = False
     """Whether norms and dropouts are divided along the sequence among tensor-parallel ranks."""
     zero: Literal[0, 1, 2, 3] = 0

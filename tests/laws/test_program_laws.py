@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mpsim.engine import run
 from mpsim.engine.timeline import Timeline
+from mpsim.framework import ContextExchange, TensorOverlap
 from mpsim.hardware import Cluster
 from mpsim.program import PARTS, Program, Stream
 from mpsim.program.build import build_program
@@ -34,6 +35,12 @@ layouts = st.fixed_dictionaries(
         "sequence_parallel": st.booleans(),
         "zero": st.sampled_from([0, 1]),
         "cluster": st.sampled_from(["dgx-a100-80gb", "dgx-h100", "aws-p4d"]),
+        "overrides": st.fixed_dictionaries(
+            {
+                "context_exchange": st.sampled_from(list(ContextExchange)),
+                "tensor_overlap": st.sampled_from(list(TensorOverlap)),
+            }
+        ),
     }
 )
 
@@ -43,6 +50,8 @@ def _plan(layout: dict[str, Any]) -> Plan:
     one["sequence_parallel"] = one["sequence_parallel"] and one["tp"] > 1
     if one["pp"] == 1:
         one["virtual_stages"] = 1
+    if one["cp"] > 1:  # a ring needs a fused kernel
+        one["overrides"] = {**one["overrides"], "fused_attention": True}
     return small_plan(**one)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpsim.framework import ContextExchange, TensorOverlap
 from mpsim.parallel import (
     Communication,
     Compute,
@@ -77,11 +78,11 @@ def test_hidden_input_gradients_wait_differently_but_move_the_same_bytes() -> No
             [
                 one
                 for one in block_backward(
-                    LAYER, _sharding(sequence_parallel=parallel, hide_input_gradient=hide)
+                    LAYER, _sharding(sequence_parallel=parallel, tensor_overlap=hide)
                 )
                 if isinstance(one, Communication)
             ]
-            for hide in (False, True)
+            for hide in (TensorOverlap.NONE, TensorOverlap.WEIGHT_GRADIENT)
         )
         assert sorted((one.kind, one.size) for one in plain) == sorted(
             (one.kind, one.size) for one in hidden
@@ -119,17 +120,20 @@ def test_selective_recomputation_repeats_only_the_attention_core() -> None:
     assert names.index("context_dp") == names.index("context") + 1
 
 
-def test_context_parallelism_gathers_keys_and_values_once_and_reduces_their_gradients() -> None:
-    """Sizes: 2 tensors x tokens of the whole sequence x kv features / t x 2 bytes."""
+def test_gathering_keys_and_values_reduces_their_gradients() -> None:
+    """Forward gathers, backward gathers again and reduces: 2 tensors x tokens of the whole sequence x kv features / t x 2 bytes."""
     for fused in (False, True):
         layer = expand_layer(
             GPT, Lowering(fused_attention=fused), sequences=1, sequence_length=2048, context=2
         )
-        sharding = _sharding(cp=2, tokens=1024)
+        sharding = _sharding(cp=2, tokens=1024, context_exchange=ContextExchange.ALL_GATHER)
         sides = (block_forward(layer, sharding), block_backward(layer, sharding))
-        for items, kind in zip(sides, ("all_gather", "reduce_scatter"), strict=True):
-            (one,) = [x for x in items if isinstance(x, Communication) and x.axis == "cp"]
-            assert (one.kind, one.size) == (kind, 2 * 2048 * 4096 / 4 * 2)
+        for items, kinds in zip(
+            sides, (["all_gather"], ["all_gather", "reduce_scatter"]), strict=True
+        ):
+            sent = [x for x in items if isinstance(x, Communication) and x.axis == "cp"]
+            assert [one.kind for one in sent] == kinds
+            assert {one.size for one in sent} == {2 * 2048 * 4096 / 4 * 2}
 
 
 def test_split_backward_halves_make_up_the_whole() -> None:

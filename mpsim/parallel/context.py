@@ -1,0 +1,245 @@
+"""Context parallelism: how the attention core sees keys and values that other ranks hold.
+
+Every rank keeps 1/cp of each sequence; with a causal mask it is one chunk from the front and one from the back (zig-zag), so that all
+ranks have equal work. *All-gather* and *Ulysses* communicate before and after the core, *ring* cuts the core in cp steps and sends
+the next block of keys and values beside the step at hand, *hierarchical* is Ulysses inside a scale-up domain and a ring across.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from mpsim.errors import Problem, ScenarioError
+from mpsim.framework import ContextExchange
+from mpsim.parallel.items import Communication, Compute, Item, Waits
+from mpsim.parallel.shard import Sharding, shard
+from mpsim.workload import Operator, OperatorKind, Phase
+
+__all__ = ["core_backward", "core_forward"]
+
+_ADD_TRAFFIC = 3  # two tensors in, one out
+
+
+def core_forward(
+    core: Sequence[Operator], sharding: Sharding, *, recompute: bool = False
+) -> Iterator[Item]:
+    """Forward of an attention core with its context exchange.
+
+    Parameters
+    ----------
+    core : sequence of Operator
+        Of the undivided model: one fused kernel, or one by one.
+    sharding : Sharding
+    recompute : bool
+        Mark everything as run again.
+    """
+    items = _exchanged(core, sharding, backward=False)
+    for item in items:
+        yield dataclasses.replace(item, recompute=recompute)
+
+
+def core_backward(core: Sequence[Operator], sharding: Sharding) -> Iterator[Item]:
+    """Backward of an attention core: keys and values travel again, their gradients go back to the owners."""
+    yield from _exchanged(core, sharding, backward=True)
+
+
+def _exchanged(
+    core: Sequence[Operator], sharding: Sharding, *, backward: bool
+) -> Iterator[Communication | Compute]:
+    exchange = sharding.context_exchange
+    if sharding.cp == 1:
+        yield from (Compute(shard(one, sharding)) for one in core)
+    elif exchange is ContextExchange.ALL_GATHER:
+        yield from _gathered(core, sharding, backward=backward)
+    elif exchange is ContextExchange.RING:
+        yield from _ring(_fused(core), sharding, "cp", sharding.cp, backward=backward)
+    else:
+        yield from _ulysses(core, sharding, backward=backward)
+
+
+def _gathered(
+    core: Sequence[Operator], sharding: Sharding, *, backward: bool
+) -> Iterator[Communication | Compute]:
+    """Gather keys and values before the core (again in backward: only a rank's own are kept), reduce their gradients after it."""
+    yield _exchange(core[0], "cp", "all_gather", _key_value_bytes(core[0], sharding), "key-value")
+    yield from (Compute(shard(one, sharding)) for one in core)
+    if backward:
+        size = _key_value_bytes(core[-1], sharding)
+        yield _exchange(core[-1], "cp", "reduce_scatter", size, "key-value gradient")
+
+
+def _ulysses(
+    core: Sequence[Operator], sharding: Sharding, *, backward: bool
+) -> Iterator[Communication | Compute]:
+    """Trade tokens for heads: four all-to-alls around the core, each with one tensor."""
+    everywhere = sharding.context_exchange is ContextExchange.ULYSSES
+    inside = sharding.cp if everywhere else sharding.context_inside
+    axis = "cp" if everywhere else "cp-inside"
+    sizes = _tensor_bytes(core, sharding, inside)
+    projected, result = ("q", "k", "v"), ("output",)
+    before, after = (result, projected) if backward else (projected, result)
+    if inside > 1:
+        yield from (_all_to_all(core[0], axis, name, sizes[name]) for name in before)
+    mine = [_heads_for_tokens(one, inside, sharding.tp) for one in core]
+    across = sharding.cp // inside
+    if across > 1:
+        yield from _ring(_fused(mine), sharding, "cp-across", across, backward=backward)
+    else:
+        yield from (Compute(shard(one, sharding)) for one in mine)
+    if inside > 1:
+        yield from (_all_to_all(core[-1], axis, name, sizes[name]) for name in after)
+
+
+def _ring(
+    whole: Operator, sharding: Sharding, axis: str, ranks: int, *, backward: bool
+) -> Iterator[Communication | Compute]:
+    """Attend to one block of keys a step, the next block on its way; in backward gradients of keys and values follow one step behind."""
+    block = _key_value_bytes(whole, sharding) / ranks
+    for step in range(ranks):
+        values = step < ranks - 1  # the next block is needed
+        gradients = backward and step > 0  # those of the blocks before go on to their owners
+        if values or gradients:
+            name = "key-value send" if not gradients else "key-value and gradient send"
+            sent = _exchange(whole, axis, "send", block * (values + gradients), name)
+            yield dataclasses.replace(sent, waits=Waits.TAGGED, tag=f"block {step + 1}")
+        needs = frozenset({f"block {step}"}) if step else frozenset()
+        yield Compute(shard(_step(whole, ranks, first=step == 0), sharding), needs=needs)
+    last = frozenset({f"block {ranks}"}) if backward else frozenset()
+    yield Compute(_correction(whole, sharding, ranks, block, backward=backward), needs=last)
+
+
+def _step(whole: Operator, ranks: int, *, first: bool) -> Operator:
+    """Attention to one block: the rank's own is masked, of all others half the pairs are visible when causal.
+
+    FLOPs are counted in full, an equal part a step.
+    """
+    halved = whole.causal and not first
+    kv = whole.sequences * whole.keys * whole.kv_heads * (whole.head_dim + whole.head_dim_v)
+    passes = 1 if whole.phase is Phase.FORWARD else 2  # in backward their gradients too
+    elsewhere = passes * kv * (1.0 - 1.0 / ranks)
+    element = whole.bytes / _elements(whole)
+    return dataclasses.replace(
+        whole,
+        keys=whole.keys // ranks // (2 if halved else 1),
+        causal=whole.causal and first,
+        flops=whole.flops / ranks,
+        bytes=whole.bytes - element * elsewhere,
+    )
+
+
+def _elements(whole: Operator) -> float:
+    """Elements that a fused kernel moves: queries and outputs (and in backward their gradients), keys and values."""
+    passes = 1 if whole.phase is Phase.FORWARD else 2
+    width = whole.head_dim + whole.head_dim_v
+    queries = whole.sequences * whole.queries * whole.heads * width
+    keys = whole.sequences * whole.keys * whole.kv_heads * width
+    return float(passes * (queries + keys))
+
+
+def _correction(
+    whole: Operator, sharding: Sharding, ranks: int, block: float, *, backward: bool
+) -> Operator:
+    """Rescale and add up the outputs of the steps; in backward, query gradients of the steps, and the last key-value gradients."""
+    width = whole.head_dim if backward else whole.head_dim_v
+    tensor = whole.sequences * whole.queries * whole.heads * width
+    moved = _ADD_TRAFFIC * (ranks - 1) * tensor * sharding.activation_bytes / sharding.tp
+    return Operator(
+        name="attention gradient sum" if backward else "softmax correction",
+        kind=OperatorKind.ELEMENTWISE,
+        phase=whole.phase,
+        bytes=moved + (_ADD_TRAFFIC * ranks * block if backward else 0.0),
+    )
+
+
+def _fused(core: Sequence[Operator]) -> Operator:
+    """The one kernel of a fused core: only that returns the statistics by which steps are put together."""
+    if len(core) == 1 and core[0].kind is OperatorKind.ATTENTION:
+        return core[0]
+    message = (
+        "a ring needs fused attention, whose kernel returns the softmax statistics of each block; "
+        "set context_exchange to all-gather, or fused_attention to true"
+    )
+    raise ScenarioError([Problem(message, key="framework.context_exchange")])
+
+
+def _heads_for_tokens(one: Operator, inside: int, tp: int) -> Operator:
+    """The core after the exchange: `inside` times the queries, 1/`inside` of the heads."""
+    if one.kind is OperatorKind.ATTENTION:
+        kv_heads = max(one.kv_heads // inside, tp)  # repeated where there are fewer
+        return dataclasses.replace(
+            one, queries=one.queries * inside, heads=one.heads // inside, kv_heads=kv_heads
+        )
+    if one.kind is OperatorKind.GEMM:
+        rows = "k" if one.name.endswith(("_dk", "_dv")) else "m"
+        shape = {"batch": one.batch // inside, rows: getattr(one, rows) * inside}
+        return dataclasses.replace(one, **shape)
+    return one
+
+
+def _tensor_bytes(core: Sequence[Operator], sharding: Sharding, inside: int) -> dict[str, float]:
+    """Bytes of q, k, v and output on one rank; keys and values are repeated where they have fewer heads than ranks."""
+    shape = _shape(core)
+    each = shape.sequences * shape.queries * sharding.activation_bytes / sharding.tp
+    kv_heads = max(shape.kv_heads, inside * sharding.tp)
+    return {
+        "q": each * shape.heads * shape.head_dim,
+        "k": each * kv_heads * shape.head_dim,
+        "v": each * kv_heads * shape.head_dim_v,
+        "output": each * shape.heads * shape.head_dim_v,
+    }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shape:
+    sequences: int
+    queries: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    head_dim_v: int
+
+
+def _shape(core: Sequence[Operator]) -> _Shape:
+    one = core[0]
+    if one.kind is OperatorKind.ATTENTION:
+        return _Shape(
+            one.sequences, one.queries, one.heads, one.kv_heads, one.head_dim, one.head_dim_v
+        )
+    # context_dp = (queries, head_dim) @ (head_dim, keys), scores likewise: batch counts sequences x heads
+    product = next(
+        x for x in core if x.kind is OperatorKind.GEMM and x.name in ("scores", "context_dp")
+    )
+    return _Shape(1, product.m, product.batch, product.batch, product.k, product.k)
+
+
+def _key_value_bytes(operator: Operator, sharding: Sharding) -> float:
+    """Keys and values of the whole sequence on one tensor-parallel rank [B]."""
+    return _key_value_elements(operator) * sharding.activation_bytes / sharding.tp
+
+
+def _key_value_elements(operator: Operator) -> float:
+    if operator.kind is OperatorKind.ATTENTION:
+        width = operator.kv_heads * (operator.head_dim + operator.head_dim_v)
+        return float(operator.sequences * operator.keys * width)
+    # scores, context_dp: (queries, head_dim) @ (head_dim, keys); context, scores_dq: (queries, keys) @ (keys, head_dim);
+    # scores_dk, context_dv: (keys, queries) @ (queries, head_dim)
+    keys, width = {
+        "scores": (operator.n, operator.k),
+        "context_dp": (operator.n, operator.k),
+        "context": (operator.k, operator.n),
+        "scores_dq": (operator.k, operator.n),
+    }.get(operator.name, (operator.m, operator.n))
+    return float(2 * operator.batch * keys * width)
+
+
+def _all_to_all(operator: Operator, axis: str, name: str, size: float) -> Communication:
+    what = f"{name} gradient" if operator.phase is Phase.INPUT_GRADIENT else name
+    return _exchange(operator, axis, "all_to_all", size, what)
+
+
+def _exchange(operator: Operator, axis: str, kind: str, size: float, what: str) -> Communication:
+    name = what if kind == "send" else f"{what} {kind.replace('_', '-')}"
+    return Communication(
+        name=name, axis=axis, kind=kind, size=float(size), waits=Waits.ALL, phase=operator.phase
+    )

@@ -1,0 +1,251 @@
+"""Expert parallelism: tokens travel to the ranks that hold their experts and back.
+
+The ranks of a stage form groups of ``etp x ep`` that hold every expert once: each rank 1/etp of the features of 1/ep of the experts.
+A rank brings its 1/tp of the microbatch's tokens (sequence parallelism). *Dispatch* is an all-to-all over ep of every token's copies, one
+for each of its experts, followed by an all-gather over etp; *combine* is the way back, a reduce-scatter over etp and an all-to-all over
+ep. The backward pass mirrors both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from mpsim.framework import ExpertDispatch, ExpertOverlap
+from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
+from mpsim.parallel.shard import Routing, Sharding, shard
+from mpsim.workload import Operator, OperatorKind, Phase, Split
+
+__all__ = [
+    "expert_backward",
+    "expert_forward",
+    "is_fused_away",
+    "is_of_experts",
+    "is_shared",
+    "overlaps_shared",
+    "sent_tokens",
+    "split_shared",
+    "way_back",
+]
+
+Beside = tuple[Sequence[Item], Sequence[Item]]
+
+_PERMUTING: Final = ("permute", "unpermute")
+
+
+def is_of_experts(operator: Operator) -> bool:
+    """Whether it runs where a token's experts are."""
+    return operator.split is Split.EXPERT
+
+
+def is_shared(operator: Operator) -> bool:
+    """Whether it belongs to the shared experts (or casts what they read)."""
+    return "shared_" in operator.name
+
+
+def expert_forward(
+    operators: Sequence[Operator],
+    sharding: Sharding,
+    *,
+    beside: Beside = ((), ()),
+    recompute: bool = False,
+) -> Iterator[Item]:
+    """Dispatch, routed experts and combine of one forward.
+
+    Parameters
+    ----------
+    operators : sequence of Operator
+        Those of the routed experts.
+    sharding : Sharding
+    beside : pair of sequences of Item
+        What runs while tokens travel there, and back (the shared experts).
+    recompute : bool
+        Mark everything as run again.
+    """
+    synchronizations = _routing(sharding).synchronizations
+    if sharding.ep > 1 and synchronizations:
+        yield Synchronization(synchronizations)
+    ways = _there("dispatch", Phase.FORWARD, sharding), _back("combine", Phase.FORWARD, sharding)
+    yield from _around(operators, sharding, ways, beside, recompute=recompute)
+
+
+def expert_backward(
+    operators: Sequence[Operator], sharding: Sharding, *, beside: Beside = ((), ())
+) -> Iterator[Item]:
+    """Backward of the routed experts: combine's gradients travel there, dispatch's travel back.
+
+    Parameters
+    ----------
+    operators : sequence of Operator
+        Backward operators of the routed experts; without an input gradient among them nothing travels.
+    sharding : Sharding
+    beside : pair of sequences of Item
+        As in `expert_forward`.
+    """
+    phase = Phase.INPUT_GRADIENT
+    ways: tuple[list[Communication], list[Communication]] = ([], [])
+    if any(one.phase is phase for one in operators):
+        ways = (
+            _there("combine gradient", phase, sharding),
+            _back("dispatch gradient", phase, sharding),
+        )
+    yield from _around(operators, sharding, ways, beside)
+
+
+def way_back(sharding: Sharding, *, backward: bool) -> frozenset[str]:
+    """Tags of what travels back from the experts: the kernel that puts tokens in place waits for it."""
+    name = "dispatch gradient" if backward else "combine"
+    return _tags(_back(name, Phase.FORWARD, sharding))
+
+
+def overlaps_shared(sharding: Sharding) -> bool:
+    """Whether shared experts run beside dispatch and combine."""
+    routing = sharding.routing
+    return (
+        routing is not None
+        and routing.overlap is ExpertOverlap.SHARED_EXPERT
+        and sharding.ep * sharding.etp > 1
+    )
+
+
+def is_fused_away(operator: Operator, sharding: Sharding) -> bool:
+    """Whether the kernel that sends tokens does this operator's work too."""
+    fused = sharding.routing is not None and sharding.routing.dispatch is ExpertDispatch.FUSED
+    return fused and sharding.ep > 1 and operator.name in _PERMUTING
+
+
+def split_shared(operators: Sequence[Operator]) -> tuple[list[Operator], list[Operator]]:
+    """Shared-expert operators before and from the second product: what hides dispatch, and what hides combine."""
+    backward = any(one.phase is not Phase.FORWARD for one in operators)
+    second = "shared_fc1" if backward else "shared_fc2"
+    cut = next((i for i, one in enumerate(operators) if second in one.name), len(operators))
+    return list(operators[:cut]), list(operators[cut:])
+
+
+def sent_tokens(sharding: Sharding) -> float:
+    """Copies of tokens that the busiest rank hands to an all-to-all, those for its own experts included.
+
+    Notes
+    -----
+    One for each of a token's experts; a fused kernel sends one to each *rank* that has any of them: with E experts, L of them on a rank,
+    a rank has none of a token's k with probability ``C(E - L, k) / C(E, k)``.
+    """
+    routing = _routing(sharding)
+    mine = sharding.tokens / sharding.tp
+    copies = float(routing.top_k)
+    if routing.dispatch is ExpertDispatch.FUSED:
+        elsewhere = routing.experts - routing.experts // sharding.ep
+        none = math.comb(elsewhere, routing.top_k) / math.comb(routing.experts, routing.top_k)
+        copies = sharding.ep * (1.0 - none)
+    return mine * copies * routing.capacity * routing.load
+
+
+def _routing(sharding: Sharding) -> Routing:
+    assert sharding.routing is not None, "experts without routing"
+    return sharding.routing
+
+
+def _around(
+    operators: Sequence[Operator],
+    sharding: Sharding,
+    ways: tuple[list[Communication], list[Communication]],
+    beside: Beside,
+    *,
+    recompute: bool = False,
+) -> Iterator[Item]:
+    """The experts between the way there and the way back, each blocking or hidden behind what runs beside it."""
+    there, back = (
+        [
+            dataclasses.replace(
+                one, waits=Waits.TAGGED if hides else Waits.ALL, recompute=recompute
+            )
+            for one in way
+        ]
+        for way, hides in zip(ways, beside, strict=True)
+    )
+    needs = _tags(there) if beside[0] else frozenset[str]()
+    yield from there
+    yield from beside[0]
+    for one in _kernels(operators, sharding):
+        yield Compute(one, recompute, needs)
+    yield from back
+    yield from beside[1]
+
+
+def _kernels(operators: Sequence[Operator], sharding: Sharding) -> Iterator[Operator]:
+    for whole in operators:
+        mine = shard(whole, sharding)
+        if mine.kind is OperatorKind.GROUPED_GEMM and not _routing(sharding).grouped_gemm:
+            yield from [_single(mine)] * mine.batch
+        else:
+            yield mine
+
+
+def _single(mine: Operator) -> Operator:
+    """One expert's product of a group."""
+    return dataclasses.replace(
+        mine,
+        kind=OperatorKind.GEMM,
+        batch=1,
+        flops=mine.flops / mine.batch,
+        bytes=mine.bytes / mine.batch,
+    )
+
+
+def _there(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
+    """Tokens, or gradients of outputs, on their way to the experts."""
+    if _routing(sharding).dispatch is ExpertDispatch.ALL_GATHER:
+        return _whole_tokens(name, "all_gather", phase, sharding)
+    exchanged, gathered = _exchange(name, phase, sharding), _over_etp(name, phase, sharding)
+    after = _tags(exchanged)
+    return [*exchanged, *(dataclasses.replace(one, needs=after) for one in gathered)]
+
+
+def _back(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
+    """Outputs, or gradients of tokens, on their way to the ranks that tokens belong to."""
+    if _routing(sharding).dispatch is ExpertDispatch.ALL_GATHER:
+        return _whole_tokens(name, "reduce_scatter", phase, sharding)
+    exchanged = _exchange(name, phase, sharding)
+    summed = [
+        dataclasses.replace(one, kind="reduce_scatter") for one in _over_etp(name, phase, sharding)
+    ]
+    after = _tags(summed)
+    return [*summed, *(dataclasses.replace(one, needs=after) for one in exchanged)]
+
+
+def _exchange(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
+    """The all-to-all between ranks with different experts."""
+    if sharding.ep == 1:
+        return []
+    size = sent_tokens(sharding) * sharding.hidden * sharding.activation_bytes
+    return [_tagged(f"{name} all-to-all", "ep", "all_to_all", size, phase)]
+
+
+def _over_etp(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
+    """What the ranks that share experts' features receive together, gathered (or summed) among them."""
+    if sharding.etp == 1:
+        return []
+    routing = _routing(sharding)
+    copies = sharding.tokens / sharding.tp * routing.top_k * routing.capacity * routing.load
+    size = copies * sharding.etp * sharding.hidden * sharding.activation_bytes
+    return [_tagged(f"{name} over etp", "etp", "all_gather", size, phase)]
+
+
+def _whole_tokens(name: str, kind: str, phase: Phase, sharding: Sharding) -> list[Communication]:
+    """Every token to every rank of the group, or its outputs summed back."""
+    group = sharding.ep * sharding.etp
+    if group == 1:
+        return []
+    each = sharding.tokens / sharding.tp * sharding.hidden * sharding.activation_bytes
+    return [_tagged(f"{name} {kind.replace('_', '-')}", "etp-ep", kind, each * group, phase)]
+
+
+def _tagged(name: str, axis: str, kind: str, size: float, phase: Phase) -> Communication:
+    """A collective that blocks, with its name as tag."""
+    return Communication(name, axis, kind, float(size), Waits.ALL, phase, tag=name)
+
+
+def _tags(ways: Sequence[Communication]) -> frozenset[str]:
+    return frozenset(one.tag for one in ways)

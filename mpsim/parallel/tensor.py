@@ -1,0 +1,205 @@
+"""Tensor parallelism: the collectives around each operator, and products that run beside theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Final
+
+from mpsim.framework import TensorOverlap
+from mpsim.parallel.items import Communication, Compute, Item, Waits
+from mpsim.parallel.shard import Sharding, resized, shard
+from mpsim.workload import Operator, OperatorKind, Phase, Split
+
+__all__ = ["backward_items", "forward_items", "norm_items"]
+
+_STATISTIC_BYTES: Final = 4  # float32
+_OUTPUT_LAYER: Final = "logits"  # never cut in chunks: the output layer is no user-buffer module
+
+
+def forward_items(whole: Operator, sharding: Sharding, *, recompute: bool) -> Iterator[Item]:
+    """One forward operator with the collectives of its tensor-parallel group.
+
+    Parameters
+    ----------
+    whole : Operator
+        Of the undivided model.
+    sharding : Sharding
+    recompute : bool
+        Mark everything as run again.
+    """
+    mine = shard(whole, sharding)
+    gathers = whole.split is Split.COLUMN and _scatters(sharding)
+    reduces = _is_partial_sum(whole) and sharding.tp > 1
+    if gathers and _is_cut(whole, sharding):
+        yield from _gather_beside(mine, whole.m * whole.k, sharding, recompute=recompute)
+        return
+    if reduces and _is_cut(whole, sharding):
+        yield from _scatter_beside(mine, whole.m * whole.n, sharding, recompute=recompute)
+        return
+    if gathers:
+        yield _collective("all_gather", whole.m * whole.k, whole, sharding, recompute=recompute)
+    yield Compute(mine, recompute)
+    if whole.kind is OperatorKind.LOSS and sharding.tp > 1:
+        yield from _loss(whole, sharding, recompute=recompute)
+    elif reduces:
+        kind = "reduce_scatter" if sharding.sequence_parallel else "all_reduce"
+        elements = _output_elements(whole, sharding)
+        yield _collective(kind, elements, whole, sharding, recompute=recompute)
+
+
+def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> Iterator[Item]:
+    """One backward operator with its collectives.
+
+    Parameters
+    ----------
+    whole : Operator
+    sharding : Sharding
+    together : bool
+        Whether input and weight gradients run in one action, so that one can hide what the other needs.
+    """
+    is_input = whole.phase is Phase.INPUT_GRADIENT
+    column_input = is_input and whole.split is Split.COLUMN and sharding.tp > 1
+    beside = together and sharding.tensor_overlap is not TensorOverlap.NONE
+    if is_input and whole.split is Split.ROW and _scatters(sharding):
+        if _is_cut(whole, sharding):
+            mine = shard(whole, sharding)
+            yield from _gather_beside(mine, whole.m * whole.k, sharding, recompute=False)
+            return
+        yield _collective("all_gather", whole.m * whole.k, whole, sharding)
+    if column_input and beside and _scatters(sharding):
+        # the gathered input was not kept: gather it again beside the input gradient
+        elements = whole.m * whole.n
+        yield _collective("all_gather", elements, whole, sharding, waits=Waits.WEIGHT_GRADIENT)
+    if whole.split is Split.COLUMN and _scatters(sharding) and not is_input and not beside:
+        yield _collective("all_gather", whole.k * whole.n, whole, sharding)
+    yield Compute(shard(whole, sharding))
+    if column_input:
+        kind = "reduce_scatter" if sharding.sequence_parallel else "all_reduce"
+        waits = Waits.INPUT_GRADIENT if beside else Waits.ALL
+        yield _collective(kind, whole.m * whole.n, whole, sharding, waits=waits)
+
+
+def norm_items(whole: Operator, sharding: Sharding, *, recompute: bool) -> Iterator[Communication]:
+    """All-reduces of norm weights in the forward of a layer, as some stacks do to keep them equal."""
+    if sharding.tp > 1:
+        for _ in range(sharding.norm_reductions):
+            yield dataclasses.replace(
+                _collective("all_reduce", sharding.hidden, whole, sharding, recompute=recompute),
+                name="norm weight all-reduce",
+            )
+
+
+def _scatters(sharding: Sharding) -> bool:
+    return sharding.tp > 1 and sharding.sequence_parallel
+
+
+def _is_partial_sum(operator: Operator) -> bool:
+    """Whether every rank holds a partial sum: row GEMMs, and the lookup in a divided table."""
+    return operator.split is Split.ROW or operator.name == "embedding"
+
+
+def _is_cut(operator: Operator, sharding: Sharding) -> bool:
+    """Whether a product is cut in chunks that run beside the steps of its ring."""
+    return (
+        sharding.tensor_overlap is TensorOverlap.DECOMPOSED
+        and sharding.sequence_parallel
+        and operator.kind is OperatorKind.GEMM
+        and operator.name != _OUTPUT_LAYER
+    )
+
+
+def _output_elements(operator: Operator, sharding: Sharding) -> float:
+    if operator.kind is OperatorKind.GEMM:
+        return operator.m * operator.n
+    return sharding.tokens * sharding.hidden
+
+
+def _collective(
+    kind: str,
+    elements: float,
+    operator: Operator,
+    sharding: Sharding,
+    *,
+    waits: Waits = Waits.ALL,
+    recompute: bool = False,
+) -> Communication:
+    return Communication(
+        name=f"{operator.name} {kind.replace('_', '-')}",
+        axis="tp",
+        kind=kind,
+        size=float(elements * sharding.activation_bytes),
+        waits=waits,
+        phase=operator.phase,
+        recompute=recompute,
+    )
+
+
+def _gather_beside(
+    mine: Operator, elements: float, sharding: Sharding, *, recompute: bool
+) -> Iterator[Item]:
+    """Multiply the chunk of tokens at hand while the next one arrives around the ring."""
+    steps = sharding.tp
+    chunk = _chunk(mine, steps)
+    for step in range(steps):
+        if step < steps - 1:
+            yield _ring_step(mine, elements, step + 1, "gather", sharding, recompute=recompute)
+        yield Compute(chunk, recompute, _tags(mine, "gather", step) if step else frozenset())
+
+
+def _scatter_beside(
+    mine: Operator, elements: float, sharding: Sharding, *, recompute: bool
+) -> Iterator[Item]:
+    """Send a chunk's partial sums around the ring while the next chunk is multiplied; add up what arrived at the end."""
+    steps = sharding.tp
+    chunk = _chunk(mine, steps)
+    for step in range(steps):
+        yield Compute(chunk, recompute)
+        if step < steps - 1:
+            yield _ring_step(mine, elements, step + 1, "scatter", sharding, recompute=recompute)
+    arrived = elements * sharding.activation_bytes  # tp chunks are read
+    add = Operator(
+        name=f"{mine.name} add chunks",
+        kind=OperatorKind.ELEMENTWISE,
+        phase=mine.phase,
+        bytes=arrived + arrived / steps,
+    )
+    yield Compute(add, recompute, _tags(mine, "scatter", steps - 1))
+
+
+def _chunk(mine: Operator, parts: int) -> Operator:
+    """One of `parts` products over the tokens: the same weights, part of the rows."""
+    return dataclasses.replace(resized(mine, "m", parts), flops=mine.flops / parts)
+
+
+def _ring_step(
+    mine: Operator, elements: float, step: int, what: str, sharding: Sharding, *, recompute: bool
+) -> Communication:
+    (tag,) = _tags(mine, what, step)
+    return Communication(
+        name=f"{mine.name} {what} step",
+        axis="tp",
+        kind="send",
+        size=float(elements * sharding.activation_bytes / sharding.tp),
+        waits=Waits.TAGGED,
+        phase=mine.phase,
+        recompute=recompute,
+        tag=tag,
+    )
+
+
+def _tags(mine: Operator, what: str, step: int) -> frozenset[str]:
+    return frozenset({f"{mine.name} {what} {step}"})
+
+
+def _loss(operator: Operator, sharding: Sharding, *, recompute: bool) -> Iterator[Communication]:
+    for _ in range(sharding.loss_reductions):
+        yield Communication(
+            name="loss all-reduce",
+            axis="tp",
+            kind="all_reduce",
+            size=float(_STATISTIC_BYTES * sharding.tokens),
+            waits=Waits.ALL,
+            phase=operator.phase,
+            recompute=recompute,
+        )
