@@ -136,7 +136,8 @@ class CollectiveModel:
             Time [s]: that of an even all-to-all which loads its links as much as this one its busiest; see
             `mpsim.cost.pairs.equal_share`.
         """
-        return self.seconds("all_to_all", equal_share(pair_bytes, group), group)
+        share = equal_share(pair_bytes, group, pxn=self.library.forwards)
+        return self.seconds("all_to_all", share, group)
 
     def answer(self, kind: str, size_bytes: float, group: GroupShape) -> CollectiveAnswer:
         """Time of one collective with what runs and what the time rests on.

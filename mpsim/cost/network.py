@@ -6,11 +6,12 @@ import dataclasses
 import math
 
 from mpsim.errors import HardwareError
-from mpsim.hardware.components import Cluster, LinkShape
+from mpsim.hardware.components import Cluster, FabricKind, LinkShape
 from mpsim.hardware.fabric import torus_shape
 
 __all__ = [
     "TorusExtent",
+    "cross_rail_span",
     "group_bandwidth",
     "nic_bandwidth",
     "nodes_spanned",
@@ -83,6 +84,13 @@ def nodes_spanned(cluster: Cluster, domains: int) -> int:
     """Nodes that `domains` neighbouring scale-up domains consist of."""
     per_domain = max(1, cluster.node.domain // cluster.node.accelerators)
     return min(cluster.nodes, domains * per_domain)
+
+
+def cross_rail_span(cluster: Cluster, span: int) -> int:
+    """Nodes that a message between unlike NICs of `span` nodes counts as spanning: on rails it has to climb above the leaves."""
+    if cluster.fabric.kind is not FabricKind.RAIL_OPTIMIZED or not cluster.tiers:
+        return span
+    return min(cluster.nodes, max(span, cluster.tiers[0].nodes + 1))
 
 
 def nic_bandwidth(cluster: Cluster, span: int) -> float:

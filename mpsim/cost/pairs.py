@@ -27,21 +27,31 @@ def equal_share(pair_bytes: ArrayLike, group: GroupShape, *, pxn: bool = True) -
 
     Notes
     -----
-    An even all-to-all of S sends ``(m-1)/n S`` over each scale-up link and ``(n-m)/n S`` over each NIC, so either kind of link gives an
-    S that would load it as much; the larger counts.
+    An even all-to-all of S sends ``(m-1)/n S`` over each scale-up link (``(m-1)/m S`` where messages to other domains are handed over
+    too) and ``(n-m)/n S`` over each NIC, so either kind of link gives an S that would load it as much; the larger counts.
     """
     pairs = _checked(pair_bytes, group)
     n, m = group.ranks, group.per_domain
-    if n == 1:
-        return 0.0
-    inside = np.where(_same_domain(group), pairs, 0.0)
     shares = [0.0]
     if m > 1:
-        shares.append(float(max(inside.sum(axis=0).max(), inside.sum(axis=1).max())) * n / (m - 1))
+        out, into = _handed_over(pairs, group, pxn=pxn)
+        even = (m - 1) / (m if pxn else n)
+        shares.append(float(max(out.max(), into.max())) / even)
     if n > m:
         out, into = rail_bytes(pairs, group, pxn=pxn)
         shares.append(float(max(out.max(), into.max())) * n / (n - m))
     return max(shares)
+
+
+def _handed_over(pairs: Floats, group: GroupShape, *, pxn: bool) -> tuple[Floats, Floats]:
+    """Bytes that each rank sends and receives over its scale-up link [B]."""
+    m, d = group.per_domain, group.domains
+    by_rail = (pairs if pxn else np.where(_same_domain(group), pairs, 0.0)).reshape(d, m, d, m)
+    inside = by_rail.sum(axis=2)  # by domain of the sender, its place there, and the receiver's place
+    inside[:, np.arange(m), np.arange(m)] = 0.0  # on the right rail already
+    out: Floats = inside.sum(axis=2).reshape(-1)
+    into: Floats = inside.sum(axis=1).reshape(-1)
+    return out, into
 
 
 def rail_bytes(

@@ -57,3 +57,32 @@ def test_a_question_that_cannot_be_answered_is_bad_input(mpsim_cli, arguments) -
     outcome = mpsim_cli("show", *arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert "internal error" not in outcome.err
+
+
+def test_a_collective_of_another_library(mpsim_cli) -> None:
+    """gloo's ring instead of NCCL's choice, and it says so."""
+    command = ("show", "collective", "reduce_scatter=64 MiB", "--on", "dgx-h100", "--json")
+    shown = mpsim_cli(*command, "--library", "gloo").json()
+    plain = mpsim_cli(*command).json()
+    assert (plain["library"], shown["library"]) == ("nccl", "gloo")
+    assert shown["algorithm"] == "all_reduce_slice"
+    assert shown["time_s"] > plain["time_s"]
+    assert any(one["name"].startswith("libraries.host.gloo.") for one in shown["constants"])
+
+
+def test_a_collective_from_a_calibration(mpsim_cli, tmp_path) -> None:
+    """The measured time counts, and the answer says what was measured."""
+    path = tmp_path / "curves.yaml"
+    path.write_text(
+        "schema: 1\nname: ours\nsource: us\nas_of: 2026-11-21\ncurves:\n"
+        "  - {collective: all_reduce, ranks: 8, bytes: [1048576], seconds: [1.0e-4]}\n",
+        encoding="utf-8",
+    )
+    command = ("show", "collective", "all_reduce=1 MiB", "--on", "dgx-h100")
+    shown = mpsim_cli(*command, "--calibration", str(path), "--json").json()
+    assert shown["time_s"] == pytest.approx(1e-4)
+    assert shown["basis"] == "measured on 8 ranks in 1 domains"
+    path.write_text("schema: 1\n", encoding="utf-8")
+    outcome = mpsim_cli(*command, "--calibration", str(path))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "missing" in outcome.err

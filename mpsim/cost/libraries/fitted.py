@@ -17,7 +17,12 @@ from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
 from mpsim.cost.ledger import Ledger
 from mpsim.cost.nccl_choice import chosen
 from mpsim.cost.nccl_curve import RING_LIMIT, DomainCurve
-from mpsim.cost.network import nic_bandwidth, nodes_spanned, pair_bandwidth
+from mpsim.cost.network import (
+    cross_rail_span,
+    nic_bandwidth,
+    nodes_spanned,
+    pair_bandwidth,
+)
 from mpsim.cost.traffic import ring_passes, sent_bytes
 from mpsim.hardware.components import Cluster, LinkShape
 from mpsim.parallel.group import GroupShape
@@ -85,8 +90,28 @@ class FittedLibrary:
 
     def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
         """Bytes a rank sends; where switches sum an all-reduce, what it puts on the scale-up link then."""
+        if kind == "all_to_all":
+            return self._routed(kind, size, group)
         sums = self._sums_in_switch(group.per_domain)
         return sent_bytes(kind, size, group, summed_by_switch=sums)
+
+    @property
+    def forwards(self) -> bool:
+        """Whether a message leaves its domain by the NIC of its destination's rail, handed over inside (PXN)."""
+        return False
+
+    def _routed(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
+        """Bytes a rank sends inside and outside; what is handed over to the right rail counts inside too."""
+        inside, outside = sent_bytes(kind, size, group)
+        if kind == "all_to_all" and self.forwards:
+            inside = inside + outside * (group.per_domain - 1) / group.per_domain
+        return inside, outside
+
+    def _span(self, kind: str, group: GroupShape) -> int:
+        """Nodes that messages count as spanning: an all-to-all without forwarding leaves the rails."""
+        span = nodes_spanned(self.cluster, group.domains)
+        strays = kind == "all_to_all" and group.per_domain > 1 and not self.forwards
+        return cross_rail_span(self.cluster, span) if strays else span
 
     def _within(self, kind: str, size: Floats, members: int) -> Floats:
         return self._curve.seconds(kind, size, members)
@@ -105,8 +130,8 @@ class FittedLibrary:
 
     def _times_across(self, kind: str, size: Floats, group: GroupShape) -> dict[str, Floats]:
         """Times of the algorithms across domains, before the pipeline has filled."""
-        span = nodes_spanned(self.cluster, group.domains)
-        inside, outside = sent_bytes(kind, size, group)
+        span = self._span(kind, group)
+        inside, outside = self._routed(kind, size, group)
         if kind in ("broadcast", "reduce"):  # the busiest rank, not the average
             inside, outside = (part * group.ranks / (group.ranks - 1) for part in (inside, outside))
         moved = outside / self._nic_rate(span, group.domains)
@@ -157,7 +182,12 @@ class FittedLibrary:
 
 
 class NcclLibrary(FittedLibrary):
-    """NCCL: the algorithm is what its own tuner would pick (`mpsim.cost.nccl`)."""
+    """NCCL: the algorithm is what its own tuner would pick (`mpsim.cost.nccl`); it forwards over NVLink (PXN, on by default)."""
+
+    @property
+    def forwards(self) -> bool:
+        """PXN needs NVLink."""
+        return self.cluster.node.scale_up.shape is not LinkShape.HOST
 
     def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
         """As NCCL names them (``Ring``, ``LL``); ``P2P`` for what it does not tune."""

@@ -24,7 +24,7 @@ __all__ = ["HostLibrary"]
 
 Floats = NDArray[np.float64]
 _PAIR = GroupShape(2, 2, 1)
-_SLICED = "all_reduce_slice"
+_RINGS = ({"all_reduce", "ring"}, {"reduce_scatter", "all_reduce_slice"})
 
 
 class HostLibrary:
@@ -50,6 +50,11 @@ class HostLibrary:
         self._ledger = ledger
         self._constants = constant_groups("libraries")[f"host.{name}"]
         self._table = decision_table(name)
+
+    @property
+    def forwards(self) -> bool:
+        """Every rank uses its own NIC."""
+        return False
 
     def seconds(self, kind: str, size: Floats, group: GroupShape) -> Floats:
         """Time of one collective [s]: the algorithm of each size's regime, never less than a smaller size took."""
@@ -84,9 +89,15 @@ class HostLibrary:
         return self._table.algorithm(kind, size, group.ranks), "none"
 
     def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
-        """Bytes a rank sends; an all-reduce where a reduce-scatter is one and a slice."""
-        ends = {rung.algorithm for band in self._table.bands.get(kind, ()) for rung in band.rungs}
-        return sent_bytes("all_reduce" if ends == {_SLICED} else kind, size, group)
+        """Bytes a rank sends; twice a reduce-scatter's where an all-reduce is a ring (or a reduce-scatter such an all-reduce)."""
+        if {kind, *self._algorithms(kind)} in _RINGS:
+            inside, outside = sent_bytes("reduce_scatter", size, group)
+            return 2 * inside, 2 * outside
+        return sent_bytes(kind, size, group)
+
+    def _algorithms(self, kind: str) -> set[str]:
+        bands = self._table.bands.get(kind, ())
+        return {rung.algorithm for band in bands for rung in band.rungs}
 
     def _wires(self, group: GroupShape) -> Wires:
         return wires_of(self._cluster, group, self._constants, self._ledger)
