@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,17 +10,14 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from mpsim.cli.show_kernel import Question
     from mpsim.cost import CollectiveModel, Constant
     from mpsim.hardware import Cluster
-    from mpsim.workload import Operator
 
 __all__ = ["QUESTIONS", "Asked", "answer"]
 
 QUESTIONS = ("kernel", "collective")
-FORMS = (
-    "gemm=MxNxK, gemm=BATCHxMxNxK, attention=SEQUENCESxTOKENSxHEADSxHEAD_DIM, or bytes='1 GiB' "
-    "for a memory-bound kernel"
-)
+LAUNCHES = ("eager", "compiled", "graph")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,6 +68,7 @@ def _printed(key: str, value: object) -> str:
     units = {
         "time_s": Dimension.TIME,
         "floor_s": Dimension.TIME,
+        **{f"launch_{kind}_s": Dimension.TIME for kind in LAUNCHES},
         "flops_per_s": Dimension.FLOP_RATE,
         "bytes_per_s": Dimension.BANDWIDTH,
         "algbw_bytes_per_s": Dimension.BANDWIDTH,
@@ -92,77 +89,47 @@ def _split(text: str | None, forms: str) -> tuple[str, str]:
 
 
 def _kernel(text: str | None, asked: Asked) -> tuple[dict[str, object], Iterable[Constant]]:
-    from mpsim.cost import KernelModel
+    from mpsim.cli.show_kernel import FORMS, read_question
+    from mpsim.cost import KernelModel, launch_seconds, optimizer_seconds
+    from mpsim.cost.constants import constant_groups
+    from mpsim.framework import framework
     from mpsim.hardware import accelerator
 
     name, value = _split(text, FORMS)
     chip = accelerator(asked.on or _missing("an accelerator, such as --on h100-sxm"))
+    precision = asked.precision.replace("-", "_")
     model = KernelModel(
-        chip, asked.precision, attention_kernel=asked.attention_kernel, clocks=asked.clocks
+        chip, precision, attention_kernel=asked.attention_kernel, clocks=asked.clocks
     )
-    operator = _operator(name, value)
-    time = float(model.seconds([operator])[0])
-    peak = chip.peak(asked.precision)
-    flops = operator.flops
+    asks = read_question(name, value, precision, chip)
+    moved = sum(one.bytes for one in asks.operators)
+    time = float(model.seconds(asks.operators).sum())
+    if asks.optimizer_parameters:
+        traffic = framework("megatron-core").optimizer.optimizer_traffic
+        moved = traffic * asks.optimizer_parameters
+        time = optimizer_seconds(asks.optimizer_parameters, traffic, chip.memory_bandwidth)
     figures: dict[str, object] = {
         "accelerator": chip.name,
         "kernel": f"{name}={value}",
+        "precision": precision,
         "clocks": asked.clocks,
         "time_s": time,
-        "floor_s": max(flops / peak, operator.bytes / chip.memory_bandwidth),
+        **_rates(asks, moved, time, chip.peak(precision), chip.memory_bandwidth),
     }
+    launches = {f"launch_{kind}_s": launch_seconds(kind, chip) for kind in LAUNCHES}
+    fixed = constant_groups("kernels")["optimizer"].values() if asks.optimizer_parameters else ()
+    return figures | launches, (*model.provenance(), *fixed)
+
+
+def _rates(
+    asks: Question, moved: float, time: float, peak: float, bandwidth: float
+) -> dict[str, float]:
+    """The floor of the roofline, and what was reached of compute or of memory."""
+    flops = sum(one.flops for one in asks.operators)
+    floor = {"floor_s": max(flops / peak, moved / bandwidth)}
     if flops:
-        figures |= {"flops_per_s": flops / time, "fraction_of_peak": flops / time / peak}
-    else:
-        figures |= {"bytes_per_s": operator.bytes / time}
-    return figures, model.provenance()
-
-
-def _operator(name: str, value: str) -> Operator:
-    from mpsim.units import Dimension, parse_quantity
-    from mpsim.workload import Operator, OperatorKind, Phase
-
-    forward = Phase.FORWARD
-    if name == "gemm":
-        *batch, m, n, k = _sizes(value, 3, 4)
-        count = batch[0] if batch else 1
-        return Operator(
-            name=name,
-            kind=OperatorKind.GEMM,
-            phase=forward,
-            m=m,
-            n=n,
-            k=k,
-            batch=count,
-            flops=2.0 * count * m * n * k,
-            bytes=2.0 * count * (m * k + k * n + m * n),
-        )
-    if name == "attention":
-        sequences, tokens, heads, width = _sizes(value, 4, 4)
-        return Operator(
-            name=name,
-            kind=OperatorKind.ATTENTION,
-            phase=forward,
-            heads=heads,
-            kv_heads=heads,
-            head_dim=width,
-            head_dim_v=width,
-            queries=tokens,
-            keys=tokens,
-            sequences=sequences,
-            flops=2.0 * sequences * heads * tokens * tokens * width,  # causal: half of all pairs
-        )
-    if name == "bytes":
-        moved = parse_quantity(value, Dimension.BYTES)
-        return Operator(name=name, kind=OperatorKind.ELEMENTWISE, phase=forward, bytes=moved)
-    raise typer.BadParameter(f"got kernel {name!r}; needed one of: {FORMS}", param_hint="NAME")
-
-
-def _sizes(value: str, least: int, most: int) -> list[int]:
-    sizes = [int(part) for part in value.split("x") if re.fullmatch(r"[1-9]\d{0,8}", part)]
-    if len(sizes) != len(value.split("x")) or not least <= len(sizes) <= most:
-        raise typer.BadParameter(f"got sizes {value!r}; needed one of: {FORMS}", param_hint="NAME")
-    return sizes
+        return floor | {"flops_per_s": flops / time, "fraction_of_peak": flops / time / peak}
+    return floor | {"bytes_per_s": moved / time, "fraction_of_bandwidth": moved / time / bandwidth}
 
 
 def _collective(text: str | None, asked: Asked) -> tuple[dict[str, object], Iterable[Constant]]:
