@@ -203,3 +203,11 @@ def test_curves_of_another_library_or_accelerator_are_refused(tmp_path: Path) ->
     other = curves_of(tmp_path, FILE.replace("library: nccl", "accelerator: a100-sxm-80"))
     with pytest.raises(CalibrationError, match="accelerator a100-sxm-80, but h100-sxm"):
         CollectiveModel(cluster, curves=other)
+
+
+def test_the_file_of_the_reference_page_can_be_read(tmp_path: Path) -> None:
+    """docs/reference/calibration.md, as printed."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "calibration.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line[4:] for line in lines if line.startswith("    "))
+    assert set(curves_of(tmp_path, text).curves) == {("all_reduce", 8, 1), ("all_reduce", 16, 2)}
