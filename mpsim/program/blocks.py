@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mpsim.parallel import Stage, block_backward, block_forward
+from mpsim.parallel import Item, Stage, Synchronization, block_backward, block_forward
 from mpsim.program.costs import PlanCosts, StageCosts
 from mpsim.program.plan import Plan
 from mpsim.program.program import Template
@@ -110,9 +110,24 @@ class Blocks:
         else:
             recompute = self._plan.recompute if is_layer else "none"
             items = block_backward(expansion, sharding, recompute=recompute, phases=_PHASES[action])
-        host = self._launch_seconds(action) if is_layer else 0.0
         name = "layer" if part == "dense" else part
-        return evaluate_block(f"{name} {action.name}", items, costs, host_seconds=host)
+        launches = self._launch_seconds(action) if is_layer else 0.0
+        return self._timed(f"{name} {action.name}", items, costs, launches, is_layer=is_layer)
+
+    def _timed(
+        self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool
+    ) -> Template:
+        host = self._plan.framework.host
+        if is_layer and host.layer_synchronizations:
+            items = [*items, Synchronization(host.layer_synchronizations)]
+        return evaluate_block(
+            name,
+            items,
+            costs,
+            host_seconds=launches,
+            synchronization_seconds=host.synchronization_cost,
+            launch_blocking=host.launch_blocking,
+        )
 
     def _launch_seconds(self, action: Action) -> float:
         """Host time of the launches of one layer."""

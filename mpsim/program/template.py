@@ -191,6 +191,7 @@ def evaluate_block(
     *,
     host_seconds: float = 0.0,
     synchronization_seconds: float = 0.0,
+    launch_blocking: bool = False,
 ) -> Template:
     """Place the kernels and collectives of a block in time.
 
@@ -204,6 +205,9 @@ def evaluate_block(
         Time the host needs to launch the block; a block that ends sooner is extended by a wait for the host [s].
     synchronization_seconds : float
         Idle time of the device after each wait of the host for it [s].
+    launch_blocking : bool
+        Whether the host waits for every kernel before it launches the next: launches add to the block's time, and nothing runs beside
+        anything else.
 
     Returns
     -------
@@ -226,8 +230,10 @@ def evaluate_block(
             block.synchronize(one.count * synchronization_seconds)
         else:
             block.communicate(one, costs.collective(one))
+            if launch_blocking:
+                block.wait(None)
     block.wait(None)
-    block.wait_for_host(host_seconds)
+    block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
     return _as_template(name, block)
 
 
