@@ -249,6 +249,9 @@ class OptimizerBehaviour:
         Memory traffic of the optimizer step per owned parameter [B].
     gradient_norm : bool
         A global gradient norm synchronises all stages before the optimizer.
+    gradient_scratch : int
+        Bytes per element of a buffer that is kept for every distinct shape of a layer's weights (Transformer Engine hands autograd
+        a dummy gradient where weight gradients are accumulated in place); 0 without.
     """
 
     gradient_bytes: int
@@ -256,6 +259,7 @@ class OptimizerBehaviour:
     optimizer_bytes: int
     optimizer_traffic: float
     gradient_norm: bool
+    gradient_scratch: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,117 @@
+"""Memory: what the fullest moment of each rank holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.document import load_catalog
+from mpsim.program.plan import Plan
+from mpsim.result.memory.activations import held_by_rank, kept_by_stage
+from mpsim.result.memory.states import buffers, gradient_scratch, model_states
+from mpsim.schedule import Action
+
+__all__ = ["COMPONENTS", "Memory", "account_memory"]
+
+COMPONENTS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "buffers",
+    "overhead",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """Bytes of every pipeline rank at its fullest moment.
+
+    Parameters
+    ----------
+    components : mapping of str to float64[P]
+        By `COMPONENTS` [B].
+    capacity : float
+        Of one accelerator [B].
+    when : tuple of str
+        The action of each rank during which it is fullest, such as ``backward of microbatch 3``.
+    """
+
+    components: Mapping[str, NDArray[np.float64]]
+    capacity: float
+    when: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """All components of each rank [B]."""
+        total: NDArray[np.float64] = np.sum([self.components[name] for name in COMPONENTS], axis=0)
+        return total
+
+    @property
+    def fullest(self) -> int:
+        """The pipeline rank that needs most."""
+        return int(np.argmax(self.total))
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank's total is within capacity."""
+        return bool(self.total.max() <= self.capacity)
+
+
+def account_memory(plan: Plan) -> Memory:
+    """Add up model states, activations in flight, buffers and overhead of every pipeline rank.
+
+    Parameters
+    ----------
+    plan : Plan
+
+    Returns
+    -------
+    Memory
+
+    Notes
+    -----
+    Activations follow the action order: a forward adds what its stage keeps, an input gradient frees what only it needed, a
+    weight gradient (or full backward) the rest; while a layer is differentiated, what is recomputed of it and the gradients of its
+    largest product are alive too. The peak is exact for the order; the bytes are those of the operator list.
+    """
+    constants = _constants()
+    kept = kept_by_stage(plan)
+    held = [held_by_rank(plan, rank, kept) for rank in range(plan.mesh.pp)]
+    peak = [one.most[one.fullest] for one in held]
+    logits = np.array([one.logits[one.fullest] for one in held])
+    states = model_states(plan) | {
+        "activations": np.array(peak) - logits,
+        "logits": logits,
+        "buffers": buffers(plan) + gradient_scratch(plan),
+    }
+    fragments = constants["fragmentation"] * np.array(peak)
+    states["overhead"] = constants["context"] + fragments
+    return Memory(
+        components=states,
+        capacity=plan.cluster.accelerator.memory_bytes,
+        when=tuple(_moment(plan, rank, one.fullest) for rank, one in enumerate(held)),
+    )
+
+
+_NAMES = {
+    Action.F: "forward",
+    Action.B: "backward",
+    Action.I: "input gradient",
+    Action.W: "weight gradient",
+}
+
+
+def _moment(plan: Plan, rank: int, action: int) -> str:
+    row = int(plan.orders.rank_ptr[rank]) + action
+    name = _NAMES[Action(int(plan.orders.kind[row]))]
+    return f"{name} of microbatch {int(plan.orders.microbatch[row])}"
+
+
+def _constants() -> Mapping[str, float]:
+    data = dict(load_catalog("mpsim.result.data"))["memory"]
+    return {name: float(entry["value"]) for name, entry in data["constants"].items()}
