@@ -11,6 +11,7 @@ from mpsim.cli.options import AsJson, Engine, Overrides, Sets, load_scenarios
 
 if TYPE_CHECKING:
     from mpsim.result import Result
+    from mpsim.study import Sensitivity
 
 __all__ = ["run"]
 
@@ -31,10 +32,26 @@ def run(
     engine: Annotated[
         Engine | None, typer.Option("--engine", help="Which engine runs the program.")
     ] = None,
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="Say how the step time answers to each parameter of hardware and software.",
+        ),
+    ] = False,
+    jitter: Annotated[
+        float | None,
+        typer.Option(
+            "--jitter",
+            metavar="CV",
+            help="Draw the time of every operation many times, with this coefficient of variation.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate one training step of each scenario and say where the time goes."""
     from mpsim.cli.console import print_json
+    from mpsim.cli.studies import print_jitter, print_sensitivity
     from mpsim.cli.summary import print_summary
     from mpsim.result import simulate
 
@@ -45,20 +62,32 @@ def run(
     scenarios = load_scenarios(files, sets=sets, overrides=overrides, engine=engine)
     for scenario in scenarios:
         result = simulate(scenario)
+        answer = result.sensitivity() if sensitivity else None
+        drawn = None if jitter is None else result.jitter(jitter)
         if as_json:
-            print_json(result.summary)
+            more = {"sensitivity": answer, "jitter": drawn}
+            studies = {name: one.to_json() for name, one in more.items() if one is not None}
+            print_json({**result.summary, **studies})
         else:
             print_summary(result.summary)
+            if answer is not None:
+                print_sensitivity(answer)
+            if drawn is not None:
+                print_jitter(drawn)
         folder = plots if plots is None or len(files) == 1 else plots / scenario.name
-        _write(result, folder, trace)
+        _write(result, answer, folder, trace)
 
 
-def _write(result: Result, plots: Path | None, trace: Path | None) -> None:
+def _write(
+    result: Result, sensitivity: Sensitivity | None, plots: Path | None, trace: Path | None
+) -> None:
     from mpsim.cli.console import wrote
 
     if plots is not None:
         for path in result.save_plots(plots):
             wrote(path)
+        if sensitivity is not None:
+            wrote(sensitivity.plot().save(plots / "sensitivity.png"))
     if trace is not None:
         result.write_trace(trace)
         wrote(trace)

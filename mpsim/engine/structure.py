@@ -29,6 +29,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _LANES = 128  # vectors evaluated together: a level of all lanes stays in the processor's cache
+_VALUES = 2**22  # most values evaluated together: arrays of this size are reused instead of mapped anew
 _WIDE = 16  # from so many values a level arrays beat a loop (measured)
 
 
@@ -101,7 +102,7 @@ class Structure:
         if durations.ndim == 1:
             return self._one(durations)
         start, end = np.empty_like(durations), np.empty_like(durations)
-        for lanes in _blocks(len(durations)):
+        for lanes in self._blocks(len(durations)):
             took = durations[lanes].T[self._levels.order]
             began, ended = self._levels.sweep(took)
             start[lanes, self._levels.order] = began.T
@@ -124,7 +125,7 @@ class Structure:
         """
         column = self._levels.order if index is None else index[self._levels.order]
         result = np.zeros(len(durations))
-        for lanes in _blocks(len(durations)):
+        for lanes in self._blocks(len(durations)):
             took = np.ascontiguousarray(durations[lanes].T).take(column, axis=0)
             _, ended = self._levels.sweep(took)
             result[lanes] = ended.max(axis=0, initial=0.0)
@@ -148,6 +149,11 @@ class Structure:
         start[order], end[order] = began, ended
         return start, end
 
+    def _blocks(self, count: int) -> Iterator[slice]:
+        """Vectors evaluated together."""
+        lanes = max(1, min(_LANES, _VALUES // max(len(self), 1)))
+        return (slice(begin, begin + lanes) for begin in range(0, count, lanes))
+
     @functools.cached_property
     def _sequence(self) -> tuple[Ints, list[int], list[int]]:
         """Nodes of the chains by level, as an array and a list, and the gate of each."""
@@ -163,7 +169,3 @@ def _level(program: Program, chains: Chains, waits: Lists) -> Ints:
     if not finished.all():
         raise deadlock(program, waits, finished)
     return chains.starts(ends).astype(np.int64)
-
-
-def _blocks(count: int) -> Iterator[slice]:
-    return (slice(begin, begin + _LANES) for begin in range(0, count, _LANES))

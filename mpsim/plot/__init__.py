@@ -9,6 +9,7 @@ from mpsim.plot.comparison import ComparisonDisplay
 from mpsim.plot.display import Display
 from mpsim.plot.memory import MemoryDisplay
 from mpsim.plot.plots import Plots
+from mpsim.plot.sensitivity import SensitivityDisplay
 from mpsim.plot.sweep import SweepDisplay
 from mpsim.plot.timeline import TimelineDisplay
 from mpsim.plot.utilisation import UtilisationDisplay
@@ -23,6 +24,7 @@ __all__ = [
     "ErrorDisplay",
     "MemoryDisplay",
     "Plots",
+    "SensitivityDisplay",
     "SweepDisplay",
     "TimelineDisplay",
     "UtilisationDisplay",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import Constant
-from mpsim.engine import Timeline, run
+from mpsim.engine import KernelTimes, Timeline, kernel_times, run
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError
 from mpsim.program.build import build_program
 from mpsim.program.costs import PlanCosts
@@ -32,6 +32,7 @@ from mpsim.scenario import Scenario
 
 if TYPE_CHECKING:
     from mpsim.plot import Plots
+    from mpsim.study import Jitter, Sensitivity
 
 __all__ = ["Result", "check_order", "simulate"]
 
@@ -86,6 +87,31 @@ class Result:
         # Plots stand to the right of results in the layers and are looked up by name, like a plug-in.
         plots: Plots = importlib.import_module("mpsim.plot").Plots(self)
         return plots
+
+    @functools.cached_property
+    def kernels(self) -> KernelTimes:
+        """When every kernel ran, inside actions too."""
+        return kernel_times(self.timeline)
+
+    def sensitivity(self) -> Sensitivity:
+        """How the step time answers to each parameter of hardware and software; see `mpsim.study.measure_sensitivity`."""
+        # Studies stand to the right of results in the layers and are looked up by name, as plots are.
+        measured: Sensitivity = importlib.import_module("mpsim.study").measure_sensitivity(self)
+        return measured
+
+    def jitter(
+        self,
+        compute: float,
+        *,
+        network: float | None = None,
+        samples: int = 100,
+        seed: int | None = None,
+    ) -> Jitter:
+        """The distribution of the step time when operations vary; see `mpsim.study.simulate_jitter`."""
+        drawn: Jitter = importlib.import_module("mpsim.study").simulate_jitter(
+            self, compute, network=network, samples=samples, seed=seed
+        )
+        return drawn
 
     def save_plots(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG; return the files written."""

@@ -2,6 +2,7 @@
 
 from mpsim.study.comparison import Comparison, compare
 from mpsim.study.grid import Row, Sweep, sweep
+from mpsim.study.montecarlo import Jitter, Percentile, simulate_jitter
 from mpsim.study.schedules import (
     ScheduleChoice,
     SynthesisedSchedule,
@@ -12,18 +13,25 @@ from mpsim.study.schedules import (
     synthesise_schedule,
     time_schedule,
 )
+from mpsim.study.sensitivity import Elasticity, Sensitivity, measure_sensitivity
 
 __all__ = [
     "Comparison",
+    "Elasticity",
+    "Jitter",
+    "Percentile",
     "Row",
     "ScheduleChoice",
+    "Sensitivity",
     "Sweep",
     "SynthesisedSchedule",
     "TimedSchedule",
     "Times",
     "compare",
     "compare_schedules",
+    "measure_sensitivity",
     "named_orders",
+    "simulate_jitter",
     "sweep",
     "synthesise_schedule",
     "time_schedule",

@@ -1,0 +1,227 @@
+"""Parameters that a step time answers to: what each is, and the costs of a step with it a little larger.
+
+Bandwidths, rates and host times are changed in the Plan, and the step is costed again. Latencies are in no one place, since the calibrated
+curves of collectives have their own: the latency of a link class is the time that the same collective or message takes with next to no data,
+and a share of that is added. So is a share of the launch of matrix products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost import CollectiveModel, KernelModel
+from mpsim.hardware import Accelerator, Node
+from mpsim.parallel import GroupShape
+from mpsim.program.costs import PlanCosts
+from mpsim.program.plan import Plan
+from mpsim.units import Dimension, format_quantity
+from mpsim.workload import Operator, OperatorKind
+
+__all__ = ["Parameter", "parameters"]
+
+_NEXT_TO_NOTHING = 1.0  # one byte: what is left is latency
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parameter:
+    """Something of the hardware or of the software that has a size.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``scale_up.bandwidth``.
+    kind : str
+        ``hardware`` or ``software``.
+    value : str
+        With unit; empty where it is no single number.
+    scaled : callable
+        Factor to the costs of the plan with this parameter times the factor.
+    """
+
+    name: str
+    kind: str
+    value: str
+    scaled: Callable[[float], PlanCosts]
+
+
+def parameters(plan: Plan) -> list[Parameter]:
+    """Everything of a plan that has a size other than zero.
+
+    Parameters
+    ----------
+    plan : Plan
+
+    Returns
+    -------
+    list of Parameter
+        Hardware first.
+    """
+    return [*_chip(plan), *_links(plan), *_latencies(plan), *_software(plan)]
+
+
+def _chip(plan: Plan) -> list[Parameter]:
+    chip = plan.cluster.accelerator
+
+    def peak(factor: float) -> PlanCosts:
+        rates = {name: rate * factor for name, rate in chip.peak_flops.items()}
+        return PlanCosts(_with_chip(plan, dataclasses.replace(chip, peak_flops=rates)))
+
+    def memory(factor: float) -> PlanCosts:
+        faster = dataclasses.replace(chip, memory_bandwidth=chip.memory_bandwidth * factor)
+        return PlanCosts(_with_chip(plan, faster))
+
+    flops = format_quantity(chip.peak(plan.precision), Dimension.FLOP_RATE)
+    bandwidth = format_quantity(chip.memory_bandwidth, Dimension.BANDWIDTH)
+    return [
+        Parameter("accelerator.peak_flops", "hardware", flops, peak),
+        Parameter("accelerator.memory_bandwidth", "hardware", bandwidth, memory),
+    ]
+
+
+def _links(plan: Plan) -> list[Parameter]:
+    node = plan.cluster.node
+
+    def link(name: str) -> Callable[[float], PlanCosts]:
+        one = getattr(node, name)
+
+        def scaled(factor: float) -> PlanCosts:
+            faster = dataclasses.replace(one, bandwidth=one.bandwidth * factor)
+            return PlanCosts(_with_node(plan, dataclasses.replace(node, **{name: faster})))
+
+        return scaled
+
+    present = ["scale_up"] if node.domain > 1 else []
+    present += ["nic"] if node.nics and plan.cluster.domains > 1 else []
+    return [
+        Parameter(
+            f"{name}.bandwidth",
+            "hardware",
+            format_quantity(getattr(node, name).bandwidth, Dimension.BANDWIDTH),
+            link(name),
+        )
+        for name in present
+    ]
+
+
+def _latencies(plan: Plan) -> list[Parameter]:
+    def inside(factor: float) -> PlanCosts:
+        return _delayed(plan, inside=factor - 1)
+
+    def across(factor: float) -> PlanCosts:
+        return _delayed(plan, across=factor - 1)
+
+    result = []
+    if plan.cluster.node.domain > 1:
+        result.append(Parameter("scale_up.latency", "hardware", "", inside))
+    if plan.cluster.domains > 1:
+        result.append(Parameter("nic.latency", "hardware", "", across))
+    return result
+
+
+def _software(plan: Plan) -> list[Parameter]:
+    host = plan.framework.host
+
+    def field(name: str) -> Callable[[float], PlanCosts]:
+        def scaled(factor: float) -> PlanCosts:
+            slower = dataclasses.replace(host, **{name: getattr(host, name) * factor})
+            changed = dataclasses.replace(plan.framework, host=slower)
+            return PlanCosts(dataclasses.replace(plan, framework=changed))
+
+        return scaled
+
+    def launch(factor: float) -> PlanCosts:
+        costs = PlanCosts(plan)
+        costs.kernels = cast(KernelModel, _Launches(costs.kernels, launched * (factor - 1)))
+        return costs
+
+    launched = _launch(plan)
+    result = [
+        Parameter(
+            f"host.{name}",
+            "software",
+            format_quantity(getattr(host, name), Dimension.TIME),
+            field(name),
+        )
+        for name in ("launch_cost", "layer_host_time", "synchronization_cost", "step_overhead")
+        if getattr(host, name)
+    ]
+    if launched:
+        value = format_quantity(launched, Dimension.TIME)
+        result.insert(0, Parameter("kernels.launch", "software", value, launch))
+    return result
+
+
+def _with_chip(plan: Plan, chip: Accelerator) -> Plan:
+    return _with_node(plan, dataclasses.replace(plan.cluster.node, accelerator=chip))
+
+
+def _with_node(plan: Plan, node: Node) -> Plan:
+    return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, node=node))
+
+
+def _launch(plan: Plan) -> float:
+    """Fixed time of a matrix product on this accelerator, 0 where the cost model has none [s]."""
+    launches = [
+        one.value
+        for one in PlanCosts(plan).kernels.provenance()
+        if one.name.startswith("kernels.gemm.") and one.name.endswith(".launch")
+    ]
+    return launches[0] if launches else 0.0
+
+
+def _delayed(plan: Plan, *, inside: float = 0.0, across: float = 0.0) -> PlanCosts:
+    costs = PlanCosts(plan)
+    costs.collectives = cast(CollectiveModel, _Later(costs.collectives, inside, across))
+    return costs
+
+
+class _Later:
+    """A `CollectiveModel` whose collectives and messages take a share of their latency longer.
+
+    Parameters
+    ----------
+    model : CollectiveModel
+    inside, across : float
+        Shares for what stays in a scale-up domain and for what leaves it; below 0 it comes sooner.
+    """
+
+    def __init__(self, model: CollectiveModel, inside: float, across: float) -> None:
+        self._model = model
+        self._share = (inside, across)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def seconds(self, kind: str, size_bytes: Any, group: GroupShape) -> Any:
+        latency = self._model.seconds(kind, _NEXT_TO_NOTHING, group)
+        return self._model.seconds(kind, size_bytes, group) + self._share[group.crosses] * latency
+
+    def uneven_all_to_all(self, pair_bytes: Any, group: GroupShape) -> float:
+        latency = self._model.seconds("all_to_all", _NEXT_TO_NOTHING, group)
+        whole = self._model.uneven_all_to_all(pair_bytes, group)
+        return whole + self._share[group.crosses] * latency
+
+    def send(self, size_bytes: Any, *, crosses: bool, share: int = 1) -> Any:
+        latency = self._model.send(_NEXT_TO_NOTHING, crosses=crosses, share=share)
+        whole = self._model.send(size_bytes, crosses=crosses, share=share)
+        return whole + self._share[crosses] * latency
+
+
+class _Launches:
+    """A `KernelModel` whose matrix products take so much longer to start [s]."""
+
+    def __init__(self, model: KernelModel, extra: float) -> None:
+        self._model = model
+        self._extra = extra
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def seconds(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
+        products = np.array([one.kind is OperatorKind.GEMM for one in operators], dtype=bool)
+        return self._model.seconds(operators) + self._extra * products

@@ -1,0 +1,152 @@
+"""Sensitivity: how the step time answers to each parameter of hardware and software."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpsim.engine import Structure, run
+from mpsim.errors import ScenarioError
+from mpsim.program import TICK, Program
+from mpsim.program.build import build_program
+from mpsim.program.costs import PlanCosts
+from mpsim.program.plan import Plan
+from mpsim.result import Result
+from mpsim.study.parameters import parameters
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mpsim.plot import SensitivityDisplay
+
+__all__ = ["Elasticity", "Sensitivity", "measure_sensitivity"]
+
+_STEP = 0.01  # one per cent each way: well above rounding to ticks, well below most kinks
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Elasticity:
+    """How the step time answers to one parameter.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``nic.bandwidth``.
+    kind : str
+        ``hardware`` or ``software``.
+    value : str
+        With unit; empty where it is no single number.
+    less_s, more_s : float
+        Step time with the parameter a little smaller and a little larger [s].
+    elasticity : float
+        Per cent by which the step gets longer for one per cent more of the parameter; below 0 for what helps.
+    """
+
+    name: str
+    kind: str
+    value: str
+    less_s: float
+    more_s: float
+    elasticity: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Elasticities of one step, the strongest first.
+
+    Parameters
+    ----------
+    scenario : str
+    step_time_s : float
+        Undisturbed [s].
+    step : float
+        By which share each parameter was made smaller and larger.
+    rows : tuple of Elasticity
+    """
+
+    scenario: str
+    step_time_s: float
+    step: float
+    rows: tuple[Elasticity, ...]
+
+    def __getitem__(self, name: str) -> Elasticity:
+        return next(one for one in self.rows if one.name == name)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+    def plot(self, ax: Axes | None = None) -> SensitivityDisplay:
+        """Draw a tornado."""
+        from mpsim.plot import SensitivityDisplay
+
+        return SensitivityDisplay.from_sensitivity(self).plot(ax)
+
+    def __repr__(self) -> str:
+        lines = [f"{one.name:<32} {one.elasticity:+.3f}  {one.value}" for one in self.rows]
+        return "\n".join([f"elasticity of the step time of {self.scenario}", *lines])
+
+
+def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
+    """Measure how the step time answers to each parameter.
+
+    Parameters
+    ----------
+    result : Result
+        Of a scenario whose network is analytic: durations that change while the step runs are not known beforehand.
+    step : float
+        By which share each parameter is made smaller and larger, in (0, 1).
+
+    Returns
+    -------
+    Sensitivity
+
+    Raises
+    ------
+    ScenarioError
+        If the step is out of range or the network is not analytic.
+
+    Notes
+    -----
+    Elasticity is ``d ln T / d ln x`` by central difference. The order of actions, buckets and waits stay; every operation is costed again,
+    and one replay evaluates all variants. Elasticities over all parameters need not sum to a whole: what a formula fixes is in none of them.
+    """
+    if not 0 < step < 1:
+        raise ScenarioError(f"got a step of {step:g}; needed a share between 0 and 1")
+    plan = result.plan
+    if plan.network != "analytic":
+        raise ScenarioError(
+            f"{plan.name}: sensitivity needs simulation.network: analytic, got {plan.network}"
+        )
+    chosen = parameters(plan)
+    costs = [one.scaled(factor) for one in chosen for factor in (1 - step, 1 + step)]
+    spans = _step_times(plan, costs).reshape(-1, 2).tolist()
+    width = math.log((1 + step) / (1 - step))
+    rows = [
+        Elasticity(one.name, one.kind, one.value, less, more, math.log(more / less) / width)
+        for one, (less, more) in zip(chosen, spans, strict=True)
+    ]
+    rows.sort(key=lambda one: -abs(one.elasticity))
+    return Sensitivity(plan.name, result.timeline.step_time_s, step, tuple(rows))
+
+
+def _step_times(plan: Plan, costs: list[PlanCosts]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Step time of the plan at each of `costs` [s]."""
+    programs = [build_program(one.plan, one) for one in costs]
+    first = build_program(plan)
+    if all(_alike(first, one) for one in programs):
+        spans = Structure.of(first).makespans(np.stack([one.duration for one in programs]))
+    else:  # a cost decided how something is cut
+        spans = np.array([run(one, "replay").makespan for one in programs])
+    return spans * TICK
+
+
+def _alike(one: Program, other: Program) -> bool:
+    """Whether two programs have the same structure."""
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("dep_ptr", "dep", "slot_ptr", "slot")
+    )
