@@ -10,48 +10,57 @@ from pydantic import Field
 
 from mpsim.errors import Problem, ScenarioError, WorkloadError, nearest
 from mpsim.scenario.fields import Count, Name, Section
-from mpsim.workload import Transformer, model, model_names
+from mpsim.workload import Experts, LatentAttention, Transformer, model, model_names
 
 __all__ = ["MixtureOfExperts", "ModelChoice", "MultiLatentAttention"]
 
 REQUIRED: Final = ("layers", "hidden", "heads", "vocab")
+_NEEDED: Final = {
+    "moe": ("experts",),
+    "mla": ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+}
 FFN_RATIO: Final = 4  # of a transformer that does not say (Vaswani et al. 2017)
 
 Layers = Annotated[int, Field(ge=1, le=10_000)]
-Share = Annotated[float, Field(gt=0, le=1000)]
 
 
 class MixtureOfExperts(Section):
-    """Experts in place of the MLP; understood, but not simulated by this version."""
+    """Experts in place of the MLP of some or all layers. With a preset that has them, fields left out keep its values."""
 
-    experts: Count
-    """Experts of a layer."""
-    top_k: Count = 1
-    """Experts each token is sent to."""
+    experts: Count | None = None
+    """Routed experts of a layer; needed where no preset gives them."""
+    top_k: Count | None = None
+    """Routed experts each token is sent to; left out, 1."""
     ffn_hidden: Count | None = None
-    """Inner width of one expert."""
-    shared_experts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Experts every token is sent to."""
-    dense_layers: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Leading layers that keep a plain MLP."""
-    capacity_factor: Share | None = None
-    """Places of an expert over its even share of tokens."""
-    imbalance: Share = 1.0
-    """Tokens of the busiest rank over the mean."""
+    """Inner width of one expert; left out, the model's ffn_hidden."""
+    shared_experts: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """Experts every token is sent to; left out, none."""
+    shared_ffn_hidden: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    """Inner width of one shared expert; left out, that of a routed one."""
+    gated_mlp: bool | None = None
+    """Whether routed experts have two input projections; left out, as the model's MLP."""
+    dense_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """Leading layers that keep a plain MLP; left out, none."""
+    every: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """After those, every n-th layer has experts (the last of each n); left out, all have."""
+    capacity_factor: Annotated[float, Field(ge=0, le=1000)] | None = None
+    """Places of an expert over its even share of tokens, all computed, padded or not; 0 or left out, as many as tokens come."""
+    imbalance: Annotated[float, Field(ge=1, le=1000)] | None = None
+    """Tokens of the busiest rank over the mean; left out, 1."""
 
 
 class MultiLatentAttention(Section):
-    """Attention through compressed keys and values; understood, but not simulated by this version."""
+    """Attention through compressed keys and values. With a preset that has it, fields left out keep its values."""
 
-    q_lora_rank: Count | None = None
-    """Width the queries are compressed to."""
-    kv_lora_rank: Count
-    """Width keys and values are compressed to."""
-    qk_nope_head_dim: Count
+    q_lora_rank: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    """Width the queries are compressed to; 0 or left out, they are not."""
+    kv_lora_rank: Count | None = None
+    """Width keys and values are compressed to; needed where no preset gives it, as are the widths of a head."""
+    qk_nope_head_dim: Count | None = None
     """Part of a head's query and key without position."""
-    qk_rope_head_dim: Count
+    qk_rope_head_dim: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
     """Part of a head's query and key with rotary position."""
-    v_head_dim: Count
+    v_head_dim: Count | None = None
     """Width of a head's value."""
 
 
@@ -89,25 +98,35 @@ class ModelChoice(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Probability of hidden and attention dropout; 0 removes the kernels."""
     attention: Literal["causal", "full", "sliding"] | None = None
-    """Which keys a query sees."""
+    """Which keys a query sees: those before it, all, or a window of those before it."""
     window: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
     """Tokens a sliding window holds."""
-    positions: Literal["learned", "rotary", "alibi", "none"] | None = None
+    full_every: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """With a sliding window: every n-th layer (the last of each n) sees all keys before it; 0 for none."""
+    encoder_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """The first layers, when they are an encoder that the others attend to; sequence_length is then the encoder's."""
+    decoder_length: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
+    """Tokens of the decoder's sequence, where there is an encoder."""
+    positions: Literal["learned", "rotary", "relative", "alibi", "none"] | None = None
     """How positions enter."""
     max_positions: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
-    """Rows of the table of learned positions."""
+    """Rows of the table of learned positions, or buckets of relative ones."""
+    qk_norm: bool | None = None
+    """Whether every head's query and key are normed (Qwen 3)."""
+    post_norm: bool | None = None
+    """Whether a norm also follows attention and MLP (Gemma)."""
     parallel_block: bool | None = None
     """Whether attention and MLP read the same norm (PaLM)."""
     embedding_norm: bool | None = None
     """Whether a norm follows the embedding (BLOOM)."""
     moe: MixtureOfExperts | None = None
-    """Mixture of experts: not simulated by this version."""
+    """Mixture of experts."""
     mla: MultiLatentAttention | None = None
-    """Multi-head latent attention: not simulated by this version."""
+    """Multi-head latent attention."""
 
     def given(self) -> dict[str, Any]:
-        """Fields of `Transformer` that were written, by name."""
-        names = {field.name for field in dataclasses.fields(Transformer)} - {"name"}
+        """Plain fields of `Transformer` that were written, by name."""
+        names = {field.name for field in dataclasses.fields(Transformer)} - {"name", "moe", "mla"}
         return {
             name: value
             for name in names & type(self).model_fields.keys()
@@ -122,7 +141,7 @@ class ModelChoice(Section):
         ScenarioError
             If the preset is unknown, fields are missing, or they contradict each other.
         """
-        problems = [*_check_simulated(self), *_check_known(self), *_check_complete(self)]
+        problems = [*_check_known(self), *_check_complete(self)]
         if problems:
             raise ScenarioError(problems)
         try:
@@ -134,18 +153,6 @@ class ModelChoice(Section):
             ) from error
 
 
-def _check_simulated(choice: ModelChoice) -> list[Problem]:
-    names = {"moe": "mixture of experts", "mla": "multi-head latent attention"}
-    return [
-        Problem(
-            f"{title} is not simulated by this version; remove '{key}' or take a dense model",
-            key=f"model.{key}",
-        )
-        for key, title in names.items()
-        if getattr(choice, key) is not None
-    ]
-
-
 def _check_known(choice: ModelChoice) -> list[Problem]:
     if choice.preset is None or choice.preset in model_names():
         return []
@@ -154,6 +161,10 @@ def _check_known(choice: ModelChoice) -> list[Problem]:
 
 
 def _check_complete(choice: ModelChoice) -> list[Problem]:
+    return [*_check_fields(choice), *_check_parts(choice)]
+
+
+def _check_fields(choice: ModelChoice) -> list[Problem]:
     if choice.preset is not None:
         return []
     needed = [*REQUIRED, "ffn_hidden"] if choice.gated_mlp else REQUIRED
@@ -162,6 +173,41 @@ def _check_complete(choice: ModelChoice) -> list[Problem]:
         return []
     message = f"lacks {', '.join(missing)}; give them, or a preset such as 'preset: gpt3-175b'"
     return [Problem(message, key="model")]
+
+
+def _check_parts(choice: ModelChoice) -> list[Problem]:
+    """Say what moe and mla have to give where no preset gives it."""
+    base = model(choice.preset) if choice.preset in model_names() else None
+    return [
+        Problem(f"lacks {', '.join(missing)}; give them", key=f"model.{key}")
+        for key, needed in _NEEDED.items()
+        if (part := getattr(choice, key)) is not None and getattr(base, key, None) is None
+        if (missing := [name for name in needed if getattr(part, name) is None])
+    ]
+
+
+def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> dict[str, Any]:
+    """Experts and latent attention as written, over those of the preset."""
+    parts: dict[str, Any] = {}
+    if choice.moe is not None:
+        known = base.moe if base is not None else None
+        own = _written(choice.moe)
+        parts["moe"] = (
+            dataclasses.replace(known, **own)
+            if known is not None
+            else Experts(**{"ffn_hidden": ffn_hidden, **own})
+        )
+    if choice.mla is not None:
+        latent = base.mla if base is not None else None
+        own = _written(choice.mla)
+        parts["mla"] = (
+            dataclasses.replace(latent, **own) if latent is not None else LatentAttention(**own)
+        )
+    return parts
+
+
+def _written(section: Section) -> dict[str, Any]:
+    return {name: value for name, value in section if value is not None}
 
 
 def _width(hidden: int, heads: int) -> int:
@@ -178,7 +224,9 @@ def _spelled_out(choice: ModelChoice) -> Transformer:
     fields.setdefault("kv_heads", heads)
     fields.setdefault("ffn_hidden", FFN_RATIO * hidden)
     if "head_dim" not in fields:
-        fields["head_dim"] = _width(hidden, heads)
+        latent = choice.mla.v_head_dim if choice.mla is not None else None
+        fields["head_dim"] = latent or _width(hidden, heads)
+    fields |= _parts(choice, None, fields["ffn_hidden"])
     return Transformer(**{**fields, "name": choice.name or "custom"})
 
 
@@ -189,7 +237,9 @@ def _modified(choice: ModelChoice) -> Transformer:
     given = choice.given()
     if choice.name is not None:
         given["name"] = choice.name
-    return dataclasses.replace(base, **{**_derived(base, given), **given}) if given else base
+    fields = {**_derived(base, given), **given}
+    fields |= _parts(choice, base, fields.get("ffn_hidden", base.ffn_hidden))
+    return dataclasses.replace(base, **fields) if fields else base
 
 
 def _derived(base: Transformer, given: Mapping[str, Any]) -> dict[str, Any]:

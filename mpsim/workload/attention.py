@@ -7,23 +7,64 @@ from collections.abc import Iterator
 
 from mpsim.workload.expansion import Step, Tokens
 from mpsim.workload.kernels import STATISTIC_BYTES, batched_product, streaming
+from mpsim.workload.kinds import LayerKind
 from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
 from mpsim.workload.transformer import Lowering, Transformer
 
-__all__ = ["attention_core"]
+__all__ = ["Core", "attention_core"]
 
-# Forward is two products (scores, context); the fused backward runs five: the scores again, and the
-# gradients of values, probabilities, queries and keys.
-_FORWARD_PRODUCTS = 2
-_BACKWARD_PRODUCTS = 5
+# Forward is two products, scores over the width of a key and context over that of a value; the fused
+# backward runs five: the scores again, and the gradients of values, probabilities, queries and keys.
+_BACKWARD_KEY_PRODUCTS = 3
+_BACKWARD_VALUE_PRODUCTS = 2
 
 
-def attention_core(model: Transformer, lowering: Lowering, tokens: Tokens) -> list[Step]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """Shape of the attention of one layer.
+
+    Parameters
+    ----------
+    prefix : str
+        Before the names of its operators: ``cross_`` where a decoder attends to the encoder.
+    heads, kv_heads, head_dim, head_dim_v : int
+    causal : bool
+    window : int
+        0 for none [tokens].
+    dropout : bool
+    """
+
+    prefix: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    window: int
+    dropout: bool
+
+    @classmethod
+    def of(cls, model: Transformer, kind: LayerKind, *, cross: bool = False) -> Core:
+        """The core of a layer's own attention, or of that to the encoder."""
+        mla = model.mla
+        return cls(
+            prefix="cross_" if cross else "",
+            heads=model.heads,
+            kv_heads=model.kv_heads,
+            head_dim=mla.qk_head_dim if mla else model.head_dim,
+            head_dim_v=mla.v_head_dim if mla else model.head_dim,
+            causal=kind.causal and not cross,
+            window=0 if cross else kind.window,
+            dropout=model.dropout > 0,
+        )
+
+
+def attention_core(core: Core, lowering: Lowering, tokens: Tokens) -> list[Step]:
     """Expand the core of the attention of one layer.
 
     Parameters
     ----------
-    model : Transformer
+    core : Core
     lowering : Lowering
         Fused or not.
     tokens : Tokens
@@ -41,9 +82,9 @@ def attention_core(model: Transformer, lowering: Lowering, tokens: Tokens) -> li
     Korthikanti et al. (2022), section 4.1: 5 a s^2 b saved bytes of the unfused core.
     """
     steps = (
-        [_fused(model, lowering, tokens)]
+        [_fused(core, lowering, tokens)]
         if lowering.fused_attention
-        else list(_unfused(model, lowering, tokens))
+        else list(_unfused(core, lowering, tokens))
     )
     return [
         Step(dataclasses.replace(one.forward, recomputed_selectively=True), one.backward)
@@ -51,52 +92,56 @@ def attention_core(model: Transformer, lowering: Lowering, tokens: Tokens) -> li
     ]
 
 
-def _fused(model: Transformer, lowering: Lowering, tokens: Tokens) -> Step:
-    pairs = tokens.sequences * model.heads * tokens.queries * tokens.keys
-    forward_flops = float(2 * _FORWARD_PRODUCTS * pairs * model.head_dim)
-    query = lowering.activation_bytes * tokens.count * model.query_features
-    key_value = 2 * lowering.activation_bytes * tokens.sequences * tokens.keys * model.kv_features
-    logsumexp = float(STATISTIC_BYTES * tokens.count * model.heads)
+def _fused(core: Core, lowering: Lowering, tokens: Tokens) -> Step:
+    pairs = tokens.sequences * core.heads * tokens.queries * tokens.keys
+    size = lowering.activation_bytes
+    query, output = (
+        size * tokens.count * core.heads * width for width in (core.head_dim, core.head_dim_v)
+    )
+    both = core.head_dim + core.head_dim_v
+    key_value = size * tokens.sequences * tokens.keys * core.kv_heads * both
+    logsumexp = float(STATISTIC_BYTES * tokens.count * core.heads)
     forward = Operator(
-        name="attention",
+        name=f"{core.prefix}attention",
         kind=OperatorKind.ATTENTION,
         phase=Phase.FORWARD,
         split=Split.TENSOR,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        head_dim_v=model.head_dim,
+        heads=core.heads,
+        kv_heads=core.kv_heads,
+        head_dim=core.head_dim,
+        head_dim_v=core.head_dim_v,
         queries=tokens.queries,
         keys=tokens.keys,
         sequences=tokens.sequences,
-        causal=model.causal,
-        window=model.window,
-        flops=forward_flops,
-        bytes=2 * query + key_value + logsumexp,  # q, k, v in; output and statistics out
+        causal=core.causal,
+        window=core.window,
+        flops=float(2 * pairs * both),
+        bytes=query + output + key_value + logsumexp,  # q, k, v in; output and statistics out
         saved=logsumexp,
         saved_split=Split.TENSOR,
     )
+    products = _BACKWARD_KEY_PRODUCTS * core.head_dim + _BACKWARD_VALUE_PRODUCTS * core.head_dim_v
     backward = dataclasses.replace(
         forward,
         phase=Phase.INPUT_GRADIENT,
-        flops=forward_flops * _BACKWARD_PRODUCTS / _FORWARD_PRODUCTS,
+        flops=float(2 * pairs * products),
         # q, output and its gradient in, dq out; k, v in, dk, dv out
-        bytes=4 * query + 2 * key_value + logsumexp,
+        bytes=2 * query + 2 * output + 2 * key_value + logsumexp,
         saved=0.0,
         saved_split=Split.NONE,
     )
     return Step(forward, (backward,))
 
 
-def _unfused(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
-    yield _products(model, lowering, tokens, "scores")
-    scores = tokens.sequences * model.heads * tokens.queries * tokens.keys
+def _unfused(core: Core, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
+    yield _products(core, lowering, tokens, "scores")
+    scores = tokens.sequences * core.heads * tokens.queries * tokens.keys
     probabilities = float(lowering.activation_bytes * scores)
     before = () if lowering.fused_softmax else ("scale", "mask")
     for name in before:
-        yield streaming(name, name, Split.TENSOR, elements=scores, lowering=lowering)
+        yield streaming(core.prefix + name, name, Split.TENSOR, elements=scores, lowering=lowering)
     yield streaming(
-        "softmax",
+        f"{core.prefix}softmax",
         "softmax",
         Split.TENSOR,
         elements=scores,
@@ -104,22 +149,23 @@ def _unfused(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator
         kind=OperatorKind.SOFTMAX,
         saved=probabilities,
     )
-    if model.dropout:
+    if core.dropout:
         yield streaming(
-            "attention_dropout",
+            f"{core.prefix}attention_dropout",
             "dropout",
             Split.TENSOR,
             elements=scores,
             lowering=lowering,
             saved=probabilities,  # what is left of them multiplies the values
         )
-    yield _products(model, lowering, tokens, "context")
+    yield _products(core, lowering, tokens, "context")
 
 
-def _products(model: Transformer, lowering: Lowering, tokens: Tokens, name: str) -> Step:
+def _products(core: Core, lowering: Lowering, tokens: Tokens, name: str) -> Step:
     """Build scores = q k^T or context = p v, and the two products of its gradients."""
-    batch = tokens.sequences * model.heads
-    queries, keys, width = tokens.queries, tokens.keys, model.head_dim
+    batch = tokens.sequences * core.heads
+    queries, keys = tokens.queries, tokens.keys
+    width = core.head_dim if name == "scores" else core.head_dim_v
     square = (batch, queries, keys, width)
     to_queries, to_keys = (batch, queries, width, keys), (batch, keys, width, queries)
     shape, gradients = {
@@ -127,7 +173,7 @@ def _products(model: Transformer, lowering: Lowering, tokens: Tokens, name: str)
         "context": (to_queries, {"context_dp": square, "context_dv": to_keys}),
     }[name]
     backward = tuple(
-        batched_product(gradient, Phase.INPUT_GRADIENT, form, lowering)
+        batched_product(core.prefix + gradient, Phase.INPUT_GRADIENT, form, lowering)
         for gradient, form in gradients.items()
     )
-    return Step(batched_product(name, Phase.FORWARD, shape, lowering), backward)
+    return Step(batched_product(core.prefix + name, Phase.FORWARD, shape, lowering), backward)

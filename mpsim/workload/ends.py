@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from mpsim.errors import WorkloadError
 from mpsim.workload.expansion import Expansion, Step, Tokens
 from mpsim.workload.kernels import LABEL_BYTES, STATISTIC_BYTES, gemm, streaming
-from mpsim.workload.layer import norm
 from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
+from mpsim.workload.parts import Part
 from mpsim.workload.transformer import Lowering, Transformer
 
 __all__ = ["expand_embedding", "expand_head"]
@@ -34,8 +35,8 @@ def expand_embedding(
     Returns
     -------
     Expansion
-        Gather, learned positions, norm and dropout, as far as the model has them. The gather is not
-        divided: every tensor-parallel rank looks up all tokens in its part of the table and the parts
+        Gather, learned positions, norm and dropout, as far as the model has them; for encoder and decoder, and then with
+        the norm after the encoder, which like them runs once a microbatch. The gather is not divided: every tensor-parallel rank looks up all tokens in its part of the table and the parts
         are summed afterwards.
 
     Raises
@@ -44,8 +45,13 @@ def expand_embedding(
         If the sequence does not divide among the context-parallel ranks.
     """
     tokens = Tokens.of(sequences, sequence_length, context)
+    steps = [*_embedding(model, lowering, tokens)]
+    if model.encoder_layers:
+        target = Tokens.of(sequences, model.decoder_length, context)
+        steps += _renamed("decoder_", _embedding(model, lowering, target))
+        steps.append(Part(model, lowering, tokens).norm("encoder_norm"))
     return Expansion.of(
-        _embedding(model, lowering, tokens),
+        steps,
         input_bytes=float(LABEL_BYTES * tokens.count),
         input_split=Split.NONE,
     )
@@ -81,7 +87,7 @@ def expand_head(
     WorkloadError
         If the padded vocabulary is smaller than the vocabulary, or the sequence does not divide.
     """
-    tokens = Tokens.of(sequences, sequence_length, context)
+    tokens = Tokens.of(sequences, model.decoder_length or sequence_length, context)
     vocab = model.vocab if padded_vocab is None else padded_vocab
     if vocab < model.vocab:
         raise WorkloadError(
@@ -96,7 +102,11 @@ def expand_head(
         lowering=lowering,
     )
     return Expansion.of(
-        (norm("final_norm", model, lowering, tokens), projection, _loss(lowering, tokens, vocab)),
+        (
+            Part(model, lowering, tokens).norm("final_norm"),
+            projection,
+            _loss(lowering, tokens, vocab),
+        ),
         input_bytes=float(lowering.activation_bytes * tokens.count * model.hidden),
         input_split=Split.SEQUENCE,
     )
@@ -123,6 +133,15 @@ def _loss(lowering: Lowering, tokens: Tokens, vocab: int) -> Step:
         bytes=each_way,
     )
     return Step(forward, (backward,))
+
+
+def _renamed(prefix: str, steps: Iterator[Step]) -> Iterator[Step]:
+    for step in steps:
+        forward, *backward = (
+            dataclasses.replace(one, name=prefix + one.name)
+            for one in (step.forward, *step.backward)
+        )
+        yield Step(forward, tuple(backward))
 
 
 def _embedding(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:

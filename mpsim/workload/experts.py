@@ -19,29 +19,30 @@ class Experts:
     top_k : int
         Routed experts each token is sent to, in [1, `experts`].
     ffn_hidden : int
-        Inner width of one routed expert; gated as the model's MLP is.
+        Inner width of one routed expert.
     shared_experts : int
         Experts that every token passes through, 0 for none; they run as one MLP.
     shared_ffn_hidden : int
         Inner width of one shared expert; 0 for `ffn_hidden`.
-    shared_gate : bool
-        Whether a sigmoid gate scales the output of the shared experts (Qwen 1.5 and 2 MoE).
+    gated_mlp : bool, optional
+        Whether routed experts have two input projections; as the model's own MLP when left out (GLaM differs).
     dense_layers : int
         Leading layers that keep the plain MLP of the model's own `ffn_hidden`.
     every : int
         After the leading ones every n-th layer has experts (the last of each n), the others the plain MLP.
     capacity_factor : float
-        Places of an expert over its even share of tokens; 0 drops nothing and pads nothing. Tokens beyond it are dropped.
+        Places of an expert over its even share of tokens: every expert computes on that many rows, padded or with tokens dropped.
+        0 for dropless routing: as many rows as tokens are sent.
     imbalance : float
         Tokens of the busiest rank over the mean, at least 1.
     """
 
     experts: int
+    ffn_hidden: int
     top_k: int = 1
-    ffn_hidden: int = 0
     shared_experts: int = 0
     shared_ffn_hidden: int = 0
-    shared_gate: bool = False
+    gated_mlp: bool | None = None
     dense_layers: int = 0
     every: int = 1
     capacity_factor: float = 0.0
@@ -51,6 +52,10 @@ class Experts:
     def shared_features(self) -> int:
         """Inner width of all shared experts together; 0 without any."""
         return self.shared_experts * (self.shared_ffn_hidden or self.ffn_hidden)
+
+    def rows(self, tokens: int) -> float:
+        """Rows that all experts together compute for `tokens` tokens of a microbatch."""
+        return tokens * self.top_k * (self.capacity_factor or 1.0)
 
     def replaces(self, layer: int) -> bool:
         """Whether layer number `layer` (from 0) has experts in place of the plain MLP."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from mpsim.workload.ends import expand_head
 from mpsim.workload.layer import expand_layer
 from mpsim.workload.transformer import Lowering, Transformer
@@ -30,7 +32,7 @@ def model_flops(
     -------
     float
         Forward of every layer and of the head, times three; attention counted in full, nothing
-        recomputed [FLOP].
+        recomputed, of a mixture of experts those a token is sent to, without padding [FLOP].
 
     Notes
     -----
@@ -42,6 +44,9 @@ def model_flops(
     ``96`` and ``V / 16 L h``, which counts a fourth pass of the layers for full recomputation.
     """
     lowering = Lowering()
+    if model.moe is not None:
+        dropless = dataclasses.replace(model.moe, capacity_factor=0.0)
+        model = dataclasses.replace(model, moe=dropless)
     layers = {
         kind: expand_layer(
             model, lowering, kind=kind, sequences=sequences, sequence_length=sequence_length

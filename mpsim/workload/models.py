@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
 from mpsim.document import load_catalog
 from mpsim.errors import WorkloadError, nearest
+from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.transformer import Transformer
 
 __all__ = ["model", "model_names", "transformer_of"]
@@ -79,20 +80,42 @@ def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
     ----------
     name : str
     fields : mapping of str to object
-        Fields of `Transformer`, all that have no default at least.
+        Fields of `Transformer`, all that have no default at least; `moe` and `mla` are mappings of their own fields.
 
     Raises
     ------
     WorkloadError
         If a field is unknown or missing, or `Transformer` refuses the values.
     """
-    known = {one.name: one for one in dataclasses.fields(Transformer)}
-    mistakes = [f"no field {key!r}; {nearest(key, known)}" for key in fields if key not in known]
-    mistakes += [
-        f"{key} is missing"
-        for key, one in known.items()
-        if one.default is dataclasses.MISSING and key not in fields and key != "name"
-    ]
+    parts = {key: _part(key, fields[key]) for key in _PARTS if fields.get(key) is not None}
+    mistakes = _misfits(Transformer, fields, "", given={"name"})
     if mistakes:
         raise WorkloadError("\n".join(f"model {name!r}: {one}" for one in mistakes))
-    return Transformer(**cast(dict[str, Any], {**fields, "name": name}))
+    return Transformer(**cast(dict[str, Any], {**fields, **parts, "name": name}))
+
+
+_PARTS: Mapping[str, type[Any]] = MappingProxyType({"moe": Experts, "mla": LatentAttention})
+
+
+def _part(key: str, fields: object) -> Experts | LatentAttention:
+    """Build what the mapping under `key` describes."""
+    if not isinstance(fields, Mapping):
+        raise WorkloadError(f"{key} is {fields!r}; needed a mapping of its fields")
+    if mistakes := _misfits(_PARTS[key], fields, f"{key}."):
+        raise WorkloadError("\n".join(mistakes))
+    return cast(Experts | LatentAttention, _PARTS[key](**fields))
+
+
+def _misfits(
+    kind: type[Any], fields: Mapping[str, object], prefix: str, *, given: Collection[str] = ()
+) -> list[str]:
+    """Say which fields `kind` does not have, and which it has to have."""
+    known = {one.name: one for one in dataclasses.fields(kind)}
+    mistakes = [
+        f"no field {prefix + key!r}; {nearest(key, known)}" for key in fields if key not in known
+    ]
+    return mistakes + [
+        f"{prefix}{key} is missing"
+        for key, one in known.items()
+        if one.default is dataclasses.MISSING and key not in fields and key not in given
+    ]

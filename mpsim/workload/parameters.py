@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from mpsim.errors import WorkloadError
 
 if TYPE_CHECKING:
+    from mpsim.workload.experts import Experts, LatentAttention
+    from mpsim.workload.kinds import LayerKind
     from mpsim.workload.transformer import Transformer
 
 __all__ = ["Count", "Parameters", "count_parameters"]
@@ -65,13 +67,13 @@ class Parameters:
     Parameters
     ----------
     embedding : Count
-        Token table (sharded), learned positions and embedding norm (replicated).
+        Token table (sharded), learned or relative positions and embedding norm (replicated).
     layers : mapping of str to Count
         One transformer layer of each kind.
     kinds : tuple of str
         Kind of every layer.
     final_norm : Count
-        The norm before the output head.
+        The norm before the output head, and that after an encoder.
     output_head : Count
         The output projection; zero when it is the embedding (tied).
     """
@@ -113,36 +115,67 @@ def count_parameters(model: Transformer, vocab: int) -> Parameters:
         Part by part.
     """
     norm = _norm(model)
-    positions = model.max_positions * model.hidden if model.positions == "learned" else 0
     table = vocab * model.hidden
+    stacks = 2 if model.encoder_layers else 1
     return Parameters(
-        embedding=Count(table, positions + (norm if model.embedding_norm else 0)),
-        layers={kind: _layer(model) for kind in dict.fromkeys(model.layer_kinds)},
+        embedding=Count(table, _positions(model, stacks) + (norm if model.embedding_norm else 0)),
+        layers={kind.name: _layer(model, kind) for kind in dict.fromkeys(model.kinds)},
         kinds=model.layer_kinds,
-        final_norm=Count(0, norm),
+        final_norm=Count(0, stacks * norm),
         output_head=Count(0 if model.tied_embeddings else table),
     )
 
 
+def _positions(model: Transformer, stacks: int) -> int:
+    """Learned positions are added to the embedding; a table of relative ones serves all layers of a stack."""
+    width = {"learned": model.hidden, "relative": stacks * model.heads}
+    return model.max_positions * width.get(model.positions, 0)
+
+
 def _norm(model: Transformer) -> int:
-    has_bias = model.norm == "layernorm" and model.bias
-    return model.hidden * (2 if has_bias else 1)
+    return model.hidden * _norm_tensors(model)
 
 
-def _layer(model: Transformer) -> Count:
-    return Count(_layer_sharded(model), _layer_replicated(model))
+def _norm_tensors(model: Transformer) -> int:
+    return 2 if model.norm == "layernorm" and model.bias else 1
 
 
-def _layer_sharded(model: Transformer) -> int:
-    columns = model.qkv_features + model.fc1_features
-    rows = model.query_features + model.ffn_hidden
-    biases = (model.qkv_features if model.has_qkv_bias else 0) + (
-        model.fc1_features if model.bias else 0
-    )
-    return model.hidden * (columns + rows) + biases
+def _layer(model: Transformer, kind: LayerKind) -> Count:
+    attention = _latent(model, model.mla) if model.mla else _attention(model)
+    mlp = _experts(model, model.moe) if kind.experts and model.moe else _mlp(model)
+    blocks = 1 + kind.cross + (not model.parallel_block)
+    row_gemms = blocks if not kind.experts else blocks - 1  # the experts count their own
+    replicated = _norm(model) * blocks * (2 if model.post_norm else 1)
+    replicated += row_gemms * model.hidden if model.bias else 0
+    cross = _attention(model) if kind.cross else Count()
+    return attention + cross + mlp + Count(0, replicated)
 
 
-def _layer_replicated(model: Transformer) -> int:
-    norms = _norm(model) * (1 if model.parallel_block else 2)
-    row_gemms = 1 if model.parallel_block else 2
-    return norms + (row_gemms * model.hidden if model.bias else 0)
+def _attention(model: Transformer) -> Count:
+    """Projections of queries, keys, values and context; the bias of the last is counted with the row GEMMs."""
+    matrices = model.hidden * (model.qkv_features + model.query_features)
+    head_norms = 2 * model.head_dim * _norm_tensors(model) if model.qk_norm else 0
+    return Count(matrices + (model.qkv_features if model.has_qkv_bias else 0), head_norms)
+
+
+def _latent(model: Transformer, mla: LatentAttention) -> Count:
+    key_value = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+    up = (mla.q_lora_rank or model.hidden) * model.query_features + mla.kv_lora_rank * key_value
+    narrow = mla.kv_lora_rank + mla.qk_rope_head_dim + mla.q_lora_rank
+    norms = mla.q_lora_rank + mla.kv_lora_rank
+    return Count(up + model.context_features * model.hidden, model.hidden * narrow + norms)
+
+
+def _mlp(model: Transformer) -> Count:
+    matrices = model.hidden * (model.fc1_features + model.ffn_hidden)
+    return Count(matrices + (model.fc1_features if model.bias else 0))
+
+
+def _experts(model: Transformer, moe: Experts) -> Count:
+    inner, shared = moe.ffn_hidden, moe.shared_features
+    fc1 = inner * (2 if model.gated_experts else 1)
+    one = model.hidden * (fc1 + inner) + ((fc1 + model.hidden) if model.bias else 0)
+    router = (model.hidden + (1 if model.bias else 0)) * moe.experts
+    shared_fc1 = shared * (2 if model.gated_mlp else 1)
+    both = model.hidden * (shared_fc1 + shared) + (shared_fc1 if model.bias else 0)
+    return Count(both, router + (model.hidden if model.bias and shared else 0), moe.experts * one)

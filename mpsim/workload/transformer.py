@@ -7,23 +7,25 @@ from collections.abc import Iterator
 
 from mpsim.errors import WorkloadError, nearest
 from mpsim.workload.experts import Experts, LatentAttention
+from mpsim.workload.kinds import LayerKind, kinds_of
 from mpsim.workload.parameters import Parameters, count_parameters
 
 __all__ = ["ATTENTIONS", "NORMS", "POSITIONS", "Lowering", "Transformer"]
 
 NORMS = ("layernorm", "rmsnorm")
 ATTENTIONS = ("causal", "full", "sliding")
-POSITIONS = ("learned", "rotary", "alibi", "none")
+POSITIONS = ("learned", "rotary", "relative", "alibi", "none")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A decoder-only transformer (dense).
+    """A transformer: one stack of layers, or an encoder and a decoder; dense or with experts.
 
     Parameters
     ----------
     layers, hidden, heads, kv_heads, head_dim, ffn_hidden, vocab : int
-        At least 1; `kv_heads` divides `heads`. ``heads * head_dim`` need not be `hidden` (PaLM).
+        At least 1; `kv_heads` divides `heads`. ``heads * head_dim`` need not be `hidden` (PaLM). `layers` counts encoder and
+        decoder together. With `mla`, which has widths of its own, `head_dim` is not used.
     gated_mlp : bool
         SwiGLU-like: two input projections of `ffn_hidden` each.
     tied_embeddings : bool
@@ -37,13 +39,24 @@ class Transformer:
     dropout : float
         Hidden and attention dropout probability in training, in [0, 1); 0 removes the kernels.
     attention : str
-        ``causal``, ``full`` or ``sliding``.
+        ``causal``, ``full`` or ``sliding``; of the only stack (an encoder's is full, a decoder's causal).
     window : int
         Sliding window [tokens]; positive exactly when `attention` is ``sliding``.
+    full_every : int
+        With a sliding window: every n-th layer (the last of each n) sees all keys before it; 0 for none.
+    encoder_layers : int
+        The first layers, when they form an encoder that the others attend to; 0 for one stack. The training sequence is then
+        the encoder's.
+    decoder_length : int
+        Tokens of a decoder's sequence; positive exactly with an encoder.
     positions : str
-        ``learned``, ``rotary``, ``alibi`` or ``none``.
+        ``learned``, ``rotary``, ``relative`` (a bias a head and a bucket of distances, T5), ``alibi`` or ``none``.
     max_positions : int
-        Rows of the table of learned positions [tokens]; 0 leaves the table out of the count.
+        Rows of the table of learned positions [tokens], or buckets of relative ones; 0 leaves the table out of the count.
+    qk_norm : bool
+        A norm of every head's query and key (Qwen 3).
+    post_norm : bool
+        A norm also after attention and after the MLP, before they are added (Gemma).
     parallel_block : bool
         Attention and MLP read the same norm and are summed (PaLM, GPT-J).
     embedding_norm : bool
@@ -77,8 +90,13 @@ class Transformer:
     dropout: float = 0.0
     attention: str = "causal"
     window: int = 0
+    full_every: int = 0
+    encoder_layers: int = 0
+    decoder_length: int = 0
     positions: str = "learned"
     max_positions: int = 0
+    qk_norm: bool = False
+    post_norm: bool = False
     parallel_block: bool = False
     embedding_norm: bool = False
     moe: Experts | None = None
@@ -88,17 +106,27 @@ class Transformer:
 
     def __post_init__(self) -> None:
         mistakes = [*_check_sizes(self), *_check_choices(self), *_check_consistency(self)]
+        if not mistakes:
+            mistakes = [*_check_stacks(self)]
         if mistakes:
             raise WorkloadError("\n".join(f"model {self.name!r}: {one}" for one in mistakes))
 
     @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """Kind of every layer, first to last."""
+        return kinds_of(self)
+
+    @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """Kind of every layer, first to last; `expand_layer` and `parameters` know each by this name."""
-        moe = self.moe
-        return tuple(
-            "moe" if moe is not None and moe.replaces(layer) else "dense"
-            for layer in range(self.layers)
-        )
+        """Name of the kind of every layer; `expand_layer` and `parameters` know each by this name."""
+        return tuple(kind.name for kind in self.kinds)
+
+    def kind(self, name: str) -> LayerKind:
+        """The kind of layer called `name`; WorkloadError if the model has no such layer."""
+        known = {kind.name: kind for kind in self.kinds}
+        if name not in known:
+            raise WorkloadError(f"{self.name} has no {name!r} layer; {nearest(name, known)}")
+        return known[name]
 
     @property
     def causal(self) -> bool:
@@ -113,7 +141,12 @@ class Transformer:
     @property
     def query_features(self) -> int:
         """Width of all queries of a token together, ``heads * head_dim``."""
-        return self.heads * self.head_dim
+        return self.heads * (self.mla.qk_head_dim if self.mla else self.head_dim)
+
+    @property
+    def context_features(self) -> int:
+        """Width of what attention hands to the output projection: a value for every head."""
+        return self.heads * (self.mla.v_head_dim if self.mla else self.head_dim)
 
     @property
     def kv_features(self) -> int:
@@ -129,6 +162,12 @@ class Transformer:
     def fc1_features(self) -> int:
         """Output width of the first MLP projection: `ffn_hidden`, twice that when gated."""
         return self.ffn_hidden * (2 if self.gated_mlp else 1)
+
+    @property
+    def gated_experts(self) -> bool:
+        """Whether routed experts have two input projections."""
+        own = self.moe.gated_mlp if self.moe else None
+        return self.gated_mlp if own is None else own
 
     def padded_vocab(self, multiple: int) -> int:
         """Vocabulary rounded up to a multiple, as Megatron pads it to 128 x tp.
@@ -175,6 +214,26 @@ class Transformer:
         """
         return count_parameters(self, self.vocab if padded_vocab is None else padded_vocab)
 
+    def active_parameters(self, *, lookup: bool = False) -> int:
+        """Count the parameters that one token meets: all but the routed experts it is not sent to.
+
+        Parameters
+        ----------
+        lookup : bool
+            Whether to count the token table too, of which a token needs a row. A tied output projection always counts.
+
+        References
+        ----------
+        OpenAI, gpt-oss model card (2025), Table 1: unembedding counts, embedding does not.
+        """
+        count = self.parameters()
+        idle = 0
+        if self.moe is not None:
+            routed = sum(count.layers[kind].experts for kind in count.kinds)
+            idle = routed - routed * self.moe.top_k // self.moe.experts
+        looked_up = 0 if lookup or self.tied_embeddings else count.embedding.sharded
+        return count.total - idle - looked_up
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lowering:
@@ -188,6 +247,8 @@ class Lowering:
         With materialised scores: scale, mask and softmax in one kernel, or three.
     fused_bias_activation, fused_bias_dropout_add : bool
         One kernel each, or one kernel an operation.
+    weighted_activation : bool
+        Whether the weights of routed experts enter in their activation, so that their output need not be kept, or after the experts.
     activation_bytes : int
         Bytes of an activation element (2 for bf16/fp16, 4 for fp32).
     weight_grad_bytes : int
@@ -205,6 +266,7 @@ class Lowering:
     fused_softmax: bool = True
     fused_bias_activation: bool = True
     fused_bias_dropout_add: bool = True
+    weighted_activation: bool = False
     activation_bytes: int = 2
     weight_grad_bytes: int = 4
     loss_bytes_per_logit: float = 30.0
@@ -220,7 +282,7 @@ class Lowering:
 
 
 _POSITIVE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab")
-_NON_NEGATIVE = ("window", "max_positions")
+_NON_NEGATIVE = ("window", "full_every", "encoder_layers", "decoder_length", "max_positions")
 
 
 def _check_sizes(model: Transformer) -> Iterator[str]:
@@ -252,6 +314,24 @@ def _check_consistency(model: Transformer) -> Iterator[str]:
             f"window is {model.window!r} but attention is {model.attention!r}; "
             "set attention to 'sliding' or leave window out"
         )
+
+    yield from model.moe.mistakes() if model.moe else ()
+    yield from model.mla.mistakes() if model.mla else ()
+
+
+def _check_stacks(model: Transformer) -> Iterator[str]:
+    if model.full_every and model.attention != "sliding":
+        yield f"full_every is {model.full_every} but attention is {model.attention!r}; set it to 'sliding'"
+    if model.encoder_layers >= model.layers:
+        yield f"encoder_layers is {model.encoder_layers} of {model.layers} layers; leave some to the decoder"
+    if bool(model.encoder_layers) != bool(model.decoder_length):
+        yield "encoder_layers and decoder_length come together; give both or neither"
+    if model.encoder_layers and (model.window or model.mla or model.parallel_block):
+        yield "an encoder and a decoder have plain serial layers; leave out window, mla and parallel_block"
+    if model.parallel_block and (model.moe or model.mla or model.post_norm):
+        yield "a parallel block has a plain MLP and plain attention; leave out moe, mla and post_norm"
+    if model.mla and (model.qk_norm or model.kv_heads != model.heads):
+        yield "latent attention has norms and key-value heads of its own; leave out qk_norm, set kv_heads to heads"
 
 
 def _probability(value: object) -> bool:

@@ -19,7 +19,7 @@ from mpsim.scenario import checks as every_check
 from mpsim.scenario.cluster import AcceleratorChoice, FabricChoice, LinkChoice
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.sweep import expand_range
-from mpsim.workload import Transformer, model, model_names
+from mpsim.workload import Experts, LatentAttention, Transformer, model, model_names
 
 BASE = {
     "schema": 1,
@@ -149,17 +149,30 @@ def test_the_schema_has_every_field_of_a_transformer():
     assert fields <= ModelChoice.model_fields.keys()
 
 
-def test_latent_attention_and_experts_are_understood_and_declined():
-    """What is not simulated says so, both at once."""
-    latent = {
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-    }
-    told = refused(model={"preset": "gpt3-175b", "mla": latent, "moe": {"experts": 8}})
+LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 64}
+
+
+def test_latent_attention_and_experts_can_be_given_to_a_dense_preset():
+    """What is left out follows from the model: experts as wide as its MLP, queries not compressed."""
+    own = ModelChoice(preset="gpt3-175b", mla=LATENT, moe={"experts": 8}).resolve()
+    assert own.moe == Experts(experts=8, ffn_hidden=49152)
+    assert own.mla == LatentAttention(**LATENT)
+
+
+def test_fields_of_experts_replace_those_of_the_preset():
+    """DeepSeek-V3 with half the experts keeps the rest."""
+    half = ModelChoice(preset="deepseek-v3", moe={"experts": 128}).resolve()
+    base = model("deepseek-v3")
+    assert half.moe == dataclasses.replace(base.moe, experts=128)
+    assert half.mla == base.mla
+
+
+def test_experts_and_latent_attention_say_what_they_lack():
+    """Both at once, each by its key."""
+    told = refused(model={"preset": "gpt3-175b", "mla": {"v_head_dim": 64}, "moe": {"top_k": 2}})
     assert told.keys() == {"model.mla", "model.moe"}
-    assert all("not simulated by this version" in message for message in told.values())
+    assert "lacks kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim" in told["model.mla"]
+    assert "lacks experts" in told["model.moe"]
 
 
 # clusters

@@ -1,0 +1,206 @@
+"""The MLP of a layer: plain, or routed to experts with some that every token passes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from mpsim.workload.expansion import Step
+from mpsim.workload.experts import Experts
+from mpsim.workload.kernels import LABEL_BYTES, STATISTIC_BYTES, gemm, streaming
+from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
+from mpsim.workload.parts import Part
+
+__all__ = ["activation", "expert_mlp", "plain_mlp"]
+
+
+def plain_mlp(part: Part) -> Iterator[Step]:
+    """Expand the MLP between its norm and its residual addition."""
+    model = part.model
+    yield part.column("fc1", model.fc1_features, model.fc1_features)
+    yield from activation(part)
+    yield part.row("fc2", model.ffn_hidden)
+
+
+def activation(part: Part) -> Iterator[Step]:
+    """Expand what lies between the two GEMMs of the plain MLP."""
+    model = part.model
+    yield from _activation(part, "", model.ffn_hidden * part.tokens.count, gated=model.gated_mlp)
+
+
+def expert_mlp(part: Part, moe: Experts) -> Iterator[Step]:
+    """Expand router, dispatch, experts and combination; then the shared experts.
+
+    Parameters
+    ----------
+    part : Part
+    moe : Experts
+
+    Yields
+    ------
+    Step
+        Rows that are sent to experts are counted for all experts of the model, as if one rank had them: `Split.EXPERT` leaves to
+        `mpsim.parallel` how they are divided.
+
+    Notes
+    -----
+    `permute` gathers the rows of each expert and keeps them for the weight gradient of the first GEMM; `unpermute` weighs and sums
+    them. With `weighted_activation` the weights enter in the activation, else the output of the experts is kept for their gradient.
+    """
+    model, rows = part.model, moe.rows(part.tokens.count)
+    inner, gated = moe.ffn_hidden, model.gated_experts
+    fc1 = inner * (2 if gated else 1)
+    size = part.lowering.activation_bytes
+    yield part.replicated("router", moe.experts)
+    yield _choice(part, moe)
+    yield _permute(part, rows)
+    yield _grouped(part, moe, "experts_fc1", Split.COLUMN, (fc1, model.hidden), size * rows * fc1)
+    elements = round(rows * inner)
+    yield from _activation(part, "experts_", elements, gated=gated, split=Split.EXPERT)
+    yield _grouped(part, moe, "experts_fc2", Split.ROW, (model.hidden, inner), size * rows * inner)
+    yield _unpermute(part, rows)
+    if moe.shared_features:
+        yield from _shared(part, moe.shared_features)
+
+
+def _shared(part: Part, inner: int) -> Iterator[Step]:
+    model, tokens = part.model, part.tokens.count
+    features = inner * (2 if model.gated_mlp else 1)
+    yield part.column("shared_fc1", features, features)
+    yield from _activation(part, "shared_", inner * tokens, gated=model.gated_mlp)
+    yield part.row("shared_fc2", inner)
+    yield streaming(
+        "shared_add",
+        "residual_add",
+        Split.SEQUENCE,
+        elements=tokens * model.hidden,
+        lowering=part.lowering,
+    )
+
+
+def _activation(
+    part: Part, prefix: str, elements: int, *, gated: bool, split: Split = Split.TENSOR
+) -> Iterator[Step]:
+    """Expand an activation of so many elements: bias, gate and product, in one kernel or in one each."""
+    lowering = part.lowering
+
+    def kernel(name: str, passes: str, count: int, saved: float = 0.0) -> Step:
+        return streaming(
+            prefix + name, passes, split, elements=count, lowering=lowering, saved=saved
+        )
+
+    fused = lowering.fused_bias_activation
+    bias = f"{'' if prefix else 'fc1_'}bias"
+    if part.model.bias and not fused:
+        yield kernel(bias, "bias", elements * (2 if gated else 1))
+    if gated and not fused:
+        yield kernel("gate", "gate", elements, float(lowering.activation_bytes * elements))
+        yield kernel("gate_times_up", "gate_times_up", elements)
+    else:
+        yield kernel("activation", "gated_activation" if gated else "activation", elements)
+
+
+def _choice(part: Part, moe: Experts) -> Step:
+    """Scores of all experts in float32 and the best of them; scores and their places are kept."""
+    scores = part.tokens.count * moe.experts
+    places = part.tokens.count * moe.top_k * (STATISTIC_BYTES + LABEL_BYTES)
+    return _moving(
+        "topk",
+        Split.SEQUENCE,
+        (
+            float((part.lowering.activation_bytes + STATISTIC_BYTES) * scores + places),
+            float((part.lowering.activation_bytes + STATISTIC_BYTES) * scores + places),
+        ),
+        saved=float(STATISTIC_BYTES * scores + places),
+        saved_split=Split.SEQUENCE,
+    )
+
+
+def _permute(part: Part, rows: float) -> Step:
+    """Copy the rows of every expert together; backward sums the gradients of a token's copies."""
+    sent = part.lowering.activation_bytes * rows * part.model.hidden
+    return _moving(
+        "permute",
+        Split.SEQUENCE,
+        (2 * sent, sent + part.size(part.model.hidden)),
+        saved_for_weight=sent,
+        saved_split=Split.EXPERT,
+    )
+
+
+def _unpermute(part: Part, rows: float) -> Step:
+    """Weigh and sum what the experts of a token return."""
+    sent = part.lowering.activation_bytes * rows * part.model.hidden
+    kept = 0.0 if part.lowering.weighted_activation else sent
+    return _moving(
+        "unpermute",
+        Split.SEQUENCE,
+        (sent + part.size(part.model.hidden), 2 * sent + kept),
+        saved=kept,
+        saved_split=Split.EXPERT,
+    )
+
+
+def _moving(
+    name: str,
+    split: Split,
+    moved: tuple[float, float],
+    *,
+    saved: float = 0.0,
+    saved_for_weight: float = 0.0,
+    saved_split: Split,
+) -> Step:
+    """Build a memory-bound kernel from the bytes it moves forward and backward."""
+    forward = Operator(
+        name=name,
+        kind=OperatorKind.ELEMENTWISE,
+        phase=Phase.FORWARD,
+        split=split,
+        bytes=moved[0],
+        saved=saved,
+        saved_for_weight=saved_for_weight,
+        saved_split=saved_split,
+    )
+    backward = Operator(
+        name=name,
+        kind=OperatorKind.ELEMENTWISE,
+        phase=Phase.INPUT_GRADIENT,
+        split=split,
+        bytes=moved[1],
+    )
+    return Step(forward, (backward,))
+
+
+def _grouped(
+    part: Part, moe: Experts, name: str, side: Split, features: tuple[int, int], kept: float
+) -> Step:
+    """Build the same GEMM of every expert, on the mean of rows one gets; FLOPs count the rows exactly."""
+    rows = moe.rows(part.tokens.count)
+    out, into = features
+    one = gemm(
+        name,
+        side,
+        tokens=max(1, round(rows / moe.experts)),
+        features_out=out,
+        features_in=into,
+        lowering=part.lowering,
+    )
+    forward, *backward = (
+        dataclasses.replace(
+            each,
+            kind=OperatorKind.GROUPED_GEMM,
+            split=Split.EXPERT,
+            batch=moe.experts,
+            flops=2.0 * rows * out * into,
+            bytes=moe.experts * each.bytes,
+        )
+        for each in (one.forward, *one.backward)
+    )
+    column = side is Split.COLUMN
+    saving = dataclasses.replace(
+        forward,
+        saved=kept if column else 0.0,
+        saved_for_weight=0.0 if column else kept,
+        saved_split=Split.EXPERT,
+    )
+    return Step(saving, tuple(backward))
