@@ -14,7 +14,9 @@ from mpsim.calibration.validate import validate_files
 from mpsim.calibration.validate.files import KINDS, FileKind, predict_row
 from mpsim.calibration.validate.rows import Cells, Row
 from mpsim.calibration.validate.runs import rule_of, scenario_of
+from mpsim.calibration.validate.tables import table
 from mpsim.cost import CollectiveModel, KernelModel
+from mpsim.framework import framework
 from mpsim.hardware import accelerator, system
 from mpsim.parallel import GroupShape
 from mpsim.workload import Operator, OperatorKind, Phase
@@ -260,8 +262,8 @@ def test_layers_are_split_evenly_or_with_the_ends_counted(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"zero_stage": "3"}, "ZeRO-3, FSDP"),
-        ({"zero_stage": "1 within groups of 8 (replicated across groups)"}, "within groups"),
+        ({"zero_stage": "hsdp"}, "how many ranks share one copy"),
+        ({"family": "fms-fsdp", "recompute": "selective"}, "fraction of the layers"),
         ({"moe_experts": "8"}, "mixture of experts"),
         ({"precision": "float8 rowwise"}, "row-wise"),
         ({"recompute": "selective (per-op policy)"}, "policy of recomputation"),
@@ -279,6 +281,63 @@ def test_a_training_row_that_cannot_be_predicted_says_why(
     assert [one.predicted for one in records] == [None, None]
     assert [one.measured for one in records] == [3.6963, 60e9]
     assert all(reason in one.skipped_because for one in records)
+
+
+@pytest.mark.parametrize(
+    ("change", "preset", "field", "value"),
+    [
+        ({}, "megatron-2021", "preset", "megatron-2021"),
+        ({"framework": "DeepSpeed ZeRO-3"}, "deepspeed-zero3-2021", "fused_attention", False),
+        ({"family": "bloom-tuning"}, "bloom-fp16", "preset", "bloom-fp16"),
+        ({"family": "bloom-tuning", "precision": "bf16"}, "bloom-bf16", "preset", "bloom-bf16"),
+        (
+            {"family": "torchtitan", "measured_date": "2024-12", "overlap_notes": "async TP"},
+            "torchtitan-2024",
+            "tensor_overlap",
+            "decomposed",
+        ),
+        (
+            {"family": "torchtitan", "measured_date": "2025-06", "schedule": "1F1B"},
+            "torchtitan-2025",
+            "defer_reduction",
+            True,
+        ),
+    ],
+)
+def test_a_row_runs_the_stack_of_its_era_with_what_its_words_say(
+    change: dict[str, str], preset: str, field: str, value: object
+) -> None:
+    """Family, date, precision and notes choose the preset; notes change fields of it."""
+    cells = Cells({**TRAINING, **change})
+    chosen = scenario_of(cells, rule_of(cells))["framework"]
+    assert (chosen["preset"], chosen[field]) == (preset, value)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("1 within groups of 8 (replicated across groups)", {"zero": 1, "shard": 8}),
+        ("1 within groups of 32 (replicated across groups)", {"zero": 1}),
+        ("3", {"zero": 3}),
+        ("2", {"zero": 2}),
+    ],
+)
+def test_groups_of_ranks_that_share_states_are_read_from_words(
+    words: str, expected: dict[str, int]
+) -> None:
+    """A group as large as data parallelism is no group."""
+    cells = Cells({**TRAINING, "zero_stage": words})
+    parallelism = scenario_of(cells, rule_of(cells))["parallelism"]
+    assert {key: parallelism[key] for key in ("zero", "shard") if key in parallelism} == expected
+
+
+def test_every_family_names_a_preset_that_takes_its_changes() -> None:
+    """A rule that no row reaches today must not be broken when one does."""
+    for entry in table("training")["families"]:
+        changes = [one.get("framework", {}) for one in entry.get("also", ())]
+        for change in [{}, *changes]:
+            given = {**entry["framework"], **change}
+            assert framework(given.pop("preset"), given).title
 
 
 def test_one_layer_is_the_difference_of_two_models() -> None:

@@ -22,12 +22,29 @@ _ENDS = 2  # embedding and head, where they take the place of a layer each
 
 
 def rule_of(cells: Cells) -> Mapping[str, Any]:
-    """The first family of the table whose words all occur in the row."""
+    """The first family of the table whose words all occur in the row, with what it says of such rows besides."""
     for entry in table("training")["families"]:
-        if all(word in cells.text(column) for column, word in entry["where"].items()):
-            found: Mapping[str, Any] = entry
-            return found
+        if _fits(cells, entry):
+            rule = dict(entry)
+            for more in entry.get("also", ()):
+                if _fits(cells, more):
+                    rule = _on_top(rule, more)
+            return rule
     raise CalibrationError("no family fits the row")
+
+
+def _fits(cells: Cells, entry: Mapping[str, Any]) -> bool:
+    return all(word in cells.text(column) for column, word in entry["where"].items())
+
+
+def _on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """A rule with another on top of it, mappings key by key."""
+    merged = {
+        key: {**rule.get(key, {}), **value} if isinstance(value, Mapping) else value
+        for key, value in more.items()
+        if key != "where"
+    }
+    return {**rule, **merged}
 
 
 def filled(cells: Cells, rule: Mapping[str, Any]) -> Cells:
@@ -53,12 +70,12 @@ def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     CalibrationError
         If the row does not say enough, or says what is not simulated.
     """
-    _refuse(cells)
+    _refuse(cells, rule)
     return {
         "schema": 1,
         "model": _model(cells, rule),
         "cluster": _cluster(cells),
-        "parallelism": _parallelism(cells),
+        "parallelism": _parallelism(cells, rule),
         "schedule": _schedule(cells),
         "training": {
             "global_batch": cells.required("global_batch_seqs"),
@@ -80,7 +97,7 @@ def simulated(scenario: Mapping[str, Any], *, layer: bool, allocated: bool) -> t
     layer : bool
         Whether the time is that of one layer, forward and backward, instead of a step.
     allocated : bool
-        Whether the memory is what the framework's allocator sees, without buffers of communicators and overhead.
+        Whether the memory is what the framework's allocator has handed out, without overhead.
 
     Returns
     -------
@@ -111,12 +128,14 @@ def _outcome(scenario: str) -> Mapping[str, float]:
         "step": float(result.summary["step_time_s"]),
         "layers": float(sum(result.breakdown[part] for part in _LAYER_PARTS)),
         "memory": float(memory["total"]),
-        "allocated": float(memory["total"] - memory["overhead"] - memory["buffers"]),
+        "allocated": float(memory["total"] - memory["overhead"]),
     }
 
 
-def _refuse(cells: Cells) -> None:
+def _refuse(cells: Cells, rule: Mapping[str, Any]) -> None:
     """Refuse what is not simulated, before anything else is asked of the row."""
+    if "refused" in rule:
+        raise CalibrationError(rule["refused"])
     if cells.text("trust") == "low":
         raise CalibrationError("the table itself trusts the row little (trust low)")
     if cells.whole("moe_experts") or "deepseek" in cells.text("model").lower():
@@ -168,31 +187,43 @@ def _network(cells: Cells) -> dict[str, Any]:
     return {"nics_per_node": ports, "nic": {"preset": nic.name, "bandwidth": f"{rate:g} Gb/s"}}
 
 
-def _parallelism(cells: Cells) -> dict[str, Any]:
+def _parallelism(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     degrees = {axis: cells.required(axis) for axis in ("tp", "pp", "dp")}
     degrees["cp"] = cells.whole("cp") or 1
     return {
         **degrees,
         "sequence_parallel": bool(cells.flag("sequence_parallel")) and degrees["tp"] > 1,
-        "zero": _zero(cells, degrees["dp"]),
+        **_sharding(cells, rule, degrees["dp"]),
         **_layer_split(cells, degrees["pp"] * _chunks(cells)),
     }
 
 
-def _zero(cells: Cells, dp: int) -> int:
+def _sharding(cells: Cells, rule: Mapping[str, Any], dp: int) -> dict[str, Any]:
+    """What replicas share, and among how many of them where it is not all."""
     text = cells.text("zero_stage")
     if not text:
         if dp > 1:
             raise CalibrationError("zero_stage is not stated")
-        return 0
+        return {"zero": 0}
     entry = lookup("training", "sharding", text)
+    shared = {"zero": int(rule.get("zero", entry["zero"]))}
+    group = _group(cells, rule, entry, text)
+    return shared if group in (None, dp) else {**shared, "shard": group}
+
+
+def _group(
+    cells: Cells, rule: Mapping[str, Any], entry: Mapping[str, Any], text: str
+) -> int | None:
+    """Ranks that share one copy, where words or the family's rule say so."""
+    if entry.get("groups") == "node":
+        if rule.get("shard") != "node":
+            raise CalibrationError("how many ranks share one copy is not stated")
+        return cells.required("accel_per_node")
     if entry.get("groups"):
         found = re.fullmatch(entry["pattern"], text)
-        if found is None or int(found[1]) != dp:
-            raise CalibrationError(
-                "ZeRO within groups of replicas is not simulated by this version"
-            )
-    return int(entry["zero"])
+        assert found is not None, "the pattern that was looked up fits"
+        return int(found[1])
+    return None
 
 
 def _chunks(cells: Cells) -> int:
