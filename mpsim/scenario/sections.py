@@ -13,6 +13,7 @@ from mpsim.scenario.fields import Name, Section
 __all__ = [
     "AXES",
     "FIXED_VIRTUAL_STAGES",
+    "FUSING",
     "INTERLEAVED",
     "PRECISIONS",
     "SCHEDULES",
@@ -55,6 +56,8 @@ FIXED_VIRTUAL_STAGES: Final[Mapping[str, int]] = {
     "v-min": 2,
     "dualpipe-v": 2,
 }
+FUSING: Final = ("dualpipe", "dualpipe-v")
+"""Schedules with blocks that run the forward of one microbatch beside the backward of another."""
 AXES: Final = ("tp", "cp", "ep", "dp", "pp")
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]

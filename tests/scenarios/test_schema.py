@@ -298,6 +298,8 @@ def test_a_cluster_that_cannot_exist_is_refused():
 
 # checks, one by one
 
+MOE = {"model": {"preset": "gpt3-175b", "moe": {"experts": 16, "top_k": 2, "ffn_hidden": 8192}}}
+
 
 @pytest.mark.parametrize(
     ("check_one", "key", "changes"),
@@ -320,6 +322,16 @@ def test_a_cluster_that_cannot_exist_is_refused():
         ("check_context", "training.sequence_length", {"parallelism": {"tp": 8, "pp": 8, "cp": 2}, "training": {"global_batch": 128, "sequence_length": 2046}}),
         ("check_sequence", "training.sequence_length", {"parallelism": {"tp": 8, "pp": 16, "sequence_parallel": True}, "training": {"global_batch": 128, "sequence_length": 2044}}),
         ("check_experts", "parallelism.ep", {"parallelism": {"tp": 8, "pp": 16, "ep": 2}}),
+        ("check_experts", "parallelism.etp", {"parallelism": {"tp": 8, "pp": 16, "etp": 2}}),
+        ("check_experts", "parallelism.ep", {**MOE, "parallelism": {"tp": 1, "pp": 16, "ep": 3}}),
+        ("check_experts", "parallelism.etp", {**MOE, "parallelism": {"tp": 8, "pp": 16, "etp": 3}}),
+        ("check_expert_ranks", "parallelism.ep", {**MOE, "parallelism": {"tp": 8, "pp": 16, "ep": 2, "sequence_parallel": True}}),
+        ("check_expert_tokens", "parallelism.sequence_parallel", {**MOE, "parallelism": {"tp": 8, "pp": 16}}),
+        ("check_expert_overlap", "framework.expert_overlap", {**MOE, "framework": {"preset": "megatron-core", "expert_overlap": "microbatch"}}),
+        ("check_context_exchange", "parallelism.cp", {"parallelism": {"tp": 8, "pp": 2, "cp": 8}, "framework": {"preset": "megatron-core", "context_exchange": "ulysses"}}),
+        ("check_context_exchange", "framework.context_exchange", {"parallelism": {"tp": 8, "pp": 8, "cp": 2}, "framework": {"preset": "megatron-core", "fused_attention": False}}),
+        ("check_context_exchange", "framework.context_exchange", {"parallelism": {"tp": 8, "pp": 8, "cp": 2}, "model": {"preset": "gpt3-175b", "attention": "sliding", "window": 1024}, "framework": "megatron-core"}),
+        ("check_tensor_overlap", "framework.tensor_overlap", {"framework": {"preset": "megatron-core", "tensor_overlap": "decomposed"}}),
         ("check_zero", "parallelism.zero", {"parallelism": {"tp": 8, "pp": 16, "zero": 2}}),
         ("check_network", "simulation.engine", {"simulation": {"network": "flow", "engine": "replay"}}),
         ("check_size", "training.global_batch", {"training": {"global_batch": 8_000_000, "sequence_length": 2048}}),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import Communication, Compute, Waits
+from mpsim.parallel import Communication, Compute, Synchronization, Waits
 from mpsim.program import PARTS, TICK, Template
 from mpsim.program.template import concatenate, evaluate_block, exits
 from mpsim.workload import Operator, OperatorKind, Phase
@@ -31,6 +32,16 @@ def _kernel(name: str, microseconds: float, phase: Phase = Phase.FORWARD) -> Com
 
 def _collective(microseconds: float, waits: Waits = Waits.ALL, axis: str = "tp") -> Communication:
     return Communication("c", axis, "all_reduce", microseconds, waits, Phase.FORWARD)
+
+
+def _tagged(tag: str, microseconds: float, axis: str = "ep", *needs: str) -> Communication:
+    return dataclasses.replace(
+        _collective(microseconds, Waits.TAGGED, axis), name=tag, tag=tag, needs=frozenset(needs)
+    )
+
+
+def _needing(kernel: Compute, *tags: str) -> Compute:
+    return dataclasses.replace(kernel, needs=frozenset(tags))
 
 
 def _us(template: Template) -> dict[str, float]:
@@ -103,3 +114,67 @@ def test_a_block_that_outruns_its_host_waits_for_it() -> None:
     assert slow.start[-1] + slow.duration[-1] == slow.parts.sum()
     hidden = evaluate_block("b", items, _Costs(), host_seconds=5 * US)
     assert _us(hidden) == {"forward": 7.0}
+
+
+def test_a_tagged_collective_holds_up_only_what_needs_it() -> None:
+    """Dispatch 5 beside a shared expert of 3; the routed one waits for the other 2, and is not held up again."""
+    items = [
+        _tagged("dispatch", 5),
+        _kernel("shared", 3),
+        _needing(_kernel("routed", 4), "dispatch"),
+        _needing(_kernel("more", 1), "dispatch"),
+    ]
+    block = evaluate_block("b", items, _Costs())
+    assert _us(block) == {"forward": 8.0, "exposed_ep": 2.0}
+    assert block.start[2] * TICK == 5 * US
+    assert block.before[block.before_ptr[2] : block.before_ptr[3]].tolist() == [0, 1]
+
+
+def test_nobody_needs_a_tag_and_the_block_waits_at_its_end() -> None:
+    """A collective of 5 behind a kernel of 3 leaves 2 exposed."""
+    block = evaluate_block("b", [_tagged("t", 5), _kernel("a", 3)], _Costs())
+    assert _us(block) == {"forward": 3.0, "exposed_ep": 2.0}
+
+
+def test_a_collective_that_needs_another_follows_it_on_its_own_stream() -> None:
+    """All-to-all 5, then the gather of what arrived, 3, on another communicator: a kernel that needs both starts at 8."""
+    items = [
+        _tagged("a2a", 5),
+        _tagged("gather", 3, "etp", "a2a"),
+        _needing(_kernel("experts", 1), "a2a", "gather"),
+    ]
+    block = evaluate_block("b", items, _Costs())
+    assert _us(block) == {"forward": 1.0, "exposed_ep": 5.0, "exposed_tp": 3.0}
+
+
+def test_a_ring_hides_behind_its_steps() -> None:
+    """Three blocks of 4, two sends of 3 beside the first two: nothing is exposed; sends of 6 leave 2 x 2."""
+
+    def ring(send: float) -> dict[str, float]:
+        items = [
+            _tagged("1", send, "cp"),
+            _kernel("a", 4),
+            _tagged("2", send, "cp"),
+            _needing(_kernel("b", 4), "1"),
+            _needing(_kernel("c", 4), "2"),
+        ]
+        return _us(evaluate_block("b", items, _Costs()))
+
+    assert ring(3) == {"forward": 12.0}
+    assert ring(6) == {"forward": 12.0, "exposed_cp": 4.0}
+
+
+def test_a_host_that_waits_for_the_device_leaves_it_idle() -> None:
+    """Two waits of 3 between kernels of 4 and 1, after the collective between them has ended."""
+    items = [_kernel("a", 4), _collective(2), Synchronization(2), _kernel("b", 1)]
+    block = evaluate_block("b", items, _Costs(), synchronization_seconds=3 * US)
+    assert _us(block) == {"forward": 5.0, "exposed_tp": 2.0, "host": 6.0}
+    free = evaluate_block("b", items, _Costs())
+    assert _us(free) == {"forward": 5.0, "exposed_tp": 2.0}
+
+
+def test_blocking_launches_add_up_and_hide_nothing() -> None:
+    """Kernels 3 and 4, a collective of 5 that was beside the second, 9 of launches: 21."""
+    items = [_kernel("a", 3), _tagged("t", 5, "tp"), _kernel("b", 4)]
+    block = evaluate_block("b", items, _Costs(), host_seconds=9 * US, launch_blocking=True)
+    assert _us(block) == {"forward": 7.0, "exposed_tp": 5.0, "host": 9.0}

@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 from mpsim.errors import MpsimError, Problem
 from mpsim.scenario.checks.data import check_zero
+from mpsim.scenario.checks.experts import (
+    check_expert_overlap,
+    check_expert_ranks,
+    check_expert_tokens,
+    check_experts,
+)
 from mpsim.scenario.checks.layer import (
     check_context,
-    check_experts,
+    check_context_exchange,
     check_heads,
     check_mlp,
     check_sequence,
+    check_tensor_overlap,
 )
 from mpsim.scenario.checks.mesh import check_world
 from mpsim.scenario.checks.presets import check_cluster, check_framework, check_model
@@ -39,6 +46,10 @@ __all__ = [
     "check_batch",
     "check_cluster",
     "check_context",
+    "check_context_exchange",
+    "check_expert_overlap",
+    "check_expert_ranks",
+    "check_expert_tokens",
     "check_experts",
     "check_framework",
     "check_heads",
@@ -52,6 +63,7 @@ __all__ = [
     "check_size",
     "check_stages",
     "check_sweep",
+    "check_tensor_overlap",
     "check_virtual_stages",
     "check_world",
     "check_zero",
@@ -70,8 +82,13 @@ CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
     check_heads,
     check_mlp,
     check_context,
+    check_context_exchange,
     check_sequence,
+    check_tensor_overlap,
     check_experts,
+    check_expert_ranks,
+    check_expert_tokens,
+    check_expert_overlap,
     check_zero,
     check_network,
     check_size,

@@ -1,16 +1,24 @@
-"""Checks of the axes inside a layer: tensor, context and expert parallelism."""
+"""Checks of tensor and context parallelism."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
-from mpsim.scenario.checks.near import divisors_near, multiples
+from mpsim.framework import ContextExchange, TensorOverlap
+from mpsim.scenario.checks.near import divisors_near, multiples, nearest_two
 
 if TYPE_CHECKING:
     from mpsim.scenario.scenario import Scenario
 
-__all__ = ["check_context", "check_experts", "check_heads", "check_mlp", "check_sequence"]
+__all__ = [
+    "check_context",
+    "check_context_exchange",
+    "check_heads",
+    "check_mlp",
+    "check_sequence",
+    "check_tensor_overlap",
+]
 
 
 def check_heads(scenario: Scenario) -> list[Problem]:
@@ -58,9 +66,61 @@ def check_sequence(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="training.sequence_length")]
 
 
-def check_experts(scenario: Scenario) -> list[Problem]:
-    """Expert parallelism has experts to divide."""
-    if scenario.parallelism.ep == 1 or scenario.model.moe is not None:
+def check_tensor_overlap(scenario: Scenario) -> list[Problem]:
+    """Products cut in chunks have chunks of tokens to start from."""
+    p, overlap = scenario.parallelism, scenario.software.tensor.tensor_overlap
+    if p.tp == 1 or p.sequence_parallel or overlap is not TensorOverlap.DECOMPOSED:
         return []
-    message = f"got {scenario.parallelism.ep}, but the model is dense; set ep to 1"
-    return [Problem(message, key="parallelism.ep")]
+    message = (
+        f"got {overlap.value}, but tp {p.tp} without sequence_parallel has all-reduces, which are not cut; "
+        f"set parallelism.sequence_parallel to true, or tensor_overlap to {TensorOverlap.WEIGHT_GRADIENT.value}"
+    )
+    return [Problem(message, key="framework.tensor_overlap")]
+
+
+def check_context_exchange(scenario: Scenario) -> list[Problem]:
+    """Keys and values can be exchanged the way the framework does."""
+    exchange = scenario.software.tensor.context_exchange
+    if scenario.parallelism.cp == 1 or exchange is ContextExchange.ALL_GATHER:
+        return []
+    wrong = _ulysses_problems(scenario) if exchange is ContextExchange.ULYSSES else []
+    if exchange is not ContextExchange.ULYSSES:
+        wrong += _ring_problems(scenario)
+    return wrong
+
+
+def _ulysses_problems(scenario: Scenario) -> list[Problem]:
+    p, model = scenario.parallelism, scenario.transformer
+    ranks = p.tp * p.cp
+    if model.heads % ranks == 0 and (model.kv_heads % ranks == 0 or ranks % model.kv_heads == 0):
+        return []
+    legal = [
+        cp
+        for cp in range(1, model.heads // p.tp + 1)
+        if model.heads % (p.tp * cp) == 0
+        and (model.kv_heads % (p.tp * cp) == 0 or p.tp * cp % model.kv_heads == 0)
+    ]
+    message = (
+        f"got {p.cp}, but ulysses divides {model.heads} heads ({model.kv_heads} for keys) among tp {p.tp} x cp {p.cp} = "
+        f"{ranks} ranks; set cp to {nearest_two(legal, p.cp)}, or framework.context_exchange to ring"
+    )
+    return [Problem(message, key="parallelism.cp")]
+
+
+def _ring_problems(scenario: Scenario) -> list[Problem]:
+    software, model = scenario.software, scenario.transformer
+    exchange = software.tensor.context_exchange.value
+    key = "framework.context_exchange"
+    if not software.lowering.fused_attention:
+        message = (
+            f"got {exchange}, but it needs fused attention, whose kernel returns the softmax statistics of each block; "
+            "set context_exchange to all-gather, or fused_attention to true"
+        )
+        return [Problem(message, key=key)]
+    if 0 < model.window < scenario.training.sequence_length:
+        message = (
+            f"got {exchange}, but {model.name} attends to a window of {model.window} tokens, which no ring skips to; "
+            "set context_exchange to all-gather or ulysses"
+        )
+        return [Problem(message, key=key)]
+    return []

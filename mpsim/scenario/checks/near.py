@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["divisors_near", "multiples"]
+from collections.abc import Iterable
+
+__all__ = ["divisors_near", "multiples", "nearest_two"]
 
 
 def multiples(value: int, step: int) -> list[int]:
@@ -14,5 +16,10 @@ def multiples(value: int, step: int) -> list[int]:
 def divisors_near(value: int, wanted: int) -> str:
     """The two divisors of `value` nearest to `wanted`, in words."""
     divisors = [n for n in range(1, min(value, 2 * wanted) + 1) if value % n == 0]
-    near = sorted(sorted(divisors, key=lambda n: abs(n - wanted))[:2])
-    return " or ".join(map(str, near))
+    return nearest_two(divisors, wanted)
+
+
+def nearest_two(legal: Iterable[int], wanted: int) -> str:
+    """The two of `legal` nearest to `wanted`, in words."""
+    near = sorted(sorted(legal, key=lambda n: abs(n - wanted))[:2])
+    return " or ".join(map(str, near)) or "1"
