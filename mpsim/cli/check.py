@@ -37,11 +37,12 @@ def _derived(scenario: Scenario) -> dict[str, object]:
     from mpsim.program.plan import make_plan
     from mpsim.result import check_order
     from mpsim.result.memory import account_memory
+    from mpsim.study.fitting import changes_that_fit
 
     plan = make_plan(scenario)
     check_order(scenario, plan)
     memory = account_memory(plan)
-    return {
+    derived: dict[str, object] = {
         "accelerators": plan.mesh.world,
         "dp": plan.mesh.dp,
         "microbatches": plan.orders.microbatches,
@@ -50,4 +51,9 @@ def _derived(scenario: Scenario) -> dict[str, object]:
         "peak_memory_bytes": float(memory.total.max()),
         "memory_capacity_bytes": memory.capacity,
         "fits_memory": memory.fits,
+        "fullest_rank": f"pp {memory.fullest}, in the {memory.when[memory.fullest]}",
     }
+    if not memory.fits:
+        changes = [str(one) for one in changes_that_fit(scenario)]
+        derived["would_fit_with"] = changes or "no change of one or two keys"
+    return derived

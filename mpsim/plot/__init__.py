@@ -7,7 +7,7 @@ from mpsim.plot.attribution import AttributionDisplay
 from mpsim.plot.bubbles import BubbleDisplay
 from mpsim.plot.comparison import ComparisonDisplay
 from mpsim.plot.display import Display
-from mpsim.plot.memory import MemoryDisplay
+from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
 from mpsim.plot.plots import Plots
 from mpsim.plot.sensitivity import SensitivityDisplay
 from mpsim.plot.sweep import SweepDisplay
@@ -22,6 +22,7 @@ __all__ = [
     "ComparisonDisplay",
     "Display",
     "ErrorDisplay",
+    "MemoryCurveDisplay",
     "MemoryDisplay",
     "Plots",
     "SensitivityDisplay",

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from mpsim.result import Result
+    from mpsim.result.memory import MemoryCurve
 
-__all__ = ["MemoryDisplay"]
+__all__ = ["MemoryCurveDisplay", "MemoryDisplay"]
 
 _MOST_LABELLED = 24
 _GB = parse_quantity("1 GB", Dimension.BYTES)
@@ -117,3 +118,49 @@ class MemoryDisplay(Display):
                 color="#B00000" if full else "black",
                 weight="bold" if full else "normal",
             )
+
+
+class MemoryCurveDisplay(Display):
+    """One line a rank: what it holds over time, against what there is.
+
+    Parameters
+    ----------
+    curves : mapping of str to MemoryCurve
+        Name of a rank to what it holds.
+    capacity : float
+        Of one accelerator [B].
+    """
+
+    def __init__(self, curves: Mapping[str, MemoryCurve], capacity: float) -> None:
+        self.curves = dict(curves)
+        self.capacity = capacity
+
+    @classmethod
+    def from_result(cls, result: Result) -> MemoryCurveDisplay:
+        """The first, the fullest and the last pipeline rank of a result."""
+        memory, last = result.memory, len(result.memory.total) - 1
+        chosen = sorted({0, memory.fullest, last})
+        return cls({f"pp {rank}": result.memory_curve(rank) for rank in chosen}, memory.capacity)
+
+    def _size(self) -> tuple[float, float]:
+        return 9.0, 4.0
+
+    def _draw(self, ax: Axes) -> None:
+        from matplotlib.lines import Line2D
+
+        colours = [EVENTS["forward"], EVENTS["backward"], EVENTS["weight_gradient"]]
+        handles = []
+        for (name, curve), colour in zip(self.curves.items(), colours, strict=False):
+            ax.plot(
+                curve.time_s, curve.held / _GB, drawstyle="steps-post", color=colour, linewidth=0.9
+            )
+            ax.axhline(curve.standing / _GB, color=colour, linewidth=0.6, alpha=0.5)
+            handles.append(Line2D([], [], color=colour, label=name))
+        legend_above(ax, handles, columns=7)
+        ax.axhline(self.capacity / _GB, color=EVENTS["tp"], linestyle="--", linewidth=1.2)
+        ax.set_xlabel("time (s)")
+        ax.set_ylabel("memory held (GB)")
+        ax.set_xlim(0.0, max(float(one.time_s[-1]) for one in self.curves.values()))
+        most = max(self.capacity, *(float(one.held.max()) for one in self.curves.values()))
+        ax.set_ylim(0.0, 1.08 * most / _GB)
+        ax.grid(axis="y")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mpsim.plot.attribution import AttributionDisplay
 from mpsim.plot.bubbles import BubbleDisplay
 from mpsim.plot.display import Display
-from mpsim.plot.memory import MemoryDisplay
+from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
 from mpsim.plot.timeline import TimelineDisplay
 from mpsim.plot.utilisation import UtilisationDisplay
 
@@ -53,6 +53,10 @@ class Plots:
         """Draw what fills the memory of each rank."""
         return MemoryDisplay.from_result(self._result).plot(ax)
 
+    def memory_over_time(self, ax: Axes | None = None) -> MemoryCurveDisplay:
+        """Draw what the first, the fullest and the last rank hold over time."""
+        return MemoryCurveDisplay.from_result(self._result).plot(ax)
+
     def save(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
         folder = Path(folder)
@@ -63,5 +67,6 @@ class Plots:
             "attribution": self.attribution,
             "utilisation": self.utilisation,
             "memory": self.memory,
+            "memory_over_time": self.memory_over_time,
         }
         return [draw().save(folder / f"{name}.png") for name, draw in pictures.items()]

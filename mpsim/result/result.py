@@ -25,7 +25,7 @@ from mpsim.program.plan import Plan, make_plan
 from mpsim.program.program import Program
 from mpsim.program.timed import with_timed_orders
 from mpsim.result.attribution import attribute
-from mpsim.result.memory import Memory, account_memory
+from mpsim.result.memory import Memory, MemoryCurve, account_memory, memory_curve
 from mpsim.result.summary import summarise
 from mpsim.result.utilisation import Utilisation, measure_utilisation
 from mpsim.scenario import Scenario
@@ -64,6 +64,10 @@ class Result:
     def memory(self) -> Memory:
         """What each pipeline rank holds at its fullest moment."""
         return account_memory(self.plan)
+
+    def memory_curve(self, rank: int) -> MemoryCurve:
+        """What pipeline rank `rank` holds over time."""
+        return memory_curve(self.timeline, self.plan, self.memory, rank)
 
     @functools.cached_property
     def utilisation(self) -> Utilisation:

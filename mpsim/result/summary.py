@@ -135,7 +135,7 @@ def _warnings(result: Result) -> list[str]:
     if not memory.fits:
         warnings.append(
             f"does not fit: rank {memory.fullest} needs {memory.total.max() / 1e9:.1f} GB of "
-            f"{memory.capacity / 1e9:.1f} GB; more tp, pp or recomputation, or zero: 1, would lower it"
+            f"{memory.capacity / 1e9:.1f} GB; 'mpsim check' says what would make it fit"
         )
     chip = plan.cluster.accelerator
     peak = f"peak_flops.{SCALED_FORMATS.get(plan.precision, plan.precision)}"

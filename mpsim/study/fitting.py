@@ -1,0 +1,105 @@
+"""What would make a scenario fit into memory: the nearest changes, one at a time and in pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+
+from mpsim.errors import MpsimError
+from mpsim.program.plan import make_plan
+from mpsim.result.memory import account_memory
+from mpsim.scenario import Scenario
+
+__all__ = ["Change", "changes_that_fit"]
+
+_MOST = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """A change after which the scenario fits.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        New value by dotted key.
+    total : float
+        What the fullest rank then needs [B].
+    """
+
+    values: Mapping[str, object]
+    total: float
+
+    def __str__(self) -> str:
+        spelled = ", ".join(f"{key} {_spelled(value)}" for key, value in self.values.items())
+        return f"{spelled} ({self.total / 1e9:.1f} GB)"
+
+
+def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
+    """Find changes of a scenario that does not fit after which it does.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    most : int
+        Changes to return.
+
+    Returns
+    -------
+    list of Change
+        Single changes first, those that cost least time first; pairs only where no single one is enough; empty where not even
+        pairs are.
+
+    Notes
+    -----
+    Only what the checks accept is tried; the number of accelerators and the global batch stay as they are.
+    """
+    steps = list(_steps(scenario))
+    for size in (1, 2):
+        found = []
+        for chosen in itertools.combinations(steps, size):
+            values = {key: value for one in chosen for key, value in one.items()}
+            if len(values) == sum(map(len, chosen)) and (total := _fitting(scenario, values)):
+                found.append(Change(values, total))
+            if len(found) == most:
+                break
+        if found:
+            return found
+    return []
+
+
+def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
+    """Single steps towards less memory, cheapest in time first."""
+    parallelism, training = scenario.parallelism, scenario.training
+    if scenario.dp * parallelism.cp > 1 and parallelism.zero == 0:
+        yield {"parallelism.zero": 1}
+    if parallelism.tp > 1 and not parallelism.sequence_parallel:
+        yield {"parallelism.sequence_parallel": True}
+    if training.recompute == "none":
+        yield {"training.recompute": "selective"}
+    if training.micro_batch % 2 == 0:
+        yield {"training.micro_batch": training.micro_batch // 2}
+    if training.recompute != "full":
+        yield {"training.recompute": "full"}
+    for axis in ("tp", "pp", "cp"):
+        for factor in (2, 4):
+            if scenario.dp % factor == 0:
+                values = {f"parallelism.{axis}": getattr(parallelism, axis) * factor}
+                given = parallelism.dp
+                yield values if given is None else {**values, "parallelism.dp": given // factor}
+    if scenario.dp * parallelism.cp > 1 and parallelism.zero < 3:
+        yield {"parallelism.zero": 3}
+
+
+def _fitting(scenario: Scenario, values: Mapping[str, object]) -> float | None:
+    """What the fullest rank needs after the change, if it is legal and fits [B]."""
+    try:
+        memory = account_memory(make_plan(scenario.with_values(values)))
+    except MpsimError:
+        return None
+    return float(memory.total.max()) if memory.fits else None
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,87 @@
+"""Memory over time, when a rank is fullest, and what would make it fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpsim import Scenario, simulate
+from mpsim.result.memory import account_memory, held_by_rank, kept_by_stage
+from mpsim.schedule import Action
+from mpsim.study.fitting import changes_that_fit
+from tests.plans import small_plan
+
+TIGHT = {
+    "schema": 1,
+    "model": "llama2-7b",
+    "cluster": {"preset": "dgx-a100-80gb", "nodes": 1},
+    "parallelism": {"tp": 1, "pp": 1},
+    "training": {"global_batch": 16, "micro_batch": 2, "sequence_length": 4096},
+    "framework": "megatron-core",
+}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_activations_start_and_end_with_nothing_held(schedule: str, recompute: str) -> None:
+    """What forwards keep, gradients free to the last byte; and nothing is ever held that is not kept."""
+    plan = small_plan(pp=4, microbatches=6, schedule=schedule, recompute=recompute)
+    kept = kept_by_stage(plan)
+    for rank in range(4):
+        held = held_by_rank(plan, rank, kept)
+        assert held.after[-1] == pytest.approx(0.0, abs=1.0)
+        assert (held.after > -1.0).all()
+        assert (held.most >= np.maximum(held.before, held.after) - 1.0).all()
+
+
+def test_first_stage_of_1f1b_holds_as_many_microbatches_as_there_are_stages() -> None:
+    """The peak of rank r is pp - r microbatches and what one layer's backward needs."""
+    plan = small_plan(pp=4, microbatches=8, recompute="none")
+    kept = kept_by_stage(plan)
+    one = kept[1]
+    held = held_by_rank(plan, 1, kept)
+    assert held.most.max() == pytest.approx(3 * (one.for_input + one.for_weight) + one.in_layers)
+
+
+def test_a_rank_is_fullest_in_a_backward_where_gradients_come_on_top() -> None:
+    """The moment is named as a person would."""
+    memory = account_memory(small_plan(pp=2, microbatches=4))
+    assert memory.when[0] == "backward of microbatch 0"
+
+
+def test_the_curve_reaches_the_accounted_peak_and_never_exceeds_it() -> None:
+    """Moments are in order, the highest is the total of that rank, and the step ends with the standing part."""
+    result = simulate(Scenario.from_mapping({**TIGHT, "parallelism": {"tp": 2, "pp": 2}}))
+    for rank in range(2):
+        curve = result.memory_curve(rank)
+        assert (np.diff(curve.time_s) >= 0).all()
+        assert curve.held.max() == pytest.approx(result.memory.total[rank])
+        assert curve.held[-1] == pytest.approx(curve.standing)
+        assert curve.time_s[-1] == pytest.approx(result.summary["step_time_s"])
+
+
+def test_split_gradients_hold_what_the_weight_gradient_needs() -> None:
+    """With W apart, an input gradient leaves the part that W waits for."""
+    plan = small_plan(pp=2, microbatches=4, schedule="zb-h1", recompute="none")
+    held = held_by_rank(plan, 0, kept_by_stage(plan))
+    first = int(np.flatnonzero(plan.orders.kind == Action.I)[0])
+    assert 0 < held.after[first] < held.before[first]
+
+
+def test_what_does_not_fit_comes_with_changes_after_which_it_does() -> None:
+    """Every change that is proposed is legal and fits, and changes one or two keys beyond dp."""
+    scenario = Scenario.from_mapping(TIGHT)
+    assert not simulate(scenario).memory.fits
+    changes = changes_that_fit(scenario)
+    assert changes
+    for change in changes:
+        result = simulate(scenario.with_values(change.values))
+        assert result.memory.fits
+        assert result.memory.total.max() == pytest.approx(change.total)
+        assert len(change.values) <= 3
+
+
+def test_nothing_is_proposed_where_nothing_helps() -> None:
+    """A model a hundred times too large for the machine has no near change."""
+    scenario = Scenario.from_mapping({**TIGHT, "model": "gpt3-175b"})
+    assert changes_that_fit(scenario) == []
