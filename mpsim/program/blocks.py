@@ -57,6 +57,7 @@ class Blocks:
             for name, one in self.expand(plan).items()
         }
         self._templates: dict[tuple[object, ...], Template] = {}
+        self._rows: dict[tuple[object, ...], list[Block]] = {}
         self._joined: dict[tuple[object, ...], Template] = {}
 
     @staticmethod
@@ -79,9 +80,16 @@ class Blocks:
         }
 
     def of(self, stage: Stage, action: Action) -> list[Block]:
-        """Blocks of one action of `stage`, in the order they run."""
+        """Blocks of one action of `stage`, in the order they run; one list for stages of equal content."""
         rank = int(self._plan.orders.stage_rank[stage.index])
-        costs = self._costs.stage(rank)
+        costs, kinds = self._costs.stage(rank), self._plan.layer_kinds(stage)
+        # what a head holds depends on whether its rank has the embedding
+        key = (action, kinds, stage.embedding, rank if stage.head else -1, costs)
+        if key not in self._rows:
+            self._rows[key] = self._row(stage, action, costs)
+        return self._rows[key]
+
+    def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         parts = self._plan.stage_parameters(stage) | self._plan.layer_parameters
         count = {name: one.per_rank(self._plan.mesh.tp) for name, one in parts.items()}
         blocks = [

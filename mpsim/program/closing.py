@@ -63,8 +63,9 @@ class StepRows:
         """Append one collective a row on the DP stream over the data-parallel group of each rank."""
         model = self._costs.collectives
         seconds, up, out = np.zeros((3, len(rank)))
-        for one in np.unique(rank):
-            mine = rank == one
+        alike = self._costs.alike[rank]
+        for one in np.unique(alike):
+            mine = alike == one
             group = self._costs.group(_REPLICAS, int(one))
             seconds[mine] = model.seconds(kind, size[mine], group)
             up[mine], out[mine] = model.wire_bytes(kind, size[mine], group)

@@ -42,17 +42,34 @@ class PlanCosts:
             parameters, self.plan.framework.lowering.activation_bytes
         )
 
+    @functools.cached_property
+    def alike(self) -> NDArray[np.int64]:
+        """For each pipeline rank, the first whose ranks sit in scale-up domains the same way: every communicator has the same shape."""
+        first: dict[bytes, int] = {}
+        alike = []
+        for rank, members in enumerate(self.plan.mesh.ranks):
+            domains = self.plan.cluster.domain_of(members)
+            alike.append(first.setdefault((domains - domains.min()).tobytes(), rank))
+        return np.array(alike)
+
     @functools.cache  # noqa: B019 - one instance a simulation
     def group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
         """Where the communicator over `axes` of pipeline rank `rank` sits."""
+        first = int(self.alike[rank])
+        if first != rank:
+            return self.group(axes, first)
         return self.plan.mesh.shape(axes, rank, self.plan.cluster)
 
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant used so far, kernels first."""
         return (*self.kernels.provenance(), *self.collectives.provenance())
 
+    @functools.cache  # noqa: B019 - one instance a simulation
     def stage(self, rank: int) -> StageCosts:
-        """Costs inside the stages of pipeline rank `rank`."""
+        """Costs inside the stages of pipeline rank `rank`; one object for ranks that are alike."""
+        first = int(self.alike[rank])
+        if first != rank:
+            return self.stage(first)
         cp = self.group(("cp",), rank)
         return StageCosts(
             self,
@@ -70,6 +87,9 @@ class PlanCosts:
     @functools.cache  # noqa: B019 - one instance a simulation
     def expert_group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
         """Where the communicator over `axes` of the experts' mesh sits."""
+        first = int(self.alike[rank])
+        if first != rank:
+            return self.expert_group(axes, first)
         return self.plan.mesh.expert_shape(axes, rank, self.plan.cluster)
 
     def sends(self) -> Sends:
@@ -80,11 +100,15 @@ class PlanCosts:
         for stage in range(stages):
             for direction, other in ((0, stage + 1), (1, stage - 1)):
                 if 0 <= other < stages and rank[stage] != rank[other]:
-                    crosses = plan.mesh.crosses(rank[stage], rank[other], plan.cluster)
+                    crosses = self._crosses(rank[stage], rank[other])
                     receivers = self.group(("tp",), rank[other])
                     columns[:, direction, stage] = self._message(crosses, receivers)
         seconds, up, out = columns
         return Sends(ticks(seconds), up, out)
+
+    @functools.cache  # noqa: B019 - one instance a simulation
+    def _crosses(self, source: int, target: int) -> bool:
+        return self.plan.mesh.crosses(source, target, self.plan.cluster)
 
     @functools.cache  # noqa: B019 - one instance a simulation
     def _message(self, crosses: bool, receivers: GroupShape) -> tuple[float, float, float]:

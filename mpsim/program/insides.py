@@ -96,9 +96,12 @@ class Insides:
         plan, orders = self._plan, self._plan.orders
         table = np.zeros((len(Action), orders.stages), dtype=np.int64)
         for kind in np.unique(orders.kind).tolist():
+            known: dict[int, int] = {}  # stages of equal content have one list of blocks
             for stage in plan.stages:
                 whole = self._blocks.of(stage, Action(kind))
-                table[kind, stage.index] = self._variant(Action(kind), [whole])
+                if id(whole) not in known:
+                    known[id(whole)] = self._variant(Action(kind), [whole])
+                table[kind, stage.index] = known[id(whole)]
         chosen: NDArray[np.int64] = table[orders.kind, orders.stage]
         return chosen
 

@@ -21,6 +21,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.program.csr import stable_order
 from mpsim.program.program import PARTS, Kind, Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
@@ -84,9 +85,8 @@ def add_messages(
     blocking : bool[N], optional
         Around which actions communication blocks; around none by default.
     """
-    order = np.lexsort(
-        (messages.direction, messages.producer)
-    )  # channels deliver in their sender's order
+    # channels deliver in their sender's order
+    order = stable_order(2 * messages.producer + messages.direction)
     producer, consumer = messages.producer[order], messages.consumer[order]
     direction = messages.direction[order]
     stage = orders.stage[producer]

@@ -158,9 +158,13 @@ class Plan:
         """Parameters of one layer of each kind."""
         return dict(self.resident_parameters.layers)
 
+    @functools.cached_property
+    def _kinds(self) -> tuple[str, ...]:
+        return self.model.layer_kinds
+
     def layer_kinds(self, stage: Stage) -> tuple[str, ...]:
         """Kind of every layer of a stage."""
-        return self.model.layer_kinds[stage.first_layer : stage.first_layer + stage.layers]
+        return self._kinds[stage.first_layer : stage.first_layer + stage.layers]
 
     def stage_parameters(self, stage: Stage) -> dict[str, Count]:
         """Parameters of a stage by part (``embedding``, ``layers``, ``head``).
