@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ Factors = Mapping[str, tuple[float, float, float]]  # by GPU: latency, rate, rat
 LEAVES = ("quick_latency", "quick_fraction", "latency", "fraction", "root")
 DEVICE_LEAVES = ("device_latency", "device_rate", "device_p2p")
 FITTED_FOR = {"nvlink4": ("h100-sxm", "h200-sxm"), "nvlink5": ("b200-sxm",)}  # without factors
-LIMIT = 2e8  # of the filling; from 1e8 to none the errors are alike, below they grow [B]
+LIMIT = 1e9  # of the filling; from 1e8 to none the errors are alike, below they grow [B]
 SMALLEST = 512.0  # below, times derived from printed bandwidths are too coarse [B]
 LATENCY_END, LARGE = 2.0**16, 2.0**29
 HIDDEN_END = 2.0**25  # host time of some ways of timing, and of NCCL before 2.20, shows below [B]
@@ -67,11 +68,17 @@ def key_of(sweep: Sweep) -> Key:
 
 def fitted(sweeps: Iterable[Sweep], factors: Factors) -> dict[Key, dict[str, float]]:
     """Constants of every curve with 10 sizes or more, small ones among them, given how the GPUs differ."""
-    pooled = pooled_sweeps(sweeps)
-    return {
-        key: _leaves(key, found[0], _curve(key, points_of(found), factors))
-        for key, found in pooled.items()
-    }
+    pooled, known = pooled_sweeps(sweeps), tuple(sorted(factors.items()))
+    return {key: _fitted_once(key, tuple(found), known) for key, found in pooled.items()}
+
+
+@functools.cache
+def _fitted_once(
+    key: Key,
+    sweeps: tuple[Sweep, ...],
+    factors: tuple[tuple[str, tuple[float, float, float]], ...],
+) -> dict[str, float]:
+    return _leaves(key, sweeps[0], _curve(key, points_of(sweeps), dict(factors)))
 
 
 def fitted_together(sweeps: Sequence[Sweep]) -> dict[str, tuple[float, float, float]]:

@@ -107,10 +107,10 @@ def test_leaving_the_node_costs_at_least_the_nic_share() -> None:
 
 
 def test_a_quiet_network_is_faster_than_a_loaded_one_for_large_messages() -> None:
-    """Benchmarks see no congestion; training does."""
+    """Benchmarks see a fifth of the congestion of training, on a NIC that keeps about as much."""
     quiet = CollectiveModel(H100.cluster, loaded=False)
     group = GroupShape(1024, 8, 128)
-    assert quiet.seconds("all_reduce", 8e9, group) < 0.8 * H100.seconds("all_reduce", 8e9, group)
+    assert quiet.seconds("all_reduce", 8e9, group) < 0.85 * H100.seconds("all_reduce", 8e9, group)
 
 
 def test_oversubscription_slows_what_leaves_a_leaf() -> None:

@@ -134,7 +134,7 @@ class FittedLibrary:
         inside, outside = self._routed(kind, size, group)
         if kind in ("broadcast", "reduce"):  # the busiest rank, not the average
             inside, outside = (part * group.ranks / (group.ranks - 1) for part in (inside, outside))
-        moved = outside / self._nic_rate(span, group.domains)
+        moved = outside / self._nic_rate(span, group.domains) * self._crowding(kind, group)
         if group.per_domain > 1:
             moved = np.maximum(moved, self._inside_part(kind, size, inside, group))
         return {
@@ -166,6 +166,14 @@ class FittedLibrary:
             efficiency = min(self.cluster.node.nic.efficiency, efficiency)
         congestion = 1.0 + self._use(self.network, "congestion") * math.log2(domains)
         return nic_bandwidth(self.cluster, span) * efficiency / congestion
+
+    def _crowding(self, kind: str, group: GroupShape) -> float:
+        """How many times its share a NIC carries where an all-reduce leaves a domain by fewer NICs than it has members."""
+        if kind != "all_reduce" or not self._sums_in_switch(group.per_domain):
+            return 1.0
+        return max(
+            1.0, group.per_domain / self._use(constant_groups("collectives")["rails"], "rails")
+        )
 
     def _offers(self, algorithm: ConstantGroup, kind: str) -> bool:
         needs_switch = "in_network" in algorithm.words
