@@ -1,6 +1,7 @@
 """Who holds what: the mesh on the cluster, layers on stages, operators on ranks."""
 
 from mpsim.parallel.blocks import block_backward, block_forward
+from mpsim.parallel.fused import fused_blocks
 from mpsim.parallel.group import GroupShape
 from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
 from mpsim.parallel.mesh import AXES, EXPERT_AXES, Mesh, spread
@@ -22,6 +23,7 @@ __all__ = [
     "Waits",
     "block_backward",
     "block_forward",
+    "fused_blocks",
     "partition_layers",
     "shard",
     "spread",

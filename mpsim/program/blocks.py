@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mpsim.parallel import Item, Stage, Synchronization, block_backward, block_forward
+from mpsim.parallel import (
+    Item,
+    Stage,
+    Synchronization,
+    block_backward,
+    block_forward,
+    fused_blocks,
+)
 from mpsim.program.costs import PlanCosts, StageCosts
 from mpsim.program.plan import Plan
 from mpsim.program.program import Template
 from mpsim.program.template import concatenate, evaluate_block
 from mpsim.schedule import Action
-from mpsim.workload import Expansion, Phase, expand_embedding, expand_head, expand_layer
+from mpsim.workload import Expansion, Phase, Split, expand_embedding, expand_head, expand_layer
 
 __all__ = ["Block", "Blocks"]
 
@@ -110,17 +117,71 @@ class Blocks:
             self._templates[key] = self._evaluate(part, action, costs)
         return self._templates[key]
 
+    def fused(self, ahead: Stage, behind: Stage, action: Action) -> Template:
+        """Forward of stage `ahead` beside a backward (`action`) of stage `behind`, layer by layer where both have experts.
+
+        Both stages are on one rank; what has no counterpart runs alone.
+        """
+        key = ("fused", ahead.index, behind.index, action)
+        if key not in self._joined:
+            self._joined[key] = concatenate(
+                f"F beside {action.name}", self._pairs(ahead, behind, action)
+            )
+        return self._joined[key]
+
+    def _pairs(self, ahead: Stage, behind: Stage, action: Action) -> list[tuple[int, Template]]:
+        costs = self._costs.stage(int(self._plan.orders.stage_rank[ahead.index]))
+        forward, backward = self._parts(ahead), self._parts(behind)[::-1]
+        row: list[tuple[int, Template]] = []
+        while forward or backward:
+            routed = [bool(one) and self._has_experts(one[0][1]) for one in (forward, backward)]
+            if all(routed):
+                (layer, mine), (_, other) = forward.pop(0), backward.pop(0)
+                row.append((layer, self._fused_template(mine, other, action, costs)))
+            elif forward and (not routed[0] or not backward):
+                layer, part = forward.pop(0)
+                row.append((layer, self._template(part, Action.F, costs)))
+            else:
+                layer, part = backward.pop(0)
+                row.append((layer, self._template(part, action, costs)))
+        return row
+
+    def _parts(self, stage: Stage) -> list[tuple[int, str]]:
+        """Layer (-1 for ends) and part of every block of a stage, in model order."""
+        ends = (
+            [(-1, "embedding")] if stage.embedding else [],
+            [(-1, "head")] if stage.head else [],
+        )
+        return [*ends[0], *enumerate(self._plan.layer_kinds(stage)), *ends[1]]
+
+    def _has_experts(self, part: str) -> bool:
+        return any(one.split is Split.EXPERT for one in self._expansions[part].forward)
+
+    def _fused_template(
+        self, ahead: str, behind: str, action: Action, costs: StageCosts
+    ) -> Template:
+        key = ("fused", ahead, behind, action, costs.key)
+        if key not in self._templates:
+            items = fused_blocks(self._items(ahead, Action.F), self._items(behind, action))
+            launches = self._launch_seconds(Action.F) + self._launch_seconds(action)
+            name = f"{ahead} F beside {behind} {action.name}"
+            self._templates[key] = self._timed(name, items, costs, launches, is_layer=True)
+        return self._templates[key]
+
     def _evaluate(self, part: str, action: Action, costs: StageCosts) -> Template:
-        expansion, sharding = self._expansions[part], self._plan.sharding
-        is_layer = part not in ("embedding", "head")
-        if action is Action.F:
-            items = block_forward(expansion, sharding)
-        else:
-            recompute = self._plan.recompute if is_layer else "none"
-            items = block_backward(expansion, sharding, recompute=recompute, phases=_PHASES[action])
+        is_layer = _is_layer(part)
         name = "layer" if part == "dense" else part
         launches = self._launch_seconds(action) if is_layer else 0.0
+        items = self._items(part, action)
         return self._timed(f"{name} {action.name}", items, costs, launches, is_layer=is_layer)
+
+    def _items(self, part: str, action: Action) -> list[Item]:
+        """Kernels and collectives of one part in one action."""
+        expansion, sharding = self._expansions[part], self._plan.sharding
+        if action is Action.F:
+            return block_forward(expansion, sharding)
+        recompute = self._plan.recompute if _is_layer(part) else "none"
+        return block_backward(expansion, sharding, recompute=recompute, phases=_PHASES[action])
 
     def _timed(
         self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool
@@ -157,3 +218,7 @@ class Blocks:
             name = f"{action.name} of {layers} layer{'s' * (layers != 1)}"
             self._joined[key] = concatenate(name, [(one.layer, one.template) for one in blocks])
         return self._joined[key]
+
+
+def _is_layer(part: str) -> bool:
+    return part not in ("embedding", "head")

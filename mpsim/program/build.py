@@ -44,6 +44,7 @@ def build_program(plan: Plan, costs: PlanCosts | None = None) -> Program:
         insides.variant,
         insides.variants,
         costs.sends(),
+        overlap="fused" if plan.fuses_blocks else "late-send",
         blocking=_blocking(plan),
     )
     step.wait_for_parameters(placed, insides.gathers, gathered)

@@ -17,6 +17,7 @@ from mpsim.program.costs import PlanCosts
 from mpsim.program.pipeline import Variants, first_forward, last_gradient
 from mpsim.program.plan import Plan
 from mpsim.program.program import Template
+from mpsim.program.template import EMPTY
 from mpsim.schedule import Action
 
 __all__ = ["Bucket", "Insides"]
@@ -72,6 +73,8 @@ class Insides:
         gather_beside = shared and plan.zero >= 1 and software.data.parameter_gather_overlap
         self.buckets = self._cut(last_gradient(plan.orders), fine=reduce_beside)
         self.gathers = self._cut(first_forward(plan.orders), fine=True) if gather_beside else []
+        if plan.fuses_blocks:
+            self._fuse()
 
     @property
     def templates(self) -> tuple[Template, ...]:
@@ -120,6 +123,18 @@ class Insides:
             ]
         return result
 
+    def _fuse(self) -> None:
+        """Put both actions of a block into the first one's row, where neither is cut; the second one's row is left empty."""
+        orders, plain = self._plan.orders, self._whole()
+        nothing = self._chosen((self._register(EMPTY),))
+        for head in np.flatnonzero(orders.fused).tolist():
+            if (self.variant[head : head + 2] != plain[head : head + 2]).any():
+                continue
+            ahead, behind = (self._plan.stages[orders.stage[row]] for row in (head, head + 1))
+            both = self._blocks.fused(ahead, behind, Action(int(orders.kind[head + 1])))
+            self.variant[head] = self._chosen((self._register(both),))
+            self.variant[head + 1] = nothing
+
     def _pieces(self, blocks: Sequence[Block]) -> list[list[Block]]:
         """Group blocks until each group's gradients fill a bucket."""
         size = (
@@ -133,7 +148,11 @@ class Insides:
         return pieces
 
     def _variant(self, kind: Action, pieces: Sequence[Sequence[Block]]) -> int:
-        chosen = tuple(self._register(self._blocks.join(kind, piece)) for piece in pieces)
+        return self._chosen(
+            tuple(self._register(self._blocks.join(kind, piece)) for piece in pieces)
+        )
+
+    def _chosen(self, chosen: tuple[int, ...]) -> int:
         if chosen not in self._number:
             self._number[chosen] = len(self._segments)
             self._segments.append(chosen)

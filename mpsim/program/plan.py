@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import Problem, ScenarioError, ScheduleError
-from mpsim.framework import ContextExchange, Framework
+from mpsim.framework import ContextExchange, ExpertOverlap, Framework
 from mpsim.hardware import Cluster
 from mpsim.parallel import Mesh, Routing, Sharding, Stage, partition_layers
 from mpsim.scenario import Scenario, check
@@ -137,6 +137,12 @@ class Plan:
             grouped_gemm=habits.grouped_gemm,
             synchronizations=habits.expert_synchronizations,
         )
+
+    @property
+    def fuses_blocks(self) -> bool:
+        """Whether the two halves of a fused block run beside each other, tokens of one travelling while the other computes."""
+        beside = self.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
+        return beside and self.model.moe is not None and bool(self.orders.fused.any())
 
     @property
     def replicas(self) -> int:

@@ -18,7 +18,7 @@ from mpsim.parallel import Communication, Compute, Item, Synchronization, Waits
 from mpsim.program.program import PARTS, TICK, Stream, Template
 from mpsim.workload import Operator, Phase
 
-__all__ = ["BlockCosts", "concatenate", "evaluate_block", "exits", "ticks"]
+__all__ = ["EMPTY", "BlockCosts", "concatenate", "evaluate_block", "exits", "ticks"]
 
 # expert-tensor groups are part of tensor-parallel ones in all stacks, and queue with them
 _STREAM = {
@@ -328,3 +328,13 @@ def _joined_edges(templates: Sequence[Template]) -> tuple[NDArray[np.int32], NDA
         at += len(own)
     pointer = np.cumsum(np.concatenate([[0], *counts])).astype(np.int32)
     return pointer, np.concatenate([np.zeros(0, dtype=np.int64), *edges]).astype(np.int32)
+
+
+def _empty() -> Template:
+    block = _Block()
+    block.placed.append(_Placed("nothing", Stream.COMPUTE, PARTS.index("other"), 0.0, 0.0, ()))
+    return _as_template("nothing", block)
+
+
+EMPTY = _empty()
+"""A row that takes no time: what it does is in another one."""
