@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from mpsim.framework import framework
@@ -9,7 +10,7 @@ from mpsim.hardware import system
 from mpsim.parallel import Mesh, partition_layers
 from mpsim.program.plan import Plan
 from mpsim.schedule import make_orders
-from mpsim.workload import model
+from mpsim.workload import Experts, model
 
 
 def small_plan(
@@ -31,17 +32,20 @@ def small_plan(
     recompute: str = "full",
     sequence_parallel: bool = False,
     zero: int = 0,
+    ep: int = 1,
+    etp: int | None = None,
+    moe: Experts | None = None,
 ) -> Plan:
     """A plan with everything defaulted to something small."""
     name = schedule or ("interleaved-1f1b" if virtual_stages > 1 else "1f1b")
-    shape = model(model_name)
+    shape = dataclasses.replace(model(model_name), moe=moe)
     hardware = system(cluster, nodes=-(-tp * pp * dp * cp // 8))
     return Plan(
         name="small",
         cluster=hardware,
         model=shape,
         framework=framework(preset, overrides),
-        mesh=Mesh(tp=tp, pp=pp, dp=dp, cp=cp),
+        mesh=Mesh(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, etp=etp),
         stages=partition_layers(shape.layers, pp * virtual_stages),
         orders=make_orders(name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages),
         micro_batch=micro_batch,

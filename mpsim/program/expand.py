@@ -23,6 +23,8 @@ Number = TypeVar("Number", np.int8, np.float64)
 
 _SPANS = np.zeros(len(Stream), dtype=np.int8)
 _SPANS[Stream.TP], _SPANS[Stream.CP] = Span.TP, Span.CP
+# experts' groups are cut from all ranks of a stage, across its axes: whoever waits for one of them is taken to wait for all
+_SPANS[Stream.EP] = Span.TP | Span.CP | Span.DP
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

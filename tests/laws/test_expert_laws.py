@@ -1,0 +1,129 @@
+"""Laws of steps with experts: accounts that add up, streams in order, engines and foldings that agree, overlap that helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from mpsim.engine import Timeline, run
+from mpsim.framework import ExpertDispatch, ExpertOverlap
+from mpsim.program import PARTS, Plan, build_program
+from mpsim.program.expand import expand
+from mpsim.program.unfold import unfold
+from mpsim.result.attribution import attribute
+from mpsim.workload import Experts
+from tests.plans import small_plan
+
+MOE = Experts(experts=8, top_k=2, ffn_hidden=1024, shared_experts=1)
+EP = PARTS.index("exposed_ep")
+
+layouts = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from([1, 2]),
+        "pp": st.sampled_from([1, 2]),
+        "dp": st.sampled_from([2, 4]),
+        "cp": st.sampled_from([1, 2]),
+        "ep": st.sampled_from([1, 2, 4]),
+        "etp": st.sampled_from([None, 1]),
+        "schedule": st.sampled_from(["1f1b", "dualpipe-v", "zb-v"]),
+        "recompute": st.sampled_from(["none", "selective"]),
+        "overrides": st.fixed_dictionaries(
+            {
+                "expert_overlap": st.sampled_from([one.value for one in ExpertOverlap]),
+                "expert_dispatch": st.sampled_from([one.value for one in ExpertDispatch]),
+                "grouped_gemm": st.booleans(),
+            }
+        ),
+    }
+)
+
+
+def _plan(layout: dict[str, Any]) -> Plan:
+    etp = layout["tp"] if layout["etp"] is None else layout["etp"]
+    assume(layout["tp"] * layout["cp"] * layout["dp"] % (etp * layout["ep"]) == 0)
+    return small_plan(
+        **layout,
+        virtual_stages=1 if layout["schedule"] == "1f1b" else 2,
+        model_name="gpt2-medium",
+        sequence_length=1024,
+        moe=MOE,
+        preset="megatron-core",
+        sequence_parallel=layout["tp"] > 1,
+        cluster="dgx-h100",
+    )
+
+
+def _step(**overrides: str) -> Timeline:
+    plan = small_plan(
+        tp=1,
+        pp=2,
+        dp=16,
+        ep=16,
+        schedule="dualpipe-v",
+        virtual_stages=2,
+        microbatches=16,
+        moe=Experts(experts=16, top_k=2, ffn_hidden=4096, shared_experts=1),
+        preset="megatron-core",
+        recompute="none",
+        cluster="dgx-h100",
+        overrides={"expert_dispatch": "all-to-all", **overrides},
+    )
+    return run(build_program(plan), "replay")
+
+
+@settings(max_examples=40, deadline=None)
+@given(layouts)
+def test_the_account_of_every_rank_sums_to_the_step(layout: dict[str, Any]) -> None:
+    """Whole ticks, no part negative, and nothing travels without expert parallelism."""
+    plan = _plan(layout)
+    timeline = run(build_program(plan), "replay")
+    parts = attribute(timeline)
+    assert (parts.sum(axis=1) == timeline.makespan).all()
+    assert (parts >= 0).all()
+    if plan.mesh.ep * plan.mesh.expert_tp == 1:
+        assert not parts[:, EP].any()
+
+
+@settings(max_examples=15, deadline=None)
+@given(layouts)
+def test_kernels_take_turns_and_engines_agree(layout: dict[str, Any]) -> None:
+    """Expanded, both engines start and end every kernel at the same tick; folded, the step takes as long."""
+    whole = build_program(_plan(layout))
+    program = expand(whole)
+    replayed, simulated = run(program, "replay"), run(program, "simpy")
+    assert np.array_equal(replayed.start, simulated.start)
+    assert replayed.makespan == run(whole, "replay").makespan
+
+
+@settings(max_examples=10, deadline=None)
+@given(layouts)
+def test_folded_equals_unfolded(layout: dict[str, Any]) -> None:
+    """Every rank by itself ends the step when its class does."""
+    plan = _plan(layout)
+    folded = expand(build_program(plan))
+    mesh = plan.mesh
+    everyone = unfold(folded, tp=mesh.tp, cp=mesh.cp, dp=mesh.dp)
+    assert run(everyone, "replay").makespan == run(folded, "replay").makespan
+
+
+def test_what_runs_beside_dispatch_and_combine_hides_them() -> None:
+    """Blocking exposes most, the shared expert hides some, another microbatch the most; the same bytes travel."""
+    steps = [_step(expert_overlap=one.value) for one in ExpertOverlap]
+    exposed = [attribute(one)[:, EP].mean() for one in steps]
+    assert exposed[0] > exposed[1] > exposed[2]
+    sent = {round(float((one.program.up_bytes + one.program.out_bytes).sum())) for one in steps}
+    assert len(sent) == 1
+
+
+def test_the_busiest_expert_is_what_a_step_waits_for() -> None:
+    """Imbalance 1.5 takes longer, and not by more than half."""
+
+    def makespan(imbalance: float) -> float:
+        moe = Experts(experts=8, top_k=2, ffn_hidden=4096, imbalance=imbalance)
+        plan = small_plan(tp=1, pp=1, dp=8, ep=8, moe=moe, preset="megatron-core")
+        return float(run(build_program(plan), "replay").makespan)
+
+    assert makespan(1.0) < makespan(1.5) < 1.5 * makespan(1.0)
