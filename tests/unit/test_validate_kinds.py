@@ -264,7 +264,8 @@ def test_layers_are_split_evenly_or_with_the_ends_counted(
     [
         ({"zero_stage": "hsdp"}, "how many ranks share one copy"),
         ({"family": "fms-fsdp", "recompute": "selective"}, "fraction of the layers"),
-        ({"moe_experts": "8"}, "mixture of experts"),
+        ({"moe_experts": "8"}, "moe_topk is not stated"),
+        ({"model": "DeepSeek-V3"}, "experts of the model are not stated"),
         ({"precision": "float8 rowwise"}, "row-wise"),
         ({"recompute": "selective (per-op policy)"}, "policy of recomputation"),
         ({"trust": "low"}, "trust low"),
@@ -311,6 +312,39 @@ def test_a_row_runs_the_stack_of_its_era_with_what_its_words_say(
     cells = Cells({**TRAINING, **change})
     chosen = scenario_of(cells, rule_of(cells))["framework"]
     assert (chosen["preset"], chosen[field]) == (preset, value)
+
+
+def test_experts_latent_attention_and_windows_are_read_from_their_columns() -> None:
+    """A row of DeepSeek-V3's shape is one of its model, with the experts on as many ranks as it says."""
+    row = {
+        **TRAINING,
+        "moe_experts": "256",
+        "moe_topk": "8",
+        "moe_ffn_hidden": "2048",
+        "moe_dense_layers": "3",
+        "moe_shared_experts": "1",
+        "ep": "32",
+        "gated_mlp": "1",
+        "attention_type": "mla(q_lora1536,kv_lora512,rope64,v128)",
+    }
+    scenario = scenario_of(Cells(row), rule_of(Cells(row)))
+    assert scenario["parallelism"]["ep"] == 32
+    assert scenario["model"]["moe"] == {
+        "experts": 256,
+        "top_k": 8,
+        "ffn_hidden": 2048,
+        "shared_experts": 1,
+        "dense_layers": 3,
+    }
+    assert scenario["model"]["mla"] == {
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+    }
+    sliding = Cells({**TRAINING, "attention_type": "gqa, alternating sliding window 128"})
+    assert scenario_of(sliding, rule_of(sliding))["model"]["window"] == 128
 
 
 @pytest.mark.parametrize(

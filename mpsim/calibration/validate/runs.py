@@ -82,7 +82,7 @@ def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
             "micro_batch": cells.required("micro_batch_seqs"),
             "sequence_length": cells.required("seq_len"),
             "precision": lookup("training", "precisions", cells.text("precision"))["precision"],
-            "recompute": lookup("training", "recomputations", cells.text("recompute"))["recompute"],
+            "recompute": _recompute(cells, rule),
         },
         "framework": dict(rule["framework"]),
     }
@@ -138,14 +138,14 @@ def _refuse(cells: Cells, rule: Mapping[str, Any]) -> None:
         raise CalibrationError(rule["refused"])
     if cells.text("trust") == "low":
         raise CalibrationError("the table itself trusts the row little (trust low)")
-    if cells.whole("moe_experts") or "deepseek" in cells.text("model").lower():
-        raise CalibrationError("mixture of experts is not simulated by this version")
     lookup("training", "attention", cells.text("attention_type"))
     if cells.text("zero_stage"):
         lookup("training", "sharding", cells.text("zero_stage"))
 
 
 def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
+    if "preset" in rule["model"]:
+        return {**rule["model"], "layers": cells.required("layers")}
     gated = cells.flag("gated_mlp")
     if gated is None:
         raise CalibrationError("gated_mlp is not stated")
@@ -159,8 +159,47 @@ def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
         **given,
         "gated_mlp": gated,
         **style,
+        **_attention(cells),
+        **_experts(cells),
         **rule["model"],
     }
+
+
+def _attention(cells: Cells) -> dict[str, Any]:
+    """Latent attention or a window, where the words of the row give one."""
+    text = cells.text("attention_type")
+    entry = lookup("training", "attention", text)
+    if "mla" in entry:
+        found = re.fullmatch(entry["pattern"], text)
+        assert found is not None, "the pattern that was looked up fits"
+        sizes = {name: int(found[place]) for place, name in enumerate(entry["mla"], start=1)}
+        return {"mla": {**sizes, "qk_nope_head_dim": cells.required("head_dim")}}
+    return dict(entry.get("model", {}))
+
+
+def _experts(cells: Cells) -> dict[str, Any]:
+    """Mixture of experts, where the row has one."""
+    if not cells.whole("moe_experts"):
+        if "deepseek" in cells.text("model").lower():
+            raise CalibrationError("the experts of the model are not stated")
+        return {}
+    experts = {
+        "experts": cells.required("moe_experts"),
+        "top_k": cells.required("moe_topk"),
+        "ffn_hidden": cells.required("moe_ffn_hidden"),
+        "shared_experts": cells.whole("moe_shared_experts") or 0,
+        "dense_layers": cells.whole("moe_dense_layers") or 0,
+    }
+    return {"moe": experts}
+
+
+def _recompute(cells: Cells, rule: Mapping[str, Any]) -> str:
+    """What is run again: what the family's rule says its words mean, else what the words say."""
+    text = cells.text("recompute")
+    for words, meant in rule.get("recomputations", {}).items():
+        if words in text:
+            return str(meant)
+    return str(lookup("training", "recomputations", text)["recompute"])
 
 
 def _cluster(cells: Cells) -> dict[str, Any]:
@@ -189,7 +228,9 @@ def _network(cells: Cells) -> dict[str, Any]:
 
 def _parallelism(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     degrees = {axis: cells.required(axis) for axis in ("tp", "pp", "dp")}
-    degrees["cp"] = cells.whole("cp") or 1
+    degrees |= {axis: cells.whole(axis) or 1 for axis in ("cp", "ep")}
+    if degrees["ep"] > 1 and "etp" in rule:
+        degrees["etp"] = rule["etp"]
     return {
         **degrees,
         "sequence_parallel": bool(cells.flag("sequence_parallel")) and degrees["tp"] > 1,
