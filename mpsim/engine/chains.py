@@ -8,6 +8,9 @@ A row is one node, or one a gate if it has several: the earlier ones take no tim
     end[node] = max(end[node - 1], end[gate[node]]) + duration[node]
 
 which is all there is to the time of a program whose durations do not depend on what else runs.
+
+A chain whose nodes wait for nodes of one other chain, one by one and in order, *follows* that chain, as the sends of a rank follow its compute: each
+of its nodes can be evaluated along with the node that it waits for.
 """
 
 from __future__ import annotations
@@ -111,7 +114,9 @@ class Chains:
         end = [-1.0] * nodes + [0.0, -1.0]
         waiter = [-1] * (nodes + 2)  # the last node that waits for each, and from there
         fellow = [-1] * nodes  # the one that waited for the same before it
-        ready = self.begin.tolist()
+        follows, followers = self._followers()
+        follower = followers.tolist()
+        ready = self.begin[~follows].tolist()
         while ready:
             node = ready.pop()
             now = end[node - 1]  # -1 at the begin of a chain: its gate is later
@@ -130,8 +135,42 @@ class Chains:
                 while waiting >= 0:
                     ready.append(waiting)
                     waiting = fellow[waiting]
+                along = follower[node]
+                if along >= 0:
+                    free = end[along - 1]
+                    end[along] = (now if now > free else free) + takes[along]  # noqa: FURB136 - max() takes twice as long
+                    waiting = waiter[along]
+                    while waiting >= 0:
+                        ready.append(waiting)
+                        waiting = fellow[waiting]
                 node += 1
         return np.array(end[:nodes])
+
+    def _followers(self) -> tuple[NDArray[np.bool_], Ints]:
+        """Which chains follow another [C], and the node that is evaluated along with each, -1 for none [G]."""
+        nodes = len(self.gate)
+        length = np.diff(np.append(self.begin, nodes))
+        chain = np.repeat(np.arange(len(length)), length)
+        leader = np.append(chain, [-1, -1])[self.gate]
+        inner = self.gate != self.never
+        led = inner & (leader >= 0) & (leader != chain)
+        again = inner[1:] & (chain[1:] == chain[:-1])
+        led[1:] &= ~again | ((leader[1:] == leader[:-1]) & (self.gate[1:] > self.gate[:-1]))
+        follows = np.bincount(chain, weights=led, minlength=len(length)) == length - 1
+        # whom a follower follows goes by itself
+        follows &= ~np.append(follows, False)[leader[self.begin]]
+        follower = self._along(follows, chain, length)
+        mine = np.flatnonzero(follows[chain] & inner)
+        follows[chain[mine[follower[self.gate[mine]] != mine]]] = False
+        return follows, self._along(follows, chain, length)
+
+    def _along(self, follows: NDArray[np.bool_], chain: Ints, length: Ints) -> Ints:
+        """The node that is evaluated along with each: of the longest chain, where several follow."""
+        mine = np.flatnonzero(follows[chain] & (self.gate != self.never))
+        mine = mine[np.argsort(length[chain[mine]], kind="stable")]
+        follower = np.full(len(self.gate), -1, dtype=np.int64)
+        follower[self.gate[mine]] = mine  # the last assignment stays
+        return follower
 
     def nodes(self, order: Ints) -> Ints:
         """Nodes of rows in a given order."""
