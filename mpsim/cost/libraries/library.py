@@ -102,6 +102,7 @@ def _conditions() -> Mapping[str, Mapping[str, str]]:
     return found
 
 
+@functools.cache
 def _document() -> Any:
     text = (resources.files("mpsim.cost.data") / "libraries.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(text)
