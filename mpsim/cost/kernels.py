@@ -120,7 +120,7 @@ class KernelModel:
         )
         waves = self._rules.get(f"waves.{accelerator.family}")
         self._waves = waves if waves and waves.matches(accelerator.name) and not self._hot else None
-        self._casting = casting(precision, accelerator)
+        self._casting = casting(precision, accelerator, self._use)
         self._tiles = choose_group("kernels", "occupancy", accelerator.name, accelerator.family)
         self._bandwidth = accelerator.memory_bandwidth
         self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))

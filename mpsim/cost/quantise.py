@@ -5,10 +5,12 @@ Shapes: N kernels. Every array argument may be a float or an array of N.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mpsim.cost.constants import choose_group, constant_groups
+from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
 from mpsim.cost.formulas import Floats, memory_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import SCALED_FORMATS, Accelerator
@@ -16,6 +18,7 @@ from mpsim.workload.casts import Casting
 
 __all__ = ["FORMATS", "casting", "format_bytes", "launch_seconds", "quantise_seconds"]
 
+Use = Callable[[ConstantGroup, str], float]
 FORMATS = {"fp8": "fp8", **SCALED_FORMATS}  # format: precision of its peak
 
 
@@ -65,8 +68,17 @@ def quantise_seconds(
     return result
 
 
-def casting(precision: str, accelerator: Accelerator) -> Casting | None:
+def casting(
+    precision: str, accelerator: Accelerator, use: Use = ConstantGroup.value
+) -> Casting | None:
     """How a training step in `precision` casts on this accelerator; None where nothing is cast.
+
+    Parameters
+    ----------
+    precision : str
+    accelerator : Accelerator
+    use : callable
+        Reads a constant of a group; the default does only that, a cost model also records it.
 
     Notes
     -----
@@ -79,9 +91,9 @@ def casting(precision: str, accelerator: Accelerator) -> Casting | None:
     group = constant_groups("kernels")[f"quantise.{narrow}"]
     copies = choose_group("kernels", "transpose", accelerator.name, accelerator.family)
     return Casting(
-        element_bytes=group.value("element_bytes"),
-        passes=group.value("training_passes"),
-        copies=copies.value("copies_blocks" if narrow in SCALED_FORMATS else "copies_fp8"),
+        element_bytes=use(group, "element_bytes"),
+        passes=use(group, "training_passes"),
+        copies=use(copies, "copies_blocks" if narrow in SCALED_FORMATS else "copies_fp8"),
     )
 
 
