@@ -1,0 +1,116 @@
+"""Write docs/reference/frameworks.md from the code and the catalog: ``python scripts/framework_reference.py``.
+
+A test holds the page to both, so nobody edits it by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mpsim.cli.show_framework import AREAS
+from mpsim.framework import (
+    ATTENTION_KERNELS,
+    DIMENSIONS,
+    UNITS,
+    Framework,
+    framework,
+    framework_aliases,
+    framework_names,
+)
+from mpsim.units import Dimension
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "frameworks.md"
+HEAD = """\
+# Framework presets
+
+`framework:` of a scenario names a preset of the second table; every field of the first can be replaced beside it:
+
+    framework: {preset: torch-fsdp2, reduced_bytes: 2, launch_cost: 8 us}
+
+`mpsim show framework NAME` prints all fields of one with what they were read in, the layout it was written for (which it does not set: the
+scenario decides) and what could not be decided from sources. What the presets do to a step is explained in
+[explanation/frameworks](../explanation/frameworks.md). This page is generated from the code and the catalog.
+
+## Fields
+"""
+NAMED = re.compile(r"^(\w+(?:, \w+)*) : (.+)$")
+
+
+def render() -> str:
+    """The page as text."""
+    hints = typing.get_type_hints(Framework)
+    lines = [HEAD]
+    for area in framework("megatron-lm").groups():
+        lines += [f"### {AREAS[area]}\n", *_fields(hints[area]), ""]
+    return "\n".join([*lines, *_presets()]) + "\n"
+
+
+def _fields(group: Any) -> Iterator[str]:
+    """A table of the fields of a group, with the words of its docstring."""
+    meaning, kinds = _described(group), typing.get_type_hints(group)
+    yield "| field | values | when not stated | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for one in dataclasses.fields(group):
+        default = "" if one.default is dataclasses.MISSING else _text(one.default)
+        words = meaning[one.name] or _members(kinds[one.name])
+        yield f"| `{one.name}` | {_values(one.name, kinds[one.name])} | {default} | {words} |"
+
+
+def _described(group: Any) -> Mapping[str, str]:
+    """Field to the sentence its docstring has for it."""
+    found: dict[str, list[str]] = {}
+    names: list[str] = []
+    body = (inspect.getdoc(group) or "").partition("Parameters\n----------\n")[2]
+    for line in body.partition("\nRaises\n")[0].splitlines():
+        if match := NAMED.match(line):
+            names = match[1].split(", ")
+            found |= {name: [] for name in names}
+        else:
+            for name in names:
+                found[name].append(line.strip())
+    return {name: " ".join(words).replace("``", "`").strip() for name, words in found.items()}
+
+
+def _members(kind: Any) -> str:
+    """What the class of a choice says of itself."""
+    return (inspect.getdoc(kind) or "").splitlines()[0] if isinstance(kind, type) else ""
+
+
+def _values(field: str, kind: Any) -> str:
+    if field == "attention_kernel":
+        return ", ".join(f"`{one}`" for one in ATTENTION_KERNELS)
+    if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
+        return ", ".join(f"`{one.value}`" for one in kind)
+    if field in DIMENSIONS:
+        return {Dimension.TIME: "time", Dimension.BYTES: "bytes, with unit"}[DIMENSIONS[field]]
+    plain = {bool: "true, false", int: "whole number", float: "number"}[kind]
+    return f"{plain} [{UNITS[field]}]" if field in UNITS else plain
+
+
+def _text(value: object) -> str:
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _presets() -> Iterator[str]:
+    """A table of presets and aliases."""
+    aliases = framework_aliases()
+    yield "## Presets\n"
+    yield "| preset | stack and era | also called | read in |"
+    yield "| --- | --- | --- | --- |"
+    for name in framework_names():
+        if name in aliases:
+            continue
+        one = framework(name)
+        others = ", ".join(f"`{alias}`" for alias, meant in aliases.items() if meant == name)
+        yield f"| `{name}` | {one.title} | {others} | {one.source} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")
