@@ -98,7 +98,7 @@ class Blocks:
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         parts = self._plan.stage_parameters(stage) | self._plan.layer_parameters
-        count = {name: one.per_rank(self._plan.mesh.tp) for name, one in parts.items()}
+        count = {name: self._plan.held(one) for name, one in parts.items()}
         blocks = [
             Block(i, self._template(kind, action, costs), count[kind])
             for i, kind in enumerate(self._plan.layer_kinds(stage))

@@ -146,7 +146,7 @@ class StepRows:
         for pair in plan.copies:
             first, last = (int(plan.orders.stage_rank[stage.index]) for stage in pair)
             counts = plan.stage_parameters(pair[0]).values()
-            held = sum(count.per_rank(plan.mesh.tp) for count in counts)
+            held = sum(plan.held(count) for count in counts)
             if first != last:
                 rows.append(self._between(first, last, held, "all-reduce weight copies", placed))
         return np.concatenate(rows)

@@ -208,12 +208,16 @@ class Plan:
         parts = int(self.orders.model_stage.max()) + 1
         return tuple(zip(self.stages[:parts], self.stages[parts:], strict=False))
 
+    def held(self, count: Count) -> float:
+        """How many of these parameters one rank holds."""
+        return count.per_rank(self.mesh.tp, ep=self.mesh.ep, etp=self.mesh.expert_tp)
+
     @functools.cached_property
     def rank_parameters(self) -> NDArray[np.float64]:
-        """Parameters of each pipeline rank on one tensor-parallel rank, float64[P]."""
+        """Parameters that one rank of each pipeline rank holds, float64[P]."""
         held = [
             [
-                count.per_rank(self.mesh.tp)
+                self.held(count)
                 for stage in self.rank_stages(rank)
                 for count in self.stage_parameters(stage).values()
             ]
