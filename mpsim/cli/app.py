@@ -13,7 +13,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 import mpsim
-from mpsim.cli import check, compare, new, run, schedule, show, sweep, validate
+from mpsim.cli import check, compare, goodput, new, run, schedule, show, sweep, validate
 from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note
 from mpsim.errors import (
     CalibrationError,
@@ -33,6 +33,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     run.run,
     compare.compare,
     sweep.sweep,
+    goodput.goodput,
     schedule.schedule,
     validate.validate,
     show.show,

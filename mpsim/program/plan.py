@@ -160,6 +160,14 @@ class Plan:
         return self.resident_model.parameters(padded_vocab=self.padded_vocab)
 
     @property
+    def checkpoint_bytes(self) -> float:
+        """What has to be saved to go on later: parameters and optimizer state, each once [B]."""
+        sizes = self.framework.optimizer
+        return float(
+            self.model.parameters().total * (sizes.parameter_bytes + sizes.optimizer_bytes)
+        )
+
+    @property
     def layer_parameters(self) -> dict[str, Count]:
         """Parameters of one layer of each kind."""
         return dict(self.resident_parameters.layers)

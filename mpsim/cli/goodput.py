@@ -1,0 +1,146 @@
+"""``mpsim goodput``: how much of days of training is progress, with failures and checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+
+if TYPE_CHECKING:
+    from mpsim.study.goodput import Goodput
+    from mpsim.units import Dimension
+
+__all__ = ["goodput"]
+
+
+def goodput(
+    file: Annotated[Path, typer.Argument(help="Scenario file.")],
+    days: Annotated[float, typer.Option("--days", help="Days of each trial.")] = 30.0,
+    interval: Annotated[
+        str | None,
+        typer.Option(
+            "--interval",
+            metavar="TIME",
+            help="Work between checkpoints, e.g. '30 min'; left out: Daly's best.",
+        ),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            "--storage", metavar="RATE", help="Bandwidth for all checkpoints, e.g. '200 GB/s'."
+        ),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size", metavar="BYTES", help="Of a checkpoint; left out: parameters and optimizer."
+        ),
+    ] = None,
+    background: Annotated[
+        bool,
+        typer.Option(
+            "--background/--blocking",
+            help="Write checkpoints beside training, or stand still for it.",
+        ),
+    ] = False,
+    restart: Annotated[
+        str | None,
+        typer.Option("--restart", metavar="TIME", help="From an interruption to the first step."),
+    ] = None,
+    repair: Annotated[
+        str | None, typer.Option("--repair", metavar="TIME", help="Until a failed node is back.")
+    ] = None,
+    spares: Annotated[int, typer.Option("--spares", min=0, help="Nodes that stand by.")] = 8,
+    failures: Annotated[
+        float,
+        typer.Option("--failures", min=0, help="Times the published failure rates of components."),
+    ] = 1.0,
+    trials: Annotated[int, typer.Option("--trials", min=1, max=100_000)] = 200,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Effective time against the interval."),
+    ] = None,
+    sets: Sets = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how much of days of training is progress, when components fail and checkpoints take time."""
+    from mpsim.cli.console import print_json, wrote
+    from mpsim.result import simulate
+    from mpsim.study.goodput import Checkpoint, Reliability, simulate_goodput
+    from mpsim.units import Dimension
+
+    result = simulate(load_scenario(file, sets=sets, overrides=overrides))
+    cluster = result.plan.cluster
+    reliability = Reliability.of(
+        cluster,
+        scale=failures,
+        restart=_quantity(restart, Dimension.TIME, "--restart"),
+        repair=_quantity(repair, Dimension.TIME, "--repair"),
+        spares=spares,
+    )
+    checkpoint = Checkpoint.of(
+        _quantity(size, Dimension.BYTES, "--size") or result.plan.checkpoint_bytes,
+        cluster.accelerators,
+        storage=_quantity(storage, Dimension.BANDWIDTH, "--storage"),
+        in_background=background,
+    )
+    outcome = simulate_goodput(
+        reliability,
+        checkpoint,
+        interval=_quantity(interval, Dimension.TIME, "--interval"),
+        days=days,
+        trials=trials,
+        seed=seed,
+    )
+    if plot is not None:
+        outcome.display().save(plot)
+        wrote(plot)
+    tokens = float(result.summary["tokens_per_s"])
+    if as_json:
+        print_json(
+            {
+                "scenario": result.scenario.name,
+                **outcome.to_json(),
+                "step_time_s": result.summary["step_time_s"],
+                "effective_tokens_per_s": tokens * outcome.effective,
+            }
+        )
+    else:
+        _print(result.scenario.name, outcome, tokens)
+
+
+def _quantity(text: str | None, dimension: Dimension, option: str) -> float | None:
+    from mpsim.errors import UnitError
+    from mpsim.units import parse_quantity
+
+    if text is None:
+        return None
+    try:
+        return parse_quantity(text, dimension)
+    except UnitError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _print(name: str, outcome: Goodput, tokens: float) -> None:
+    from mpsim.cli.console import print_table, print_text
+    from mpsim.study.goodput import daly_interval, young_interval
+
+    rows = [(part, f"{share:.2%}") for part, share in outcome.mean.items()]
+    title = f"{name}: {outcome.days:g} days, {len(outcome.shares)} trials"
+    print_table(rows, header=("where the time goes", "share"), right=(1,), title=title)
+    low, high = outcome.confidence
+    mean, blocking = outcome.reliability.mean_time_between, outcome.checkpoint.blocking
+    print_text(
+        f"{outcome.effective:.2%} of the time is progress (95 % confidence {low:.2%} to {high:.2%}; one run in "
+        f"ten is outside {outcome.percentile(5):.2%} to {outcome.percentile(95):.2%}): "
+        f"{tokens * outcome.effective:.4g} of {tokens:.4g} tokens/s.\n"
+        f"One interruption every {mean / 3600:.3g} h; a checkpoint of {outcome.checkpoint.size / 1e12:.3g} TB "
+        f"every {outcome.interval / 60:.3g} min stops training for {blocking:.3g} s "
+        f"(best interval by Young {young_interval(blocking, mean) / 60:.3g} min, by Daly "
+        f"{daly_interval(blocking, mean) / 60:.3g} min)."
+    )
