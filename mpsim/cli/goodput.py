@@ -53,7 +53,10 @@ def goodput(
     repair: Annotated[
         str | None, typer.Option("--repair", metavar="TIME", help="Until a failed node is back.")
     ] = None,
-    spares: Annotated[int, typer.Option("--spares", min=0, help="Nodes that stand by.")] = 8,
+    spares: Annotated[
+        int | None,
+        typer.Option("--spares", min=0, help="Nodes that stand by; left out: one in a hundred."),
+    ] = None,
     failures: Annotated[
         float,
         typer.Option("--failures", min=0, help="Times the published failure rates of components."),

@@ -89,7 +89,7 @@ class Reliability:
         scale: float = 1.0,
         restart: float | None = None,
         repair: float | None = None,
-        spares: int = 0,
+        spares: int | None = None,
     ) -> Reliability:
         """Rates of a cluster from those of its components.
 
@@ -100,7 +100,8 @@ class Reliability:
             Times the published rates of components (a young cluster has several times those of a mature one).
         restart, repair : float, optional
             As of the class [s]; assumed when left out.
-        spares : int
+        spares : int, optional
+            Nodes that stand by; a share of the cluster when left out.
         """
         known = constants()
         nics = cluster.nodes * cluster.node.nics
@@ -116,7 +117,7 @@ class Reliability:
             job_rate=known["job"] / _HOUR,
             restart=known["restart"] if restart is None else restart,
             repair=known["repair"] if repair is None else repair,
-            spares=spares,
+            spares=math.ceil(known["spare_share"] * cluster.nodes) if spares is None else spares,
         )
 
 
