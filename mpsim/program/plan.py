@@ -235,12 +235,13 @@ class Plan:
 
     @property
     def rank_linear_weights(self) -> NDArray[np.float64]:
-        """Weights of the linear layers of each pipeline rank on one tensor-parallel rank, float64[P]."""
-        held = [
-            sum(self.stage_parameters(stage)["layers"].sharded for stage in self.rank_stages(rank))
+        """Weights of the linear layers and experts of each pipeline rank on one tensor-parallel rank, float64[P]."""
+        layers = (
+            sum((self.stage_parameters(one)["layers"] for one in self.rank_stages(rank)), Count())
             for rank in range(self.mesh.pp)
-        ]
-        return np.array(held) / self.mesh.tp
+        )
+        linear = (dataclasses.replace(one, replicated=0) for one in layers)
+        return np.array([self.held(one) for one in linear])
 
     def rank_stages(self, rank: int) -> list[Stage]:
         """Virtual stages of one pipeline rank, in model order."""
