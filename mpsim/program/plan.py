@@ -110,17 +110,22 @@ class Plan:
         if self.framework.tensor.context_exchange is not ContextExchange.HIERARCHICAL:
             return 1
         shape = self.mesh.shape(("cp",), 0, self.cluster)
-        if shape.per_domain * shape.domains != shape.ranks:
-            raise ScenarioError(
-                [
-                    Problem(
-                        f"got {shape.ranks} context-parallel ranks unevenly spread over {shape.domains} scale-up domains; "
-                        "hierarchical context_exchange needs as many in each: choose a cp that divides evenly",
-                        key="parallelism.cp",
-                    )
-                ]
+        heads, inside = self.model.heads, shape.per_domain
+        fault = ""
+        if inside * shape.domains != shape.ranks:
+            fault = f"unevenly spread over {shape.domains} scale-up domains; needed as many in each"
+        elif heads % (self.mesh.tp * inside):
+            fault = (
+                f"of which {inside} in each scale-up domain divide {heads} heads with tp {self.mesh.tp}; "
+                "needed a divisor"
             )
-        return shape.per_domain
+        if fault:
+            message = (
+                f"got {shape.ranks} context-parallel ranks {fault}: hierarchical context_exchange is an all-to-all of heads "
+                "inside a domain; choose another cp, or set framework.context_exchange to ring"
+            )
+            raise ScenarioError([Problem(message, key="parallelism.cp")])
+        return inside
 
     @property
     def _routing(self) -> Routing | None:
@@ -148,6 +153,17 @@ class Plan:
     def replicas(self) -> int:
         """Ranks that hold the same parameters: data- and context-parallel peers."""
         return self.mesh.dp * self.mesh.cp
+
+    @property
+    def message_bytes(self) -> float:
+        """What one microbatch passes from a stage to the next, whole [B]."""
+        return float(self.sharding.tokens * self.model.hidden * self.sharding.activation_bytes)
+
+    @property
+    def scatters_messages(self) -> bool:
+        """Whether tensor-parallel ranks send a part of it each, which the receivers gather."""
+        scatters = self.framework.pipeline.scatter_gather and not self.sequence_parallel
+        return scatters and self.mesh.tp > 1
 
     @property
     def tokens_per_step(self) -> int:

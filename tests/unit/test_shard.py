@@ -169,3 +169,56 @@ def test_flops_divide_exactly(tp: int) -> None:
             shard(one, _sharding(tp=tp)).flops * tp == pytest.approx(one.flops)
             or one.split == "none"
         )
+
+
+def test_products_cut_in_chunks_send_beside_each_other() -> None:
+    """tp 4: four chunks of 512 tokens and three ring steps for each of the four products with a collective of its own."""
+    sharding = _sharding(sequence_parallel=True, tensor_overlap=TensorOverlap.DECOMPOSED)
+    items = block_forward(LAYER, sharding)
+    chunks = [
+        one.operator for one in items if isinstance(one, Compute) and one.operator.name == "fc1"
+    ]
+    assert [one.m for one in chunks] == [512] * 4
+    whole = next(one for one in LAYER.forward if one.name == "fc1")
+    assert sum(one.flops for one in chunks) == whole.flops / 4
+    sent = [one for one in items if isinstance(one, Communication)]
+    assert [one.kind for one in sent] == ["send"] * 12
+    assert {one.size for one in sent} == {512 * 4096 * 2}
+    needs = [one.needs for one in items if isinstance(one, Compute) and one.operator.name == "fc1"]
+    assert needs == [frozenset(), {"fc1 gather 1"}, {"fc1 gather 2"}, {"fc1 gather 3"}]
+
+
+def test_cut_products_leave_the_rest_of_the_backward_in_bulk() -> None:
+    """Row products' gradients are cut; column ones gather beside the input gradient and reduce beside the weight gradient."""
+    bulk, cut = (
+        block_backward(LAYER, _sharding(sequence_parallel=True, tensor_overlap=overlap))
+        for overlap in (TensorOverlap.WEIGHT_GRADIENT, TensorOverlap.DECOMPOSED)
+    )
+    assert sorted(set(_collectives(cut))) == ["all_gather", "reduce_scatter", "send"]
+    assert _collectives(cut).count("send") == 2 * 3
+    assert _collectives(cut).count("all_gather") == _collectives(bulk).count("all_gather") - 2
+
+
+def test_without_sequence_parallelism_nothing_is_cut() -> None:
+    """All-reduces run as they would in bulk."""
+    bulk, cut = (
+        block_forward(LAYER, _sharding(tensor_overlap=overlap))
+        for overlap in (TensorOverlap.WEIGHT_GRADIENT, TensorOverlap.DECOMPOSED)
+    )
+    assert bulk == cut
+
+
+def test_norm_weights_are_kept_equal_where_a_stack_does_so() -> None:
+    """BLOOM: weight and bias of two norms, 4 x 4096 elements; of the layer only, and not for one rank."""
+    extra = [
+        one
+        for one in block_forward(LAYER, _sharding(norm_reductions=4))
+        if isinstance(one, Communication) and one.name == "norm weight all-reduce"
+    ]
+    assert [one.size for one in extra] == [4096 * 2.0] * 4
+    head = expand_head(GPT, Lowering(), sequences=1, sequence_length=2048)
+    for items in (
+        block_forward(head, _sharding(norm_reductions=4)),
+        block_forward(LAYER, _sharding(tp=1, norm_reductions=4)),
+    ):
+        assert not [one for one in items if isinstance(one, Communication) and "norm" in one.name]

@@ -1,0 +1,210 @@
+"""Expert parallelism: which experts and tokens a rank has, and how tokens travel."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from mpsim.framework import ExpertDispatch, ExpertOverlap
+from mpsim.parallel import (
+    Communication,
+    Compute,
+    Item,
+    Routing,
+    Sharding,
+    Synchronization,
+    Waits,
+    block_backward,
+    block_forward,
+    fused_blocks,
+    shard,
+)
+from mpsim.workload import Experts, Lowering, OperatorKind, Phase, expand_layer, model
+
+MODEL = dataclasses.replace(
+    model("llama2-7b"),
+    moe=Experts(experts=16, top_k=2, ffn_hidden=2048, shared_experts=1),
+)
+TOKENS = 4096
+LAYER = expand_layer(MODEL, Lowering(), kind="moe", sequences=1, sequence_length=TOKENS)
+HIDDEN = MODEL.hidden
+
+
+def _sharding(routing: dict[str, Any] | None = None, **changes: Any) -> Sharding:
+    shape = {"ep": 4, "tokens": TOKENS, "hidden": HIDDEN, **changes}
+    shape.setdefault("sequence_parallel", shape.get("tp", 1) > 1)
+    return Sharding(**shape, routing=Routing(experts=16, top_k=2, **(routing or {})))
+
+
+def _names(items: list[Item]) -> list[str]:
+    return [
+        one.operator.name if isinstance(one, Compute) else one.name
+        for one in items
+        if not isinstance(one, Synchronization)
+    ]
+
+
+def _fc1(sharding: Sharding) -> tuple[int, int, int, int]:
+    whole = next(one for one in LAYER.forward if one.name == "experts_fc1")
+    mine = shard(whole, sharding)
+    return mine.batch, mine.m, mine.n, mine.k
+
+
+def test_a_rank_has_its_experts_and_the_tokens_of_its_group() -> None:
+    """16 experts on 4 ranks; each gets 4096 x 2 / 16 tokens from each of them."""
+    assert _fc1(_sharding()) == (4, 4 * 512, 2 * 2048, HIDDEN)
+
+
+def test_expert_tensor_parallelism_divides_features_and_gathers_tokens() -> None:
+    """tp 2 with etp 2: half the features, tokens of both ranks; etp 1: all features, half the tokens of a group."""
+    assert _fc1(_sharding(tp=2, etp=2)) == (4, 4 * 512, 2048, HIDDEN)
+    assert _fc1(_sharding(tp=2, etp=1)) == (4, 2 * 512, 2 * 2048, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("tp", "etp", "ep"), [(1, 1, 1), (1, 1, 8), (2, 2, 4), (4, 1, 8), (2, 4, 2)]
+)
+def test_work_of_experts_is_divided_by_tensor_parallelism_alone(tp: int, etp: int, ep: int) -> None:
+    """Whatever ep and etp are, a rank's products have 1/tp of the FLOPs, in every phase."""
+    sharding = _sharding(tp=tp, etp=etp, ep=ep)
+    products = [
+        one for one in (*LAYER.forward, *LAYER.backward) if one.kind is OperatorKind.GROUPED_GEMM
+    ]
+    assert {one.phase for one in products} == set(Phase)
+    for whole in products:
+        mine = shard(whole, sharding)
+        assert mine.flops == whole.flops / tp
+        assert 2 * mine.batch * mine.m * mine.n * mine.k == pytest.approx(mine.flops)
+
+
+def test_the_busiest_rank_has_more_rows_but_the_mean_of_flops() -> None:
+    """Rows are what its kernel waits for; FLOPs are counted once over all ranks."""
+    busy = shard(
+        next(one for one in LAYER.forward if one.name == "experts_fc1"), _sharding({"load": 1.25})
+    )
+    even = shard(next(one for one in LAYER.forward if one.name == "experts_fc1"), _sharding())
+    assert (busy.m, busy.flops) == (even.m * 1.25, even.flops)
+
+
+def test_tokens_travel_around_the_experts_both_ways() -> None:
+    """permute, there, experts, back, unpermute; backward the same in reverse."""
+    names = _names(block_forward(LAYER, _sharding()))
+    there, back = names.index("dispatch all-to-all"), names.index("combine all-to-all")
+    assert names[there - 1] == "permute"
+    assert names[back + 1] == "unpermute"
+    assert all(name.startswith("experts_") for name in names[there + 1 : back])
+    behind = _names(block_backward(LAYER, _sharding()))
+    first = behind.index("combine gradient all-to-all")
+    second = behind.index("dispatch gradient all-to-all")
+    assert (behind[first - 1], behind[second + 1]) == ("unpermute", "permute")
+    assert all(name.startswith("experts_") for name in behind[first + 1 : second])
+
+
+def test_the_gather_over_etp_follows_the_exchange_of_its_tokens() -> None:
+    """Different communicators, so it names what it needs; on the way back the sum goes first."""
+    items = block_forward(LAYER, _sharding(tp=2, etp=2))
+    sent = [one for one in items if isinstance(one, Communication) and one.axis in ("ep", "etp")]
+    assert [(one.axis, one.kind) for one in sent] == [
+        ("ep", "all_to_all"),
+        ("etp", "all_gather"),
+        ("etp", "reduce_scatter"),
+        ("ep", "all_to_all"),
+    ]
+    assert sent[1].needs == {sent[0].tag}
+    assert sent[3].needs == {sent[2].tag}
+    assert sent[1].size == sent[0].size * 2
+
+
+def test_one_rank_with_all_experts_sends_nothing() -> None:
+    """ep 1, etp 1: no exchange, no wait of the host."""
+    items = block_forward(LAYER, _sharding({"synchronizations": 1}, ep=1))
+    assert not [one for one in items if isinstance(one, Communication | Synchronization)]
+
+
+def test_the_host_waits_for_token_counts_before_it_sends() -> None:
+    """Once a forward, also when it is run again; not in the backward."""
+    sharding = _sharding({"synchronizations": 1})
+    items = block_forward(LAYER, sharding)
+    place = next(i for i, one in enumerate(items) if isinstance(one, Synchronization))
+    following = items[place + 1]
+    assert isinstance(following, Communication)
+    assert following.name == "dispatch all-to-all"
+    assert not [one for one in block_backward(LAYER, sharding) if isinstance(one, Synchronization)]
+
+
+def test_experts_without_a_grouped_product_run_one_by_one() -> None:
+    """Four local experts: four products in place of one, with the same work."""
+    sharding = _sharding({"grouped_gemm": False})
+    singles = [
+        one.operator
+        for one in block_forward(LAYER, sharding)
+        if isinstance(one, Compute) and one.operator.name == "experts_fc1"
+    ]
+    grouped = shard(next(one for one in LAYER.forward if one.name == "experts_fc1"), sharding)
+    assert len(singles) == 4
+    assert {(one.kind, one.batch, one.m) for one in singles} == {(OperatorKind.GEMM, 1, grouped.m)}
+    assert sum(one.flops for one in singles) == grouped.flops
+
+
+def test_a_fused_dispatch_does_the_permuting() -> None:
+    """No permute, no unpermute kernels."""
+    names = _names(block_forward(LAYER, _sharding({"dispatch": ExpertDispatch.FUSED})))
+    assert "permute" not in names
+    assert "unpermute" not in names
+
+
+def test_shared_experts_run_while_tokens_travel() -> None:
+    """First product beside dispatch, second beside combine; routed experts and unpermute wait for their tokens."""
+    items = block_forward(LAYER, _sharding({"overlap": ExpertOverlap.SHARED_EXPERT}))
+    names = _names(items)
+    order = [
+        "dispatch all-to-all",
+        "shared_fc1",
+        "experts_fc1",
+        "combine all-to-all",
+        "shared_fc2",
+        "unpermute",
+    ]
+    assert sorted(order, key=names.index) == order
+    needs = {one.operator.name: one.needs for one in items if isinstance(one, Compute)}
+    assert needs["shared_fc1"] == needs["shared_fc2"] == frozenset()
+    assert needs["experts_fc1"] == {"dispatch all-to-all"}
+    assert needs["unpermute"] == {"combine all-to-all"}
+    plain = _names(block_forward(LAYER, _sharding()))
+    assert sorted(plain) == sorted(names)
+
+
+def test_overlap_leaves_out_nothing_of_the_backward() -> None:
+    """The same kernels and exchanges in another order, whole or in halves."""
+    for phases in (
+        {Phase.INPUT_GRADIENT},
+        {Phase.WEIGHT_GRADIENT},
+        {Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT},
+    ):
+        plain, beside = (
+            _names(
+                block_backward(
+                    LAYER, _sharding({"overlap": overlap}, tp=2, etp=2), phases=frozenset(phases)
+                )
+            )
+            for overlap in (ExpertOverlap.NONE, ExpertOverlap.SHARED_EXPERT)
+        )
+        assert sorted(plain) == sorted(beside)
+
+
+def test_a_fused_block_sends_in_turn_and_computes_in_turn() -> None:
+    """Combine of the backward, dispatch of the forward, dispatch of the backward, combine of the forward (Megatron-Core 0.15)."""
+    sharding = _sharding()
+    forward, backward = block_forward(LAYER, sharding), block_backward(LAYER, sharding)
+    both = fused_blocks(forward, backward)
+    assert sorted(_names(both)) == sorted(_names([*forward, *backward]))
+    sent = [one for one in both if isinstance(one, Communication)]
+    assert [one.name for one in sent] == [
+        "combine gradient all-to-all",
+        "dispatch all-to-all",
+        "dispatch gradient all-to-all",
+        "combine all-to-all",
+    ]
+    assert {one.waits for one in sent} == {Waits.TAGGED}
