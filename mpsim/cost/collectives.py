@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpsim.cost.constants import Constant
 from mpsim.cost.curves import CollectiveCurves
 from mpsim.cost.ledger import Ledger
-from mpsim.cost.libraries import make_library
+from mpsim.cost.libraries import FittedLibrary, make_library
 from mpsim.cost.pairs import equal_share
 from mpsim.cost.traffic import COLLECTIVES, floor_seconds
 from mpsim.errors import HardwareError, nearest
@@ -257,7 +257,11 @@ class CollectiveModel:
 
     def _basis(self, kind: str, size: float, group: GroupShape) -> str:
         reading = self.curves.reading(kind, group) if self.curves else None
-        return reading.basis(size) if reading and group.ranks > 1 else _MODELLED
+        if reading and group.ranks > 1:
+            return reading.basis(size)
+        if isinstance(self.library, FittedLibrary) and group.ranks > 1:
+            return ", ".join(filter(None, (_MODELLED, self.library.reach(kind, group))))
+        return _MODELLED
 
 
 def _check_kind(kind: str) -> None:

@@ -70,6 +70,13 @@ class DomainCurve:
         ends = [self._rate("fraction", kind, members, label) for label in (low, high)]
         return float(ends[0] ** (1.0 - weight) * ends[1] ** weight)
 
+    def reach(self, members: int) -> str:
+        """How far the group is from the measured ones; nothing where it is one of them."""
+        low, high, _ = self._between(members)
+        if low != high:
+            return f"between fits of {low} and {high} ranks"
+        return f"beyond fits of {high} ranks" if members > high else ""
+
     def _between(self, members: int) -> tuple[int, int, float]:
         """Measured group sizes on both sides, and how far the group is from the lower to the upper in log."""
         labels = [int(label) for label in self.constants.words["ranks"]]

@@ -114,6 +114,24 @@ def test_all_reduce_over_racks_leaves_by_eight_nics() -> None:
         assert rate / 1e9 == pytest.approx(published, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("kind", "group", "basis"),
+    [
+        ("all_reduce", GroupShape(8, 8, 1), "model"),
+        ("all_reduce", GroupShape(6, 6, 1), "model, between fits of 4 and 8 ranks"),
+        ("all_gather", GroupShape(72, 72, 1), "model, beyond fits of 8 ranks"),
+        ("all_reduce", GroupShape(144, 72, 2), "model"),
+        ("all_gather", GroupShape(144, 72, 2), "model, across domains as fitted on all-reduces"),
+    ],
+)
+def test_an_answer_says_how_far_it_is_from_what_was_measured(
+    kind: str, group: GroupShape, basis: str
+) -> None:
+    """Group sizes between and beyond the measured ones, and collectives that nobody measured across nodes."""
+    model = CollectiveModel(CLUSTERS["gb200-nvl72"])
+    assert model.answer(kind, 2.0**20, group).basis == basis
+
+
 def test_an_all_to_all_copies_a_ranks_own_part_at_the_rate_of_its_memory() -> None:
     """512 MiB among two GPUs took 966 us on H100 and 898 us on H200, whose memory is 1.43 times as fast (aiconfigurator)."""
     pair, size = GroupShape(2, 2, 1), 2.0**29

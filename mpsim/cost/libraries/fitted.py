@@ -88,6 +88,14 @@ class FittedLibrary:
         """Algorithm and protocol."""
         raise NotImplementedError
 
+    def reach(self, kind: str, group: GroupShape) -> str:
+        """What of the group or collective nobody measured; nothing where the fit has it."""
+        if kind == "send_recv" or "ranks" not in self.inside.words:
+            return ""
+        if not group.crosses:
+            return self._curve.reach(group.ranks)
+        return "" if kind in _STEPS else "across domains as fitted on all-reduces"
+
     def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
         """Bytes a rank sends; where switches sum an all-reduce, what it puts on the scale-up link then."""
         if kind == "all_to_all":
