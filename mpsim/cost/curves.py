@@ -218,7 +218,8 @@ class CollectiveCurves:
         """
         own = self.curves.get((kind, group.ranks, group.domains))
         if own is not None:
-            about = f"measured on {group.ranks} ranks in {group.domains} domains"
+            where = "one domain" if group.domains == 1 else f"{group.domains} domains"
+            about = f"measured on {group.ranks} ranks in {where}"
             return self._reading(kind, group, (own,), 0.0, about)
         known = sorted(
             n for n, d in self._alike(kind, group) if d == group.domains or group.crosses

@@ -81,7 +81,7 @@ def test_a_collective_from_a_calibration(mpsim_cli, tmp_path) -> None:
     command = ("show", "collective", "all_reduce=1 MiB", "--on", "dgx-h100")
     shown = mpsim_cli(*command, "--calibration", str(path), "--json").json()
     assert shown["time_s"] == pytest.approx(1e-4)
-    assert shown["basis"] == "measured on 8 ranks in 1 domains"
+    assert shown["basis"] == "measured on 8 ranks in one domain"
     path.write_text("schema: 1\n", encoding="utf-8")
     outcome = mpsim_cli(*command, "--calibration", str(path))
     assert (outcome.code, outcome.out) == (2, "")

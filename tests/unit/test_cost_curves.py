@@ -105,7 +105,7 @@ def test_a_measured_group_is_read_and_said(tmp_path: Path) -> None:
     """The time is the file's, and the answer and the provenance name it."""
     model = model_of(tmp_path)
     assert model.seconds("all_reduce", MIB, NODE) == pytest.approx(3.2e-5)
-    assert model.answer("all_reduce", MIB, NODE).basis == "measured on 8 ranks in 1 domains"
+    assert model.answer("all_reduce", MIB, NODE).basis == "measured on 8 ranks in one domain"
     assert model.answer("all_reduce", 2 * MIB, NODE).basis.endswith("beyond the measured sizes")
     constant = {c.name: c for c in model.provenance()}["calibration.all_reduce.8x1.points"]
     assert (constant.value, constant.status, constant.as_of) == (2, Status.CALIBRATED, "2026-11-21")
