@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class LayerKind:
     cross: bool = False
 
 
+@functools.lru_cache(maxsize=256)
 def kinds_of(model: Transformer) -> tuple[LayerKind, ...]:
     """Kind of every layer, first to last."""
     return tuple(_kind(model, layer) for layer in range(model.layers))

@@ -33,11 +33,17 @@ class Part:
         return float(self.lowering.activation_bytes * self.tokens.count * features)
 
     def norm(
-        self, name: str, features: int = 0, *, split: Split = Split.SEQUENCE, feeds: bool = True
+        self,
+        name: str,
+        features: int = 0,
+        *,
+        split: Split = Split.SEQUENCE,
+        keeps: bool = True,
+        feeds: bool = True,
     ) -> Step:
         """Build a norm of the hidden width, or of `features`.
 
-        It saves its input, and where it `feeds` a GEMM its output for the weight gradient of that.
+        It `keeps` its input, unless what made it has kept it, and where it `feeds` a GEMM its output for the weight gradient of that.
         """
         width = features or self.model.hidden
         return streaming(
@@ -47,7 +53,7 @@ class Part:
             elements=self.tokens.count * width,
             lowering=self.lowering,
             kind=OperatorKind.NORM,
-            saved=self.size(width),
+            saved=self.size(width) if keeps else 0.0,
             saved_for_weight=self.size(width) if feeds else 0.0,
         )
 

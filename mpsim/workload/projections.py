@@ -43,10 +43,11 @@ def cross_attention(part: Part, kind: LayerKind, memory: Tokens) -> Iterator[Ste
 
 
 def kept_of_qkv(part: Part) -> int:
-    """Features of the projection kept as they are: all, or the values when the rest is normed or rotated."""
+    """Features of the projection kept as they are: all, or the values where the rest is changed and a tensor of its own."""
     model = part.model
     changed = model.positions == "rotary" or model.qk_norm
-    return model.kv_features if changed else model.qkv_features
+    whole = part.lowering.merged_qkv or not changed
+    return model.qkv_features if whole else model.kv_features
 
 
 def positions(part: Part) -> Iterator[Step]:
@@ -55,7 +56,10 @@ def positions(part: Part) -> Iterator[Step]:
     features = model.query_features + model.kv_features
     if model.qk_norm:
         rotated = model.positions == "rotary"
-        yield part.norm("qk_norm", features, split=Split.TENSOR, feeds=not rotated)
+        merged = part.lowering.merged_qkv  # then the projection has kept what is normed
+        yield part.norm(
+            "qk_norm", features, split=Split.TENSOR, feeds=not rotated, keeps=not merged
+        )
     if model.positions == "rotary":
         yield _rotary(part, features)
 
@@ -82,5 +86,6 @@ def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
     yield part.column("q_up", model.query_features, 0, features_in=mla.q_lora_rank)
     yield part.norm("kv_norm", mla.kv_lora_rank)
     key_value = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    yield part.column("kv_up", key_value, model.context_features, features_in=mla.kv_lora_rank)
+    kept = key_value if part.lowering.merged_qkv else model.context_features
+    yield part.column("kv_up", key_value, kept, features_in=mla.kv_lora_rank)
     yield _rotary(part, 2 * model.query_features)

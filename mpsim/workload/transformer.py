@@ -247,6 +247,9 @@ class Lowering:
         With materialised scores: scale, mask and softmax in one kernel, or three.
     fused_bias_activation, fused_bias_dropout_add : bool
         One kernel each, or one kernel an operation.
+    merged_qkv : bool
+        Whether queries, keys and values are one tensor, all of which is kept because the values are a view of it (Megatron), also
+        where queries and keys are changed afterwards; else each is a tensor (torchtitan).
     weighted_activation : bool
         Whether the weights of routed experts enter in their activation, so that their output need not be kept, or after the experts.
     activation_bytes : int
@@ -266,6 +269,7 @@ class Lowering:
     fused_softmax: bool = True
     fused_bias_activation: bool = True
     fused_bias_dropout_add: bool = True
+    merged_qkv: bool = False
     weighted_activation: bool = False
     activation_bytes: int = 2
     weight_grad_bytes: int = 4
