@@ -21,7 +21,14 @@ import yaml
 
 from mpsim.errors import Problem, ScenarioError
 
-__all__ = ["Document", "load_catalog", "load_document", "parse_scalar", "read_document"]
+__all__ = [
+    "Document",
+    "load_catalog",
+    "load_document",
+    "parse_scalar",
+    "read_document",
+    "read_shipped",
+]
 
 MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 48
@@ -112,6 +119,12 @@ def read_document(path: str | Path) -> Document:
     except ValueError as error:  # a null character in the path
         raise _fatal(f"cannot be read: {error}", file) from error
     return _parse(_decode(raw, file), file)
+
+
+def read_shipped(package: str, name: str) -> Any:
+    """Plain data of a YAML file that ships with mpsim, by libyaml where PyYAML has it."""
+    text = (resources.files(package) / name).read_text(encoding="utf-8")
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader, of either kind
 
 
 def load_catalog(package: str) -> Iterator[tuple[str, Any]]:

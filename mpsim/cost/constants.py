@@ -12,10 +12,8 @@ import fnmatch
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 
-import yaml
-
+from mpsim.document import read_shipped
 from mpsim.errors import HardwareError
 from mpsim.hardware.components import Accelerator, Link, source_of
 
@@ -29,7 +27,6 @@ __all__ = [
 ]
 
 _PACKAGE = "mpsim.cost.data"
-_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C takes a tenth
 _DATED = re.compile(r"(?P<source>.*) \((?P<as_of>\d{4}-\d{2}(?:-\d{2})?)\)", re.DOTALL)
 
 
@@ -128,8 +125,7 @@ class ConstantGroup(Mapping[str, Constant]):
 @functools.cache
 def constant_groups(stem: str) -> Mapping[str, ConstantGroup]:
     """Every group of the data file `stem` (``kernels``, ``collectives``), by name."""
-    text = (resources.files(_PACKAGE) / f"{stem}.yaml").read_text(encoding="utf-8")
-    document = yaml.load(text, Loader=_Loader)  # noqa: S506 - both are safe loaders
+    document = read_shipped(_PACKAGE, f"{stem}.yaml")
     units = {str(leaf): str(unit) for leaf, unit in document["units"].items()}
     groups = (
         _read_group(stem, str(name), body, units) for name, body in document["groups"].items()

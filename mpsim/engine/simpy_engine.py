@@ -7,8 +7,6 @@ scheduled, so equal inputs give equal outputs.
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import simpy
 
@@ -45,22 +43,22 @@ def run_simpy(program: Program) -> Timeline:
     start, end = [0.0] * count, [-1.0] * count
     timeout = environment.timeout
 
-    def begin(row: int) -> None:
-        start[row] = environment.now
-        event = timeout(duration[row], row)
-        assert event.callbacks is not None
-        event.callbacks.append(finish)
+    def begin(row: int, now: float) -> None:
+        start[row] = now
+        timeout(duration[row], row).callbacks.append(finish)
 
     def finish(event: simpy.events.Event) -> None:
-        row = cast(int, event.value)
-        end[row] = environment.now
+        row: int = event.value  # type: ignore[assignment] # what `begin` gave it
+        now = end[row] = environment.now
         for successor in after[pointer[row] : pointer[row + 1]]:
-            waiting[successor] -= 1
-            if not waiting[successor]:
-                begin(successor)
+            left = waiting[successor]
+            if left > 1:
+                waiting[successor] = left - 1
+            else:
+                begin(successor, now)
 
     for row in [row for row, left in enumerate(waiting) if not left]:
-        begin(row)
+        begin(row, 0.0)
     environment.run()
     ended = np.asarray(end)
     if count and ended.min() < 0:

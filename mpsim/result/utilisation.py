@@ -122,7 +122,7 @@ def _ramps(
     since: NDArray[np.float64], rate: NDArray[np.float64], time: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Sum of ``rate * (t - since)`` over all that began before t."""
-    order = np.argsort(since)
+    order = np.argsort(since, kind="stable")  # rows come in runs of ascending times
     begun, speed = since[order], rate[order]
     index = np.searchsorted(begun, time)
     rates = np.concatenate([[0.0], np.cumsum(speed)])

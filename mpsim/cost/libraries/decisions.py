@@ -6,9 +6,8 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from importlib import resources
 
-import yaml
+from mpsim.document import read_shipped
 
 __all__ = ["Band", "DecisionTable", "Rung", "decision_table"]
 
@@ -84,8 +83,7 @@ class DecisionTable:
 @functools.cache
 def decision_table(name: str) -> DecisionTable:
     """The table of a library (``openmpi``, ``mpich``, ``gloo``)."""
-    text = (resources.files("mpsim.cost.data") / "decisions.yaml").read_text(encoding="utf-8")
-    entry = yaml.safe_load(text)[name]
+    entry = read_shipped("mpsim.cost.data", "decisions.yaml")[name]
     bands = {str(kind): tuple(_bands(rules)) for kind, rules in entry["rules"].items()}
     return DecisionTable(str(entry["version"]), str(entry["source"]), str(entry["as_of"]), bands)
 

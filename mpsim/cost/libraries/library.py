@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any, Protocol
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
+from mpsim.document import read_shipped
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Cluster
 from mpsim.parallel.group import GroupShape
@@ -104,5 +103,4 @@ def _conditions() -> Mapping[str, Mapping[str, str]]:
 
 @functools.cache
 def _document() -> Any:
-    text = (resources.files("mpsim.cost.data") / "libraries.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)
+    return read_shipped("mpsim.cost.data", "libraries.yaml")

@@ -1,0 +1,257 @@
+"""The bars that the engine has to clear, each a ratio to simpy itself: ``pytest tests/benchmarks/test_bars.py --benchmark-only``.
+
+The unit is **bare**: processor time of one ``yield env.timeout(1)`` in one simpy process, measured in the same run, so that the speed
+of the machine falls out. Every case takes the best of several rounds. ``extra_info`` holds the figure and its bar.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import simpy
+
+import mpsim
+from mpsim.engine import Structure, kernel_times, reduce_templates, run
+from mpsim.program import Kind, Program, Rows, Span, Stream, expand, from_orders
+from mpsim.program.build import build_program
+from mpsim.program.pipeline import Sends, Variants, add_pipeline
+from mpsim.program.plan import make_plan
+from mpsim.program.unfold import Unfolding
+from mpsim.schedule import make_orders
+from tests.plans import small_plan
+
+pytestmark = pytest.mark.benchmark(group="bars")
+
+TIMES = {"forward": 1000.0, "backward": 1000.0, "weight": 1000.0, "send": 10.0}
+
+
+def _bare(count: int = 50_000) -> float:
+    """Processor time of one bare timeout [s]."""
+    environment = simpy.Environment()
+
+    def process():
+        for _ in range(count):
+            yield environment.timeout(1)
+
+    environment.process(process())
+    begin = time.process_time()
+    environment.run()
+    return (time.process_time() - begin) / count
+
+
+@pytest.fixture(scope="module")
+def bare() -> float:
+    """The unit, best of five."""
+    return min(_bare() for _ in range(5))
+
+
+def _best(work: Callable[[], object], rounds: int = 7) -> float:
+    """Least processor time of `work` [s]."""
+    times = []
+    for _ in range(rounds):
+        gc.collect()
+        begin = time.process_time()
+        work()
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+@pytest.fixture
+def clear(benchmark):
+    """Note a figure beside its bar, and fail if it does not clear it."""
+
+    def note(figure: float, *, at_most: float | None = None, at_least: float | None = None) -> None:
+        benchmark.extra_info.update(figure=round(figure, 3), at_most=at_most, at_least=at_least)
+        benchmark.pedantic(lambda: None, rounds=1)
+        sys.stdout.write(f"{benchmark.name}: {figure:.4g} (bar {at_most or at_least:g})\n")
+        assert at_most is None or figure <= at_most
+        assert at_least is None or figure >= at_least
+
+    return note
+
+
+@pytest.fixture(scope="module")
+def gpt3(scenarios):
+    """GPT-3 175B, tp 8, pp 16, dp 8, 192 microbatches, three chunks a rank."""
+    return mpsim.load(scenarios / "gpt3-175b-a100.yaml")
+
+
+@pytest.fixture(scope="module")
+def program(gpt3) -> Program:
+    return build_program(make_plan(gpt3))
+
+
+def test_simpy_is_half_as_fast_as_bare_at_one_event_an_operation(clear, bare, program):
+    """Operations a second over bare events a second; that there is one event each is asserted in the unit tests."""
+    clear(bare * len(program) / _best(lambda: run(program, "simpy"), 3), at_least=0.5)
+
+
+def test_gpt3_from_scenario_to_the_time_of_every_action(clear, bare, gpt3):
+    """Nothing cached: plan, costs, program, times, Result."""
+    clear(_best(lambda: mpsim.simulate(gpt3)) / bare, at_most=40_000)
+
+
+def test_gpt3_from_scenario_to_the_time_of_every_kernel(clear, bare, gpt3):
+    """758,916 kernels and more, nothing cached."""
+    assert len(mpsim.simulate(gpt3).kernels.start) > 700_000
+    clear(_best(lambda: mpsim.simulate(gpt3).kernels) / bare, at_most=130_000)
+
+
+def test_gpt3_with_structure_cached_and_new_durations_of_actions(clear, bare, program):
+    """Every start and end."""
+    structure = Structure.of(program)
+    duration = np.rint(program.duration * 1.1)
+    structure.replay(duration)
+    clear(_best(lambda: structure.replay(duration)) / bare, at_most=20_000)
+
+
+def test_gpt3_with_structure_cached_and_new_durations_of_kernels(clear, bare, program):
+    """Kernels reduced to actions, replayed, and spread to every kernel again."""
+    structure = Structure.of(program)
+
+    def again():
+        spans = reduce_templates(program.templates, [t.duration[None] for t in program.templates])
+        duration = np.where(program.template < 0, program.duration, spans[0][program.template])
+        return kernel_times(structure.timeline(program, duration))
+
+    clear(_best(again) / bare, at_most=65_000)
+
+
+def test_replay_of_kernels_with_reduction_and_expansion(clear, bare, program):
+    """Kernels a second over bare events a second, on a structure that is known."""
+    structure = Structure.of(program)
+    kernels = len(kernel_times(run(program)).start)
+    took = _best(lambda: kernel_times(structure.timeline(program)))
+    reduced = _best(
+        lambda: reduce_templates(program.templates, [t.duration[None] for t in program.templates])
+    )
+    clear(bare * kernels / (took + reduced), at_least=20)
+
+
+def test_construction_at_kernel_grain(clear, bare, gpt3):
+    """Rows a second over bare events a second: the program built and expanded, a row a kernel."""
+    plan = make_plan(gpt3)
+    count = len(expand(build_program(plan)))
+    clear(bare * count / _best(lambda: expand(build_program(plan)), 3), at_least=10)
+
+
+def _variants(structure: Structure, program: Program, bare: float, count: int = 1000) -> float:
+    """Variants a second, at 800,000 bare timeouts a second as the machine of the bars had."""
+    classes, index = np.unique(program.duration, return_inverse=True)
+    factor = np.random.default_rng(0).uniform(0.5, 2.0, (count, 1))
+    took = _best(lambda: structure.makespans(np.rint(factor * classes), index=index), 3)
+    return count / (took / bare / 800_000)
+
+
+def test_variants_of_16_ranks_at_chunk_grain(clear, bare, program):
+    """GPT-3's pipeline, 36,662 operations."""
+    clear(_variants(Structure.of(program), program, bare), at_least=2_000)
+
+
+def test_variants_of_8_ranks_at_chunk_grain(clear, bare):
+    """1F1B, 64 microbatches, 1,920 operations."""
+    program = from_orders(make_orders("1f1b", pp=8, microbatches=64), **TIMES)
+    assert len(program) == 1920
+    clear(_variants(Structure.of(program), program, bare), at_least=20_000)
+
+
+def test_variants_of_8_ranks_at_kernel_grain(clear, bare):
+    """Every kernel's time changes; templates are reduced, actions replayed."""
+    program = build_program(small_plan(pp=8, tp=8, dp=1, microbatches=64, model_name="gpt-39b"))
+    structure = Structure.of(program)
+    factor = np.random.default_rng(0).uniform(0.5, 2.0, (1000, 1))
+    templates = program.templates
+    plain, index = np.unique(program.duration[program.template < 0], return_inverse=True)
+    column = program.template.astype(np.int64)
+    column[program.template < 0] = len(templates) + index
+    assert len(kernel_times(run(program)).start) > 50_000
+
+    def variants():
+        spans = reduce_templates(templates, [np.rint(factor * t.duration) for t in templates])
+        classes = np.concatenate([spans, np.rint(factor * plain)], axis=1)
+        return structure.makespans(classes, index=column)
+
+    clear(1000 / (_best(variants, 3) / bare / 800_000), at_least=3_000)
+
+
+def _folded(pp: int, microbatches: int) -> Program:
+    """1F1B, a tensor-parallel collective after every chunk, and a data-parallel one at the end."""
+    orders = make_orders("1f1b", pp=pp, microbatches=microbatches)
+    rows, zero = Rows(), np.zeros((2, pp))
+    nothing = np.zeros(2)
+    variants = Variants(
+        np.arange(3), np.full(2, -1, np.int32), np.array([1000.0, 2000.0]), nothing, nothing
+    )
+    sends = Sends(np.full((2, pp), 10.0), zero, zero)
+    placed = add_pipeline(rows, orders, (orders.kind > 0).astype(np.int64), variants, sends)
+    after = rows.add(
+        len(orders),
+        rank=orders.rank,
+        stream=Stream.TP,
+        kind=Kind.COLLECTIVE,
+        span=Span.TP,
+        duration=50.0,
+    )
+    rows.depend(after, placed.last)
+    same = orders.rank[1:] == orders.rank[:-1]
+    rows.depend(placed.first[1:][same], after[:-1][same])
+    reduced = rows.add(
+        pp, rank=np.arange(pp), stream=Stream.DP, kind=Kind.COLLECTIVE, span=Span.DP, duration=500.0
+    )
+    rows.depend(reduced, placed.last[orders.rank_ptr[1:] - 1])
+    return rows.finish(rank_name=[f"pp {r}" for r in range(pp)], class_size=np.full(pp, 1024))
+
+
+def unfolded_step() -> tuple[int, float, float]:
+    """16,384 ranks unfolded: operations, processor time of build, order and replay [s], and peak memory [B]."""
+    begin = time.process_time()
+    folded = _folded(16, 64)
+    unfolding = Unfolding(folded, tp=8, cp=1, dp=128)
+    program = unfolding.program()
+    timeline = Structure.unfolded(folded, unfolding).timeline(program)
+    took = time.process_time() - begin
+    assert timeline.makespan == run(folded).makespan
+    return len(program), took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_16384_ranks_unfolded(clear, bare):
+    """4.3 million operations from nothing to every start and end, in a process of its own: seconds at 800,000 bare timeouts a second."""
+    script = "from tests.benchmarks.test_bars import unfolded_step; print(*unfolded_step())"
+    done = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    count, took, memory = min(
+        (tuple(map(float, one.stdout.split())) for one in done), key=lambda one: one[1]
+    )
+    assert count > 4_300_000
+    assert memory <= 1e9
+    clear(took / bare / 800_000, at_most=2.0)
+
+
+def test_sensitivity_costs_little_more_than_a_run(clear, bare, gpt3):
+    """All parameters both ways, in processor time of starting the command and running the scenario once."""
+    result = mpsim.simulate(gpt3)
+    one = _command("run", "scenarios/gpt3-175b-a100.yaml")
+    clear(_best(result.sensitivity, 2) / one, at_most=1.0)
+
+
+def test_the_quickstart_from_cold(clear):
+    """Processor seconds of ``mpsim run`` in a fresh process."""
+    clear(min(_command("run", "scenarios/quickstart.yaml") for _ in range(3)), at_most=0.6)
+
+
+def _command(*arguments: str) -> float:
+    """Processor time of a command in a process of its own [s]."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    script = "import sys; from mpsim.cli import main; sys.exit(main(sys.argv[1:]))"
+    subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
