@@ -14,6 +14,7 @@ from mpsim.program.pipeline import add_pipeline
 from mpsim.program.plan import Plan
 from mpsim.program.program import Program
 from mpsim.program.rows import Rows
+from mpsim.schedule import Orders
 
 __all__ = ["build_program"]
 
@@ -59,7 +60,16 @@ def build_program(plan: Plan, costs: PlanCosts | None = None) -> Program:
 
 
 def _blocking(plan: Plan) -> NDArray[np.bool_]:
-    """Around which actions messages block."""
+    """Around which actions messages block; a fused block has both its inputs before it and both its outputs after it."""
+    return _blocking_actions(plan) & ~(plan.fuses_blocks & _in_blocks(plan.orders))
+
+
+def _in_blocks(orders: Orders) -> NDArray[np.bool_]:
+    inside: NDArray[np.bool_] = orders.fused | np.roll(orders.fused, 1)
+    return inside
+
+
+def _blocking_actions(plan: Plan) -> NDArray[np.bool_]:
     orders, software = plan.orders, plan.framework
     if software.pipeline.blocking_sends is BlockingSends.NEVER:
         return np.zeros(len(orders), dtype=bool)

@@ -14,7 +14,7 @@ from mpsim.framework import ContextExchange, ExpertOverlap, Framework
 from mpsim.hardware import Cluster
 from mpsim.parallel import Mesh, Routing, Sharding, Stage, partition_layers
 from mpsim.scenario import Scenario, check
-from mpsim.schedule import Orders, make_orders
+from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
 from mpsim.workload import Count, Parameters, Transformer
 
 __all__ = ["Plan", "make_plan"]
@@ -345,11 +345,20 @@ def _orders(scenario: Scenario) -> Orders:
             pp=scenario.parallelism.pp,
             microbatches=scenario.microbatches,
             virtual_stages=scenario.virtual_stages,
-        ).validate()
+        )
+        if _runs_beside(scenario) and not orders.fused.any():
+            orders = forwards_beside_backwards(orders)
+        orders.validate()
         _check_trains(orders, scenario.microbatches)
     except ScheduleError as error:
         raise ScenarioError(scenario.locate([Problem(str(error), key="schedule")])) from None
     return orders
+
+
+def _runs_beside(scenario: Scenario) -> bool:
+    """Whether the framework makes blocks of forwards and backwards, to hide exchanges of experts."""
+    beside = scenario.software.experts.expert_overlap is ExpertOverlap.MICROBATCH
+    return beside and scenario.transformer.moe is not None
 
 
 def _check_trains(orders: Orders, microbatches: int) -> None:

@@ -56,8 +56,8 @@ FIXED_VIRTUAL_STAGES: Final[Mapping[str, int]] = {
     "v-min": 2,
     "dualpipe-v": 2,
 }
-FUSING: Final = ("dualpipe", "dualpipe-v")
-"""Schedules with blocks that run the forward of one microbatch beside the backward of another."""
+FUSING: Final = ("interleaved-1f1b", "dualpipe", "dualpipe-v")
+"""Schedules that can run the forward of one microbatch beside the backward of another."""
 AXES: Final = ("tp", "cp", "ep", "dp", "pp")
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]

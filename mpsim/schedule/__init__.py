@@ -3,6 +3,7 @@
 `make_orders` builds an `Orders` by name; `read_csv` reads one from a file.
 """
 
+from mpsim.schedule.beside import forwards_beside_backwards
 from mpsim.schedule.csv_file import read_csv, write_csv
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.registry import make_orders, schedule_names, schedule_options
@@ -10,6 +11,7 @@ from mpsim.schedule.registry import make_orders, schedule_names, schedule_option
 __all__ = [
     "Action",
     "Orders",
+    "forwards_beside_backwards",
     "make_orders",
     "read_csv",
     "schedule_names",

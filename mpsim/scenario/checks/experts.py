@@ -77,17 +77,22 @@ def check_expert_tokens(scenario: Scenario) -> list[Problem]:
 def check_expert_overlap(scenario: Scenario) -> list[Problem]:
     """What runs beside dispatch and combine is there."""
     software, name = scenario.software, scenario.schedule.name
-    if (
-        scenario.transformer.moe is None
-        or software.experts.expert_overlap is not ExpertOverlap.MICROBATCH
-    ):
+    beside = software.experts.expert_overlap is ExpertOverlap.MICROBATCH
+    if scenario.transformer.moe is None or not beside:
         return []
-    if name in FUSING and scenario.training.recompute != "full":
+    alone = name == "1f1b" and scenario.parallelism.pp == 1
+    faults = []
+    if name not in FUSING and not alone:
+        faults.append(
+            f"in schedule {name or 'from a file'} on pp {scenario.parallelism.pp} every one waits for the other"
+        )
+    if scenario.training.recompute == "full":
+        faults.append("with full recomputation the backward has a forward of its own")
+    if not faults:
         return []
-    fault = f"schedule {name}" if name not in FUSING else "full recomputation"
     message = (
-        f"got {ExpertOverlap.MICROBATCH.value}, which runs a forward beside a backward, but {fault} leaves none to run so; "
-        f"take {' or '.join(FUSING)} without full recomputation, or set expert_overlap to none"
+        f"got {ExpertOverlap.MICROBATCH.value}, which runs a forward beside a backward, but {' and '.join(faults)}; take "
+        f"schedule {' or '.join(FUSING)} (or 1f1b on pp 1) without full recomputation, or set expert_overlap to none"
     )
     return [Problem(message, key="framework.expert_overlap")]
 
