@@ -20,18 +20,35 @@ _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 
 
 def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
-    """Parameters, gradients and optimizer state of each pipeline rank, float64[P] [B]."""
-    sizes, shared = plan.framework.optimizer, _sharers(plan)
-    owned = plan.rank_parameters
+    """Parameters, gradients and optimizer state of each pipeline rank, float64[P] [B].
+
+    Notes
+    -----
+    Optimizer state is shared by ranks that hold the same parameters: data- and context-parallel peers for most, only those that
+    hold the same experts for experts.
+    """
+    sizes = plan.framework.optimizer
+    dense, experts = _held(plan)
+    owned = dense + experts
+    shared = (plan.replicas, plan.mesh.edp) if plan.zero else (1, 1)
     return {
         "parameters": owned * sizes.parameter_bytes,
         "gradients": owned * sizes.gradient_bytes,
-        "optimizer": owned * sizes.optimizer_bytes / shared,
+        "optimizer": (dense / shared[0] + experts / shared[1]) * sizes.optimizer_bytes,
     }
 
 
-def _sharers(plan: Plan) -> int:
-    return plan.replicas if plan.zero else 1
+def _held(plan: Plan) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Parameters on one rank of each pipeline rank: all but routed experts, and of those, float64[P]."""
+    mesh = plan.mesh
+    dense, experts = np.zeros((2, mesh.pp))
+    for rank in range(mesh.pp):
+        for stage in plan.rank_stages(rank):
+            for count in plan.stage_parameters(stage).values():
+                own = count.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
+                experts[rank] += own
+                dense[rank] += count.per_rank(mesh.tp, ep=mesh.ep, etp=mesh.expert_tp) - own
+    return dense, experts
 
 
 def buffers(plan: Plan) -> NDArray[np.float64]:
