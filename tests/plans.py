@@ -35,6 +35,9 @@ def small_plan(
     ep: int = 1,
     etp: int | None = None,
     moe: Experts | None = None,
+    shard: int | None = None,
+    offload: str = "none",
+    offload_to: str = "host",
 ) -> Plan:
     """A plan with everything defaulted to something small."""
     name = schedule or ("interleaved-1f1b" if virtual_stages > 1 else "1f1b")
@@ -57,4 +60,7 @@ def small_plan(
         zero=zero,
         engine="auto",
         seed=0,
+        shard=shard,
+        offload=offload,
+        offload_to=offload_to,
     )

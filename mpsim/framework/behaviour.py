@@ -178,6 +178,8 @@ class DataBehaviour:
         under FSDP).
     bucket_bytes : float
         Gradients are reduced in buckets of at least this size when overlapped [B].
+    first_bucket_bytes : float
+        Size of the first bucket to be reduced; 0 for as the others (torch DDP: 1 MiB) [B].
     buckets_in_flight : int
         Reductions under way before the compute stream waits for the oldest; 0 for any number.
     bucket_bytes_per_replica : float
@@ -203,6 +205,11 @@ class DataBehaviour:
         Whether a unit is gathered again for the backward pass.
     root_unit : bool
         Whether embedding, final norm and head are one unit that is gathered first and kept (FSDP root), not one each.
+    pipeline_unsharded : bool
+        Whether, with several stages, a stage gathers its parameters once a step and reduces their gradients once, after its last
+        backward (torch.distributed.pipelining), whatever `reshard_after_forward` and `defer_reduction` say.
+    zero_limit, pipeline_zero_limit : int
+        Highest stage of sharding (`parallelism.zero`) that the stack has, and that it has with several pipeline stages.
     gather_copy_traffic, reduce_copy_traffic : float
         Memory traffic on the compute stream to lay out a gathered unit, and before reducing one [B per parameter].
     accumulation_traffic : float
@@ -218,6 +225,7 @@ class DataBehaviour:
     gradient_reduction: Reduction = Reduction.REDUCE_SCATTER
     reduce_every_microbatch: bool = False
     defer_reduction: bool = False
+    first_bucket_bytes: float = 0.0
     buckets_in_flight: int = 0
     bucket_bytes_per_replica: float = 0.0
     first_chunk_buckets: bool = False
@@ -229,6 +237,9 @@ class DataBehaviour:
     prefetch_backward: bool = True
     reshard_after_forward: bool = True
     root_unit: bool = True
+    pipeline_unsharded: bool = True
+    zero_limit: int = 3
+    pipeline_zero_limit: int = 3
     gather_copy_traffic: float = 0.0
     reduce_copy_traffic: float = 0.0
     accumulation_traffic: float = 0.0

@@ -126,6 +126,7 @@ _OPTIONAL = ("suits", "notes")
 DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
     {
         "bucket_bytes": Dimension.BYTES,
+        "first_bucket_bytes": Dimension.BYTES,
         "bucket_bytes_per_replica": Dimension.BYTES,
         "launch_cost": Dimension.TIME,
         "layer_host_time": Dimension.TIME,

@@ -14,6 +14,7 @@ from mpsim.hardware.components import (
 )
 from mpsim.hardware.entries import parse_accelerator, parse_link
 from mpsim.hardware.fabric import Tier, tiers_of, torus_distance, torus_shape
+from mpsim.hardware.host import Host, host_names, host_of
 from mpsim.hardware.lookup import (
     accelerator,
     accelerator_names,
@@ -31,6 +32,7 @@ __all__ = [
     "Cluster",
     "Fabric",
     "FabricKind",
+    "Host",
     "Link",
     "LinkShape",
     "Node",
@@ -38,6 +40,8 @@ __all__ = [
     "accelerator",
     "accelerator_names",
     "build_cluster",
+    "host_names",
+    "host_of",
     "link",
     "link_names",
     "parse_accelerator",

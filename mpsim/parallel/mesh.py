@@ -144,6 +144,22 @@ class Mesh:
         """Where the members of a communicator of the experts' mesh sit; a bound on all of them, where they differ."""
         return spread(cluster.domain_of(self.expert_groups(axes, stage)))
 
+    def shard_groups(self, shard: int, stage: int) -> NDArray[np.int64]:
+        """Members of every group of `shard` neighbouring replicas of one pipeline rank, int64[groups, shard].
+
+        Neighbours are next to each other in context parallelism, then in data parallelism.
+        """
+        return self.groups(("dp", "cp"), stage).reshape(-1, shard)
+
+    def replica_groups(self, shard: int, stage: int) -> NDArray[np.int64]:
+        """Members of every communicator between groups of `shard` replicas: those with the same share, int64[groups, replicas]."""
+        groups = self.groups(("dp", "cp"), stage)
+        return (
+            groups.reshape(len(groups), -1, shard)
+            .swapaxes(1, 2)
+            .reshape(-1, groups.shape[1] // shard)
+        )
+
     def model_parallel_shape(self, cluster: Cluster) -> GroupShape:
         """Where the ranks of one model replica sit: the communicator over tensor and pipeline parallelism."""
         replicas = np.moveaxis(self.ranks, 0, 2).reshape(-1, self.pp * self.tp)

@@ -40,11 +40,14 @@ class Block:
     template : Template
     parameters : float
         Of this part on one tensor-parallel rank; its gradients are complete when its last backward ends.
+    experts : float
+        Those of them that belong to routed experts.
     """
 
     layer: int
     template: Template
     parameters: float
+    experts: float = 0.0
 
 
 class Blocks:
@@ -99,8 +102,13 @@ class Blocks:
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         parts = self._plan.stage_parameters(stage) | self._plan.layer_parameters
         count = {name: self._plan.held(one) for name, one in parts.items()}
+        mesh = self._plan.mesh
+        experts = {
+            kind: one.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
+            for kind, one in self._plan.layer_parameters.items()
+        }
         blocks = [
-            Block(i, self._template(kind, action, costs), count[kind])
+            Block(i, self._template(kind, action, costs), count[kind], experts[kind])
             for i, kind in enumerate(self._plan.layer_kinds(stage))
         ]
         if stage.embedding:

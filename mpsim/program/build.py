@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from mpsim.framework import BlockingSends
 from mpsim.program.closing import StepRows
 from mpsim.program.costs import PlanCosts
+from mpsim.program.data.exchange import add_exchanges
 from mpsim.program.insides import Insides
 from mpsim.program.messages import warmup_and_flush
 from mpsim.program.pipeline import add_pipeline
@@ -37,8 +38,7 @@ def build_program(plan: Plan, costs: PlanCosts | None = None) -> Program:
     rows = Rows()
     step = StepRows(rows, plan, costs)
     insides = Insides(plan, costs)
-    step.overhead()
-    gathered = step.gather_parameters(insides.gathers)
+    begun = step.overhead()
     placed = add_pipeline(
         rows,
         plan.orders,
@@ -48,10 +48,9 @@ def build_program(plan: Plan, costs: PlanCosts | None = None) -> Program:
         overlap="fused" if plan.fuses_blocks else "late-send",
         blocking=_blocking(plan),
     )
-    step.wait_for_parameters(placed, insides.gathers, gathered)
-    reduced = step.reduce_gradients(placed, insides.buckets)
+    reduced = add_exchanges(rows, plan, costs, insides.hooks, placed, begun)
     reduced = step.sum_shared_weights(reduced, placed)
-    step.optimizer_step(reduced, gather_after=not insides.gathers)
+    step.optimizer_step(reduced)
     return rows.finish(
         rank_name=[f"pp {rank}" for rank in range(plan.mesh.pp)],
         class_size=np.full(plan.mesh.pp, plan.mesh.world // plan.mesh.pp),

@@ -1,17 +1,16 @@
-"""What a step does once: gather parameters, reduce gradients, sum shared weights, clip, step the optimizer."""
+"""What a step does once: sum shared weights, clip, step the optimizer, gather what it updated."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import optimizer_seconds
 from mpsim.program.costs import PlanCosts
-from mpsim.program.insides import Bucket
+from mpsim.program.data.exchange import GATHERS, add_collectives
+from mpsim.program.data.offload import add_host_optimizer
+from mpsim.program.data.peers import Peers, dense_peers, expert_peers
 from mpsim.program.messages import PipelineRows
-from mpsim.program.pipeline import first_forward, last_gradient
 from mpsim.program.plan import Plan
 from mpsim.program.program import PARTS, Kind, Span, Stream
 from mpsim.program.rows import Rows
@@ -19,8 +18,6 @@ from mpsim.program.template import ticks
 
 __all__ = ["StepRows"]
 
-# Context-parallel ranks hold the same parameters, so gradients are reduced over both axes.
-_REPLICAS = ("dp", "cp")
 _EXPOSED_DP = PARTS.index("exposed_dp")
 
 
@@ -40,9 +37,9 @@ class StepRows:
         self._costs = costs
         self._ranks = np.arange(plan.mesh.pp)
 
-    def overhead(self) -> None:
+    def overhead(self) -> NDArray[np.int64]:
         """Serial host time, at the start of every rank."""
-        self._rows.add(
+        return self._rows.add(
             len(self._ranks),
             rank=self._ranks,
             stream=Stream.COMPUTE,
@@ -51,88 +48,6 @@ class StepRows:
             duration=ticks(self._plan.framework.host.step_overhead),
             label="step overhead",
         )
-
-    def _collective(
-        self,
-        kind: str,
-        label: str,
-        stage: NDArray[np.int64],
-        rank: NDArray[np.int64],
-        size: NDArray[np.float64],
-    ) -> NDArray[np.int64]:
-        """Append one collective a row on the DP stream over the data-parallel group of each rank."""
-        model = self._costs.collectives
-        seconds, up, out = np.zeros((3, len(rank)))
-        alike = self._costs.alike[rank]
-        for one in np.unique(alike):
-            mine = alike == one
-            group = self._costs.group(_REPLICAS, int(one))
-            seconds[mine] = model.seconds(kind, size[mine], group)
-            up[mine], out[mine] = model.wire_bytes(kind, size[mine], group)
-        return self._rows.add(
-            len(rank),
-            rank=rank,
-            stream=Stream.DP,
-            kind=Kind.COLLECTIVE,
-            part=_EXPOSED_DP,
-            span=Span.DP | Span.CP,
-            stage=stage,
-            duration=ticks(seconds),
-            up_bytes=up,
-            out_bytes=out,
-            label=label,
-        )
-
-    def _bucket_columns(
-        self, buckets: Sequence[Bucket]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        stage = np.array([one.stage for one in buckets], dtype=np.int64)
-        rank = self._plan.orders.stage_rank[stage].astype(np.int64)
-        return stage, rank, np.array([one.parameters for one in buckets])
-
-    def gather_parameters(self, gathers: Sequence[Bucket]) -> NDArray[np.int64]:
-        """Gather sharded parameters from the start of the step, bucket by bucket."""
-        if not gathers:
-            return np.zeros(0, dtype=np.int64)
-        stage, rank, parameters = self._bucket_columns(gathers)
-        size = parameters * self._plan.framework.optimizer.parameter_bytes
-        return self._collective("all_gather", "gather parameters", stage, rank, size)
-
-    def wait_for_parameters(
-        self, placed: PipelineRows, gathers: Sequence[Bucket], gathered: NDArray[np.int64]
-    ) -> None:
-        """Hold the first forward of every stage until its parameters are there."""
-        action = first_forward(self._plan.orders)
-        for bucket, row in zip(gathers, gathered, strict=True):
-            self._rows.depend(placed.first[action[bucket.stage]] + bucket.segment, row)
-
-    def reduce_gradients(
-        self, placed: PipelineRows, buckets: Sequence[Bucket]
-    ) -> NDArray[np.int64]:
-        """Reduce gradients over data parallelism, each bucket when its last backward segment has ended.
-
-        Without overlap every bucket also waits for the last pipeline action of its rank.
-        """
-        if self._plan.replicas == 1:
-            return np.zeros(0, dtype=np.int64)
-        plan = self._plan
-        action = last_gradient(plan.orders)
-        ready = np.array([placed.first[action[one.stage]] + one.segment for one in buckets])
-        order = np.argsort(ready)  # the order in which a rank's gradients complete
-        stage, rank, parameters = self._bucket_columns([buckets[i] for i in order])
-        kind, label = (
-            ("reduce_scatter", "reduce-scatter gradients")
-            if plan.zero
-            else ("all_reduce", "all-reduce gradients")
-        )
-        ids = self._collective(
-            kind, label, stage, rank, parameters * plan.framework.optimizer.gradient_bytes
-        )
-        self._rows.depend(ids, ready[order])
-        if not plan.framework.overlaps_gradients(plan.mesh.pp):
-            final = placed.last[plan.orders.rank_ptr[1:] - 1]
-            self._rows.depend(ids, final[rank])
-        return ids
 
     def sum_shared_weights(
         self, reduced: NDArray[np.int64], placed: PipelineRows
@@ -176,18 +91,39 @@ class StepRows:
             self._rows.depend(row, placed.last[plan.orders.rank_ptr[rank + 1] - 1])
         return row
 
-    def optimizer_step(self, reduced: NDArray[np.int64], *, gather_after: bool) -> None:
-        """Clip by the global norm, update, and gather what was updated unless the next forward does."""
+    def optimizer_step(self, reduced: NDArray[np.int64]) -> None:
+        """Clip by the global norm, update, and gather what was updated unless a forward does."""
         plan = self._plan
         waits = reduced
         if plan.framework.optimizer.gradient_norm and (plan.mesh.pp > 1 or plan.mesh.tp > 1):
             waits = self._norm(reduced)
-        owned = plan.rank_parameters
-        share = owned / (self._plan.replicas if plan.zero else 1)
-        bandwidth = plan.cluster.accelerator.memory_bandwidth
-        traffic = plan.framework.optimizer.optimizer_traffic
+        dense, experts = plan.rank_dense_parameters, plan.rank_expert_parameters
+        peers = (dense_peers(plan, self._costs), expert_peers(plan, self._costs))
+        divided = [one.sharers if plan.zero else 1 for one in peers]
+        share = dense / divided[0] + experts / divided[1]
+        if plan.offload == "none":
+            first = last = self._update(share)
+        else:
+            first, last = add_host_optimizer(self._rows, plan, share)
+        for row in waits:
+            self._rows.depend(first, row)
+        if self._gathers_after:
+            for one, owned in zip(peers, (dense, experts), strict=True):
+                last = self._gather(one, owned, last)
+        self._cast_weights(last)
+
+    @property
+    def _gathers_after(self) -> bool:
+        """Whether the step ends with gathering the parameters that others have updated."""
+        plan = self._plan
+        beside = plan.framework.data.parameter_gather_overlap
+        return plan.sharers > 1 and not plan.gathers_units and not beside
+
+    def _update(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
+        bandwidth = self._plan.cluster.accelerator.memory_bandwidth
+        traffic = self._plan.framework.optimizer.optimizer_traffic
         seconds = np.array([optimizer_seconds(one, traffic, bandwidth) for one in share.tolist()])
-        ids = self._rows.add(
+        return self._rows.add(
             len(self._ranks),
             rank=self._ranks,
             stream=Stream.COMPUTE,
@@ -196,16 +132,26 @@ class StepRows:
             duration=ticks(seconds),
             label="optimizer step",
         )
-        for row in waits:
-            self._rows.depend(ids, row)
-        if plan.zero and gather_after and self._plan.replicas > 1:
-            size = owned * plan.framework.optimizer.parameter_bytes
-            after = self._collective(
-                "all_gather", "gather parameters", np.full(len(owned), -1), self._ranks, size
-            )
-            self._rows.depend(after, ids)
-            ids = after
-        self._cast_weights(ids)
+
+    def _gather(
+        self, peers: Peers, owned: NDArray[np.float64], updated: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Gather what every rank has updated."""
+        if not owned.any():
+            return updated
+        data = self._plan.framework.data
+        element = data.gathered_bytes or self._plan.framework.optimizer.parameter_bytes
+        after = add_collectives(
+            self._rows,
+            self._costs,
+            peers,
+            np.full(len(owned), GATHERS[data.parameter_gather]),
+            owned * element,
+            rank=self._ranks,
+            stage=np.full(len(owned), -1),
+        )
+        self._rows.depend(after, updated)
+        return after
 
     def _cast_weights(self, updated: NDArray[np.int64]) -> None:
         """Cast the weights of the linear layers to a narrow precision; the microbatches of the next step share the casts."""

@@ -1,44 +1,30 @@
-"""The inside of every action: which templates it consists of, and where gradient buckets hook in.
+"""The inside of every action: which templates it consists of, and where gathers and reductions hook in.
 
-An action is one row with one template, except the last backward of a stage, which is cut where a bucket of gradients is complete, and the first
-forward, which is cut where a bucket of parameters has to be there, when the framework overlaps these.
+An action is one row with one template, unless data parallelism cuts it (`mpsim.program.data.pieces`); then every piece is a row, and
+copies of its gradients before they are reduced another.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.parallel import Stage
 from mpsim.program.blocks import Block, Blocks
 from mpsim.program.costs import PlanCosts
-from mpsim.program.pipeline import Variants, first_forward, last_gradient
+from mpsim.program.data.habits import gathers, reduces
+from mpsim.program.data.hooks import Hooks, Inside
+from mpsim.program.data.passes import Passes
+from mpsim.program.data.pieces import Amount, Piece, cut
+from mpsim.program.pipeline import Variants
 from mpsim.program.plan import Plan
 from mpsim.program.program import Template
 from mpsim.program.template import EMPTY
 from mpsim.schedule import Action
 
-__all__ = ["Bucket", "Insides"]
+__all__ = ["Insides"]
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bucket:
-    """Parameters reduced or gathered together.
-
-    Parameters
-    ----------
-    stage : int
-    segment : int
-        Row of the cut action after which their gradients are complete (before which they have to be gathered).
-    parameters : float
-        On one tensor-parallel rank.
-    """
-
-    stage: int
-    segment: int
-    parameters: float
+_GRADIENT = (Action.B, Action.W)
 
 
 class Insides:
@@ -53,28 +39,23 @@ class Insides:
     ----------
     variant : int64[N]
         Which of `variants` each action is.
-    buckets : list of Bucket
-        Of gradients, by stage, in the order they complete.
-    gathers : list of Bucket
-        Of parameters, in the order they are needed; empty when they are not gathered beside the first forward.
+    hooks : Hooks
+        Where parameters are gathered and gradients reduced.
     """
 
     def __init__(self, plan: Plan, costs: PlanCosts) -> None:
         self._plan = plan
         self._blocks = Blocks(plan, costs)
+        self._passes = Passes(plan)
         self._templates: list[Template] = []
-        self._segments: list[tuple[int, ...]] = []  # templates of each variant
+        self._segments: list[list[int]] = []  # templates of each variant
         self._place: dict[int, int] = {}
-        self._number: dict[tuple[int, ...], int] = {}
-        self.variant = self._whole()
-        software = plan.framework
-        shared = plan.replicas > 1
-        reduce_beside = shared and software.overlaps_gradients(plan.mesh.pp)
-        gather_beside = shared and plan.zero >= 1 and software.data.parameter_gather_overlap
-        self.buckets = self._cut(last_gradient(plan.orders), fine=reduce_beside)
-        self.gathers = self._cut(first_forward(plan.orders), fine=True) if gather_beside else []
+        self._insides: list[Inside] = []
+        self._known: dict[tuple[object, ...], int] = {}
+        self.variant = self._chosen()
         if plan.fuses_blocks:
             self._fuse()
+        self.hooks = Hooks.of(self._insides, self.variant)
 
     @property
     def templates(self) -> tuple[Template, ...]:
@@ -94,72 +75,88 @@ class Insides:
             out_bytes=np.array([one.out_bytes.sum() for one in self._templates])[template],
         )
 
-    def _whole(self) -> NDArray[np.int64]:
-        """One row an action."""
-        plan, orders = self._plan, self._plan.orders
-        table = np.zeros((len(Action), orders.stages), dtype=np.int64)
-        for kind in np.unique(orders.kind).tolist():
-            known: dict[int, int] = {}  # stages of equal content have one list of blocks
-            for stage in plan.stages:
-                whole = self._blocks.of(stage, Action(kind))
-                if id(whole) not in known:
-                    known[id(whole)] = self._variant(Action(kind), [whole])
-                table[kind, stage.index] = known[id(whole)]
-        chosen: NDArray[np.int64] = table[orders.kind, orders.stage]
+    def _chosen(self) -> NDArray[np.int64]:
+        """Variant of every action."""
+        orders = self._plan.orders
+        needs = [orders.kind, orders.stage, gathers(self._plan), reduces(self._plan)]
+        keys = np.stack([np.asarray(one, dtype=np.int64) for one in needs])
+        distinct, which = np.unique(keys, axis=1, return_inverse=True)
+        variants = [
+            self._variant(Action(kind), self._plan.stages[stage], bool(gather), bool(reduce))
+            for kind, stage, gather, reduce in distinct.T.tolist()
+        ]
+        chosen: NDArray[np.int64] = np.array(variants, dtype=np.int64)[which.reshape(-1)]
         return chosen
 
-    def _cut(self, action: NDArray[np.int64], *, fine: bool) -> list[Bucket]:
-        """Cut one action of every stage into buckets, or leave it one bucket."""
-        result = []
-        for stage in self._plan.stages:
-            row = int(action[stage.index])
-            kind = Action(int(self._plan.orders.kind[row]))
-            blocks = self._blocks.of(stage, kind)
-            pieces = self._pieces(blocks) if fine else [blocks]
-            self.variant[row] = self._variant(kind, pieces)
-            result += [
-                Bucket(stage.index, i, sum(one.parameters for one in piece))
-                for i, piece in enumerate(pieces)
-            ]
-        return result
+    def _variant(self, action: Action, stage: Stage, gather: bool, reduce: bool) -> int:
+        """Cut an action and register the rows it becomes, once for stages of equal content."""
+        blocks = self._blocks.of(stage, action)
+        key = (id(blocks), action, gather, reduce, stage.index == 0)
+        if key in self._known:
+            return self._known[key]
+        pieces = cut(self._plan, stage, action, blocks, gather=gather, reduce=reduce)
+        segments: list[int] = []
+        first, last, ready = [], [], []
+        for piece in pieces:
+            first.append(len(segments))
+            last.append(len(segments))
+            segments.append(self._join(action, self._computed(action, piece)))
+            if copies := self._passes.to_reduce(_parameters(piece.reduces)):
+                segments.append(self._join(action, copies))
+            ready.append(len(segments) - 1)
+        self._known[key] = self._add(segments, Inside(pieces, first, last, ready))
+        return self._known[key]
+
+    def _add(self, segments: list[int], inside: Inside) -> int:
+        self._segments.append(segments)
+        self._insides.append(inside)
+        return len(self._segments) - 1
 
     def _fuse(self) -> None:
         """Put both actions of a block into the first one's row, where neither is cut; the second one's row is left empty."""
-        orders, plain = self._plan.orders, self._whole()
-        nothing = self._chosen((self._register(EMPTY),))
+        orders = self._plan.orders
+        if self._plan.framework.data.accumulation_traffic:
+            return
+        whole = [_is_whole(one) for one in self._insides]
+        nothing = self._alone(EMPTY)
         for head in np.flatnonzero(orders.fused).tolist():
-            if (self.variant[head : head + 2] != plain[head : head + 2]).any():
+            if not all(whole[one] for one in self.variant[head : head + 2]):
                 continue
             ahead, behind = (self._plan.stages[orders.stage[row]] for row in (head, head + 1))
             both = self._blocks.fused(ahead, behind, Action(int(orders.kind[head + 1])))
-            self.variant[head] = self._chosen((self._register(both),))
+            self.variant[head] = self._alone(both)
             self.variant[head + 1] = nothing
 
-    def _pieces(self, blocks: Sequence[Block]) -> list[list[Block]]:
-        """Group blocks until each group's gradients fill a bucket."""
-        size = (
-            self._plan.framework.data.bucket_bytes / self._plan.framework.optimizer.gradient_bytes
-        )
-        pieces: list[list[Block]] = [[]]
-        for block in blocks:
-            if pieces[-1] and sum(one.parameters for one in pieces[-1]) >= size:
-                pieces.append([])
-            pieces[-1].append(block)
-        return pieces
+    def _alone(self, template: Template) -> int:
+        """Variant of one row that nothing hooks into."""
+        key = ("alone", id(template))
+        if key not in self._known:
+            segments = [self._register(template)]
+            self._known[key] = self._add(segments, Inside([Piece(())], [0], [0], [0]))
+        return self._known[key]
 
-    def _variant(self, kind: Action, pieces: Sequence[Sequence[Block]]) -> int:
-        return self._chosen(
-            tuple(self._register(self._blocks.join(kind, piece)) for piece in pieces)
+    def _computed(self, action: Action, piece: Piece) -> list[Block]:
+        """Blocks of a piece with the passes over memory around them."""
+        before = (
+            self._passes.gathered(_parameters(piece.gathers)) if self._plan.gathers_units else []
         )
+        added = sum(one.parameters for one in piece.blocks) if action in _GRADIENT else 0.0
+        return [*before, *piece.blocks, *self._passes.added(added)]
 
-    def _chosen(self, chosen: tuple[int, ...]) -> int:
-        if chosen not in self._number:
-            self._number[chosen] = len(self._segments)
-            self._segments.append(chosen)
-        return self._number[chosen]
+    def _join(self, action: Action, blocks: list[Block]) -> int:
+        return self._register(self._blocks.join(action, blocks))
 
     def _register(self, template: Template) -> int:
         if id(template) not in self._place:
             self._place[id(template)] = len(self._templates)
             self._templates.append(template)
         return self._place[id(template)]
+
+
+def _parameters(amounts: tuple[Amount, ...]) -> float:
+    return sum(one.dense + one.experts for one in amounts)
+
+
+def _is_whole(inside: Inside) -> bool:
+    """Whether an action is one row that nothing hooks into."""
+    return len(inside.pieces) == 1 and not (inside.pieces[0].gathers or inside.pieces[0].reduces)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
 from mpsim.workload import Count, Parameters, Transformer
 
 __all__ = ["Plan", "make_plan"]
+
+SHARDED_GRADIENTS, SHARDED_PARAMETERS = 2, 3
+"""Values of `Plan.zero` from which gradients and parameters are sharded."""
 
 _VOCAB_MULTIPLE = 128  # Megatron-LM --make-vocab-size-divisible-by, times tp
 
@@ -45,11 +49,17 @@ class Plan:
     precision, recompute : str
     sequence_parallel : bool
     zero : int
-        0: optimizer replicated over data parallelism; 1: sharded.
+        What data-parallel ranks share: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too.
     engine : str
     seed : int
     network : str
         ``analytic``: transfers take the time they have alone; ``flow``: they share links.
+    shard : int, optional
+        Ranks of data x context parallelism that share one copy of what `zero` divides; all of them by default.
+    offload : str
+        What the host keeps: ``none``, ``optimizer`` (its state) or ``parameters`` (those too).
+    offload_to : str
+        ``host`` memory or ``nvme``.
     """
 
     name: str
@@ -70,6 +80,9 @@ class Plan:
     seed: int
     schedule: str = ""
     network: str = "analytic"
+    shard: int | None = None
+    offload: str = "none"
+    offload_to: str = "host"
 
     @property
     def padded_vocab(self) -> int:
@@ -166,6 +179,29 @@ class Plan:
         return scatters and self.mesh.tp > 1
 
     @property
+    def sharers(self) -> int:
+        """Ranks that divide one copy of the model states among them; 1 where every replica has its own."""
+        return (self.shard or self.replicas) if self.zero else 1
+
+    @property
+    def gathers_units(self) -> bool:
+        """Whether parameters are sharded, so that every unit of layers is gathered before it runs."""
+        return self.zero == SHARDED_PARAMETERS and self.replicas > 1
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """Whether a stage gathers its parameters once a step and keeps them, as pipelining over sharded parameters does."""
+        return self.gathers_units and self.mesh.pp > 1 and self.framework.data.pipeline_unsharded
+
+    @property
+    def reduces_every_microbatch(self) -> bool:
+        """Whether gradients are reduced after every backward, not once a step."""
+        data = self.framework.data
+        if self.zero < SHARDED_GRADIENTS:
+            return data.reduce_every_microbatch
+        return not (data.defer_reduction or self.keeps_gathered)
+
+    @property
     def tokens_per_step(self) -> int:
         """Of the whole job."""
         return self.global_batch * self.sequence_length
@@ -238,16 +274,31 @@ class Plan:
 
     @functools.cached_property
     def rank_parameters(self) -> NDArray[np.float64]:
-        """Parameters that one rank of each pipeline rank holds, float64[P]."""
-        held = [
+        """Parameters of each pipeline rank on one tensor-parallel rank, float64[P]."""
+        return self.rank_dense_parameters + self.rank_expert_parameters
+
+    @functools.cached_property
+    def rank_dense_parameters(self) -> NDArray[np.float64]:
+        """Those that every data-parallel replica holds, float64[P]."""
+        return self._sum_ranks(lambda count: count.sharded / self.mesh.tp + count.replicated)
+
+    @functools.cached_property
+    def rank_expert_parameters(self) -> NDArray[np.float64]:
+        """Those of routed experts, float64[P]."""
+        ep, etp = self.mesh.ep, self.mesh.expert_tp
+        return self._sum_ranks(lambda count: count.experts_per_rank(ep=ep, etp=etp))
+
+    def _sum_ranks(self, held: Callable[[Count], float]) -> NDArray[np.float64]:
+        """Sum over all parts of the stages of each pipeline rank."""
+        counts = [
             [
-                self.held(count)
+                held(count)
                 for stage in self.rank_stages(rank)
                 for count in self.stage_parameters(stage).values()
             ]
             for rank in range(self.mesh.pp)
         ]
-        return np.array([sum(counts) for counts in held])
+        return np.array([sum(parts) for parts in counts], dtype=float)
 
     @property
     def rank_linear_weights(self) -> NDArray[np.float64]:
@@ -312,6 +363,9 @@ def make_plan(scenario: Scenario) -> Plan:
         seed=scenario.simulation.seed,
         schedule=scenario.schedule.name or "",
         network=scenario.simulation.network,
+        shard=parallelism.shard,
+        offload=parallelism.offload,
+        offload_to=parallelism.offload_to,
     )
 
 

@@ -51,15 +51,19 @@ class Rows:
         self._labels: dict[str, int] = {"": 0}
 
     def add(
-        self, count: int, *, label: str = "", **columns: ArrayLike | Kind | Stream
+        self,
+        count: int,
+        *,
+        label: str | NDArray[np.str_] = "",
+        **columns: ArrayLike | Kind | Stream,
     ) -> NDArray[np.int64]:
         """Append `count` rows.
 
         Parameters
         ----------
         count : int
-        label : str
-            Name of rows that have no template.
+        label : str or array of str
+            Name of rows that have no template, one for all or one each.
         **columns
             Columns of `Program`, scalars or arrays of length `count`; each row occupies its home (rank, stream).
 
@@ -70,7 +74,7 @@ class Rows:
         """
         rows = np.arange(self._count, self._count + count)
         given: dict[str, ArrayLike | Kind | Stream] = dict(columns)
-        given["label"] = self._labels.setdefault(label, len(self._labels))
+        given["label"] = self._number(label)
         self._blocks.append(
             {
                 name: np.broadcast_to(np.asarray(given.pop(name, default), dtype=kind), (count,))
@@ -81,6 +85,14 @@ class Rows:
         self._count += count
         self.occupy(rows, self._blocks[-1]["rank"], self._blocks[-1]["stream"])
         return rows
+
+    def _number(self, label: str | NDArray[np.str_]) -> ArrayLike:
+        """Number of a label, or of every one of an array."""
+        if isinstance(label, str):
+            return self._labels.setdefault(label, len(self._labels))
+        distinct, index = np.unique(label, return_inverse=True)
+        numbers = [self._labels.setdefault(str(one), len(self._labels)) for one in distinct]
+        return np.array(numbers, dtype=np.int64)[index.reshape(-1)]
 
     def occupy(self, rows: ArrayLike, rank: ArrayLike, stream: ArrayLike) -> None:
         """Let rows occupy further (rank, stream) pairs; arrays of one length, or scalars."""

@@ -82,6 +82,12 @@ class Parallelism(Section):
     """Whether norms and dropouts are divided along the sequence among tensor-parallel ranks."""
     zero: Literal[0, 1, 2, 3] = 0
     """What data-parallel ranks share: nothing, optimizer state, gradients too, parameters too."""
+    shard: Degree | None = None
+    """Ranks of data x context parallelism that share one copy of what zero divides (HSDP); left out, all."""
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+    """What the host keeps: nothing, the optimizer's state, the parameters too."""
+    offload_to: Literal["host", "nvme"] = "host"
+    """Where it keeps them."""
     order: Name = "-".join(AXES)
     """Axes in the order they are laid on accelerators, fastest first."""
     layers_per_stage: (

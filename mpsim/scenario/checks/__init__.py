@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from mpsim.errors import MpsimError, Problem
-from mpsim.scenario.checks.data import check_zero
+from mpsim.scenario.checks.data import check_offload, check_shard, check_zero
 from mpsim.scenario.checks.experts import (
     check_expert_overlap,
     check_expert_ranks,
@@ -56,10 +56,12 @@ __all__ = [
     "check_mlp",
     "check_model",
     "check_network",
+    "check_offload",
     "check_overrides",
     "check_precision",
     "check_schedule_file",
     "check_sequence",
+    "check_shard",
     "check_size",
     "check_stages",
     "check_sweep",
@@ -90,6 +92,8 @@ CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
     check_expert_tokens,
     check_expert_overlap,
     check_zero,
+    check_shard,
+    check_offload,
     check_network,
     check_size,
     check_sweep,

@@ -1,0 +1,77 @@
+"""Passes over memory on the compute stream: laying out what was gathered or is to be reduced, adding up gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpsim.cost import optimizer_seconds
+from mpsim.program.blocks import Block
+from mpsim.program.plan import Plan
+from mpsim.program.program import PARTS, Stream, Template
+from mpsim.program.template import ticks
+
+__all__ = ["Passes"]
+
+
+class Passes:
+    """Templates of one memory-bound kernel, each distinct one once.
+
+    Parameters
+    ----------
+    plan : Plan
+
+    Notes
+    -----
+    Copies that only sharding needs count as ``exposed_dp``, adding up gradients as ``other``. A pass moves memory as fast as the
+    optimizer does (``kernels.optimizer.fraction``).
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._made: dict[tuple[str, float], Template] = {}
+
+    def gathered(self, parameters: float) -> list[Block]:
+        """Laying out a gathered unit."""
+        traffic = self._plan.framework.data.gather_copy_traffic
+        return self._blocks("copy gathered parameters", "exposed_dp", parameters * traffic)
+
+    def to_reduce(self, parameters: float) -> list[Block]:
+        """Laying out gradients before they are reduced."""
+        traffic = self._plan.framework.data.reduce_copy_traffic
+        return self._blocks("copy gradients", "exposed_dp", parameters * traffic)
+
+    def added(self, parameters: float) -> list[Block]:
+        """Adding the gradients of a microbatch to those of the ones before it."""
+        traffic = self._plan.framework.data.accumulation_traffic
+        return self._blocks("accumulate gradients", "other", parameters * traffic)
+
+    def _blocks(self, name: str, part: str, moved: float) -> list[Block]:
+        """A block of one kernel that moves so many bytes, or none."""
+        if not moved:
+            return []
+        if (name, moved) not in self._made:
+            bandwidth = self._plan.cluster.accelerator.memory_bandwidth
+            seconds = optimizer_seconds(moved, 1.0, bandwidth)
+            self._made[name, moved] = _single(name, PARTS.index(part), float(ticks(seconds)))
+        return [Block(-1, self._made[name, moved], 0.0)]
+
+
+def _single(name: str, part: int, duration: float) -> Template:
+    parts = np.zeros(len(PARTS))
+    parts[part] = duration
+    return Template(
+        name=name,
+        names=(name,),
+        name_index=np.zeros(1, dtype=np.int16),
+        stream=np.array([Stream.COMPUTE], dtype=np.int8),
+        layer=np.full(1, -1, dtype=np.int32),
+        part=np.array([part], dtype=np.int8),
+        start=np.zeros(1),
+        duration=np.array([duration]),
+        flops=np.zeros(1),
+        up_bytes=np.zeros(1),
+        out_bytes=np.zeros(1),
+        before_ptr=np.zeros(2, dtype=np.int32),
+        before=np.zeros(0, dtype=np.int32),
+        parts=parts,
+    )

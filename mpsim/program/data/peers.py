@@ -1,0 +1,138 @@
+"""Peers: which ranks exchange parameters and gradients, over which communicator, and how long that takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost import CollectiveModel
+from mpsim.parallel import GroupShape, spread
+from mpsim.program.costs import PlanCosts
+from mpsim.program.plan import Plan
+from mpsim.program.program import Stream
+
+__all__ = ["Peers", "collective_columns", "dense_peers", "expert_peers"]
+
+Floats = NDArray[np.float64]
+
+_ROOTED = {"rooted": "reduce", "broadcast": "broadcast"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peers:
+    """Ranks that hold the same parameters of one kind.
+
+    Parameters
+    ----------
+    name : str
+        Added to labels.
+    stream : Stream
+        Queue of the communicator inside a group of sharers; gathers and reductions share it.
+    sharers, copies : int
+        Ranks that divide one copy among them, and how many copies there are.
+    inside, between, everyone : callable
+        Pipeline rank to where the communicator of the sharers, of the holders of one share, and of all peers sits.
+    """
+
+    name: str
+    stream: Stream
+    sharers: int
+    copies: int
+    inside: Callable[[int], GroupShape]
+    between: Callable[[int], GroupShape]
+    everyone: Callable[[int], GroupShape]
+
+
+def dense_peers(plan: Plan, costs: PlanCosts) -> Peers:
+    """Data- and context-parallel peers: context-parallel ranks hold the same parameters."""
+    mesh, cluster = plan.mesh, plan.cluster
+    sharers = plan.sharers if plan.zero else plan.replicas
+
+    def everyone(rank: int) -> GroupShape:
+        return costs.group(("dp", "cp"), rank)
+
+    def inside(rank: int) -> GroupShape:
+        return spread(cluster.domain_of(mesh.shard_groups(sharers, rank)))
+
+    def between(rank: int) -> GroupShape:
+        return spread(cluster.domain_of(mesh.replica_groups(sharers, rank)))
+
+    whole = sharers == plan.replicas
+    return Peers(
+        name="",
+        stream=Stream.DP,
+        sharers=sharers,
+        copies=plan.replicas // sharers,
+        inside=everyone if whole else inside,
+        between=between,
+        everyone=everyone,
+    )
+
+
+def expert_peers(plan: Plan, costs: PlanCosts) -> Peers:
+    """Ranks that hold the same routed experts.
+
+    Notes
+    -----
+    A group of sharers spans as many copies as that of the dense parameters does, as far as there are experts' peers for it.
+    """
+    mesh, cluster = plan.mesh, plan.cluster
+    copies = plan.replicas // plan.sharers if plan.zero else 1
+    copies = copies if mesh.edp % copies == 0 else 1
+    sharers = mesh.edp // copies
+
+    def members(rank: int) -> NDArray[np.int64]:
+        groups: NDArray[np.int64] = mesh.expert_groups(("edp",), rank)
+        return groups
+
+    def everyone(rank: int) -> GroupShape:
+        return spread(cluster.domain_of(members(rank)))
+
+    def inside(rank: int) -> GroupShape:
+        return spread(cluster.domain_of(members(rank).reshape(-1, sharers)))
+
+    def between(rank: int) -> GroupShape:
+        groups = members(rank)
+        across = groups.reshape(len(groups), copies, sharers).swapaxes(1, 2)
+        return spread(cluster.domain_of(across.reshape(-1, copies)))
+
+    return Peers(
+        name=" of experts",
+        stream=Stream.EDP,
+        sharers=sharers,
+        copies=copies,
+        inside=inside,
+        between=between,
+        everyone=everyone,
+    )
+
+
+def collective_columns(
+    model: CollectiveModel, kind: str, size: Floats, shapes: list[GroupShape]
+) -> tuple[Floats, Floats, Floats]:
+    """Seconds of collectives, and bytes one rank sends over scale-up and scale-out links.
+
+    Parameters
+    ----------
+    model : CollectiveModel
+    kind : str
+        As the cost model names it; ``rooted`` and ``broadcast`` stand for one rooted collective of a share for each member.
+    size : float64[n]
+        Whole tensor [B].
+    shapes : list of GroupShape
+        Where each takes place.
+    """
+    seconds, up, out = np.zeros((3, len(size)))
+    for shape in dict.fromkeys(shapes):
+        mine = np.array([one == shape for one in shapes])
+        distinct, index = np.unique(size[mine], return_inverse=True)
+        times = shape.ranks if kind in _ROOTED else 1
+        whole = _ROOTED.get(kind, kind)
+        index = index.reshape(-1)
+        seconds[mine] = times * model.seconds(whole, distinct / times, shape)[index]
+        sent = model.wire_bytes(whole, distinct / times, shape)
+        up[mine], out[mine] = (times * one[index] for one in sent)
+    return seconds, up, out
