@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpsim.parallel import (
+    Communication,
     Item,
     Stage,
     Synchronization,
+    Waits,
     block_backward,
     block_forward,
     fused_blocks,
@@ -31,12 +33,12 @@ _PHASES = {
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """One layer, embedding or head inside an action of a stage.
+    """One layer, embedding or head inside an action of a stage, or what comes before the first.
 
     Parameters
     ----------
     layer : int
-        Counted from the stage's first; -1 for embedding and head.
+        Counted from the stage's first; -1 for all others.
     template : Template
     parameters : float
         Of this part on one tensor-parallel rank; its gradients are complete when its last backward ends.
@@ -117,7 +119,33 @@ class Blocks:
             )
         if stage.head:
             blocks.append(Block(-1, self._template("head", action, costs), count["head"]))
-        return blocks if action is Action.F else blocks[::-1]
+        opening = self._opening(stage, action, costs)
+        return [*opening, *(blocks if action is Action.F else blocks[::-1])]
+
+    def _opening(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
+        """What comes before the first kernel of a forward or backward: waits of the host, gathers of what the stage sent."""
+        software = self._plan.framework
+        items: list[Item] = []
+        if action is not Action.W and software.host.stage_synchronizations:
+            items.append(Synchronization(software.host.stage_synchronizations))
+        if action in (Action.B, Action.I) and self._costs.scatters_messages and not stage.head:
+            gather = Communication(
+                "rebuild output",
+                "tp",
+                "all_gather",
+                self._costs.message_bytes,
+                Waits.ALL,
+                Phase.INPUT_GRADIENT,
+            )
+            items += [gather] * software.pipeline.stage_gathers
+        if not items:
+            return []
+        key = ("opening", tuple(items), action, costs.key)
+        if key not in self._templates:
+            self._templates[key] = self._timed(
+                f"opening {action.name}", items, costs, 0.0, is_layer=False
+            )
+        return [Block(-1, self._templates[key], 0.0)]
 
     def _template(self, part: str, action: Action, costs: StageCosts) -> Template:
         key = (part, action, costs.key)
@@ -216,7 +244,8 @@ class Blocks:
         again = forward if self._plan.recompute == "full" and action in (Action.B, Action.I) else 0
         halves = {Action.I: 0.5, Action.W: 0.5}
         own = forward if action is Action.F else backward * halves.get(action, 1.0)
-        return software.host.launch_cost * (own + again)
+        passes = halves.get(action, 1.0) + bool(again)
+        return software.host.launch_cost * (own + again) + software.host.layer_host_time * passes
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end; equal rows of blocks share one template."""

@@ -92,6 +92,18 @@ class PlanCosts:
             return self.expert_group(axes, first)
         return self.plan.mesh.expert_shape(axes, rank, self.plan.cluster)
 
+    @property
+    def message_bytes(self) -> float:
+        """What one microbatch passes from a stage to the next, whole [B]."""
+        sharding = self.plan.sharding
+        return float(sharding.tokens * sharding.hidden * sharding.activation_bytes)
+
+    @property
+    def scatters_messages(self) -> bool:
+        """Whether tensor-parallel ranks send a part of it each, which the receivers gather."""
+        scatters = self.plan.framework.pipeline.scatter_gather and not self.plan.sequence_parallel
+        return scatters and self.plan.mesh.tp > 1
+
     def sends(self) -> Sends:
         """Messages between neighbouring stages, in ticks."""
         plan = self.plan
@@ -120,12 +132,12 @@ class PlanCosts:
         everything, or with scatter/gather 1/t, which the receivers all-gather over scale-up links.
         """
         plan, model = self.plan, self.collectives
-        whole = float(plan.sharding.tokens * plan.model.hidden * plan.sharding.activation_bytes)
-        gathers = plan.framework.pipeline.scatter_gather and not plan.sequence_parallel
+        whole, gathers = self.message_bytes, self.scatters_messages
         size = whole / plan.mesh.tp if gathers or plan.sequence_parallel else whole
-        seconds = float(model.send(size, crosses=crosses))
+        more = plan.framework.pipeline.send_messages - 1
+        seconds = float(model.send(size, crosses=crosses) + more * model.send(0.0, crosses=crosses))
         up, out = model.send_wire_bytes(size, crosses=crosses)
-        if gathers and plan.mesh.tp > 1:
+        if gathers:
             seconds += float(model.seconds("all_gather", whole, receivers))
             gathered = model.wire_bytes("all_gather", whole, receivers)
             up, out = up + gathered[0], out + gathered[1]

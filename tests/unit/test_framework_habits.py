@@ -1,0 +1,58 @@
+"""Habits of frameworks: each field moves the step by what it says, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+import mpsim
+
+LAYERS, MICROBATCHES = 4, 8
+STAGED = {"pp": 2, "tp": 2, "dp": 2}
+
+
+def _step(parallelism: dict[str, object] | None = None, **habits: object):
+    """A small GPT on eight A100 with some habits of its framework changed."""
+    scenario = {
+        "schema": 1,
+        "model": {"hidden": 1024, "layers": LAYERS, "heads": 16, "vocab": 32000},
+        "cluster": {"preset": "dgx-a100-80gb", "nodes": 1},
+        "parallelism": parallelism or {"tp": 1, "pp": 1, "dp": 8},
+        "training": {"global_batch": 8 * MICROBATCHES, "sequence_length": 512},
+        "framework": {"preset": "megatron-2021", "launch_cost": "0 us", **habits},
+    }
+    if parallelism:
+        scenario["training"]["global_batch"] = 2 * MICROBATCHES
+    return mpsim.simulate(mpsim.Scenario.from_mapping(scenario))
+
+
+def _added(result, before, part: str) -> float:
+    return result.breakdown[part] - before.breakdown[part]
+
+
+def test_a_wait_of_a_stage_adds_its_cost_to_every_forward_and_backward():
+    """One stage: 8 microbatches x (forward and backward) x 3 waits x 1 ms = 48 ms of host time."""
+    waits = _step(stage_synchronizations=3, synchronization_cost="1 ms")
+    assert _added(waits, _step(), "host") == pytest.approx(MICROBATCHES * 2 * 3 * 1e-3)
+
+
+def test_hooks_of_a_layer_hold_it_up_like_launches():
+    """100 ms of hooks a pass hide the kernels: 8 microbatches x 4 layers x 2 passes x 100 ms, and the ends."""
+    hooked = _step(layer_host_time="100 ms").summary["step_time_s"]
+    least = MICROBATCHES * LAYERS * 2 * 0.1
+    assert least <= hooked <= least + _step().summary["step_time_s"]
+
+
+def test_two_messages_for_one_tensor_pay_the_latency_twice():
+    """Each exchange of a blocking pipeline is longer by one latency, so the step is longer, by microseconds an exchange."""
+    one, two = (_step(STAGED, send_messages=count).summary["step_time_s"] for count in (1, 2))
+    assert 0 < two - one < 4 * (MICROBATCHES + 2) * 50e-6
+
+
+def test_a_stage_that_rebuilds_its_output_gathers_it_before_each_backward():
+    """Two gathers cost twice what one does, on the stage that has a next one; with sequence parallelism there are none."""
+    before = _step(STAGED)
+    once, twice = (_added(_step(STAGED, stage_gathers=n), before, "exposed_tp") for n in (1, 2))
+    assert once > 0
+    assert twice == pytest.approx(2 * once, rel=1e-6)
+    parallel = {**STAGED, "sequence_parallel": True}
+    assert _step(parallel, stage_gathers=2).summary == _step(parallel).summary
