@@ -2,54 +2,31 @@
 
 Nothing is timed again. A row with a template becomes the template's kernels, each on its own stream, with the waits that the
 template was evaluated with; a row starts when the row before it on the compute stream has ended on every stream.
+
+Shapes: N rows, M templates, X kernels of all rows, Y kernels of all templates; a row without a template is one kernel, *plain*.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.program.csr import Lists, compress, owners
-from mpsim.program.program import Kind, Program, Span, Stream
+from mpsim.program.program import Kind, Program, Span, Stream, Template
 from mpsim.program.template import exits
 
 __all__ = ["expand"]
 
 Ints = NDArray[np.int64]
-Number = TypeVar("Number", np.int8, np.float64)
 
+_AT_ONCE = 2**17  # edges placed at a time: what stays in the processor's cache
 _SPANS = np.zeros(len(Stream), dtype=np.int8)
 _SPANS[Stream.TP], _SPANS[Stream.CP] = Span.TP, Span.CP
 # experts' groups are cut from all ranks of a stage, across its axes: whoever waits for one of them is taken to wait for all
 _SPANS[Stream.EP] = Span.TP | Span.CP | Span.DP
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Lists:
-    """A list of integers a template, CSR; index M stands for rows without a template: one kernel."""
-
-    ptr: Ints
-    value: Ints
-
-    @classmethod
-    def of(cls, lists: list[Ints]) -> _Lists:
-        return cls(
-            np.cumsum([0, *(len(one) for one in lists)]),
-            np.concatenate([*lists, np.zeros(0, np.int64)]),
-        )
-
-    def count(self, template: Ints) -> Ints:
-        return self.ptr[template + 1] - self.ptr[template]
-
-    def spread(self, template: Ints) -> tuple[Ints, Ints]:
-        """For every element of every list of `template`: which of `template`, and the element."""
-        count = self.count(template)
-        which = np.repeat(np.arange(len(template)), count)
-        within = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-        return which, self.value[self.ptr[template[which]] + within]
 
 
 def expand(program: Program) -> Program:
@@ -64,107 +41,164 @@ def expand(program: Program) -> Program:
     Program
         Without templates; engines give it the same step time.
     """
-    count = len(program.templates)
-    template = np.where(program.template < 0, count, program.template).astype(np.int64)
-    single = np.zeros(1, dtype=np.int64)
-    kernels = _Lists.of([*(np.arange(len(one.stream)) for one in program.templates), single])
-    row, kernel = kernels.spread(template)
-    base = np.cumsum(kernels.count(template)) - kernels.count(template)
-    dep_ptr, dep = _edges(program, template, base, len(row))
-    slot_ptr, slot = _slots(program, row, kernel, template, base)
+    tiles = _Tiles(program)
     labels = tuple(
         dict.fromkeys([*program.labels, *(n for one in program.templates for n in one.names)])
     )
-    pick = _Pick(program, template[row], kernel, row)
+    number = {name: i for i, name in enumerate(labels)}
+    label = [
+        np.array([number[n] for n in one.names], dtype=np.int16)[one.name_index]
+        for one in program.templates
+    ]
+    stream = tiles.inside([one.stream for one in program.templates], program.stream)
+    dependencies, slots = tiles.dependencies(), tiles.slots(stream)
     return dataclasses.replace(
         program,
         labels=labels,
-        rank=program.rank[row],
-        stream=pick("stream", program.stream),
-        kind=np.where(
-            pick.has, _kinds(pick("stream", program.stream), program.kind[row]), program.kind[row]
-        ),
-        stage=program.stage[row],
-        chunk=program.chunk[row],
-        microbatch=program.microbatch[row],
-        peer=program.peer[row],
-        label=_labels(program, labels, pick),
-        part=pick("part", program.part),
-        span=np.where(pick.has, _SPANS[pick("stream", program.stream)], program.span[row]),
-        template=np.full(len(row), -1, dtype=np.int32),
-        duration=pick("duration", program.duration),
-        up_bytes=pick("up_bytes", program.up_bytes),
-        out_bytes=pick("out_bytes", program.out_bytes),
-        dep_ptr=dep_ptr,
-        dep=dep,
-        slot_ptr=slot_ptr,
-        slot=slot,
+        rank=tiles.along(program.rank),
+        stream=stream,
+        kind=tiles.kinds(stream),
+        stage=tiles.along(program.stage),
+        chunk=tiles.along(program.chunk),
+        microbatch=tiles.along(program.microbatch),
+        peer=tiles.along(program.peer),
+        label=tiles.inside(label, program.label),
+        part=tiles.inside([one.part for one in program.templates], program.part),
+        span=tiles.inside([_SPANS[one.stream] for one in program.templates], program.span),
+        template=np.full(len(stream), -1, dtype=np.int32),
+        duration=tiles.inside([one.duration for one in program.templates], program.duration),
+        up_bytes=tiles.inside([one.up_bytes for one in program.templates], program.up_bytes),
+        out_bytes=tiles.inside([one.out_bytes for one in program.templates], program.out_bytes),
+        dep_ptr=dependencies.ptr,
+        dep=dependencies.value,
+        slot_ptr=slots.ptr,
+        slot=slots.value,
         templates=(),
     )
 
 
-class _Pick:
-    """Chooses a column from the template where a row has one, else from the row."""
+class _Tiles:
+    """Where the kernels of every row go, and their columns and lists tiled there.
 
-    def __init__(self, program: Program, template: Ints, kernel: Ints, row: Ints) -> None:
-        self._templates = program.templates
-        sizes = [len(one.stream) for one in program.templates]
-        self.index = np.cumsum([0, *sizes])[template] + kernel
-        self.has = template < len(program.templates)
-        self.row = row
+    Parameters
+    ----------
+    program : Program
 
-    def __call__(self, name: str, own: NDArray[Number]) -> NDArray[Number]:
-        columns: list[NDArray[np.float64]] = [getattr(one, name) for one in self._templates]
-        inside = np.concatenate([*columns, np.zeros(1)])[np.where(self.has, self.index, 0)]
-        return np.where(self.has, inside, own[self.row]).astype(own.dtype)
+    Attributes
+    ----------
+    count : int64[N]
+        Kernels of each row.
+    base : int64[N]
+        First of them.
+    place : int64[X]
+        Where each stands among the kernels of all templates; plain rows share the place after the last.
+    single : int64[plain]
+        Kernels that are plain rows.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        size = [len(one.stream) for one in program.templates]
+        self._template = np.where(program.template < 0, len(size), program.template)
+        self._plain = np.flatnonzero(program.template < 0)
+        self.count = np.array([*size, 1], dtype=np.int64)[self._template]
+        self.base = np.cumsum(self.count) - self.count
+        first = np.cumsum([0, *size])[self._template]
+        self.place = np.repeat(first - self.base, self.count)
+        self.place += np.arange(len(self.place))
+        self.single = self.base[self._plain]
+
+    def along(self, column: NDArray[Any]) -> NDArray[Any]:
+        """A column that the kernels of a row share."""
+        return np.repeat(column, self.count)
+
+    def inside(self, columns: list[NDArray[Any]], own: NDArray[Any]) -> NDArray[Any]:
+        """A column that templates have for each kernel; plain rows have their `own`."""
+        table = np.concatenate([*columns, np.zeros(1, own.dtype)]).astype(own.dtype, copy=False)
+        result: NDArray[Any] = table.take(self.place)
+        result[self.single] = own[self._plain]
+        return result
+
+    def kinds(self, stream: NDArray[np.int8]) -> NDArray[np.int8]:
+        """What computes does what its row does; the rest are collectives."""
+        kind = self.along(self._program.kind)
+        kind[stream != Stream.COMPUTE] = Kind.COLLECTIVE
+        kind[self.single] = self._program.kind[self._plain]
+        return kind
+
+    def slots(self, stream: NDArray[np.int8]) -> Lists:
+        """Kernels occupy their own stream of the row's rank; plain rows keep their slots."""
+        program = self._program
+        kept = Lists(program.slot_ptr, program.slot).pick(self._plain)
+        count = np.ones(len(stream), dtype=np.int64)
+        count[self.single] = np.diff(kept.ptr)
+        pointer = np.concatenate([[0], np.cumsum(count)])
+        value = np.repeat(self.along(program.rank) * np.int32(len(Stream)) + stream, count)
+        value[_ranges(pointer[self.single], np.diff(kept.ptr))] = kept.value
+        return Lists(pointer, value)
+
+    def dependencies(self) -> Lists:
+        """Edges inside templates, and from the exits of a row to the entries of the rows that wait for it."""
+        edges = [_edges(one) for one in self._program.templates]
+        waits = self._exits_awaited()
+        awaited = np.diff(waits.ptr)
+        own = np.concatenate([*(np.diff(one.ptr) for one in edges), [0]])
+        count = own.take(self.place)
+        entry, row = self._entries()
+        count[entry] = awaited[row]
+        pointer = np.concatenate([[0], np.cumsum(count)])
+        value = np.empty(int(pointer[-1]), dtype=np.int32)
+        for number, one in enumerate(edges):
+            mine = self.base[self._template == number]
+            # edges of a template lie side by side but for those of its entries, which come from outside
+            target = owners(one.ptr)
+            within = np.arange(len(target)) - one.ptr[target]
+            for begin in _blocks(mine, len(target)):
+                value[pointer[begin[:, None] + target] + within] = begin[:, None] + one.value
+        size = awaited[row]
+        value[_ranges(pointer[entry], size)] = waits.value[_ranges(waits.ptr[row], size)]
+        return Lists(pointer, value)
+
+    def _entries(self) -> tuple[Ints, Ints]:
+        """Kernels that wait for nothing inside their row, and the row of each."""
+        lists = [*(one.entries for one in self._program.templates), np.zeros(1, np.int64)]
+        found = _joined(lists).pick(self._template)
+        row = owners(found.ptr)
+        return self.base[row] + found.value, row
+
+    def _exits_awaited(self) -> Lists:
+        """Kernels that each row waits for: the exits of the rows before it."""
+        before = compress(*self._program.waits([Stream.COMPUTE]), len(self._program))
+        lists = [*(exits(one) for one in self._program.templates), np.zeros(1, np.int64)]
+        ends = _joined(lists).pick(self._template[before.value])
+        size = np.diff(ends.ptr)
+        value = np.repeat(self.base[before.value], size) + ends.value
+        reach = np.concatenate([[0], np.cumsum(size)])
+        return Lists(reach[before.ptr], value.astype(np.int32))
 
 
-def _kinds(stream: NDArray[np.int8], kind: NDArray[np.int8]) -> NDArray[np.int8]:
-    return np.where(stream == Stream.COMPUTE, kind, Kind.COLLECTIVE).astype(np.int8)
-
-
-def _labels(program: Program, labels: tuple[str, ...], pick: _Pick) -> NDArray[np.int16]:
-    place = {name: i for i, name in enumerate(labels)}
-    tables = [
-        np.array([place[n] for n in one.names], dtype=np.int64)[one.name_index]
-        for one in program.templates
-    ]
-    inside = np.concatenate([*tables, np.zeros(1, np.int64)])[np.where(pick.has, pick.index, 0)]
-    return np.where(pick.has, inside, program.label[pick.row]).astype(np.int16)
-
-
-def _edges(program: Program, template: Ints, base: Ints, total: int) -> Lists:
-    """Edges inside templates, and from the exits of a row to the entries of the rows that wait for it."""
-    one = np.zeros(1, dtype=np.int64)
-    owner = _Lists.of(
-        [
-            *(
-                np.repeat(np.arange(len(t.stream)), np.diff(t.before_ptr))
-                for t in program.templates
-            ),
-            one[:0],
-        ]
+def _edges(template: Template) -> Lists:
+    """What each kernel of a template waits for, each once, ascending."""
+    return compress(
+        owners(template.before_ptr.astype(np.int64)),
+        template.before.astype(np.int64),
+        len(template.stream),
     )
-    before = _Lists.of([*(t.before.astype(np.int64) for t in program.templates), one[:0]])
-    which, target = owner.spread(template)
-    _, source = before.spread(template)
-    after_row, before_row = program.waits([Stream.COMPUTE])
-    entries = _Lists.of([*(t.entries for t in program.templates), one])
-    ends = _Lists.of([*(exits(t) for t in program.templates), one])
-    edge, entry = entries.spread(template[after_row])
-    pair, end = ends.spread(template[before_row[edge]])
-    row = np.concatenate([base[which] + target, base[after_row[edge[pair]]] + entry[pair]])
-    on = np.concatenate([base[which] + source, base[before_row[edge[pair]]] + end])
-    return compress(row, on, total)
 
 
-def _slots(program: Program, row: Ints, kernel: Ints, template: Ints, base: Ints) -> Lists:
-    """Kernels occupy their own stream of the row's rank; rows without template keep their slots."""
-    plain = template[row] == len(program.templates)
-    pick = _Pick(program, template[row], kernel, row)
-    own = program.rank[row].astype(np.int64) * len(Stream) + pick("stream", program.stream)
-    owner = owners(program.slot_ptr)
-    kept = template[owner] == len(program.templates)
-    rows = np.concatenate([np.flatnonzero(~plain), base[owner[kept]]])
-    slots = np.concatenate([own[~plain], program.slot[kept]])
-    return compress(rows, slots.astype(np.int64), len(row))
+def _joined(lists: list[Ints]) -> Lists:
+    """Lists one after the other."""
+    pointer = np.cumsum([0, *(len(one) for one in lists)])
+    return Lists(pointer, np.concatenate(lists).astype(np.int32))
+
+
+def _ranges(begin: Ints, size: Ints) -> Ints:
+    """Numbers from each begin on, so many of each."""
+    offset = np.cumsum(size) - size
+    return np.repeat(begin - offset, size) + np.arange(int(size.sum()))
+
+
+def _blocks(rows: Ints, width: int) -> list[Ints]:
+    """Pieces of `rows` so that each has about `_AT_ONCE` elements of so many a row."""
+    step = max(1, _AT_ONCE // max(width, 1))
+    return [rows[begin : begin + step] for begin in range(0, len(rows), step)]

@@ -237,7 +237,9 @@ def _peers(result: Result) -> int:
     streams: set[int] = set()
     for one in program.templates:
         streams |= set(np.unique(one.stream).tolist())
-    axes = {Stream.TP: mesh.tp, Stream.CP: mesh.cp, Stream.EP: mesh.ep, Stream.DP: mesh.dp}
+    if Stream.EP in streams:  # experts' groups are cut from all ranks of a stage
+        return int(program.class_size.max(initial=1))
+    axes = {Stream.TP: mesh.tp, Stream.CP: mesh.cp, Stream.DP: mesh.dp}
     return math.prod(degree for stream, degree in axes.items() if stream in streams)
 
 
