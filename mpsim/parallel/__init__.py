@@ -3,6 +3,7 @@
 from mpsim.parallel.blocks import block_backward, block_forward
 from mpsim.parallel.fused import fused_blocks
 from mpsim.parallel.group import GroupShape
+from mpsim.parallel.imbalance import rank_load
 from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
 from mpsim.parallel.mesh import AXES, EXPERT_AXES, Mesh, spread
 from mpsim.parallel.partition import Stage, partition_layers
@@ -25,6 +26,7 @@ __all__ = [
     "block_forward",
     "fused_blocks",
     "partition_layers",
+    "rank_load",
     "shard",
     "spread",
 ]

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ContextExchange, ExpertOverlap, Framework
 from mpsim.hardware import Cluster
-from mpsim.parallel import Mesh, Routing, Sharding, Stage, partition_layers
+from mpsim.parallel import Mesh, Routing, Sharding, Stage, partition_layers, rank_load
 from mpsim.scenario import Scenario, check
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
-from mpsim.workload import Count, Parameters, Transformer
+from mpsim.workload import Count, Experts, Parameters, Transformer
 
 __all__ = ["Plan", "make_plan"]
 
@@ -148,13 +148,19 @@ class Plan:
         return Routing(
             experts=moe.experts,
             top_k=moe.top_k,
-            load=1.0 if moe.capacity_factor else moe.imbalance,
+            load=self._load(moe),
             capacity=moe.capacity_factor or 1.0,
             dispatch=habits.expert_dispatch,
             overlap=habits.expert_overlap,
             grouped_gemm=habits.grouped_gemm,
             synchronizations=habits.expert_synchronizations,
         )
+
+    def _load(self, moe: Experts) -> float:
+        """Tokens of the busiest rank over the mean; experts with a capacity all compute on that many."""
+        if moe.capacity_factor:
+            return 1.0
+        return moe.imbalance * rank_load(moe.experts, self.mesh.ep, moe.spread)
 
     @property
     def fuses_blocks(self) -> bool:

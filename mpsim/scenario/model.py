@@ -47,6 +47,8 @@ class MixtureOfExperts(Section):
     """Places of an expert over its even share of tokens, all computed, padded or not; 0 or left out, as many as tokens come."""
     imbalance: Annotated[float, Field(ge=1, le=1000)] | None = None
     """Tokens of the busiest rank over the mean; left out, 1."""
+    spread: Annotated[float, Field(ge=0, le=1000)] | None = None
+    """Standard deviation of an expert's tokens over their mean; left out, 0."""
 
 
 class MultiLatentAttention(Section):

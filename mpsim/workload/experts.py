@@ -35,6 +35,9 @@ class Experts:
         0 for dropless routing: as many rows as tokens are sent.
     imbalance : float
         Tokens of the busiest rank over the mean, at least 1.
+    spread : float
+        Standard deviation of an expert's tokens over their mean, at least 0: how busy the busiest rank is then follows from how many
+        experts it has, on top of `imbalance`.
     """
 
     experts: int
@@ -47,6 +50,7 @@ class Experts:
     every: int = 1
     capacity_factor: float = 0.0
     imbalance: float = 1.0
+    spread: float = 0.0
 
     @property
     def shared_features(self) -> int:
@@ -70,6 +74,8 @@ class Experts:
             yield f"moe.top_k is {self.top_k} of {self.experts} experts; needed no more than there are"
         if not self.imbalance >= 1:
             yield f"moe.imbalance is {self.imbalance!r}; the busiest rank has at least the mean, 1"
+        if not self.spread >= 0:
+            yield f"moe.spread is {self.spread!r}; needed 0 (all experts equally popular) or more"
         if not self.capacity_factor >= 0:
             yield f"moe.capacity_factor is {self.capacity_factor!r}; needed 0 (none) or more"
 

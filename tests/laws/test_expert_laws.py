@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mpsim.engine import Timeline, run
 from mpsim.framework import ExpertDispatch, ExpertOverlap
+from mpsim.parallel import rank_load
+from mpsim.parallel.imbalance import expected_maximum
 from mpsim.program import PARTS, Plan, build_program
 from mpsim.program.expand import expand
 from mpsim.program.unfold import unfold
@@ -127,3 +130,29 @@ def test_the_busiest_expert_is_what_a_step_waits_for() -> None:
         return float(run(build_program(plan), "replay").makespan)
 
     assert makespan(1.0) < makespan(1.5) < 1.5 * makespan(1.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([1, 2, 4, 8, 16]), st.floats(0.0, 1.0))
+def test_more_experts_on_a_rank_even_out(ranks: int, spread: float) -> None:
+    """The busiest rank has at least the mean, and no more with four times the experts; half the excess, as deviations go by the root."""
+    few, many = rank_load(16, ranks, spread), rank_load(64, ranks, spread)
+    assert 1.0 <= many <= few <= ranks
+    if few < ranks:
+        np.testing.assert_allclose(many - 1.0, (few - 1.0) / 2.0, atol=1e-12)
+
+
+def test_the_busiest_rank_is_that_of_random_draws() -> None:
+    """16 ranks of 4 experts, spread 0.3: the mean busiest of 4,000 draws of shares that sum to the whole."""
+    shares = 1.0 + 0.3 * np.random.default_rng(0).standard_normal((4000, 16, 4))
+    ranks = shares.sum(axis=2) / shares.sum(axis=(1, 2))[:, None] * 16
+    np.testing.assert_allclose(rank_load(64, 16, 0.3), ranks.max(axis=1).mean(), rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(1, 0.0), (2, 1 / np.sqrt(np.pi)), (3, 1.5 / np.sqrt(np.pi)), (4, 1.02938)],
+)
+def test_expected_maxima_of_normal_numbers_are_the_known_ones(count: int, expected: float) -> None:
+    """Closed forms for 1, 2 and 3; Harter (1961), table 1, for 4."""
+    np.testing.assert_allclose(expected_maximum(count), expected, atol=1e-5)
