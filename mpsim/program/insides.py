@@ -78,14 +78,19 @@ class Insides:
     def _chosen(self) -> NDArray[np.int64]:
         """Variant of every action."""
         orders = self._plan.orders
-        needs = [orders.kind, orders.stage, gathers(self._plan), reduces(self._plan)]
-        keys = np.stack([np.asarray(one, dtype=np.int64) for one in needs])
-        distinct, which = np.unique(keys, axis=1, return_inverse=True)
-        variants = [
-            self._variant(Action(kind), self._plan.stages[stage], bool(gather), bool(reduce))
-            for kind, stage, gather, reduce in distinct.T.tolist()
+        gather, reduce = gathers(self._plan), reduces(self._plan)
+        shape = (len(Action), orders.stages, 2, 2)
+        key = np.ravel_multi_index(
+            (orders.kind, orders.stage, gather.astype(int), reduce.astype(int)), shape
+        )
+        distinct = np.flatnonzero(np.bincount(key))
+        needs = zip(*(one.tolist() for one in np.unravel_index(distinct, shape)), strict=True)
+        table = np.zeros(int(np.prod(shape)), dtype=np.int64)
+        table[distinct] = [
+            self._variant(Action(kind), self._plan.stages[stage], bool(first), bool(last))
+            for kind, stage, first, last in needs
         ]
-        chosen: NDArray[np.int64] = np.array(variants, dtype=np.int64)[which.reshape(-1)]
+        chosen: NDArray[np.int64] = table[key]
         return chosen
 
     def _variant(self, action: Action, stage: Stage, gather: bool, reduce: bool) -> int:
