@@ -21,7 +21,7 @@ def _scenario(name: str, **overrides: object) -> dict[str, object]:
     """Two nodes of four A100, laid out as the preset says it was written for, as far as two nodes allow."""
     suits = framework(name).suits
     pp = 2 if suits.get("parallelism.pp") is None else 1
-    zero = min(int(suits.get("parallelism.zero", 0)), 1)
+    zero = suits.get("parallelism.zero", 0)
     tp = 1 if zero == 3 or pp == 1 else 2
     training = {
         key.removeprefix("training."): value
