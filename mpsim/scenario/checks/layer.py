@@ -44,12 +44,17 @@ def check_mlp(scenario: Scenario) -> list[Problem]:
 
 
 def check_context(scenario: Scenario) -> list[Problem]:
-    """Sequences divide into two chunks for each context-parallel rank (causal balance)."""
+    """Sequences divide among context-parallel ranks, into two chunks each where a causal mask has to be balanced."""
     cp, length = scenario.parallelism.cp, scenario.training.sequence_length
-    if cp == 1 or length % (2 * cp) == 0:
+    whole = scenario.software.tensor.context_exchange is ContextExchange.ULYSSES
+    chunks = 1 if whole or not scenario.transformer.causal else 2
+    if cp == 1 or length % (chunks * cp) == 0:
         return []
-    near = " or ".join(map(str, multiples(length, 2 * cp)))
-    message = f"got {length}, not a multiple of 2 x cp = {2 * cp}; set it to {near}, or change cp"
+    near = " or ".join(map(str, multiples(length, chunks * cp)))
+    times = "cp" if chunks == 1 else f"{chunks} x cp"
+    message = (
+        f"got {length}, not a multiple of {times} = {chunks * cp}; set it to {near}, or change cp"
+    )
     return [Problem(message, key="training.sequence_length")]
 
 
