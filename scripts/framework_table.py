@@ -62,7 +62,7 @@ STATES = {"zero": 1}
 LAYOUTS = (
     Layout("megatron-2021", "tp 8", {"tp": 8}, "full"),
     Layout("megatron-2022", "tp 4, sp", {"tp": 4, "sequence_parallel": True}, "selective"),
-    Layout("zero-bubble-2023", "pp 8, zb-1p", {"pp": 8}, schedule="zb-1p"),
+    Layout("zero-bubble-2023", "tp 4, pp 4, zb-1p", {"tp": 4, "pp": 4}, "selective", "zb-1p"),
     Layout(
         "megatron-core-2023", "tp 2, sp, zero 1", {"tp": 2, "sequence_parallel": True, **STATES}
     ),
@@ -70,6 +70,7 @@ LAYOUTS = (
     Layout("nemo-1-2405", "tp 2, sp, zero 1", {"tp": 2, "sequence_parallel": True, **STATES}),
     Layout("nemo-2-performance", "cp 2, zero 1", {"cp": 2, **STATES}),
     Layout("megatron-bridge", "cp 2, zero 1", {"cp": 2, **STATES}),
+    Layout("megatron-bridge-graph", "cp 2, zero 1", {"cp": 2, **STATES}),
     Layout("megatron-fsdp", "zero 3", SHARDED, "full"),
     Layout("deepspeed-zero1-2021", "zero 1", STATES, "full"),
     Layout("deepspeed-zero1", "zero 1", STATES, "full"),
@@ -88,6 +89,7 @@ LAYOUTS = (
     Layout("fms-fsdp", "zero 3 in a node", {"zero": 3, "shard": 8}, "full"),
     Layout("fairscale-sdp", "zero 2", {"zero": 2}, "full"),
     Layout("fairscale-fsdp", "zero 3", SHARDED, "full"),
+    Layout("torch-ddp", "replicas", {}, "full"),
     Layout("horovod", "replicas", {}, "full"),
     Layout("tf-multiworker-mirrored", "replicas", {}, "full"),
     Layout("internevo-2023", "zero 1", STATES, "full"),
