@@ -197,10 +197,12 @@ class Chains:
         return np.array(end[:-2])
 
 
-def _gates(program: Program, chain: Ints) -> tuple[Ints, Ints]:
+def _gates(program: Program, chain: NDArray[np.int32]) -> tuple[Ints, Ints]:
     """Pairs of (row, row it waits for) that are not in the order of its chain anyway, by row."""
     row, before = program.waits()
     own = ~implied(chain, row, before)
     row, before = row[own], before[own]
+    if not own[len(program.dep) :].any():  # dependencies alone, which come by row
+        return row, before
     order = stable_order(row)
     return row[order], before[order]

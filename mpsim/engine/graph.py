@@ -18,17 +18,17 @@ __all__ = ["chain_of", "deadlock", "describe", "implied", "precedence", "success
 Ints = NDArray[np.int64]
 
 
-def chain_of(program: Program) -> Ints:
+def chain_of(program: Program) -> NDArray[np.int32]:
     """Which chain each row is in: the first slot it occupies, or one of its own."""
-    chain = np.arange(len(program)) + int(program.slot.max(initial=0)) + 1
+    chain = np.arange(len(program), dtype=np.int32) + (int(program.slot.max(initial=0)) + 1)
     has = program.slot_ptr[1:] > program.slot_ptr[:-1]
     chain[has] = program.slot[program.slot_ptr[:-1][has]]
     return chain
 
 
-def implied(chain: Ints, row: Ints, before: Ints) -> NDArray[np.bool_]:
+def implied(chain: NDArray[np.int32], row: Ints, before: Ints) -> NDArray[np.bool_]:
     """Whether each pair (row, row it waits for) follows from the order of the chain."""
-    result: NDArray[np.bool_] = (chain[row] == chain[before]) & (before < row)
+    result: NDArray[np.bool_] = (chain.take(row) == chain.take(before)) & (before < row)
     return result
 
 
