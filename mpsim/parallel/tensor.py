@@ -96,7 +96,7 @@ def _scatters(sharding: Sharding) -> bool:
 
 def _is_partial_sum(operator: Operator) -> bool:
     """Whether every rank holds a partial sum: row GEMMs, and the lookup in a divided table."""
-    return operator.split is Split.ROW or operator.name == "embedding"
+    return operator.split is Split.ROW or operator.name.endswith("embedding")
 
 
 def _is_cut(operator: Operator, sharding: Sharding) -> bool:
@@ -112,7 +112,7 @@ def _is_cut(operator: Operator, sharding: Sharding) -> bool:
 def _output_elements(operator: Operator, sharding: Sharding) -> float:
     if operator.kind is OperatorKind.GEMM:
         return operator.m * operator.n
-    return sharding.tokens * sharding.hidden
+    return operator.sequences * operator.queries * sharding.hidden
 
 
 def _collective(

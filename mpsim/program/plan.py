@@ -145,6 +145,7 @@ class Plan:
         moe, habits = self.model.moe, self.framework.experts
         if moe is None:
             return None
+        shape = self.mesh.expert_shape(("ep",), 0, self.cluster)
         return Routing(
             experts=moe.experts,
             top_k=moe.top_k,
@@ -154,6 +155,7 @@ class Plan:
             overlap=habits.expert_overlap,
             grouped_gemm=habits.grouped_gemm,
             synchronizations=habits.expert_synchronizations,
+            domains=shape.domains if shape.domains * shape.per_domain == shape.ranks else 1,
         )
 
     def _load(self, moe: Experts) -> float:
@@ -209,8 +211,8 @@ class Plan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Of the whole job."""
-        return self.global_batch * self.sequence_length
+        """Of the whole job, those of decoders included."""
+        return self.global_batch * (self.sequence_length + self.model.decoder_length)
 
     @functools.cached_property
     def resident_parameters(self) -> Parameters:

@@ -91,7 +91,7 @@ def _cast(
 
 def _is_linear(one: Operator) -> bool:
     """Whether it multiplies by weights: projections, and experts with one kernel for all."""
-    linear = one.kind is OperatorKind.GEMM and one.split in (Split.COLUMN, Split.ROW, Split.EXPERT)
+    linear = one.kind is OperatorKind.GEMM and one.split is not Split.TENSOR
     return linear or one.kind is OperatorKind.GROUPED_GEMM
 
 
@@ -102,7 +102,8 @@ def _quantise(one: Operator, casting: Casting, wide_bytes: float) -> Operator:
     experts are.
     """
     forward = one.phase is Phase.FORWARD
-    inside = Split.TENSOR if (one.split is Split.ROW) == forward else Split.SEQUENCE
+    row, column = one.split is Split.ROW, one.split is Split.COLUMN
+    inside = Split.TENSOR if (row if forward else column) else Split.SEQUENCE
     return Operator(
         name=f"quantise {one.name} {'input' if forward else 'gradient'}",
         kind=OperatorKind.QUANTISE,

@@ -148,10 +148,13 @@ def _embedding(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterat
     elements = tokens.count * model.hidden
     size = lowering.activation_bytes
     labels = float(LABEL_BYTES * tokens.count)
-    yield _lookup("embedding", (2 * size * elements, elements), elements, lowering, labels)
+    yield _lookup(
+        "embedding", (2 * size * elements, elements), tokens, model.hidden, lowering, labels
+    )
     if model.positions == "learned":
         rows = tokens.queries * model.hidden  # the same for every sequence
-        yield _lookup("positions", (size * (2 * elements + rows), rows), elements, lowering, 0.0)
+        moved = size * (2 * elements + rows)
+        yield _lookup("positions", (moved, rows), tokens, model.hidden, lowering, 0.0)
     if model.embedding_norm:
         yield _embedding_norm(model, lowering, tokens)
     if model.dropout:
@@ -174,7 +177,12 @@ def _embedding_norm(model: Transformer, lowering: Lowering, tokens: Tokens) -> S
 
 
 def _lookup(
-    name: str, traffic: tuple[int, int], elements: int, lowering: Lowering, labels: float
+    name: str,
+    traffic: tuple[int, int],
+    tokens: Tokens,
+    hidden: int,
+    lowering: Lowering,
+    labels: float,
 ) -> Step:
     """Build a table lookup; `traffic` is bytes forward and elements of the table's gradient."""
     moved, updated = traffic
@@ -183,6 +191,8 @@ def _lookup(
         name=name,
         kind=OperatorKind.EMBEDDING,
         phase=Phase.FORWARD,
+        sequences=tokens.sequences,
+        queries=tokens.queries,
         bytes=moved + labels,
         saved_for_weight=labels,
     )
@@ -190,7 +200,9 @@ def _lookup(
         name=name,
         kind=OperatorKind.EMBEDDING,
         phase=Phase.WEIGHT_GRADIENT,
-        bytes=lowering.activation_bytes * elements + labels + 2 * accumulate * updated,
+        sequences=tokens.sequences,
+        queries=tokens.queries,
+        bytes=lowering.activation_bytes * tokens.count * hidden + labels + 2 * accumulate * updated,
         accumulate_bytes=accumulate,
     )
     return Step(forward, (backward,))

@@ -71,7 +71,8 @@ class Operator:
     sharded_dim : str
         ``"m"``, ``"n"``, ``"k"``, ``"batch"`` or ``""``: the GEMM dimension that tensor parallelism divides.
     heads, kv_heads, head_dim, head_dim_v, queries, keys, sequences : int
-        Shape of a fused attention kernel; `queries` and `keys` are sequence lengths, `sequences` the batch.
+        Shape of a fused attention kernel; `queries` and `keys` are sequence lengths, `sequences` the batch. A lookup in a table has
+        the last and `queries` too.
     causal : bool
         Whether the kernel skips the masked half (time); FLOPs are counted in full either way.
     window : int

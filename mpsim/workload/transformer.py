@@ -248,8 +248,8 @@ class Lowering:
     fused_bias_activation, fused_bias_dropout_add : bool
         One kernel each, or one kernel an operation.
     merged_qkv : bool
-        Whether queries, keys and values are one tensor, all of which is kept because the values are a view of it (Megatron), also
-        where queries and keys are changed afterwards; else each is a tensor (torchtitan).
+        Whether queries, keys and values are one tensor, all of which is kept because the values are a view of it, also
+        where queries and keys are changed afterwards; else each is a tensor.
     weighted_activation : bool
         Whether the weights of routed experts enter in their activation, so that their output need not be kept, or after the experts.
     activation_bytes : int

@@ -321,6 +321,8 @@ MOE = {"model": {"preset": "gpt3-175b", "moe": {"experts": 16, "top_k": 2, "ffn_
         ("check_mlp", "parallelism.tp", {"model": {"preset": "gpt3-175b", "ffn_hidden": 4097}}),
         ("check_context", "training.sequence_length", {"parallelism": {"tp": 8, "pp": 8, "cp": 2}, "training": {"global_batch": 128, "sequence_length": 2046}}),
         ("check_sequence", "training.sequence_length", {"parallelism": {"tp": 8, "pp": 16, "sequence_parallel": True}, "training": {"global_batch": 128, "sequence_length": 2044}}),
+        ("check_stacks", "parallelism.pp", {"model": "t5-11b", "parallelism": {"tp": 8, "pp": 2}}),
+        ("check_stacks", "parallelism.cp", {"model": "t5-11b", "parallelism": {"tp": 8, "cp": 2}}),
         ("check_experts", "parallelism.ep", {"parallelism": {"tp": 8, "pp": 16, "ep": 2}}),
         ("check_experts", "parallelism.etp", {"parallelism": {"tp": 8, "pp": 16, "etp": 2}}),
         ("check_experts", "parallelism.ep", {**MOE, "parallelism": {"tp": 1, "pp": 16, "ep": 3}}),

@@ -34,6 +34,7 @@ from mpsim.scenario.checks.schedule import (
     check_virtual_stages,
 )
 from mpsim.scenario.checks.simulation import check_network
+from mpsim.scenario.checks.stacks import check_stacks
 from mpsim.scenario.checks.training import check_batch, check_precision
 from mpsim.scenario.checks.variants import check_overrides, check_sweep
 
@@ -63,6 +64,7 @@ __all__ = [
     "check_sequence",
     "check_shard",
     "check_size",
+    "check_stacks",
     "check_stages",
     "check_sweep",
     "check_tensor_overlap",
@@ -81,6 +83,7 @@ CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
     check_virtual_stages,
     check_schedule_file,
     check_stages,
+    check_stacks,
     check_heads,
     check_mlp,
     check_context,
