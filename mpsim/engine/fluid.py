@@ -170,7 +170,7 @@ class Fluid:
                 continue
             flow.settle(now)
             flow.speed = speed
-            flow.end = math.ceil(now + flow.remaining / speed)
+            flow.end = float(math.ceil(now + flow.remaining / speed))
             heapq.heappush(self._ends, (flow.end, flow.key))
 
     def _component(self, touched: Iterable[_Flow]) -> list[_Flow]:
