@@ -127,19 +127,31 @@ def split_shared(operators: Sequence[Operator]) -> tuple[list[Operator], list[Op
 def sent_tokens(sharding: Sharding) -> float:
     """Copies of tokens that the busiest rank hands to an all-to-all, those for its own experts included.
 
-    Notes
-    -----
-    One for each of a token's experts; a fused kernel sends one to each *rank* that has any of them: with E experts, L of them on a rank,
-    a rank has none of a token's k with probability ``C(E - L, k) / C(E, k)``.
+    One for each of a token's experts; a fused kernel sends one to each rank that has any of them.
     """
     routing = _routing(sharding)
-    mine = sharding.tokens / sharding.tp
-    copies = float(routing.top_k)
-    if routing.dispatch is ExpertDispatch.FUSED:
-        elsewhere = routing.experts - routing.experts // sharding.ep
-        none = math.comb(elsewhere, routing.top_k) / math.comb(routing.experts, routing.top_k)
-        copies = sharding.ep * (1.0 - none)
-    return mine * copies * routing.capacity * routing.load
+    fused = routing.dispatch is ExpertDispatch.FUSED
+    copies = _reached(routing, sharding.ep) if fused else float(routing.top_k)
+    return sharding.tokens / sharding.tp * copies * routing.capacity * routing.load
+
+
+def _tokens_across(sharding: Sharding) -> float:
+    """Copies that a fused kernel sends between domains, its own included: one to each domain that has any of a token's experts."""
+    routing = _routing(sharding)
+    if routing.dispatch is not ExpertDispatch.FUSED or routing.domains == 1:
+        return 0.0
+    copies = _reached(routing, routing.domains)
+    return sharding.tokens / sharding.tp * copies * routing.capacity * routing.load
+
+
+def _reached(routing: Routing, places: int) -> float:
+    """How many of `places` with equal shares of the experts have any of a token's experts, on average.
+
+    Of E experts a place has L, and none of a token's k with probability ``C(E - L, k) / C(E, k)``.
+    """
+    elsewhere = routing.experts - routing.experts // places
+    none = math.comb(elsewhere, routing.top_k) / math.comb(routing.experts, routing.top_k)
+    return places * (1.0 - none)
 
 
 def _routing(sharding: Sharding) -> Routing:
@@ -219,8 +231,9 @@ def _exchange(name: str, phase: Phase, sharding: Sharding) -> list[Communication
     """The all-to-all between ranks with different experts."""
     if sharding.ep == 1:
         return []
-    size = sent_tokens(sharding) * sharding.hidden * sharding.activation_bytes
-    return [_tagged(f"{name} all-to-all", "ep", "all_to_all", size, phase)]
+    token = sharding.hidden * sharding.activation_bytes
+    sent = _tagged(f"{name} all-to-all", "ep", "all_to_all", sent_tokens(sharding) * token, phase)
+    return [dataclasses.replace(sent, across=_tokens_across(sharding) * token)]
 
 
 def _over_etp(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:

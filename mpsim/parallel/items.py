@@ -44,6 +44,9 @@ class Communication:
         What kernels that wait for it name in `Compute.needs`.
     needs : set of str
         Tags of collectives that must have ended before it starts, beyond those of its own axis.
+    across : float
+        Of an all-to-all that enters every scale-up domain once and is passed on inside: what one rank sends to its peers in other
+        domains, with its own part; `size` is then what it sends inside. 0 for all others [B].
     """
 
     name: str
@@ -55,6 +58,7 @@ class Communication:
     recompute: bool = False
     tag: str = ""
     needs: frozenset[str] = frozenset()
+    across: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

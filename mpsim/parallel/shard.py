@@ -30,6 +30,8 @@ class Routing:
         One kernel for all local experts, or one each.
     synchronizations : int
         Times a forward waits for the device to know its token counts.
+    domains : int
+        Scale-up domains that an expert-parallel group spans with as many ranks in each; 1 also where they are uneven.
     """
 
     experts: int
@@ -40,6 +42,7 @@ class Routing:
     overlap: ExpertOverlap = ExpertOverlap.NONE
     grouped_gemm: bool = True
     synchronizations: int = 0
+    domains: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

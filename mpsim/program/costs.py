@@ -163,5 +163,20 @@ class StageCosts:
         if item.kind == "send":
             out = item.size * group.domains / group.ranks if group.crosses else 0.0
             return float(model.send(item.size, crosses=group.crosses)), item.size - out, out
+        if item.across:
+            return self._twice(item, group)
         up, out = model.wire_bytes(item.kind, item.size, group)
         return float(model.seconds(item.kind, item.size, group)), float(up), float(out)
+
+    def _twice(self, item: Communication, group: GroupShape) -> tuple[float, float, float]:
+        """An all-to-all between the peers of each domain, beside one inside that passes on what arrives."""
+        model = self._costs.collectives
+        inside = GroupShape(group.per_domain, group.per_domain, 1)
+        across = GroupShape(group.domains, 1, group.domains)
+        slower = max(
+            model.seconds(item.kind, item.size, inside),
+            model.seconds(item.kind, item.across, across),
+        )
+        up, _ = model.wire_bytes(item.kind, item.size, inside)
+        out = item.across * (1.0 - 1.0 / group.domains)
+        return float(slower), float(up), float(out)

@@ -208,3 +208,14 @@ def test_a_fused_block_sends_in_turn_and_computes_in_turn() -> None:
         "combine all-to-all",
     ]
     assert {one.waits for one in sent} == {Waits.TAGGED}
+
+
+def test_a_fused_dispatch_enters_every_domain_once() -> None:
+    """16 experts, top 2, ep 4 in two domains: a token reaches 2 (1 - C(8,2)/C(16,2)) domains and 4 (1 - C(12,2)/C(16,2)) ranks."""
+    sharding = _sharding({"dispatch": ExpertDispatch.FUSED, "domains": 2})
+    sent = [one for one in block_forward(LAYER, sharding) if isinstance(one, Communication)]
+    whole = TOKENS * HIDDEN * 2
+    assert [one.size / whole for one in sent] == pytest.approx([4 * (1 - 66 / 120)] * 2)
+    assert [one.across / whole for one in sent] == pytest.approx([2 * (1 - 28 / 120)] * 2)
+    plain = block_forward(LAYER, _sharding({"domains": 2}))
+    assert not any(one.across for one in plain if isinstance(one, Communication))
