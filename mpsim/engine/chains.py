@@ -200,9 +200,9 @@ class Chains:
 def _gates(program: Program, chain: NDArray[np.int32]) -> tuple[Ints, Ints]:
     """Pairs of (row, row it waits for) that are not in the order of its chain anyway, by row."""
     row, before = program.waits()
-    own = ~implied(chain, row, before)
-    row, before = row[own], before[own]
-    if not own[len(program.dep) :].any():  # dependencies alone, which come by row
+    own = np.flatnonzero(~implied(chain, row, before))
+    row, before = row.take(own), before.take(own)
+    if not len(own) or own[-1] < len(program.dep):  # dependencies alone, which come by row
         return row, before
     order = stable_order(row)
-    return row[order], before[order]
+    return row.take(order), before.take(order)

@@ -45,7 +45,9 @@ def compress(row: NDArray[np.int64], value: NDArray[np.int64], count: int) -> Li
     key = row << bits | value
     if not (key[1:] > key[:-1]).all():
         key.sort(kind="stable")  # pairs come in long runs, which it merges
-        key = key[np.append(key[1:] != key[:-1], True)[: len(key)]]
+        again = key[1:] == key[:-1]
+        if again.any():
+            key = np.delete(key, np.flatnonzero(again))
     pointer = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(np.bincount(key >> bits, minlength=count), out=pointer[1:])
     return Lists(pointer, (key & ((1 << bits) - 1)).astype(np.int32))

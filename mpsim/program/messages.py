@@ -94,9 +94,9 @@ def add_messages(
     out, into = _channels(direction, source, target, orders.pp)
     ids = np.empty(len(order), dtype=np.int64)
     for which, label in enumerate(("send activation", "send gradient")):
-        mine = direction == which
+        mine = np.flatnonzero(direction == which)
         ids[mine] = rows.add(
-            int(mine.sum()),
+            len(mine),
             rank=source[mine],
             stream=out[mine],
             kind=Kind.SEND,
@@ -170,5 +170,6 @@ def _channels(
             [(Stream.SEND_NEXT_BACK, Stream.RECV_PREV_BACK), (Stream.SEND_PREV, Stream.RECV_NEXT)],
         ]
     )
-    chosen = streams[direction, usual.astype(np.int64)]
-    return chosen[:, 0], chosen[:, 1]
+    pair = 2 * direction + usual
+    out, into = streams.reshape(4, 2).T.copy()
+    return out.take(pair), into.take(pair)

@@ -8,6 +8,7 @@ a stage's action is its blocks end to end, and equal layers need to be evaluated
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -314,17 +315,21 @@ def exits(template: Template) -> NDArray[np.int64]:
 
 def _joined_edges(templates: Sequence[Template]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Edges of blocks end to end: what waited for nothing now waits for the exits of the block before."""
-    counts, edges, at = [], [], 0
+    counts, at = [], 0
+    edges: list[NDArray[Any]] = []
     previous: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+    ends = {id(block): exits(block) for block in templates}
     for block in templates:
         own = np.diff(block.before_ptr)
-        is_entry = own == 0
-        counts.append(np.where(is_entry, len(previous), own))
-        pieces = np.split(block.before + at, block.before_ptr[1:-1]) if len(own) else []
-        edges += [
-            previous if entry else piece for piece, entry in zip(pieces, is_entry, strict=True)
-        ]
-        previous = exits(block) + at
+        entries = np.flatnonzero(own == 0)
+        counts.append(own)
+        counts[-1][entries] = len(previous)
+        # between two entries lies what the kernels from the one to the other wait for
+        cuts = [0, *block.before_ptr[entries].tolist(), len(block.before)]
+        edges.append(block.before[: cuts[1]] + at)
+        for begin, end in itertools.pairwise(cuts[1:]):
+            edges += [previous, block.before[begin:end] + at]
+        previous = ends[id(block)] + at
         at += len(own)
     pointer = np.cumsum(np.concatenate([[0], *counts])).astype(np.int32)
     return pointer, np.concatenate([np.zeros(0, dtype=np.int64), *edges]).astype(np.int32)
