@@ -24,7 +24,7 @@ from mpsim.parallel.experts import (
 from mpsim.parallel.items import Compute, Item
 from mpsim.parallel.shard import Sharding
 from mpsim.parallel.tensor import backward_items, forward_items, norm_items
-from mpsim.workload import Expansion, Operator, OperatorKind, Phase
+from mpsim.workload import Expansion, Operator, Phase
 
 __all__ = ["block_backward", "block_forward"]
 
@@ -64,8 +64,7 @@ def block_forward(
 
     items: list[Item] = []
     if any(run.part is _Part.CORE for run in runs):
-        first = next(one for one in expansion.forward if one.kind is OperatorKind.NORM)
-        items += norm_items(first, sharding, recompute=recompute)
+        items += norm_items(expansion.forward[0], sharding, recompute=recompute)
     shared = _hidden_shared(expansion.forward, sharding)
     for before, run in _with_previous(runs):
         if run.part is _Part.CORE:
