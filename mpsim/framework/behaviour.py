@@ -210,6 +210,9 @@ class DataBehaviour:
         backward (torch.distributed.pipelining), whatever `reshard_after_forward` and `defer_reduction` say.
     zero_limit, pipeline_zero_limit : int
         Highest stage of sharding (`parallelism.zero`) that the stack has, and that it has with several pipeline stages.
+    gather_rank_time : float
+        What the gather of a unit takes longer for each rank that it reaches: views and copies of a collective whose output is
+        a list of tensors [s].
     gather_copy_traffic, reduce_copy_traffic : float
         Memory traffic on the compute stream to lay out a gathered unit, and before reducing one [B per parameter].
     accumulation_traffic : float
@@ -240,6 +243,7 @@ class DataBehaviour:
     pipeline_unsharded: bool = True
     zero_limit: int = 3
     pipeline_zero_limit: int = 3
+    gather_rank_time: float = 0.0
     gather_copy_traffic: float = 0.0
     reduce_copy_traffic: float = 0.0
     accumulation_traffic: float = 0.0

@@ -132,6 +132,7 @@ DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
         "layer_host_time": Dimension.TIME,
         "synchronization_cost": Dimension.TIME,
         "fusion_cycle": Dimension.TIME,
+        "gather_rank_time": Dimension.TIME,
         "step_overhead": Dimension.TIME,
     }
 )

@@ -125,6 +125,7 @@ class _Adder:
             amount * each,
             rank=these.rank[chosen],
             stage=these.stage[chosen],
+            more=np.where(gather, plan.framework.data.gather_rank_time * peers.sharers, 0.0),
         )
 
     def _start(self, ids: Ints, chosen: Ints, start: Ints, copies: Copies, cycles: Ints) -> None:
@@ -225,6 +226,7 @@ def add_collectives(
     *,
     rank: Ints,
     stage: Ints,
+    more: Floats | float = 0.0,
 ) -> Ints:
     """Append collectives of peers, each on the communicator of its rank.
 
@@ -238,6 +240,8 @@ def add_collectives(
     size : float64[E]
         Whole tensor [B].
     rank, stage : int64[E]
+    more : float64[E]
+        Time each takes beyond the collective itself [s].
     """
     seconds, up, out = np.zeros((3, len(size)))
     for kind in np.unique(kinds).tolist():
@@ -257,7 +261,7 @@ def add_collectives(
         part=_EXPOSED_DP,
         span=Span.DP | Span.CP,
         stage=stage,
-        duration=ticks(seconds),
+        duration=ticks(seconds + more),
         up_bytes=up,
         out_bytes=out,
         label=np.array([_LABELS[kind] + peers.name for kind in kinds.tolist()]),
