@@ -107,7 +107,9 @@ def _kernel(text: str | None, asked: Asked) -> tuple[dict[str, object], Iterable
     if asks.optimizer_parameters:
         traffic = framework("megatron-core").optimizer.optimizer_traffic
         moved = traffic * asks.optimizer_parameters
-        time = optimizer_seconds(asks.optimizer_parameters, traffic, chip.memory_bandwidth)
+        time = optimizer_seconds(
+            asks.optimizer_parameters, traffic, chip.memory_bandwidth, chip.calibration
+        )
     figures: dict[str, object] = {
         "accelerator": chip.name,
         "kernel": f"{name}={value}",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
+from mpsim.cost.constants import ConstantGroup, calibrated_groups, choose_group
 from mpsim.cost.formulas import Floats, attention_pairs, attention_seconds
 from mpsim.framework.framework import ATTENTION_KERNELS
 from mpsim.hardware.components import Accelerator
@@ -104,11 +104,15 @@ class AttentionModel:
         few_heads: bool,
         use: Use,
     ) -> None:
-        groups = constant_groups("kernels")
+        measured = accelerator.calibration
+        groups = calibrated_groups("kernels", measured)
         name, family = accelerator.name, accelerator.family
-        group = choose_group("kernels", f"attention_{kernel}", name, family)
+        group = choose_group("kernels", f"attention_{kernel}", name, family, measured)
         forward = groups.get(f"forward_{kernel}.{name}")
-        if precision not in _HALF:
+        own = measured is not None and any(measured.under(f"kernels.attention_{kernel}"))
+        if own:
+            forward = None  # what was measured holds both passes
+        if precision not in _HALF and not own:
             group = group.demoted(f"16-bit rates scaled to the peak of {precision}")
             forward = None
         self._group, self._forward_group, self._use = group, forward, use

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.cost.constants import Constant
-from mpsim.cost.curves import CollectiveCurves
+from mpsim.cost.curves import CollectiveCurves, machine_curves
 from mpsim.cost.ledger import Ledger
 from mpsim.cost.libraries import FittedLibrary, make_library
 from mpsim.cost.pairs import equal_share
@@ -64,7 +64,7 @@ class CollectiveModel:
     library : str or None
         Communication library (`mpsim.cost.libraries.library_names`); None for the one that the accelerators' vendor ships.
     curves : CollectiveCurves or None
-        Measured curves, which count instead of the model wherever they reach.
+        Measured curves, which count instead of the model wherever they reach; left out, those of a calibrated cluster.
 
     Raises
     ------
@@ -87,7 +87,7 @@ class CollectiveModel:
         for link in (cluster.node.scale_up, cluster.node.nic):
             self._ledger.note_link(link)
         self.library = make_library(library, cluster, self._ledger, loaded=loaded)
-        self.curves = curves
+        self.curves = curves or machine_curves(cluster.calibration, self.library.name)
         if curves is not None:
             curves.check_made_for(self.library.name, cluster.accelerator.name)
 

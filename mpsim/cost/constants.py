@@ -15,18 +15,21 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mpsim.document import read_shipped
 from mpsim.errors import HardwareError
+from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.components import Accelerator, Link, source_of
 
 __all__ = [
     "Constant",
     "ConstantGroup",
     "Status",
+    "calibrated_groups",
     "choose_group",
     "constant_groups",
     "hardware_constant",
 ]
 
 _PACKAGE = "mpsim.cost.data"
+_RATE = "rate_full_"
 _DATED = re.compile(r"(?P<source>.*) \((?P<as_of>\d{4}-\d{2}(?:-\d{2})?)\)", re.DOTALL)
 
 
@@ -166,7 +169,41 @@ def _strings(value: object) -> tuple[str, ...]:
     return tuple(str(item) for item in value)
 
 
-def choose_group(stem: str, prefix: str, name: str, family: str) -> ConstantGroup:
+def calibrated_groups(stem: str, calibration: Calibration | None) -> Mapping[str, ConstantGroup]:
+    """Every group of the data file `stem`, with what was measured on a machine in place of what ships."""
+    groups = constant_groups(stem)
+    if calibration is None:
+        return groups
+    return {name: _calibrated(group, stem, name, calibration) for name, group in groups.items()}
+
+
+def _calibrated(
+    group: ConstantGroup, stem: str, name: str, calibration: Calibration
+) -> ConstantGroup:
+    """`group` with the constants that the calibration has under `name`."""
+    measured = {
+        leaf: Constant(
+            f"{stem}.{name}.{leaf}",
+            fitted.value,
+            fitted.unit,
+            calibration.source,
+            calibration.as_of,
+            Status.CALIBRATED,
+        )
+        for leaf, fitted in calibration.under(f"{stem}.{name}")
+    }
+    if not measured:
+        return group
+    words = dict(group.words)
+    widths = sorted(int(leaf.rpartition("_")[2]) for leaf in measured if leaf.startswith(_RATE))
+    if widths:
+        words["head_dims"] = tuple(map(str, widths))
+    return dataclasses.replace(group, constants={**group.constants, **measured}, words=words)
+
+
+def choose_group(
+    stem: str, prefix: str, name: str, family: str, calibration: Calibration | None = None
+) -> ConstantGroup:
     """The group under `prefix` for this hardware: by name, then by family, then the one for all the rest.
 
     Parameters
@@ -175,12 +212,19 @@ def choose_group(stem: str, prefix: str, name: str, family: str) -> ConstantGrou
         Data file, and the first part of the group's name.
     name, family : str
         Of the hardware.
+    calibration : Calibration, optional
+        Its constants called ``stem.prefix.leaf`` take the place of those of the group.
 
     Returns
     -------
     ConstantGroup
         Labelled `Status.FAMILY_DEFAULT` unless a pattern names the hardware itself.
     """
+    found = _chosen_group(stem, prefix, name, family)
+    return found if calibration is None else _calibrated(found, stem, prefix, calibration)
+
+
+def _chosen_group(stem: str, prefix: str, name: str, family: str) -> ConstantGroup:
     groups = [g for key, g in constant_groups(stem).items() if key.startswith(prefix + ".")]
     for group in groups:
         if group.matches(name):
@@ -193,15 +237,18 @@ def choose_group(stem: str, prefix: str, name: str, family: str) -> ConstantGrou
 
 
 def hardware_constant(item: Accelerator | Link, figure: str, value: float, unit: str) -> Constant:
-    """A figure of the hardware catalog as a constant: datasheet, or a family default where it is only recalled."""
+    """A figure of the hardware catalog as a constant: datasheet, or a family default where it is only recalled, calibrated where it was measured."""
     source = source_of(item, figure)
     dated = _DATED.fullmatch(source)
     recalled = source.startswith("recalled") or not source
+    status = Status.FAMILY_DEFAULT if recalled and source else Status.DATASHEET
+    if source.startswith("measured"):
+        status = Status.CALIBRATED
     return Constant(
         f"hardware.{item.name}.{figure}",
         value,
         unit,
         dated["source"] if dated else source or "given by the scenario",
         dated["as_of"] if dated else "",
-        Status.FAMILY_DEFAULT if recalled and source else Status.DATASHEET,
+        status,
     )

@@ -25,9 +25,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpsim.cost.constants import Constant, Status
 from mpsim.errors import CalibrationError
+from mpsim.hardware.calibrated import Calibration
 from mpsim.parallel.group import GroupShape
 
-__all__ = ["CollectiveCurves", "Curve", "Reading", "load_curves"]
+__all__ = [
+    "CollectiveCurves",
+    "Curve",
+    "Reading",
+    "kernel_reading",
+    "load_curves",
+    "machine_curves",
+]
 
 Floats = NDArray[np.float64]
 Place = tuple[str, int, int]
@@ -254,6 +262,37 @@ class CollectiveCurves:
         source = f"{about}: {self.source} ({self.name})"
         constant = Constant(name, points, "1", source, self.as_of, status)
         return Reading(pair, weight, about, constant)
+
+
+def kernel_reading(calibration: Calibration | None, kind: str, phase: str) -> Reading | None:
+    """What a calibration says about memory-bound kernels of a kind and a phase, by bytes moved; None where it has no curve of them."""
+    found = calibration.kernel_curve(kind, phase) if calibration else None
+    if calibration is None or found is None:
+        return None
+    name = f"calibration.kernels.{kind}.{found.phase}.points"
+    constant = Constant(
+        name,
+        float(len(found.sizes)),
+        "1",
+        calibration.source,
+        calibration.as_of,
+        Status.CALIBRATED,
+    )
+    about = f"measured {kind} {found.phase}"
+    return Reading((Curve(found.sizes, found.times),), 0.0, about, constant)
+
+
+def machine_curves(calibration: Calibration | None, library: str) -> CollectiveCurves | None:
+    """The curves of collectives that were measured on a machine with `library`; None where there are none."""
+    if calibration is None or not calibration.collectives or calibration.library != library:
+        return None
+    curves = {
+        (one.kind, one.ranks, one.domains): Curve(one.sizes, one.times)
+        for one in calibration.collectives
+    }
+    return CollectiveCurves(
+        calibration.name, calibration.source, calibration.as_of, curves, calibration.library
+    )
 
 
 def load_curves(path: str | Path) -> CollectiveCurves:

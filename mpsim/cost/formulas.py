@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.cost.constants import constant_groups
+from mpsim.hardware.calibrated import Calibration
 
 __all__ = [
     "GemmConstants",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+_OPTIMIZER_FRACTION = "kernels.optimizer.fraction"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +248,10 @@ def memory_seconds(
 
 
 def optimizer_seconds(
-    owned_parameters: float, bytes_per_parameter: float, bandwidth: float
+    owned_parameters: float,
+    bytes_per_parameter: float,
+    bandwidth: float,
+    calibration: Calibration | None = None,
 ) -> float:
     """Time of one optimizer step over the parameters a rank owns.
 
@@ -258,12 +263,15 @@ def optimizer_seconds(
         Read and written (28 for a fused Adam with bf16 gradients and fp32 state, up to 40) [B].
     bandwidth : float
         Device memory [B/s].
+    calibration : Calibration, optional
+        Of the accelerator; its fraction counts.
 
     Notes
     -----
     ``owned_parameters * bytes_per_parameter / (0.8 bandwidth)``; 0.8 is an estimate (``kernels.optimizer.fraction``).
     """
-    fraction = constant_groups("kernels")["optimizer"].value("fraction")
+    measured = calibration.value(_OPTIMIZER_FRACTION) if calibration else None
+    fraction = measured or constant_groups("kernels")["optimizer"].value("fraction")
     return owned_parameters * bytes_per_parameter / (fraction * bandwidth)
 
 

@@ -14,10 +14,11 @@ from mpsim.cost.attention import ATTENTION_CHARTS, AttentionModel, AttentionWork
 from mpsim.cost.constants import (
     Constant,
     ConstantGroup,
+    calibrated_groups,
     choose_group,
-    constant_groups,
     hardware_constant,
 )
+from mpsim.cost.curves import kernel_reading
 from mpsim.cost.formulas import (
     Floats,
     GemmConstants,
@@ -100,7 +101,8 @@ class KernelModel:
         self.precision = precision
         self.eager_factor = eager_factor
         self._used: dict[str, Constant] = {}
-        self._rules = constant_groups("kernels")
+        measured = accelerator.calibration
+        self._rules = calibrated_groups("kernels", measured)
         self._hot = clocks == "sustained"
         self._level = self._power_level(self._rules["power.h100-low"]) if self._hot else 1.0
         wide = _WIDE if precision in _NARROW else precision
@@ -121,7 +123,9 @@ class KernelModel:
         waves = self._rules.get(f"waves.{accelerator.family}")
         self._waves = waves if waves and waves.matches(accelerator.name) and not self._hot else None
         self._casting = casting(precision, accelerator, self._use)
-        self._tiles = choose_group("kernels", "occupancy", accelerator.name, accelerator.family)
+        self._tiles = choose_group(
+            "kernels", "occupancy", accelerator.name, accelerator.family, measured
+        )
         self._bandwidth = accelerator.memory_bandwidth
         self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))
         self._seen: dict[Shape, float] = {}
@@ -186,7 +190,8 @@ class KernelModel:
         return peak
 
     def _gemm_constants(self, precision: str) -> GemmConstants:
-        group = choose_group("kernels", "gemm", self.accelerator.name, self.accelerator.family)
+        chip = self.accelerator
+        group = choose_group("kernels", "gemm", chip.name, chip.family, chip.calibration)
         shape = {
             leaf: self._use(
                 group, leaf if self._hot or f"burst_{leaf}" not in group else f"burst_{leaf}"
@@ -293,16 +298,28 @@ class KernelModel:
         return self._attention.seconds(work)
 
     def _streams(self, operators: Sequence[Operator]) -> Floats:
-        (moved,) = _columns(operators, "bytes")
-        return self._stream_seconds(operators[0].kind, moved)
+        """Memory-bound kernels of one kind, pass by pass: backward ones may have a measured curve of their own."""
+        times = np.empty(len(operators))
+        for phase in dict.fromkeys(one.phase for one in operators):
+            rows = [row for row, one in enumerate(operators) if one.phase is phase]
+            (moved,) = _columns([operators[row] for row in rows], "bytes")
+            times[rows] = self._stream_seconds(operators[0].kind, moved, phase)
+        return times
 
-    def _stream_seconds(self, kind: OperatorKind, moved: Floats) -> Floats:
+    def _stream_seconds(
+        self, kind: OperatorKind, moved: Floats, phase: Phase = Phase.FORWARD
+    ) -> Floats:
+        eager = self.eager_factor if kind in _EAGER_KINDS else 1.0
+        reading = kernel_reading(self.accelerator.calibration, kind.value, phase.value)
+        if reading is not None:
+            self._note(reading.constant)
+            return reading.seconds(moved) * eager
         slowdown = self._use(self._rules["memory_level"], "slowdown") if self._hot else 1.0
         return memory_seconds(
             moved,
             bandwidth=self._bandwidth,
             fraction=self._use(*self._memory_leaf(kind)),
-            slowdown=slowdown * (self.eager_factor if kind in _EAGER_KINDS else 1.0),
+            slowdown=slowdown * eager,
             floor=self._use(self._rules["memory_rules"], "floor"),
         )
 
@@ -331,4 +348,4 @@ def _shape(o: Operator) -> Shape:
     if o.kind is OperatorKind.ATTENTION:
         shape = (o.heads, o.head_dim, o.head_dim_v, o.queries, o.keys, o.sequences)
         return (o.kind, o.phase, *shape, o.causal, o.window)
-    return (o.kind, o.bytes)
+    return (o.kind, o.phase, o.bytes)

@@ -1,5 +1,6 @@
 """Accelerators, links, nodes, fabrics and clusters, and the catalog of those that exist."""
 
+from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
 from mpsim.hardware.components import (
     SCALED_FORMATS,
     Accelerator,
@@ -25,16 +26,20 @@ from mpsim.hardware.lookup import (
     system_names,
     with_overrides,
 )
+from mpsim.hardware.machine import is_machine_path, machine_of, read_machine
 
 __all__ = [
     "SCALED_FORMATS",
     "Accelerator",
+    "Calibration",
     "Cluster",
     "Fabric",
     "FabricKind",
+    "Fitted",
     "Host",
     "Link",
     "LinkShape",
+    "MeasuredCurve",
     "Node",
     "Tier",
     "accelerator",
@@ -42,10 +47,13 @@ __all__ = [
     "build_cluster",
     "host_names",
     "host_of",
+    "is_machine_path",
     "link",
     "link_names",
+    "machine_of",
     "parse_accelerator",
     "parse_link",
+    "read_machine",
     "recalled",
     "source_of",
     "system",

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpsim.errors import HardwareError
+from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.fabric import (
     Fabric,
     FabricKind,
@@ -98,6 +99,8 @@ class Accelerator:
         For each figure (or ``*`` for the rest): where it was read and when; ``recalled`` marks a lead, not a fact.
     note : str
         What a careful reader should know: conflicts between sources, traps.
+    calibration : Calibration or None
+        Constants of its kernels, where they were measured on it.
     """
 
     name: str
@@ -115,6 +118,7 @@ class Accelerator:
     price_per_hour: float | None = None
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -278,6 +282,8 @@ class Cluster:
         At least 1.
     max_nodes : int or None
         Where it cannot grow further (a pod, a machine that exists once).
+    calibration : Calibration or None
+        Constants and curves of its collectives, where they were measured on it.
     """
 
     name: str
@@ -287,6 +293,7 @@ class Cluster:
     max_nodes: int | None = None
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         if self.nodes < 1:

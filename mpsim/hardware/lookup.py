@@ -266,7 +266,8 @@ def with_overrides(
 
     Notes
     -----
-    Another number of accelerators a node moves the scale-up domain along where the domain was the node.
+    Another number of accelerators a node moves the scale-up domain along where the domain was the node. Collectives that were measured
+    are those of the wires they were measured on: other wires drop the calibration of the cluster.
 
     Examples
     --------
@@ -287,15 +288,18 @@ def with_overrides(
     chip = old.accelerator if accelerator is None else _accelerator(accelerator)
     if scale_up is None:
         scale_up = chip.scale_up if old.scale_up.name == old.accelerator.scale_up else old.scale_up
+    joined = _scale_up(scale_up, chip)
+    rewired = joined != old.scale_up or port != old.nic
     return dataclasses.replace(
         cluster,
+        calibration=None if rewired else cluster.calibration,
         name=cluster.name if name is None else name,
         nodes=cluster.nodes if nodes is None else nodes,
         node=dataclasses.replace(
             old,
             accelerator=_priced(chip, price_per_hour, "given by the user"),
             accelerators=per_node,
-            scale_up=_scale_up(scale_up, chip),
+            scale_up=joined,
             domain=kept_domain if domain is None else domain,
             nics=ports,
             nic=port,

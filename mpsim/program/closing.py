@@ -122,7 +122,10 @@ class StepRows:
     def _update(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
         bandwidth = self._plan.cluster.accelerator.memory_bandwidth
         traffic = self._plan.framework.optimizer.optimizer_traffic
-        seconds = np.array([optimizer_seconds(one, traffic, bandwidth) for one in share.tolist()])
+        measured = self._plan.cluster.accelerator.calibration
+        seconds = np.array(
+            [optimizer_seconds(one, traffic, bandwidth, measured) for one in share.tolist()]
+        )
         return self._rows.add(
             len(self._ranks),
             rank=self._ranks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
@@ -16,8 +17,11 @@ from mpsim.hardware import (
     accelerator,
     accelerator_names,
     build_cluster,
+    is_machine_path,
     link,
     link_names,
+    machine_of,
+    read_machine,
     system,
     system_names,
     with_overrides,
@@ -39,6 +43,8 @@ __all__ = ["AcceleratorChoice", "ClusterChoice", "FabricChoice", "LinkChoice"]
 
 GIVEN = "given by the user"
 T = TypeVar("T", Accelerator, Link)
+Folder = Callable[[str], Path]
+"""Where the file lies in which a dotted key was written."""
 
 PerNode = Annotated[int, Field(ge=1, le=4096)]
 Nodes = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -48,7 +54,9 @@ class AcceleratorChoice(Section):
     """An accelerator of the catalog, and the figures of it to replace."""
 
     preset: Name
-    """An accelerator by name (see 'mpsim show hardware')."""
+    """An accelerator by name (see 'mpsim show hardware'), or the path of a machine file of 'mpsim calibrate'."""
+    machine: dict[str, Any] | None = None
+    """Content of that machine file; resolved scenarios hold it, a person writes the path."""
     peak_flops: dict[str, FlopRate] | None = None
     """Dense peak of matrix products by precision; those left out stay."""
     memory: Bytes | None = None
@@ -105,7 +113,9 @@ class ClusterChoice(Section):
     """A system by name, the parts of it to exchange, or all the parts of a cluster."""
 
     preset: Name | None = None
-    """A system of the catalog (see 'mpsim show hardware')."""
+    """A system of the catalog (see 'mpsim show hardware'), or the path of a machine file of 'mpsim calibrate'."""
+    machine: dict[str, Any] | None = None
+    """Content of that machine file; resolved scenarios hold it, a person writes the path."""
     name: Name | None = None
     """What to call it; left out, the preset's name."""
     nodes: Nodes | None = None
@@ -129,40 +139,79 @@ class ClusterChoice(Section):
     price_per_hour: PriceRate | None = None
     """Of one accelerator."""
 
-    def resolve(self) -> Cluster:
+    def resolve(self, folder: Folder = lambda _key: Path()) -> Cluster:
         """The cluster meant.
+
+        Parameters
+        ----------
+        folder : callable
+            Where the file lies in which a dotted key was written; machine files are relative to it.
 
         Raises
         ------
         ScenarioError
             If a name is unknown, parts are missing, or they do not make a cluster.
         """
-        problems = [*_check_names(self), *_check_complete(self)]
+        machine = _machine("cluster", self, folder)
+        lent = _machine("cluster.accelerator", self.accelerator, folder)
+        problems = [*_check_names(self, machine or lent), *_check_complete(self)]
         if problems:
             raise ScenarioError(problems)
         try:
-            return _finished(_joined(self), self)
+            return _finished(_joined(self, machine, lent), self)
         except HardwareError as error:
             key = "cluster.nodes" if ": nodes is " in str(error) else "cluster"
             raise ScenarioError([Problem(str(error), key=key)]) from error
 
 
-def _check_names(choice: ClusterChoice) -> list[Problem]:
+def _machine(
+    key: str, part: ClusterChoice | AcceleratorChoice | None, folder: Folder
+) -> Cluster | None:
+    """The machine file that a part of the section names or holds; None where it is of the catalog."""
+    try:
+        if part is not None and part.machine is not None:
+            return machine_of(part.machine)
+        if part is not None and part.preset is not None and is_machine_path(part.preset):
+            return read_machine(folder(f"{key}.preset") / part.preset)
+    except HardwareError as error:
+        raise ScenarioError([Problem(str(error), key=f"{key}.preset")]) from error
+    return None
+
+
+def _check_names(choice: ClusterChoice, machine: Cluster | None) -> list[Problem]:
     parts: list[tuple[str, Any, Callable[[], tuple[str, ...]], str]] = [
         ("cluster.preset", choice, system_names, "system"),
         ("cluster.accelerator.preset", choice.accelerator, accelerator_names, "accelerator"),
         ("cluster.scale_up.preset", choice.scale_up, link_names, "link"),
         ("cluster.nic.preset", choice.nic, link_names, "link"),
     ]
+    own = _own_names(machine) if machine else frozenset()
     return [
         Problem(f"unknown {kind} {part.preset[:60]!r}; {nearest(part.preset, names())}", key=key)
         for key, part, names, kind in parts
-        if part is not None and part.preset is not None and part.preset not in names()
+        if part is not None
+        and part.preset is not None
+        and part.preset not in own
+        and not _is_machine(part)
+        and part.preset not in names()
     ]
 
 
+def _own_names(machine: Cluster) -> frozenset[str]:
+    """Names that only a machine file knows."""
+    node = machine.node
+    return frozenset((node.accelerator.name, node.scale_up.name, node.nic.name))
+
+
+def _is_machine(part: object) -> bool:
+    machines = (ClusterChoice, AcceleratorChoice)
+    return isinstance(part, machines) and (
+        part.machine is not None or (part.preset is not None and is_machine_path(part.preset))
+    )
+
+
 def _check_complete(choice: ClusterChoice) -> list[Problem]:
-    if choice.preset is not None:
+    if choice.preset is not None or choice.machine is not None:
         return []
     parts = ("accelerator", "accelerators_per_node", "nodes")
     missing = [part for part in parts if getattr(choice, part) is None]
@@ -172,7 +221,7 @@ def _check_complete(choice: ClusterChoice) -> list[Problem]:
     return [Problem(message, key="cluster")]
 
 
-def _joined(choice: ClusterChoice) -> Cluster:
+def _joined(choice: ClusterChoice, machine: Cluster | None, lent: Cluster | None) -> Cluster:
     """The cluster without what `build_cluster` and `with_overrides` have no word for."""
     fabric = choice.fabric or FabricChoice()
     parts: dict[str, Any] = {
@@ -185,31 +234,37 @@ def _joined(choice: ClusterChoice) -> Cluster:
         "price_per_hour": choice.price_per_hour,
         "name": choice.name,
     }
-    if choice.preset is not None:
+    base = machine
+    if base is None and choice.preset is not None:
         base = system(choice.preset, nodes=choice.nodes)
-        parts |= _parts(choice, base)
+    if base is not None:
+        parts |= _parts(choice, base, lent)
         return with_overrides(
             base, **{key: part for key, part in parts.items() if part is not None}
         )
-    parts |= _parts(choice, None)
+    parts |= _parts(choice, None, lent)
     return build_cluster(**{key: part for key, part in parts.items() if part is not None})
 
 
-def _parts(choice: ClusterChoice, base: Cluster | None) -> dict[str, Any]:
+def _parts(choice: ClusterChoice, base: Cluster | None, lent: Cluster | None) -> dict[str, Any]:
     """Accelerator and links as chosen; None for what was left out."""
     scale_up = choice.scale_up
     parts: dict[str, Any] = {}
     if choice.accelerator is not None:
-        parts["accelerator"] = _accelerator(choice.accelerator)
+        parts["accelerator"] = _accelerator(choice.accelerator, lent or base)
     if scale_up is not None:
-        usual = base.node.scale_up if base else _usual_link(choice)
+        usual = base.node.scale_up if base else _usual_link(choice, lent)
         parts["scale_up"] = _link(scale_up, usual)
+    elif lent and not base:
+        parts["scale_up"] = lent.node.scale_up
     if choice.nic is not None:
         parts["nic"] = _link(choice.nic, base.node.nic if base else link("generic-nic"))
     return parts
 
 
-def _usual_link(choice: ClusterChoice) -> Link | None:
+def _usual_link(choice: ClusterChoice, lent: Cluster | None) -> Link | None:
+    if lent is not None:
+        return lent.node.scale_up
     chip = accelerator(choice.accelerator.preset) if choice.accelerator else None
     return link(chip.scale_up) if chip and chip.scale_up else None
 
@@ -227,8 +282,10 @@ def _replaced(part: T, figures: Mapping[str, Any]) -> T:
     return dataclasses.replace(part, **changed, sources=sources)
 
 
-def _accelerator(choice: AcceleratorChoice) -> Accelerator:
-    chip = accelerator(choice.preset)
+def _accelerator(choice: AcceleratorChoice, machine: Cluster | None) -> Accelerator:
+    named = machine is not None and choice.preset == machine.accelerator.name
+    measured = machine is not None and (named or _is_machine(choice))
+    chip = machine.accelerator if machine and measured else accelerator(choice.preset)
     peaks = None
     if choice.peak_flops is not None:
         peaks = {**chip.peak_flops, **choice.peak_flops}
@@ -246,7 +303,9 @@ def _accelerator(choice: AcceleratorChoice) -> Accelerator:
 
 
 def _link(choice: LinkChoice, usual: Link | None) -> Link:
-    chosen = link(choice.preset) if choice.preset is not None else usual
+    chosen = usual
+    if choice.preset is not None and (usual is None or choice.preset != usual.name):
+        chosen = link(choice.preset)
     if chosen is None:
         raise HardwareError("scale_up: the accelerator has no usual link; give scale_up.preset")
     figures = {name: getattr(choice, name) for name in LinkChoice.model_fields if name != "preset"}

@@ -77,9 +77,10 @@ def _cluster(cluster: Cluster) -> dict[str, Any]:
     price = cluster.accelerator.price_per_hour
     return _without_none(
         {
+            "machine": _machine(cluster),
             "name": cluster.name,
             "nodes": cluster.nodes,
-            "accelerator": _accelerator(node.accelerator),
+            "accelerator": _accelerator(node.accelerator, within=cluster),
             "accelerators_per_node": node.accelerators,
             "scale_up": _link(node.scale_up),
             "domain": node.domain,
@@ -102,8 +103,15 @@ def _optional(value: float | None, dimension: Dimension) -> str | None:
     return None if value is None else format_exact(value, dimension)
 
 
-def _accelerator(chip: Accelerator) -> dict[str, Any]:
+def _machine(part: Cluster | Accelerator) -> dict[str, Any] | None:
+    """Content of the machine file that a part was measured in."""
+    return None if part.calibration is None else dict(part.calibration.document)
+
+
+def _accelerator(chip: Accelerator, *, within: Cluster) -> dict[str, Any]:
+    own = {} if chip.calibration in (None, within.calibration) else {"machine": _machine(chip)}
     return {
+        **own,
         "preset": chip.name,
         "peak_flops": {
             precision: format_exact(peak, Dimension.FLOP_RATE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -108,12 +108,17 @@ class Scenario(Section):
     @functools.cached_property
     def hardware(self) -> Cluster:
         """The cluster with its presets looked up; ScenarioError if there is none."""
-        return self.cluster.resolve()
+        return self.cluster.resolve(functools.partial(_folder, self._source))
 
     @functools.cached_property
     def software(self) -> Framework:
-        """The framework with its preset looked up; ScenarioError if there is none."""
-        return framework(self.framework.preset, self.framework.overrides)
+        """The framework with its preset looked up; ScenarioError if there is none.
+
+        A calibrated accelerator brings what its host costs a framework; the scenario's own fields win.
+        """
+        measured = self.hardware.accelerator.calibration
+        habits = measured.framework if measured else {}
+        return framework(self.framework.preset, {**habits, **self.framework.overrides})
 
     @property
     def world_size(self) -> int:
@@ -236,7 +241,7 @@ def _build(document: Document, *, checked: bool) -> Scenario:
         scenario = Scenario.model_validate(document.data)
     except pydantic.ValidationError as error:
         reported = {problem.key for problem in found}
-        wrong = [*translate(error, Scenario), *_preset_problems(document.data)]
+        wrong = [*translate(error, Scenario), *_preset_problems(document)]
         found += [problem for problem in wrong if problem.key not in reported]
         raise ScenarioError(_located(document, found)) from None
     scenario._source = document
@@ -251,16 +256,23 @@ def _rebuild(document: Document) -> Scenario:
     return _build(document, checked=False)
 
 
-def _preset_problems(data: Mapping[str, Any]) -> list[Problem]:
+def _folder(document: Document, key: str) -> Path:
+    """Where the file lies in which dotted `key` was written; the working directory for what comes from no file."""
+    file = document.files.get(document.written(key), document.file)
+    return Path(file).parent if Path(file).is_file() else Path()
+
+
+def _preset_problems(document: Document) -> list[Problem]:
     """Unknown names in those sections that are well-formed, though others are not."""
-    sections: Mapping[str, type[ModelChoice | ClusterChoice]] = {
-        "model": ModelChoice,
-        "cluster": ClusterChoice,
+    folder = functools.partial(_folder, document)
+    sections: Mapping[str, Callable[[Any], object]] = {
+        "model": lambda data: ModelChoice.model_validate(data).resolve(),
+        "cluster": lambda data: ClusterChoice.model_validate(data).resolve(folder),
     }
     problems: list[Problem] = []
-    for key, kind in sections.items():
+    for key, resolve in sections.items():
         try:
-            kind.model_validate(Shorthand(key).expand(data.get(key))).resolve()
+            resolve(Shorthand(key).expand(document.data.get(key)))
         except pydantic.ValidationError:
             continue
         except ScenarioError as error:

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost.constants import Constant, Status, constant_groups
+from mpsim.cost.constants import Constant, Status, calibrated_groups
 from mpsim.cost.ledger import Ledger
 from mpsim.cost.libraries.algorithms import ALGORITHMS
 from mpsim.cost.libraries.decisions import decision_table
@@ -48,7 +48,7 @@ class HostLibrary:
         self.name = name
         self._cluster = cluster
         self._ledger = ledger
-        self._constants = constant_groups("libraries")[f"host.{name}"]
+        self._constants = calibrated_groups("libraries", cluster.calibration)[f"host.{name}"]
         self._table = decision_table(name)
 
     @property

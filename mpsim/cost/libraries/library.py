@@ -54,6 +54,8 @@ def library_names() -> tuple[str, ...]:
 def default_library(cluster: Cluster) -> str:
     """The library that the accelerators' vendor ships, by the first rule that fits (``mpsim/cost/data/libraries.yaml``)."""
     facts = _facts(cluster)
+    if cluster.calibration is not None and cluster.calibration.library in library_names():
+        return cluster.calibration.library
     for rule in _defaults():
         if all(facts[key] == value for key, value in rule.items() if key != "library"):
             return str(rule["library"])

@@ -50,8 +50,8 @@ class Passes:
         if not moved:
             return []
         if (name, moved) not in self._made:
-            bandwidth = self._plan.cluster.accelerator.memory_bandwidth
-            seconds = optimizer_seconds(moved, 1.0, bandwidth)
+            chip = self._plan.cluster.accelerator
+            seconds = optimizer_seconds(moved, 1.0, chip.memory_bandwidth, chip.calibration)
             self._made[name, moved] = _single(name, PARTS.index(part), float(ticks(seconds)))
         return [Block(-1, self._made[name, moved], 0.0)]
 
