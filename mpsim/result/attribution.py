@@ -4,7 +4,8 @@ Each rank's compute stream is either busy or idle. Busy time counts as what the 
 what ended it:
 
 * before a pipeline action: the transfer it waited for, from the moment the data was ready, counts as that transfer's part (``exposed_pp``
-  for a message, ``exposed_dp`` for a gather of parameters); all earlier idle time is ``bubble``, waiting for another stage to compute;
+  for a message, ``exposed_dp`` for a gather of parameters), and so for the transfer that held up this one; all earlier idle time is
+  ``bubble``, waiting for another stage to compute;
 * after a rank's last action: what its own gradient collectives cover is ``exposed_dp``; what lies before the last pipeline
   action anywhere is ``bubble``; of the rest what any rank's gradient collectives cover is ``exposed_dp``, and what remains
   ``other`` (waiting for a slower optimizer).
@@ -27,6 +28,7 @@ from mpsim.result.intervals import Cover
 __all__ = ["attribute", "busy_ticks", "compute_rows"]
 
 _DP, _BUBBLE, _OTHER = (PARTS.index(name) for name in ("exposed_dp", "bubble", "other"))
+_TRANSFERS = (Kind.SEND, Kind.COLLECTIVE)
 _PIPELINE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 
 
@@ -115,20 +117,27 @@ def _select(gaps: _Gaps, chosen: NDArray[np.bool_]) -> _Gaps:
 
 
 def _charge_waits(parts: NDArray[np.float64], timeline: Timeline, gaps: _Gaps) -> None:
-    """Charge idle time before pipeline actions to the dependency that ended last."""
-    gate = _last_dependency(timeline, gaps.row)
-    since = np.full(len(gate), np.inf)
-    known = gate >= 0
-    since[known] = _ready(timeline, gate[known])
-    gated = known & (timeline.end[np.maximum(gate, 0)] >= gaps.end)
-    waited = np.where(gated, gaps.end - np.clip(since, gaps.start, gaps.end), 0.0)
-    kind = np.where(known, timeline.program.kind[np.maximum(gate, 0)], -1)
-    communicates = np.isin(kind, [Kind.SEND, Kind.COLLECTIVE])
-    waited[~communicates] = 0.0
-    part = timeline.program.part[np.maximum(gate, 0)]
-    np.add.at(parts, (gaps.rank[communicates], part[communicates]), waited[communicates])
-    bubble = gaps.end - gaps.start - waited
-    parts[:, _BUBBLE] += np.bincount(gaps.rank, weights=bubble, minlength=len(parts))
+    """Charge idle time before pipeline actions to the transfers that ended last, one after the other, back to where they began."""
+    program, left = timeline.program, gaps
+    while len(left.row):
+        gate = _last_dependency(timeline, left.row)
+        held = np.maximum(gate, 0)
+        transfers = (gate >= 0) & np.isin(program.kind[held], _TRANSFERS)
+        transfers &= timeline.end[held] >= left.end
+        waits = _select(left, ~transfers)
+        _charge(parts, waits.rank, _BUBBLE, waits.end - waits.start)
+        left, gate = _select(left, transfers), gate[transfers]
+        since = np.clip(_ready(timeline, gate), left.start, left.end)
+        np.add.at(parts, (left.rank, program.part[gate]), left.end - since)
+        # a transfer that others held up is followed to those
+        left = dataclasses.replace(left, end=since, row=gate)
+        left = _select(left, left.end > left.start)
+
+
+def _charge(
+    parts: NDArray[np.float64], rank: NDArray[np.int64], part: int, amount: NDArray[np.float64]
+) -> None:
+    parts[:, part] += np.bincount(rank, weights=amount, minlength=len(parts))
 
 
 def _last_dependency(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -48,12 +48,15 @@ class Result:
     timeline : Timeline
     constants : tuple of Constant
         Every constant the cost models used, with its source.
+    program : Program
+        As it was built; the timeline's own may be of finer grain.
     """
 
     scenario: Scenario
     plan: Plan
     timeline: Timeline
     constants: tuple[Constant, ...]
+    program: Program
 
     @functools.cached_property
     def parts(self) -> NDArray[np.float64]:
@@ -236,8 +239,13 @@ def simulate(scenario: Scenario) -> Result:
         raise
     except MpsimError as error:
         raise ScenarioError(f"{plan.name}: {error}") from error
-    timeline = _run(program, plan)
-    return Result(scenario=scenario, plan=plan, timeline=timeline, constants=costs.provenance())
+    return Result(
+        scenario=scenario,
+        plan=plan,
+        timeline=_run(program, plan),
+        constants=costs.provenance(),
+        program=program,
+    )
 
 
 def _run(program: Program, plan: Plan) -> Timeline:

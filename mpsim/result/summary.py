@@ -69,7 +69,7 @@ def _breakdown(result: Result) -> dict[str, float]:
 
 
 def _hardware_flops(result: Result) -> float:
-    program = result.timeline.program
+    program = result.program
     inside = np.array([one.flops.sum() for one in program.templates])
     chosen = program.template >= 0
     each = inside[program.template[chosen]] * program.class_size[program.rank[chosen]]
