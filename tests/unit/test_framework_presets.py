@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 import mpsim
@@ -136,3 +139,17 @@ def test_show_lists_titles_and_prints_fields_by_their_own_names(mpsim_cli):
     shown = mpsim_cli("show", "framework", "torch-fsdp2").out
     for words in ("gather_copy_traffic", "4.0 B a parameter", "26.21 MB", "parallelism.zero: 3"):
         assert words in shown
+
+
+def test_every_field_is_read_by_what_simulates():
+    """A field that nothing reads would be replaced without effect, in silence."""
+    root = Path(mpsim.__file__).parent
+    simulating = [root / one for one in ("parallel", "program", "cost", "result", "scenario")]
+    texts = [file.read_text("utf-8") for one in simulating for file in one.rglob("*.py")]
+    texts.append((root / "framework" / "framework.py").read_text("utf-8"))
+    workload = [file.read_text("utf-8") for file in (root / "workload").rglob("*.py")]
+    groups = framework("torch-ddp").groups()
+    for area, fields in groups.items():
+        read = "\n".join(workload if area == "lowering" else texts)
+        unread = [name for name in fields if not re.search(rf"\.{name}\b", read)]
+        assert not unread, area
