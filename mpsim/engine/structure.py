@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _LANES = 128  # vectors evaluated together: a level of all lanes stays in the processor's cache
-_VALUES = 2**22  # most values evaluated together: arrays of this size are reused instead of mapped anew
+_VALUES = 2**22  # most values evaluated together: such arrays are reused, not mapped anew
 _WIDE = 16  # from so many values a level arrays beat a loop (measured)
 
 
