@@ -98,7 +98,9 @@ class Framework:
         return dataclasses.replace(self, lowering=lowering, optimizer=optimizer)
 
     def overlaps_gradients(self, pp: int) -> bool:
-        """Whether gradients are reduced beside the last backward when there are `pp` stages."""
+        """Whether gradients are reduced beside a backward when there are `pp` stages."""
+        if self.host.launch_blocking:
+            return False
         if self.data.gradient_overlap is GradientOverlap.WITHOUT_PIPELINE:
             return pp == 1
         return self.data.gradient_overlap is GradientOverlap.ALWAYS

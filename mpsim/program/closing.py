@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import optimizer_seconds
+from mpsim.parallel import spread
 from mpsim.program.costs import PlanCosts
 from mpsim.program.data.exchange import GATHERS, add_collectives
 from mpsim.program.data.offload import add_host_optimizer
@@ -95,7 +96,8 @@ class StepRows:
         """Clip by the global norm, update, and gather what was updated unless a forward does."""
         plan = self._plan
         waits = reduced
-        if plan.framework.optimizer.gradient_norm and (plan.mesh.pp > 1 or plan.mesh.tp > 1):
+        alone = plan.mesh.pp == plan.mesh.tp == 1 and not plan.shares_gradients
+        if plan.framework.optimizer.gradient_norm and not alone:
             waits = self._norm(reduced)
         dense, experts = plan.rank_dense_parameters, plan.rank_expert_parameters
         peers = (dense_peers(plan, self._costs), expert_peers(plan, self._costs))
@@ -116,8 +118,7 @@ class StepRows:
     def _gathers_after(self) -> bool:
         """Whether the step ends with gathering the parameters that others have updated."""
         plan = self._plan
-        beside = plan.framework.data.parameter_gather_overlap
-        return plan.sharers > 1 and not plan.gathers_units and not beside
+        return plan.sharers > 1 and not plan.gathers_units and not plan.gathers_beside
 
     def _update(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
         bandwidth = self._plan.cluster.accelerator.memory_bandwidth
@@ -173,9 +174,11 @@ class StepRows:
         self._rows.depend(ids, updated)
 
     def _norm(self, reduced: NDArray[np.int64]) -> NDArray[np.int64]:
-        """All-reduce the gradient norm over tensor and pipeline parallelism: every stage waits for the last."""
+        """All-reduce the gradient norm among all that share one copy of the gradients: every stage waits for the last."""
         plan = self._plan
         shape = plan.mesh.model_parallel_shape(plan.cluster)
+        if plan.shares_gradients:
+            shape = spread(plan.cluster.domain_of(plan.mesh.ranks.reshape(1, -1)))
         seconds = self._costs.collectives.seconds("all_reduce", 4.0, shape)
         row = self._rows.add(
             1,
@@ -183,7 +186,7 @@ class StepRows:
             stream=Stream.COMPUTE,
             kind=Kind.COLLECTIVE,
             part=PARTS.index("other"),
-            span=Span.TP,
+            span=Span.TP | (Span.DP | Span.CP if plan.shares_gradients else Span.NONE),
             duration=ticks(seconds),
             label="all-reduce gradient norm",
         )

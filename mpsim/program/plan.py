@@ -192,9 +192,26 @@ class Plan:
         return (self.shard or self.replicas) if self.zero else 1
 
     @property
+    def shares_gradients(self) -> bool:
+        """Whether replicas hold parts of the gradients, so that their norm is a sum over replicas too."""
+        return self.zero >= SHARDED_GRADIENTS and self.sharers > 1
+
+    @property
     def gathers_units(self) -> bool:
         """Whether parameters are sharded, so that every unit of layers is gathered before it runs."""
         return self.zero == SHARDED_PARAMETERS and self.replicas > 1
+
+    @property
+    def gathers_beside(self) -> bool:
+        """Whether the first forward of a step runs beside the gather of what the optimizer updated."""
+        software = self.framework
+        beside = software.data.parameter_gather_overlap and not software.host.launch_blocking
+        return beside and self.sharers > 1 and not self.gathers_units
+
+    @property
+    def units_in_flight(self) -> int:
+        """Gathered units alive at a time."""
+        return 1 if self.framework.host.launch_blocking else self.framework.data.units_in_flight
 
     @property
     def keeps_gathered(self) -> bool:

@@ -154,6 +154,13 @@ class _Block:
         self.pending = [i for i in self.pending if i not in awaited]
         return awaited
 
+    def drain(self) -> None:
+        """Let everything that follows wait for everything before."""
+        awaited = self.wait(None)
+        self._idle(
+            "launch blocked", 0.0, awaited if self.kernel is None else (*awaited, self.kernel)
+        )
+
     def synchronize(self, seconds: float) -> None:
         """Leave the device idle while the host, which has waited for it, launches the next kernel."""
         if seconds > 0:
@@ -232,7 +239,7 @@ def evaluate_block(
         else:
             block.communicate(one, costs.collective(one))
             if launch_blocking:
-                block.wait(None)
+                block.drain()
     block.wait(None)
     block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
     return _as_template(name, block)

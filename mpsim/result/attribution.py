@@ -4,11 +4,11 @@ Each rank's compute stream is either busy or idle. Busy time counts as what the 
 what ended it:
 
 * before a pipeline action: the transfer it waited for, from the moment the data was ready, counts as that transfer's part (``exposed_pp``
-  for a message, ``exposed_dp`` for a gather of parameters), and so for the transfer that held up this one; all earlier idle time is
-  ``bubble``, waiting for another stage to compute;
-* after a rank's last action: what its own gradient collectives cover is ``exposed_dp``; what lies before the last pipeline
-  action anywhere is ``bubble``; of the rest what any rank's gradient collectives cover is ``exposed_dp``, and what remains
-  ``other`` (waiting for a slower optimizer).
+  for a message, ``exposed_dp`` for a gather of parameters or a reduction of gradients), and so for the transfer that held up this one;
+  all earlier idle time is ``bubble``, waiting for another stage to compute;
+* after a rank's last action: what its own gradient collectives and copies to the host cover is ``exposed_dp``, what an optimizer on its
+  host covers ``optimizer``; what lies before the last pipeline action anywhere is ``bubble``; of the rest what any rank's cover is
+  counted likewise, and what remains ``other`` (waiting for a slower optimizer).
 
 The parts of a rank are whole ticks and sum to the step time exactly.
 """
@@ -27,7 +27,11 @@ from mpsim.result.intervals import Cover
 
 __all__ = ["attribute", "busy_ticks", "compute_rows"]
 
-_DP, _BUBBLE, _OTHER = (PARTS.index(name) for name in ("exposed_dp", "bubble", "other"))
+_DP, _BUBBLE, _OPTIMIZER, _OTHER = (
+    PARTS.index(name) for name in ("exposed_dp", "bubble", "optimizer", "other")
+)
+_DATA = (Stream.DP, Stream.REPLICA, Stream.EDP, Stream.COPY, Stream.HOST)
+"""Streams on which model states move or are updated."""
 _TRANSFERS = (Kind.SEND, Kind.COLLECTIVE)
 _PIPELINE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 
@@ -165,18 +169,41 @@ def _ready(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.float64]:
 def _charge_ends(parts: NDArray[np.float64], timeline: Timeline, gaps: _Gaps) -> None:
     """Charge idle time after the last action of a rank."""
     program = timeline.program
-    is_dp = (program.stream == Stream.DP) & (timeline.end > timeline.start)
-    anybody = Cover(timeline.start[is_dp], timeline.end[is_dp])
     pipeline = np.isin(program.kind, _PIPELINE)
     flush = float(timeline.end[pipeline].max(initial=0.0))
+    states = _States(timeline)
+    anybody = states.covers(states.row)
     for rank in np.unique(gaps.rank):
         mine = gaps.rank == rank
         start, end = gaps.start[mine], gaps.end[mine]
-        rows = timeline.rows(int(rank), Stream.DP)
-        own = Cover(timeline.start[rows], timeline.end[rows])
         split = np.clip(flush, start, end)
-        exposed = own.within(start, split) + anybody.within(split, end)
-        bubble = split - start - own.within(start, split)
-        parts[rank, _DP] += exposed.sum()
+        before, after = states.covers(states.of(int(rank))), anybody
+        moved = before[0].within(start, split) + after[0].within(split, end)
+        busy = before[1].within(start, split) + after[1].within(split, end)
+        bubble = split - start - before[1].within(start, split)
+        parts[rank, _DP] += moved.sum()
+        parts[rank, _OPTIMIZER] += (busy - moved).sum()
         parts[rank, _BUBBLE] += bubble.sum()
-        parts[rank, _OTHER] += (end - start - exposed - bubble).sum()
+        parts[rank, _OTHER] += (end - start - busy - bubble).sum()
+
+
+class _States:
+    """Rows that move or update model states beside the compute stream."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        program = timeline.program
+        chosen = np.isin(program.slot % len(Stream), _DATA)
+        rank, row = program.slot[chosen] // len(Stream), owners(program.slot_ptr)[chosen]
+        order = np.argsort(rank, kind="stable")
+        self._rank, self.row = rank[order], row[order]
+        self._timeline = timeline
+
+    def of(self, rank: int) -> NDArray[np.int64]:
+        """Rows of one rank."""
+        return self.row[slice(*np.searchsorted(self._rank, [rank, rank + 1]))]
+
+    def covers(self, rows: NDArray[np.int64]) -> tuple[Cover, Cover]:
+        """When any of `rows` moves states, and when any moves or updates them."""
+        start, end = self._timeline.start[rows], self._timeline.end[rows]
+        moves = (self._timeline.program.kind[rows] == Kind.COLLECTIVE) & (end > start)
+        return Cover(start[moves], end[moves]), Cover(start[end > start], end[end > start])

@@ -162,11 +162,7 @@ class _Adder:
         plan, these = self._plan, self._all
         ready, ranks = these.after[reduces], these.rank[reduces]
         if not plan.framework.overlaps_gradients(plan.mesh.pp):
-            if plan.reduces_every_microbatch:
-                self._resume(ready + 1, ranks, ids[reduces], placed)
-            else:
-                final = placed.last[plan.orders.rank_ptr[1:] - 1]
-                self._rows.depend(ids[reduces], final[ranks])
+            self._resume(ready + 1, ranks, ids[reduces], placed)
         elif under_way := plan.framework.data.buckets_in_flight:
             later, earlier = reduces[under_way:], reduces[:-under_way]
             same = these.rank[later] == these.rank[earlier]

@@ -28,12 +28,12 @@ def gathers(plan: Plan) -> NDArray[np.bool_]:
     them gathered, the first forward of each stage. Recomputation runs on what was gathered for the backward. Otherwise: the
     first forward, where the framework gathers beside it what the optimizer updated.
     """
-    orders, data = plan.orders, plan.framework.data
+    orders = plan.orders
     if plan.gathers_units and not plan.keeps_gathered:
-        again = _NEEDING if data.reshard_after_forward else (Action.F,)
+        again = _NEEDING if plan.framework.data.reshard_after_forward else (Action.F,)
         return np.isin(orders.kind, [int(kind) for kind in again])
-    beside = plan.replicas > 1 and plan.zero >= 1 and data.parameter_gather_overlap
-    return _only(plan, first_forward(plan.orders) if plan.gathers_units or beside else None)
+    once = plan.gathers_units or plan.gathers_beside
+    return _only(plan, first_forward(plan.orders) if once else None)
 
 
 def reduces(plan: Plan) -> NDArray[np.bool_]:

@@ -102,7 +102,8 @@ def issued(plan: Plan, hooks: Hooks, visits: Visits, placed: PipelineRows) -> Ex
     visit = np.concatenate([gathers.visit, reduces.visit])
     is_gather = np.arange(len(visit)) < len(gathers.visit)
     queued, side = _places(plan, hooks)
-    place = np.concatenate([queued, reduces.visit])
+    reduced, ready = _completed(plan, hooks, visits, placed)
+    place = np.concatenate([queued, reduced])
     order = np.lexsort(
         (
             np.concatenate([side, np.full(len(reduces.visit), _BESIDE)]),
@@ -110,10 +111,7 @@ def issued(plan: Plan, hooks: Hooks, visits: Visits, placed: PipelineRows) -> Ex
             visits.rank[visit],
         )
     )
-    window = plan.framework.data.units_in_flight if plan.gathers_units else len(visits.rank)
-    ready = visits.ready[reduces.visit]
-    if plan.keeps_gathered:  # reduced unit by unit once the stage's last backward has ended
-        ready = placed.last[hooks.action[reduces.visit]]
+    window = plan.units_in_flight if plan.gathers_units else len(visits.rank)
     nothing = np.full(len(reduces.visit), -1)
     columns = {
         "visit": visit,
@@ -129,11 +127,26 @@ def issued(plan: Plan, hooks: Hooks, visits: Visits, placed: PipelineRows) -> Ex
     return Exchanges(**{name: column[order] for name, column in columns.items()})
 
 
+def _completed(plan: Plan, hooks: Hooks, visits: Visits, placed: PipelineRows) -> tuple[Ints, Ints]:
+    """For every reduction: at which visit it is queued, and the row after which it may start.
+
+    A pipeline over sharded parameters reduces unit by unit once a stage's last backward has ended. What may not run beside a
+    backward and is reduced once a step waits for the last action of its rank.
+    """
+    visit = hooks.reduces.visit
+    if plan.keeps_gathered:
+        return visit, placed.last[hooks.action[visit]]
+    if plan.framework.overlaps_gradients(plan.mesh.pp) or plan.reduces_every_microbatch:
+        return visit, visits.ready[visit]
+    final = placed.last[plan.orders.rank_ptr[1:] - 1]
+    return np.full_like(visit, len(visits.rank)), final[visits.rank[visit]]
+
+
 def _places(plan: Plan, hooks: Hooks) -> tuple[Ints, Ints]:
     """For every gather: at which visit it is queued, and whether before or behind that visit's reduction."""
     visit, data = hooks.gathers.visit, plan.framework.data
     if not plan.gathers_units:  # from the start of the step
         return np.full_like(visit, -1), np.zeros_like(visit)
     late = (plan.orders.kind[hooks.action[visit]] != Action.F) & (not data.prefetch_backward)
-    place = np.where(late, visit - 1, visit - (data.units_in_flight - 1))
+    place = np.where(late, visit - 1, visit - (plan.units_in_flight - 1))
     return place, np.where(late, _AFTER, 0)
