@@ -159,18 +159,15 @@ class Chains:
         follows = np.bincount(chain, weights=led, minlength=len(length)) == length - 1
         # whom a follower follows goes by itself
         follows &= ~np.append(follows, False)[leader[self.begin]]
-        follower = self._along(follows, chain, length)
         mine = np.flatnonzero(follows[chain] & inner)
-        follows[chain[mine[follower[self.gate[mine]] != mine]]] = False
-        return follows, self._along(follows, chain, length)
-
-    def _along(self, follows: NDArray[np.bool_], chain: Ints, length: Ints) -> Ints:
-        """The node that is evaluated along with each: of the longest chain, where several follow."""
-        mine = np.flatnonzero(follows[chain] & (self.gate != self.never))
         mine = mine[np.argsort(length[chain[mine]], kind="stable")]
-        follower = np.full(len(self.gate), -1, dtype=np.int64)
-        follower[self.gate[mine]] = mine  # the last assignment stays
-        return follower
+        follower = np.full(nodes, -1, dtype=np.int64)
+        follower[self.gate[mine]] = mine  # the last assignment stays: that of the longest chain
+        follows[chain[mine[follower[self.gate[mine]] != mine]]] = False
+        stays = follows[chain[mine]]
+        follower[self.gate[mine[~stays]]] = -1
+        follower[self.gate[mine[stays]]] = mine[stays]
+        return follows, follower
 
     def nodes(self, order: Ints) -> Ints:
         """Nodes of rows in a given order."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import DeadlockError
-from mpsim.program.csr import Lists, compress, owners
+from mpsim.program.csr import Lists, compress, owners, stable_order
 from mpsim.program.program import Kind, Program, Stream
 
 __all__ = ["chain_of", "deadlock", "describe", "implied", "precedence", "successors"]
@@ -48,8 +48,9 @@ def precedence(program: Program) -> Lists:
 
 def successors(waits: Lists) -> Lists:
     """What waits for each row, from what each row waits for."""
-    count = len(waits.ptr) - 1
-    return compress(waits.value.astype(np.int64), owners(waits.ptr), count)
+    pointer = np.zeros_like(waits.ptr)
+    np.cumsum(np.bincount(waits.value, minlength=len(pointer) - 1), out=pointer[1:])
+    return Lists(pointer, owners(waits.ptr)[stable_order(waits.value)].astype(np.int32))
 
 
 def describe(program: Program, row: int) -> str:

@@ -43,22 +43,19 @@ def run_simpy(program: Program) -> Timeline:
     start, end = [0.0] * count, [-1.0] * count
     timeout = environment.timeout
 
-    def begin(row: int, now: float) -> None:
-        start[row] = now
-        timeout(duration[row], row).callbacks.append(finish)
-
     def finish(event: simpy.events.Event) -> None:
-        row: int = event.value  # type: ignore[assignment] # what `begin` gave it
+        row: int = event.value  # type: ignore[assignment] # what the timeout was given
         now = end[row] = environment.now
         for successor in after[pointer[row] : pointer[row + 1]]:
             left = waiting[successor]
             if left > 1:
                 waiting[successor] = left - 1
             else:
-                begin(successor, now)
+                start[successor] = now
+                timeout(duration[successor], successor).callbacks.append(finish)
 
     for row in [row for row, left in enumerate(waiting) if not left]:
-        begin(row, 0.0)
+        timeout(duration[row], row).callbacks.append(finish)
     environment.run()
     ended = np.asarray(end)
     if count and ended.min() < 0:
