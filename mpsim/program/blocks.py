@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mpsim.parallel import (
     Communication,
@@ -59,18 +59,22 @@ class Blocks:
     ----------
     plan : Plan
     costs : PlanCosts
+    like : Blocks, optional
+        Of a plan with the same model, microbatch, recomputation, and tensor, sequence, context and expert parallelism: its templates serve here too.
     """
 
-    def __init__(self, plan: Plan, costs: PlanCosts) -> None:
+    def __init__(self, plan: Plan, costs: PlanCosts, *, like: Blocks | None = None) -> None:
         self._plan = plan
         self._costs = costs
-        self._expansions = {
-            name: costs.kernels.with_casts(one, plan.framework.lowering.activation_bytes)
-            for name, one in self.expand(plan).items()
-        }
-        self._templates: dict[tuple[object, ...], Template] = {}
+        self._expansions: Mapping[str, Expansion] = like._expansions if like else self._cast()
+        self._templates: dict[tuple[object, ...], Template] = like._templates if like else {}
         self._rows: dict[tuple[object, ...], list[Block]] = {}
         self._joined: dict[tuple[object, ...], Template] = {}
+
+    def _cast(self) -> dict[str, Expansion]:
+        wide = self._plan.framework.lowering.activation_bytes
+        expanded = self.expand(self._plan)
+        return {name: self._costs.kernels.with_casts(one, wide) for name, one in expanded.items()}
 
     @staticmethod
     def expand(plan: Plan) -> dict[str, Expansion]:
@@ -110,15 +114,15 @@ class Blocks:
             for kind, one in self._plan.layer_parameters.items()
         }
         blocks = [
-            Block(i, self._template(kind, action, costs), count[kind], experts[kind])
+            Block(i, self.template(kind, action, costs), count[kind], experts[kind])
             for i, kind in enumerate(self._plan.layer_kinds(stage))
         ]
         if stage.embedding:
             blocks.insert(
-                0, Block(-1, self._template("embedding", action, costs), count["embedding"])
+                0, Block(-1, self.template("embedding", action, costs), count["embedding"])
             )
         if stage.head:
-            blocks.append(Block(-1, self._template("head", action, costs), count["head"]))
+            blocks.append(Block(-1, self.template("head", action, costs), count["head"]))
         opening = self._opening(stage, action, costs)
         return [*opening, *(blocks if action is Action.F else blocks[::-1])]
 
@@ -147,7 +151,8 @@ class Blocks:
             )
         return [Block(-1, self._templates[key], 0.0)]
 
-    def _template(self, part: str, action: Action, costs: StageCosts) -> Template:
+    def template(self, part: str, action: Action, costs: StageCosts) -> Template:
+        """One layer of kind `part`, the embedding or the head in one action, on ranks with these costs."""
         key = (part, action, costs.key)
         if key not in self._templates:
             self._templates[key] = self._evaluate(part, action, costs)
@@ -176,10 +181,10 @@ class Blocks:
                 row.append((layer, self._fused_template(mine, other, action, costs)))
             elif forward and (not routed[0] or not backward):
                 layer, part = forward.pop(0)
-                row.append((layer, self._template(part, Action.F, costs)))
+                row.append((layer, self.template(part, Action.F, costs)))
             else:
                 layer, part = backward.pop(0)
-                row.append((layer, self._template(part, action, costs)))
+                row.append((layer, self.template(part, action, costs)))
         return row
 
     def _parts(self, stage: Stage) -> list[tuple[int, str]]:

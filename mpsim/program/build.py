@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.framework import BlockingSends
+from mpsim.program.blocks import Blocks
 from mpsim.program.closing import StepRows
 from mpsim.program.costs import PlanCosts
 from mpsim.program.data.exchange import add_exchanges
@@ -20,7 +21,9 @@ from mpsim.schedule import Orders
 __all__ = ["build_program"]
 
 
-def build_program(plan: Plan, costs: PlanCosts | None = None) -> Program:
+def build_program(
+    plan: Plan, costs: PlanCosts | None = None, *, blocks: Blocks | None = None
+) -> Program:
     """Expand a Plan into operations with durations.
 
     Parameters
@@ -28,6 +31,8 @@ def build_program(plan: Plan, costs: PlanCosts | None = None) -> Program:
     plan : Plan
     costs : PlanCosts, optional
         Made from the plan when absent.
+    blocks : Blocks, optional
+        Templates that this plan shares with others; made from the plan when absent.
 
     Returns
     -------
@@ -37,7 +42,7 @@ def build_program(plan: Plan, costs: PlanCosts | None = None) -> Program:
     costs = costs or PlanCosts(plan)
     rows = Rows()
     step = StepRows(rows, plan, costs)
-    insides = Insides(plan, costs)
+    insides = Insides(plan, costs, blocks)
     begun = step.overhead()
     placed = add_pipeline(
         rows,

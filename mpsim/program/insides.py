@@ -34,6 +34,8 @@ class Insides:
     ----------
     plan : Plan
     costs : PlanCosts
+    blocks : Blocks, optional
+        Templates of the plan's blocks; made from the plan when absent.
 
     Attributes
     ----------
@@ -43,9 +45,9 @@ class Insides:
         Where parameters are gathered and gradients reduced.
     """
 
-    def __init__(self, plan: Plan, costs: PlanCosts) -> None:
+    def __init__(self, plan: Plan, costs: PlanCosts, blocks: Blocks | None = None) -> None:
         self._plan = plan
-        self._blocks = Blocks(plan, costs)
+        self._blocks = blocks or Blocks(plan, costs)
         self._passes = Passes(plan)
         self._templates: list[Template] = []
         self._segments: list[list[int]] = []  # templates of each variant

@@ -14,7 +14,7 @@ from mpsim.result.memory.activations import held_by_rank, kept_by_stage
 from mpsim.result.memory.states import buffers, gradient_scratch, model_states
 from mpsim.schedule import Action
 
-__all__ = ["COMPONENTS", "Memory", "account_memory"]
+__all__ = ["COMPONENTS", "Memory", "account_memory", "memory_constants"]
 
 COMPONENTS = (
     "parameters",
@@ -79,7 +79,7 @@ def account_memory(plan: Plan) -> Memory:
     weight gradient (or full backward) the rest; while a layer is differentiated, what is recomputed of it and the gradients of its
     largest product are alive too. The peak is exact for the order; the bytes are those of the operator list.
     """
-    constants = _constants()
+    constants = memory_constants()
     kept = kept_by_stage(plan)
     held = [held_by_rank(plan, rank, kept) for rank in range(plan.mesh.pp)]
     peak = [one.most[one.fullest] for one in held]
@@ -112,6 +112,7 @@ def _moment(plan: Plan, rank: int, action: int) -> str:
     return f"{name} of microbatch {int(plan.orders.microbatch[row])}"
 
 
-def _constants() -> Mapping[str, float]:
+def memory_constants() -> Mapping[str, float]:
+    """``context``: what the driver and libraries take [B]; ``fragmentation``: share of activations lost between them."""
     data = dict(load_catalog("mpsim.result.data"))["memory"]
     return {name: float(entry["value"]) for name, entry in data["constants"].items()}

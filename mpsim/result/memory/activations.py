@@ -6,7 +6,7 @@ Shapes: N actions of one rank.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from mpsim.program.plan import Plan
 from mpsim.schedule import Action
 from mpsim.workload import Expansion, Operator, OperatorKind, Phase
 
-__all__ = ["Held", "Kept", "held_by_rank", "kept_by_stage"]
+__all__ = ["Held", "Kept", "held_by_rank", "kept_by_part", "kept_by_stage"]
 
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 
@@ -79,16 +79,31 @@ class Held:
 
 def kept_by_stage(plan: Plan) -> list[Kept]:
     """What each stage keeps of a microbatch, and what it needs beside that while it runs backward."""
-    parts = Blocks.expand(plan)
-    layers = {kind: _layer(parts[kind], plan) for kind in plan.model.layer_kinds}
-    embedding = _all(parts["embedding"], plan.sharding)
-    head = _head(parts["head"], plan.sharding)
+    parts = kept_by_part(plan)
     result = []
     for stage in plan.stages:
-        kept = sum((layers[kind] for kind in plan.layer_kinds(stage)), Kept())
-        kept = kept + embedding if stage.embedding else kept
-        result.append(kept + head if stage.head else kept)
+        kept = sum((parts[kind] for kind in plan.layer_kinds(stage)), Kept())
+        kept = kept + parts["embedding"] if stage.embedding else kept
+        result.append(kept + parts["head"] if stage.head else kept)
     return result
+
+
+def kept_by_part(plan: Plan, parts: Mapping[str, Expansion] | None = None) -> dict[str, Kept]:
+    """What a layer of each kind (by that name), the embedding and the head keep of a microbatch.
+
+    Parameters
+    ----------
+    plan : Plan
+    parts : mapping of str to Expansion, optional
+        Operators of each, as `Blocks.expand` gives them.
+    """
+    parts = parts or Blocks.expand(plan)
+    layers = {kind: _layer(parts[kind], plan) for kind in dict.fromkeys(plan.model.layer_kinds)}
+    ends = {
+        "embedding": _all(parts["embedding"], plan.sharding),
+        "head": _head(parts["head"], plan.sharding),
+    }
+    return layers | ends
 
 
 def held_by_rank(plan: Plan, rank: int, kept: Sequence[Kept]) -> Held:

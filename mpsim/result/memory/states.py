@@ -13,7 +13,7 @@ from mpsim.program.blocks import Blocks
 from mpsim.program.plan import Plan
 from mpsim.workload import OperatorKind, Phase
 
-__all__ = ["buffers", "model_states"]
+__all__ = ["buffers", "gradient_scratch", "model_states"]
 
 _MESSAGES = 4  # sent and received, activations and gradients
 _WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
@@ -73,7 +73,7 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
             for one in (shard(whole, plan.sharding) for whole in parts[kind].backward)
             if one.phase is Phase.WEIGHT_GRADIENT and one.kind in _WEIGHTS
         }
-        for kind in plan.model.layer_kinds
+        for kind in dict.fromkeys(plan.model.layer_kinds)
     }
     held = [
         set().union(

@@ -1,0 +1,176 @@
+"""Flights: how many microbatches a rank holds when, for an order of actions, whatever a microbatch weighs.
+
+Shapes: U distinct moments over all ranks, P pipeline ranks, C chunks of a rank, S stages, N actions, K layouts.
+
+What a rank holds at its fullest is the largest of a few sums over its chunks, which are the same for all layouts with the same order. Orders of
+1F1B and its interleaved form repeat themselves in the middle, so a few rounds of microbatches show every moment of many.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.errors import ScheduleError
+from mpsim.schedule import Action, Orders, forwards_beside_backwards, make_orders
+
+__all__ = ["Flight", "Order"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_ROUNDS = {"1f1b": 2, "interleaved-1f1b": 3}
+"""Rounds of as many microbatches as there are ranks after which an order has shown all its moments."""
+_HELD = {Action.F: (1, 1), Action.B: (-1, -1), Action.I: (-1, 0), Action.W: (0, -1)}
+"""What an action adds to microbatches held for input and for weight gradients."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """Distinct moments of an order.
+
+    Parameters
+    ----------
+    first : int64[P]
+        First moment of each rank; moments are sorted by rank.
+    stage : int64[U]
+        Stage whose action runs.
+    differentiates : bool[U]
+        Whether it computes input gradients, for which more is alive.
+    held_stage : int64[U, C]
+        Stages of the rank's chunks.
+    for_input, for_weight : float64[U, C]
+        Microbatches of each chunk that are held for input gradients and for weight gradients.
+    """
+
+    first: Ints
+    stage: Ints
+    differentiates: NDArray[np.bool_]
+    held_stage: Ints
+    for_input: Floats
+    for_weight: Floats
+
+    @classmethod
+    def of(cls, orders: Orders) -> Flight:
+        """Moments of an order, each once."""
+        rank, chunk = orders.rank, orders.stage_chunk[orders.stage]
+        chunks = int(orders.stage_chunk.max()) + 1
+        change = np.array([_HELD[action] for action in Action])[orders.kind]
+        levels = np.zeros((2, len(orders), chunks), dtype=np.int32)
+        levels[:, np.arange(len(orders)), chunk] = change.T
+        after = levels.cumsum(axis=1)
+        is_forward = (orders.kind == Action.F)[:, None]
+        held = np.where(is_forward, after, after - levels)
+        differentiates = (orders.kind == Action.B) | (orders.kind == Action.I)
+        moments = np.column_stack([rank, orders.stage * differentiates, differentiates, *held])
+        moments = np.unique(moments, axis=0)
+        stages = np.argsort(orders.stage_rank, kind="stable").reshape(orders.pp, chunks)
+        return cls(
+            first=np.searchsorted(moments[:, 0], np.arange(orders.pp)),
+            stage=moments[:, 1],
+            differentiates=moments[:, 2] > 0,
+            held_stage=stages[moments[:, 0]],
+            for_input=moments[:, 3 : 3 + chunks].astype(np.float64),
+            for_weight=moments[:, 3 + chunks :].astype(np.float64),
+        )
+
+    def peaks(self, for_input: Floats, for_weight: Floats, beside: Floats) -> Floats:
+        """Most that each rank holds at once.
+
+        Parameters
+        ----------
+        for_input, for_weight : float64[K, S]
+            Kept of one microbatch on each stage until its input gradient (logits included) and its weight gradient [B].
+        beside : float64[K, S]
+            Alive beside that while the stage computes input gradients [B].
+
+        Returns
+        -------
+        float64[K, P]
+        """
+        total = beside[:, self.stage] * self.differentiates
+        for chunk in range(self.held_stage.shape[1]):
+            stage = self.held_stage[:, chunk]
+            total += for_input[:, stage] * self.for_input[:, chunk]
+            total += for_weight[:, stage] * self.for_weight[:, chunk]
+        peaks: Floats = np.maximum.reduceat(total, self.first, axis=1)
+        return peaks
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """Which order of actions ranks follow.
+
+    Parameters
+    ----------
+    schedule : str
+    pp, microbatches : int
+    virtual_stages : int or None
+    beside : bool
+        Whether the framework makes blocks of forwards and backwards, to hide exchanges of experts.
+    """
+
+    schedule: str
+    pp: int
+    microbatches: int
+    virtual_stages: int | None
+    beside: bool = False
+
+    @property
+    def _repeats(self) -> bool:
+        return self.schedule in _ROUNDS and self.microbatches % self.pp == 0
+
+    def of(self, microbatches: int) -> Order:
+        """The same with another number of microbatches."""
+        return dataclasses.replace(self, microbatches=microbatches)
+
+    def flight(self) -> Flight:
+        """Distinct moments of the order.
+
+        Raises
+        ------
+        ScheduleError
+            If the schedule cannot run so many microbatches.
+        """
+        rounds = _ROUNDS.get(self.schedule, 0) * self.pp
+        shorter = self._repeats and self.microbatches > rounds
+        return _flight(self.of(rounds) if shorter else self)
+
+    def orders(self) -> Orders:
+        """The order itself."""
+        return _orders(self)
+
+    def stage_map(self) -> Orders:
+        """An order with the same stages, of as few microbatches as there can be."""
+        return _orders(self.of(self.pp) if self._repeats else self)
+
+    def runs(self) -> bool:
+        """Whether the schedule can run so many microbatches."""
+        if self._repeats:
+            return True
+        try:
+            orders = _orders(self)
+        except ScheduleError:
+            return False
+        return not orders.forward_only and orders.microbatches == self.microbatches
+
+
+@functools.lru_cache(maxsize=4096)
+def _flight(order: Order) -> Flight:
+    return Flight.of(_orders(order))
+
+
+@functools.lru_cache(maxsize=256)
+def _orders(order: Order) -> Orders:
+    orders = make_orders(
+        order.schedule,
+        pp=order.pp,
+        microbatches=order.microbatches,
+        virtual_stages=order.virtual_stages,
+    )
+    if order.beside and not orders.fused.any():
+        orders = forwards_beside_backwards(orders)
+    return orders.validate()

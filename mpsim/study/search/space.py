@@ -1,0 +1,352 @@
+"""The space of layouts: which values each axis takes, and which combinations the checks of a scenario accept.
+
+The checks themselves say what is legal. Each depends on few axes, so it is asked once for every combination of those, and a combination that
+fails takes everything that extends it with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from mpsim.document import load_catalog
+from mpsim.errors import MpsimError, Problem, ScenarioError
+from mpsim.scenario import Scenario, checks
+from mpsim.scenario.sections import INTERLEAVED
+
+__all__ = ["AXES", "Frame", "Layout", "Space", "defaults", "split_axes"]
+
+Check = Callable[[Scenario], list[Problem]]
+
+AXES: Final[Mapping[str, str]] = {
+    "tp": "parallelism.tp",
+    "cp": "parallelism.cp",
+    "pp": "parallelism.pp",
+    "ep": "parallelism.ep",
+    "schedule": "schedule.name",
+    "virtual_stages": "schedule.virtual_stages",
+    "micro_batch": "training.micro_batch",
+    "sequence_parallel": "parallelism.sequence_parallel",
+    "zero": "parallelism.zero",
+    "recompute": "training.recompute",
+}
+"""What a search varies: name of each axis, and its key in a scenario."""
+
+_FRAME = ("tp", "cp", "pp", "ep", "schedule", "virtual_stages")
+_HABITS = ("sequence_parallel", "zero", "recompute")
+_MESH = ("tp", "cp", "pp")
+_DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "check_model": (),
+    "check_cluster": (),
+    "check_framework": (),
+    "check_precision": (),
+    "check_schedule_file": (),
+    "check_network": (),
+    "check_sweep": (),
+    "check_overrides": (),
+    "check_world": _MESH,
+    "check_batch": (*_MESH, "micro_batch"),
+    "check_virtual_stages": ("schedule", "virtual_stages"),
+    "check_stages": ("pp", "schedule", "virtual_stages"),
+    "check_stacks": ("cp", "pp"),
+    "check_heads": ("tp",),
+    "check_mlp": ("tp",),
+    "check_context": ("cp",),
+    "check_context_exchange": ("tp", "cp"),
+    "check_sequence": ("tp", "cp", "sequence_parallel"),
+    "check_tensor_overlap": ("tp", "sequence_parallel"),
+    "check_experts": ("tp", "ep"),
+    "check_expert_ranks": (*_MESH, "ep"),
+    "check_expert_tokens": ("tp", "sequence_parallel"),
+    "check_expert_overlap": ("pp", "schedule", "recompute"),
+    "check_zero": ("pp", "zero"),
+    "check_shard": (*_MESH, "zero"),
+    "check_offload": ("zero",),
+    "check_size": (*_MESH, "schedule", "virtual_stages", "micro_batch"),
+}
+"""Axes that each check looks at; one that is not listed is asked about every layout."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+    """What decides where ranks and stages are: layouts of one frame share their mesh and their stages.
+
+    Parameters
+    ----------
+    tp, cp, pp, ep, dp : int
+    schedule : str
+    virtual_stages : int or None
+        None where the schedule has a number of its own.
+    """
+
+    tp: int
+    cp: int
+    pp: int
+    ep: int
+    schedule: str
+    virtual_stages: int | None
+    dp: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """One way to lay a model on a cluster.
+
+    Parameters
+    ----------
+    frame : Frame
+    micro_batch : int
+    sequence_parallel : bool
+    zero : int
+    recompute : str
+    """
+
+    frame: Frame
+    micro_batch: int
+    sequence_parallel: bool
+    zero: int
+    recompute: str
+
+    def values(self) -> dict[str, object]:
+        """Values by dotted key that `Scenario.with_values` takes."""
+        frame = self.frame
+        return {
+            "parallelism.tp": frame.tp,
+            "parallelism.pp": frame.pp,
+            "parallelism.dp": frame.dp,
+            "parallelism.cp": frame.cp,
+            "parallelism.ep": frame.ep,
+            "parallelism.sequence_parallel": self.sequence_parallel,
+            "parallelism.zero": self.zero,
+            "schedule.name": frame.schedule,
+            "schedule.virtual_stages": frame.virtual_stages,
+            "training.micro_batch": self.micro_batch,
+            "training.recompute": self.recompute,
+        }
+
+
+@functools.cache
+def defaults(section: str) -> Mapping[str, Any]:
+    """Values of ``search.yaml``: ``axes`` or ``search``."""
+    data: Mapping[str, Any] = dict(load_catalog("mpsim.study.data"))["search"]
+    values: Mapping[str, Any] = data[section]["values"]
+    return values
+
+
+def split_axes(
+    over: Mapping[str, Sequence[object]],
+) -> tuple[dict[str, tuple[object, ...]], dict[str, tuple[object, ...]]]:
+    """Divide given values into those of the search's own axes, by axis, and those of other keys of a scenario.
+
+    Raises
+    ------
+    ScenarioError
+        For a key without values, or one that follows from others.
+    """
+    names = {key: axis for axis, key in AXES.items()}
+    own: dict[str, tuple[object, ...]] = {}
+    other: dict[str, tuple[object, ...]] = {}
+    for key, values in over.items():
+        if key == "parallelism.dp":
+            raise ScenarioError(
+                "parallelism.dp follows from the cluster and the other degrees; give values of tp, pp or cp"
+            )
+        if not values:
+            raise ScenarioError(f"no values to search over for {key}; give at least one")
+        if key in names:
+            own[names[key]] = tuple(dict.fromkeys(values))
+        else:
+            other[key] = tuple(values)
+    return own, other
+
+
+class Space:
+    """Legal layouts of one scenario.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Its model, cluster, batch and framework; its own layout counts for nothing.
+    given : mapping of str to sequence
+        Values of axes, instead of the usual ones.
+    """
+
+    def __init__(self, scenario: Scenario, given: Mapping[str, Sequence[object]]) -> None:
+        self._base = scenario
+        self._given = given
+        self._known: dict[tuple[object, ...], bool] = {}
+        self.choices = {axis: self._choose(axis) for axis in AXES}
+        self._rules = _rules()
+
+    def frames(self) -> Iterator[Frame]:
+        """Frames that break no rule, by axis in the order of `AXES`."""
+        rules = [self._within(_FRAME[: i + 1], _FRAME[:i]) for i in range(len(_FRAME))]
+        yield from self._grow({}, rules)
+
+    def micro_batches(self, frame: Frame) -> list[int]:
+        """Microbatches that a frame can run."""
+        rules = self._within((*_FRAME, "micro_batch"), _FRAME)
+        return [
+            int(one)
+            for one in self._micro_batches(frame)
+            if self._obeys({**_values(frame), "micro_batch": one}, rules)
+        ]
+
+    def habits(self, frame: Frame) -> list[tuple[bool, int, str]]:
+        """Sequence parallelism, ZeRO stage and recomputation that a frame can have."""
+        rules = self._within((*_FRAME, *_HABITS), _FRAME)
+        found = []
+        for choice in itertools.product(*(self._habit(axis, frame) for axis in _HABITS)):
+            values = {**_values(frame), **dict(zip(_HABITS, choice, strict=True))}
+            if self._obeys(values, rules):
+                parallel, zero, recompute = choice
+                found.append((bool(parallel), int(zero), str(recompute)))
+        return found
+
+    def layouts(self, frame: Frame) -> list[Layout]:
+        """Every legal layout of a frame, as far as the checks can say."""
+        rest = [
+            name
+            for name, axes in self._rules.items()
+            if not (set(axes) <= {*_FRAME, "micro_batch"} or set(axes) <= {*_FRAME, *_HABITS})
+        ]
+        return [
+            Layout(frame, micro_batch, *habit)
+            for micro_batch in self.micro_batches(frame)
+            for habit in self.habits(frame)
+            if not rest
+            or self._obeys(
+                {
+                    **_values(frame),
+                    "micro_batch": micro_batch,
+                    **dict(zip(_HABITS, habit, strict=True)),
+                },
+                rest,
+            )
+        ]
+
+    def scenario(self, values: Mapping[str, Any]) -> Scenario:
+        """The scenario with axes replaced, not checked."""
+        base = self._base
+        parallel = {
+            axis: values[axis]
+            for axis in ("tp", "cp", "pp", "ep", "sequence_parallel", "zero")
+            if axis in values
+        }
+        schedule = {
+            "name": values.get("schedule", base.schedule.name),
+            "virtual_stages": values.get("virtual_stages", None),
+            "file": None,
+        }
+        training = {axis: values[axis] for axis in ("micro_batch", "recompute") if axis in values}
+        return base.model_copy(
+            update={
+                "parallelism": base.parallelism.model_copy(update={**parallel, "dp": None}),
+                "schedule": base.schedule.model_copy(update=schedule),
+                "training": base.training.model_copy(update=training),
+            }
+        )
+
+    def _grow(self, values: dict[str, Any], rules: Sequence[Sequence[str]]) -> Iterator[Frame]:
+        depth = len(values)
+        if depth == len(_FRAME):
+            each = values["tp"] * values["cp"] * values["pp"]
+            yield Frame(**values, dp=self._base.world_size // each)
+            return
+        axis = _FRAME[depth]
+        for choice in self._frame_choices(axis, values):
+            grown = {**values, axis: choice}
+            if self._obeys(grown, rules[depth]):
+                yield from self._grow(grown, rules)
+
+    def _frame_choices(self, axis: str, values: Mapping[str, Any]) -> Sequence[Any]:
+        """Choices that differ: without a pipeline all schedules are the same, and few have a free number of chunks."""
+        if axis == "schedule" and values["pp"] == 1:
+            plain = [one for one in self.choices[axis] if one not in INTERLEAVED]
+            return (plain or self.choices[axis])[:1]
+        if axis == "virtual_stages":
+            return self.choices[axis] if values["schedule"] in INTERLEAVED else (None,)
+        return self.choices[axis]
+
+    def _habit(self, axis: str, frame: Frame) -> Sequence[Any]:
+        """Choices that differ: with one rank there is nothing to share."""
+        choices = self.choices[axis]
+        alone = {
+            "sequence_parallel": frame.tp == 1,
+            "zero": frame.dp * frame.cp == 1,
+            "recompute": False,
+        }
+        return choices[:1] if alone[axis] else choices
+
+    def _micro_batches(self, frame: Frame) -> Sequence[Any]:
+        if "micro_batch" in self._given:
+            return self.choices["micro_batch"]
+        each = self._base.training.global_batch // frame.dp
+        most = defaults("axes")["micro_batch_at_most"]
+        return [one for one in range(1, most + 1) if each and each % one == 0]
+
+    def _within(self, axes: Sequence[str], before: Sequence[str]) -> list[str]:
+        """Rules that look at `axes` only, and not only at those `before`."""
+        return [
+            name
+            for name, seen in self._rules.items()
+            if set(seen) <= set(axes) and (not before or not set(seen) <= set(before))
+        ]
+
+    def _obeys(self, values: Mapping[str, Any], rules: Sequence[str]) -> bool:
+        return all(self._obeys_one(values, rule) for rule in rules)
+
+    def _obeys_one(self, values: Mapping[str, Any], rule: str) -> bool:
+        key = (rule, *(values[axis] for axis in self._rules[rule]))
+        if key not in self._known:
+            self._known[key] = self._ask(values, rule)
+        return self._known[key]
+
+    def _ask(self, values: Mapping[str, Any], rule: str) -> bool:
+        try:
+            return not _check(rule)(self.scenario(values))
+        except MpsimError:
+            return False
+
+    def _choose(self, axis: str) -> tuple[Any, ...]:
+        if axis in self._given:
+            return tuple(self._given[axis])
+        base, usual = self._base, defaults("axes")
+        world, model = base.world_size, base.transformer
+        if axis == "tp":
+            return _divisors(model.heads, at_most=base.hardware.node.domain)
+        if axis == "pp":
+            return _divisors(world, at_most=model.layers)
+        if axis == "cp":
+            length = base.training.sequence_length
+            return _divisors(world, at_most=max(1, length // usual["context_tokens_at_least"]))
+        if axis == "ep":
+            return _divisors(model.moe.experts, at_most=world) if model.moe else (1,)
+        if axis == "virtual_stages":
+            return _divisors(model.layers, at_most=usual["virtual_stages_at_most"])[1:]
+        if axis == "micro_batch":
+            return ()
+        own = {"schedule": (base.schedule.name,)} if base.schedule.name else {}
+        plural = {"schedule": "schedules"}.get(axis, axis)
+        return tuple(dict.fromkeys((*usual[plural], *own.get(axis, ()))))
+
+
+def _values(frame: Frame) -> dict[str, Any]:
+    return {axis: getattr(frame, axis) for axis in _FRAME}
+
+
+def _divisors(number: int, *, at_most: int) -> tuple[int, ...]:
+    return tuple(n for n in range(1, min(number, at_most) + 1) if number % n == 0)
+
+
+def _rules() -> dict[str, tuple[str, ...]]:
+    """Axes of every check of a scenario; all of them for one that this module does not know."""
+    every = tuple(AXES)
+    return {one.__name__: _DEPENDS.get(one.__name__, every) for one in checks.CHECKS}
+
+
+def _check(name: str) -> Check:
+    return next(one for one in checks.CHECKS if one.__name__ == name)
