@@ -14,6 +14,7 @@ from mpsim.hardware import host_of
 from mpsim.program import PARTS, TICK, Program, Stream, build_program
 from mpsim.program.plan import Plan
 from mpsim.result.attribution import attribute
+from mpsim.result.memory import account_memory
 from mpsim.schedule import Action
 from tests.plans import small_plan
 
@@ -386,3 +387,46 @@ def test_every_action_keeps_its_kernels_when_it_is_cut() -> None:
         assert one == other
     assert set(busy[0]) == {"forward", "backward", "weight_gradient"}
     assert Action.F == 0
+
+
+def test_states_on_a_device_are_those_of_the_zero_paper() -> None:
+    """ZeRO paper, figure 1: (2 + 2 + 12) Psi whole; 12 / N, then (2 + 12) / N, then all 16 / N with each stage.
+
+    Whatever is gathered or reduced for the moment is a buffer.
+    """
+    psi, n = float(plan_of().rank_parameters[0]), 16
+    expected = {
+        0: (2 * psi, 2 * psi, 12 * psi),
+        1: (2 * psi, 2 * psi, 12 * psi / n),
+        2: (2 * psi, 2 * psi / n, 12 * psi / n),
+        3: (2 * psi / n, 2 * psi / n, 12 * psi / n),
+    }
+    for zero, states in expected.items():
+        held = account_memory(plan_of(zero=zero)).components
+        got = [float(held[name][0]) for name in ("parameters", "gradients", "optimizer")]
+        assert got == pytest.approx(states)
+
+
+def test_gathered_units_are_buffers_and_hybrid_shards_keep_more() -> None:
+    """Two layers and the root are gathered at a time, and gradients of two layers are on their way; everything, once kept gathered."""
+    plan = plan_of()
+    layers = plan_layers(plan)
+    layer = layers["layers"] / plan.model.layers
+    root = layers["all"] - layers["layers"]
+    assert account_memory(plan).components["buffers"][0] == pytest.approx(
+        2 * (root + 2 * layer) + 2 * 2 * layer
+    )
+    kept = plan_of(overrides={"reshard_after_forward": False})
+    assert account_memory(kept).components["buffers"][0] == pytest.approx(
+        2 * layers["all"] + 2 * 2 * layer
+    )
+    hybrid = account_memory(plan_of(shard=8)).components["optimizer"][0]
+    assert hybrid == pytest.approx(12 * layers["all"] / 8)
+
+
+def test_what_the_host_keeps_is_not_on_the_device() -> None:
+    """Neither state nor finished gradients; parameters too where they are offloaded."""
+    states = account_memory(plan_of(offload="parameters", offload_to="nvme")).components
+    assert all(states[name][0] == 0.0 for name in ("parameters", "gradients", "optimizer"))
+    some = account_memory(plan_of(offload="optimizer")).components
+    assert some["optimizer"][0] == 0.0 < some["parameters"][0]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mpsim.parallel import shard
 from mpsim.program.blocks import Blocks
+from mpsim.program.data.residency import residency
 from mpsim.program.plan import Plan
 from mpsim.workload import OperatorKind, Phase
 
@@ -24,41 +25,32 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
 
     Notes
     -----
-    Optimizer state is shared by ranks that hold the same parameters: data- and context-parallel peers for most, only those that
-    hold the same experts for experts.
+    What `parallelism.zero` shares is divided among ranks that hold the same parameters: data- and context-parallel peers, or a group of
+    them (`parallelism.shard`), for most, only those that hold the same experts for experts. What the host keeps is not on the device.
     """
-    sizes = plan.framework.optimizer
-    dense, experts = _held(plan)
-    owned = dense + experts
-    shared = (plan.replicas, plan.mesh.edp) if plan.zero else (1, 1)
+    sizes, held = plan.framework.optimizer, residency(plan)
     return {
-        "parameters": owned * sizes.parameter_bytes,
-        "gradients": owned * sizes.gradient_bytes,
-        "optimizer": (dense / shared[0] + experts / shared[1]) * sizes.optimizer_bytes,
+        "parameters": held.parameters * sizes.parameter_bytes,
+        "gradients": held.gradients * sizes.gradient_bytes,
+        "optimizer": held.optimizer * sizes.optimizer_bytes,
     }
 
 
-def _held(plan: Plan) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Parameters on one rank of each pipeline rank: all but routed experts, and of those, float64[P]."""
-    mesh = plan.mesh
-    dense, experts = np.zeros((2, mesh.pp))
-    for rank in range(mesh.pp):
-        for stage in plan.rank_stages(rank):
-            for count in plan.stage_parameters(stage).values():
-                own = count.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
-                experts[rank] += own
-                dense[rank] += count.per_rank(mesh.tp, ep=mesh.ep, etp=mesh.expert_tp) - own
-    return dense, experts
-
-
 def buffers(plan: Plan) -> NDArray[np.float64]:
-    """Messages of both directions, a bucket of gradients, scratch of weight gradients, float64[P] [B]."""
+    """Messages of both directions, a bucket of gradients, gathered units, float64[P] [B]."""
     message = plan.sharding.tokens * plan.model.hidden * plan.sharding.activation_bytes
     divided = plan.mesh.tp if plan.sequence_parallel else 1
     messages = _MESSAGES * message / divided if plan.mesh.pp > 1 else 0.0
     overlapped = plan.framework.overlaps_gradients(plan.mesh.pp) and plan.replicas > 1
-    bucket = plan.framework.data.bucket_bytes if overlapped else 0.0
-    return np.full(plan.mesh.pp, messages + bucket)
+    bucket = plan.framework.data.bucket_bytes if overlapped and not plan.gathers_units else 0.0
+    return np.full(plan.mesh.pp, messages + bucket) + _units(plan)
+
+
+def _units(plan: Plan) -> NDArray[np.float64]:
+    """Gathered units of sharded parameters, and gradients of units under way, float64[P] [B]."""
+    sizes, data, held = plan.framework.optimizer, plan.framework.data, residency(plan)
+    gathered = held.gathered * (data.gathered_bytes or sizes.parameter_bytes)
+    return gathered + held.reducing * (data.reduced_bytes or sizes.gradient_bytes)
 
 
 def gradient_scratch(plan: Plan) -> NDArray[np.float64]:

@@ -1,0 +1,112 @@
+"""Residency: how much of the model a rank holds at a time where it is shared.
+
+Shapes: P pipeline ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.parallel import Stage
+from mpsim.program.plan import SHARDED_GRADIENTS, Plan
+
+__all__ = ["Residency", "residency"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Residency:
+    """Parameters of one rank of each pipeline rank, float64[P] each.
+
+    Parameters
+    ----------
+    owned : float64[P]
+        All that it computes with.
+    share : float64[P]
+        Those whose optimizer state is its own.
+    parameters : float64[P]
+        Kept between their uses.
+    gathered : float64[P]
+        Gathered at a time beyond those.
+    gradients : float64[P]
+        Gradients kept until the optimizer.
+    reducing : float64[P]
+        Gradients of units under way to their owners.
+    optimizer : float64[P]
+        Those with their optimizer state on the device.
+    """
+
+    owned: Floats
+    share: Floats
+    parameters: Floats
+    gathered: Floats
+    gradients: Floats
+    reducing: Floats
+    optimizer: Floats
+
+
+def residency(plan: Plan) -> Residency:
+    """What every rank holds.
+
+    Parameters
+    ----------
+    plan : Plan
+
+    Notes
+    -----
+    Sharded parameters: a rank keeps its share, and gathers ``units_in_flight`` units beside the root; all of them where units are
+    kept after the forward. One unit's whole gradients exist while the one before is being reduced. What the host keeps, the
+    device does not.
+    """
+    dense, experts = plan.rank_dense_parameters, plan.rank_expert_parameters
+    owned = dense + experts
+    copies = plan.replicas // plan.sharers if plan.zero else 1
+    peers = max(plan.mesh.edp // copies, 1) if plan.zero else 1
+    share = dense / plan.sharers + experts / peers
+    nothing = np.zeros_like(owned)
+    gathered = reducing = nothing
+    if plan.gathers_units:
+        largest, root = _units(plan)
+        kept = plan.keeps_gathered or not plan.framework.data.reshard_after_forward
+        gathered = owned if kept else np.minimum(owned, root + plan.units_in_flight * largest)
+        reducing = np.minimum(owned, 2 * largest)
+    divided = plan.zero >= SHARDED_GRADIENTS and plan.reduces_every_microbatch
+    gradients = share if divided else owned
+    offloads = plan.offload != "none"
+    return Residency(
+        owned=owned,
+        share=share,
+        parameters=(nothing if plan.offload == "parameters" else share)
+        if plan.gathers_units
+        else owned,
+        gathered=gathered,
+        gradients=nothing if offloads and divided else gradients,
+        reducing=reducing if divided else nothing,
+        optimizer=nothing if offloads else share,
+    )
+
+
+def _units(plan: Plan) -> tuple[Floats, Floats]:
+    """Largest unit of each rank, and its root (0 where embedding and head are units of their own)."""
+    largest, root = np.zeros((2, plan.mesh.pp))
+    for stage in plan.stages:
+        rank = int(plan.orders.stage_rank[stage.index])
+        parts = plan.stage_parameters(stage)
+        ends = [plan.held(parts[name]) for name in ("embedding", "head") if name in parts]
+        if plan.framework.data.root_unit:
+            root[rank] += sum(ends)
+            ends = []
+        largest[rank] = max(largest[rank], *ends, *_layers(plan, stage), 0.0)
+    return largest, root
+
+
+def _layers(plan: Plan, stage: Stage) -> list[float]:
+    """Parameters of every unit of layers of a stage."""
+    each = plan.layer_parameters
+    held = [plan.held(each[kind]) for kind in plan.layer_kinds(stage)]
+    size = plan.framework.data.unit_layers
+    return [sum(held[at : at + size]) for at in range(0, len(held), size)]
