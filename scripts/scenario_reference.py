@@ -15,6 +15,7 @@ import pydantic
 from pydantic_core import PydanticUndefined
 
 from mpsim.scenario import Scenario
+from mpsim.scenario.descriptions import descriptions
 from mpsim.units import Dimension, units_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "scenario.md"
@@ -48,7 +49,7 @@ def _section(prefix: str, model: type[pydantic.BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         key = field.alias or name
         kind, nested = _kind(field.annotation, field.metadata)
-        meaning = " ".join((field.description or "").split())
+        meaning = " ".join(descriptions(model).get(name, "").split())
         yield f"| `{key}` | {kind} | {_default(field)} | {meaning} |".replace(" |  |", " | |")
         inner.extend((f"{prefix}{key}.", one) for one in nested)
     yield ""

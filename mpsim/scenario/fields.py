@@ -29,14 +29,16 @@ SAFE_COUNT: Final = 1_000_000  # more of anything is a slip of the keyboard
 
 
 class Section(pydantic.BaseModel):
-    """A mapping of the scenario file: unknown keys refused, values never coerced, frozen."""
+    """A mapping of the scenario file: unknown keys refused, values never coerced, frozen.
+
+    The string under a field says what it is for (see `mpsim.scenario.descriptions`).
+    """
 
     model_config = pydantic.ConfigDict(
         extra="forbid",
         frozen=True,
         strict=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
     )
 
 

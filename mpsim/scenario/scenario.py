@@ -17,6 +17,7 @@ from mpsim.framework import Framework, framework
 from mpsim.hardware import Cluster
 from mpsim.scenario.checks import check
 from mpsim.scenario.cluster import ClusterChoice
+from mpsim.scenario.descriptions import describe_schema
 from mpsim.scenario.fields import Section, Shorthand
 from mpsim.scenario.layers import lay_values, read_layers
 from mpsim.scenario.model import ModelChoice
@@ -231,7 +232,7 @@ def load(
 
 def json_schema() -> dict[str, Any]:
     """JSON schema of the scenario file, for editors that complete and check YAML."""
-    schema = Scenario.model_json_schema(by_alias=True)
+    schema = describe_schema(Scenario.model_json_schema(by_alias=True), Scenario)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

@@ -10,6 +10,7 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from mpsim.errors import Problem, nearest
+from mpsim.scenario.descriptions import descriptions
 from mpsim.scenario.paths import join
 
 __all__ = ["known_keys", "section_at", "translate"]
@@ -163,9 +164,11 @@ def _choice(detail: ErrorDetails, context: Mapping[str, Any]) -> str:
 
 def _purpose(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> str:
     section = section_at(root, loc[:-1])
-    for name, field in section.model_fields.items() if section else ():
+    if section is None:
+        return "needed"
+    for name, field in section.model_fields.items():
         if _written(name, field) == loc[-1]:
-            purpose = (field.description or name).rstrip(".")
+            purpose = descriptions(section).get(name, name).rstrip(".")
             return f"needed {purpose[0].lower()}{purpose[1:]}"
     return "needed"
 

@@ -1,0 +1,80 @@
+"""What each key of the schema is for: the text under its field.
+
+Reading the source takes longer than making all the models, so it waits until somebody asks.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+__all__ = ["describe_schema", "descriptions"]
+
+
+@functools.cache
+def descriptions(kind: type[pydantic.BaseModel]) -> Mapping[str, str]:
+    """The texts under the fields of a model, its bases' included, by name of the field."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        if issubclass(one, pydantic.BaseModel) and one is not pydantic.BaseModel:
+            found |= _texts(one.__module__).get(one.__name__, {})
+    return found
+
+
+@functools.cache
+def _texts(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Texts by class and field of a module."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {
+        node.name: dict(_documented(node.body))
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
+    """Annotated names that a string follows."""
+    return [
+        (field.target.id, inspect.cleandoc(text.value.value))
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    ]
+
+
+def describe_schema(schema: dict[str, Any], kind: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """`schema`, the JSON schema of `kind`, with the texts under the fields of every model in it."""
+    for one in _models(kind):
+        part = schema if one is kind else schema.get("$defs", {}).get(one.__name__, {})
+        texts = descriptions(one)
+        for name, field in one.model_fields.items():
+            entry = part.get("properties", {}).get(field.alias or name)
+            if entry is not None and name in texts:
+                entry["description"] = texts[name]
+    return schema
+
+
+def _models(kind: type[pydantic.BaseModel]) -> list[type[pydantic.BaseModel]]:
+    """`kind` and every model that its fields hold."""
+    found = [kind]
+    for one in found:  # grows while it is walked
+        for field in one.model_fields.values():
+            found += [new for new in _inside(field.annotation) if new not in found]
+    return found
+
+
+def _inside(annotation: Any) -> list[type[pydantic.BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return [annotation]
+    nested = getattr(annotation, "__args__", ())
+    return [one for argument in nested for one in _inside(argument)]
