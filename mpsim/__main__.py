@@ -1,0 +1,10 @@
+"""``python -m mpsim``: the same as the ``mpsim`` command."""
+
+from __future__ import annotations
+
+import sys
+
+from mpsim.cli.app import execute
+
+if __name__ == "__main__":
+    sys.exit(execute())
