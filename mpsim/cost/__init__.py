@@ -4,7 +4,7 @@ The formulas are pure functions on floats and arrays; a model binds them to one 
 """
 
 from mpsim.cost.collectives import COLLECTIVES, CollectiveAnswer, CollectiveModel
-from mpsim.cost.constants import Constant, Status
+from mpsim.cost.constants import Constant, Status, host_constants
 from mpsim.cost.curves import CollectiveCurves, Curve, load_curves
 from mpsim.cost.formulas import (
     GemmConstants,
@@ -36,6 +36,7 @@ __all__ = [
     "device_power",
     "gemm_seconds",
     "grouped_gemm_seconds",
+    "host_constants",
     "launch_seconds",
     "library_names",
     "load_curves",

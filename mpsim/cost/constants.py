@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpsim.document import read_shipped
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
-from mpsim.hardware.components import Accelerator, Link, source_of
+from mpsim.hardware.components import Accelerator, Cluster, Link, source_of
+from mpsim.hardware.host import Host, host_of
 
 __all__ = [
     "Constant",
@@ -26,6 +27,7 @@ __all__ = [
     "choose_group",
     "constant_groups",
     "hardware_constant",
+    "host_constants",
 ]
 
 _PACKAGE = "mpsim.cost.data"
@@ -236,7 +238,18 @@ def _chosen_group(stem: str, prefix: str, name: str, family: str) -> ConstantGro
     raise HardwareError(f"no constants for {name} ({family}) under {stem}.{prefix}")
 
 
-def hardware_constant(item: Accelerator | Link, figure: str, value: float, unit: str) -> Constant:
+def host_constants(cluster: Cluster) -> tuple[Constant, ...]:
+    """Figures of a cluster's hosts that offloaded model states use."""
+    host = host_of(cluster)
+    return tuple(
+        hardware_constant(host, figure, getattr(host, figure), "B/s")
+        for figure in ("link_bandwidth", "memory_bandwidth", "nvme_read", "nvme_write")
+    )
+
+
+def hardware_constant(
+    item: Accelerator | Link | Host, figure: str, value: float, unit: str
+) -> Constant:
     """A figure of the hardware catalog as a constant: datasheet, or a family default where it is only recalled, calibrated where it was measured."""
     source = source_of(item, figure)
     dated = _DATED.fullmatch(source)

@@ -30,6 +30,8 @@ from mpsim.units import Dimension, format_quantity
 if TYPE_CHECKING:
     import networkx as nx
 
+    from mpsim.hardware.host import Host
+
 __all__ = [
     "SCALED_FORMATS",
     "Accelerator",
@@ -405,11 +407,11 @@ class Cluster:
         return self.describe()
 
 
-def source_of(item: Accelerator | Link | Cluster, figure: str) -> str:
+def source_of(item: Accelerator | Link | Cluster | Host, figure: str) -> str:
     """Where `figure` of `item` was read and when; the entry's own source unless it has another."""
     return item.sources.get(figure, item.sources.get("*", ""))
 
 
-def recalled(item: Accelerator | Link | Cluster) -> tuple[str, ...]:
+def recalled(item: Accelerator | Link | Cluster | Host) -> tuple[str, ...]:
     """Figures of `item` that are leads from memory, not read anywhere: label them wherever shown."""
     return tuple(sorted(key for key, text in item.sources.items() if text.startswith("recalled")))

@@ -82,6 +82,17 @@ def _hosts() -> Mapping[str, tuple[Host, frozenset[str]]]:
     return MappingProxyType({name: _host(name, data) for name, data in entries.items()})
 
 
+def _sources(read: Mapping[str, str]) -> Mapping[str, str]:
+    """Where each figure comes from; a sustained rate is as sure as the share that makes it one."""
+    given = {
+        "link_bandwidth": read.get("link_efficiency"),
+        "memory_bandwidth": read.get("memory_efficiency"),
+        "nvme_read": read.get("nvme_read"),
+        "nvme_write": read.get("nvme_write"),
+    }
+    return MappingProxyType({"*": read["*"]} | {k: v for k, v in given.items() if v})
+
+
 def _host(name: str, data: object) -> tuple[Host, frozenset[str]]:
     entry = Entry.of(name, data, _KEYS)
     served = entry.data.get("accelerators")
@@ -96,6 +107,6 @@ def _host(name: str, data: object) -> tuple[Host, frozenset[str]]:
         memory_bandwidth=memory,
         nvme_read=entry.quantity("nvme_read", Dimension.BANDWIDTH),
         nvme_write=entry.quantity("nvme_write", Dimension.BANDWIDTH),
-        sources=sources_of(entry),
+        sources=_sources(sources_of(entry)),
     )
     return host, frozenset(map(str, served))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import CollectiveModel, Constant, KernelModel
+from mpsim.cost import CollectiveModel, Constant, KernelModel, host_constants
 from mpsim.parallel import Communication, GroupShape
 from mpsim.program.messages import Sends
 from mpsim.program.plan import Plan
@@ -62,7 +62,8 @@ class PlanCosts:
 
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant used so far, kernels first."""
-        return (*self.kernels.provenance(), *self.collectives.provenance())
+        own = (*self.kernels.provenance(), *self.collectives.provenance())
+        return own if self.plan.offload == "none" else (*own, *host_constants(self.plan.cluster))
 
     @functools.cache  # noqa: B019 - one instance a simulation
     def stage(self, rank: int) -> StageCosts:

@@ -34,7 +34,7 @@ def test_an_accelerator_without_a_host_of_its_own_has_the_generic_one() -> None:
     """TPUs are in no entry."""
     host = host_of(system("tpu-v4-pod", nodes=1))
     assert host.name == "generic"
-    assert "link" in recalled(host)
+    assert "link_bandwidth" in recalled(host)
 
 
 def test_a_host_without_bandwidth_is_refused() -> None:
