@@ -24,10 +24,15 @@ class PlanCosts:
     Parameters
     ----------
     plan : Plan
+    like : PlanCosts, optional
+        Of a plan on the same cluster, in the same precision and framework: what its models remember serves here too.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, like: PlanCosts | None = None) -> None:
         self.plan = plan
+        if like is not None:
+            self.kernels, self.collectives = like.kernels, like.collectives
+            return
         self.kernels = KernelModel(
             plan.cluster.accelerator,
             plan.precision,

@@ -176,17 +176,6 @@ class Plan:
         return self.mesh.dp * self.mesh.cp
 
     @property
-    def message_bytes(self) -> float:
-        """What one microbatch passes from a stage to the next, whole [B]."""
-        return float(self.sharding.tokens * self.model.hidden * self.sharding.activation_bytes)
-
-    @property
-    def scatters_messages(self) -> bool:
-        """Whether tensor-parallel ranks send a part of it each, which the receivers gather."""
-        scatters = self.framework.pipeline.scatter_gather and not self.sequence_parallel
-        return scatters and self.mesh.tp > 1
-
-    @property
     def sharers(self) -> int:
         """Ranks that divide one copy of the model states among them; 1 where every replica has its own."""
         return (self.shard or self.replicas) if self.zero else 1
@@ -315,14 +304,14 @@ class Plan:
 
     def _sum_ranks(self, held: Callable[[Count], float]) -> NDArray[np.float64]:
         """Sum over all parts of the stages of each pipeline rank."""
-        counts = [
-            [
-                held(count)
-                for stage in self.rank_stages(rank)
-                for count in self.stage_parameters(stage).values()
-            ]
-            for rank in range(self.mesh.pp)
-        ]
+        known: dict[tuple[object, ...], list[float]] = {}
+        counts: list[list[float]] = [[] for _ in range(self.mesh.pp)]
+        for stage, rank in zip(self.stages, self.orders.stage_rank.tolist(), strict=True):
+            # what a head holds depends on whether its rank has the embedding
+            key = (self.layer_kinds(stage), stage.embedding, rank if stage.head else -1)
+            if key not in known:
+                known[key] = [held(count) for count in self.stage_parameters(stage).values()]
+            counts[rank] += known[key]
         return np.array([sum(parts) for parts in counts], dtype=float)
 
     @property

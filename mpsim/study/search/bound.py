@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +86,6 @@ class Bounder:
         self.shapes = Shapes(plan)
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._steps: dict[tuple[object, ...], tuple[Floats, float]] = {}
-        self._scratch: dict[tuple[object, ...], float] = {}
         self._constants = memory_constants()
 
     def order(self, layout: Layout) -> Order:
@@ -156,10 +156,6 @@ class Bounder:
         """Model states of each rank, float64[P] [B]."""
         return np.sum(list(model_states(plan).values()), axis=0)
 
-    def scratch(self, plan: Plan) -> Floats:
-        """Buffers of each rank, float64[P] [B]."""
-        return buffers(plan) + gradient_scratch(plan)
-
     def _mesh(self, frame: Frame) -> Mesh:
         key = (frame.tp, frame.cp, frame.ep, frame.dp, frame.pp)
         if key not in self._meshes:
@@ -181,12 +177,40 @@ class Bounder:
         )
 
 
+class Exchanges(NamedTuple):
+    """Ticks of exchanges of data parallelism of each rank, float64[P].
+
+    Parameters
+    ----------
+    once : float64[P]
+        After its last action.
+    each : float64[P]
+        Between the actions of every microbatch, which wait for it.
+    queued : float64[P]
+        Of every microbatch, beside the actions: the queue of the communicator has to get through all of them.
+    """
+
+    once: Floats
+    each: Floats
+    queued: Floats
+
+
+class _Zero(NamedTuple):
+    """What follows from a ZeRO stage: the plan, model states [B], ticks of the step's end and begin, exchanges."""
+
+    plan: Plan
+    states: Floats
+    done: Floats
+    overhead: float
+    exchanges: Exchanges
+
+
 class _Around:
     """A frame: stages, ranks and what they hold, whatever a microbatch is."""
 
     def __init__(self, bounder: Bounder, frame: Frame, plan: Plan) -> None:
         self._bounder, self._frame, self._plan = bounder, frame, plan
-        self._costs = bounder.shapes.costs(plan)
+        self._groups = bounder.shapes.groups(bounder.shapes.costs(plan))
         orders = plan.orders
         self._rank = orders.stage_rank.astype(np.int64)
         self._chain = orders.chain
@@ -198,33 +222,51 @@ class _Around:
             for kind in plan.layer_kinds(stage):
                 self._count[place, names.index(kind)] += 1
             self._count[place, -2:] = stage.embedding, stage.head
-        self._by_zero: dict[int, tuple[Plan, Floats, Floats, float, Floats]] = {}
+        self._scratch = gradient_scratch(plan)
+        self._by_division: dict[tuple[object, ...], tuple[Shape, Floats]] = {}
+        self._by_room: dict[tuple[object, ...], Floats] = {}
+        self._by_zero: dict[int, _Zero] = {}
 
     def price(self, layouts: Sequence[Layout], order: Order) -> tuple[Floats, Floats]:
         """Memory [B] and bound [s] of layouts that differ in habits only, float64[K] each."""
-        shapes, sends, room = [], [], []
-        for one in layouts:
-            plan = dataclasses.replace(
-                self._plan,
-                micro_batch=one.micro_batch,
-                sequence_parallel=one.sequence_parallel,
-                recompute=one.recompute,
-            )
-            shapes.append(self._bounder.shapes.shape(plan, self._costs_of(plan), splits=self._splits))
-            sends.append(self._bounder.shapes.sends(plan, self._costs_of(plan)))
-            room.append(self._bounder.scratch(plan))
+        divided = [self._divided(one) for one in layouts]
+        shapes, sends = [one[0] for one in divided], [one[1] for one in divided]
+        room = [self._room(one) for one in layouts]
         zeros = [self._at(one.zero) for one in layouts]
-        memory = self._memory(shapes, order) + np.stack([one[1] for one in zeros]) + np.stack(room)
+        memory = self._memory(shapes, order) + np.stack([one.states for one in zeros]) + np.stack(room)
         seconds = self._seconds(
             np.stack([one.ticks for one in shapes]), np.stack(sends), zeros, order.microbatches
         )
         return memory.max(axis=1), seconds
 
-    def _costs_of(self, plan: Plan) -> PlanCosts:
-        """Cost models of the frame bound to another of its plans."""
-        costs = self._bounder.shapes.costs(plan)
-        costs.__dict__["alike"] = self._costs.alike  # the mesh is the same
-        return costs
+    def _room(self, layout: Layout) -> Floats:
+        """Buffers and scratch of each rank, float64[P] [B]."""
+        key = (layout.micro_batch, layout.sequence_parallel, layout.zero)
+        if key not in self._by_room:
+            plan = _varied(
+                self._at(layout.zero).plan,
+                micro_batch=layout.micro_batch,
+                sequence_parallel=layout.sequence_parallel,
+            )
+            self._by_room[key] = buffers(plan) + self._scratch
+        return self._by_room[key]
+
+    def _divided(self, layout: Layout) -> tuple[Shape, Floats]:
+        """Shape and ticks of messages of a layout."""
+        key = (layout.micro_batch, layout.sequence_parallel, layout.recompute)
+        if key not in self._by_division:
+            plan = _varied(
+                self._plan,
+                micro_batch=layout.micro_batch,
+                sequence_parallel=layout.sequence_parallel,
+                recompute=layout.recompute,
+            )
+            shapes = self._bounder.shapes
+            self._by_division[key] = (
+                shapes.shape(plan, self._groups, splits=self._splits),
+                shapes.sends(plan),
+            )
+        return self._by_division[key]
 
     def _memory(self, shapes: Sequence[Shape], order: Order) -> Floats:
         """Activations and overhead of each rank, float64[K, P] [B]."""
@@ -243,7 +285,7 @@ class _Around:
         self,
         part_ticks: Floats,
         sends: Floats,
-        zeros: Sequence[tuple[Plan, Floats, Floats, float, Floats]],
+        zeros: Sequence[_Zero],
         microbatches: int,
     ) -> Floats:
         """Bound of each layout, float64[K] [s]."""
@@ -262,13 +304,16 @@ class _Around:
         first, last = (np.full((len(own), ranks), np.inf) for _ in range(2))
         np.minimum.at(first, (slice(None), self._rank), head)
         np.minimum.at(last, (slice(None), self._rank), tail)
-        done = np.stack([one[2] for one in zeros])  # after reductions [K, P]
-        overhead = np.array([one[3] for one in zeros])
-        reduces = np.stack([one[4] for one in zeros])
-        began = overhead[:, None] + first + busy
+        done = np.stack([one.done for one in zeros])  # after reductions [K, P]
+        overhead = np.array([one.overhead for one in zeros])
+        reduces, beside, queued = (
+            np.stack([getattr(one.exchanges, name) for one in zeros]) for name in Exchanges._fields
+        )
+        began = overhead[:, None] + first + busy + each * beside
         ends = (began + reduces).max(axis=1)
         if not self._splits:
             ends = np.maximum(ends, (began + last).max(axis=1) + self._least_at_start(reduces))
+        ends = np.maximum(ends, overhead + each * queued.max(axis=1))
         alone = (began + reduces + done).max(axis=1)
         joint = ends + done.max(axis=1) if self._joins else ends + done.min(axis=1)
         bound: Floats = np.maximum(alone, joint) * TICK
@@ -307,37 +352,87 @@ class _Around:
         summed: Floats = total - before[:, self._chain]
         return summed
 
-    def _at(self, zero: int) -> tuple[Plan, Floats, Floats, float, Floats]:
-        """Plan, model states, ticks of the end of the step, of its begin, and of reductions that nothing hides."""
+    def _at(self, zero: int) -> _Zero:
+        """What a ZeRO stage adds."""
         if zero not in self._by_zero:
-            plan = dataclasses.replace(self._plan, zero=zero)
-            costs = self._costs_of(plan)
+            plan = _varied(self._plan, zero=zero)
+            costs = self._bounder.shapes.costs(plan)
             done, overhead = self._bounder.step(plan, costs)
             reduces = self._reductions(plan, costs)
-            self._by_zero[zero] = plan, self._bounder.standing(plan), done, overhead, reduces
+            states = self._bounder.standing(plan)
+            self._by_zero[zero] = _Zero(plan, states, done, overhead, reduces)
         return self._by_zero[zero]
 
-    def _reductions(self, plan: Plan, costs: PlanCosts) -> Floats:
-        """Ticks of the reductions of each rank that start when its last action has ended, float64[P]."""
-        hidden = plan.framework.overlaps_gradients(plan.mesh.pp) or plan.reduces_every_microbatch
-        if plan.replicas == 1 or hidden or plan.gathers_units:
-            return np.zeros(plan.mesh.pp)
-        peers, data = dense_peers(plan, costs), plan.framework.data
-        element = data.reduced_bytes or plan.framework.optimizer.gradient_bytes
-        size = self._dense(plan) * element
-        seconds, _, _ = collective_columns(
-            costs.collectives, reduction_kind(plan), size, [peers.inside(int(r)) for r in self._rank]
+    def _reductions(self, plan: Plan, costs: PlanCosts) -> Exchanges:
+        """What ranks exchange for data parallelism and nothing, or not everything, hides."""
+        none = np.zeros(plan.mesh.pp)
+        if plan.replicas == 1:
+            return Exchanges(none, none, none)
+        sizes, data = plan.framework.optimizer, plan.framework.data
+        reduce = self._collective(
+            plan, costs, reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
         )
-        return np.bincount(self._rank, weights=ticks(seconds), minlength=plan.mesh.pp)
+        every = plan.reduces_every_microbatch
+        queued = reduce * every
+        if plan.gathers_units and not plan.keeps_gathered:
+            gather = self._collective(
+                plan, costs, "all_gather", data.gathered_bytes or sizes.parameter_bytes
+            )
+            queued = queued + gather * (2 if data.reshard_after_forward else 1)
+        hidden = plan.framework.overlaps_gradients(plan.mesh.pp) or plan.gathers_units
+        return Exchanges(
+            once=none if hidden or every else reduce,
+            each=reduce if every and not hidden else none,
+            queued=queued,
+        )
+
+    def _collective(self, plan: Plan, costs: PlanCosts, kind: str, element: float) -> Floats:
+        """Ticks of one collective over the layers of every stage of a rank, float64[P]; unit by unit where those are cut."""
+        peers = dense_peers(plan, costs)
+        inside = [peers.inside(int(rank)) for rank in self._rank]
+        if not plan.gathers_units:
+            size = self._dense(plan) * element
+            seconds, _, _ = collective_columns(costs.collectives, kind, size, inside)
+            return np.bincount(self._rank, weights=ticks(seconds), minlength=plan.mesh.pp)
+        layers, unit = self._count[:, :-2].sum(axis=1), plan.framework.data.unit_layers
+        least = self._each(plan).min() * unit * element
+        seconds, _, _ = collective_columns(
+            costs.collectives, kind, np.full(len(layers), least), inside
+        )
+        return np.bincount(
+            self._rank, weights=(layers // unit) * ticks(seconds), minlength=plan.mesh.pp
+        )
+
+    def _each(self, plan: Plan) -> Floats:
+        """Parameters of a layer of each kind that every replica holds, on one tensor-parallel rank."""
+        tp, layers = plan.mesh.tp, plan.layer_parameters
+        names = part_names(plan)[:-2]
+        return np.array([layers[one].sharded / tp + layers[one].replicated for one in names])
 
     def _dense(self, plan: Plan) -> Floats:
         """Parameters of each stage that every replica holds, on one tensor-parallel rank, float64[S]."""
-        tp, layers = plan.mesh.tp, plan.layer_parameters
-        names = part_names(plan)[:-2]
-        each = np.array([layers[one].sharded / tp + layers[one].replicated for one in names])
-        dense: Floats = self._count[:, :-2] @ each
+        tp = plan.mesh.tp
+        dense: Floats = self._count[:, :-2] @ self._each(plan)
         for place in np.flatnonzero(self._count[:, -2:].any(axis=1)).tolist():
             parts = plan.stage_parameters(plan.stages[place])
             ends = (parts[name] for name in ("embedding", "head") if name in parts)
             dense[place] += sum(one.sharded / tp + one.replicated for one in ends)
         return dense
+
+
+_SHARED = (
+    "resident_model",
+    "resident_parameters",
+    "_kinds",
+    "rank_parameters",
+    "rank_dense_parameters",
+    "rank_expert_parameters",
+)
+"""What a plan knows of its parameters, whatever its microbatch, sharing and recomputation are."""
+
+
+def _varied(plan: Plan, **habits: object) -> Plan:
+    """`plan` with other habits, which keeps what it knows of its parameters."""
+    varied = dataclasses.replace(plan, **habits)  # type: ignore[arg-type] # names are those of fields
+    varied.__dict__.update({name: getattr(plan, name) for name in _SHARED})
+    return varied

@@ -60,17 +60,14 @@ class Shapes:
     """
 
     def __init__(self, plan: Plan) -> None:
-        shared = PlanCosts(plan)
-        self._kernels, self._collectives = shared.kernels, shared.collectives
+        self._models = PlanCosts(plan)
         self._shapes: dict[tuple[object, ...], Shape] = {}
         self._blocks: dict[tuple[object, ...], Blocks] = {}
         self._sends: dict[tuple[object, ...], Floats] = {}
 
     def costs(self, plan: Plan) -> PlanCosts:
         """Cost models of a plan, which remember what they were asked for other plans."""
-        costs = PlanCosts(plan)
-        costs.kernels, costs.collectives = self._kernels, self._collectives
-        return costs
+        return PlanCosts(plan, like=self._models)
 
     def blocks(self, plan: Plan, costs: PlanCosts) -> Blocks:
         """Blocks of a plan, with the templates of all plans that divide layers the same way."""
@@ -79,13 +76,26 @@ class Shapes:
             self._blocks[key] = Blocks(plan, costs)
         return Blocks(plan, costs, like=self._blocks[key])
 
-    def shape(self, plan: Plan, costs: PlanCosts, *, splits: bool) -> Shape:
-        """Times and kept bytes of a plan's parts; `splits` where weight gradients are actions of their own."""
-        stages = [costs.stage(int(rank)) for rank in np.unique(costs.alike)]
-        key = (*_division(plan), splits, *(one.key for one in stages))
+    def shape(self, plan: Plan, groups: tuple[object, ...], *, splits: bool) -> Shape:
+        """Times and kept bytes of a plan's parts.
+
+        Parameters
+        ----------
+        plan : Plan
+        groups : tuple
+            Where the communicators of its mesh sit, as `groups` says.
+        splits : bool
+            Whether weight gradients are actions of their own.
+        """
+        key = (*_division(plan), splits, groups)
         if key not in self._shapes:
-            self._shapes[key] = self._shape(plan, costs, splits)
+            self._shapes[key] = self._shape(plan, self.costs(plan), splits)
         return self._shapes[key]
+
+    @staticmethod
+    def groups(costs: PlanCosts) -> tuple[object, ...]:
+        """Where the communicators inside stages sit, for every kind of pipeline rank."""
+        return tuple(costs.stage(int(rank)).key for rank in np.unique(costs.alike))
 
     def _shape(self, plan: Plan, costs: PlanCosts, splits: bool) -> Shape:
         blocks, names = self.blocks(plan, costs), part_names(plan)
@@ -98,7 +108,7 @@ class Shapes:
         fields = [dataclasses.astuple(kept[name]) for name in names]
         return Shape(blocks, ticks, np.array(fields).T)
 
-    def sends(self, plan: Plan, costs: PlanCosts) -> Floats:
+    def sends(self, plan: Plan) -> Floats:
         """Ticks of a message from every pipeline rank to the next and to the one before, float64[2, P]."""
         pp = plan.mesh.pp
         if pp == 1:
