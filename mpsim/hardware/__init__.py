@@ -14,7 +14,7 @@ from mpsim.hardware.components import (
     source_of,
 )
 from mpsim.hardware.entries import parse_accelerator, parse_link
-from mpsim.hardware.fabric import Tier, tiers_of, torus_distance, torus_shape
+from mpsim.hardware.fabric import Routing, Tier, tiers_of, torus_distance, torus_shape
 from mpsim.hardware.host import Host, host_names, host_of
 from mpsim.hardware.lookup import (
     accelerator,
@@ -27,6 +27,7 @@ from mpsim.hardware.lookup import (
     with_overrides,
 )
 from mpsim.hardware.machine import is_machine_path, machine_of, read_machine
+from mpsim.hardware.placement import Placement
 
 __all__ = [
     "SCALED_FORMATS",
@@ -41,6 +42,8 @@ __all__ = [
     "LinkShape",
     "MeasuredCurve",
     "Node",
+    "Placement",
+    "Routing",
     "Tier",
     "accelerator",
     "accelerator_names",

@@ -25,6 +25,7 @@ from mpsim.hardware.fabric import (
     torus_distance,
     torus_shape,
 )
+from mpsim.hardware.placement import Placement, slots_of
 from mpsim.units import Dimension, format_quantity
 
 if TYPE_CHECKING:
@@ -286,6 +287,8 @@ class Cluster:
         Where it cannot grow further (a pod, a machine that exists once).
     calibration : Calibration or None
         Constants and curves of its collectives, where they were measured on it.
+    placement : Placement or tuple of int
+        On which accelerator each rank runs; see `mpsim.hardware.placement`.
     """
 
     name: str
@@ -296,6 +299,7 @@ class Cluster:
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
     calibration: Calibration | None = None
+    placement: Placement | tuple[int, ...] = Placement.PACKED
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
@@ -339,11 +343,11 @@ class Cluster:
         )
 
     def node_of(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Index of the node each accelerator sits in; HardwareError for one that does not exist."""
+        """Index of the node each rank runs in; HardwareError for one that does not exist."""
         return self._accelerators(ranks) // self.node.accelerators
 
     def domain_of(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Index of the scale-up domain each accelerator belongs to."""
+        """Index of the scale-up domain each rank belongs to."""
         return self._accelerators(ranks) // self.node.domain
 
     def _accelerators(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -353,7 +357,25 @@ class Cluster:
             raise HardwareError(
                 f"{self.name} has no accelerator {wrong}; they are numbered 0 to {self.accelerators - 1}"
             )
-        return given
+        if self.placement is Placement.PACKED:
+            return given
+        return self.slots[given]
+
+    @property
+    def slots(self) -> npt.NDArray[np.int64]:
+        """The accelerator on which each rank runs."""
+        return slots_of(
+            self.placement,
+            nodes=self.nodes,
+            per_node=self.node.accelerators,
+            nodes_per_rack=self.nodes_per_rack,
+        )
+
+    @property
+    def nodes_per_rack(self) -> int:
+        """Nodes below one leaf unit of the fabric; where there is none, nodes of one scale-up domain."""
+        domain = max(1, self.node.domain // self.node.accelerators)
+        return max(domain, self.tiers[0].nodes) if self.tiers else domain
 
     def tier_between(self, span: int) -> Tier | None:
         """The lowest tier that reaches across `span` neighbouring nodes; None on a node or a torus."""
@@ -377,11 +399,17 @@ class Cluster:
         return self.node.nic_bandwidth / (below[-1].oversubscription if below else 1.0)
 
     def hops(self, span: int) -> float:
-        """Switches (torus: neighbours) a message crosses at most (torus: on average) in `span` nodes."""
+        """Switches (torus: neighbours) a message crosses at most (torus, graph: on average) in `span` nodes."""
         if span <= 1:
             return 0.0
         if self.fabric.kind is FabricKind.TORUS:
-            return torus_distance(torus_shape(span, self.fabric.axes))
+            whole = span == self.nodes
+            shape = self.fabric.lengths(span) if whole else torus_shape(span, self.fabric.axes)
+            return torus_distance(shape)
+        if self.fabric.kind is FabricKind.GRAPH:
+            from mpsim.hardware.graph import mean_switches
+
+            return mean_switches(self)
         crossed = self.tier_between(span)
         return float(crossed.hops) if crossed else 0.0
 

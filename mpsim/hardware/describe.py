@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpsim.hardware.components import Cluster
-from mpsim.hardware.fabric import FabricKind, torus_shape
+from mpsim.hardware.fabric import FabricKind
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["describe_cluster"]
@@ -50,6 +50,6 @@ def _fabric(cluster: Cluster) -> str:
     fabric = cluster.fabric
     text = f"{fabric.kind}, {fabric.oversubscription:g}:1 oversubscribed"
     if fabric.kind is FabricKind.TORUS:
-        return f"{text}, {'x'.join(map(str, torus_shape(cluster.nodes, fabric.axes)))} nodes"
+        return f"{text}, {'x'.join(map(str, fabric.lengths(cluster.nodes)))} nodes"
     tiers = ", ".join(f"{tier.switches} {tier.name}" for tier in cluster.tiers if tier.switches)
     return f"{text}, switches: {tiers or 'none'}"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from mpsim.errors import HardwareError
 
-__all__ = ["Fabric", "FabricKind", "Tier", "tiers_of", "torus_distance", "torus_shape"]
+__all__ = ["Fabric", "FabricKind", "Routing", "Tier", "tiers_of", "torus_distance", "torus_shape"]
 
 TIER_NAMES = ("leaf", "spine", "core")
 
@@ -23,10 +23,24 @@ class FabricKind(enum.StrEnum):
     """How nodes are joined."""
 
     RAIL_OPTIMIZED = "rail-optimized"  # NIC k of every node on leaf k of its group
+    RAIL_ONLY = "rail-only"  # a network of its own for NIC k of every node, no way between them
+    DUAL_PLANE = "dual-plane"  # rails whose ports are split over two networks of twice the radix
     FAT_TREE = "fat-tree"  # all NICs of a node on one leaf
     DRAGONFLY_PLUS = "dragonfly+"  # groups of leaves and spines, spines joined all to all
     TORUS = "torus"  # nodes joined to their neighbours, no switch
     SINGLE_SWITCH = "single-switch"  # one crossbar, however many nodes
+    GRAPH = "graph"  # any links, read from a file
+
+
+_RAILS = (FabricKind.RAIL_OPTIMIZED, FabricKind.RAIL_ONLY, FabricKind.DUAL_PLANE)
+_UNTIERED = (FabricKind.TORUS, FabricKind.GRAPH)
+
+
+class Routing(enum.StrEnum):
+    """How flows choose among ways of equal length."""
+
+    ECMP = "ecmp"  # spread evenly over all of them
+    STATIC = "static"  # one way for each destination, whoever sends (destination modulo up-links)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +58,21 @@ class Fabric:
         Ports of a switch, each as fast as a NIC; 0 stands for a switch with as many as it takes.
     axes : int
         Dimensions, if it is a torus.
+    above : tuple of float
+        The same rate for spines, cores, ... towards the tier above them; 1 for those not given.
+    planes : int
+        Networks that the ports of every NIC are split over; a dual-plane fabric has 2.
+    routing : Routing
+    shape : tuple of int
+        Lengths of the axes of a torus; empty for the most cube-like one.
+    widths : tuple of float
+        Relative bandwidth of the axes of a torus; empty for equal ones.
+    links : tuple of (str, str, float)
+        Of a graph: two vertices and the bandwidth between them in either direction [B/s]. Node i is the vertex ``node i``.
+    switch_price, cable_price : float or None
+        Of one switch, of one cable [USD].
+    switch_power_w : float or None
+        Of one switch [W].
     """
 
     kind: FabricKind
@@ -51,8 +80,52 @@ class Fabric:
     hop_latency: float = 0.0
     radix: int = 0
     axes: int = 3
+    above: tuple[float, ...] = ()
+    planes: int = 1
+    routing: Routing = Routing.ECMP
+    shape: tuple[int, ...] = ()
+    widths: tuple[float, ...] = ()
+    links: tuple[tuple[str, str, float], ...] = ()
+    switch_price: float | None = None
+    cable_price: float | None = None
+    switch_power_w: float | None = None
+
+    @property
+    def has_rails(self) -> bool:
+        """Whether NIC k of a node is on a leaf of its own."""
+        return self.kind in _RAILS
+
+    @property
+    def networks(self) -> int:
+        """Planes."""
+        return max(self.planes, 2) if self.kind is FabricKind.DUAL_PLANE else self.planes
+
+    def lengths(self, nodes: int) -> tuple[int, ...]:
+        """Lengths of the axes of a torus of `nodes`; HardwareError if the given shape has another number."""
+        if not self.shape:
+            return torus_shape(nodes, self.axes)
+        if math.prod(self.shape) != nodes:
+            raise HardwareError(
+                f"fabric: a torus of {'x'.join(map(str, self.shape))} has {math.prod(self.shape)} nodes, "
+                f"the cluster {nodes}; give another shape, or leave it out"
+            )
+        return self.shape
 
     def __post_init__(self) -> None:
+        if not all(math.isfinite(one) and one >= 1 for one in self.above):
+            raise HardwareError(
+                f"fabric: oversubscription above the leaves is {self.above}, needed 1 or more each"
+            )
+        if self.planes < 1 or not all(one >= 1 for one in self.shape):
+            raise HardwareError("fabric: planes and lengths of axes have to be 1 or more")
+        if not all(one > 0 for one in self.widths):
+            raise HardwareError(f"fabric: widths are {self.widths}, needed more than 0 each")
+        if self.widths and len(self.widths) != (len(self.shape) or self.axes):
+            raise HardwareError(
+                f"fabric: got {len(self.widths)} widths for {len(self.shape) or self.axes} axes; needed one each"
+            )
+        if (self.kind is FabricKind.GRAPH) != bool(self.links):
+            raise HardwareError("fabric: kind graph needs links, and links need kind graph")
         if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
             raise HardwareError(
                 f"fabric: oversubscription is {self.oversubscription:g}, needed 1 (full bisection) or more"
@@ -90,6 +163,8 @@ class Tier:
         Rate of the nodes below over what reaches the tier above, this tier and all below.
     hops : int
         Switches a message crosses when this is the highest tier it needs.
+    cables : int
+        To the tier below, or between units that are cabled to each other.
     """
 
     name: str
@@ -99,6 +174,7 @@ class Tier:
     up_bandwidth: float
     oversubscription: float
     hops: int
+    cables: int = 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -120,9 +196,9 @@ def tiers_of(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> tupl
 
     Notes
     -----
-    A leaf of R ports with oversubscription s has d = floor(R s / (1 + s)) ports down and R - d up. A
-    middle tier has R/2 down and up; the top has R down. A top switch reaches at most R units, so a tier
-    is added while there are more.
+    A leaf of R ports with oversubscription s has d = floor(R s / (1 + s)) ports down and R - d up, a middle tier likewise
+    (R/2 down and up without); the top has R down. A top switch reaches at most R units, so a tier is added while there are
+    more. With k planes each switch has k R ports of a k-th of the rate, and there are k of everything.
 
     References
     ----------
@@ -135,21 +211,37 @@ def tiers_of(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> tupl
     >>> [(t.name, t.switches) for t in tiers_of(fabric, nodes=512, nics=8, bandwidth=50e9)]
     [('leaf', 128), ('spine', 128), ('core', 64)]
     """
-    if fabric.kind is FabricKind.TORUS or nodes < 2 or nics < 1:
+    if fabric.kind in _UNTIERED or nodes < 2 or nics < 1:
         return ()
     if fabric.kind is FabricKind.SINGLE_SWITCH or fabric.radix == 0:
-        return (_one_switch(nodes),)
+        return (_one_switch(nodes, nics),)
+    planes = fabric.networks
+    each = dataclasses.replace(fabric, radix=fabric.radix * planes)
+    return tuple(
+        dataclasses.replace(
+            one,
+            switches=one.switches * planes,
+            up_bandwidth=one.up_bandwidth * planes,
+            cables=one.cables * planes,
+        )
+        for one in _plane(each, nodes=nodes, nics=nics, bandwidth=bandwidth / planes)
+    )
+
+
+def _plane(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> list[Tier]:
+    """Tiers of one plane."""
     below = [_leaf(fabric, nodes=nodes, nics=nics, bandwidth=bandwidth)]
-    uplinks = below[0].switches * (fabric.radix - _down_ports(fabric))
+    uplinks = below[0].switches * (fabric.radix - _down_ports(fabric, 0))
     while not _is_top(below[-1], fabric, nics):
         below.append(
             _next_tier(below, fabric, nodes=nodes, nics=nics, uplinks=uplinks, bandwidth=bandwidth)
         )
+        uplinks = math.ceil(uplinks / _thinning(fabric, len(below) - 1))
     below[-1] = dataclasses.replace(below[-1], up_bandwidth=0.0)
-    return tuple(below)
+    return below
 
 
-def _one_switch(nodes: int) -> Tier:
+def _one_switch(nodes: int, nics: int) -> Tier:
     return Tier(
         name="switch",
         nodes=nodes,
@@ -158,25 +250,39 @@ def _one_switch(nodes: int) -> Tier:
         up_bandwidth=0.0,
         oversubscription=1.0,
         hops=1,
+        cables=nodes * nics,
     )
 
 
-def _down_ports(fabric: Fabric) -> int:
-    share = fabric.oversubscription / (1 + fabric.oversubscription)
+def _thinning(fabric: Fabric, level: int) -> float:
+    """Oversubscription of one tier by itself."""
+    if level == 0:
+        return fabric.oversubscription
+    return fabric.above[level - 1] if level <= len(fabric.above) else 1.0
+
+
+def _down_ports(fabric: Fabric, level: int) -> int:
+    thinning = _thinning(fabric, level)
+    share = thinning / (1 + thinning)
     return min(max(math.floor(fabric.radix * share), 1), fabric.radix - 1)
 
 
 def _is_top(tier: Tier, fabric: Fabric, nics: int) -> bool:
     """One unit is the top, except the leaves of several rails, which only a spine joins."""
-    return tier.units == 1 and not (tier.name == "leaf" and _rails(fabric, nics) > 1)
+    return tier.units == 1 and not (tier.name == TIER_NAMES[0] and _joined(fabric, nics) > 1)
 
 
 def _rails(fabric: Fabric, nics: int) -> int:
-    return nics if fabric.kind is FabricKind.RAIL_OPTIMIZED else 1
+    return nics if fabric.has_rails else 1
+
+
+def _joined(fabric: Fabric, nics: int) -> int:
+    """Rails that a spine joins."""
+    return 1 if fabric.kind is FabricKind.RAIL_ONLY else _rails(fabric, nics)
 
 
 def _leaf(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> Tier:
-    down = _down_ports(fabric)
+    down = _down_ports(fabric, 0)
     rails = _rails(fabric, nics)
     reach = max(down * rails // nics, 1)
     units = math.ceil(nodes / reach)
@@ -188,6 +294,7 @@ def _leaf(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> Tier:
         up_bandwidth=reach * nics * bandwidth / fabric.oversubscription,
         oversubscription=fabric.oversubscription,
         hops=1,
+        cables=nodes * nics,
     )
 
 
@@ -196,11 +303,13 @@ def _next_tier(
 ) -> Tier:
     last, level = below[-1], len(below)
     groups = fabric.kind is FabricKind.DRAGONFLY_PLUS and level == len(TIER_NAMES) - 1
-    children = last.units * (_rails(fabric, nics) if level == 1 else 1)
-    top = groups or children <= fabric.radix
-    per_unit = max(fabric.radix // 2 // (children // last.units), 2)
-    reach = max(nodes, last.nodes) if top else last.nodes * per_unit
-    ports = fabric.radix if top else fabric.radix // 2
+    rails = _joined(fabric, nics) if level == 1 else 1
+    apart = nics if fabric.kind is FabricKind.RAIL_ONLY else 1
+    top = groups or last.units * rails <= fabric.radix
+    down = _down_ports(fabric, level)
+    reach = max(nodes, last.nodes) if top else last.nodes * max(down // rails, 2)
+    thinning = last.oversubscription * (1.0 if top else _thinning(fabric, level))
+    ports = fabric.radix if top else down
     return Tier(
         name="groups"
         if groups
@@ -209,10 +318,11 @@ def _next_tier(
         else f"tier-{level}",
         nodes=reach,
         units=1 if top else math.ceil(nodes / reach),
-        switches=0 if groups else math.ceil(uplinks / ports),
-        up_bandwidth=reach * nics * bandwidth / last.oversubscription,
-        oversubscription=last.oversubscription,
+        switches=0 if groups else apart * math.ceil(uplinks / apart / ports),
+        up_bandwidth=reach * nics * bandwidth / thinning,
+        oversubscription=thinning,
         hops=2 * level if groups else 2 * level + 1,
+        cables=uplinks // 2 if groups else uplinks,
     )
 
 

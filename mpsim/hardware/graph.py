@@ -9,18 +9,25 @@ what perfect load balance makes of them.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 import networkx as nx
 
+from mpsim.errors import HardwareError
 from mpsim.hardware.components import Cluster, LinkShape
 from mpsim.hardware.fabric import FabricKind, Tier, torus_shape
+from mpsim.units import Dimension, parse_quantity
 
-__all__ = ["Vertex", "cluster_graph"]
+__all__ = ["Vertex", "cluster_graph", "mean_switches", "read_links"]
 
-Vertex: TypeAlias = tuple[str, int] | tuple[str, int, int]
+Vertex: TypeAlias = tuple[str, int] | tuple[str, int, int] | tuple[str, str]
 Edge: TypeAlias = tuple[Vertex, Vertex, float, str, str]
 
 
@@ -63,11 +70,108 @@ def cluster_graph(cluster: Cluster, *, scale_up: bool = True) -> nx.DiGraph:
 def _scale_out(cluster: Cluster) -> Iterator[Edge]:
     if cluster.nodes < 2 or cluster.node.nics == 0:
         return iter(())
-    if cluster.fabric.kind is FabricKind.TORUS:
+    fabric = cluster.fabric
+    if fabric.kind is FabricKind.GRAPH:
+        return _given(cluster)
+    if fabric.kind is FabricKind.TORUS:
         vertices: list[Vertex] = [("node", node) for node in range(cluster.nodes)]
-        shape = torus_shape(cluster.nodes, cluster.fabric.axes)
-        return _torus(vertices, shape, cluster.node.nic_bandwidth, "scale-out")
+        shape = fabric.lengths(cluster.nodes)
+        bandwidth = cluster.node.nic_bandwidth
+        return _torus(vertices, shape, bandwidth, "scale-out", widths=fabric.widths)
     return itertools.chain(_to_leaves(cluster, cluster.tiers[0]), _between_tiers(cluster))
+
+
+def _given(cluster: Cluster) -> Iterator[Edge]:
+    """Links of a graph that was read from a file."""
+    links = cluster.fabric.links
+    present = {name for one, other, _ in links for name in (one, other)}
+    missing = [node for node in range(cluster.nodes) if f"node {node}" not in present]
+    if missing:
+        raise HardwareError(
+            f"fabric: the graph has no vertex 'node {missing[0]}'; needed 'node 0' to 'node {cluster.nodes - 1}' "
+            "among its vertices, or fewer nodes"
+        )
+    for one, other, bandwidth in links:
+        yield _vertex(one), _vertex(other), bandwidth, "scale-out", "link"
+
+
+def _vertex(name: str) -> Vertex:
+    kind, _, number = name.rpartition(" ")
+    return ("node", int(number)) if kind == "node" and number.isdecimal() else ("switch", name)
+
+
+@functools.lru_cache(maxsize=16)
+def _mean_switches(links: tuple[tuple[str, str, float], ...]) -> float:
+    graph = nx.Graph((_vertex(one), _vertex(other)) for one, other, _ in links)
+    nodes = [vertex for vertex in graph if vertex[0] == "node"][:_SAMPLE]
+    hops = [
+        distance[there] - 1
+        for here in nodes
+        for distance in [nx.single_source_shortest_path_length(graph, here)]
+        for there in nodes
+        if there != here and there in distance
+    ]
+    return sum(hops) / len(hops) if hops else 0.0
+
+
+def mean_switches(cluster: Cluster) -> float:
+    """Vertices between two nodes of a graph that was given, on average (over the first 64 nodes)."""
+    return _mean_switches(cluster.fabric.links)
+
+
+_SAMPLE = 64
+_READERS: Mapping[str, Callable[[Path], nx.Graph]] = MappingProxyType(
+    {
+        ".graphml": nx.read_graphml,
+        ".gml": nx.read_gml,
+        ".json": lambda path: nx.node_link_graph(
+            json.loads(path.read_text(encoding="utf-8")), edges="links"
+        ),
+    }
+)
+
+
+def read_links(path: str | Path) -> tuple[tuple[str, str, float], ...]:
+    """Links of any networkx graph.
+
+    Parameters
+    ----------
+    path : str or Path
+        GraphML (``.graphml``), GML (``.gml``) or node-link JSON with ``links`` (``.json``). Node i of the cluster is a vertex called
+        ``node i``; all others are switches. Every edge has a ``bandwidth``, such as ``400 Gb/s``, in each direction; an edge of a
+        directed graph counts for both, so give each link once.
+
+    Returns
+    -------
+    tuple of (str, str, float)
+        Two vertices and the bandwidth between them [B/s].
+
+    Raises
+    ------
+    HardwareError
+        If the file cannot be read, or an edge has no bandwidth.
+    """
+    path = Path(path)
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise HardwareError(f"{path}: got a file {path.suffix!r}; needed {', '.join(_READERS)}")
+    try:
+        graph = reader(path)
+    except Exception as error:  # readers raise whatever they trip over
+        raise HardwareError(f"{path}: no graph can be read from it: {error}") from error
+    links = []
+    for one, other, data in graph.edges(data=True):
+        if "bandwidth" not in data:
+            raise HardwareError(f"{path}: the edge {one} - {other} has no bandwidth ('400 Gb/s')")
+        bandwidth = parse_quantity(data["bandwidth"], Dimension.BANDWIDTH)
+        if not (math.isfinite(bandwidth) and bandwidth > 0):
+            raise HardwareError(
+                f"{path}: the edge {one} - {other} has {bandwidth:g} B/s; needed more than 0"
+            )
+        links.append((str(one), str(other), bandwidth))
+    if not links:
+        raise HardwareError(f"{path}: got a graph without edges")
+    return tuple(links)
 
 
 def _to_leaves(cluster: Cluster, leaf: Tier) -> Iterator[Edge]:
@@ -85,16 +189,17 @@ def _to_leaves(cluster: Cluster, leaf: Tier) -> Iterator[Edge]:
 
 
 def _rails(cluster: Cluster) -> int:
-    rail_optimized = cluster.fabric.kind is FabricKind.RAIL_OPTIMIZED
-    return cluster.node.nics if rail_optimized and cluster.fabric.radix else 1
+    return cluster.node.nics if cluster.fabric.has_rails and cluster.fabric.radix else 1
 
 
 def _between_tiers(cluster: Cluster) -> Iterator[Edge]:
     for level, (lower, upper) in enumerate(itertools.pairwise(cluster.tiers)):
-        rails = _rails(cluster) if level == 0 else 1
+        apart = cluster.fabric.kind is FabricKind.RAIL_ONLY
+        rails = _rails(cluster) if level == 0 or apart else 1
         for unit, rail in itertools.product(range(lower.units), range(rails)):
-            below: Vertex = (lower.name, unit, rail) if level == 0 else (lower.name, unit)
-            above: Vertex = (upper.name, unit * lower.nodes // upper.nodes)
+            below: Vertex = (lower.name, unit, rail) if level == 0 or apart else (lower.name, unit)
+            over = unit * lower.nodes // upper.nodes
+            above: Vertex = (upper.name, over, rail) if apart else (upper.name, over)
             yield below, above, lower.up_bandwidth / rails, "scale-out", upper.name
 
 
@@ -129,10 +234,17 @@ def _scale_up_torus(cluster: Cluster) -> Iterator[Edge]:
 
 
 def _torus(
-    vertices: Sequence[Vertex], shape: Sequence[int], bandwidth: float, network: str
+    vertices: Sequence[Vertex],
+    shape: Sequence[int],
+    bandwidth: float,
+    network: str,
+    *,
+    widths: Sequence[float] = (),
 ) -> Iterator[Edge]:
-    """Edges of a torus whose members spread `bandwidth` evenly over the axes they have neighbours on."""
+    """Edges of a torus whose members spread `bandwidth` by `widths` over the axes they have neighbours on."""
     active = [axis for axis, length in enumerate(shape) if length > 1]
+    share = widths or (1.0,) * len(shape)
+    whole = sum(share[axis] for axis in active)
     for index, place in enumerate(itertools.product(*(range(length) for length in shape))):
         for axis in active:
             there = list(place)
@@ -143,7 +255,7 @@ def _torus(
             yield (
                 vertices[index],
                 vertices[other],
-                bandwidth / (2 * len(active)),
+                bandwidth * share[axis] / (2 * whole),
                 network,
                 f"axis-{axis}",
             )

@@ -308,6 +308,7 @@ def with_overrides(
             fabric.kind if fabric_kind is None else fabric_kind,
             fabric.oversubscription if oversubscription is None else oversubscription,
             port,
+            fabric,
         ),
         sources={**cluster.sources, **dict.fromkeys(given, "given by the user")},
     )
@@ -375,13 +376,17 @@ def _usual_domain(joined: Link, per_node: int, nodes: int) -> int:
     return max(most // per_node, 1) * per_node
 
 
-def _fabric(kind: str, oversubscription: float, nic: Link) -> Fabric:
+def _fabric(kind: str, oversubscription: float, nic: Link, known: Fabric | None = None) -> Fabric:
+    """A fabric with switches of this NIC's network; the rest as it is `known`."""
     if kind not in set(FabricKind):
         raise HardwareError(
             f"fabric kind is {kind!r}; {nearest(kind, [known.value for known in FabricKind])}"
         )
-    return Fabric(
+    links = known.links if known and kind == FabricKind.GRAPH else ()
+    return dataclasses.replace(
+        known or Fabric(kind=FabricKind.SINGLE_SWITCH),
         kind=FabricKind(kind),
+        links=links,
         oversubscription=oversubscription,
         hop_latency=nic.switch_latency,
         radix=nic.switch_ports,

@@ -1,0 +1,210 @@
+"""Routes: which links of the fabric the traffic between nodes takes, and how much of it each carries.
+
+Of switches in tiers, only links that could be too thin are counted: the up-links of each unit of an oversubscribed tier, out and in, all of
+them together where flows are spread evenly (ECMP), each by itself where routes are static. Of a torus or a graph every link is counted.
+
+Shapes: F flows, L links.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.hardware.components import Cluster
+from mpsim.hardware.fabric import Fabric, FabricKind, Routing, Tier
+from mpsim.hardware.graph import Vertex, cluster_graph
+
+__all__ = ["Routes", "routes_of"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Routes:
+    """Links of a fabric and the way of every flow over them.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Of links, such as ``leaf 0 up``.
+    capacity : float64[L]
+        [B/s].
+    route : callable
+        Nodes that send and that receive and the weight of each flow (int64[F], int64[F], float64[F]) to the load of every link.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        capacity: Floats,
+        route: Callable[[Ints, Ints, Floats], Floats],
+    ) -> None:
+        self.names = names
+        self.capacity = capacity
+        self._route = route
+
+    def load(self, source: Ints, target: Ints, weight: Floats) -> Floats:
+        """What each link carries of flows between nodes; what stays in a node takes none [L]."""
+        leaves = source != target
+        if not len(self.names) or not leaves.any():
+            return np.zeros(len(self.names))
+        return self._route(source[leaves], target[leaves], weight[leaves])
+
+
+def routes_of(cluster: Cluster) -> Routes:
+    """Routes of the fabric of `cluster`.
+
+    Parameters
+    ----------
+    cluster : Cluster
+
+    Returns
+    -------
+    Routes
+        Without links where none can be too thin.
+    """
+    node = cluster.node
+    key = (cluster.fabric, cluster.nodes, node.nics, node.nic.bandwidth)
+    if key not in _KNOWN:
+        _KNOWN[key] = _made(cluster)
+    return _KNOWN[key]
+
+
+_KNOWN: dict[tuple[Fabric, int, int, float], Routes] = {}
+"""Routes by all that decides them: finding them takes longer than using them."""
+
+
+def _made(cluster: Cluster) -> Routes:
+    if cluster.nodes < 2 or not cluster.node.nics:
+        return Routes((), np.zeros(0), lambda *_: np.zeros(0))
+    if cluster.fabric.kind in (FabricKind.TORUS, FabricKind.GRAPH):
+        return _graph_routes(cluster)
+    return _tier_routes(cluster)
+
+
+def _tier_routes(cluster: Cluster) -> Routes:
+    static = cluster.fabric.routing is Routing.STATIC
+    tiers = [
+        tier
+        for tier in cluster.tiers
+        if tier.up_bandwidth > 0 and (tier.oversubscription > 1 or static)
+    ]
+    ways = [_ways(tier, cluster) if static else 1 for tier in tiers]
+    names: list[str] = []
+    capacity: list[Floats] = []
+    for tier, count in zip(tiers, ways, strict=True):
+        links = [(unit, way) for unit in range(tier.units) for way in range(count)]
+        for end in ("up", "down"):
+            names += [
+                f"{tier.name} {unit} {end}" + (f" way {way}" if count > 1 else "")
+                for unit, way in links
+            ]
+        capacity.append(np.full(2 * len(links), tier.up_bandwidth / count))
+
+    def route(source: Ints, target: Ints, weight: Floats) -> Floats:
+        loads = []
+        for tier, count in zip(tiers, ways, strict=True):
+            here, there = source // tier.nodes, target // tier.nodes
+            climbs, way = here != there, target % count
+            size = tier.units * count
+            for unit in (here, there):
+                link = (unit * count + way)[climbs]
+                loads.append(np.bincount(link, weights=weight[climbs], minlength=size))
+        return np.concatenate(loads).astype(np.float64)
+
+    return Routes(tuple(names), np.concatenate([np.zeros(0), *capacity]), route)
+
+
+def _ways(tier: Tier, cluster: Cluster) -> int:
+    """Ways up from a unit that a node's traffic chooses one of, all its NICs alike."""
+    node = cluster.node
+    return max(1, round(tier.up_bandwidth / node.nic_bandwidth))
+
+
+def _graph_routes(cluster: Cluster) -> Routes:
+    graph = cluster_graph(cluster, scale_up=False)
+    number = {edge: index for index, edge in enumerate(graph.edges)}
+    capacity = np.array([graph.edges[edge]["capacity"] for edge in number], dtype=np.float64)
+    names = tuple(f"{_name(here)} > {_name(there)}" for here, there in number)
+    static = cluster.fabric.routing is Routing.STATIC
+    spread = _static if static else _evenly
+
+    @functools.cache
+    def shares(source: int, target: int) -> tuple[Ints, Floats]:
+        """Links between two nodes and the share of the flow on each."""
+        found = spread(graph, ("node", source), ("node", target))
+        links = np.array([number[edge] for edge in found], dtype=np.int64)
+        return links, np.array(list(found.values()), dtype=np.float64)
+
+    def route(source: Ints, target: Ints, weight: Floats) -> Floats:
+        load = np.zeros(len(names))
+        pairs, index = np.unique(np.stack([source, target]), axis=1, return_inverse=True)
+        total = np.bincount(index.reshape(-1), weights=weight)
+        for (here, there), amount in zip(pairs.T.tolist(), total.tolist(), strict=True):
+            links, part = shares(here, there)
+            load[links] += amount * part
+        return load
+
+    return Routes(names, capacity, route)
+
+
+def _name(vertex: Vertex) -> str:
+    return " ".join(map(str, vertex))
+
+
+def _static(
+    graph: nx.DiGraph, source: Vertex, target: Vertex
+) -> dict[tuple[Vertex, Vertex], float]:
+    """One shortest way: towards a target, every vertex has one next hop, the first by name."""
+    distance = _distances(graph, target)
+    ways: dict[tuple[Vertex, Vertex], float] = {}
+    here = source
+    while here != target:
+        there = min(
+            (one for one in graph.successors(here) if distance[one] == distance[here] - 1), key=str
+        )
+        ways[here, there] = 1.0
+        here = there
+    return ways
+
+
+def _evenly(
+    graph: nx.DiGraph, source: Vertex, target: Vertex
+) -> dict[tuple[Vertex, Vertex], float]:
+    """All shortest ways: every vertex on one spreads what it gets over its next hops by their capacity."""
+    distance = _distances(graph, target)
+    share: dict[Vertex, float] = {source: 1.0}
+    ways: dict[tuple[Vertex, Vertex], float] = {}
+    for left in range(distance[source], 0, -1):
+        following: dict[Vertex, float] = {}
+        for here, amount in share.items():
+            next_hops = [one for one in graph.successors(here) if distance.get(one) == left - 1]
+            room = sum(graph[here][one]["capacity"] for one in next_hops)
+            for there in next_hops:
+                part = amount * graph[here][there]["capacity"] / room
+                ways[here, there] = ways.get((here, there), 0.0) + part
+                following[there] = following.get(there, 0.0) + part
+        share = following
+    return ways
+
+
+def _distances(graph: nx.DiGraph, target: Vertex) -> dict[Vertex, int]:
+    """Hops from every vertex to `target`; kept with the graph."""
+    known: dict[Vertex, dict[Vertex, int]] = graph.graph.setdefault("distances", {})
+    if target not in known:
+        found: dict[Vertex, int] = {target: 0}
+        ring = [target]
+        for hops in itertools.count(1):
+            ring = [one for here in ring for one in graph.predecessors(here) if one not in found]
+            ring = list(dict.fromkeys(ring))
+            if not ring:
+                break
+            found.update((one, hops) for one in ring)
+        known[target] = found
+    return known[target]
