@@ -13,7 +13,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 import mpsim
-from mpsim.cli import check, compare, goodput, new, run, schedule, show, sweep, validate
+from mpsim.cli import check, compare, goodput, measure, new, run, schedule, show, sweep, validate
 from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note
 from mpsim.errors import (
     CalibrationError,
@@ -35,6 +35,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     sweep.sweep,
     goodput.goodput,
     schedule.schedule,
+    measure.measure,
     validate.validate,
     show.show,
 )

@@ -1,0 +1,168 @@
+"""Blocks: one transformer layer, whole and divided by tensor parallelism, the embedding, and the head with its loss."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpsim.calibration.measure.case import Case, Work
+from mpsim.calibration.measure.model import (
+    Embedding,
+    Head,
+    Layer,
+    Place,
+    Sizes,
+    layer_flops,
+    loss_of,
+)
+from mpsim.calibration.measure.tensors import agrees, dtype_of, element_bytes, has_dtype
+from mpsim.calibration.measure.world import World
+
+__all__ = ["block_series"]
+
+LEAST_MEMORY_FACTOR = 40
+"""Bytes a block needs for each byte of what goes into it, gradients and a backward's temporaries included: on the safe side."""
+
+
+def block_series(world: World, grid: Mapping[str, Any]) -> list[list[Case]]:
+    """Cases of every block, a list for each."""
+    dtype = "float32" if world.kind == "cpu" or not has_dtype("bfloat16", world) else "bfloat16"
+    layers = [
+        Sizes(1, hidden, heads, ffn, 0, sequence, batch)
+        for hidden, heads, ffn, sequence, batch in grid["layers"]
+    ]
+    ends = [Sizes(1, hidden, 1, 0, vocab, s, b) for hidden, vocab, s, b in grid["heads"]]
+    series = []
+    for kind in ("forward", "backward"):
+        series.append([_layer_case(world, sizes, dtype, kind, None) for sizes in layers])
+        for group in world.group_sizes():
+            divided = [
+                s for s in layers if s.heads % len(group) == 0 and s.ffn_hidden % len(group) == 0
+            ]
+            series.append([_layer_case(world, sizes, dtype, kind, group) for sizes in divided])
+        series += [
+            [_end_case(world, op, sizes, dtype, kind) for sizes in ends]
+            for op in ("embedding_block", "head")
+        ]
+    return series
+
+
+def _layer_case(
+    world: World, sizes: Sizes, dtype: str, kind: str, group: tuple[int, ...] | None
+) -> Case:
+    ranks = len(group or (0,))
+    return Case(
+        family="blocks",
+        op="transformer_layer" if group is None else "tensor_parallel_layer",
+        shape={
+            "hidden": sizes.hidden,
+            "heads": sizes.heads,
+            "ffn_hidden": sizes.ffn_hidden,
+            "sequence": sizes.sequence,
+            "micro_batch": sizes.micro_batch,
+            "tp": ranks,
+        },
+        variant={"pass": kind},
+        dtype=dtype,
+        group=world.everyone if group is None else group,
+        synchronous=group is not None,
+        flops=layer_flops(sizes) * (2 if kind == "backward" else 1) / ranks,
+        memory=LEAST_MEMORY_FACTOR * float(sizes.tokens * sizes.hidden * element_bytes(dtype))
+        + 4.0 * 12 * sizes.hidden**2 * element_bytes(dtype),
+        prepare=functools.partial(_prepare_layer, sizes=sizes, dtype=dtype, kind=kind, group=group),
+    )
+
+
+def _prepare_layer(
+    world: World, *, sizes: Sizes, dtype: str, kind: str, group: Sequence[int] | None
+) -> Work:
+    alone = Place(0, 1, None, world.device, dtype_of(dtype))
+    place = alone
+    if group is not None:
+        ranks = tuple(group)
+        place = Place(
+            ranks.index(world.rank), len(ranks), world.group(ranks), world.device, alone.dtype
+        )
+    generator = torch.Generator().manual_seed(0)  # the same on every rank of the group
+    x = torch.randn(sizes.micro_batch, sizes.sequence, sizes.hidden, generator=generator)
+    x = x.to(world.device, place.dtype)
+    layer = Layer(sizes, place, 0)
+    with torch.no_grad():
+        wanted = Layer(sizes, alone, 0)(x) if group is not None else _whole_in_double(sizes, x)
+        what = "the whole layer" if group is not None else "float64"
+        check = agrees(layer(x), wanted, dtype, what)
+    return _pass(layer, x.requires_grad_(), kind, check, capturable=group is None)
+
+
+def _whole_in_double(sizes: Sizes, x: torch.Tensor) -> torch.Tensor:
+    small = Place(0, 1, None, torch.device("cpu"), torch.float64)
+    out: torch.Tensor = Layer(sizes, small, 0)(x[:1].cpu().double())
+    return (
+        out.expand(x.shape[0], -1, -1)
+        if x.shape[0] == 1
+        else torch.cat([out, Layer(sizes, small, 0)(x[1:].cpu().double())])
+    )
+
+
+def _pass(layer: nn.Module, x: torch.Tensor, kind: str, check: str, *, capturable: bool) -> Work:
+    """The forward with its graph kept, or the backward of one kept graph."""
+    if kind == "forward":
+        return Work(run=lambda: layer(x), check=check, capturable=capturable)
+    out = layer(x)
+    grad = torch.randn_like(out)
+    wanted = [*([x] if x.requires_grad else []), *layer.parameters()]
+    return Work(
+        run=lambda: torch.autograd.grad(out, wanted, grad, retain_graph=True),
+        check=check,
+        capturable=capturable,
+    )
+
+
+def _end_case(world: World, op: str, sizes: Sizes, dtype: str, kind: str) -> Case:
+    products = 2.0 * sizes.tokens * sizes.hidden * sizes.vocab if op == "head" else 0.0
+    element = element_bytes(dtype)
+    return Case(
+        family="blocks",
+        op=op,
+        shape={
+            "hidden": sizes.hidden,
+            "vocab": sizes.vocab,
+            "sequence": sizes.sequence,
+            "micro_batch": sizes.micro_batch,
+        },
+        variant={"pass": kind},
+        dtype=dtype,
+        group=world.everyone,
+        flops=products * (2 if kind == "backward" else 1),
+        bytes=0.0 if products else 3.0 * sizes.tokens * sizes.hidden * element,
+        memory=4.0 * sizes.vocab * (6 * sizes.tokens * (op == "head") + 3 * sizes.hidden),
+        prepare=functools.partial(_prepare_end, op=op, sizes=sizes, dtype=dtype, kind=kind),
+    )
+
+
+def _prepare_end(world: World, *, op: str, sizes: Sizes, dtype: str, kind: str) -> Work:
+    place = Place(0, 1, None, world.device, dtype_of(dtype))
+    shape = (sizes.micro_batch, sizes.sequence)
+    ids = torch.randint(sizes.vocab, shape, device=world.device)
+    if op == "embedding_block":
+        return _pass(Embedding(sizes, place), ids, kind, "", capturable=True)
+    x = torch.randn(
+        *shape, sizes.hidden, device=world.device, dtype=place.dtype, requires_grad=True
+    )
+    return _pass(_HeadAndLoss(sizes, place, ids), x, kind, "", capturable=True)
+
+
+class _HeadAndLoss(nn.Module):
+    """Final norm, logits and cross entropy."""
+
+    def __init__(self, sizes: Sizes, place: Place, ids: torch.Tensor) -> None:
+        super().__init__()
+        self.head, self.loss, self.ids = Head(sizes, place), loss_of(place), ids
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Vectors to the loss."""
+        return self.loss(self.head(x_BSD), self.ids)

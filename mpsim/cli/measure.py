@@ -1,0 +1,130 @@
+"""``mpsim measure``: benchmarks of this machine, to calibrate on."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpsim.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from mpsim.calibration.records import Measured
+
+__all__ = ["measure"]
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+class Device(enum.StrEnum):
+    """Where to measure."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def measure(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")
+    ] = Path("measured.jsonl"),
+    budget: Annotated[
+        str, typer.Option("--budget", metavar="TIME", help="How long at most: 90s, 5m, 1h.")
+    ] = "5m",
+    only: Annotated[
+        str,
+        typer.Option("--only", metavar="LIST", help="Of kernels,collectives,blocks,steps."),
+    ] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what an earlier run left in FILE.")
+    ] = False,
+    device: Annotated[Device, typer.Option("--device", help="Where to measure.")] = Device.AUTO,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random data.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure kernels, collectives, layers and training steps here; alone, under torchrun, or under Slurm."""
+    from mpsim.calibration.measure import Settings
+    from mpsim.calibration.measure import measure as run
+    from mpsim.cli.console import note, print_json
+
+    settings = Settings(
+        out=out,
+        budget=_seconds(budget),
+        families=_families(only),
+        resume=resume,
+        device=device.value,
+        seed=seed,
+    )
+    measured = run(settings, say=lambda text: note(f"mpsim measure: {text}"))
+    if measured is None:
+        return
+    for warning in measured.warnings:
+        note(warning)
+    if as_json:
+        print_json(_summary(measured))
+    else:
+        _print(measured)
+
+
+def _seconds(text: str) -> float:
+    """'90s', '5m', '1.5h' or a number of seconds."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|)\s*", text)
+    if match is None or float(match[1]) <= 0:
+        raise typer.BadParameter(
+            f"got {text!r}; needed a time such as 90s, 5m or 1h", param_hint="--budget"
+        )
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _families(text: str) -> tuple[str, ...]:
+    from mpsim.calibration.records import FAMILIES
+    from mpsim.errors import nearest
+
+    wanted = [one.strip() for one in text.split(",") if one.strip()]
+    for one in wanted:
+        if one not in FAMILIES:
+            raise typer.BadParameter(f"got {one!r}; {nearest(one, FAMILIES)}", param_hint="--only")
+    return tuple(one for one in FAMILIES if one in wanted) or FAMILIES
+
+
+def _counts(measured: Measured) -> dict[str, int]:
+    counts = Counter(one.family for one in measured.measurements)
+    return dict(counts)
+
+
+def _summary(measured: Measured) -> dict[str, object]:
+    end = measured.end
+    return {
+        "file": measured.file,
+        "device": measured.header.device_name,
+        "ranks": measured.header.world_size,
+        "backend": measured.header.backend,
+        "measurements": _counts(measured),
+        "skipped": [{"id": one.id, "reason": one.reason} for one in measured.skipped],
+        "complete": end is not None and end.complete,
+        "elapsed_s": None if end is None else end.elapsed,
+        "warnings": list(measured.warnings),
+    }
+
+
+def _print(measured: Measured) -> None:
+    from mpsim.cli.console import print_table, print_text
+
+    header, end = measured.header, measured.end
+    ranks = f"{header.world_size} rank{'s' if header.world_size > 1 else ''}"
+    print_text(f"{measured.file}: {header.device_name}, {ranks}, torch {header.torch}")
+    families: dict[str, list[str]] = {}
+    for one in measured.measurements:
+        families.setdefault(one.family, []).append(one.op)
+    rows = [
+        (family, str(len(ops)), ", ".join(dict.fromkeys(ops))) for family, ops in families.items()
+    ]
+    print_table(rows, header=("family", "measured", "of"), right=[1])
+    for reason, count in Counter(one.reason for one in measured.skipped).most_common():
+        print_text(f"  {count} x skipped: {reason}")
+    if end is not None and not end.complete:
+        print_text("the budget ran out before everything was measured; --resume goes on")
