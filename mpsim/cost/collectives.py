@@ -187,10 +187,16 @@ class CollectiveModel:
         return _like(size_bytes, inside), _like(size_bytes, outside)
 
     @overload
-    def send(self, size_bytes: float, *, crosses: bool, share: int = 1) -> float: ...
+    def send(
+        self, size_bytes: float, *, crosses: bool, share: int = 1, slowdown: float | None = None
+    ) -> float: ...
     @overload
-    def send(self, size_bytes: Floats, *, crosses: bool, share: int = 1) -> Floats: ...
-    def send(self, size_bytes: Size, *, crosses: bool, share: int = 1) -> Size:
+    def send(
+        self, size_bytes: Floats, *, crosses: bool, share: int = 1, slowdown: float | None = None
+    ) -> Floats: ...
+    def send(
+        self, size_bytes: Size, *, crosses: bool, share: int = 1, slowdown: float | None = None
+    ) -> Size:
         """Time of one message between two accelerators: ``alpha + share S / B``.
 
         Parameters
@@ -201,6 +207,8 @@ class CollectiveModel:
             Whether it leaves the scale-up domain; then B is the sender's share of its node's NICs, else the pair's rate.
         share : int
             Messages that use the same link (or NIC share) at once.
+        slowdown : float, optional
+            By how much links of the fabric make it longer (`mpsim.parallel.crossing`); left out, it crosses the whole cluster.
 
         Returns
         -------
@@ -210,7 +218,9 @@ class CollectiveModel:
         if share < 1:
             raise HardwareError(f"share is {share}, needed 1 message or more")
         sizes = np.asarray(size_bytes, float)
-        return _like(size_bytes, self.library.send(sizes, crosses=crosses, share=share))
+        return _like(
+            size_bytes, self.library.send(sizes, crosses=crosses, share=share, slowdown=slowdown)
+        )
 
     def choice(self, kind: str, size_bytes: float, group: GroupShape) -> tuple[str, str]:
         """Algorithm and protocol that the library would pick, by its own rule.
@@ -244,7 +254,9 @@ class CollectiveModel:
 
     def _modelled(self, kind: str, size: Floats, group: GroupShape) -> Floats:
         if kind == "send_recv":
-            return self.library.send(size, crosses=group.crosses, share=1)
+            return self.library.send(
+                size, crosses=group.crosses, share=1, slowdown=group.ring_slowdown
+            )
         return self.library.seconds(kind, size, group)
 
     def _measured(self, kind: str, size: Floats, group: GroupShape) -> Floats | None:

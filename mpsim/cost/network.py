@@ -6,16 +6,19 @@ import dataclasses
 import math
 
 from mpsim.errors import HardwareError
-from mpsim.hardware.components import Cluster, FabricKind, LinkShape
+from mpsim.hardware.components import Cluster, LinkShape
 from mpsim.hardware.fabric import torus_shape
+from mpsim.parallel.group import GroupShape
 
 __all__ = [
     "TorusExtent",
     "cross_rail_span",
     "group_bandwidth",
+    "group_nic_bandwidth",
     "nic_bandwidth",
     "nodes_spanned",
     "pair_bandwidth",
+    "slowed_nic_bandwidth",
     "torus_extents",
 ]
 
@@ -88,9 +91,33 @@ def nodes_spanned(cluster: Cluster, domains: int) -> int:
 
 def cross_rail_span(cluster: Cluster, span: int) -> int:
     """Nodes that a message between unlike NICs of `span` nodes counts as spanning: on rails it has to climb above the leaves."""
-    if cluster.fabric.kind is not FabricKind.RAIL_OPTIMIZED or not cluster.tiers:
+    if not cluster.fabric.has_rails or not cluster.tiers:
         return span
     return min(cluster.nodes, max(span, cluster.tiers[0].nodes + 1))
+
+
+def group_nic_bandwidth(cluster: Cluster, group: GroupShape, kind: str, span: int) -> float:
+    """Raw rate of one accelerator's share of its node's NICs in a collective [B/s per direction].
+
+    Parameters
+    ----------
+    cluster : Cluster
+    group : GroupShape
+        With what its traffic meets on the fabric, if that was counted.
+    kind : str
+        An ``all_to_all`` is an exchange, all others are rings.
+    span : int
+        Neighbouring nodes it is taken to span where nothing was counted.
+    """
+    counted = group.exchange_slowdown if kind == "all_to_all" else group.ring_slowdown
+    return slowed_nic_bandwidth(cluster, counted, span)
+
+
+def slowed_nic_bandwidth(cluster: Cluster, slowdown: float | None, span: int) -> float:
+    """Raw rate of one accelerator's share of its node's NICs: slowed down as counted, or as `span` nodes make it [B/s]."""
+    return (
+        nic_bandwidth(cluster, span) if slowdown is None else nic_bandwidth(cluster, 1) / slowdown
+    )
 
 
 def nic_bandwidth(cluster: Cluster, span: int) -> float:

@@ -1,6 +1,7 @@
 """Who holds what: the mesh on the cluster, layers on stages, operators on ranks."""
 
 from mpsim.parallel.blocks import block_backward, block_forward
+from mpsim.parallel.crossing import placed
 from mpsim.parallel.fused import fused_blocks
 from mpsim.parallel.group import GroupShape
 from mpsim.parallel.imbalance import rank_load
@@ -26,6 +27,7 @@ __all__ = [
     "block_forward",
     "fused_blocks",
     "partition_layers",
+    "placed",
     "rank_load",
     "shard",
     "spread",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster
+from mpsim.parallel.crossing import placed, spread
 from mpsim.parallel.group import GroupShape
 
 __all__ = ["AXES", "EXPERT_AXES", "Mesh", "spread"]
@@ -114,7 +115,7 @@ class Mesh:
             It says which accelerators share a scale-up domain.
         """
         groups = self.groups(axes, stage)
-        return spread(cluster.domain_of(groups))
+        return placed(cluster, groups)
 
     def expert_groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
         """Members of every communicator over `axes` of the experts' mesh, among the ranks of one pipeline rank.
@@ -142,7 +143,7 @@ class Mesh:
 
     def expert_shape(self, axes: Sequence[str], stage: int, cluster: Cluster) -> GroupShape:
         """Where the members of a communicator of the experts' mesh sit; a bound on all of them, where they differ."""
-        return spread(cluster.domain_of(self.expert_groups(axes, stage)))
+        return placed(cluster, self.expert_groups(axes, stage))
 
     def shard_groups(self, shard: int, stage: int) -> NDArray[np.int64]:
         """Members of every group of `shard` neighbouring replicas of one pipeline rank, int64[groups, shard].
@@ -169,22 +170,3 @@ class Mesh:
         """Whether any message from pipeline rank `source` to `target` leaves its scale-up domain."""
         sent = cluster.domain_of(self.ranks[source])
         return bool((sent != cluster.domain_of(self.ranks[target])).any())
-
-
-def spread(domains: NDArray[np.int64]) -> GroupShape:
-    """Shape that bounds several groups: the most domains touched, the fewest members in one.
-
-    Parameters
-    ----------
-    domains : int64[groups, members]
-        Scale-up domain of each member.
-    """
-    ordered = np.sort(np.atleast_2d(domains), axis=1)
-    is_new = np.ones(ordered.shape, dtype=bool)
-    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    runs = np.diff(np.flatnonzero(is_new), append=ordered.size)
-    return GroupShape(
-        ranks=ordered.shape[1],
-        per_domain=int(runs.min()),
-        domains=int(is_new.sum(axis=1).max()),
-    )

@@ -82,7 +82,11 @@ class StepRows:
             kind=Kind.COLLECTIVE,
             part=_EXPOSED_DP,
             peer=last,
-            duration=ticks(self._costs.collectives.send(size, crosses=crosses)),
+            duration=ticks(
+                self._costs.collectives.send(
+                    size, crosses=crosses, slowdown=self._costs.slowdown(first, last)
+                )
+            ),
             up_bytes=up,
             out_bytes=out,
             label=label,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import CollectiveModel, Constant, KernelModel, host_constants
+from mpsim.hardware.routes import routes_of
 from mpsim.parallel import Communication, GroupShape
+from mpsim.parallel.crossing import messages, slowdown
 from mpsim.program.messages import Sends
 from mpsim.program.plan import Plan
 from mpsim.program.template import ticks
@@ -54,8 +57,18 @@ class PlanCosts:
         alike = []
         for rank, members in enumerate(self.plan.mesh.ranks):
             domains = self.plan.cluster.domain_of(members)
-            alike.append(first.setdefault((domains - domains.min()).tobytes(), rank))
+            where = (domains - domains.min()).tobytes() + self._offset(members)
+            alike.append(first.setdefault(where, rank))
         return np.array(alike)
+
+    def _offset(self, members: NDArray[np.int64]) -> bytes:
+        """Where ranks begin within what the thin links of the fabric repeat over; nothing where none is thin."""
+        cluster = self.plan.cluster
+        if not routes_of(cluster).names:
+            return b""
+        thin = [one.nodes for one in cluster.tiers if one.up_bandwidth]
+        period = thin[-1] if thin else cluster.nodes
+        return bytes(str(cluster.node_of(members).min() % period), "ascii")
 
     @functools.cache  # noqa: B019 - one instance a simulation
     def group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
@@ -83,7 +96,7 @@ class PlanCosts:
                 "tp": self.group(("tp",), rank),
                 "cp": cp,
                 "cp-inside": GroupShape(cp.per_domain, cp.per_domain, 1),
-                "cp-across": GroupShape(cp.domains, 1, cp.domains),
+                "cp-across": _across(cp),
                 "ep": self.expert_group(("ep",), rank),
                 "etp": self.expert_group(("etp",), rank),
                 "etp-ep": self.expert_group(("etp", "ep"), rank),
@@ -120,7 +133,8 @@ class PlanCosts:
                 if 0 <= other < stages and rank[stage] != rank[other]:
                     crosses = self._crosses(rank[stage], rank[other])
                     receivers = self.group(("tp",), rank[other])
-                    columns[:, direction, stage] = self._message(crosses, receivers)
+                    slower = self.slowdown(rank[stage], rank[other])
+                    columns[:, direction, stage] = self._message(crosses, receivers, slower)
         seconds, up, out = columns
         return Sends(ticks(seconds), up, out)
 
@@ -129,7 +143,17 @@ class PlanCosts:
         return self.plan.mesh.crosses(source, target, self.plan.cluster)
 
     @functools.cache  # noqa: B019 - one instance a simulation
-    def _message(self, crosses: bool, receivers: GroupShape) -> tuple[float, float, float]:
+    def slowdown(self, source: int, target: int) -> float | None:
+        """How many times longer the fabric makes messages between two pipeline ranks; None where no link of it is thin."""
+        cluster, ranks = self.plan.cluster, self.plan.mesh.ranks
+        if not routes_of(cluster).names:
+            return None
+        return slowdown(cluster, messages(cluster, ranks[source], ranks[target]))
+
+    @functools.cache  # noqa: B019 - one instance a simulation
+    def _message(
+        self, crosses: bool, receivers: GroupShape, slower: float | None
+    ) -> tuple[float, float, float]:
         """Seconds of one message, and bytes one rank sends for it over scale-up and scale-out links.
 
         Notes
@@ -141,7 +165,8 @@ class PlanCosts:
         whole, gathers = self.message_bytes, self.scatters_messages
         size = whole / plan.mesh.tp if gathers or plan.sequence_parallel else whole
         more = plan.framework.pipeline.send_messages - 1
-        seconds = float(model.send(size, crosses=crosses) + more * model.send(0.0, crosses=crosses))
+        first = model.send(size, crosses=crosses, slowdown=slower)
+        seconds = float(first + more * model.send(0.0, crosses=crosses))
         up, out = model.send_wire_bytes(size, crosses=crosses)
         if gathers:
             seconds += float(model.seconds("all_gather", whole, receivers))
@@ -168,7 +193,8 @@ class StageCosts:
         model = self._costs.collectives
         if item.kind == "send":
             out = item.size * group.domains / group.ranks if group.crosses else 0.0
-            return float(model.send(item.size, crosses=group.crosses)), item.size - out, out
+            took = model.send(item.size, crosses=group.crosses, slowdown=group.ring_slowdown)
+            return float(took), item.size - out, out
         if item.across:
             return self._twice(item, group)
         up, out = model.wire_bytes(item.kind, item.size, group)
@@ -178,7 +204,7 @@ class StageCosts:
         """An all-to-all between the peers of each domain, beside one inside that passes on what arrives."""
         model = self._costs.collectives
         inside = GroupShape(group.per_domain, group.per_domain, 1)
-        across = GroupShape(group.domains, 1, group.domains)
+        across = _across(group)
         slower = max(
             model.seconds(item.kind, item.size, inside),
             model.seconds(item.kind, item.across, across),
@@ -186,3 +212,8 @@ class StageCosts:
         up, _ = model.wire_bytes(item.kind, item.size, inside)
         out = item.across * (1.0 - 1.0 / group.domains)
         return float(slower), float(up), float(out)
+
+
+def _across(group: GroupShape) -> GroupShape:
+    """One member of every scale-up domain of a group."""
+    return dataclasses.replace(group, ranks=group.domains, per_domain=1)

@@ -206,9 +206,9 @@ class _Later:
         whole = self._model.uneven_all_to_all(pair_bytes, group)
         return whole + self._share[group.crosses] * latency
 
-    def send(self, size_bytes: Any, *, crosses: bool, share: int = 1) -> Any:
-        latency = self._model.send(_NEXT_TO_NOTHING, crosses=crosses, share=share)
-        whole = self._model.send(size_bytes, crosses=crosses, share=share)
+    def send(self, size_bytes: Any, *, crosses: bool, **how: Any) -> Any:
+        latency = self._model.send(_NEXT_TO_NOTHING, crosses=crosses, **how)
+        whole = self._model.send(size_bytes, crosses=crosses, **how)
         return whole + self._share[crosses] * latency
 
 

@@ -19,9 +19,11 @@ from mpsim.cost.nccl_choice import chosen
 from mpsim.cost.nccl_curve import RING_LIMIT, DomainCurve
 from mpsim.cost.network import (
     cross_rail_span,
+    group_nic_bandwidth,
     nic_bandwidth,
     nodes_spanned,
     pair_bandwidth,
+    slowed_nic_bandwidth,
 )
 from mpsim.cost.traffic import ring_passes, sent_bytes
 from mpsim.hardware.components import Cluster, LinkShape
@@ -72,12 +74,14 @@ class FittedLibrary:
             return least + self._filling(size, group.domains)
         return self._within(kind, size, group.ranks)
 
-    def send(self, size: Floats, *, crosses: bool, share: int) -> Floats:
+    def send(
+        self, size: Floats, *, crosses: bool, share: int, slowdown: float | None = None
+    ) -> Floats:
         """Time of one message [s]: ``alpha + share S / B``."""
         node = self.cluster.node
         if crosses:
             span = self.cluster.nodes
-            rate = nic_bandwidth(self.cluster, span) * node.nic.efficiency
+            rate = slowed_nic_bandwidth(self.cluster, slowdown, span) * node.nic.efficiency
             alpha = self._use(self.network, "send_latency") + self.cluster.network_latency(span)
         else:
             rate = pair_bandwidth(self.cluster) * node.scale_up.efficiency
@@ -142,7 +146,7 @@ class FittedLibrary:
         inside, outside = self._routed(kind, size, group)
         if kind in ("broadcast", "reduce"):  # the busiest rank, not the average
             inside, outside = (part * group.ranks / (group.ranks - 1) for part in (inside, outside))
-        moved = outside / self._nic_rate(span, group.domains) * self._crowding(kind, group)
+        moved = outside / self._nic_rate(kind, group, span) * self._crowding(kind, group)
         if group.per_domain > 1:
             moved = np.maximum(moved, self._inside_part(kind, size, inside, group))
         return {
@@ -167,13 +171,16 @@ class FittedLibrary:
             return sent / bus
         return ring_passes(kind, group.ranks) * size / bus
 
-    def _nic_rate(self, span: int, domains: int) -> float:
+    def _nic_rate(self, kind: str, group: GroupShape, span: int) -> float:
         """What one NIC share carries of a collective: its efficiency, less congestion that grows with the domains."""
         efficiency = self._use(self.network, "nic_fraction")
         if "measured" not in self.network.words:
             efficiency = min(self.cluster.node.nic.efficiency, efficiency)
-        congestion = 1.0 + self._use(self.network, "congestion") * math.log2(domains)
-        return nic_bandwidth(self.cluster, span) * efficiency / congestion
+        congestion = 1.0 + self._use(self.network, "congestion") * math.log2(group.domains)
+        raw = group_nic_bandwidth(self.cluster, group, kind, span)
+        if span != nodes_spanned(self.cluster, group.domains):  # strays from its rails
+            raw = min(raw, nic_bandwidth(self.cluster, span))
+        return raw * efficiency / congestion
 
     def _crowding(self, kind: str, group: GroupShape) -> float:
         """How many times its share a NIC carries where an all-reduce leaves a domain by fewer NICs than it has members."""

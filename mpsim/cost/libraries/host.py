@@ -6,6 +6,7 @@ constants what a message costs (``mpsim/cost/data/libraries.yaml``). Tensors are
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -58,7 +59,7 @@ class HostLibrary:
 
     def seconds(self, kind: str, size: Floats, group: GroupShape) -> Floats:
         """Time of one collective [s]: the algorithm of each size's regime, never less than a smaller size took."""
-        wires = self._wires(group)
+        wires = self._wires(_of_kind(kind, group))
         regimes = self._table.regimes(kind, group.ranks)
         self._note_table(kind, len(regimes))
         result, reached, low = np.zeros_like(size), np.zeros(()), 0.0
@@ -72,11 +73,15 @@ class HostLibrary:
             low = below
         return result + self._ledger.use(self._constants, "dispatch")
 
-    def send(self, size: Floats, *, crosses: bool, share: int) -> Floats:
+    def send(
+        self, size: Floats, *, crosses: bool, share: int, slowdown: float | None = None
+    ) -> Floats:
         """Time of one message [s]."""
         nodes = self._cluster.domains
         group = GroupShape(2, 1, 2) if crosses else _PAIR
-        wide = GroupShape(nodes, 1, nodes) if crosses and nodes > 1 else group
+        wide = group
+        if crosses and nodes > 1:
+            wide = GroupShape(nodes, 1, nodes, ring_slowdown=slowdown)
         wires = self._wires(wide)
         hop = wires.far if crosses else wires.near
         beta = hop.beta if crosses else wires.alone
@@ -107,3 +112,10 @@ class HostLibrary:
         source = f"{table.source}; version {table.version}"
         name = f"decisions.{self.name}.{kind}.regimes"
         self._ledger.note(Constant(name, regimes, "1", source, table.as_of, Status.DATASHEET))
+
+
+def _of_kind(kind: str, group: GroupShape) -> GroupShape:
+    """`group` with what the fabric does to this collective where the wires look for it."""
+    if kind != "all_to_all":
+        return group
+    return dataclasses.replace(group, ring_slowdown=group.exchange_slowdown)

@@ -36,8 +36,10 @@ class Library(Protocol):
     def seconds(self, kind: str, size: Floats, group: GroupShape) -> Floats:
         """Time of one collective other than send_recv [s]."""
 
-    def send(self, size: Floats, *, crosses: bool, share: int) -> Floats:
-        """Time of one message while `share` of them use the link [s]."""
+    def send(
+        self, size: Floats, *, crosses: bool, share: int, slowdown: float | None = None
+    ) -> Floats:
+        """Time of one message while `share` of them use the link, `slowdown` times longer on its way through the fabric [s]."""
 
     def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
         """Algorithm and protocol."""

@@ -7,7 +7,12 @@ import math
 
 from mpsim.cost.constants import ConstantGroup
 from mpsim.cost.ledger import Ledger
-from mpsim.cost.network import group_bandwidth, nic_bandwidth, nodes_spanned, pair_bandwidth
+from mpsim.cost.network import (
+    group_bandwidth,
+    nodes_spanned,
+    pair_bandwidth,
+    slowed_nic_bandwidth,
+)
 from mpsim.hardware.components import Cluster
 from mpsim.parallel.group import GroupShape
 
@@ -86,7 +91,8 @@ def wires_of(
     far, alone = near, 1 / one
     if group.crosses:
         span = nodes_spanned(cluster, group.domains)
-        share = nic_bandwidth(cluster, span) * min(nic.efficiency, use["far_fraction"])
+        raw = slowed_nic_bandwidth(cluster, group.ring_slowdown, span)
+        share = raw * min(nic.efficiency, use["far_fraction"])
         port = nic.bandwidth * min(nic.efficiency, use["far_fraction"])
         flow = use["flow_bandwidth"]
         far = Hop(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import CollectiveModel
-from mpsim.parallel import GroupShape, spread
+from mpsim.parallel import GroupShape, placed
 from mpsim.program.costs import PlanCosts
 from mpsim.program.plan import Plan
 from mpsim.program.program import Stream
@@ -55,10 +55,10 @@ def dense_peers(plan: Plan, costs: PlanCosts) -> Peers:
         return costs.group(("dp", "cp"), rank)
 
     def inside(rank: int) -> GroupShape:
-        return spread(cluster.domain_of(mesh.shard_groups(sharers, rank)))
+        return placed(cluster, mesh.shard_groups(sharers, rank))
 
     def between(rank: int) -> GroupShape:
-        return spread(cluster.domain_of(mesh.replica_groups(sharers, rank)))
+        return placed(cluster, mesh.replica_groups(sharers, rank))
 
     whole = sharers == plan.replicas
     return Peers(
@@ -89,15 +89,15 @@ def expert_peers(plan: Plan, costs: PlanCosts) -> Peers:
         return groups
 
     def everyone(rank: int) -> GroupShape:
-        return spread(cluster.domain_of(members(rank)))
+        return placed(cluster, members(rank))
 
     def inside(rank: int) -> GroupShape:
-        return spread(cluster.domain_of(members(rank).reshape(-1, sharers)))
+        return placed(cluster, members(rank).reshape(-1, sharers))
 
     def between(rank: int) -> GroupShape:
         groups = members(rank)
         across = groups.reshape(len(groups), copies, sharers).swapaxes(1, 2)
-        return spread(cluster.domain_of(across.reshape(-1, copies)))
+        return placed(cluster, across.reshape(-1, copies))
 
     return Peers(
         name=" of experts",

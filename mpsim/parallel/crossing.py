@@ -1,0 +1,178 @@
+"""Crossing: what the traffic of communicators puts on the links of the fabric, and by how much these slow it down.
+
+A *ring* visits scale-up domains in the order in which the group's ranks reach them; every rank sends to the rank in its place in the next
+domain. On a torus it becomes rings along every axis that the group extends over, in both directions at once. An *exchange* (all-to-all) sends from
+every rank to every rank of other domains, as much to each. Weights are shares of what one rank sends over the network.
+
+Shapes: G groups, M members of each, F flows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.hardware import Cluster, FabricKind
+from mpsim.hardware.routes import routes_of
+from mpsim.parallel.group import GroupShape
+
+__all__ = ["Flows", "exchange", "load", "messages", "placed", "ring", "slowdown", "spread"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Flows(NamedTuple):
+    """Node that sends and node that receives, and how much of one rank's traffic goes that way [F]."""
+
+    source: Ints
+    target: Ints
+    weight: Floats
+
+
+_NOTHING = Flows(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+
+
+def placed(cluster: Cluster, groups: Ints) -> GroupShape:
+    """Where the members of communicators sit, and what the fabric between them takes; a bound on all of them.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    groups : int64[G, M]
+        Ranks. All groups are taken to send at once.
+    """
+    shape = spread(cluster.domain_of(groups))
+    if not shape.crosses or not routes_of(cluster).names:
+        return shape
+    return GroupShape(
+        shape.ranks,
+        shape.per_domain,
+        shape.domains,
+        ring_slowdown=slowdown(cluster, ring(cluster, groups)),
+        exchange_slowdown=slowdown(cluster, exchange(cluster, groups)),
+    )
+
+
+def spread(domains: NDArray[np.int64]) -> GroupShape:
+    """Shape that bounds several groups: the most domains touched, the fewest members in one.
+
+    Parameters
+    ----------
+    domains : int64[groups, members]
+        Scale-up domain of each member.
+    """
+    ordered = np.sort(np.atleast_2d(domains), axis=1)
+    is_new = np.ones(ordered.shape, dtype=bool)
+    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    runs = np.diff(np.flatnonzero(is_new), append=ordered.size)
+    return GroupShape(
+        ranks=ordered.shape[1],
+        per_domain=int(runs.min()),
+        domains=int(is_new.sum(axis=1).max()),
+    )
+
+
+def load(cluster: Cluster, flows: Flows) -> Floats:
+    """What each link of the fabric carries while every rank sends one byte over the network [B]."""
+    return routes_of(cluster).load(*flows)
+
+
+def slowdown(cluster: Cluster, flows: Flows) -> float:
+    """How many times longer the traffic takes than NICs alone would need for it: 1, or what the busiest link makes of it."""
+    routes = routes_of(cluster)
+    if not routes.names:
+        return 1.0
+    rate = cluster.node.nic_bandwidth_per_accelerator
+    return max(1.0, float((routes.load(*flows) * rate / routes.capacity).max()))
+
+
+def messages(cluster: Cluster, source: Ints, target: Ints) -> Flows:
+    """Every rank of `source` sends to that in its place in `target`; what stays in a scale-up domain takes no NIC."""
+    here, there = np.ravel(source), np.ravel(target)
+    leaves = cluster.domain_of(here) != cluster.domain_of(there)
+    here, there = here[leaves], there[leaves]
+    return Flows(cluster.node_of(here), cluster.node_of(there), np.ones(len(here)))
+
+
+def ring(cluster: Cluster, groups: Ints) -> Flows:
+    """Flows of rings, such as all-reduce, all-gather and reduce-scatter run in."""
+    crossing = _crossing(cluster, groups)
+    if cluster.fabric.kind is FabricKind.TORUS:
+        return _joined([_torus_rings(cluster, members) for members in crossing])
+    return _joined([_ring(cluster, members) for members in crossing])
+
+
+def exchange(cluster: Cluster, groups: Ints) -> Flows:
+    """Flows of all-to-alls."""
+    return _joined([_exchange(cluster, members) for members in _crossing(cluster, groups)])
+
+
+def _crossing(cluster: Cluster, groups: Ints) -> Ints:
+    """Groups with members in several scale-up domains."""
+    groups = np.atleast_2d(groups)
+    domains = cluster.domain_of(groups)
+    crossing: Ints = groups[(domains != domains[:, :1]).any(axis=1)]
+    return crossing
+
+
+def _joined(flows: list[Flows]) -> Flows:
+    columns = zip(*(flows or [_NOTHING]), strict=True)
+    return Flows(*(np.concatenate(one) for one in columns))
+
+
+def _ring(cluster: Cluster, members: Ints) -> Flows:
+    domains = cluster.domain_of(members)
+    _, first, place = np.unique(domains, return_index=True, return_inverse=True)
+    turn = np.argsort(np.argsort(first))[place.reshape(-1)]  # which domain in the order of the ring
+    rings = [members[turn == one] for one in range(len(first))]
+    following = [*rings[1:], rings[0]]
+    there = [
+        one[np.arange(len(here)) % len(one)] for here, one in zip(rings, following, strict=True)
+    ]
+    source, target = np.concatenate(rings), np.concatenate(there)
+    return Flows(cluster.node_of(source), cluster.node_of(target), np.ones(len(source)))
+
+
+def _torus_rings(cluster: Cluster, members: Ints) -> Flows:
+    shape = cluster.fabric.lengths(cluster.nodes)
+    node, ranks = np.unique(cluster.node_of(members), return_counts=True)
+    places = np.stack(np.unravel_index(node, shape), axis=1)
+    axes = [axis for axis in range(len(shape)) if len(np.unique(places[:, axis])) > 1]
+    lines = {axis: _lines(places, axis) for axis in axes}
+    if not all(len(one) > 1 for found in lines.values() for one in found):
+        return _ring(cluster, members)  # not a box of the torus
+    flows = []
+    for axis in axes:
+        share = cluster.fabric.widths[axis] if cluster.fabric.widths else 1.0
+        whole = sum(cluster.fabric.widths[one] if cluster.fabric.widths else 1.0 for one in axes)
+        for line in lines[axis]:
+            weight = ranks[line] * share / whole / 2
+            flows += [Flows(node[line], np.roll(node[line], step), weight) for step in (1, -1)]
+    return _joined(flows)
+
+
+def _lines(places: Ints, axis: int) -> list[Ints]:
+    """Members along one axis, in its order: lists of places that agree in all other coordinates."""
+    others = np.delete(places, axis, axis=1)
+    _, line = np.unique(others, axis=0, return_inverse=True)
+    order = np.lexsort((places[:, axis], line.reshape(-1)))
+    cuts = np.flatnonzero(np.diff(line.reshape(-1)[order])) + 1
+    return np.split(order, cuts)
+
+
+def _exchange(cluster: Cluster, members: Ints) -> Flows:
+    node, index, count = np.unique(
+        cluster.node_of(members), return_inverse=True, return_counts=True
+    )
+    domain = np.empty(len(node), dtype=np.int64)
+    domain[index.reshape(-1)] = cluster.domain_of(members)
+    apart = domain[:, None] != domain[None, :]
+    others = (apart * count).sum(
+        axis=1
+    )  # partners that each rank of a node reaches over the network
+    weight = apart * count[None, :] * count[:, None] / others[:, None]
+    source, target = np.nonzero(apart)
+    return Flows(node[source], node[target], weight[source, target])
