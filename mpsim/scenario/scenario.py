@@ -119,7 +119,7 @@ class Scenario(Section):
         """
         measured = self.hardware.accelerator.calibration
         habits = measured.framework if measured else {}
-        return framework(self.framework.preset, {**habits, **self.framework.overrides})
+        return _framework(self.framework, habits)
 
     @property
     def world_size(self) -> int:
@@ -155,13 +155,15 @@ class Scenario(Section):
         """
         return resolved_data(self)
 
-    def with_values(self, values: Mapping[str, object]) -> Scenario:
+    def with_values(self, values: Mapping[str, object], *, checked: bool = True) -> Scenario:
         """The scenario with some values replaced, checked again, and its sweep dropped.
 
         Parameters
         ----------
         values : mapping of str to object
             New value by dotted key, as it would be written in the file.
+        checked : bool
+            Whether to refuse values that do not go together.
 
         Raises
         ------
@@ -177,7 +179,7 @@ class Scenario(Section):
         >>> base.dp, base.with_values({"parallelism.pp": 4}).dp
         (1, 2)
         """
-        return _build(lay_values(self._source, values), checked=True)
+        return _build(lay_values(self._source, values), checked=checked)
 
     def points(self) -> Iterator[dict[str, object]]:
         """Values by dotted key of every point of the sweep, the last key changing fastest."""
@@ -269,6 +271,7 @@ def _preset_problems(document: Document) -> list[Problem]:
     sections: Mapping[str, Callable[[Any], object]] = {
         "model": lambda data: ModelChoice.model_validate(data).resolve(),
         "cluster": lambda data: ClusterChoice.model_validate(data).resolve(folder),
+        "framework": lambda data: _framework(FrameworkChoice.model_validate(data or {})),
     }
     problems: list[Problem] = []
     for key, resolve in sections.items():
@@ -279,6 +282,11 @@ def _preset_problems(document: Document) -> list[Problem]:
         except ScenarioError as error:
             problems += error.problems
     return problems
+
+
+def _framework(choice: FrameworkChoice, habits: Mapping[str, Any] | None = None) -> Framework:
+    """The framework meant, with the scenario's own fields on top of `habits`."""
+    return framework(choice.preset, {**(habits or {}), **choice.overrides})
 
 
 def _located(document: Document, problems: Iterable[Problem]) -> list[Problem]:
