@@ -11,14 +11,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.hardware.components import Cluster
 from mpsim.hardware.fabric import Fabric, FabricKind, Routing, Tier
-from mpsim.hardware.graph import Vertex, cluster_graph
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from mpsim.hardware.graph import Vertex
 
 __all__ = ["Routes", "routes_of"]
 
@@ -128,7 +132,7 @@ def _ways(tier: Tier, cluster: Cluster) -> int:
 
 
 def _graph_routes(cluster: Cluster) -> Routes:
-    graph = cluster_graph(cluster, scale_up=False)
+    graph = cluster.graph(scale_up=False)
     number = {edge: index for index, edge in enumerate(graph.edges)}
     capacity = np.array([graph.edges[edge]["capacity"] for edge in number], dtype=np.float64)
     names = tuple(f"{_name(here)} > {_name(there)}" for here, there in number)

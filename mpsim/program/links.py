@@ -1,11 +1,13 @@
 """Which links every row uses: what a fluid network needs to know of a Program.
 
-Each rank class has ports of its own: towards its scale-up domain, its share of the node's NICs, and its share of the up-links of
-every oversubscribed tier, out and in. All ranks of a class do the same at the same time, and all accelerators of a node may send at once, so a
-share is what one of them can count on; what meets on it is what one rank does at a time: a message of the pipeline and a
-reduction of gradients on the same NIC.
+Each rank class has ports of its own, out and in: towards its scale-up domain, and its share of the node's NICs. All ranks of a class do the
+same at the same time, and all accelerators of a node may send at once, so a share is what one of them can count on; what meets on it is what
+one rank does at a time: a message of the pipeline and a reduction of gradients on the same NIC.
 
-Shapes: N rows, R rank classes, L links, U uses.
+Links of the fabric that could be too thin (up-links of oversubscribed tiers, links of tori and graphs) are shared by all classes whose traffic takes
+them: every communicator and every message loads them as `mpsim.parallel.crossing` counts. Links that all traffic loads alike are one link.
+
+Shapes: N rows, R rank classes, L links, U uses, E links of the fabric, P patterns of traffic.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.hardware import Cluster
-from mpsim.program.program import TICK, Kind, Program
+from mpsim.hardware.routes import routes_of
+from mpsim.parallel.crossing import Flows, exchange, load, messages, ring
+from mpsim.program.plan import Plan
+from mpsim.program.program import TICK, Kind, Program, Stream
 
 __all__ = ["Links", "links_of"]
 
 _DIRECTIONS = ("out", "in")
+_DIGITS = 9  # of a load: what agrees to so many is one link
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -62,14 +68,15 @@ class Links:
         return result
 
 
-def links_of(program: Program, cluster: Cluster) -> Links:
+def links_of(program: Program, plan: Plan) -> Links:
     """Find the links of every message and collective.
 
     Parameters
     ----------
     program : Program
-        Expanded, if what happens inside templates is to meet the rest (see `mpsim.program.expand`).
-    cluster : Cluster
+        Of the plan; expanded, if what happens inside templates is to meet the rest (see `mpsim.program.expand`).
+    plan : Plan
+        It says who talks to whom, and over which fabric.
 
     Returns
     -------
@@ -82,62 +89,160 @@ def links_of(program: Program, cluster: Cluster) -> Links:
     that is `work`, at most the row's duration, and the rest of the duration is latency. The unit of rate is the byte over
     NICs where there is one, else over scale-up links, so that NICs share evenly by bytes.
     """
-    kinds = list(_kinds(cluster))
-    capacity = np.tile(np.repeat([rate for _, rate, _ in kinds], len(_DIRECTIONS)), program.ranks)
     communicates = (program.template < 0) & ((program.up_bytes > 0) | (program.out_bytes > 0))
     rows = np.flatnonzero(communicates)
-    sizes = np.stack(
-        [program.out_bytes[rows] if far else program.up_bytes[rows] for _, _, far in kinds]
-    )
-    rates = np.array([rate for _, rate, _ in kinds])[:, None]
-    needed = (sizes / rates).max(axis=0)
-    work = np.minimum(np.rint(needed), program.duration[rows])
-    unit = np.where(program.out_bytes[rows] > 0, program.out_bytes[rows], program.up_bytes[rows])
-    cap, ticks = np.zeros(len(program)), np.zeros(len(program))
-    moving = work > 0
-    ticks[rows] = work
-    cap[rows[moving]] = unit[moving] / work[moving]
-    # what a measured rate above the link's own would take beyond it counts as a full link
-    use = np.minimum(sizes, rates * work) / unit
-    kind, which = np.nonzero((sizes > 0) & moving)
-    each = len(kinds) * len(_DIRECTIONS)
-    first = kind * len(_DIRECTIONS)
-    sender, receiver = (
-        ends[rows[which]].astype(np.int64) * each for ends in (program.rank, _receiver(program))
-    )
-    row = np.repeat(rows[which], len(_DIRECTIONS))
-    link = np.stack([sender + first, receiver + first + 1], axis=1).ravel()
+    parts = [_ports(program, rows, plan.cluster), _fabric(program, rows, plan)]
+    first = np.cumsum([0, *(len(one.names) for one in parts)])
+    row = np.concatenate([one.row for one in parts])
+    link = np.concatenate([one.link + begin for one, begin in zip(parts, first, strict=False)])
+    amount = np.concatenate([one.amount for one in parts])
+    capacity = np.concatenate([one.capacity for one in parts])
     order = np.lexsort((link, row))
-    return Links(
+    row, link, amount = row[order], link[order], amount[order]
+    needed = np.zeros(len(program))
+    np.maximum.at(needed, row, amount / capacity[link])
+    work = np.minimum(np.rint(needed), program.duration)
+    unit = np.where(program.out_bytes > 0, program.out_bytes, program.up_bytes)
+    moving = work > 0
+    cap = np.divide(unit, work, out=np.zeros(len(program)), where=moving)
+    kept = moving[row]
+    row, link, amount = row[kept], link[kept], amount[kept]
+    # what a measured rate above the link's own would take beyond it counts as a full link
+    use = np.minimum(amount, capacity[link] * work[row]) / unit[row]
+    names = tuple(name for one in parts for name in one.names)
+    return Links(names, capacity, row, link, use, cap, work)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """Links of one kind, and how many bytes rows put on them."""
+
+    names: tuple[str, ...]
+    capacity: NDArray[np.float64]
+    row: NDArray[np.int64]
+    link: NDArray[np.int64]
+    amount: NDArray[np.float64]
+
+
+def _ports(program: Program, rows: NDArray[np.int64], cluster: Cluster) -> _Part:
+    """Ports of every rank class."""
+    kinds = list(_kinds(cluster))
+    each = len(kinds) * len(_DIRECTIONS)
+    sizes = [program.out_bytes if far else program.up_bytes for _, _, far in kinds]
+    ends = (program.rank.astype(np.int64), _receiver(program))
+    row: list[NDArray[np.int64]] = []
+    link: list[NDArray[np.int64]] = []
+    amount: list[NDArray[np.float64]] = []
+    for number, size in enumerate(sizes):
+        mine = rows[size[rows] > 0]
+        for direction, end in enumerate(ends):
+            row.append(mine)
+            link.append(end[mine] * each + number * len(_DIRECTIONS) + direction)
+            amount.append(size[mine])
+    return _Part(
         names=tuple(
             f"{rank} {name} {direction}"
             for rank in program.rank_name
             for name, _, _ in kinds
             for direction in _DIRECTIONS
         ),
-        capacity=capacity.astype(np.float64),
-        row=row[order],
-        link=link[order],
-        use=np.repeat(use[kind, which], len(_DIRECTIONS))[order],
-        cap=cap,
-        work=ticks,
+        capacity=np.tile(
+            np.repeat([rate for _, rate, _ in kinds], len(_DIRECTIONS)), program.ranks
+        ).astype(np.float64),
+        row=np.concatenate(row),
+        link=np.concatenate(link),
+        amount=np.concatenate(amount),
     )
 
 
 def _kinds(cluster: Cluster) -> Iterator[tuple[str, float, bool]]:
-    """Links of one rank: name, usable rate in one direction [B/tick], whether bytes that leave the domain take it."""
+    """Ports of one rank: name, usable rate in one direction [B/tick], whether bytes that leave the domain take it."""
     node = cluster.node
     yield "scale-up", node.scale_up.bandwidth * node.scale_up.efficiency * TICK, False
-    if not node.nics:
-        return
-    share = node.nic.efficiency * TICK / node.accelerators
-    yield "NIC", node.nic_bandwidth * share, True
-    for tier in cluster.tiers:
-        if tier.oversubscription > 1 and tier.up_bandwidth > 0:
-            yield f"{tier.name} up-link", node.nic_bandwidth / tier.oversubscription * share, True
+    if node.nics:
+        yield "NIC", node.nic_bandwidth_per_accelerator * node.nic.efficiency * TICK, True
 
 
 def _receiver(program: Program) -> NDArray[np.int64]:
     """Rank class at whose ports each row's bytes arrive."""
     sends = program.kind == Kind.SEND
     return np.where(sends, program.peer, program.rank).astype(np.int64)
+
+
+def _fabric(program: Program, rows: NDArray[np.int64], plan: Plan) -> _Part:
+    """Links of the fabric that could be too thin."""
+    routes = routes_of(plan.cluster)
+    rows = rows[program.out_bytes[rows] > 0]
+    nothing = np.zeros(0, dtype=np.int64)
+    if not routes.names or not len(rows):
+        return _Part((), np.zeros(0), nothing, nothing, np.zeros(0))
+    sends = program.kind[rows] == Kind.SEND
+    stream = np.where(sends, -1, program.stream[rows])
+    traffic = np.stack([stream, program.rank[rows], program.peer[rows]])
+    keys, pattern = np.unique(traffic, axis=1, return_inverse=True)
+    loads = np.stack(
+        [load(plan.cluster, _flows(plan, *key)) for key in keys.T.tolist()], axis=1
+    )  # E, P
+    rate = routes.capacity * plan.cluster.node.nic.efficiency * TICK
+    names, capacity, loads = _alike(routes.names, rate, loads)
+    which, link = np.nonzero(loads.T[pattern.reshape(-1)])
+    return _Part(
+        names=names,
+        capacity=capacity,
+        row=rows[which],
+        link=link,
+        amount=program.out_bytes[rows[which]] * loads.T[pattern.reshape(-1)[which], link],
+    )
+
+
+def _alike(
+    names: tuple[str, ...], capacity: NDArray[np.float64], loads: NDArray[np.float64]
+) -> tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.float64]]:
+    """One of all links that every pattern loads alike, without those that carry nothing."""
+    share = np.round(
+        loads / capacity[:, None] / np.max(loads / capacity[:, None], initial=1e-300), _DIGITS
+    )
+    _, first, count = np.unique(share, axis=0, return_index=True, return_counts=True)
+    kept = loads[first].any(axis=1)
+    order = np.argsort(first[kept])
+    first, count = first[kept][order], count[kept][order]
+    labels = tuple(
+        names[one] + (f" and {more - 1} alike" if more > 1 else "")
+        for one, more in zip(first.tolist(), count.tolist(), strict=True)
+    )
+    return labels, capacity[first], loads[first]
+
+
+def _flows(plan: Plan, stream: int, rank: int, peer: int) -> Flows:
+    """What all ranks of a class put on the network in a row of this stream; a message where there is a peer."""
+    mesh, cluster = plan.mesh, plan.cluster
+    if peer >= 0:
+        ends = mesh.ranks[rank], mesh.ranks[peer]
+        there = messages(cluster, *ends)
+        if stream < 0:
+            return there
+        back = messages(cluster, *reversed(ends))
+        return Flows(*(np.concatenate(pair) for pair in zip(there, back, strict=True)))
+    if stream == Stream.EP:
+        return exchange(cluster, mesh.expert_groups(("etp", "ep"), rank))
+    return ring(cluster, _members(plan, Stream(stream), rank))
+
+
+def _members(plan: Plan, stream: Stream, rank: int) -> NDArray[np.int64]:
+    """Ranks of the communicators of a stream."""
+    mesh = plan.mesh
+    if stream is Stream.TP:
+        return mesh.groups(("tp",), rank)
+    if stream is Stream.CP:
+        return mesh.groups(("cp",), rank)
+    if stream is Stream.EDP:
+        return mesh.expert_groups(("edp",), rank)
+    if stream is Stream.REPLICA:
+        return mesh.replica_groups(plan.sharers, rank)
+    if stream is Stream.DP and plan.zero:
+        return mesh.shard_groups(plan.sharers, rank)
+    if stream is Stream.DP:
+        return mesh.groups(("dp", "cp"), rank)
+    return np.moveaxis(mesh.ranks, 0, 2).reshape(
+        -1, mesh.pp * mesh.tp
+    )  # the norm: all that share a model

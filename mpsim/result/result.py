@@ -254,4 +254,4 @@ def _run(program: Program, plan: Plan) -> Timeline:
     # what sends over NICs inside an action has to be a row to meet the rest there
     if any(one.out_bytes.any() for one in program.templates):
         program = expand(program)
-    return run(program, plan.engine, links_of(program, plan.cluster))
+    return run(program, plan.engine, links_of(program, plan))

@@ -13,7 +13,10 @@ from mpsim.errors import HardwareError, Problem, ScenarioError, nearest
 from mpsim.hardware import (
     Accelerator,
     Cluster,
+    FabricKind,
     Link,
+    Placement,
+    Routing,
     accelerator,
     accelerator_names,
     build_cluster,
@@ -48,6 +51,10 @@ Folder = Callable[[str], Path]
 
 PerNode = Annotated[int, Field(ge=1, le=4096)]
 Nodes = Annotated[int, Field(ge=1, le=1_000_000)]
+Thinning = Annotated[float, Field(ge=1, le=1000)]
+Width = Annotated[float, Field(gt=0, le=1e6)]
+GraphLink = Annotated[tuple[Name, Name, Bandwidth], Field(strict=False)]
+Accelerators = Annotated[tuple[Annotated[int, Field(ge=0, le=1_000_000)], ...], Field(strict=False)]
 
 
 class AcceleratorChoice(Section):
@@ -95,18 +102,46 @@ class LinkChoice(Section):
 class FabricChoice(Section):
     """The network between nodes."""
 
-    kind: Literal["rail-optimized", "fat-tree", "dragonfly+", "torus", "single-switch"] | None = (
-        None
-    )
-    """How nodes are joined."""
-    oversubscription: Annotated[float, Field(ge=1, le=1000)] | None = None
-    """Rate a leaf switch offers its nodes over the rate it has upwards; 1 is full bisection."""
+    kind: (
+        Literal[
+            "rail-optimized",
+            "rail-only",
+            "dual-plane",
+            "fat-tree",
+            "dragonfly+",
+            "torus",
+            "single-switch",
+            "graph",
+        ]
+        | None
+    ) = None
+    """How nodes are joined; graph: as the file of `graph` says."""
+    oversubscription: Thinning | Annotated[tuple[Thinning, ...], Field(strict=False)] | None = None
+    """Rate a leaf switch offers its nodes over the rate it has upwards; 1 is full bisection. A list for leaves, spines, ..."""
     hop_latency: Time | None = None
     """What one switch adds."""
     radix: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """Ports of a switch; 0 for as many as it takes."""
     axes: Annotated[int, Field(ge=1, le=6)] | None = None
     """Dimensions of a torus."""
+    shape: Annotated[tuple[Nodes, ...], Field(strict=False, max_length=6)] | None = None
+    """Nodes along each axis of a torus, such as [8, 4, 2]; left out, as cubic as it gets."""
+    widths: Annotated[tuple[Width, ...], Field(strict=False, max_length=6)] | None = None
+    """Relative bandwidth of the axes of a torus; left out, all alike."""
+    planes: Annotated[int, Field(ge=1, le=16)] | None = None
+    """Networks that the ports of every NIC are split over; a dual-plane fabric has 2."""
+    routing: Literal["ecmp", "static"] | None = None
+    """Whether flows are spread evenly over ways of equal length, or each destination has one way."""
+    graph: Name | None = None
+    """File of any networkx graph (.graphml, .gml, node-link .json): vertices 'node 0', 'node 1', ... and switches, edges with a bandwidth."""
+    links: Annotated[tuple[GraphLink, ...], Field(strict=False, max_length=1_000_000)] | None = None
+    """Content of that file, [vertex, vertex, bandwidth] each; resolved scenarios hold it, a person writes the file."""
+    switch_price: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    """Of one switch [USD]."""
+    cable_price: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    """Of one cable with its transceivers [USD]."""
+    switch_power: Power | None = None
+    """Of one switch."""
 
 
 class ClusterChoice(Section):
@@ -134,6 +169,8 @@ class ClusterChoice(Section):
     """What one NIC does: a link by name, or its bandwidth such as '200 Gb/s'."""
     fabric: Annotated[FabricChoice, Shorthand("cluster.fabric")] | None = None
     """The network between nodes."""
+    placement: Literal["packed", "strided", "by-rail", "by-rack"] | Accelerators | None = None
+    """On which accelerator each rank runs: node after node, one to every node in turn, along rails, one node of every rack in turn, or a list."""
     node_power: Power | None = None
     """Most power a whole node draws."""
     price_per_hour: PriceRate | None = None
@@ -158,7 +195,7 @@ class ClusterChoice(Section):
         if problems:
             raise ScenarioError(problems)
         try:
-            return _finished(_joined(self, machine, lent), self)
+            return _finished(_joined(self, machine, lent), self, folder)
         except HardwareError as error:
             key = "cluster.nodes" if ": nodes is " in str(error) else "cluster"
             raise ScenarioError([Problem(str(error), key=key)]) from error
@@ -229,8 +266,8 @@ def _joined(choice: ClusterChoice, machine: Cluster | None, lent: Cluster | None
         "nodes": choice.nodes,
         "nics_per_node": choice.nics_per_node,
         "domain": choice.domain,
-        "fabric_kind": fabric.kind,
-        "oversubscription": fabric.oversubscription,
+        "fabric_kind": None if fabric.kind == "graph" else fabric.kind,
+        "oversubscription": _thinnings(fabric)[0] if _thinnings(fabric) else None,
         "price_per_hour": choice.price_per_hour,
         "name": choice.name,
     }
@@ -312,13 +349,50 @@ def _link(choice: LinkChoice, usual: Link | None) -> Link:
     return _replaced(chosen, figures)
 
 
-def _finished(cluster: Cluster, choice: ClusterChoice) -> Cluster:
-    fabric = choice.fabric or FabricChoice()
-    network = {
-        name: value
-        for name in ("hop_latency", "radix", "axes")
-        if (value := getattr(fabric, name)) is not None
-    }
+def _thinnings(fabric: FabricChoice) -> tuple[float, ...]:
+    """Oversubscription of leaves, spines, ...; none where it is not given."""
+    given = fabric.oversubscription
+    if given is None:
+        return ()
+    return given if isinstance(given, tuple) else (given,)
+
+
+def _network(fabric: FabricChoice, folder: Folder) -> dict[str, Any]:
+    """Fields of a fabric that `build_cluster` has no word for."""
+    names = "hop_latency radix axes shape widths planes switch_price cable_price".split()
+    network = {name: value for name in names if (value := getattr(fabric, name)) is not None}
+    if fabric.switch_power is not None:
+        network["switch_power_w"] = fabric.switch_power
+    if fabric.routing is not None:
+        network["routing"] = Routing(fabric.routing)
+    if _thinnings(fabric):
+        network["above"] = _thinnings(fabric)[1:]
+    if fabric.shape is not None:
+        network["axes"] = len(fabric.shape)
+    if fabric.kind == "graph":
+        network |= {"kind": FabricKind.GRAPH, "links": _graph(fabric, folder)}
+    elif fabric.graph is not None or fabric.links is not None:
+        raise HardwareError("fabric: a graph is given, but kind is not graph; set kind: graph")
+    return network
+
+
+def _graph(fabric: FabricChoice, folder: Folder) -> tuple[tuple[str, str, float], ...]:
+    if fabric.links is not None:
+        return fabric.links
+    if fabric.graph is None:
+        raise HardwareError("fabric: kind graph needs a file; give graph: FILE.graphml")
+    from mpsim.hardware.graph import read_links
+
+    return read_links(folder("cluster.fabric.graph") / fabric.graph)
+
+
+def _finished(cluster: Cluster, choice: ClusterChoice, folder: Folder) -> Cluster:
+    network = _network(choice.fabric or FabricChoice(), folder)
+    if choice.placement is not None:
+        given = choice.placement
+        where = Placement(given) if isinstance(given, str) else given
+        cluster = dataclasses.replace(cluster, placement=where)
+        cluster.node_of(0)  # a given placement is checked when it is first used
     if network:
         cluster = dataclasses.replace(
             cluster, fabric=dataclasses.replace(cluster.fabric, **network)

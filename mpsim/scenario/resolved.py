@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpsim.hardware import Accelerator, Cluster, Link
+from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Placement
 from mpsim.units import Dimension, format_exact
 from mpsim.workload import Transformer
 
@@ -86,17 +86,42 @@ def _cluster(cluster: Cluster) -> dict[str, Any]:
             "domain": node.domain,
             "nics_per_node": node.nics,
             "nic": _link(node.nic),
-            "fabric": {
-                "kind": fabric.kind.value,
-                "oversubscription": fabric.oversubscription,
-                "hop_latency": format_exact(fabric.hop_latency, Dimension.TIME),
-                "radix": fabric.radix,
-                "axes": fabric.axes,
-            },
+            "fabric": _fabric(fabric),
+            "placement": _placement(cluster),
             "node_power": _optional(node.power_w, Dimension.POWER),
             "price_per_hour": _optional(price, Dimension.PRICE_RATE),
         }
     )
+
+
+def _fabric(fabric: Fabric) -> dict[str, Any]:
+    usual = Fabric(kind=FabricKind.SINGLE_SWITCH)
+    whole = [fabric.oversubscription, *fabric.above]
+    rest = {
+        "shape": list(fabric.shape),
+        "widths": list(fabric.widths),
+        "links": [[*ends, format_exact(rate, Dimension.BANDWIDTH)] for *ends, rate in fabric.links],
+        "switch_price": fabric.switch_price,
+        "cable_price": fabric.cable_price,
+        "switch_power": _optional(fabric.switch_power_w, Dimension.POWER),
+        "planes": None if fabric.planes == usual.planes else fabric.planes,
+        "routing": None if fabric.routing is usual.routing else fabric.routing.value,
+    }
+    return {
+        "kind": fabric.kind.value,
+        "oversubscription": whole if fabric.above else fabric.oversubscription,
+        "hop_latency": format_exact(fabric.hop_latency, Dimension.TIME),
+        "radix": fabric.radix,
+        "axes": fabric.axes,
+        **{key: value for key, value in rest.items() if value not in (None, [])},
+    }
+
+
+def _placement(cluster: Cluster) -> str | list[int] | None:
+    where = cluster.placement
+    if where is Placement.PACKED:
+        return None
+    return where.value if isinstance(where, Placement) else list(where)
 
 
 def _optional(value: float | None, dimension: Dimension) -> str | None:

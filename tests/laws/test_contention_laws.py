@@ -83,7 +83,7 @@ def test_sharing_only_slows_and_says_where(shape: dict[str, object]) -> None:
     plan = small_plan(**shape)  # type: ignore[arg-type]
     program = build_program(plan)
     alone = run(program)
-    shared = run(program, links=links_of(program, plan.cluster))
+    shared = run(program, links=links_of(program, plan))
     assert (shared.end - shared.start >= program.duration).all()
     assert shared.makespan >= alone.makespan
     assert (attribute(shared).sum(axis=1) == shared.makespan).all()
@@ -97,7 +97,7 @@ def test_alone_every_row_takes_exactly_its_analytic_time() -> None:
     """A step whose transfers never meet is the same, bit for bit, under the fluid network."""
     plan = small_plan(tp=2, pp=1, dp=4)
     program = expand(build_program(plan))
-    shared = run(program, links=links_of(program, plan.cluster))
+    shared = run(program, links=links_of(program, plan))
     assert (shared.end == run(program).end).all()
     assert (shared.program.duration == program.duration).all()
 
@@ -109,7 +109,7 @@ def test_pipeline_messages_meet_gradient_reductions_on_the_nic() -> None:
         tp=8, pp=2, dp=2, virtual_stages=2, preset="megatron-core", overrides=every, zero=1
     )
     program = build_program(plan)
-    shared = run(program, links=links_of(program, plan.cluster))
+    shared = run(program, links=links_of(program, plan))
     met = shared.program.duration > program.duration
     assert met.any()
     assert set(np.unique(program.kind[met])) <= {int(Kind.SEND), int(Kind.COLLECTIVE)}
@@ -119,7 +119,7 @@ def test_no_port_carries_more_than_its_rate() -> None:
     """Over any interval in which a rank's NIC is used, bytes over time stay within its bandwidth."""
     plan = small_plan(tp=8, pp=2, dp=2, virtual_stages=2, preset="megatron-core", zero=1)
     program = build_program(plan)
-    links = links_of(program, plan.cluster)
+    links = links_of(program, plan)
     shared = run(program, links=links)
     rate = plan.cluster.node.nic_bandwidth_per_accelerator * TICK
     sends = (program.out_bytes > 0) & (program.template < 0)
