@@ -16,6 +16,7 @@ A calibration file holds them (docs/reference/calibration.md). It is YAML, or JS
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ __all__ = [
     "CollectiveCurves",
     "Curve",
     "Reading",
+    "kernel_class",
     "kernel_reading",
     "load_curves",
     "machine_curves",
@@ -264,12 +266,29 @@ class CollectiveCurves:
         return Reading(pair, weight, about, constant)
 
 
-def kernel_reading(calibration: Calibration | None, kind: str, phase: str) -> Reading | None:
-    """What a calibration says about memory-bound kernels of a kind and a phase, by bytes moved; None where it has no curve of them."""
-    found = calibration.kernel_curve(kind, phase) if calibration else None
-    if calibration is None or found is None:
+_LIKE = {"gate_times_up": "gate", "gated_activation": "gate"}
+_OF_KIND = {"elementwise": "residual_add"}
+
+
+@functools.lru_cache(maxsize=1024)
+def kernel_class(name: str) -> str:
+    """What an operator does, of its name: ``norm`` of ``norm1`` and ``final_norm``."""
+    plain = name.removesuffix("_cross").rstrip("0123456789")
+    plain = next((one for one in ("norm", "softmax", "dropout") if plain.endswith(one)), plain)
+    return _LIKE.get(plain, plain)
+
+
+def kernel_reading(
+    calibration: Calibration | None, name: str, kind: str, phase: str
+) -> Reading | None:
+    """What a calibration says about a memory-bound kernel, by bytes moved: of its class, or else of its kind; None without such a curve."""
+    if calibration is None or not calibration.kernels:
         return None
-    name = f"calibration.kernels.{kind}.{found.phase}.points"
+    found = calibration.kernel_curve(kernel_class(name), phase)
+    found = found or calibration.kernel_curve(_OF_KIND.get(kind, kind), phase)
+    if found is None:
+        return None
+    name = f"calibration.kernels.{found.kind}.{found.phase}.points"
     constant = Constant(
         name,
         float(len(found.sizes)),
@@ -278,7 +297,7 @@ def kernel_reading(calibration: Calibration | None, kind: str, phase: str) -> Re
         calibration.as_of,
         Status.CALIBRATED,
     )
-    about = f"measured {kind} {found.phase}"
+    about = f"measured {found.kind} {found.phase}"
     return Reading((Curve(found.sizes, found.times),), 0.0, about, constant)
 
 

@@ -18,7 +18,7 @@ from mpsim.cost.constants import (
     choose_group,
     hardware_constant,
 )
-from mpsim.cost.curves import kernel_reading
+from mpsim.cost.curves import kernel_class, kernel_reading
 from mpsim.cost.formulas import (
     Floats,
     GemmConstants,
@@ -298,19 +298,21 @@ class KernelModel:
         return self._attention.seconds(work)
 
     def _streams(self, operators: Sequence[Operator]) -> Floats:
-        """Memory-bound kernels of one kind, pass by pass: backward ones may have a measured curve of their own."""
+        """Memory-bound kernels of one kind; each class and pass may have a measured curve of its own."""
+        (moved,) = _columns(operators, "bytes")
+        if self.accelerator.calibration is None:
+            return self._stream_seconds(operators[0].kind, moved)
         times = np.empty(len(operators))
-        for phase in dict.fromkeys(one.phase for one in operators):
-            rows = [row for row, one in enumerate(operators) if one.phase is phase]
-            (moved,) = _columns([operators[row] for row in rows], "bytes")
-            times[rows] = self._stream_seconds(operators[0].kind, moved, phase)
+        for row, one in enumerate(operators):
+            times[row] = self._stream_seconds(one.kind, moved[row], one)
         return times
 
     def _stream_seconds(
-        self, kind: OperatorKind, moved: Floats, phase: Phase = Phase.FORWARD
+        self, kind: OperatorKind, moved: Floats, one: Operator | None = None
     ) -> Floats:
         eager = self.eager_factor if kind in _EAGER_KINDS else 1.0
-        reading = kernel_reading(self.accelerator.calibration, kind.value, phase.value)
+        name, phase = (one.name, one.phase) if one else ("", Phase.FORWARD)
+        reading = kernel_reading(self.accelerator.calibration, name, kind.value, phase.value)
         if reading is not None:
             self._note(reading.constant)
             return reading.seconds(moved) * eager
@@ -348,4 +350,4 @@ def _shape(o: Operator) -> Shape:
     if o.kind is OperatorKind.ATTENTION:
         shape = (o.heads, o.head_dim, o.head_dim_v, o.queries, o.keys, o.sequences)
         return (o.kind, o.phase, *shape, o.causal, o.window)
-    return (o.kind, o.phase, o.bytes)
+    return (o.kind, o.phase, kernel_class(o.name), o.bytes)

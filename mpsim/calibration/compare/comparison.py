@@ -1,0 +1,325 @@
+"""Comparison: measured steps, their predictions, and what explains the difference."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mpsim.calibration.compare.actions import (
+    PARTS,
+    Slice,
+    measured_slices,
+    parts_of,
+    simulated_slices,
+)
+from mpsim.calibration.compare.scenarios import family_of, scenario_of, title_of
+from mpsim.calibration.fit.points import noise_of, time_of
+from mpsim.calibration.fit.rules import limit
+from mpsim.calibration.reading import read_measured
+from mpsim.calibration.records import Measurement
+from mpsim.calibration.validate.records import Family, Record, Validation
+from mpsim.errors import CalibrationError, MpsimError
+from mpsim.hardware import Cluster
+from mpsim.result import Result, simulate
+
+__all__ = ["Comparison", "StepComparison", "compare_runs"]
+
+Progress = Callable[[int, int], None]
+_ACTION_WORDS = ("gradients", "optimizer")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepComparison:
+    """One measured step and its prediction.
+
+    Parameters
+    ----------
+    id, family, title : str
+    measured, predicted : float or None
+        [s]; the prediction is None where there is none.
+    noise : float
+        Relative spread of the measured steps.
+    samples : int
+    measured_parts, predicted_parts : mapping of str to float
+        By `PARTS`, mean over ranks [s]; empty where the actions were not recorded.
+    same_order : bool or None
+        Whether torch ran the actions of every rank in our order; None without a pipeline.
+    first_difference : str
+        Where they part.
+    measured_memory, predicted_memory : float
+        Peak of the fullest rank [B]; 0 where it is not known.
+    measured_slices, predicted_slices : tuple of Slice
+        Timelines.
+    skipped_because : str or None
+    """
+
+    id: str
+    family: str
+    title: str
+    measured: float
+    predicted: float | None
+    noise: float
+    samples: int
+    measured_parts: Mapping[str, float]
+    predicted_parts: Mapping[str, float]
+    same_order: bool | None
+    first_difference: str
+    measured_memory: float
+    predicted_memory: float
+    measured_slices: tuple[Slice, ...]
+    predicted_slices: tuple[Slice, ...]
+    skipped_because: str | None
+
+    @property
+    def error(self) -> float | None:
+        """``predicted / measured - 1``."""
+        return None if self.predicted is None else self.predicted / self.measured - 1.0
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the measured steps spread too much to tell."""
+        return self.noise > limit("noisy_above")
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """Predicted less measured time of each part, over the measured step."""
+        if not (self.measured_parts and self.predicted_parts):
+            return {}
+        return {
+            part: (self.predicted_parts[part] - self.measured_parts[part]) / self.measured
+            for part in PARTS
+        }
+
+    @property
+    def explained_by(self) -> str:
+        """The part that differs most; empty where parts are not known."""
+        differences = self.differences
+        return max(differences, key=lambda part: abs(differences[part]), default="")
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data, without the timelines."""
+        data = {
+            key: getattr(self, key)
+            for key in ("id", "family", "title", "measured", "predicted", "error", "noise", "noisy")
+        }
+        return data | {
+            "samples": self.samples,
+            "measured_parts_s": dict(self.measured_parts),
+            "predicted_parts_s": dict(self.predicted_parts),
+            "explained_by": self.explained_by,
+            "same_order": self.same_order,
+            "first_difference": self.first_difference,
+            "measured_memory_bytes": self.measured_memory or None,
+            "predicted_memory_bytes": self.predicted_memory or None,
+            "skipped_because": self.skipped_because,
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """Every measured step of some files.
+
+    Parameters
+    ----------
+    machine : str
+    steps : tuple of StepComparison
+    warnings : tuple of str
+    """
+
+    machine: str
+    steps: tuple[StepComparison, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def scored(self) -> tuple[StepComparison, ...]:
+        """Those that were predicted."""
+        return tuple(one for one in self.steps if one.predicted is not None)
+
+    @property
+    def median_error(self) -> float | None:
+        """Median absolute error of the predicted steps."""
+        errors = [abs(one.error) for one in self.scored if one.error is not None]
+        return statistics.median(errors) if errors else None
+
+    @property
+    def noise(self) -> float:
+        """Median spread of the measured steps."""
+        return statistics.median([one.noise for one in self.steps]) if self.steps else 0.0
+
+    @property
+    def tells(self) -> bool:
+        """Whether the machine was quiet enough for the errors to mean something."""
+        return self.noise <= limit("noisy_above")
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Steps, and their forward and backward actions, as records of `mpsim validate`."""
+        found: list[Record] = []
+        for one in self.steps:
+            found.append(_record(one, "step", one.measured, one.predicted))
+            for part in ("forward", "backward", "optimizer"):
+                if one.measured_parts.get(part) and one.predicted_parts:
+                    pair = one.measured_parts[part], one.predicted_parts[part]
+                    found.append(_record(one, part, *pair))
+        return tuple(found)
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Errors by family and kind."""
+        return Validation(self.records).families
+
+    @property
+    def components(self) -> dict[str, float]:
+        """Share of the whole difference that each part explains: mean over steps of its absolute difference, summing to 1."""
+        rows = [one.differences for one in self.scored if one.differences]
+        if not rows:
+            return {}
+        sizes = {part: statistics.fmean(abs(row[part]) for row in rows) for part in PARTS}
+        total = sum(sizes.values())
+        return {part: size / total for part, size in sizes.items()} if total else sizes
+
+    def to_json(self) -> dict[str, object]:
+        """One object: families, steps, what explains the difference, and whether the machine was quiet enough."""
+        return {
+            "machine": self.machine,
+            "median_abs_error": self.median_error,
+            "noise": self.noise,
+            "tells": self.tells,
+            "components": self.components,
+            "families": [one.to_json() for one in self.families],
+            "steps": [one.to_json() for one in self.steps],
+            "warnings": list(self.warnings),
+        }
+
+
+def _record(one: StepComparison, kind: str, measured: float, predicted: float | None) -> Record:
+    return Record(
+        id=one.id if kind == "step" else f"{one.id}#{kind}",
+        family=one.family,
+        kind=kind,
+        unit="s",
+        measured=measured,
+        predicted=predicted,
+        skipped_because=one.skipped_because,
+        size=measured,
+    )
+
+
+def compare_runs(
+    machine: Cluster, files: Iterable[str | Path], *, progress: Progress | None = None
+) -> Comparison:
+    """Predict every measured step of some files on a calibrated machine.
+
+    Parameters
+    ----------
+    machine : Cluster
+        Of a machine file.
+    files : iterable of str or Path
+        Written by `mpsim measure`.
+    progress : callable, optional
+        Called with steps done and steps in all.
+
+    Raises
+    ------
+    CalibrationError
+        If a file cannot be read, holds no step, or was measured on another machine.
+    """
+    read = [read_measured(path) for path in files]
+    steps = [(one, m) for one in read for m in one.of("steps")]
+    if not steps:
+        names = ", ".join(one.file for one in read)
+        raise CalibrationError(f"{names}: no training step was measured; measure with --only steps")
+    compared = []
+    for done, (_, measurement) in enumerate(steps, start=1):
+        compared.append(_compared(measurement, machine))
+        if progress is not None:
+            progress(done, len(steps))
+    warnings = tuple(text for one in read for text in one.warnings)
+    return Comparison(machine.name, tuple(compared), warnings)
+
+
+def _compared(one: Measurement, machine: Cluster) -> StepComparison:
+    sample = _typical(one)
+    slices = measured_slices(one, sample)
+    blank = StepComparison(
+        id=one.id,
+        family=family_of(one),
+        title=title_of(one),
+        measured=time_of(one),
+        predicted=None,
+        noise=noise_of(one),
+        samples=len(one.seconds[0]),
+        measured_parts=parts_of(slices, max((s.end for s in slices), default=0.0)),
+        predicted_parts={},
+        same_order=None,
+        first_difference="",
+        measured_memory=one.peak_memory_bytes,
+        predicted_memory=0.0,
+        measured_slices=tuple(slices),
+        predicted_slices=(),
+        skipped_because=None,
+    )
+    try:
+        result = simulate(scenario_of(one, machine))
+    except MpsimError as error:
+        return dataclasses.replace(blank, skipped_because=" ".join(str(error).split()))
+    return _filled(blank, one, result, sample)
+
+
+def _filled(blank: StepComparison, one: Measurement, result: Result, sample: int) -> StepComparison:
+    program = result.timeline.program
+    slices = tuple(simulated_slices(result))
+    sizes = dict(enumerate(program.class_size.tolist()))
+    step_time = result.timeline.step_time_s
+    same, first = _orders(one, result, sample)
+    return dataclasses.replace(
+        blank,
+        predicted=step_time,
+        predicted_parts=parts_of(slices, step_time, sizes),
+        predicted_slices=slices,
+        predicted_memory=float(result.summary["peak_memory_bytes"])
+        if one.peak_memory_bytes
+        else 0.0,
+        same_order=same,
+        first_difference=first,
+    )
+
+
+def _typical(one: Measurement) -> int:
+    """The sample whose time is closest to what counts as the time."""
+    table = np.array(one.seconds)
+    times = table.max(axis=0) if one.synchronous else table.mean(axis=0)
+    return int(np.argmin(np.abs(times - time_of(one))))
+
+
+def _orders(one: Measurement, result: Result, sample: int) -> tuple[bool | None, str]:
+    """Whether torch ran every rank's actions in the order of the plan, and where not."""
+    pp = one.shape.get("pp", 1)
+    if one.actions is None or pp == 1:
+        return None, ""
+    planned = result.plan.orders.tokens()
+    each = len(one.group) // pp
+    for rank, tokens in one.actions.orders(sample).items():
+        ran = [token for token in tokens if token not in _ACTION_WORDS]
+        wanted = planned[rank // each]
+        for place, (a, b) in enumerate(zip(ran, wanted, strict=False)):
+            if a != b:
+                return (
+                    False,
+                    f"rank {rank}, action {place + 1}: torch ran {a}, the schedule says {b}",
+                )
+        if len(ran) != len(wanted):
+            return (
+                False,
+                f"rank {rank}: torch ran {len(ran)} actions, the schedule has {len(wanted)}",
+            )
+    return True, ""
+
+
+def errors_of(steps: Sequence[StepComparison]) -> list[float]:
+    """Absolute errors of the predicted steps."""
+    return [abs(one.error) for one in steps if one.error is not None]

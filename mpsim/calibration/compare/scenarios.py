@@ -1,0 +1,134 @@
+"""Scenarios of measured steps: what ran, in words of a scenario; nothing that was timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.calibration.fit.points import precision_of
+from mpsim.calibration.records import Measurement
+from mpsim.document import read_shipped
+from mpsim.errors import CalibrationError
+from mpsim.hardware import Cluster
+from mpsim.scenario import Scenario
+
+__all__ = ["family_of", "scenario_of", "title_of"]
+
+_SIZES = ("layers", "hidden", "heads", "ffn_hidden", "vocab", "sequence", "micro_batch")
+_DEGREES = ("dp", "tp", "pp")
+
+
+def family_of(one: Measurement) -> str:
+    """What a step is summarised with: how it was divided."""
+    dp, tp, pp = (one.shape.get(axis, 1) for axis in _DEGREES)
+    names = []
+    if dp > 1:
+        names.append("fsdp2" if one.variant.get("data_parallel") == "fsdp2" else "data parallel")
+    if tp > 1:
+        names.append("tensor parallel")
+    if pp > 1:
+        names.append(f"pipeline {one.variant.get('schedule')}")
+    return ", ".join(names) or "one rank"
+
+
+def title_of(one: Measurement) -> str:
+    """A step in a few words."""
+    shape = one.shape
+    divided = " x ".join(f"{axis} {shape[axis]}" for axis in _DEGREES if shape.get(axis, 1) > 1)
+    words = [
+        f"{shape['layers']} layers of {shape['hidden']}",
+        divided or "one rank",
+        *([str(one.variant["schedule"])] if shape.get("pp", 1) > 1 else []),
+        *(["fsdp2"] if one.variant.get("data_parallel") == "fsdp2" else []),
+        *([f"{shape['microbatches']} microbatches"] if shape.get("microbatches", 1) > 1 else []),
+        *(["compiled"] if one.variant.get("compiled") else []),
+        *(["recompute"] if one.variant.get("recompute", "none") != "none" else []),
+    ]
+    return ", ".join(words)
+
+
+def scenario_of(one: Measurement, machine: Cluster) -> Scenario:
+    """The scenario that a measured step ran.
+
+    Raises
+    ------
+    CalibrationError
+        If it lacks a size, or ran something that no scenario can say.
+    ScenarioError
+        If its sizes contradict each other.
+    """
+    lacking = [name for name in _SIZES if name not in one.shape]
+    if lacking:
+        raise CalibrationError(f"shape lacks {', '.join(lacking)}")
+    if one.variant.get("compiled"):
+        raise CalibrationError("compiled steps are not predicted: what is fused is not known")
+    assert machine.calibration is not None, "a machine file"
+    shape = one.shape
+    dp, tp, pp = (shape.get(axis, 1) for axis in _DEGREES)
+    per_node, left = divmod(dp * tp * pp, one.domains)
+    if left:
+        raise CalibrationError(f"{dp * tp * pp} ranks do not divide among {one.domains} nodes")
+    sharded = one.variant.get("data_parallel") == "fsdp2"
+    microbatches = shape.get("microbatches", 1)
+    return Scenario.from_mapping(
+        {
+            "schema": 1,
+            "name": title_of(one),
+            "model": _model(shape),
+            "cluster": {
+                "machine": dict(machine.calibration.document),
+                "accelerators_per_node": per_node,
+                "nodes": one.domains,
+            },
+            "parallelism": {"dp": dp, "tp": tp, "pp": pp, "zero": 3 if sharded else 0},
+            "schedule": _schedule(one),
+            "training": {
+                "global_batch": shape["micro_batch"] * microbatches * dp,
+                "micro_batch": shape["micro_batch"],
+                "sequence_length": shape["sequence"],
+                "precision": precision_of(one.dtype),
+                "recompute": str(one.variant.get("recompute", "none")),
+            },
+            "framework": _framework(one, machine),
+        }
+    )
+
+
+def _model(shape: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "layers": shape["layers"],
+        "hidden": shape["hidden"],
+        "heads": shape["heads"],
+        "ffn_hidden": shape["ffn_hidden"],
+        "vocab": shape["vocab"],
+        "tied_embeddings": False,
+        "max_positions": shape["sequence"],
+    }
+
+
+def _schedule(one: Measurement) -> dict[str, Any]:
+    if one.shape.get("pp", 1) == 1:
+        return {"name": "1f1b"}
+    schedule: dict[str, Any] = {"name": str(one.variant["schedule"])}
+    if one.shape.get("virtual_stages", 1) > 1:
+        schedule["virtual_stages"] = one.shape["virtual_stages"]
+    return schedule
+
+
+def _framework(one: Measurement, machine: Cluster) -> dict[str, Any]:
+    """The stack that `mpsim measure` runs: which preset, and what its steps leave out or do otherwise."""
+    table = read_shipped(__package__ or "", "stacks.yaml")
+    if one.shape.get("pp", 1) > 1:
+        stack = "pipeline"
+    elif one.variant.get("data_parallel") == "fsdp2":
+        stack = "fsdp2"
+    else:
+        stack = "replica"
+    fields = {**table["common"], **table[stack]}
+    narrow = precision_of(one.dtype) in ("bf16", "fp16")
+    fields |= table["narrow" if narrow else "wide"]
+    if machine.accelerator.family == "cpu":
+        fields |= table["cpu"]
+    known = machine.accelerator.calibration
+    habits = known.framework if known else {}
+    return {key: value for key, value in fields.items() if key == "preset" or key not in habits}
