@@ -112,7 +112,8 @@ def _in_place(
     check = ""
     if op != "reduce" or world.rank == group[0]:
         wanted = 1.0 if op == "broadcast" else float(sum(range(1, ranks + 1)))
-        check = agrees(tensor, torch.full_like(tensor, wanted), dtype, "the sum of ranks")
+        what = "what the first rank sent" if op == "broadcast" else "the sum of ranks"
+        check = agrees(tensor, torch.full_like(tensor, wanted), dtype, what)
     noise = torch.randn_like(tensor) * 10.0 ** (-LARGEST_DECADES / 2)
     # a sum that is summed again grows by the number of ranks each time: start over before it overflows
     most = 0 if op == "broadcast" else int(LARGEST_DECADES / math.log10(ranks))

@@ -92,7 +92,9 @@ def _prepare_gemm(world: World, *, kind: str, mnk: tuple[int, int, int], dtype: 
     a, b = turn()
     part = multiply(a, b)[:CHECKED_ROWS]
     check = agrees(part, a[:CHECKED_ROWS].double() @ b.double(), dtype, "float64")
-    return Work(run=lambda: multiply(*turn()), check=check, capturable=True)
+    return Work(
+        run=lambda: multiply(*turn()), check=check, capturable=True, close=lambda: set_tf32(False)
+    )
 
 
 def _fp8_product(world: World) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

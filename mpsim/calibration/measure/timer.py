@@ -151,17 +151,13 @@ class Timer:
 
     def _captured(self, work: Work, calls: int) -> Callable[[], object]:
         cuda: Any = torch.cuda
-        stream = cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                work.run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        graph = cuda.CUDAGraph()
+        cuda.synchronize()
+        with cuda.graph(graph, stream=cuda.current_stream()):
             for _ in range(calls):
                 work.run()
-        return graph.replay
+        replay: Callable[[], object] = graph.replay
+        return replay
 
     def _agree(self, case: Case, value: float) -> float:
         """The largest of the group's: every rank takes as many samples of as many calls."""

@@ -186,6 +186,9 @@ class World:
             self.threads = torch.get_num_threads()
         else:
             torch.cuda.set_device(self.device)
+            # a stream of its own: a backward runs on the stream of its forward, and the default one cannot be captured
+            cuda: Any = torch.cuda
+            cuda.set_stream(cuda.Stream())
         if self.size > 1:
             self._init_process_group()
         self.groups[self.everyone] = (dist.group.WORLD, self._control_of(self.everyone))

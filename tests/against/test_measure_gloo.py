@@ -1,0 +1,152 @@
+"""`mpsim measure` on gloo ranks of this machine, started by torchrun: what it writes, and torch's own order of actions."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpsim.calibration.reading import read_measured
+from mpsim.calibration.records import FAMILIES, Measured
+from mpsim.schedule import make_orders
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.torch
+
+BUDGET = "15s"
+TIMEOUT = 200
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zb-v": 2}
+RUN_EVERY_SCHEDULE = """
+import json, sys
+import torch
+from mpsim.calibration.measure.model import Sizes
+from mpsim.calibration.measure.plan import Split
+from mpsim.calibration.measure.pipeline import Pipeline
+from mpsim.calibration.measure.recorder import Recorder
+from mpsim.calibration.measure.steps import _Batch, _place
+from mpsim.calibration.measure.world import World
+
+with World.join("cpu") as world:
+    found = {}
+    for name, virtual in json.loads(sys.argv[1]).items():
+        for microbatches in (world.size, 2 * world.size + 2 * (virtual == 1 or name == "zb-v")):
+            split = Split(pp=world.size, virtual=virtual, microbatches=microbatches, schedule=name)
+            sizes = Sizes(8, 16, 2, 32, 32, 8, 1)
+            place, axes = _place(world, split, "float32")
+            recorder = Recorder(False, 0.0)
+            step = Pipeline(sizes, split, place, axes, recorder)
+            batch = _Batch(sizes, microbatches, 1, world.device).part(0)
+            for _ in range(2):
+                recorder.begin()
+                step(*batch)
+            tokens = [token for token, _, _ in recorder.rows()]
+            found[f"{name} {virtual} {microbatches}"] = world.gather(tokens, world.everyone)
+    if world.rank == 0:
+        print(json.dumps(found))
+"""
+
+
+def torchrun(count: int, *arguments: str, module: bool = True) -> subprocess.CompletedProcess[str]:
+    """Start `count` processes on this machine as a user would."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}"]
+    launcher += ["--master-addr=127.0.0.1", f"--master-port={_free_port()}"]
+    command = [*launcher, *(["-m"] if module else []), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=TIMEOUT, env=environment
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """A short run of everything on two ranks."""
+    path = tmp_path_factory.mktemp("measured") / "two.jsonl"
+    done = torchrun(
+        2, "mpsim", "measure", "--device", "cpu", "--budget", BUDGET, "--out", str(path)
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 ranks") == 1  # one rank speaks
+    assert "mpsim measure: 0 of 15 s" in done.stderr
+    return read_measured(path)
+
+
+def test_every_family_is_measured(measured: Measured) -> None:
+    """A budget of seconds is enough for something of everything."""
+    assert {one.family for one in measured.measurements} == set(FAMILIES)
+    assert {one.op for one in measured.of("collectives")} >= {"all_reduce", "send_recv"}
+    assert {one.op for one in measured.of("kernels")} >= {"gemm", "attention", "layer_norm"}
+    assert {one.op for one in measured.of("blocks")} >= {"transformer_layer"}
+    assert measured.of("steps", "train_step")
+
+
+def test_the_header_says_where_and_with_what(measured: Measured) -> None:
+    """Two ranks of gloo, one thread each, on one named CPU."""
+    header = measured.header
+    assert (header.backend, header.world_size) == ("gloo", 2)
+    assert [one.threads for one in header.ranks] == [1, 1]
+    assert header.domains((0, 1)) == 1
+    assert header.torch
+    assert header.device_name
+
+
+def test_every_rank_has_samples_of_everything(measured: Measured) -> None:
+    """As many of one rank as of the other, all above zero."""
+    for one in measured.measurements:
+        assert len(one.seconds) == 2
+        assert min(map(len, one.seconds)) >= 3
+        assert one.samples.min() > 0
+
+
+def test_results_were_checked(measured: Measured) -> None:
+    """Products against float64, collectives against the ranks' numbers, steps against one process."""
+    for family, op, words in (
+        ("kernels", "gemm", "float64"),
+        ("collectives", "all_reduce", "the sum of ranks"),
+        ("steps", "train_step", "of one process"),
+    ):
+        assert all(words in one.check for one in measured.of(family, op))
+    assert not [one for one in measured.skipped if "would take" not in one.reason]
+
+
+def test_actions_lie_inside_their_step(measured: Measured) -> None:
+    """Each rank's actions follow each other, and end before the step does."""
+    for one in measured.of("steps"):
+        assert one.actions is not None
+        step, rank = np.array(one.actions.step), np.array(one.actions.rank)
+        start, end = np.array(one.actions.start), np.array(one.actions.end)
+        assert set(step) == set(range(len(one.seconds[0])))
+        for index in set(step):
+            for who in one.group:
+                rows = (step == index) & (rank == who)
+                assert (start[rows][1:] >= end[rows][:-1]).all()
+                assert end[rows].max() - start[rows].min() <= one.seconds[who][index]
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_torch_runs_the_actions_in_the_order_of_mpsim(pp: int, tmp_path: Path) -> None:
+    """GPipe, 1F1B, Interleaved 1F1B and ZBV as torch's runtime executes them on gloo, token by token, on every rank."""
+    script = tmp_path / "schedules.py"
+    script.write_text(RUN_EVERY_SCHEDULE)
+    done = torchrun(pp, str(script), json.dumps(SCHEDULES), module=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 2 * len(SCHEDULES)
+    for case, recorded in found.items():
+        name, virtual, microbatches = case.split()
+        orders = make_orders(
+            name, pp=pp, microbatches=int(microbatches), virtual_stages=int(virtual)
+        )
+        assert [order[:-1] for order in recorded] == orders.tokens(), case
+        assert {order[-1] for order in recorded} == {"optimizer"}

@@ -1,0 +1,191 @@
+"""`mpsim measure` in one process on a CPU: for real, and with cases that fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from mpsim.calibration.reading import read_measured
+from mpsim.calibration.records import partial_path
+from mpsim.errors import CalibrationError
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def world():
+    """One process alone, on the CPU."""
+    from mpsim.calibration.measure.world import World
+
+    with World.join("cpu") as alone:
+        yield alone
+
+
+def settings(path: Path, **changes):
+    """A short run of kernels."""
+    from mpsim.calibration.measure import Settings
+
+    given = {"budget": 1.0, "families": ("kernels",), "device": "cpu"} | changes
+    return Settings(out=path, **given)
+
+
+def test_kernels_are_measured_and_gone_on_with(mpsim_cli, tmp_path: Path) -> None:
+    """A second run with --resume keeps every measurement of the first and adds others."""
+    path = tmp_path / "m.jsonl"
+    arguments = ("measure", "--only", "kernels", "--budget", "1s", "--out", path, "--json")
+    first = mpsim_cli(*arguments)
+    assert first.code == 0
+    assert first.json()["complete"] is False
+    before = read_measured(path)
+    assert before.header.backend == "none"
+    assert all(one.flops or one.bytes or one.op == "launch" for one in before.measurements)
+    assert all("within" in one.check for one in before.of("kernels", "gemm"))
+    second = mpsim_cli(*arguments, "--resume")
+    assert second.code == 0
+    after = read_measured(path)
+    count = len(before.measurements)
+    assert after.measurements[:count] == before.measurements
+    assert len(after.measurements) > count
+    assert not partial_path(path).exists()
+
+
+def test_an_interrupted_run_leaves_what_it_has(tmp_path: Path, monkeypatch) -> None:
+    """The file under its own name appears only when it is whole; --resume goes on from the partial one."""
+    from mpsim.calibration.measure import measure
+    from mpsim.calibration.measure.timer import Timer
+
+    path, real, count = tmp_path / "m.jsonl", Timer.time, []
+
+    def interrupted(self, case, work, limit):
+        count.append(case.id)
+        if len(count) == 5:
+            raise KeyboardInterrupt
+        return real(self, case, work, limit)
+
+    monkeypatch.setattr(Timer, "time", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure(settings(path, budget=60.0), say=lambda _: None)
+    assert not path.exists()
+    left = read_measured(partial_path(path), partial=True)
+    assert len(left.measurements) == 3  # the first of the five was the yardstick
+    monkeypatch.setattr(Timer, "time", real)
+    done = measure(settings(path, resume=True), say=lambda _: None)
+    assert done is not None
+    assert done.measurements[:3] == left.measurements
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"), "out of memory"),
+        (MemoryError(), "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory"),
+        (RuntimeError("no kernel\nfor this"), "RuntimeError: no kernel"),
+        (CalibrationError("differs"), "wrong result: differs"),
+    ],
+)
+def test_what_cannot_run_is_skipped_with_its_reason(
+    tmp_path: Path, monkeypatch, error: Exception, reason: str
+) -> None:
+    """Out of memory, a missing kernel or a wrong result: the rest goes on."""
+    from mpsim.calibration.measure import measure, runner
+
+    def fail(_):
+        raise error
+
+    real = runner.kernel_series
+
+    def with_failure(world, grid):
+        first, *others = real(world, grid)
+        bad = dataclasses.replace(first[0], op="broken", prepare=fail)
+        return [[bad], *others]
+
+    monkeypatch.setattr(runner, "kernel_series", with_failure)
+    measured = measure(settings(tmp_path / "m.jsonl", budget=0.3), say=lambda _: None)
+    assert measured is not None
+    (skipped,) = [one for one in measured.skipped if one.id.startswith("broken")]
+    assert skipped.reason.startswith(reason)
+    assert measured.measurements
+
+
+def test_what_is_larger_than_the_memory_is_not_tried(tmp_path: Path, monkeypatch) -> None:
+    """The need is compared with what is free before anything is allocated."""
+    from mpsim.calibration.measure import measure
+    from mpsim.calibration.measure.world import World
+
+    monkeypatch.setattr(World, "free_bytes", lambda _: 1e3)
+    measured = measure(settings(tmp_path / "m.jsonl", budget=5.0), say=lambda _: None)
+    assert measured is not None
+    assert {one.op for one in measured.measurements} == {"launch"}
+    assert all("are to be had" in one.reason for one in measured.skipped)
+
+
+def test_a_wrong_result_is_noticed() -> None:
+    """A product that differs from its reference by more than the format allows is no measurement."""
+    from mpsim.calibration.measure.tensors import agrees
+
+    right = torch.ones(3)
+    assert "within 0.0e+00" in agrees(right, right, "float32", "itself")
+    for wrong in (1.01 * right, torch.full((3,), math.nan)):
+        with pytest.raises(CalibrationError, match="differs from itself"):
+            agrees(wrong, right, "float32", "itself")
+
+
+def test_a_sample_is_the_mean_of_its_calls(world) -> None:
+    """A call of a known length is timed as that long, whether repeated or divided."""
+    import time
+
+    from mpsim.calibration.measure.case import Case, Work
+    from mpsim.calibration.measure.timer import Timer
+
+    case = Case("kernels", "sleep", {}, {}, "float32", (0,), prepare=lambda _: Work(lambda: None))
+    nap = 0.002
+    timed = Timer(world).time(case, Work(lambda: time.sleep(nap), divide=2.0), 0.05)
+    assert timed.calls > 1
+    assert min(timed.seconds) >= nap / 2
+    assert timed.method == "perf_counter"
+
+
+def test_before_is_not_timed(world) -> None:
+    """What prepares a sample does not count."""
+    import time
+
+    from mpsim.calibration.measure.case import Case, Work
+    from mpsim.calibration.measure.timer import Timer
+
+    case = Case("kernels", "nothing", {}, {}, "float32", (0,), prepare=lambda _: Work(lambda: None))
+    work = Work(lambda: None, before=lambda: time.sleep(0.01), most_calls=1)
+    assert min(Timer(world).time(case, work, 0.0).seconds) < 0.005
+
+
+def test_working_sets_go_round(world) -> None:
+    """Together they are larger than the caches, at most so many, and used in turn."""
+    from mpsim.calibration.measure.tensors import rotated
+
+    small = rotated(world, 1.0, lambda: object())
+    first = [small() for _ in range(16)]
+    assert len(set(map(id, first))) == 16
+    assert small() is first[0]
+    large = rotated(world, 1e12, lambda: object())
+    assert large() is large()
+
+
+def test_flops_of_a_layer_by_hand() -> None:
+    """2 tokens (12 d^2) in the products and 4 s^2 d in the attention, for a layer four times as wide inside."""
+    from mpsim.calibration.measure.model import Sizes, layer_flops
+
+    sizes = Sizes(3, 64, 4, 256, 100, 10, 1)
+    assert layer_flops(sizes) == 2 * 10 * 12 * 64**2 + 4 * 10**2 * 64
+
+
+def test_parameters_are_counted_as_torch_counts(world) -> None:
+    """The count that memory is judged by is that of the model that is built."""
+    from mpsim.calibration.measure.model import Gpt, Place, Sizes
+
+    sizes = Sizes(2, 32, 4, 128, 50, 16, 1)
+    model = Gpt(sizes, Place(0, 1, None, world.device, torch.float32))
+    assert sum(one.numel() for one in model.parameters()) == sizes.parameters
