@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mpsim.engine.fluid import Fluid
 from mpsim.engine.graph import deadlock, precedence, successors
 from mpsim.engine.timeline import Timeline
+from mpsim.engine.traffic import Traffic
 from mpsim.program.csr import Lists
 from mpsim.program.links import Links
 from mpsim.program.program import Program
@@ -51,7 +52,9 @@ def run_contended(program: Program, links: Links) -> Timeline:
     if len(end) and end.min() < 0:
         raise deadlock(program, waits, end >= 0)
     actual = dataclasses.replace(program, duration=_durations(program, start, end))
-    return Timeline(program=actual, start=start, end=end, engine="simpy")
+    return Timeline(
+        program=actual, start=start, end=end, engine="simpy", traffic=run.traffic(links)
+    )
 
 
 def _durations(
@@ -81,6 +84,17 @@ class _Run:
         for row in [row for row, left in enumerate(self._waiting) if not left]:
             self._begin(row)
         self._environment.run()
+
+    def traffic(self, links: Links) -> Traffic:
+        """What moved."""
+        changes = self._network.changes
+        row, time, rate = zip(*changes, strict=True) if changes else ((), (), ())
+        return Traffic(
+            links,
+            np.array(row, dtype=np.int64),
+            np.array(time, dtype=np.float64),
+            np.array(rate, dtype=np.float64),
+        )
 
     def _begin(self, row: int) -> None:
         self.start[row] = self._environment.now

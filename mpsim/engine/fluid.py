@@ -65,6 +65,9 @@ class Fluid:
     200.0
     """
 
+    changes: list[tuple[int, float, float]]
+    """Every change of a rate: flow, time [ticks], rate from then on [B/tick]."""
+
     def __init__(self, capacity: Sequence[float]) -> None:
         if not all(one > 0 for one in capacity):
             raise HardwareError("got a link without capacity; needed more than 0 B/tick")
@@ -72,6 +75,7 @@ class Fluid:
         self._flows: dict[int, _Flow] = {}
         self._on_link: list[dict[int, _Flow]] = [{} for _ in self._capacity]
         self._ends: list[tuple[float, int]] = []
+        self.changes = []
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -151,6 +155,7 @@ class Fluid:
 
     def _remove(self, flows: Sequence[_Flow], now: float) -> None:
         for flow in flows:
+            self.changes.append((flow.key, now, 0.0))
             del self._flows[flow.key]
             for link, _ in flow.uses:
                 del self._on_link[link][flow.key]
@@ -170,6 +175,7 @@ class Fluid:
                 continue
             flow.settle(now)
             flow.speed = speed
+            self.changes.append((flow.key, now, speed * flow.cap))
             flow.end = float(math.ceil(now + flow.remaining / speed))
             heapq.heappush(self._ends, (flow.end, flow.key))
 

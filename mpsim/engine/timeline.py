@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.engine.traffic import Traffic
 from mpsim.program.program import TICK, Program, Stream
 
 __all__ = ["Timeline"]
@@ -23,12 +24,15 @@ class Timeline:
         Ticks since the step began.
     engine : str
         ``simpy`` or ``replay``: which one ran.
+    traffic : Traffic, optional
+        What moved over shared links, where they were.
     """
 
     program: Program
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     engine: str
+    traffic: Traffic | None = None
 
     @property
     def makespan(self) -> float:

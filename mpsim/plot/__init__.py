@@ -7,6 +7,7 @@ from mpsim.plot.attribution import AttributionDisplay
 from mpsim.plot.bubbles import BubbleDisplay
 from mpsim.plot.comparison import ComparisonDisplay
 from mpsim.plot.display import Display
+from mpsim.plot.links import LinksDisplay
 from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
 from mpsim.plot.plots import Plots
 from mpsim.plot.sensitivity import SensitivityDisplay
@@ -22,6 +23,7 @@ __all__ = [
     "ComparisonDisplay",
     "Display",
     "ErrorDisplay",
+    "LinksDisplay",
     "MemoryCurveDisplay",
     "MemoryDisplay",
     "Plots",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mpsim.plot.attribution import AttributionDisplay
 from mpsim.plot.bubbles import BubbleDisplay
 from mpsim.plot.display import Display
+from mpsim.plot.links import LinksDisplay
 from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
 from mpsim.plot.timeline import TimelineDisplay
 from mpsim.plot.utilisation import UtilisationDisplay
@@ -49,6 +50,10 @@ class Plots:
         """Draw how busy compute and links are over time."""
         return UtilisationDisplay.from_result(self._result).plot(ax)
 
+    def links(self, ax: Axes | None = None, *, most: int = 12) -> LinksDisplay:
+        """Draw how busy the `most` busiest links are over time."""
+        return LinksDisplay.from_result(self._result, most=most).plot(ax)
+
     def memory(self, ax: Axes | None = None) -> MemoryDisplay:
         """Draw what fills the memory of each rank."""
         return MemoryDisplay.from_result(self._result).plot(ax)
@@ -66,6 +71,7 @@ class Plots:
             "bubbles": self.bubbles,
             "attribution": self.attribution,
             "utilisation": self.utilisation,
+            "links": self.links,
             "memory": self.memory,
             "memory_over_time": self.memory_over_time,
         }

@@ -25,6 +25,7 @@ from mpsim.program.plan import Plan, make_plan
 from mpsim.program.program import Program
 from mpsim.program.timed import with_timed_orders
 from mpsim.result.attribution import attribute
+from mpsim.result.links import LinkUse, measure_links
 from mpsim.result.memory import Memory, MemoryCurve, account_memory, memory_curve
 from mpsim.result.summary import summarise
 from mpsim.result.utilisation import Utilisation, measure_utilisation
@@ -78,6 +79,11 @@ class Result:
         return measure_utilisation(self.timeline, self.plan.cluster)
 
     @functools.cached_property
+    def links(self) -> LinkUse:
+        """What every link carried over time: ports of rank classes, and links of the fabric that could be too thin."""
+        return measure_links(self.timeline, self.plan)
+
+    @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """The figures of the outside contract, SI units."""
         return summarise(self)
@@ -90,7 +96,7 @@ class Result:
 
     @property
     def plot(self) -> Plots:
-        """Pictures: ``timeline()``, ``bubbles()``, ``attribution()``, ``utilisation()``, ``memory()``."""
+        """Pictures: ``timeline()``, ``bubbles()``, ``attribution()``, ``utilisation()``, ``links()``, ``memory()``."""
         # Plots stand to the right of results in the layers and are looked up by name, like a plug-in.
         plots: Plots = importlib.import_module("mpsim.plot").Plots(self)
         return plots

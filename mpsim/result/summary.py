@@ -10,6 +10,7 @@ import numpy as np
 
 from mpsim.cost import Constant, Status, device_power
 from mpsim.hardware import SCALED_FORMATS, recalled
+from mpsim.hardware.routes import routes_of
 from mpsim.program import PARTS, TICK
 from mpsim.result.memory import COMPONENTS, Memory
 from mpsim.workload import model_flops
@@ -132,6 +133,11 @@ def _constant(one: Constant) -> Mapping[str, Any]:
 def _warnings(result: Result) -> list[str]:
     plan, memory = result.plan, result.memory
     warnings = []
+    if plan.network == "analytic" and plan.mesh.pp > 1 and routes_of(plan.cluster).names:
+        warnings.append(
+            "links of the fabric are thinner than the NICs below them, and network: analytic lets stages use them without "
+            "meeting each other; set simulation.network to flow"
+        )
     if not memory.fits:
         warnings.append(
             f"does not fit: rank {memory.fullest} needs {memory.total.max() / 1e9:.1f} GB of "

@@ -1,0 +1,112 @@
+"""Link use: how much of its bandwidth every link carried over the step.
+
+Shapes: L links, B bins, X rows of the program with what happens inside actions as rows too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.engine import Timeline, kernel_times
+from mpsim.engine.traffic import carried
+from mpsim.program import TICK
+from mpsim.program.expand import expand
+from mpsim.program.links import Links, links_of
+from mpsim.program.plan import Plan
+
+__all__ = ["LinkUse", "measure_links"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class LinkUse:
+    """Use of links over time.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Such as ``pp 3 NIC out`` or ``leaf 0 up``.
+    capacity : float64[L]
+        In one direction [B/s]: of one rank's share for ports, of the whole link for the fabric.
+    carried : float64[L]
+        Over the step [B].
+    edges_s : float64[B + 1]
+        Edges of bins [s].
+    share : float64[L, B]
+        Carried over what could have been carried. Above 1 where ``network: analytic`` let transfers overlap that share a link.
+    """
+
+    names: tuple[str, ...]
+    capacity: Floats
+    carried: Floats
+    edges_s: Floats
+    share: Floats
+
+    @property
+    def mean(self) -> Floats:
+        """Share of the step's bandwidth that each link carried [L]."""
+        return np.asarray(self.carried / (self.capacity * self.edges_s[-1]), dtype=np.float64)
+
+    def busiest(self, count: int) -> NDArray[np.int64]:
+        """The links with the highest mean, the busiest first; links that carried nothing are none of them."""
+        order = np.argsort(-self.mean, kind="stable")
+        return order[self.carried[order] > 0][:count]
+
+    def __getitem__(self, name: str) -> Floats:
+        return np.asarray(self.share[self.names.index(name)], dtype=np.float64)
+
+    def __repr__(self) -> str:
+        rows = [f"{self.names[one]:<28} {self.mean[one]:6.1%}" for one in self.busiest(12).tolist()]
+        return "\n".join(["link                         mean use", *rows])
+
+
+def measure_links(timeline: Timeline, plan: Plan, *, bins: int = 200) -> LinkUse:
+    """Measure a finished step.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    plan : Plan
+    bins : int
+        Of the series over time.
+
+    Notes
+    -----
+    Rates of transfers that shared links are those they had. What had its links to itself, inside actions or under ``network: analytic``,
+    moved at its own rate once its latency was paid.
+    """
+    program = expand(timeline.program) if timeline.program.templates else timeline.program
+    times, links = kernel_times(timeline), links_of(program, plan)
+    edges = np.linspace(0.0, timeline.makespan, bins + 1)
+    shared = timeline.traffic
+    steady = np.flatnonzero(links.cap > 0)
+    if shared is not None:
+        steady = steady[~np.isin(times.row[steady], shared.row)]
+    none = np.zeros(len(steady))
+    amount = carried(
+        links,
+        np.concatenate([steady, steady]),
+        np.concatenate([times.end[steady] - links.work[steady], times.end[steady]]),
+        np.concatenate([links.cap[steady], none]),
+        edges,
+    )
+    if shared is not None:
+        amount[_places(links, shared.links)] += shared.carried(edges)
+    could = np.diff(edges) * links.capacity[:, None]
+    return LinkUse(
+        names=links.names,
+        capacity=links.capacity / TICK,
+        carried=amount[:, -1],
+        edges_s=edges * TICK,
+        share=np.divide(np.diff(amount), could, out=np.zeros(could.shape), where=could > 0),
+    )
+
+
+def _places(links: Links, others: Links) -> NDArray[np.int64]:
+    """Where links of one program are among those of another."""
+    number = {name: index for index, name in enumerate(links.names)}
+    return np.array([number[name] for name in others.names], dtype=np.int64)
