@@ -131,7 +131,31 @@ def test_actions_lie_inside_their_step(measured: Measured) -> None:
             for who in one.group:
                 rows = (step == index) & (rank == who)
                 assert (start[rows][1:] >= end[rows][:-1]).all()
-                assert end[rows].max() - start[rows].min() <= one.seconds[who][index]
+                assert end[rows].max() - start[rows].min() <= one.seconds[who][index] + 1e-5
+
+
+def test_slurm_starts_it_without_torchrun(tmp_path: Path) -> None:
+    """Two tasks with srun's variables meet, measure, and the first one writes."""
+    path = tmp_path / "slurm.jsonl"
+    command = [sys.executable, "-m", "mpsim", "measure", "--device", "cpu", "--budget", "1s"]
+    command += ["--only", "collectives", "--out", str(path)]
+    slurm = {"SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_JOB_ID": "7"}
+    slurm |= {"MASTER_PORT": str(_free_port()), "PYTHONWARNINGS": "ignore"}
+    tasks = [
+        subprocess.Popen(
+            command,
+            env=os.environ | slurm | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    (out, err), (silent, _) = (task.communicate(timeout=TIMEOUT) for task in tasks)
+    assert [task.returncode for task in tasks] == [0, 0], err
+    assert "2 ranks" in out
+    assert silent == ""
+    assert read_measured(path).of("collectives")
 
 
 @pytest.mark.parametrize("pp", [2, 4])

@@ -128,7 +128,7 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
         ({"family": "kernel"}, "'kernels'"),
         ({"flop": 1}, "unknown field 'flop'"),
         ({"shape": {"m": 1.5}}, "shape.m"),
-        ({"kind": "measurment"}, "'kind'"),
+        ({"kind": "measured"}, "'kind'"),
         ({"actions": {"step": [0], "rank": [], "token": [], "start": [], "end": []}}, "differ"),
     ],
 )

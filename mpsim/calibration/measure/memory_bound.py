@@ -258,10 +258,10 @@ def _copy_case(world: World, size: int, way: str, *, phase: str = "burst") -> Ca
 
 def _prepare_copy(world: World, *, size: int, way: str) -> Work:
     def make() -> tuple[torch.Tensor, torch.Tensor]:
-        source = torch.randint(256, (size,), dtype=torch.uint8, device=world.device)
+        source = random(world, "float32", max(size // 4, 1)).view(torch.uint8)
         if way == "device":
             return torch.empty_like(source), source
-        host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        host = torch.empty(source.numel(), dtype=torch.uint8, pin_memory=True)
         return (host, source) if way == "to_host" else (source, host)
 
     turn = rotated(world, 2.0 * size, make)

@@ -104,7 +104,12 @@ def join_actions(
         zero = min(began for _, began, _ in ranks)
         for rank, _, rows in ranks:
             table += [
-                (step, rank, token, max(a - zero, 0.0), max(b - zero, 0.0)) for token, a, b in rows
+                (step, rank, token, _written(a - zero), _written(b - zero)) for token, a, b in rows
             ]
     columns = tuple(zip(*table, strict=True)) or ((), (), (), (), ())
     return Actions(*columns)
+
+
+def _written(seconds: float) -> float:
+    """To a tenth of a microsecond; a clock of another host that is behind by less than its offset is known begins at 0."""
+    return max(round(seconds, 7), 0.0)

@@ -249,7 +249,7 @@ class _Run:
             **{name: getattr(case, name) for name in names},
             domains=len({self.world.ranks[rank].host for rank in case.group}),
             method=every[0].method,
-            seconds=tuple(one.seconds for one in every),
+            seconds=tuple(tuple(map(_written, one.seconds)) for one in every),
             calls=every[0].calls,
             check=check,
             peak_memory_bytes=peak,
@@ -269,6 +269,11 @@ class _Run:
         if now - self.said >= SAY_EVERY:
             self.said = now
             self.say(f"{now - self.began:.0f} of {self.settings.budget:.0f} s, {text}")
+
+
+def _written(seconds: float) -> float:
+    """Six digits of a time: more than a clock has."""
+    return float(f"{seconds:.6g}")
 
 
 def _is_memory(error: BaseException) -> bool:
