@@ -13,7 +13,19 @@ from typing import Annotated, ParamSpec
 import typer
 
 import mpsim
-from mpsim.cli import check, compare, goodput, measure, new, run, schedule, show, sweep, validate
+from mpsim.cli import (
+    calibrate,
+    check,
+    compare,
+    goodput,
+    measure,
+    new,
+    run,
+    schedule,
+    show,
+    sweep,
+    validate,
+)
 from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note
 from mpsim.errors import (
     CalibrationError,
@@ -36,6 +48,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     goodput.goodput,
     schedule.schedule,
     measure.measure,
+    calibrate.calibrate,
     validate.validate,
     show.show,
 )

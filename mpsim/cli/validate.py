@@ -25,17 +25,38 @@ def validate(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE.csv ...",
-            help="Measured training runs, collectives, kernels or schedules; the columns say which.",
+            metavar="FILE ...",
+            help="Measured training runs, collectives, kernels or schedules as CSV, whose columns say which; or with --runs a machine file.",
         ),
     ],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--runs",
+            metavar="FILE",
+            help="Training steps of 'mpsim measure', predicted on the machine file; repeatable.",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="With --runs: both timelines for Perfetto (.json, .gz)."
+        ),
+    ] = None,
     plots: Annotated[
         Path | None,
         typer.Option("--plots", metavar="DIR", help="Draw measured against predicted into DIR."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict measured data row by row, and say how far off the predictions are."""
+    """Predict measured data row by row, or with --runs measured training steps, and say how far off the predictions are."""
+    if runs:
+        from mpsim.cli.validate_runs import validate_runs
+
+        validate_runs(files, runs, plots=plots, trace=trace, as_json=as_json)
+        return
+    if trace is not None:
+        raise typer.BadParameter("needs --runs: CSV rows have no timeline", param_hint="--trace")
     from mpsim.calibration import validate_files
     from mpsim.cli.console import print_json, progress_bar
     from mpsim.errors import CalibrationError

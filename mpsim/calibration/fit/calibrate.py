@@ -27,7 +27,7 @@ from mpsim.calibration.fit.machine import (
     sheet_entry,
 )
 from mpsim.calibration.fit.parts import Fit, merged
-from mpsim.calibration.fit.points import Point, kernel_points, precision_of
+from mpsim.calibration.fit.points import Point, kernel_points, precision_of, quietest
 from mpsim.calibration.fit.rules import limit, range_warnings
 from mpsim.calibration.readers import Source
 from mpsim.calibration.records import Header, Measurement
@@ -101,7 +101,7 @@ def calibrate(sources: Sequence[Source], *, name: str = "", on: str = "") -> Cal
         If the files are of different machines, or hold nothing that can be fitted.
     """
     _check_one_machine(sources)
-    measurements = [one for source in sources for one in source.measurements]
+    measurements = quietest(one for source in sources for one in source.measurements)
     header = next((source.header for source in sources if source.header), None)
     device = next((source.device_name for source in sources if source.device_name), "")
     points = kernel_points(measurements)

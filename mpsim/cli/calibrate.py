@@ -1,0 +1,130 @@
+"""``mpsim calibrate``: measurements into a machine file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpsim.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from mpsim.calibration.fit import Calibrated, Score
+
+__all__ = ["calibrate"]
+
+COLUMNS = ("what", "form", "points", "error", "held out", "error", "worst", "noise")
+
+
+def calibrate(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE ...",
+            help="Of 'mpsim measure', nccl-tests (text, or JSON of -J), torch.profiler, or CSV; one machine. Repeats help: the "
+            "quietest of each measurement counts.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The machine file to write.")
+    ] = Path("machine.yaml"),
+    name: Annotated[
+        str, typer.Option("--name", help="What to call the machine; left out: after its device.")
+    ] = "",
+    on: Annotated[
+        str, typer.Option("--on", help="Its accelerator in the catalog, such as h100-sxm.")
+    ] = "",
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="COLUMN=VALUE", help="Rows of a CSV table; repeatable."),
+    ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option("--plots", metavar="DIR", help="Draw measured against fitted into DIR."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the cost models to measurements, and write a cluster that any scenario can name."""
+    from mpsim.calibration.fit import calibrate as fit
+    from mpsim.calibration.readers import read_any
+    from mpsim.cli.console import note, print_json, wrote
+    from mpsim.errors import CalibrationError, HardwareError
+
+    wanted = _only(only or [])
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"no folder {out.parent}", param_hint="--out")
+    try:
+        found = fit([read_any(file, only=wanted) for file in files], name=name, on=on)
+    except (CalibrationError, HardwareError) as error:
+        raise typer.BadParameter(str(error), param_hint="FILE") from error
+    found.write(out)
+    wrote(out)
+    if plots is not None:
+        _draw(found, plots)
+    if as_json:
+        print_json(dict(found.document))
+    else:
+        _print(found)
+    for warning in found.warnings:
+        note(f"warning: {warning}")
+
+
+def _only(settings: list[str]) -> dict[str, str]:
+    wanted = {}
+    for setting in settings:
+        key, sign, value = setting.partition("=")
+        if not sign or not key:
+            raise typer.BadParameter(
+                f"got {setting!r}; needed COLUMN=VALUE, such as gpu=H100", param_hint="--only"
+            )
+        wanted[key.strip()] = value.strip().strip("'\"")
+    return wanted
+
+
+def _print(found: Calibrated) -> None:
+    from mpsim.cli.console import print_table, print_text
+
+    rows = [_cells(one) for one in found.fit.scores]
+    print_table(rows, header=COLUMNS, title="fits: fitted / measured - 1", right=range(2, 8))
+    print_text(" ")
+    constants = [
+        (name, f"{one.value:.5g}", f"{one.low:.3g} to {one.high:.3g}", one.unit)
+        for name, one in sorted(found.fit.constants.items())
+        if one.low != one.high
+    ]
+    header = ("constant", "value", "95 %", "unit")
+    print_table(constants, header=header, title="constants", right=(1,))
+
+
+def _cells(one: Score) -> tuple[str, ...]:
+    held = one.errors(held_out=True)
+    worst = max(held.tolist(), key=abs, default=None)
+    return (
+        one.what,
+        one.form,
+        str(len(one.ids) - len(held)),
+        _percent(one.median(held_out=False)),
+        str(len(held)) if len(held) else "",
+        _percent(one.median(held_out=True)),
+        "" if worst is None else f"{worst:+.1%}",
+        _percent(one.noise),
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _draw(found: Calibrated, folder: Path) -> None:
+    """Residuals of every fit, and measured against fitted."""
+    from mpsim.cli.console import wrote
+    from mpsim.plot.residuals import ResidualDisplay
+
+    folder.mkdir(parents=True, exist_ok=True)
+    groups: dict[str, list[Any]] = {"kernels": [], "collectives": []}
+    for one in found.fit.scores:
+        groups["collectives" if "rank" in one.what else "kernels"].append(one)
+    for name, scores in groups.items():
+        if scores:
+            wrote(ResidualDisplay.from_scores(scores).save(folder / f"residuals-{name}.png"))
