@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from mpsim.result import Result, simulate
     from mpsim.scenario import Scenario, check, load
-    from mpsim.study import Comparison, Sweep, compare, sweep
+    from mpsim.study import Comparison, Search, Sweep, compare, search, sweep
 
 __version__ = "0.1.0"
 
@@ -41,12 +41,14 @@ __all__ = [
     "Scenario",
     "ScenarioError",
     "ScheduleError",
+    "Search",
     "Sweep",
     "UnitError",
     "WorkloadError",
     "check",
     "compare",
     "load",
+    "search",
     "simulate",
     "sweep",
 ]
@@ -55,10 +57,12 @@ _HOMES = {
     "Comparison": "mpsim.study",
     "Result": "mpsim.result",
     "Scenario": "mpsim.scenario",
+    "Search": "mpsim.study",
     "Sweep": "mpsim.study",
     "check": "mpsim.scenario",
     "compare": "mpsim.study",
     "load": "mpsim.scenario",
+    "search": "mpsim.study",
     "simulate": "mpsim.result",
     "sweep": "mpsim.study",
 }

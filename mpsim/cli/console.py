@@ -13,6 +13,7 @@ __all__ = [
     "FAILED",
     "INTERRUPTED",
     "note",
+    "phases_bar",
     "print_json",
     "print_table",
     "print_text",
@@ -107,6 +108,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         Progress,
         TextColumn,
         TimeElapsedColumn,
+        TimeRemainingColumn,
     )
 
     columns = (
@@ -114,10 +116,24 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
     )
     console = Console(file=sys.stderr)
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def report(done: int, total: int, phase: str = what) -> None:
+            bar.update(task, description=phase, completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
+def phases_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar for work in phases; yields ``report(phase, done, total)``."""
+    with progress_bar(what) as report:
+        phased: Callable[..., None] = report
+        yield lambda phase, done, total: phased(done, total, f"{what}: {phase}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mpsim.scenario import Scenario
     from mpsim.study import Row, Sweep
 
-__all__ = ["sweep"]
+__all__ = ["sweep", "values_of"]
 
 
 def sweep(
@@ -37,6 +37,15 @@ def sweep(
             "--resume", metavar="FILE", help="Keep finished rows here and start from them."
         ),
     ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", metavar="ADDRESS", help="Workers of a dask scheduler, tcp://host:8786."
+        ),
+    ] = None,
     sets: Sets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -46,13 +55,16 @@ def sweep(
     from mpsim.study import sweep as run_sweep
 
     scenario = load_scenario(file, sets=sets, overrides=overrides)
-    values = _values(over) if over else _block(scenario)
+    values = values_of(over) if over else _block(scenario)
+    part = _shard(shard)
     with progress_bar(scenario.name) as report:
         result = run_sweep(
             scenario,
             values,
             jobs=_processes(jobs, values),
+            cluster=cluster,
             resume=resume,
+            shard=part,
             progress=report,
         )
     if csv is not None:
@@ -70,7 +82,7 @@ def sweep(
         note(f"{lost} of {len(result)} rows could not be simulated; their reasons are in the table")
 
 
-def _values(over: list[str]) -> dict[str, list[object]]:
+def values_of(over: list[str]) -> dict[str, list[object]]:
     """Read ``key=a,b,c``; every value as YAML would read it."""
     from mpsim.document import parse_scalar
 
@@ -83,6 +95,16 @@ def _values(over: list[str]) -> dict[str, list[object]]:
             )
         values[key.strip()] = [parse_scalar(choice.strip()) for choice in choices.split(",")]
     return values
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    """Read ``i/n``."""
+    if text is None:
+        return None
+    part, slash, parts = text.partition("/")
+    if not (slash and part.strip().isdecimal() and parts.strip().isdecimal()):
+        raise typer.BadParameter(f"got {text!r}; needed I/N such as 1/4", param_hint="--shard")
+    return int(part), int(parts)
 
 
 def _block(scenario: Scenario) -> dict[str, list[object]]:

@@ -10,6 +10,7 @@ from mpsim.plot.display import Display
 from mpsim.plot.links import LinksDisplay
 from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
 from mpsim.plot.plots import Plots
+from mpsim.plot.search import SearchDisplay
 from mpsim.plot.sensitivity import SensitivityDisplay
 from mpsim.plot.sweep import SweepDisplay
 from mpsim.plot.timeline import TimelineDisplay
@@ -27,6 +28,7 @@ __all__ = [
     "MemoryCurveDisplay",
     "MemoryDisplay",
     "Plots",
+    "SearchDisplay",
     "SensitivityDisplay",
     "SweepDisplay",
     "TimelineDisplay",

@@ -20,6 +20,7 @@ from mpsim.scenario.cluster import ClusterChoice
 from mpsim.scenario.descriptions import describe_schema
 from mpsim.scenario.fields import Section, Shorthand
 from mpsim.scenario.layers import lay_values, read_layers
+from mpsim.scenario.mixture import clusters_of
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.resolved import digest_of, resolved_data
 from mpsim.scenario.sections import (
@@ -140,8 +141,50 @@ class Scenario(Section):
 
     @property
     def microbatches(self) -> int:
-        """Microbatches each replica runs in one step."""
-        return self.training.global_batch // (self.dp * self.training.micro_batch)
+        """Microbatches each replica runs in one step; the most of any where the batch is uneven."""
+        return max(self.microbatches_of(replica) for replica in self._distinct_replicas)
+
+    def microbatches_of(self, replica: int) -> int:
+        """Microbatches that one data-parallel replica runs in one step."""
+        training = self.training
+        if training.batch_per_replica is not None:
+            return training.batch_per_replica[replica] // training.micro_batch
+        return training.global_batch // (self.dp * training.micro_batch)
+
+    @property
+    def _distinct_replicas(self) -> range:
+        return range(len(self.training.batch_per_replica or (0,)))
+
+    @functools.cached_property
+    def stage_clusters(self) -> tuple[Cluster, ...] | None:
+        """The cluster as each pipeline rank has it; None where all are alike."""
+        return self._mixed("stages")
+
+    @functools.cached_property
+    def replica_clusters(self) -> tuple[Cluster, ...] | None:
+        """The cluster as each data-parallel replica has it; None where all are alike."""
+        return self._mixed("replicas")
+
+    def _mixed(self, key: str) -> tuple[Cluster, ...] | None:
+        return clusters_of(self.cluster, key, functools.partial(_folder, self._source))
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """Every distinct kind of node: one cluster of each; that of the scenario itself where it is not mixed."""
+        parts = self.stage_clusters or self.replica_clusters or (self.hardware,)
+        return tuple({id(one): one for one in parts}.values())
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether accelerators, links or batches differ anywhere."""
+        return len(self.clusters) > 1 or self.has_uneven_replicas
+
+    @property
+    def has_uneven_replicas(self) -> bool:
+        """Whether data-parallel replicas differ in their nodes or in how much they compute."""
+        batches = self.training.batch_per_replica or ()
+        nodes = {id(one) for one in self.replica_clusters or ()}
+        return len(set(batches)) > 1 or len(nodes) > 1
 
     @property
     def digest(self) -> str:

@@ -13,15 +13,18 @@ from mpsim.study.schedules import (
     synthesise_schedule,
     time_schedule,
 )
+from mpsim.study.search import Found, Search, search
 from mpsim.study.sensitivity import Elasticity, Sensitivity, measure_sensitivity
 
 __all__ = [
     "Comparison",
     "Elasticity",
+    "Found",
     "Jitter",
     "Percentile",
     "Row",
     "ScheduleChoice",
+    "Search",
     "Sensitivity",
     "Sweep",
     "SynthesisedSchedule",
@@ -31,6 +34,7 @@ __all__ = [
     "compare_schedules",
     "measure_sensitivity",
     "named_orders",
+    "search",
     "simulate_jitter",
     "sweep",
     "synthesise_schedule",

@@ -78,10 +78,13 @@ def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
         yield {"parallelism.sequence_parallel": True}
     if training.recompute == "none":
         yield {"training.recompute": "selective"}
+    if training.recompute == "full" and training.recompute_method == "block":
+        yield {"training.recompute_method": "uniform", "training.recompute_layers": 1}
     if training.micro_batch % 2 == 0:
         yield {"training.micro_batch": training.micro_batch // 2}
     if training.recompute != "full":
-        yield {"training.recompute": "full"}
+        modules = {"training.recompute_modules": None} if training.recompute_modules else {}
+        yield {"training.recompute": "full", **modules}
     for axis in ("tp", "pp", "cp"):
         for factor in (2, 4):
             if scenario.dp % factor == 0:

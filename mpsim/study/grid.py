@@ -1,32 +1,32 @@
 """Sweeps: the same scenario at every combination of some values.
 
-A row that cannot be simulated (degrees that do not divide, a batch that does not multiply) stays in the
-table with its reason, and so does one that does not fit into memory. Rows come in the order of the
-Cartesian product, the last key fastest, however many processes computed them.
+A row that cannot be simulated (degrees that do not divide, a batch that does not multiply) stays in the table with its reason, and so does one that does
+not fit into memory. Rows come in the order of the Cartesian product, the last key fastest, however many processes computed them.
+
+Points that are the same scenario in other words are computed once. Points whose programs are likely to have the same structure are computed
+together, and a journal gets its lines in that order whoever finishes first, so its bytes do not depend on interruptions.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import io
 import itertools
-import json
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
-import mpsim
 from mpsim.errors import MpsimError, ScenarioError
-from mpsim.result import simulate
 from mpsim.scenario import Scenario
+from mpsim.study.executors import executor_for, lost
+from mpsim.study.journal import Journal, name_of
+from mpsim.study.together import simulate_together
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["COLUMNS", "Row", "Sweep", "combinations", "sweep"]
+__all__ = ["COLUMNS", "Row", "Sweep", "combinations", "compute_rows", "sweep"]
 
 COLUMNS = (
     "accelerators",
@@ -43,6 +43,8 @@ COLUMNS = (
     "engine",
 )
 """What a table of results shows of each summary."""
+
+_TOGETHER = 16  # points computed together: what a kill can cost
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,7 +183,9 @@ def sweep(
     *,
     jobs: int = 1,
     executor: Executor | None = None,
+    cluster: str | None = None,
     resume: str | Path | None = None,
+    shard: tuple[int, int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sweep:
     """Simulate `scenario` at every combination of `values`.
@@ -194,12 +198,16 @@ def sweep(
     jobs : int
         Local processes; 1 computes in this one.
     executor : concurrent.futures.Executor, optional
-        Where to compute instead, for example that of a cluster.
+        Where to compute instead.
+    cluster : str, optional
+        Address of a dask.distributed scheduler whose workers compute, such as ``tcp://host:8786``; needs the extra ``cluster``.
     resume : path, optional
         JSON-lines file of finished rows: those in it are not computed again, new ones are appended as
-        they finish, so an interrupted sweep loses nothing.
+        they finish, so a sweep that is killed loses little, and ends with the same bytes when it is run again.
+    shard : (int, int), optional
+        ``(i, n)``: only the i-th of n parts of the rows, counted from 1.
     progress : callable, optional
-        Called with (rows done, rows in all) whenever one is done.
+        Called with (rows done, rows in all) whenever some are done.
 
     Returns
     -------
@@ -217,51 +225,184 @@ def sweep(
     >>> mpsim.sweep(scenario, {"parallelism.tp": [1, 2, 4]}).best.values  # doctest: +SKIP
     {'parallelism.tp': 2}
     """
-    wanted = combinations(values)
-    digests = [_digest(scenario, one) for one in wanted]
-    journal = _Journal.open(resume)
-    rows = {index: journal.done[key] for index, key in enumerate(digests) if key in journal.done}
-    missing = [index for index in range(len(wanted)) if index not in rows]
+    points = _Points.of(scenario, combinations(values), shard)
+    journal = Journal(resume)
+    missing = [place for place in points.order if points.names[place] not in journal]
     report = progress or (lambda done, total: None)
-    report(len(rows), len(wanted))
-    with _pool(jobs, executor, len(missing)) as pool:
-        for index, row in _computed(scenario, wanted, missing, pool):
-            rows[index] = row
-            journal.append(digests[index], row)
-            report(len(rows), len(wanted))
-    ordered = tuple(rows[index] for index in range(len(wanted)))
-    return Sweep(scenario=scenario.name, keys=tuple(values), rows=ordered)
+    total = len(points.order)
+    report(total - len(missing), total)
+    with executor_for(jobs, len(missing), executor=executor, cluster=cluster) as pool:
+        size = _chunk(len(missing), jobs)
+        chunks = [missing[at : at + size] for at in range(0, len(missing), size)]
+        done = total - len(missing)
+        try:
+            for chunk, outcomes in _computed(points, chunks, pool):
+                for place, outcome in zip(chunk, outcomes, strict=True):
+                    row = {"values": dict(points.values[place]), **outcome}
+                    journal.add(points.names[place], row)
+                journal.flush()
+                done += len(chunk)
+                report(done, total)
+        finally:
+            journal.flush()
+    entries = [journal[name] for name in points.names]
+    rows = tuple(
+        Row(value, entry["summary"], entry["reason"])
+        for value, entry in zip(points.values, entries, strict=True)
+    )
+    return Sweep(scenario=scenario.name, keys=tuple(values), rows=rows)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Points:
+    """Points of a sweep.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        That is varied.
+    values : sequence of mapping
+        Of each point.
+    names : list of str
+        The same for points that are the same scenario.
+    wrong : mapping of int to str
+        Why points are none.
+    order : list of int
+        First point of each name, those of like structure next to each other.
+    """
+
+    scenario: Scenario
+    values: Sequence[Mapping[str, object]]
+    names: list[str]
+    wrong: Mapping[int, str]
+    order: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        scenario: Scenario,
+        values: Sequence[Mapping[str, object]],
+        shard: tuple[int, int] | None,
+    ) -> _Points:
+        names: list[str] = []
+        wrong: dict[int, str] = {}
+        first: dict[str, tuple[tuple[object, ...], int]] = {}
+        base = scenario.digest
+        for place, one in enumerate(values):
+            likeness: tuple[object, ...] = ()
+            try:
+                point = scenario.with_values(one)
+            except MpsimError as error:
+                wrong[place] = _in_one_line(error)
+                name = name_of("wrong", base, list(one.items()))
+            else:
+                name, likeness = name_of(point.digest), _likeness(point)
+            names.append(name)
+            first.setdefault(name, (likeness, place))
+        order = [place for _, place in sorted(first.values())]
+        if shard is not None:
+            chosen = _part(order, shard)
+            kept = {names[place] for place in chosen}
+            inside = [place for place, name in enumerate(names) if name in kept]
+            moved = {place: at for at, place in enumerate(inside)}
+            return cls(
+                scenario,
+                [values[place] for place in inside],
+                [names[place] for place in inside],
+                {moved[place]: text for place, text in wrong.items() if place in moved},
+                [moved[place] for place in chosen],
+            )
+        return cls(scenario, values, names, wrong, order)
+
+
+def _likeness(scenario: Scenario) -> tuple[object, ...]:
+    """What the structure of a program mostly follows from, comparable; structures that differ all the same are not mixed up."""
+    parallelism, schedule = scenario.parallelism, scenario.schedule
+    return (
+        str(schedule.name or schedule.file),
+        *(parallelism.pp, scenario.virtual_stages, scenario.microbatches, parallelism.zero),
+        *(scenario.dp * parallelism.cp > 1, parallelism.tp > 1),
+    )
+
+
+def _part(order: list[int], shard: tuple[int, int]) -> list[int]:
+    """The i-th of n parts, of neighbours."""
+    part, parts = shard
+    if not 1 <= part <= parts:
+        raise ScenarioError(f"got shard {part}/{parts}; needed i/n with 1 <= i <= n, such as 1/4")
+    ends = [len(order) * k // parts for k in range(parts + 1)]
+    return order[ends[part - 1] : ends[part]]
+
+
+def _chunk(missing: int, jobs: int) -> int:
+    """Points computed together: several chunks for every process, and few enough to lose."""
+    return max(1, min(_TOGETHER, missing // (4 * max(jobs, 1))))
 
 
 def _computed(
-    scenario: Scenario,
-    wanted: Sequence[Mapping[str, object]],
-    missing: Sequence[int],
-    pool: Executor | None,
-) -> Iterator[tuple[int, Row]]:
-    """Rows as they finish."""
+    points: _Points, chunks: Sequence[Sequence[int]], pool: Executor | None
+) -> Iterator[tuple[Sequence[int], list[dict[str, Any]]]]:
+    """Rows of each chunk, in the order of the chunks."""
+    tasks = [[(points.values[one], points.wrong.get(one)) for one in chunk] for chunk in chunks]
     if pool is None:
-        for index in missing:
-            yield index, _evaluate(scenario, wanted[index])
+        for chunk, task in zip(chunks, tasks, strict=True):
+            yield chunk, compute_rows(points.scenario, task)
         return
-    waiting = {pool.submit(_evaluate, scenario, wanted[index]): index for index in missing}
+    waiting = {pool.submit(compute_rows, points.scenario, task): i for i, task in enumerate(tasks)}
     try:
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
-    except BaseException:
+        yield from _in_order(waiting, chunks)
+    except BrokenProcessPool as error:
+        raise lost(error) from error
+    finally:
         for future in waiting:
             future.cancel()
-        raise
 
 
-def _evaluate(scenario: Scenario, values: Mapping[str, object]) -> Row:
-    """One row; a scenario that cannot be simulated becomes its reason."""
-    try:
-        result = simulate(scenario.with_values(values))
-    except MpsimError as error:
-        return Row(values=values, summary=None, reason="; ".join(str(error).splitlines()))
-    summary = result.summary
-    return Row(values=values, summary=summary, reason=_does_not_fit(summary))
+def _in_order(
+    waiting: Mapping[Future[list[dict[str, Any]]], int], chunks: Sequence[Sequence[int]]
+) -> Iterator[tuple[Sequence[int], list[dict[str, Any]]]]:
+    """Chunks as soon as they and all before them have finished."""
+    finished: dict[int, list[dict[str, Any]]] = {}
+    following = 0
+    for future in as_completed(waiting):
+        finished[waiting[future]] = future.result()
+        while following in finished:
+            yield chunks[following], finished.pop(following)
+            following += 1
+
+
+def compute_rows(
+    scenario: Scenario, points: Sequence[tuple[Mapping[str, object], str | None]]
+) -> list[dict[str, Any]]:
+    """Simulate points of a sweep together; runs wherever an executor likes.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    points : sequence of (mapping, str or None)
+        Values of each, and why it is none if that is known.
+
+    Returns
+    -------
+    list of dict
+        ``summary`` and ``reason`` of each.
+    """
+    scenarios = [scenario.with_values(values) for values, wrong in points if wrong is None]
+    outcomes = iter(simulate_together(scenarios))
+    rows: list[dict[str, Any]] = []
+    for _, wrong in points:
+        outcome = None if wrong is not None else next(outcomes)
+        if outcome is None or isinstance(outcome, MpsimError):
+            reason = wrong if outcome is None else _in_one_line(outcome)
+            rows.append({"summary": None, "reason": reason})
+        else:
+            summary = outcome.summary
+            rows.append({"summary": summary, "reason": _does_not_fit(summary)})
+    return rows
+
+
+def _in_one_line(error: MpsimError) -> str:
+    return "; ".join(str(error).splitlines())
 
 
 def _does_not_fit(summary: Mapping[str, object]) -> str | None:
@@ -273,60 +414,3 @@ def _does_not_fit(summary: Mapping[str, object]) -> str | None:
         format_quantity(memory[key], Dimension.BYTES) for key in ("total", "capacity")
     )
     return f"does not fit: rank {memory['rank']} needs {needed} of {capacity}"
-
-
-def _pool(
-    jobs: int, executor: Executor | None, tasks: int
-) -> AbstractContextManager[Executor | None]:
-    if executor is not None:
-        return nullcontext(executor)
-    if jobs <= 1 or tasks <= 1:
-        return nullcontext(None)
-    return ProcessPoolExecutor(
-        max_workers=min(jobs, tasks),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_leave_interrupts_to_the_parent,
-    )
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _digest(scenario: Scenario, values: Mapping[str, object]) -> str:
-    """Name of a row that changes with anything the row depends on."""
-    what = [mpsim.__version__, scenario.digest, list(values.items())]
-    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Journal:
-    """Finished rows on disk, one JSON object a line."""
-
-    path: Path | None
-    done: dict[str, Row]
-
-    @classmethod
-    def open(cls, path: str | Path | None) -> _Journal:
-        if path is None:
-            return cls(None, {})
-        file, done = Path(path), {}
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        for number, line in enumerate(lines, start=1):
-            try:
-                entry = json.loads(line)
-                digest = entry.pop("digest")
-                done[digest] = Row(**entry)
-            except (ValueError, TypeError, KeyError, AttributeError):
-                if number < len(lines):
-                    raise ScenarioError(
-                        f"{file}:{number}: not a row of a sweep; give --resume a file that it wrote"
-                    ) from None
-                file.write_text("".join(f"{kept}\n" for kept in lines[:-1]), encoding="utf-8")
-        return cls(file, done)
-
-    def append(self, digest: str, row: Row) -> None:
-        if self.path is None:
-            return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"digest": digest, **dataclasses.asdict(row)}) + "\n")

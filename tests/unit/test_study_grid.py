@@ -12,6 +12,7 @@ import pytest
 import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.study.grid import combinations
+from mpsim.study.together import simulate_together
 
 AXES = {"parallelism.tp": [1, 2], "parallelism.pp": [2, 3, 4]}
 
@@ -93,15 +94,63 @@ def test_an_interrupted_sweep_resumes_where_it_was(scenario, swept, tmp_path, mo
     assert len(journal.read_text().splitlines()) == 3
     with journal.open("a") as file:
         file.write('{"digest": "cut o')
-    computed = []
-    simulate = mpsim.study.grid.simulate
-    monkeypatch.setattr(
-        "mpsim.study.grid.simulate", lambda one: computed.append(one) or simulate(one)
-    )
+    computed = counted(monkeypatch)
     resumed = mpsim.sweep(scenario, AXES, resume=journal)
     assert resumed.rows == swept.rows
     assert len(computed) <= 3
     assert len(journal.read_text().splitlines()) == 6
+
+
+def counted(monkeypatch):
+    """Every scenario that is simulated from now on."""
+    computed = []
+    together = mpsim.study.grid.simulate_together
+    monkeypatch.setattr(
+        "mpsim.study.grid.simulate_together",
+        lambda scenarios: computed.extend(scenarios) or together(scenarios),
+    )
+    return computed
+
+
+def test_points_that_are_the_same_scenario_are_computed_once(scenario, monkeypatch):
+    """dp left out is the dp that is left: four rows, two simulations."""
+    computed = counted(monkeypatch)
+    axes = {"parallelism.tp": [2, 4], "parallelism.dp": [None, 2, 1]}
+    rows = mpsim.sweep(scenario, axes).rows
+    assert [row.summary is None for row in rows] == [False, False, True, False, True, False]
+    assert rows[0].summary == rows[1].summary
+    assert len(computed) == 2
+
+
+def test_points_together_are_the_same_as_alone(scenario):
+    """Programs of one structure are replayed at once, and nobody can tell."""
+    bandwidths = ["100 Gb/s", "200 Gb/s", "300 Gb/s", "400 Gb/s"]
+    points = [
+        scenario.with_values({"cluster.nic": {"bandwidth": one, "preset": "ib-ndr"}})
+        for one in bandwidths
+    ]
+    for point, result in zip(points, simulate_together(points), strict=True):
+        assert result.summary == mpsim.simulate(point).summary
+
+
+def test_shards_are_the_sweep_in_parts(scenario, swept, tmp_path):
+    """Three machines, three files; put together they are the whole sweep without computing anything."""
+    whole = tmp_path / "whole.jsonl"
+    for part in (1, 2, 3):
+        file = tmp_path / f"{part}.jsonl"
+        mpsim.sweep(scenario, AXES, resume=file, shard=(part, 3))
+        with whole.open("a") as all_of_it:
+            all_of_it.write(file.read_text())
+    size = whole.stat().st_size
+    assert mpsim.sweep(scenario, AXES, resume=whole).rows == swept.rows
+    assert whole.stat().st_size == size
+
+
+@pytest.mark.parametrize("shard", [(0, 3), (4, 3)])
+def test_a_shard_that_does_not_exist_is_refused(scenario, shard):
+    """Counting starts at 1."""
+    with pytest.raises(ScenarioError, match="1/4"):
+        mpsim.sweep(scenario, AXES, shard=shard)
 
 
 def test_rows_of_another_scenario_are_not_taken_for_ones_of_this(scenario, tmp_path):

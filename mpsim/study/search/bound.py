@@ -111,7 +111,7 @@ class Bounder:
             micro_batch=layout.micro_batch,
             sequence_parallel=layout.sequence_parallel,
             zero=layout.zero,
-            recompute=layout.recompute,
+            recompute=self._plan.recompute.at(layout.recompute),
         )
 
     def bound(self, layouts: Sequence[Layout]) -> Bounded:
@@ -154,7 +154,10 @@ class Bounder:
 
     def standing(self, plan: Plan) -> Floats:
         """Model states of each rank, float64[P] [B]."""
-        return np.sum(list(model_states(plan).values()), axis=0)
+        states = np.zeros(plan.mesh.pp)
+        for one in model_states(plan).values():
+            states += one
+        return states
 
     def _mesh(self, frame: Frame) -> Mesh:
         key = (frame.tp, frame.cp, frame.ep, frame.dp, frame.pp)
@@ -233,7 +236,9 @@ class _Around:
         shapes, sends = [one[0] for one in divided], [one[1] for one in divided]
         room = [self._room(one) for one in layouts]
         zeros = [self._at(one.zero) for one in layouts]
-        memory = self._memory(shapes, order) + np.stack([one.states for one in zeros]) + np.stack(room)
+        memory = (
+            self._memory(shapes, order) + np.stack([one.states for one in zeros]) + np.stack(room)
+        )
         seconds = self._seconds(
             np.stack([one.ticks for one in shapes]), np.stack(sends), zeros, order.microbatches
         )
@@ -259,7 +264,7 @@ class _Around:
                 self._plan,
                 micro_batch=layout.micro_batch,
                 sequence_parallel=layout.sequence_parallel,
-                recompute=layout.recompute,
+                recompute=self._plan.recompute.at(layout.recompute),
             )
             shapes = self._bounder.shapes
             self._by_division[key] = (
@@ -273,9 +278,7 @@ class _Around:
         kept = np.stack([one.kept for one in shapes])  # [K, 5, A]
         for_input, for_weight, logits = (kept[:, i] @ self._count.T for i in range(3))
         has = self._count > 0
-        in_layers, in_head = (
-            np.where(has, kept[:, i, None, :], 0.0).max(axis=2) for i in (3, 4)
-        )
+        in_layers, in_head = (np.where(has, kept[:, i, None, :], 0.0).max(axis=2) for i in (3, 4))
         beside = np.maximum(in_layers - logits, in_head)
         peaks = order.flight().peaks(for_input + logits, for_weight, beside)
         constants = self._bounder._constants
@@ -300,10 +303,11 @@ class _Around:
         own = each * (forward + backward + weight)
         ranks = self._plan.mesh.pp
         busy = np.zeros((len(own), ranks))
-        np.add.at(busy, (slice(None), self._rank), own)
         first, last = (np.full((len(own), ranks), np.inf) for _ in range(2))
-        np.minimum.at(first, (slice(None), self._rank), head)
-        np.minimum.at(last, (slice(None), self._rank), tail)
+        for stage, rank in enumerate(self._rank.tolist()):
+            busy[:, rank] += own[:, stage]
+            first[:, rank] = np.minimum(first[:, rank], head[:, stage])
+            last[:, rank] = np.minimum(last[:, rank], tail[:, stage])
         done = np.stack([one.done for one in zeros])  # after reductions [K, P]
         overhead = np.array([one.overhead for one in zeros])
         reduces, beside, queued = (
@@ -393,15 +397,19 @@ class _Around:
         if not plan.gathers_units:
             size = self._dense(plan) * element
             seconds, _, _ = collective_columns(costs.collectives, kind, size, inside)
-            return np.bincount(self._rank, weights=ticks(seconds), minlength=plan.mesh.pp)
+            return self._by_rank(ticks(seconds))
         layers, unit = self._count[:, :-2].sum(axis=1), plan.framework.data.unit_layers
         least = self._each(plan).min() * unit * element
         seconds, _, _ = collective_columns(
             costs.collectives, kind, np.full(len(layers), least), inside
         )
-        return np.bincount(
-            self._rank, weights=(layers // unit) * ticks(seconds), minlength=plan.mesh.pp
-        )
+        return self._by_rank((layers // unit) * ticks(seconds))
+
+    def _by_rank(self, values: Floats) -> Floats:
+        """Sums over the stages of each rank, float64[S] to float64[P]."""
+        sums = np.zeros(self._plan.mesh.pp)
+        np.add.at(sums, self._rank, values)
+        return sums
 
     def _each(self, plan: Plan) -> Floats:
         """Parameters of a layer of each kind that every replica holds, on one tensor-parallel rank."""

@@ -1,29 +1,21 @@
-"""Exact step times of many layouts: Programs whose insides are summed, replayed together where their structure is the same.
-
-Shapes: K layouts, N rows.
-"""
+"""Exact step times of many layouts: Programs whose insides are summed, replayed together where their structure is the same."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from mpsim.engine import Structure
-from mpsim.engine import run as run_program
 from mpsim.program.blocks import Block, Blocks
 from mpsim.program.build import build_program
 from mpsim.program.program import TICK, Program, Template
 from mpsim.schedule import Action
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.space import Layout
+from mpsim.study.together import Graphs
 
 __all__ = ["Timer"]
-
-_KEPT = 64  # structures that stay ready
-_TOGETHER = 3  # from so many vectors ordering a structure pays (it costs about two replays)
 
 
 class SummedBlocks(Blocks):
@@ -54,8 +46,7 @@ class Timer:
 
     def __init__(self, bounder: Bounder) -> None:
         self._bounder = bounder
-        self._structures: dict[str, Structure] = {}
-        self._met: dict[str, int] = {}
+        self._graphs = Graphs()
 
     def seconds(self, layouts: Sequence[Layout]) -> list[float]:
         """Step time of each layout [s], that of `mpsim.simulate` bit for bit.
@@ -66,16 +57,7 @@ class Timer:
             If an order cannot run.
         """
         programs = [self._program(one) for one in layouts]
-        groups: dict[str, list[int]] = {}
-        for place, program in enumerate(programs):
-            groups.setdefault(_graph(program), []).append(place)
-        result = [0.0] * len(layouts)
-        for graph, places in groups.items():
-            for place, took in zip(
-                places, self._replay(graph, [programs[one] for one in places]), strict=True
-            ):
-                result[place] = took * TICK
-        return result
+        return [span * TICK for span in self._graphs.makespans(programs)]
 
     def _program(self, layout: Layout) -> Program:
         plan = self._bounder.plan(layout, self._bounder.order(layout).orders())
@@ -83,24 +65,3 @@ class Timer:
         costs = shapes.costs(plan)
         blocks = SummedBlocks(plan, costs, like=shapes.blocks(plan, costs))
         return build_program(plan, costs, blocks=blocks)
-
-    def _replay(self, graph: str, programs: list[Program]) -> list[float]:
-        """Makespans of programs of one graph [ticks]."""
-        self._met[graph] = self._met.get(graph, 0) + len(programs)
-        if graph not in self._structures and self._met[graph] < _TOGETHER:
-            return [run_program(one, "replay").makespan for one in programs]
-        if graph not in self._structures:
-            if len(self._structures) >= _KEPT:
-                del self._structures[next(iter(self._structures))]
-            self._structures[graph] = Structure.of(programs[0])
-        durations = np.stack([one.duration for one in programs])
-        spans: list[float] = self._structures[graph].makespans(durations).tolist()
-        return spans
-
-
-def _graph(program: Program) -> str:
-    """Digest of what decides the structure of a program."""
-    digest = hashlib.blake2b(digest_size=16)
-    for column in (program.dep_ptr, program.dep, program.slot_ptr, program.slot):
-        digest.update(np.ascontiguousarray(column).tobytes())
-    return digest.hexdigest()

@@ -1,0 +1,184 @@
+"""``mpsim search``: the best layouts of a model on a cluster."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+
+if TYPE_CHECKING:
+    from mpsim.study import Found, Search
+
+__all__ = ["search"]
+
+
+class Objective(enum.StrEnum):
+    """What the best layout has least of."""
+
+    TIME = "time"
+    COST = "cost"
+
+
+def search(
+    file: Annotated[Path, typer.Argument(help="Scenario file; its own layout counts for nothing.")],
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over", metavar="KEY=A,B,C", help="Values of one key instead of all; repeatable."
+        ),
+    ] = None,
+    objective: Annotated[
+        Objective, typer.Option("--objective", help="Least seconds, or dollars, a token.")
+    ] = Objective.TIME,
+    top: Annotated[int | None, typer.Option("--top", min=1, help="How many to rank; 10.")] = None,
+    max_memory: Annotated[
+        str | None, typer.Option("--max-memory", metavar="SIZE", help="Of a rank, e.g. '70 GB'.")
+    ] = None,
+    max_price: Annotated[
+        str | None, typer.Option("--max-price", metavar="PRICE", help="E.g. '2000 USD/h'.")
+    ] = None,
+    max_power: Annotated[
+        str | None, typer.Option("--max-power", metavar="POWER", help="Of all nodes: '1.2 MW'.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="TIME", help="Stop after it, e.g. 60s.")
+    ] = None,
+    front: Annotated[
+        bool, typer.Option("--front/--no-front", help="Time against memory, too.")
+    ] = True,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write all that was simulated.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it (.png, .svg, .pdf).")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="FILE", help="Keep simulated layouts; start from them."),
+    ] = None,
+    sets: Sets = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the best layouts of a model on a cluster, and say what became of all others."""
+    from mpsim.cli.console import INTERRUPTED, note, phases_bar, print_json, wrote
+    from mpsim.cli.sweep import values_of
+    from mpsim.study import search as run_search
+    from mpsim.units import Dimension
+
+    scenario = load_scenario(file, sets=sets, overrides=overrides)
+    with phases_bar(scenario.name) as report:
+        found = run_search(
+            scenario,
+            values_of(over or []),
+            objective=objective.value,
+            top=top,
+            front=front,
+            max_memory=_quantity(max_memory, Dimension.BYTES, "--max-memory"),
+            max_price=_quantity(max_price, Dimension.PRICE_RATE, "--max-price"),
+            max_power=_quantity(max_power, Dimension.POWER, "--max-power"),
+            budget=_quantity(budget, Dimension.TIME, "--budget"),
+            resume=resume,
+            progress=report,
+        )
+    if csv is not None:
+        found.to_csv(csv)
+        wrote(csv)
+    if plot is not None and found.rows:
+        _draw(found, plot)
+        wrote(plot)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _print(found, with_front=front)
+    if found.interrupted:
+        note("mpsim: interrupted; this is what was found until then")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _quantity(text: str | None, dimension: object, option: str) -> float | None:
+    """Read a quantity with its unit."""
+    from mpsim.errors import UnitError
+    from mpsim.units import Dimension, parse_quantity
+
+    if text is None:
+        return None
+    assert isinstance(dimension, Dimension)
+    try:
+        return parse_quantity(_spaced(text), dimension)
+    except UnitError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def _spaced(text: str) -> str:
+    """``60s`` as ``60 s``."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/ ")
+    return f"{number} {text[len(number) :].strip()}".strip()
+
+
+def _draw(found: Search, path: Path) -> None:
+    from mpsim.plot import SearchDisplay
+
+    SearchDisplay.from_search(found).save(path)
+
+
+def _print(found: Search, *, with_front: bool) -> None:
+    from mpsim.cli.console import print_table, print_text
+    from mpsim.study.search import REASONS
+
+    priced = any(row.price_per_hour for row in found.leaders)
+    print_table(
+        (_line(rank, row) for rank, row in enumerate(found.leaders, start=1)),
+        header=(
+            *("#", "step (s)", "tokens/s/acc.", "MFU", "memory (GB)", "bubble", "exposed"),
+            *(("USD/step",) if priced else ()),
+            "layout",
+        ),
+        right=range(7 + priced),
+    )
+    rest = found.front
+    if with_front and len(rest) > 1:
+        print_table(
+            (_front_line(row) for row in rest),
+            header=("step (s)", "memory (GB)", "layout"),
+            title="\nno other is better in step time and memory",
+            right=(0, 1),
+        )
+    print_table(
+        ((str(count), REASONS[name]) for name, count in found.counts.items()),
+        title=f"\n{found.legal} legal layouts{'' if found.complete else '; not all were looked at'}",
+        right=(0,),
+    )
+    if not found.rows:
+        print_text("nothing was simulated: no layout is within the limits")
+
+
+def _line(rank: int, row: Found) -> tuple[str, ...]:
+    from mpsim.cli.summary import percent
+
+    flat = row.flat()
+    exposed = sum(
+        float(value)
+        for key, value in flat.items()
+        if key.startswith("exposed_") and isinstance(value, int | float)
+    )
+    known = row.summary is not None
+    price = (f"{row.cost_per_step:.4g}",) if row.cost_per_step else ()
+    figures = (
+        str(rank),
+        f"{row.step_time_s:.5g}",
+        f"{row.tokens_per_s_per_accelerator:.5g}",
+        percent(float(str(flat["mfu"]))) if known else "-",
+        f"{row.memory_bytes / 1e9:.1f}",
+        percent(float(str(flat["bubble_fraction"]))) if known else "-",
+        percent(exposed / row.step_time_s) if known else "-",
+    )
+    return (*figures, *price, row.name)
+
+
+def _front_line(row: Found) -> tuple[str, ...]:
+    return (f"{row.step_time_s:.5g}", f"{row.memory_bytes / 1e9:.1f}", row.name)

@@ -1,0 +1,140 @@
+"""A figure of a search: step time against memory, and the layouts that no other beats in both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.errors import ScenarioError
+from mpsim.plot.display import Display, legend_above
+from mpsim.plot.palette import EVENTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["SearchDisplay"]
+
+_GB = 1e9
+_LABELLED = 3  # leaders whose layout is written beside their mark
+_ROOM = 1.15  # over the largest memory shown
+
+
+class _Found(Protocol):
+    """What is read of a `mpsim.study.Found`."""
+
+    @property
+    def step_time_s(self) -> float: ...
+    @property
+    def memory_bytes(self) -> float: ...
+    @property
+    def name(self) -> str: ...
+
+
+class _Search(Protocol):
+    """What is read of a `mpsim.study.Search`."""
+
+    @property
+    def rows(self) -> Sequence[_Found]: ...
+    @property
+    def leaders(self) -> Sequence[_Found]: ...
+    @property
+    def front(self) -> Sequence[_Found]: ...
+
+
+class SearchDisplay(Display):
+    """Simulated layouts, the best ones, and the front.
+
+    Parameters
+    ----------
+    step_time, memory : float64[N]
+        Of simulated layouts [s], [B].
+    front : int64[F]
+        Those that no other beats in both, by step time.
+    leaders : int64[L]
+        The best ones, best first.
+    names : sequence of str
+        What to write beside the first of them.
+
+    Raises
+    ------
+    ScenarioError
+        If there is nothing to draw.
+    """
+
+    def __init__(
+        self,
+        step_time: NDArray[np.float64],
+        memory: NDArray[np.float64],
+        front: NDArray[np.int64],
+        leaders: NDArray[np.int64],
+        names: Sequence[str] = (),
+    ) -> None:
+        if not len(step_time):
+            raise ScenarioError("no layout was simulated: nothing to draw")
+        self.step_time, self.memory = np.asarray(step_time), np.asarray(memory)
+        self.front, self.leaders = np.asarray(front), np.asarray(leaders)
+        self.names = tuple(names)
+
+    @classmethod
+    def from_search(cls, search: _Search) -> SearchDisplay:
+        """Draw what a search found."""
+        rows = list(search.rows)
+        place = {id(row): at for at, row in enumerate(rows)}
+        return cls(
+            np.array([row.step_time_s for row in rows]),
+            np.array([row.memory_bytes for row in rows]),
+            np.array([place[id(row)] for row in search.front], dtype=np.int64),
+            np.array([place[id(row)] for row in search.leaders], dtype=np.int64),
+            [row.name for row in search.leaders],
+        )
+
+    def _size(self) -> tuple[float, float]:
+        return 8.0, 4.5
+
+    def _draw(self, ax: Axes) -> None:
+        memory = self.memory / _GB
+        others = ax.scatter(self.step_time, memory, s=12, color=EVENTS["other"], label="simulated")
+        (line,) = ax.plot(
+            self.step_time[self.front],
+            memory[self.front],
+            color=EVENTS["backward"],
+            linewidth=1.3,
+            drawstyle="steps-post",
+            label="no other is better in both",
+        )
+        best = ax.scatter(
+            self.step_time[self.leaders],
+            memory[self.leaders],
+            s=28,
+            color=EVENTS["forward"],
+            zorder=3,
+            label=f"the best {len(self.leaders)}",
+        )
+        lines = [
+            f"{rank}  {self.step_time[at]:.4g} s  {name}"
+            for rank, (at, name) in enumerate(
+                zip(self.leaders[:_LABELLED].tolist(), self.names, strict=False), start=1
+            )
+        ]
+        ax.text(
+            0.99, 0.97, "\n".join(lines), transform=ax.transAxes, ha="right", va="top", fontsize=8
+        )
+        for rank, at in enumerate(self.leaders[:_LABELLED].tolist(), start=1):
+            ax.annotate(
+                str(rank),
+                (self.step_time[at], memory[at]),
+                xytext=(5, 3),
+                textcoords="offset points",
+                fontsize=8,
+            )
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter("{x:g}")
+        ax.set_xlabel("step time (s)")
+        ax.set_ylabel("memory of the fullest rank (GB)")
+        ax.set_ylim(0.0, _ROOM * float(memory.max()))
+        ax.grid()
+        legend_above(ax, [others, line, best], columns=3)

@@ -1,0 +1,103 @@
+"""Journals: finished work on disk, one JSON object a line, that a kill at any moment cannot spoil.
+
+Lines are appended and forced to disk in chunks. A line that a crash cut off is dropped when the file is opened again; every line before it
+counts. Names of entries are digests of everything they depend on, so an entry never stands for something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mpsim
+from mpsim.errors import ScenarioError
+
+__all__ = ["Journal", "name_of"]
+
+_DIGEST = "digest"
+_OPENING = b'{"digest": "'
+
+
+def name_of(*parts: object) -> str:
+    """Name of an entry that changes with any of `parts`, and with the version of mpsim."""
+    text = json.dumps([mpsim.__version__, *parts], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Journal:
+    """Entries by name, in memory and, with a path, on disk.
+
+    Parameters
+    ----------
+    path : str or Path, optional
+        Where to keep them; those there are read first.
+    what : str
+        What an entry is, for the message about a file that holds something else.
+    chunk : int
+        Entries between two times that the disk is waited for.
+
+    Raises
+    ------
+    ScenarioError
+        If the file is not a journal.
+    """
+
+    def __init__(
+        self, path: str | Path | None, *, what: str = "a row of a sweep", chunk: int = 64
+    ) -> None:
+        self._path = None if path is None else Path(path)
+        self._chunk = chunk
+        self._fresh: list[str] = []
+        self.entries: dict[str, dict[str, Any]] = {}
+        if self._path is not None and self._path.exists():
+            self._read(self._path, what)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        return self.entries[name]
+
+    def add(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Keep an entry; it is on disk once a chunk is full, or after `flush`."""
+        self.entries[name] = dict(entry)
+        if self._path is None:
+            return
+        self._fresh.append(json.dumps({_DIGEST: name, **entry}) + "\n")
+        if len(self._fresh) >= self._chunk:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is not on disk yet, and wait until it is."""
+        if self._path is None or not self._fresh:
+            return
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("".join(self._fresh))
+            file.flush()
+            os.fsync(file.fileno())
+        self._fresh.clear()
+
+    def _read(self, path: Path, what: str) -> None:
+        raw = path.read_bytes()
+        whole = raw.rfind(b"\n") + 1
+        for number, line in enumerate(raw[:whole].splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+                name = entry.pop(_DIGEST)
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise _foreign(path, number, what) from None
+            self.entries[str(name)] = entry
+        if whole < len(raw):
+            if not whole and not _OPENING.startswith(raw[: len(_OPENING)]):
+                raise _foreign(path, 1, what)
+            with path.open("r+b") as file:  # drop the line that was cut off
+                file.truncate(whole)
+                os.fsync(file.fileno())
+
+
+def _foreign(path: Path, number: int, what: str) -> ScenarioError:
+    return ScenarioError(f"{path}:{number}: not {what}; give --resume a file that it wrote")

@@ -1,0 +1,420 @@
+"""The search: enumerate, rule out, bound, then simulate what is left, the most promising first.
+
+Every legal layout gets its memory and a bound of its step time. What fits is simulated in the order of the bounds, until no bound is below the
+time of the last of the best. Nothing is ruled out by a guess, so the best of what was simulated are the best of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mpsim.errors import MpsimError, ScenarioError, nearest
+from mpsim.program.plan import make_plan
+from mpsim.result import simulate
+from mpsim.scenario import Scenario
+from mpsim.schedule import schedule_options
+from mpsim.study.journal import Journal, name_of
+from mpsim.study.search.bound import Bounder
+from mpsim.study.search.exact import Timer
+from mpsim.study.search.machine import nameplate_power, price_per_hour
+from mpsim.study.search.outcome import OBJECTIVES, Found, Search
+from mpsim.study.search.space import Layout, Space, defaults, split_axes
+
+__all__ = ["search"]
+
+Progress = Callable[[str, int, int], None]
+
+_HOUR = 3600.0
+
+
+def search(
+    scenario: Scenario,
+    over: Mapping[str, Sequence[object]] | None = None,
+    *,
+    objective: str = "time",
+    top: int | None = None,
+    front: bool = True,
+    max_memory: float | None = None,
+    max_price: float | None = None,
+    max_power: float | None = None,
+    budget: float | None = None,
+    resume: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Search:
+    """Find the best layouts of a model on a cluster.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Its model, cluster, batch and framework; its own layout is only a place to start from.
+    over : mapping of str to sequence, optional
+        Values of single axes (``parallelism.tp``: [4, 8]) instead of all; other keys of a scenario (``cluster.nodes``) are searched as well.
+    objective : str
+        ``time``: seconds a token, or ``cost``: dollars a token, for which the accelerators need a price.
+    top : int, optional
+        How many layouts to rank, 10 by default.
+    front : bool
+        Whether to simulate what no other layout beats in step time and memory at once, too.
+    max_memory : float, optional
+        Of the fullest rank, at most that of the accelerator [B].
+    max_price : float, optional
+        Of all accelerators [USD/h].
+    max_power : float, optional
+        Of all nodes, by their nameplate [W].
+    budget : float, optional
+        Wall-clock time after which what was found counts [s].
+    resume : path, optional
+        JSON-lines file of simulated layouts: those in it are not simulated again, new ones are appended.
+    progress : callable, optional
+        Called with (what is done, how many are done, how many there are).
+
+    Returns
+    -------
+    Search
+        Also when the budget ran out, or after a KeyboardInterrupt: `Search.complete` says so.
+
+    Raises
+    ------
+    ScenarioError
+        If no layout is legal, or an argument is out of range.
+
+    Examples
+    --------
+    >>> import mpsim
+    >>> scenario = mpsim.load("scenarios/quickstart.yaml")  # doctest: +SKIP
+    >>> mpsim.search(scenario, top=3).best.values["parallelism.tp"]  # doctest: +SKIP
+    1
+    """
+    if objective not in OBJECTIVES:
+        raise ScenarioError(f"got objective {objective!r}; {nearest(objective, OBJECTIVES)}")
+    limits = _Limits(max_memory=max_memory, max_price=max_price, max_power=max_power)
+    clock = _Clock(budget)
+    journal = Journal(resume, what="a layout of a search")
+    run = _Run(
+        scenario,
+        objective=objective,
+        top=int(defaults("search")["top"]) if top is None else top,
+        front=front,
+        limits=limits,
+        clock=clock,
+        journal=journal,
+        report=progress or (lambda what, done, total: None),
+    )
+    return run.search(over or {})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Limits:
+    """Upper limits; None where there is none."""
+
+    max_memory: float | None
+    max_price: float | None
+    max_power: float | None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not value > 0:
+                raise ScenarioError(f"{field.name} is {value!r}; needed a number above 0")
+
+    def refuses(self, scenario: Scenario) -> str | None:
+        """Why no layout of this scenario counts, as `REASONS` names it."""
+        cluster = scenario.hardware
+        price = price_per_hour(cluster)
+        if self.max_price is not None:
+            if price is None:
+                raise ScenarioError(
+                    f"{cluster.accelerator.name} has no price; give cluster.price_per_hour, or leave max_price out"
+                )
+            if price > self.max_price:
+                return "price"
+        if self.max_power is not None and nameplate_power(cluster) > self.max_power:
+            return "power"
+        return None
+
+
+class _Clock:
+    """Says whether a budget of wall-clock time is spent."""
+
+    def __init__(self, budget: float | None) -> None:
+        if budget is not None and not budget > 0:
+            raise ScenarioError(f"budget is {budget!r}; needed a number of seconds above 0")
+        self._budget = budget
+        self._begin = time.monotonic()
+
+    def spent(self, share: float = 1.0) -> bool:
+        """Whether more than a share of the budget has gone."""
+        if self._budget is None:
+            return False
+        return time.monotonic() - self._begin > share * self._budget
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Machine:
+    """One combination of keys that are no axes: a scenario with its bounds and its timer."""
+
+    scenario: Scenario
+    values: Mapping[str, object]
+    bounder: Bounder
+    timer: Timer
+    digest: str
+    price: float | None
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        training, model = self.scenario.training, self.scenario.transformer
+        return training.global_batch * (training.sequence_length + model.decoder_length)
+
+    def weight(self, objective: str) -> float:
+        """What a second of a step counts: seconds, or dollars, a token."""
+        each = 1.0 if objective == "time" else (self.price or 0.0) / _HOUR
+        return each / self.tokens
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """A layout that fits, before it is simulated."""
+
+    machine: _Machine
+    layout: Layout
+    memory: float
+    bound: float
+
+    def values(self) -> dict[str, object]:
+        """By dotted key."""
+        return {**self.machine.values, **self.layout.values()}
+
+
+class _Run:
+    """One search under way."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        objective: str,
+        top: int,
+        front: bool,
+        limits: _Limits,
+        clock: _Clock,
+        journal: Journal,
+        report: Progress,
+    ) -> None:
+        if top < 1:
+            raise ScenarioError(f"top is {top}; needed at least 1")
+        self._scenario, self._objective, self._top = scenario, objective, top
+        self._front, self._limits, self._clock = front, limits, clock
+        self._journal, self._report = journal, report
+        self._counts: Counter[str] = Counter()
+        self._candidates: list[_Candidate] = []
+        self._timed: list[tuple[_Candidate, float]] = []
+        self._complete, self._interrupted = True, False
+        self._refused = ""
+
+    def search(self, over: Mapping[str, Sequence[object]]) -> Search:
+        """Enumerate, bound, simulate, rank."""
+        try:
+            self._bound(over)
+            self._simulate()
+        except KeyboardInterrupt:
+            self._complete, self._interrupted = False, True
+        finally:
+            self._journal.flush()
+        return self._outcome()
+
+    def _bound(self, over: Mapping[str, Sequence[object]]) -> None:
+        """Memory and bound of every legal layout."""
+        frames = list(self._frames(over))
+        total = sum(len(layouts) for _, layouts in frames)
+        if not total:
+            raise ScenarioError(
+                f"{self._scenario.name}: no legal layout; loosen the values given, or see 'mpsim check'"
+            )
+        done, share = 0, float(defaults("search")["enumeration_share"])
+        for start, layouts in frames:
+            if self._clock.spent(share):
+                self._counts["unseen"] += len(layouts)
+                self._complete = False
+            else:
+                self._bound_frame(start, layouts)
+            done += len(layouts)
+            self._report("bounded", done, total)
+
+    def _frames(
+        self, over: Mapping[str, Sequence[object]]
+    ) -> Iterator[tuple[Callable[[Layout], _Machine | None], list[Layout]]]:
+        """Layouts of every frame, and what makes their machine."""
+        own, other = split_axes(over)
+        _check_schedules(own.get("schedule", ()))
+        for chosen in itertools.product(*other.values()):
+            values = dict(zip(other, chosen, strict=True))
+            base = self._scenario.with_values(values, checked=False) if values else self._scenario
+            space = Space(base, own)
+            made: list[_Machine | None] = []
+
+            def machine(
+                layout: Layout,
+                base: Scenario = base,
+                values: Mapping[str, object] = values,
+                made: list[_Machine | None] = made,
+            ) -> _Machine | None:
+                if not made:
+                    made.append(self._machine(base, values, layout))
+                return made[0]
+
+            for frame in space.frames():
+                if layouts := space.layouts(frame):
+                    yield machine, layouts
+
+    def _machine(
+        self, base: Scenario, values: Mapping[str, object], layout: Layout
+    ) -> _Machine | None:
+        """None where a limit refuses all of its layouts."""
+        if reason := self._limits.refuses(base):
+            self._refused = reason
+            return None
+        price = price_per_hour(base.hardware)
+        if self._objective == "cost" and price is None:
+            raise ScenarioError(
+                f"{base.hardware.accelerator.name} has no price; give cluster.price_per_hour, or search for time"
+            )
+        parallelism = base.parallelism
+        plan = make_plan(base.with_values(layout.values()))
+        bounder = Bounder(
+            plan,
+            layers_per_stage=parallelism.layers_per_stage,
+            embedding_counts=parallelism.embedding_counts_as_layer,
+            loss_counts=parallelism.loss_counts_as_layer,
+        )
+        digest = base.with_values(layout.values()).digest
+        return _Machine(base, values, bounder, Timer(bounder), digest, price)
+
+    def _bound_frame(
+        self, make: Callable[[Layout], _Machine | None], layouts: list[Layout]
+    ) -> None:
+        machine = make(layouts[0])
+        if machine is None:
+            self._counts[self._refused] += len(layouts)
+            return
+        runs = [one for one in layouts if machine.bounder.order(one).runs()]
+        self._counts["schedule"] += len(layouts) - len(runs)
+        if not runs:
+            return
+        try:
+            known = machine.bounder.bound(runs)
+        except MpsimError:
+            self._counts["refused"] += len(runs)
+            return
+        most = machine.scenario.hardware.accelerator.memory_bytes
+        most = min(most, self._limits.max_memory or most)
+        fits = known.memory <= most
+        self._counts["memory"] += int((~fits).sum())
+        self._candidates += [
+            _Candidate(machine, runs[place], float(known.memory[place]), float(known.bound[place]))
+            for place in np.flatnonzero(fits).tolist()
+        ]
+
+    def _simulate(self) -> None:
+        """Simulate candidates in the order of their bounds, as long as one could be among the best."""
+        weight = {id(one.machine): one.machine.weight(self._objective) for one in self._candidates}
+        scores = np.array([one.bound * weight[id(one.machine)] for one in self._candidates])
+        waiting = [self._candidates[i] for i in np.argsort(scores, kind="stable").tolist()]
+        size, done = int(defaults("search")["batch"]), 0
+        while waiting and not self._clock.spent():
+            ranked = sorted(took * weight[id(one.machine)] for one, took in self._timed)
+            worst = ranked[self._top - 1] if len(ranked) >= self._top else float("inf")
+            batch: list[_Candidate] = []
+            while waiting and len(batch) < size:
+                one = waiting.pop(0)
+                if one.bound * weight[id(one.machine)] <= worst or self._may_lead(one):
+                    batch.append(one)
+                else:
+                    self._counts["bound"] += 1
+            self._time(batch)
+            done += len(batch)
+            self._report("simulated", len(self._timed), len(self._timed) + len(waiting))
+        if waiting:
+            self._complete = False
+            self._counts["unseen"] += len(waiting)
+        self._report("simulated", len(self._timed), len(self._timed))
+
+    def _may_lead(self, one: _Candidate) -> bool:
+        """Whether a layout may be one that no simulated one beats in everything."""
+        if not self._front:
+            return False
+        price = one.machine.price or 0.0
+        return not any(
+            took <= one.bound
+            and other.memory <= one.memory
+            and (other.machine.price or 0.0) <= price
+            for other, took in self._timed
+        )
+
+    def _time(self, batch: Sequence[_Candidate]) -> None:
+        """Simulate a batch, machine by machine; what was simulated before is not again."""
+        by_machine: dict[int, list[_Candidate]] = {}
+        for one in batch:
+            by_machine.setdefault(id(one.machine), []).append(one)
+        for same in by_machine.values():
+            machine = same[0].machine
+            names = [name_of(machine.digest, one.values()) for one in same]
+            fresh = [i for i, name in enumerate(names) if name not in self._journal]
+            took = machine.timer.seconds([same[i].layout for i in fresh])
+            for i, seconds in zip(fresh, took, strict=True):
+                self._journal.add(names[i], {"values": same[i].values(), "step_time_s": seconds})
+            self._timed += [
+                (one, float(self._journal[name]["step_time_s"]))
+                for one, name in zip(same, names, strict=True)
+            ]
+
+    def _outcome(self) -> Search:
+        self._counts["simulated"] = len(self._timed)
+        order = sorted(
+            self._timed,
+            key=lambda pair: (pair[1] * pair[0].machine.weight(self._objective), pair[0].memory),
+        )
+        rows = [_found(one, took) for one, took in order]
+        try:
+            for place, (one, _) in enumerate(order[: self._top]):
+                summary = simulate(self._scenario.with_values(one.values())).summary
+                rows[place] = dataclasses.replace(rows[place], summary=summary)
+        except KeyboardInterrupt:
+            self._interrupted = True
+        return Search(
+            scenario=self._scenario.name,
+            objective=self._objective,
+            top=self._top,
+            rows=tuple(rows),
+            counts={name: count for name, count in self._counts.items() if count},
+            complete=self._complete,
+            interrupted=self._interrupted,
+        )
+
+
+def _found(one: _Candidate, took: float) -> Found:
+    return Found(
+        values=one.values(),
+        step_time_s=took,
+        bound_s=one.bound,
+        memory_bytes=one.memory,
+        accelerators=one.machine.scenario.world_size,
+        tokens=one.machine.tokens,
+        price_per_hour=one.machine.price,
+    )
+
+
+def _check_schedules(names: Sequence[object]) -> None:
+    """Refuse schedules that search their own order: what they hold is not known before they have."""
+    for name in names:
+        if "times" in schedule_options(str(name)):
+            raise ScenarioError(
+                f"schedule {name} makes an order of its own for every layout; search over the others, then try it on the best"
+            )

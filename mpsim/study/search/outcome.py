@@ -1,0 +1,229 @@
+"""The outcome of a search: the layouts that were simulated, ranked, and what became of the others."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+__all__ = ["OBJECTIVES", "REASONS", "Found", "Search"]
+
+OBJECTIVES = ("time", "cost")
+"""What the best layout has least of: seconds, or US dollars, a token."""
+
+REASONS: Mapping[str, str] = {
+    "simulated": "simulated",
+    "bound": "cannot be among the best: a lower bound of the step time is too long",
+    "memory": "does not fit into memory",
+    "price": "costs more per hour than allowed",
+    "power": "takes more power than allowed",
+    "schedule": "the schedule cannot run so many microbatches",
+    "refused": "cannot be laid on the cluster",
+    "unseen": "not looked at: the search ended before",
+}
+"""What can become of a legal layout, in words."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """One simulated layout.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        By dotted key, as `Scenario.with_values` takes them.
+    step_time_s : float
+        Simulated [s].
+    bound_s : float
+        What was known before: no step is shorter [s].
+    memory_bytes : float
+        Of the fullest rank [B].
+    accelerators : int
+    tokens : int
+        Of a step.
+    price_per_hour : float or None
+        Of all accelerators [USD/h]; None without a price.
+    summary : mapping, or None
+        The whole result in the shape of ``mpsim run --json``, for the best ones.
+    """
+
+    values: Mapping[str, object]
+    step_time_s: float
+    bound_s: float
+    memory_bytes: float
+    accelerators: int
+    tokens: int
+    price_per_hour: float | None
+    summary: Mapping[str, object] | None = None
+
+    @property
+    def name(self) -> str:
+        """The layout in a few words, what is usual left out."""
+        return ", ".join(f"{short} {value}".strip() for short, value in _words(self.values))
+
+    @property
+    def tokens_per_s_per_accelerator(self) -> float:
+        """Tokens of a second on one accelerator."""
+        return self.tokens / self.step_time_s / self.accelerators
+
+    @property
+    def cost_per_step(self) -> float | None:
+        """Price of a step [USD]; None without a price."""
+        return (
+            None if self.price_per_hour is None else self.price_per_hour * self.step_time_s / 3600
+        )
+
+    def flat(self) -> dict[str, object]:
+        """Values and figures in one mapping, units in the names."""
+        summary = self.summary or {}
+        parts = summary.get("breakdown_s")
+        times = {f"{name}_s": one for name, one in parts.items()} if isinstance(parts, dict) else {}
+        return {
+            **self.values,
+            "step_time_s": self.step_time_s,
+            "bound_s": self.bound_s,
+            "memory_bytes": self.memory_bytes,
+            "accelerators": self.accelerators,
+            "tokens_per_s_per_accelerator": self.tokens_per_s_per_accelerator,
+            "price_per_hour": self.price_per_hour,
+            "cost_per_step": self.cost_per_step,
+            "mfu": summary.get("mfu"),
+            "bubble_fraction": summary.get("bubble_fraction"),
+            **times,
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Search:
+    """What a search found.
+
+    Parameters
+    ----------
+    scenario : str
+        Name of the scenario.
+    objective : str
+        One of `OBJECTIVES`.
+    top : int
+        How many layouts were asked for.
+    rows : tuple of Found
+        Every simulated layout, the best first; the first `top` are the best of all legal layouts if `complete`.
+    counts : mapping of str to int
+        Legal layouts by what became of them (`REASONS`).
+    complete : bool
+        Whether every legal layout was simulated or ruled out.
+    interrupted : bool
+        Whether somebody interrupted it.
+    """
+
+    scenario: str
+    objective: str
+    top: int
+    rows: tuple[Found, ...]
+    counts: Mapping[str, int]
+    complete: bool
+    interrupted: bool = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Found]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        lead = f", best {self.best.step_time_s:.5g} s" if self.best else ""
+        state = "" if self.complete else ", not complete"
+        return f"<Search {self.scenario}: {self.legal} legal layouts{lead}{state}>"
+
+    @property
+    def legal(self) -> int:
+        """Legal layouts."""
+        return sum(self.counts.values())
+
+    @property
+    def best(self) -> Found | None:
+        """The best layout; None if none was simulated."""
+        return self.rows[0] if self.rows else None
+
+    @property
+    def leaders(self) -> tuple[Found, ...]:
+        """The best `top`."""
+        return self.rows[: self.top]
+
+    @property
+    def front(self) -> tuple[Found, ...]:
+        """Layouts that no other beats in step time, memory and price at once, the shortest step first."""
+        ordered = sorted(self.rows, key=lambda row: (row.step_time_s, row.memory_bytes))
+        front: list[Found] = []
+        for row in ordered:
+            if not any(_covers(one, row) for one in front):
+                front.append(row)
+        return tuple(front)
+
+    def table(self) -> list[dict[str, object]]:
+        """One flat mapping a simulated layout, all with the same keys in the same order."""
+        flat = [row.flat() for row in self.rows]
+        keys = dict.fromkeys(key for row in flat for key in row)
+        return [{key: row.get(key) for key in keys} for row in flat]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "scenario": self.scenario,
+            "objective": self.objective,
+            "top": self.top,
+            "complete": self.complete,
+            "legal": self.legal,
+            "counts": dict(self.counts),
+            "rows": [dataclasses.asdict(row) for row in self.leaders],
+            "front": [dataclasses.asdict(row) for row in self.front],
+        }
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Write every simulated layout as CSV, units in the column names; return the text."""
+        table = self.table()
+        buffer = io.StringIO()
+        writer = csv.DictWriter(
+            buffer, fieldnames=list(table[0]) if table else [], lineterminator="\n"
+        )
+        writer.writeheader()
+        writer.writerows(table)
+        if path is not None:
+            Path(path).write_text(buffer.getvalue(), encoding="utf-8")
+        return buffer.getvalue()
+
+
+def _covers(one: Found, other: Found) -> bool:
+    """Whether `one` is at least as good in everything."""
+    prices = one.price_per_hour or 0.0, other.price_per_hour or 0.0
+    return (
+        one.step_time_s <= other.step_time_s
+        and one.memory_bytes <= other.memory_bytes
+        and prices[0] <= prices[1]
+    )
+
+
+_SHORT: Mapping[str, str] = {
+    "virtual_stages": "v",
+    "micro_batch": "mb",
+    "sequence_parallel": "sp",
+    "name": "",
+}
+_USUAL: Mapping[str, object] = {
+    "cp": 1,
+    "ep": 1,
+    "sequence_parallel": False,
+    "zero": 0,
+    "virtual_stages": None,
+    "recompute": "none",
+}
+"""What goes without saying."""
+
+
+def _words(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Short names and values; switches that are on have no value."""
+    for key, value in values.items():
+        last = key.rpartition(".")[2]
+        if last not in _USUAL or value != _USUAL[last]:
+            yield _SHORT.get(last, last), "" if value is True else value
