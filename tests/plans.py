@@ -7,7 +7,7 @@ from typing import Any
 
 from mpsim.framework import framework
 from mpsim.hardware import system
-from mpsim.parallel import Mesh, partition_layers
+from mpsim.parallel import Mesh, Recompute, partition_layers
 from mpsim.program.plan import Plan
 from mpsim.schedule import make_orders
 from mpsim.workload import Experts, model
@@ -29,7 +29,7 @@ def small_plan(
     schedule: str | None = None,
     sequence_length: int = 2048,
     precision: str = "bf16",
-    recompute: str = "full",
+    recompute: str | Recompute = "full",
     sequence_parallel: bool = False,
     zero: int = 0,
     ep: int = 1,
@@ -55,7 +55,7 @@ def small_plan(
         global_batch=microbatches * dp * micro_batch,
         sequence_length=sequence_length,
         precision=precision,
-        recompute=recompute,
+        recompute=Recompute(recompute) if isinstance(recompute, str) else recompute,
         sequence_parallel=sequence_parallel,
         zero=zero,
         engine="auto",

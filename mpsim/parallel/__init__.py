@@ -8,16 +8,21 @@ from mpsim.parallel.imbalance import rank_load
 from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
 from mpsim.parallel.mesh import AXES, EXPERT_AXES, Mesh, spread
 from mpsim.parallel.partition import Stage, partition_layers
+from mpsim.parallel.recompute import MODULES, NOTHING, Recompute, Rerun, rerun
 from mpsim.parallel.shard import Routing, Sharding, shard
 
 __all__ = [
     "AXES",
     "EXPERT_AXES",
+    "MODULES",
+    "NOTHING",
     "Communication",
     "Compute",
     "GroupShape",
     "Item",
     "Mesh",
+    "Recompute",
+    "Rerun",
     "Routing",
     "Sharding",
     "Stage",
@@ -29,6 +34,7 @@ __all__ = [
     "partition_layers",
     "placed",
     "rank_load",
+    "rerun",
     "shard",
     "spread",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mpsim.parallel.context import core_backward, core_forward
 from mpsim.parallel.experts import (
@@ -22,7 +22,8 @@ from mpsim.parallel.experts import (
     way_back,
 )
 from mpsim.parallel.items import Compute, Item
-from mpsim.parallel.shard import Sharding
+from mpsim.parallel.recompute import NOTHING, Again, Recompute, rerun, subject
+from mpsim.parallel.shard import Sharding, shard
 from mpsim.parallel.tensor import backward_items, forward_items, norm_items
 from mpsim.workload import Expansion, Operator, Phase
 
@@ -57,16 +58,21 @@ def block_forward(
     recompute : bool
         Mark everything as run again.
     """
-    runs = _runs(expansion.forward, sharding, _core_names(expansion))
+    items: list[Item] = []
+    if core := _core_names(expansion):
+        items += norm_items(expansion.forward[0], sharding, recompute=recompute)
+    return items + _forward(expansion.forward, sharding, core, recompute=recompute)
 
+
+def _forward(
+    operators: Sequence[Operator], sharding: Sharding, core: tuple[str, ...], *, recompute: bool
+) -> list[Item]:
     def plain(one: Operator) -> Iterator[Item]:
         return forward_items(one, sharding, recompute=recompute)
 
     items: list[Item] = []
-    if any(run.part is _Part.CORE for run in runs):
-        items += norm_items(expansion.forward[0], sharding, recompute=recompute)
-    shared = _hidden_shared(expansion.forward, sharding)
-    for before, run in _with_previous(runs):
+    shared = _hidden_shared(operators, sharding)
+    for before, run in _with_previous(_runs(operators, sharding, core)):
         if run.part is _Part.CORE:
             items += core_forward(run.operators, sharding, recompute=recompute)
         elif run.part is _Part.EXPERTS:
@@ -82,7 +88,7 @@ def block_backward(
     expansion: Expansion,
     sharding: Sharding,
     *,
-    recompute: str = "none",
+    recompute: Recompute = NOTHING,
     phases: frozenset[Phase] = frozenset({Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT}),
 ) -> list[Item]:
     """Backward of one layer (or embedding, or head) on one rank, with its collectives.
@@ -91,32 +97,68 @@ def block_backward(
     ----------
     expansion : Expansion
     sharding : Sharding
-    recompute : str
-        ``none``, ``selective`` (the attention core runs again) or ``full`` (the whole forward does).
+    recompute : Recompute
+        Of this layer: what runs again before which of its gradients.
     phases : set of Phase
         Both for a full backward; one of them where the schedule splits it.
     """
-    again = Phase.INPUT_GRADIENT in phases
-    items: list[Item] = []
-    if recompute == "full" and again:
-        items += block_forward(expansion, sharding, recompute=True)
+    splits = Phase.INPUT_GRADIENT in phases
+    again = _Repeats(expansion, sharding, recompute if splits else NOTHING)
     wanted = [one for one in expansion.backward if one.phase in phases]
-    shared = _hidden_shared(wanted, sharding) if again else []
+    shared = _hidden_shared(wanted, sharding) if splits else []
 
     def plain(one: Operator) -> Iterator[Item]:
-        return backward_items(one, sharding, together=len(phases) > 1)
+        yield from again.before([one])
+        yield from backward_items(one, sharding, together=len(phases) > 1)
 
+    items: list[Item] = []
     for before, run in _with_previous(_runs(wanted, sharding, _core_names(expansion))):
         if run.part is _Part.CORE:
-            if recompute == "selective" and again:
-                items += core_forward(_answered(run, expansion), sharding, recompute=True)
+            items += again.before(run.operators)
             items += core_backward(run.operators, sharding)
         elif run.part is _Part.EXPERTS:
-            items += expert_backward(run.operators, sharding, beside=_beside(shared, plain))
+            items += again.before(run.operators)
+            beside = _beside(shared, plain)
+            items += again.among(expert_backward(run.operators, sharding, beside=beside))
         else:
             returned = way_back(sharding, backward=True) if shared and before else frozenset()
             items += _in_turn(run, plain, shared, returned)
     return items
+
+
+class _Repeats:
+    """What runs again in one backward, each part once, before the first gradient that needs it."""
+
+    def __init__(self, expansion: Expansion, sharding: Sharding, recompute: Recompute) -> None:
+        self._expansion = expansion
+        self._sharding = sharding
+        self._left = list(rerun(expansion, recompute, divided=sharding.tp > 1).parts)
+
+    def before(self, operators: Sequence[Operator]) -> Iterator[Item]:
+        """What has to run before the first of these backward operators."""
+        for part in self._due(operators, late=False):
+            yield from self._items(part)
+
+    def among(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The same items, with what runs again once a gradient has arrived right before the kernel that reads it."""
+        for item in items:
+            if isinstance(item, Compute):
+                for part in self._due([item.operator], late=True):
+                    for one in part.operators:
+                        yield Compute(shard(one, self._sharding), recompute=True, needs=item.needs)
+            yield item
+
+    def _due(self, operators: Sequence[Operator], *, late: bool) -> list[Again]:
+        names = {subject(one) for one in operators}
+        due = [part for part in self._left if part.late is late and part.before & names]
+        self._left = [part for part in self._left if part not in due]
+        return due
+
+    def _items(self, part: Again) -> list[Item]:
+        if part.operators == self._expansion.forward:
+            return block_forward(self._expansion, self._sharding, recompute=True)
+        core = _core_names(self._expansion)
+        return _forward(part.operators, self._sharding, core, recompute=True)
 
 
 def _core_names(expansion: Expansion) -> tuple[str, ...]:
@@ -131,16 +173,6 @@ def _runs(operators: Sequence[Operator], sharding: Sharding, core: tuple[str, ..
 
     kept = [one for one in operators if not is_fused_away(one, sharding)]
     return [_Run(which, tuple(run)) for which, run in itertools.groupby(kept, key=part)]
-
-
-def _answered(run: _Run, expansion: Expansion) -> list[Operator]:
-    """Forward operators of the core that a run of backward operators answers."""
-    names = tuple(one.name for one in run.operators)
-    return [
-        one
-        for one in expansion.forward
-        if one.recomputed_selectively and any(name.startswith(one.name) for name in names)
-    ]
 
 
 def _with_previous(runs: Sequence[_Run]) -> Iterator[tuple[bool, _Run]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from mpsim.framework import ContextExchange, ExpertDispatch, ExpertOverlap, TensorOverlap
 from mpsim.workload import Operator, OperatorKind, Phase, Split
 
-__all__ = ["Routing", "Sharding", "resized", "shard"]
+__all__ = ["Routing", "Sharding", "reshaped", "resized", "shard"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def shard(operator: Operator, sharding: Sharding) -> Operator:
 
 def resized(operator: Operator, dim: str, parts: int) -> Operator:
     """A product with one dimension divided by `parts`, and the bytes that it then moves; FLOPs are left alone."""
-    return _reshaped(operator, {dim: getattr(operator, dim) // parts})
+    return reshaped(operator, {dim: getattr(operator, dim) // parts})
 
 
 def _shard_experts(operator: Operator, sharding: Sharding) -> Operator:
@@ -155,14 +155,14 @@ def _shard_experts(operator: Operator, sharding: Sharding) -> Operator:
     if operator.sharded_dim:
         features = getattr(operator, operator.sharded_dim)
         shape[operator.sharded_dim] = features // sharding.etp
-    return _reshaped(operator, shape)
+    return reshaped(operator, shape)
 
 
 def _load(sharding: Sharding) -> float:
     return sharding.routing.load if sharding.routing else 1.0
 
 
-def _reshaped(operator: Operator, shape: Mapping[str, int]) -> Operator:
+def reshaped(operator: Operator, shape: Mapping[str, int]) -> Operator:
     """Another shape, with bytes counted again."""
     batch, m, n, k = (shape.get(dim, getattr(operator, dim)) for dim in ("batch", "m", "n", "k"))
     mine = dataclasses.replace(operator, batch=batch, m=m, n=n, k=k)

@@ -6,14 +6,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from mpsim.parallel import (
+    NOTHING,
     Communication,
     Item,
+    Recompute,
+    Rerun,
     Stage,
     Synchronization,
     Waits,
     block_backward,
     block_forward,
     fused_blocks,
+    rerun,
 )
 from mpsim.program.costs import PlanCosts, StageCosts
 from mpsim.program.plan import Plan
@@ -113,10 +117,12 @@ class Blocks:
             kind: one.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
             for kind, one in self._plan.layer_parameters.items()
         }
+        kinds = self._plan.layer_kinds(stage)
         blocks = [
-            Block(i, self.template(kind, action, costs), count[kind], experts[kind])
-            for i, kind in enumerate(self._plan.layer_kinds(stage))
+            Block(i, self.template(kind, action, costs, again), count[kind], experts[kind])
+            for i, (kind, again) in enumerate(zip(kinds, self._again(stage, action), strict=True))
         ]
+        blocks = self._chunked(stage, action, blocks, costs)
         if stage.embedding:
             blocks.insert(
                 0, Block(-1, self.template("embedding", action, costs), count["embedding"])
@@ -151,11 +157,51 @@ class Blocks:
             )
         return [Block(-1, self._templates[key], 0.0)]
 
-    def template(self, part: str, action: Action, costs: StageCosts) -> Template:
-        """One layer of kind `part`, the embedding or the head in one action, on ranks with these costs."""
-        key = (part, action, costs.key)
+    def _again(self, stage: Stage, action: Action) -> list[Recompute]:
+        """What every layer of a stage runs again by itself in one action."""
+        if action not in (Action.B, Action.I):
+            return [NOTHING] * stage.layers
+        recompute = self._plan.recompute
+        alone = [recompute.of_layer(layer, stage.layers) for layer in range(stage.layers)]
+        for chunk in recompute.chunks(stage.layers):
+            if len(chunk) > 1:
+                alone[chunk.start : chunk.stop] = [NOTHING] * len(chunk)
+        return alone
+
+    def _chunked(
+        self, stage: Stage, action: Action, blocks: list[Block], costs: StageCosts
+    ) -> list[Block]:
+        """The same layers, with the forwards of those that run again together after the last of them: rows of a backward are turned around."""
+        if action not in (Action.B, Action.I):
+            return blocks
+        kinds, result = self._plan.layer_kinds(stage), list(blocks)
+        for chunk in reversed(self._plan.recompute.chunks(stage.layers)):
+            if len(chunk) > 1:
+                again = [Block(i, self._run_again(kinds[i], costs), 0.0) for i in reversed(chunk)]
+                result[chunk.stop : chunk.stop] = again
+        return result
+
+    def _run_again(self, part: str, costs: StageCosts) -> Template:
+        """The forward of one layer, run again."""
+        key = ("again", part, costs.key)
         if key not in self._templates:
-            self._templates[key] = self._evaluate(part, action, costs)
+            items = block_forward(self._expansions[part], self._plan.sharding, recompute=True)
+            launches = self._launch_seconds(Action.F)
+            name = f"{_title(part)} again"
+            self._templates[key] = self._timed(name, items, costs, launches, is_layer=True)
+        return self._templates[key]
+
+    def template(
+        self, part: str, action: Action, costs: StageCosts, again: Recompute | None = None
+    ) -> Template:
+        """One layer of kind `part`, the embedding or the head in one action, on ranks with these costs.
+
+        What it runs `again` is what the plan has a layer run again by itself, unless given.
+        """
+        again = again or self._plan.recompute.of_layer(0, 1)
+        key = (part, action, costs.key, again)
+        if key not in self._templates:
+            self._templates[key] = self._evaluate(part, action, costs, again)
         return self._templates[key]
 
     def fused(self, ahead: Stage, behind: Stage, action: Action) -> Template:
@@ -203,26 +249,36 @@ class Blocks:
     ) -> Template:
         key = ("fused", ahead, behind, action, costs.key)
         if key not in self._templates:
-            items = fused_blocks(self._items(ahead, Action.F), self._items(behind, action))
-            launches = self._launch_seconds(Action.F) + self._launch_seconds(action)
+            again = self._plan.recompute.of_layer(0, 1)
+            items = fused_blocks(
+                self._items(ahead, Action.F, NOTHING), self._items(behind, action, again)
+            )
+            share = self._share(behind, again)
+            launches = self._launch_seconds(Action.F) + self._launch_seconds(action, share)
             name = f"{ahead} F beside {behind} {action.name}"
             self._templates[key] = self._timed(name, items, costs, launches, is_layer=True)
         return self._templates[key]
 
-    def _evaluate(self, part: str, action: Action, costs: StageCosts) -> Template:
+    def _evaluate(self, part: str, action: Action, costs: StageCosts, again: Recompute) -> Template:
         is_layer = _is_layer(part)
-        name = "layer" if part == "dense" else part
-        launches = self._launch_seconds(action) if is_layer else 0.0
-        items = self._items(part, action)
-        return self._timed(f"{name} {action.name}", items, costs, launches, is_layer=is_layer)
+        launches = self._launch_seconds(action, self._share(part, again)) if is_layer else 0.0
+        items = self._items(part, action, again)
+        name = f"{_title(part)} {action.name}"
+        return self._timed(name, items, costs, launches, is_layer=is_layer)
 
-    def _items(self, part: str, action: Action) -> list[Item]:
+    def _items(self, part: str, action: Action, again: Recompute) -> list[Item]:
         """Kernels and collectives of one part in one action."""
         expansion, sharding = self._expansions[part], self._plan.sharding
         if action is Action.F:
             return block_forward(expansion, sharding)
-        recompute = self._plan.recompute if _is_layer(part) else "none"
+        recompute = again if _is_layer(part) else NOTHING
         return block_backward(expansion, sharding, recompute=recompute, phases=_PHASES[action])
+
+    def _share(self, part: str, again: Recompute) -> float:
+        """Kernels of a layer's forward that run again, over all."""
+        expansion = self._expansions[part]
+        repeated: Rerun = rerun(expansion, again)
+        return sum(len(one.operators) for one in repeated.parts) / len(expansion.forward)
 
     def _timed(
         self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool
@@ -239,18 +295,19 @@ class Blocks:
             launch_blocking=host.launch_blocking,
         )
 
-    def _launch_seconds(self, action: Action) -> float:
-        """Host time of the launches of one layer."""
+    def _launch_seconds(self, action: Action, repeated: float = 0.0) -> float:
+        """Host time of the launches of one layer, with the share of its forward that is `repeated`."""
         software = self._plan.framework
         forward, backward = (
             software.host.layer_launches_forward,
             software.host.layer_launches_backward,
         )
-        again = forward if self._plan.recompute == "full" and action in (Action.B, Action.I) else 0
+        repeated *= action in (Action.B, Action.I)
         halves = {Action.I: 0.5, Action.W: 0.5}
         own = forward if action is Action.F else backward * halves.get(action, 1.0)
-        passes = halves.get(action, 1.0) + bool(again)
-        return software.host.launch_cost * (own + again) + software.host.layer_host_time * passes
+        launches = own + repeated * forward
+        passes = halves.get(action, 1.0) + repeated
+        return software.host.launch_cost * launches + software.host.layer_host_time * passes
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end; equal rows of blocks share one template."""
@@ -260,6 +317,10 @@ class Blocks:
             name = f"{action.name} of {layers} layer{'s' * (layers != 1)}"
             self._joined[key] = concatenate(name, [(one.layer, one.template) for one in blocks])
         return self._joined[key]
+
+
+def _title(part: str) -> str:
+    return "layer" if part == "dense" else part
 
 
 def _is_layer(part: str) -> bool:

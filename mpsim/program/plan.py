@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ContextExchange, ExpertOverlap, Framework
 from mpsim.hardware import Cluster
-from mpsim.parallel import Mesh, Routing, Sharding, Stage, partition_layers, rank_load
+from mpsim.parallel import Mesh, Recompute, Routing, Sharding, Stage, partition_layers, rank_load
 from mpsim.scenario import Scenario, check
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
 from mpsim.workload import Count, Experts, Parameters, Transformer
@@ -46,7 +46,9 @@ class Plan:
         Name of the schedule; empty when the orders were read from a file.
     micro_batch, global_batch, sequence_length : int
         Sequences of a microbatch and of a step, tokens of a sequence.
-    precision, recompute : str
+    precision : str
+    recompute : Recompute
+        What every stage runs again in its backward.
     sequence_parallel : bool
     zero : int
         What data-parallel ranks share: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too.
@@ -73,7 +75,7 @@ class Plan:
     global_batch: int
     sequence_length: int
     precision: str
-    recompute: str
+    recompute: Recompute
     sequence_parallel: bool
     zero: int
     engine: str
@@ -370,7 +372,7 @@ def make_plan(scenario: Scenario) -> Plan:
         global_batch=training.global_batch,
         sequence_length=training.sequence_length,
         precision=training.precision,
-        recompute=training.recompute,
+        recompute=_recompute(scenario),
         sequence_parallel=parallelism.sequence_parallel,
         zero=parallelism.zero,
         engine=scenario.simulation.engine,
@@ -380,6 +382,17 @@ def make_plan(scenario: Scenario) -> Plan:
         shard=parallelism.shard,
         offload=parallelism.offload,
         offload_to=parallelism.offload_to,
+    )
+
+
+def _recompute(scenario: Scenario) -> Recompute:
+    training, usual = scenario.training, Recompute()
+    layers = training.recompute_layers
+    return Recompute(
+        training.recompute,
+        modules=training.recompute_modules or usual.modules,
+        method=training.recompute_method or usual.method,
+        layers=usual.layers if layers is None else layers,
     )
 
 

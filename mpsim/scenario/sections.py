@@ -46,6 +46,9 @@ ScheduleName = Literal[
     "auto",
 ]
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
+RecomputeModule = Literal[
+    "core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj"
+]
 
 SCHEDULES: Final[tuple[str, ...]] = get_args(ScheduleName)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
@@ -151,8 +154,16 @@ class Training(Section):
     """Tokens of a sequence."""
     precision: Precision = "bf16"
     """Number format of matrix products."""
-    recompute: Literal["none", "selective", "full"] = "none"
-    """What is run again in the backward pass instead of kept: nothing, the attention core, or all."""
+    recompute: Literal["none", "selective", "full", "per-op"] = "none"
+    """What is run again in the backward pass instead of kept: nothing, some modules, all, or every second matrix product."""
+    recompute_method: Literal["uniform", "block"] | None = None
+    """Of full recomputation: chunks of recompute_layers layers, or the first recompute_layers of every stage; left out, uniform."""
+    recompute_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """Layers of a chunk (1 when left out), or of every (virtual) stage for block."""
+    recompute_modules: (
+        Annotated[tuple[RecomputeModule, ...], Field(strict=False, min_length=1)] | None
+    ) = None
+    """Modules that selective recomputation runs again; left out, core_attn."""
 
 
 class FrameworkChoice(Section):

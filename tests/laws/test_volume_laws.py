@@ -23,6 +23,7 @@ from mpsim.parallel import (
     GroupShape,
     Item,
     Mesh,
+    Recompute,
     Routing,
     Sharding,
     block_backward,
@@ -93,7 +94,7 @@ def _expansion(kind: str, context: int) -> Expansion:
 def _items(layout: Layout) -> list[Item]:
     layer = _expansion("moe" if layout.experts else "dense", layout.sharding.cp)
     return block_forward(layer, layout.sharding) + block_backward(
-        layer, layout.sharding, recompute=layout.recompute
+        layer, layout.sharding, recompute=Recompute(layout.recompute)
     )
 
 

@@ -12,6 +12,7 @@ from mpsim.parallel import (
     Communication,
     Compute,
     Item,
+    Recompute,
     Sharding,
     Waits,
     block_backward,
@@ -148,7 +149,9 @@ def test_hierarchical_exchange_is_ulysses_inside_and_a_ring_across() -> None:
 
 def test_recomputing_the_core_exchanges_again() -> None:
     """Selective recomputation repeats the forward ring before the backward one."""
-    items = block_backward(_layer(), _sharding(ContextExchange.RING), recompute="selective")
+    items = block_backward(
+        _layer(), _sharding(ContextExchange.RING), recompute=Recompute("selective")
+    )
     sent = _exchanges(items)
     assert [one.recompute for one in sent] == [True] * 3 + [False] * 4
     assert [one.recompute for one in _attention(items)] == [True] * 4 + [False] * 4

@@ -9,6 +9,7 @@ from mpsim.parallel import (
     Communication,
     Compute,
     Item,
+    Recompute,
     Sharding,
     Waits,
     block_backward,
@@ -100,14 +101,14 @@ def test_one_rank_alone_communicates_nothing() -> None:
 def test_full_recomputation_repeats_the_forward_with_its_collectives() -> None:
     """The forward's items, marked, then the plain backward."""
     forward, plain = block_forward(LAYER, _sharding()), block_backward(LAYER, _sharding())
-    full = block_backward(LAYER, _sharding(), recompute="full")
+    full = block_backward(LAYER, _sharding(), recompute=Recompute("full"))
     assert _tokens(full) == _tokens(forward) + _tokens(plain)
     assert all(one.recompute for one in full[: len(forward)])
 
 
 def test_selective_recomputation_repeats_only_the_attention_core() -> None:
     """Scores, softmax, dropout and context run again just before their gradients, without communication."""
-    items = block_backward(LAYER, _sharding(), recompute="selective")
+    items = block_backward(LAYER, _sharding(), recompute=Recompute("selective"))
     again = [one for one in items if one.recompute]
     assert [one.operator.name for one in again if isinstance(one, Compute)] == [
         "scores",

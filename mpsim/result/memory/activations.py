@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import Sharding, shard
+from mpsim.parallel import NOTHING, Recompute, Rerun, Sharding, rerun, shard
 from mpsim.program.blocks import Blocks
 from mpsim.program.plan import Plan
 from mpsim.schedule import Action
@@ -20,6 +20,7 @@ from mpsim.workload import Expansion, Operator, OperatorKind, Phase
 __all__ = ["Held", "Kept", "held_by_rank", "kept_by_part", "kept_by_stage"]
 
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
+_SECOND_HALF = "norm2"  # where it begins
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,10 +80,11 @@ class Held:
 
 def kept_by_stage(plan: Plan) -> list[Kept]:
     """What each stage keeps of a microbatch, and what it needs beside that while it runs backward."""
-    parts = kept_by_part(plan)
+    expanded = Blocks.expand(plan)
+    parts = kept_by_part(plan, expanded)
     result = []
     for stage in plan.stages:
-        kept = sum((parts[kind] for kind in plan.layer_kinds(stage)), Kept())
+        kept = _layers(plan, plan.layer_kinds(stage), expanded)
         kept = kept + parts["embedding"] if stage.embedding else kept
         result.append(kept + parts["head"] if stage.head else kept)
     return result
@@ -98,7 +100,9 @@ def kept_by_part(plan: Plan, parts: Mapping[str, Expansion] | None = None) -> di
         Operators of each, as `Blocks.expand` gives them.
     """
     parts = parts or Blocks.expand(plan)
-    layers = {kind: _layer(parts[kind], plan) for kind in dict.fromkeys(plan.model.layer_kinds)}
+    again = plan.recompute.of_layer(0, 1)
+    kinds = dict.fromkeys(plan.model.layer_kinds)
+    layers = {kind: _layer(parts[kind], plan.sharding, again) for kind in kinds}
     ends = {
         "embedding": _all(parts["embedding"], plan.sharding),
         "head": _head(parts["head"], plan.sharding),
@@ -142,15 +146,47 @@ def held_by_rank(plan: Plan, rank: int, kept: Sequence[Kept]) -> Held:
     )
 
 
-def _layer(expansion: Expansion, plan: Plan) -> Kept:
-    transient = _gradients(expansion.backward, plan.sharding)
-    if plan.recompute == "full":
-        whole = _all(expansion, plan.sharding)
-        kept = expansion.input_bytes / plan.sharding.divisor(expansion.input_split)
-        again = whole.for_input + whole.for_weight - kept
-        return Kept(for_weight=kept, in_layers=again + transient)
-    kept_ = _all(expansion, plan.sharding, selective=plan.recompute == "selective")
-    return dataclasses.replace(kept_, in_layers=kept_.in_layers + transient)
+def _layers(plan: Plan, kinds: Sequence[str], parts: Mapping[str, Expansion]) -> Kept:
+    """All layers of a stage: chunks that run again together, and the others one by one."""
+    recompute, total = plan.recompute, Kept()
+    chunks = recompute.chunks(len(kinds))
+    for chunk in chunks:
+        total += _together([parts[kinds[layer]] for layer in chunk], plan.sharding)
+    whole = {layer for chunk in chunks for layer in chunk}
+    left = [kind for layer, kind in enumerate(kinds) if layer not in whole]
+    alone = NOTHING if chunks or recompute.granularity == "full" else recompute
+    known = {kind: _layer(parts[kind], plan.sharding, alone) for kind in dict.fromkeys(left)}
+    return sum((known[kind] for kind in left), total)
+
+
+def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:
+    """Layers that run again from the input of the first: all of them are whole while the last is differentiated."""
+    kept = layers[0].input_bytes / sharding.divisor(layers[0].input_split)
+    whole = [_all(one, sharding) for one in layers]
+    again = sum(one.for_input + one.for_weight for one in whole) - kept
+    gradients = max(_gradients(one.backward, sharding) for one in layers)
+    return Kept(for_weight=kept, in_layers=again + gradients)
+
+
+def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Kept:
+    if recompute.granularity == "full":
+        return _together([expansion], sharding)
+    repeated = rerun(expansion, recompute, divided=sharding.tp > 1)
+    kept = _all(expansion, sharding, repeated)
+    dropped = _dropped(expansion, sharding, repeated)
+    return dataclasses.replace(kept, in_layers=dropped + _gradients(expansion.backward, sharding))
+
+
+def _dropped(expansion: Expansion, sharding: Sharding, repeated: Rerun) -> float:
+    """Most of what was not kept that is alive at once: of one half of the layer, unless all runs again together [B]."""
+    halves = [0.0, 0.0]
+    half = 0
+    for one in expansion.forward:
+        if one.name == _SECOND_HALF and not repeated.together:
+            half = 1
+        left = one.saved + one.saved_for_weight - sum(repeated.of(one))
+        halves[half] += left / sharding.divisor(one.saved_split)
+    return max(halves)
 
 
 def _head(expansion: Expansion, sharding: Sharding) -> Kept:
@@ -160,18 +196,17 @@ def _head(expansion: Expansion, sharding: Sharding) -> Kept:
     )
 
 
-def _all(expansion: Expansion, sharding: Sharding, *, selective: bool = False) -> Kept:
-    for_input = for_weight = logits = core = 0.0
+def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None) -> Kept:
+    for_input = for_weight = logits = 0.0
     for one in expansion.forward:
         share = sharding.divisor(one.saved_split)
+        saved, longer = repeated.of(one) if repeated else (one.saved, one.saved_for_weight)
         if one.kind is OperatorKind.LOSS:
-            logits += (one.saved + one.saved_for_weight) / share
-        elif selective and one.recomputed_selectively:
-            core += (one.saved + one.saved_for_weight) / share
+            logits += (saved + longer) / share
         else:
-            for_input += one.saved / share
-            for_weight += one.saved_for_weight / share
-    return Kept(for_input, for_weight, logits, core)
+            for_input += saved / share
+            for_weight += longer / share
+    return Kept(for_input, for_weight, logits)
 
 
 def _gradients(operators: Iterable[Operator], sharding: Sharding) -> float:

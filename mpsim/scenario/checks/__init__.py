@@ -27,6 +27,11 @@ from mpsim.scenario.checks.layer import (
 )
 from mpsim.scenario.checks.mesh import check_world
 from mpsim.scenario.checks.presets import check_cluster, check_framework, check_model
+from mpsim.scenario.checks.recompute import (
+    check_recompute,
+    check_recompute_layers,
+    check_recompute_modules,
+)
 from mpsim.scenario.checks.schedule import (
     check_schedule_file,
     check_size,
@@ -60,6 +65,9 @@ __all__ = [
     "check_offload",
     "check_overrides",
     "check_precision",
+    "check_recompute",
+    "check_recompute_layers",
+    "check_recompute_modules",
     "check_schedule_file",
     "check_sequence",
     "check_shard",
@@ -94,6 +102,9 @@ CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
     check_expert_ranks,
     check_expert_tokens,
     check_expert_overlap,
+    check_recompute,
+    check_recompute_layers,
+    check_recompute_modules,
     check_zero,
     check_shard,
     check_offload,

@@ -1,0 +1,136 @@
+"""Checks of recomputation: what goes with which granularity, and whether the model has the modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mpsim.errors import Problem
+from mpsim.framework import ExpertOverlap
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
+
+__all__ = ["check_recompute", "check_recompute_layers", "check_recompute_modules"]
+
+_SHARDED_PARAMETERS = 3
+_OF_GRANULARITY = {
+    "recompute_method": "full",
+    "recompute_layers": "full",
+    "recompute_modules": "selective",
+}
+
+
+def check_recompute(scenario: Scenario) -> list[Problem]:
+    """Keys of one granularity stand beside that one only; per-op meets the layers it was written for."""
+    training = scenario.training
+    stray = [
+        Problem(
+            f"got a value, but recompute is {training.recompute} and only {wanted} has it; leave it out, or set recompute to {wanted}",
+            key=f"training.{name}",
+        )
+        for name, wanted in _OF_GRANULARITY.items()
+        if getattr(training, name) is not None and training.recompute != wanted
+    ]
+    reasons = list(_against_per_op(scenario)) if training.recompute == "per-op" else []
+    if not reasons:
+        return stray
+    message = (
+        f"got per-op, which counts the seven products of a Llama layer, but {' and '.join(reasons)}; "
+        "take selective, full or none"
+    )
+    return [*stray, Problem(message, key="training.recompute")]
+
+
+def _against_per_op(scenario: Scenario) -> Iterator[str]:
+    model = scenario.transformer
+    if model.moe is not None:
+        yield "the model has experts"
+    if model.mla is not None:
+        yield "its attention is latent"
+    if model.parallel_block:
+        yield "its layers are parallel blocks, whose products are one"
+    if model.encoder_layers:
+        yield "it has an encoder and a decoder"
+    if not scenario.software.lowering.fused_attention:
+        yield "attention is not fused, so that it has no one output to keep"
+
+
+def check_recompute_layers(scenario: Scenario) -> list[Problem]:
+    """The number of layers is one that a stage has."""
+    training = scenario.training
+    if training.recompute != "full":
+        return []
+    key, most = "training.recompute_layers", _largest_stage(scenario)
+    block, layers = training.recompute_method == "block", training.recompute_layers
+    if layers is None:
+        message = f"missing; with recompute_method block needed how many layers of every stage run again, 0 to {most}"
+        return [Problem(message, key=key)] if block else []
+    least = 0 if block else 1
+    if not least <= layers <= most:
+        what = f"the largest (virtual) stage has {most} layers"
+        return [
+            Problem(
+                f"got {layers}; needed {least} to {most}: {what}; set it to {max(least, min(layers, most))}",
+                key=key,
+            )
+        ]
+    if layers > 1 and not block and scenario.parallelism.zero == _SHARDED_PARAMETERS:
+        message = (
+            f"got chunks of {layers} with zero 3: layers of a chunk run again long before their gradients, and would be gathered for each, "
+            "which is not simulated; set recompute_layers to 1, or zero to 2 or less"
+        )
+        return [Problem(message, key=key)]
+    return []
+
+
+def _largest_stage(scenario: Scenario) -> int:
+    given = scenario.parallelism.layers_per_stage
+    stages = scenario.parallelism.pp * scenario.virtual_stages
+    return max(given) if given else -(-scenario.transformer.layers // stages)
+
+
+def check_recompute_modules(scenario: Scenario) -> list[Problem]:
+    """Modules that run again exist, and nothing else runs where they would."""
+    modules = scenario.training.recompute_modules or ()
+    if scenario.training.recompute != "selective":
+        return []
+    missing = dict(_missing(scenario))
+    overlap = scenario.software.experts.expert_overlap
+    hidden = {
+        "moe": overlap is ExpertOverlap.MICROBATCH,
+        "shared_experts": overlap is ExpertOverlap.SHARED_EXPERT,
+    }
+    faults = [f"{one}: {missing[one]}" for one in modules if one in missing]
+    faults += [
+        f"{one}: expert_overlap {overlap.value} runs it beside an exchange"
+        for one in modules
+        if hidden.get(one) and one not in missing
+    ]
+    if not faults:
+        return []
+    legal = [one for one in _MODULES if one not in missing and not hidden.get(one)]
+    message = f"got {'; '.join(faults)}; this model can run again {', '.join(legal)}"
+    return [Problem(message, key="training.recompute_modules")]
+
+
+_MODULES = ("core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj")
+
+
+def _missing(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """Modules that the model does not have, and why."""
+    model = scenario.transformer
+    moe, mla = model.moe, model.mla
+    if moe is None:
+        yield "moe", "the model has no experts"
+        yield "moe_act", "the model has no experts"
+    if moe is None or not moe.shared_features:
+        yield "shared_experts", "the model has no shared experts"
+    if mla is None:
+        yield "mla_up_proj", "the model's attention is not latent"
+    if moe is None and mla is None:
+        yield "layernorm", "all norms are one kernel with the projection behind them"
+    if model.parallel_block:
+        yield "mlp", "it is one product with attention's projections"
+    elif moe is not None and all("moe" in kind for kind in model.layer_kinds):
+        yield "mlp", "every layer has experts instead"
