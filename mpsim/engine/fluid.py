@@ -188,13 +188,16 @@ class Fluid:
                 if link in seen:
                     continue
                 seen.add(link)
-                new = [one for key, one in self._on_link[link].items() if key not in found]
-                found.update((one.key, one) for one in new)
-                queue += new
-        return [found[key] for key in sorted(found)]
+                for key, one in self._on_link[link].items():
+                    if key not in found:
+                        found[key] = one
+                        queue.append(one)
+        return [found[key] for key in sorted(found)] if len(queue) > 1 else queue
 
     def _speeds(self, flows: Sequence[_Flow]) -> list[float]:
         """Max-min fair rates over caps, by progressive filling."""
+        if len(flows) == 1:
+            return [self._alone(flows[0])]
         filling = _Filling(self._capacity, flows)
         waiting = list(flows)
         while waiting:
@@ -205,6 +208,11 @@ class Fluid:
                 filling.freeze(flow, 1.0 if capped else level / flow.cap)
             waiting = [one for one in waiting if one.key not in filling.speeds]
         return [filling.speeds[flow.key] for flow in flows]
+
+    def _alone(self, flow: _Flow) -> float:
+        """What filling gives a flow that meets no other."""
+        level = min((self._capacity[link] / use for link, use in flow.uses), default=math.inf)
+        return 1.0 if flow.cap <= level * (1 + _TOLERANCE) else level / flow.cap
 
 
 class _Filling:

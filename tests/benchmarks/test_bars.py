@@ -7,6 +7,7 @@ of the machine falls out. Every case takes the best of several rounds. ``extra_i
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import resource
 import subprocess
@@ -21,6 +22,7 @@ import simpy
 
 import mpsim
 from mpsim.engine import Structure, kernel_times, reduce_templates, run
+from mpsim.engine.fluid import Fluid
 from mpsim.program import Kind, Program, Rows, Span, Stream, expand, from_orders
 from mpsim.program.build import build_program
 from mpsim.program.pipeline import Sends, Variants, add_pipeline
@@ -270,3 +272,56 @@ def _command(bytecode: Path, *arguments: str) -> float:
     subprocess.run(command, capture_output=True, check=True, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _rack_local(
+    count: int, *, hosts: int = 1024, rack: int = 8
+) -> list[tuple[dict[int, float], float]]:
+    """Ports and work of flows between two hosts of one rack."""
+    draw = np.random.default_rng(7)
+    base = draw.integers(hosts // rack, size=count) * rack
+    here = draw.integers(rack, size=count)
+    there = (here + draw.integers(1, rack, size=count)) % rack
+    work = draw.integers(1, 10**6, size=count)
+    return [
+        ({2 * out: 1.0, 2 * into + 1: 1.0}, float(ticks))
+        for out, into, ticks in zip(
+            (base + here).tolist(), (base + there).tolist(), work.tolist(), strict=True
+        )
+    ]
+
+
+def _drive(flows: list[tuple[dict[int, float], float]], *, at_once: int, hosts: int = 1024) -> None:
+    """Every flow that ends is replaced by the next, driven by simpy."""
+    network, environment = Fluid([1.0] * (2 * hosts)), simpy.Environment()
+    following = iter(enumerate(flows))
+
+    def start() -> None:
+        for key, (ports, work) in itertools.islice(following, 1):
+            network.start(key, ports, cap=1.0, work=work, now=environment.now)
+
+    def drive():
+        for _ in range(at_once):
+            start()
+        while len(network):
+            yield environment.timeout(network.next_end() - environment.now)
+            for _ in network.finish(environment.now):
+                start()
+
+    environment.process(drive())
+    environment.run()
+
+
+def test_rack_local_flows_of_1024_hosts(clear, bare):
+    """Flow ends a second over bare events a second, 512 flows at a time: only what shares links is computed again."""
+    flows = _rack_local(4000)
+    took = _best(lambda: _drive(flows, at_once=512), 3)
+    clear(bare * len(flows) / took, at_least=0.02)
+
+
+def test_llama3_405b_on_16384_gpus_with_shared_links(scenarios):
+    """Folded, network: flow, from the file to the Result: at most ten seconds."""
+    scenario = mpsim.load(scenarios / "llama3-405b-h100-16k.yaml", set=["simulation.network=flow"])
+    begin = time.process_time()
+    assert mpsim.simulate(scenario).timeline.traffic is not None
+    assert time.process_time() - begin < 10.0

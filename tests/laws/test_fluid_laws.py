@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import linprog
 
 from mpsim.engine.fluid import Fluid
 from mpsim.errors import HardwareError
@@ -185,3 +187,70 @@ def test_total_rate_between_two_hosts_is_within_the_maximum_flow(seed: int) -> N
         network.start(key, uses, cap=100.0, work=1.0, now=0.0)
     total = sum(network.rate(key) for key in range(len(paths)))
     assert total <= nx.maximum_flow_value(graph, 0, 6) * (1 + SLACK)
+
+
+def fair_rates(
+    capacity: list[float], flows: list[tuple[dict[int, float], float]]
+) -> NDArray[np.float64]:
+    """Max-min fair rates by linear programs: raise the least of all as far as it goes, fix whoever cannot rise further, repeat."""
+    count = len(flows)
+    loads = np.zeros((len(capacity), count))
+    for flow, (uses, _) in enumerate(flows):
+        loads[list(uses), flow] = list(uses.values())
+    rates = np.full(count, np.nan)
+    while np.isnan(rates).any():
+        free = np.flatnonzero(np.isnan(rates))
+        fixed = [(0, cap) if np.isnan(rate) else (rate, rate)
+                 for rate, (_, cap) in zip(rates, flows, strict=True)]  # fmt: skip
+        # variables: every rate, and the least of those that are free
+        wide = np.hstack([loads, np.zeros((len(capacity), 1))])
+        above = np.zeros((len(free), count + 1))
+        above[np.arange(len(free)), free], above[:, -1] = -1.0, 1.0
+        limits = np.concatenate([np.array(capacity) * (1 + 1e-9), np.zeros(len(free))])
+        goal = np.zeros(count + 1)
+        goal[-1] = -1.0
+        best = linprog(goal, np.vstack([wide, above]), limits, bounds=[*fixed, (0, None)])
+        least = -best.fun
+        floor = [(max(low, least * (1 - 1e-9)), high) if np.isnan(rate) else (low, high)
+                 for rate, (low, high) in zip(rates, fixed, strict=True)]  # fmt: skip
+        stuck = [
+            flow
+            for flow in free
+            if -linprog(-np.eye(count)[flow], loads, limits[: len(capacity)], bounds=floor).fun
+            <= least * (1 + 1e-6)
+        ]
+        assert stuck
+        rates[stuck] = least
+    return rates
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rates_are_those_of_a_linear_program(seed: int) -> None:
+    """An independent solver finds the same fair rates."""
+    capacity, flows = random_case(seed)
+    network = Fluid(capacity)
+    for _, key, uses, cap, work in flows:
+        network.start(key, uses, cap=cap, work=work, now=0.0)
+    expected = fair_rates(capacity, [(uses, cap) for _, _, uses, cap, _ in flows])
+    got = [network.rate(key) for _, key, *_ in flows]
+    assert got == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_log_of_rates_adds_up_to_the_work(seed: int) -> None:
+    """Rates integrated from change to change give every flow's bytes, and no link is ever above its capacity."""
+    capacity, flows = random_case(seed)
+    network = Fluid(capacity)
+    run(network, flows)
+    uses = {key: using for _, key, using, *_ in flows}
+    for _, key, _, cap, work in flows:
+        mine = [(time, rate) for flow, time, rate in network.changes if flow == key]
+        moved = sum(rate * (later - time) for (time, rate), (later, _) in itertools.pairwise(mine))
+        # ends are whole ticks: at most one tick's worth more
+        assert work * cap <= moved * (1 + SLACK) <= (work * cap + cap) * (1 + 2 * SLACK)
+        assert mine[-1][1] == 0.0
+    for moment in {time for _, time, _ in network.changes}:
+        now = {flow: rate for flow, time, rate in network.changes if time <= moment}
+        for link, most in enumerate(capacity):
+            taken = sum(rate * uses[flow].get(link, 0.0) for flow, rate in now.items())
+            assert taken <= most * (1 + SLACK)
