@@ -12,7 +12,9 @@ import typer
 
 from mpsim.cli.options import AsJson
 from mpsim.cli.show_cost import QUESTIONS, Asked, answer
+from mpsim.cli.show_fabric import show_fabric
 from mpsim.cli.show_framework import framework_titles, show_framework
+from mpsim.cli.show_machine import show_machine
 
 __all__ = ["show"]
 
@@ -53,14 +55,14 @@ def show(
     catalog: Annotated[
         str | None,
         typer.Argument(
-            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective: one question."
+            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric: one question."
         ),
     ] = None,
     name: Annotated[
         str | None,
         typer.Argument(
-            help="One entry of it; left out: all names. Of a kernel gemm=4096x4096x4096, of a collective "
-            "all_reduce='256 MiB'."
+            help="One entry of it, or the path of a machine file; left out: all names. Of a kernel gemm=4096x4096x4096, of a collective "
+            "all_reduce='256 MiB'. Of a fabric: a system, or a scenario file."
         ),
     ] = None,
     on: Annotated[
@@ -84,17 +86,27 @@ def show(
         Path | None,
         typer.Option("--calibration", help="Of a collective: a file of measured curves."),
     ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Of a fabric; left out: those it has.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Of a fabric: draw it here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules; or what one kernel or collective takes."""
+    """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules; or what one kernel or collective takes, or a fabric is built of."""
     from mpsim.cli.console import print_json
 
+    if catalog == "fabric":
+        show_fabric(name, nodes=nodes, plot=plot, as_json=as_json)
+        return
     if catalog in QUESTIONS:
         clocks = "burst" if burst else "sustained"
         asked = Asked(on, precision, clocks, attention, ranks, library, calibration)
         answer(catalog, name, asked, as_json=as_json)
         return
     chosen = _chosen(catalog)
+    if name is not None and _is_machine(chosen, name):
+        show_machine(name, as_json=as_json)
+        return
     if name is None:
         names = {one.value: list(_names(one)) for one in chosen}
         print_json(names) if as_json else _print_names(names)
@@ -109,6 +121,14 @@ def show(
         print_json(_plain(kind, name, figures, sources))
     else:
         _print_entry(f"{kind.value} {name}", figures, sources)
+
+
+def _is_machine(chosen: list[Catalog], name: str) -> bool:
+    """Whether `name` is the path of a machine file, which stands for a system or an accelerator."""
+    from mpsim.hardware import is_machine_path
+
+    machines = {Catalog.SYSTEM, Catalog.ACCELERATOR}
+    return is_machine_path(name) and bool(machines & set(chosen))
 
 
 def _print_names(names: Mapping[str, list[str]]) -> None:

@@ -131,26 +131,30 @@ def _reductions(timeline: Timeline, rank: int, mine: Sequence[Slice]) -> Iterato
 
 
 def parts_of(
-    slices: Iterable[Slice], step_time: float, weights: Mapping[int, int] | None = None
+    slices: Iterable[Slice], step_time: float | None, weights: Mapping[int, int] | None = None
 ) -> dict[str, float]:
     """Mean over ranks of the time in each part; they sum to the step [s].
 
     Parameters
     ----------
     slices : iterable of Slice
-    step_time : float
-        [s].
+    step_time : float or None
+        [s]; None for ranks that run on their own, each as long as its actions.
     weights : mapping of int to int, optional
         Ranks that each rank stands for.
     """
     by_rank: dict[int, dict[str, float]] = {}
+    span: dict[int, tuple[float, float]] = {}
     for one in slices:
         mine = by_rank.setdefault(one.rank, dict.fromkeys(PARTS, 0.0))
         mine[one.part] += one.end - one.start
+        first, last = span.get(one.rank, (one.start, one.end))
+        span[one.rank] = min(first, one.start), max(last, one.end)
     if not by_rank:
         return {}
-    for mine in by_rank.values():
-        mine["waiting"] = step_time - sum(mine.values())
+    for rank, mine in by_rank.items():
+        whole = span[rank][1] - span[rank][0] if step_time is None else step_time
+        mine["waiting"] = max(whole - sum(mine.values()), 0.0)
     share = np.array([float((weights or {}).get(rank, 1)) for rank in by_rank])
     table = np.array([[mine[part] for part in PARTS] for mine in by_rank.values()])
     means = share @ table / share.sum()

@@ -258,7 +258,7 @@ def _compared(one: Measurement, machine: Cluster) -> StepComparison:
         predicted=None,
         noise=noise_of(one),
         samples=len(one.seconds[0]),
-        measured_parts=parts_of(slices, max((s.end for s in slices), default=0.0)),
+        measured_parts=parts_of(slices, _whole(slices) if one.synchronous else None),
         predicted_parts={},
         same_order=None,
         first_difference="",
@@ -273,6 +273,10 @@ def _compared(one: Measurement, machine: Cluster) -> StepComparison:
     except MpsimError as error:
         return dataclasses.replace(blank, skipped_because=" ".join(str(error).split()))
     return _filled(blank, one, result, sample)
+
+
+def _whole(slices: Sequence[Slice]) -> float:
+    return max((one.end for one in slices), default=0.0)
 
 
 def _filled(blank: StepComparison, one: Measurement, result: Result, sample: int) -> StepComparison:

@@ -337,9 +337,10 @@ def _title(key: tuple[OperatorKind, str, Phase]) -> str:
 
 
 def fit_optimizer(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
-    """Adam: the fraction of the memory rate at which it moves its tensors."""
+    """Adam: the fraction of the memory rate at which it moves its tensors, by the largest: the states of a model lie in no cache."""
     mine = [p for p in points if p.series.startswith("adam/") and p.precision == main]
-    train = [p for p in mine if not p.held_out]
+    largest = max((p.size for p in mine), default=0.0)
+    train = [p for p in mine if p.size == largest]
     if not train:
         return Fit()
     rate = chip.memory_bandwidth
