@@ -1,0 +1,92 @@
+"""``mpsim show fabric``: what the network of a system or a scenario is built of."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from mpsim.hardware import Cluster
+    from mpsim.hardware.inventory import Inventory
+
+__all__ = ["show_fabric"]
+
+
+def show_fabric(name: str | None, *, nodes: int | None, plot: Path | None, as_json: bool) -> None:
+    """Print counts, bisection, price and power of a fabric, and draw it if asked to."""
+    from mpsim.cli.console import print_json, wrote
+    from mpsim.hardware.inventory import inventory_of
+
+    if name is None:
+        raise typer.BadParameter("needed a system such as dgx-h100, or a scenario file")
+    cluster = _cluster(name, nodes)
+    counted = inventory_of(cluster)
+    if as_json:
+        print_json(
+            {
+                "cluster": cluster.name,
+                "nodes": cluster.nodes,
+                "accelerators": cluster.accelerators,
+                "kind": cluster.fabric.kind.value,
+                **dataclasses.asdict(counted),
+            }
+        )
+    else:
+        _print(cluster, counted)
+    if plot is not None:
+        from mpsim.plot.fabric import FabricDisplay
+
+        wrote(FabricDisplay(cluster).save(plot))
+
+
+def _cluster(name: str, nodes: int | None) -> Cluster:
+    import mpsim
+    from mpsim.hardware import system, system_names, with_overrides
+
+    if name in system_names() or not Path(name).exists():
+        return system(name, nodes=nodes)
+    cluster = mpsim.load(name, checked=False).hardware
+    return cluster if nodes is None else with_overrides(cluster, nodes=nodes)
+
+
+def _print(cluster: Cluster, counted: Inventory) -> None:
+    from mpsim.cli.console import print_table, print_text
+    from mpsim.units import Dimension, format_quantity
+
+    def rate(value: float) -> str:
+        return format_quantity(value, Dimension.BANDWIDTH) if value else ""
+
+    print_text(cluster.describe())
+    if counted.tiers:
+        rows = [
+            (one.name, str(one.units), str(min(one.nodes, cluster.nodes)), str(one.switches),
+             str(one.cables), rate(one.up_bandwidth), f"{one.oversubscription:.3g}:1")
+            for one in counted.tiers
+        ]  # fmt: skip
+        header = (
+            "tier",
+            "units",
+            "nodes of a unit",
+            "switches",
+            "cables below",
+            "unit up",
+            "oversubscribed",
+        )
+        print_table(rows, header=header, right=(1, 2, 3, 4, 5, 6))
+    share = (
+        f" ({counted.bisection / counted.full_bisection:.0%} of what NICs send)"
+        if counted.full_bisection
+        else ""
+    )
+    lines = [
+        f"{counted.switches} switches, {counted.cables} cables, {counted.hops:.3g} hops between far nodes",
+        f"bisection {rate(counted.bisection) or 'none'}{share}",
+    ]
+    if counted.price is not None:
+        lines.append(f"price of switches and cables {counted.price:,.0f} USD")
+    if counted.power_w is not None:
+        lines.append(f"power of switches {format_quantity(counted.power_w, Dimension.POWER)}")
+    print_text("\n".join(lines))

@@ -1,0 +1,172 @@
+"""Inventory: what a fabric is built of, what passes through its middle, and what it costs if prices are given."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from mpsim.hardware.components import Cluster
+from mpsim.hardware.fabric import FabricKind
+
+__all__ = ["Inventory", "Row", "inventory_of"]
+
+_HALF = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One tier.
+
+    Parameters
+    ----------
+    name : str
+    units, nodes, switches, cables : int
+        Units, nodes below one of them, switches in all, cables to the tier below (or among themselves).
+    up_bandwidth : float
+        From one unit to the tier above [B/s per direction]; 0 at the top.
+    oversubscription : float
+        Rate of the nodes below over what reaches the tier above.
+    """
+
+    name: str
+    units: int
+    nodes: int
+    switches: int
+    cables: int
+    up_bandwidth: float
+    oversubscription: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What joins the nodes of a cluster.
+
+    Parameters
+    ----------
+    tiers : tuple of Row
+        Lowest first; empty without switches.
+    switches, cables : int
+    bisection : float
+        What one half of the nodes can send to the other at once [B/s].
+    full_bisection : float
+        What their NICs could [B/s].
+    hops : float
+        Switches (torus: links) between far nodes.
+    price, power_w : float or None
+        Of switches and cables [USD], of switches [W]; None where what one costs or draws is not given.
+    """
+
+    tiers: tuple[Row, ...]
+    switches: int
+    cables: int
+    bisection: float
+    full_bisection: float
+    hops: float
+    price: float | None
+    power_w: float | None
+
+
+def inventory_of(cluster: Cluster) -> Inventory:
+    """Count what the fabric of `cluster` is built of.
+
+    Parameters
+    ----------
+    cluster : Cluster
+
+    Returns
+    -------
+    Inventory
+
+    References
+    ----------
+    NVIDIA DGX SuperPOD reference architecture: 127 to 2,048 nodes of 8 NICs take as many cables of each kind (node to leaf, leaf to spine, spine
+    to core) as there are NICs.
+
+    Examples
+    --------
+    >>> from mpsim.hardware import system
+    >>> superpod = inventory_of(system("dgx-h100", nodes=256))
+    >>> [(tier.name, tier.switches, tier.cables) for tier in superpod.tiers]
+    [('leaf', 64, 2048), ('spine', 32, 2048)]
+    """
+    rows = tuple(
+        Row(
+            name=tier.name,
+            units=tier.units,
+            nodes=tier.nodes,
+            switches=tier.switches,
+            cables=tier.cables,
+            up_bandwidth=tier.up_bandwidth,
+            oversubscription=tier.oversubscription,
+        )
+        for tier in cluster.tiers
+    )
+    switches, cables = sum(one.switches for one in rows), sum(one.cables for one in rows)
+    if cluster.fabric.kind is FabricKind.GRAPH:
+        switches, cables = _drawn(cluster)
+    if cluster.fabric.kind is FabricKind.TORUS:
+        cables = _torus_cables(cluster)
+    fabric = cluster.fabric
+    unpriced = fabric.switch_price is None and fabric.cable_price is None
+    price = switches * (fabric.switch_price or 0.0) + cables * (fabric.cable_price or 0.0)
+    return Inventory(
+        tiers=rows,
+        switches=switches,
+        cables=cables,
+        bisection=_bisection(cluster),
+        full_bisection=cluster.nodes // _HALF * cluster.node.nic_bandwidth,
+        hops=cluster.hops(cluster.nodes),
+        price=None if unpriced else price,
+        power_w=None if fabric.switch_power_w is None else switches * fabric.switch_power_w,
+    )
+
+
+def _drawn(cluster: Cluster) -> tuple[int, int]:
+    ends = {name for one, other, _ in cluster.fabric.links for name in (one, other)}
+    nodes = {f"node {node}" for node in range(cluster.nodes)}
+    return len(ends - nodes), len(cluster.fabric.links)
+
+
+def _torus_cables(cluster: Cluster) -> int:
+    """A ring of k has k cables, of two nodes one."""
+    shape = cluster.fabric.lengths(cluster.nodes)
+    return sum(
+        cluster.nodes // length * (length if length > _HALF else length - 1) for length in shape
+    )
+
+
+def _bisection(cluster: Cluster) -> float:
+    node, nodes = cluster.node, cluster.nodes
+    if nodes < _HALF or not node.nics:
+        return 0.0
+    if cluster.fabric.kind is FabricKind.GRAPH:
+        return _cut(cluster)
+    if cluster.fabric.kind is FabricKind.TORUS:
+        return _torus_bisection(cluster)
+    thinned = [one.oversubscription for one in cluster.tiers if one.units > 1]
+    return nodes // _HALF * node.nic_bandwidth / (thinned[-1] if thinned else 1.0)
+
+
+def _torus_bisection(cluster: Cluster) -> float:
+    """Two cuts through rings, along the axis where that takes least."""
+    fabric, shape = cluster.fabric, cluster.fabric.lengths(cluster.nodes)
+    widths = fabric.widths or (1.0,) * len(shape)
+    whole = sum(width for width, length in zip(widths, shape, strict=True) if length > 1)
+    one_way = cluster.node.nic_bandwidth / (2 * whole)
+    return min(
+        2 * cluster.nodes / length * width * one_way
+        for width, length in zip(widths, shape, strict=True)
+        if length > 1
+    )
+
+
+def _cut(cluster: Cluster) -> float:
+    """Maximum flow from the first half of the nodes to the second."""
+    import networkx as nx
+
+    graph = cluster.graph(scale_up=False)
+    for node in range(cluster.nodes):
+        first = node < cluster.nodes // _HALF
+        ends = (("all", 0), ("node", node)) if first else (("node", node), ("all", 1))
+        graph.add_edge(*ends, capacity=math.inf)
+    return float(nx.maximum_flow_value(graph, ("all", 0), ("all", 1)))
