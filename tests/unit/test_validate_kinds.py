@@ -266,11 +266,12 @@ def test_layers_are_split_evenly_or_with_the_ends_counted(
         ({"family": "fms-fsdp", "recompute": "selective"}, "fraction of the layers"),
         ({"moe_experts": "8"}, "moe_topk is not stated"),
         ({"model": "DeepSeek-V3"}, "experts of the model are not stated"),
-        ({"precision": "float8 rowwise"}, "row-wise"),
-        ({"recompute": "selective (per-op policy)"}, "policy of recomputation"),
-        ({"trust": "low"}, "trust low"),
+        ({"recompute": "partial (some products)"}, "policy of recomputation"),
         ({"accelerator": "H900"}, "'H900' is not known"),
-        ({"nics_per_node": ""}, "network between nodes is not stated"),
+        (
+            {"accelerator": "MI210", "intra_node_link": "", "nics_per_node": ""},
+            "network between nodes is not stated",
+        ),
         ({"dp": "31"}, "dp 31"),
     ],
 )

@@ -33,6 +33,8 @@ class Record:
         Why there is no prediction; None for a predicted row.
     size : float or None
         What the error is drawn against: bytes, FLOPs, accelerators or chunks.
+    assumed : tuple of str
+        What the prediction takes for granted and the row does not say.
     """
 
     id: str
@@ -44,6 +46,7 @@ class Record:
     mismatched: tuple[str, ...] = ()
     skipped_because: str | None = None
     size: float | None = None
+    assumed: tuple[str, ...] = ()
 
     @property
     def error(self) -> float | None:
@@ -64,6 +67,7 @@ class Record:
             "error": self.error,
             "mismatched": list(self.mismatched),
             "skipped_because": self.skipped_because,
+            "assumed": list(self.assumed),
         }
 
 

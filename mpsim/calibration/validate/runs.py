@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mpsim.calibration.validate.assumptions import Filled, fill_in, slices_of, system_of
 from mpsim.calibration.validate.machines import gpu, links_of, nic_named
 from mpsim.calibration.validate.rows import Cells
 from mpsim.calibration.validate.tables import lookup, table
@@ -47,12 +48,23 @@ def _on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return {**rule, **merged}
 
 
-def filled(cells: Cells, rule: Mapping[str, Any]) -> Cells:
-    """The row with what its family is assumed to have where columns are empty."""
-    assumed = {
-        column: value for column, value in rule.get("assume", {}).items() if not cells.text(column)
-    }
-    return Cells({**cells.values, **assumed})
+def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
+    """The row with what its family, and then what is usual, has where columns are empty."""
+    found = fill_in(cells, rule)
+    more = tuple(f"precision: {entry}" for entry in _told("precisions", found.cells, "precision"))
+    more += tuple(
+        f"attention: {entry}" for entry in _told("attention", found.cells, "attention_type")
+    )
+    return Filled(found.cells, (*found.assumed, *more))
+
+
+def _told(section: str, cells: Cells, column: str) -> list[str]:
+    """What an entry of a table says that it leaves out, where it says so."""
+    try:
+        entry = lookup("training", section, cells.text(column))
+    except CalibrationError:
+        return []
+    return [str(entry["assumed"])] if "assumed" in entry else []
 
 
 def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +94,7 @@ def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
             "micro_batch": cells.required("micro_batch_seqs"),
             "sequence_length": cells.required("seq_len"),
             "precision": lookup("training", "precisions", cells.text("precision"))["precision"],
-            "recompute": _recompute(cells, rule),
+            **_recompute(cells, rule),
         },
         "framework": dict(rule["framework"]),
     }
@@ -136,8 +148,6 @@ def _refuse(cells: Cells, rule: Mapping[str, Any]) -> None:
     """Refuse what is not simulated, before anything else is asked of the row."""
     if "refused" in rule:
         raise CalibrationError(rule["refused"])
-    if cells.text("trust") == "low":
-        raise CalibrationError("the table itself trusts the row little (trust low)")
     lookup("training", "attention", cells.text("attention_type"))
     if cells.text("zero_stage"):
         lookup("training", "sharding", cells.text("zero_stage"))
@@ -193,13 +203,19 @@ def _experts(cells: Cells) -> dict[str, Any]:
     return {"moe": experts}
 
 
-def _recompute(cells: Cells, rule: Mapping[str, Any]) -> str:
+def _recompute(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     """What is run again: what the family's rule says its words mean, else what the words say."""
     text = cells.text("recompute")
     for words, meant in rule.get("recomputations", {}).items():
         if words in text:
-            return str(meant)
-    return str(lookup("training", "recomputations", text)["recompute"])
+            return dict(meant) if isinstance(meant, Mapping) else {"recompute": str(meant)}
+    entry = lookup("training", "recomputations", text)
+    said = {name: value for name, value in entry.items() if name.startswith("recompute")}
+    if "layers" in entry:
+        found = re.fullmatch(entry["pattern"], text)
+        assert found is not None, "the pattern that was looked up fits"
+        said["recompute_layers"] = int(found[1])
+    return said
 
 
 def _cluster(cells: Cells) -> dict[str, Any]:
@@ -208,6 +224,8 @@ def _cluster(cells: Cells) -> dict[str, Any]:
     each = min(count, cells.required("accel_per_node"))
     if count % each:
         raise CalibrationError(f"{count} accelerators do not fill nodes of {each}")
+    if (system := system_of(cells.text("accelerator"))) and not cells.whole("nics_per_node"):
+        return _torus(cells, system, count, each)
     joined, _ = links_of(chip, cells.text("intra_node_link"))
     cluster: dict[str, Any] = {
         "accelerator": chip.name,
@@ -216,6 +234,15 @@ def _cluster(cells: Cells) -> dict[str, Any]:
         "scale_up": joined.name,
     }
     return cluster if count == each else {**cluster, **_network(cells)}
+
+
+def _torus(cells: Cells, system: str, count: int, each: int) -> dict[str, Any]:
+    """Slices of a system whose accelerators are joined beyond the node."""
+    slices = slices_of(cells)
+    if count % (slices * each):
+        raise CalibrationError(f"{count} accelerators do not divide into {slices} slices")
+    nodes = {"preset": system, "nodes": count // each, "accelerators_per_node": each}
+    return {**nodes, "domain": count // slices}
 
 
 def _network(cells: Cells) -> dict[str, Any]:

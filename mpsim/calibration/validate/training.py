@@ -59,13 +59,18 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
         The unit of the time in seconds.
     """
     rule = rule_of(row.configuration)
+    whole = filled(row.configuration, rule)
     seconds, memory = simulated(
-        scenario_of(filled(row.configuration, rule), rule),
+        scenario_of(whole.cells, rule),
         layer=rule.get("measures") == "layer",
         allocated=rule.get("memory") == "allocated",
     )
     return [
-        dataclasses.replace(blank, predicted=memory if blank.kind == "memory" else seconds / scale)
+        dataclasses.replace(
+            blank,
+            predicted=memory if blank.kind == "memory" else seconds / scale,
+            assumed=whole.assumed,
+        )
         for blank in blanks
     ]
 

@@ -1,0 +1,140 @@
+"""Assumptions: what is taken for granted where a row of a training table leaves a column empty, each told to the reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.calibration.validate.rows import Cells
+from mpsim.calibration.validate.tables import table
+
+__all__ = ["Filled", "fill_in", "network_of", "slices_of", "system_of"]
+
+_WIDEST = ("tp", "pp", "cp")  # axes that divide the accelerators before replicas do
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Filled:
+    """A row without empty columns that matter.
+
+    Parameters
+    ----------
+    cells : Cells
+    assumed : tuple of str
+        What was assumed, one text each, such as ``micro_batch_seqs = 1 (the least)``.
+    """
+
+    cells: Cells
+    assumed: tuple[str, ...] = ()
+
+    def with_column(self, column: str, value: str, why: str) -> Filled:
+        """The same with an empty column filled, or unchanged where it is not empty."""
+        if self.cells.text(column):
+            return self
+        text = f"{column} = {value} ({why})"
+        return Filled(Cells({**self.cells.values, column: value}), (*self.assumed, text))
+
+
+def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
+    """Fill what a row leaves open: by its family's rule first, then by what is usual.
+
+    Parameters
+    ----------
+    cells : Cells
+    rule : mapping
+        Of its family; ``assume`` holds columns and values.
+
+    Examples
+    --------
+    >>> row = Cells({"num_accel": "16", "global_batch_seqs": "64", "zero_stage": "3", "layers": "2"})
+    >>> fill_in(row, {"assume": {"recompute": "none"}}).cells.text("micro_batch_seqs")
+    '4'
+    """
+    found = Filled(cells)
+    for column, value in rule.get("assume", {}).items():
+        found = found.with_column(column, str(value), "the family's rule")
+    found = _network(_shape(found))
+    for column, entries in table("assumptions")["columns"].items():
+        for entry in entries:
+            if not found.cells.text(column) and _fits(found.cells, entry["where"]):
+                value = _value(found.cells, entry)
+                found = found.with_column(column, value, entry["why"]) if value else found
+        if column == "pp":
+            found = _replicas(found)
+    return found
+
+
+def _fits(cells: Cells, where: Mapping[str, str]) -> bool:
+    return all(re.fullmatch(pattern, cells.text(column)) for column, pattern in where.items())
+
+
+def _value(cells: Cells, entry: Mapping[str, Any]) -> str:
+    """What an entry says; the sequences of one replica where it says so, if they divide."""
+    if "value" in entry:
+        return str(entry["value"])
+    batch, replicas = cells.number("global_batch_seqs"), cells.number("dp")
+    whole = batch and replicas and batch % replicas == 0
+    return str(int(batch / replicas)) if batch and replicas and whole else "1"
+
+
+def _shape(found: Filled) -> Filled:
+    """Attention heads of 128 where their number is not stated."""
+    cells, usual = found.cells, 128
+    width = cells.number("hidden")
+    if cells.text("heads") or not width or width % usual:
+        return found
+    return found.with_column("heads", str(int(width / usual)), "heads of 128")
+
+
+def _replicas(found: Filled) -> Filled:
+    """As many replicas as the accelerators have room for."""
+    count = found.cells.number("num_accel")
+    taken = 1.0
+    for axis in _WIDEST:
+        taken *= found.cells.number(axis) or 1.0
+    if not count or count % taken:
+        return found
+    return found.with_column("dp", str(int(count / taken)), "what the accelerators have room for")
+
+
+def _network(found: Filled) -> Filled:
+    """NICs of a usual node of this kind, where none are stated."""
+    entry = network_of(found.cells.text("accelerator"))
+    if entry is None or (found.cells.text("nics_per_node") and found.cells.text("nic_gbit_s")):
+        return found
+    count, each = found.cells.number("num_accel"), found.cells.number("accel_per_node")
+    if count and each and count <= each:
+        return found
+    for column in ("nics_per_node", "nic_gbit_s", "inter_node_link"):
+        found = found.with_column(column, str(entry[column]), entry["why"])
+    return found
+
+
+def network_of(accelerator: str) -> Mapping[str, Any] | None:
+    """NICs of a usual node with this accelerator, None where none are known."""
+    return _entry("networks", accelerator)
+
+
+def system_of(accelerator: str) -> str | None:
+    """The system of the catalog whose accelerators are joined beyond the node, None for the others."""
+    entry = _entry("systems", accelerator)
+    return None if entry is None else str(entry["system"])
+
+
+def slices_of(cells: Cells) -> int:
+    """How many slices of a torus the row's words name; 1 where they name none."""
+    for entry in table("assumptions")["slices"]:
+        found = re.fullmatch(entry["pattern"], cells.text(entry["column"]))
+        if found is not None:
+            return int(found[1])
+    return 1
+
+
+def _entry(section: str, text: str) -> Mapping[str, Any] | None:
+    for entry in table("assumptions")[section]:
+        if re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE):
+            result: Mapping[str, Any] = entry
+            return result
+    return None

@@ -1,0 +1,78 @@
+"""What is assumed of published runs where their rows say nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsim.calibration.validate.assumptions import fill_in, slices_of
+from mpsim.calibration.validate.rows import Cells
+from mpsim.calibration.validate.runs import filled, scenario_of
+
+FSDP = {
+    "family": "nobody's",
+    "framework": "PyTorch FSDP",
+    "model": "Llama-2-7B",
+    "layers": "2",
+    "hidden": "4096",
+    "seq_len": "2048",
+    "accelerator": "H100-SXM5-80GB",
+    "num_accel": "32",
+    "global_batch_seqs": "128",
+}
+RULE = {"framework": {"preset": "torch-fsdp1"}, "model": {"dropout": 0.0}}
+
+
+def test_every_assumption_is_told_and_a_stated_column_stays() -> None:
+    """No column that was stated is among the assumed ones, and each filled one is told once with its reason."""
+    found = fill_in(Cells(FSDP), RULE)
+    told = [one.split(" = ")[0] for one in found.assumed]
+    assert len(told) == len(set(told))
+    assert not set(told) & set(FSDP)
+    assert {column for column in found.cells.values if column not in FSDP} == set(told)
+    assert all("(" in one for one in found.assumed)
+
+
+def test_a_bare_row_becomes_a_scenario() -> None:
+    """32 GPUs, sharded, 128 sequences: dp 32, microbatches of 128/32 = 4, eight NDR NICs a node, heads of 128."""
+    cells = filled(Cells(FSDP), RULE).cells
+    scenario = scenario_of(cells, RULE)
+    assert scenario["parallelism"]["dp"] == 32
+    assert scenario["parallelism"]["zero"] == 3
+    assert scenario["training"]["micro_batch"] == 4
+    assert scenario["model"]["heads"] == 32
+    assert scenario["model"]["gated_mlp"] is True
+    assert scenario["cluster"]["nics_per_node"] == 8
+    assert scenario["cluster"]["nic"]["bandwidth"] == "400 Gb/s"
+
+
+def test_one_node_needs_no_network() -> None:
+    """Eight GPUs stay in a node, so that nothing of NICs is assumed."""
+    found = fill_in(Cells({**FSDP, "num_accel": "8", "accel_per_node": "8"}), RULE)
+    assert not [one for one in found.assumed if "nic" in one]
+
+
+def test_the_family_comes_before_what_is_usual() -> None:
+    """A rule's word for an empty column wins; a word of the row wins over both."""
+    rule = {**RULE, "assume": {"recompute": "none", "precision": "fp16"}}
+    cells = fill_in(Cells({**FSDP, "precision": "bf16"}), rule).cells
+    assert (cells.text("recompute"), cells.text("precision")) == ("none", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "slices"),
+    [
+        ("id", "maxtext-v5p-32b-2x128", 2),
+        ("inter_node_link", "DCN between 2 pods of 3072", 2),
+        ("id", "some-run", 1),
+    ],
+)
+def test_slices_are_read_from_words(column: str, text: str, slices: int) -> None:
+    """A torus of several slices is told by the row's own words only."""
+    assert slices_of(Cells({column: text})) == slices
+
+
+def test_a_torus_reaches_as_far_as_its_slice() -> None:
+    """512 chips in two slices: hosts of 4, domains of 256."""
+    row = {**FSDP, "id": "trillium-x-2xv6e-256", "accelerator": "TPU v6e", "num_accel": "512"}
+    cluster = scenario_of(filled(Cells(row), RULE).cells, RULE)["cluster"]
+    assert (cluster["preset"], cluster["nodes"], cluster["domain"]) == ("tpu-v6e", 128, 256)
