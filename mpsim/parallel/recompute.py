@@ -299,19 +299,13 @@ def _per_op(expansion: Expansion, *, divided: bool) -> Rerun:
     by_name = {one.name: one for one in expansion.forward}
     again: list[Operator] = []
     features = _kept_features(by_name)
-    for one in expansion.forward[: _last_needed(expansion.forward)]:
-        if one.recomputed_selectively:
-            continue
-        whole = by_name.get(subject(one), one)
-        left = whole.n - features[whole.name] if whole.name in features else None
-        if left is None:
-            again.append(one)
-        elif left and one is whole:
-            again.append(reshaped(one, {"n": left}))
-            again[-1] = dataclasses.replace(again[-1], flops=one.flops * left / one.n)
-        elif left:
-            again.append(one)
     output = by_name["proj"]
+    for one in expansion.forward[: _last_needed(expansion.forward)]:
+        left = _left(one, by_name, features)
+        if one is output:  # its sum was kept
+            again.append(dataclasses.replace(one, split=Split.TENSOR))
+        elif left:
+            again.append(left)
     feature = output.saved_for_weight / output.k  # a tensor of one feature
     kept = {one.name: (0.0, 0.0) for one in again}
     kept |= {name: (count * feature, 0.0) for name, count in features.items()}
@@ -320,13 +314,23 @@ def _per_op(expansion: Expansion, *, divided: bool) -> Rerun:
     kept[first.name] = (first.saved, 0.0)  # the input of the layer
     if divided:  # what the sum behind the attention returned stands in for its residual
         kept["norm2"] = (by_name["norm2"].saved, 0.0)
-    again = [
-        # its sum was kept
-        dataclasses.replace(one, split=Split.TENSOR) if one is output else one
-        for one in again
-    ]
     part = Again(tuple(again), _names(expansion.forward))
     return Rerun((part,), kept, together=True)
+
+
+def _left(
+    one: Operator, by_name: Mapping[str, Operator], features: Mapping[str, int]
+) -> Operator | None:
+    """The part of an operator that runs again: not attention, and of a projection the features that were not kept."""
+    if one.recomputed_selectively:
+        return None
+    whole = by_name.get(subject(one), one)
+    if whole.name not in features:
+        return one
+    left = whole.n - features[whole.name]
+    if not left or left == whole.n or one is not whole:
+        return one if left else None
+    return dataclasses.replace(reshaped(one, {"n": left}), flops=one.flops * left / one.n)
 
 
 def _kept_features(by_name: Mapping[str, Operator]) -> dict[str, int]:
