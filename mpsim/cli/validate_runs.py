@@ -95,8 +95,8 @@ def verdict(comparison: Comparison) -> list[str]:
         )
     if not comparison.tells:
         lines.append(
-            f"the machine was too noisy to tell: steps spread by {comparison.noise:.0%}, and the same kernel changed by "
-            f"{comparison.drift:.0%} while measuring"
+            f"the machine was too noisy to tell: steps spread by {comparison.noise:.0%}, the same kernel changed by "
+            f"{comparison.drift:.0%} while measuring, other processes used {comparison.busy:.0%} of the host"
         )
     return lines
 

@@ -44,6 +44,8 @@ class StepComparison:
     noise : float
         Relative spread of the measured steps.
     samples : int
+    others : float
+        Share of the host that other processes used meanwhile.
     measured_parts, predicted_parts : mapping of str to float
         By `PARTS`, mean over ranks [s]; empty where the actions were not recorded.
     same_order : bool or None
@@ -64,6 +66,7 @@ class StepComparison:
     predicted: float | None
     noise: float
     samples: int
+    others: float
     measured_parts: Mapping[str, float]
     predicted_parts: Mapping[str, float]
     same_order: bool | None
@@ -81,8 +84,8 @@ class StepComparison:
 
     @property
     def noisy(self) -> bool:
-        """Whether the measured steps spread too much to tell."""
-        return self.noise > limit("noisy_above")
+        """Whether the measured steps spread too much to tell, or were not alone."""
+        return self.noise > limit("noisy_above") or self.others > limit("busy_above")
 
     @property
     def differences(self) -> dict[str, float]:
@@ -108,6 +111,7 @@ class StepComparison:
         }
         return data | {
             "samples": self.samples,
+            "others": self.others,
             "measured_parts_s": dict(self.measured_parts),
             "predicted_parts_s": dict(self.predicted_parts),
             "explained_by": self.explained_by,
@@ -130,12 +134,15 @@ class Comparison:
     warnings : tuple of str
     drift : float
         How far the same kernel was apart at the start and the end of the quietest file.
+    others : float
+        Share of the host that other processes used while the machine was calibrated.
     """
 
     machine: str
     steps: tuple[StepComparison, ...]
     warnings: tuple[str, ...]
     drift: float = 0.0
+    others: float = 0.0
 
     @property
     def scored(self) -> tuple[StepComparison, ...]:
@@ -155,8 +162,14 @@ class Comparison:
 
     @property
     def tells(self) -> bool:
-        """Whether the machine was quiet enough for the errors to mean something."""
-        return max(self.noise, self.drift) <= limit("noisy_above")
+        """Whether the machine was quiet enough for the errors to mean something, while it was calibrated and while steps ran."""
+        quiet = self.busy <= limit("busy_above")
+        return quiet and max(self.noise, self.drift) <= limit("noisy_above")
+
+    @property
+    def busy(self) -> float:
+        """Share of the host that other processes used, the larger of both times."""
+        return max([self.others, statistics.median(one.others for one in self.steps)])
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -192,6 +205,7 @@ class Comparison:
             "median_abs_error": self.median_error,
             "noise": self.noise,
             "drift": self.drift,
+            "others": self.busy,
             "tells": self.tells,
             "components": self.components,
             "families": [one.to_json() for one in self.families],
@@ -244,7 +258,13 @@ def compare_runs(
             progress(done, len(steps))
     warnings = tuple(text for one in read for text in one.warnings)
     drift = min(abs(one.end.yardstick[1] / one.end.yardstick[0] - 1.0) for one in read if one.end)
-    return Comparison(machine.name, tuple(compared), warnings, drift)
+    return Comparison(machine.name, tuple(compared), warnings, drift, _others(machine))
+
+
+def _others(machine: Cluster) -> float:
+    """Share of the host that other processes used while a machine was measured, in the quietest of its files."""
+    document = machine.calibration.document if machine.calibration else {}
+    return min((float(one.get("others", 0.0)) for one in document.get("inputs", ())), default=0.0)
 
 
 def _compared(one: Measurement, machine: Cluster) -> StepComparison:
@@ -258,6 +278,7 @@ def _compared(one: Measurement, machine: Cluster) -> StepComparison:
         predicted=None,
         noise=noise_of(one),
         samples=len(one.seconds[0]),
+        others=one.others,
         measured_parts=parts_of(slices, _whole(slices) if one.synchronous else None),
         predicted_parts={},
         same_order=None,

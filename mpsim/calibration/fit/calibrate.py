@@ -129,6 +129,7 @@ def calibrate(sources: Sequence[Source], *, name: str = "", on: str = "") -> Cal
     warnings = (
         *(text for source in sources for text in source.warnings),
         *fit.warnings,
+        *_busy_warnings(frame.inputs),
         *range_warnings(fit.constants),
         *_noise_warnings(fit),
     )
@@ -245,6 +246,15 @@ def _check_one_machine(sources: Sequence[Source]) -> None:
             raise CalibrationError(
                 f"{other.file}: was measured on {other.device_name!r}, but {named[0].file} on "
                 f"{named[0].device_name!r}; calibrate each on its own"
+            )
+
+
+def _busy_warnings(inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for one in inputs:
+        if one["others"] > limit("busy_above"):
+            yield (
+                f"{one['file']}: other processes used {one['others']:.0%} of the host; measure again when it is quiet, and give "
+                "both files: the quietest of each measurement counts"
             )
 
 

@@ -243,8 +243,10 @@ def _share(value: float | None) -> float | None:
 
 
 def input_of(source: Source, digest: str) -> dict[str, Any]:
-    """A file that went in, by name and content."""
+    """A file that went in, by name and content, and what else ran on its machine meanwhile."""
+    others = float(np.median([one.others for one in source.measurements]))
     return {
+        "others": round(others, _DIGITS),
         "file": source.file.rpartition("/")[2],
         "tool": source.tool,
         "measurements": len(source.measurements),
