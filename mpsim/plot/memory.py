@@ -60,9 +60,7 @@ class MemoryDisplay(Display):
     def from_result(cls, result: Result) -> MemoryDisplay:
         """Memory of every pipeline rank of a result."""
         memory = result.memory
-        return cls(
-            [f"pp {rank}" for rank in range(len(memory.total))], memory.components, memory.capacity
-        )
+        return cls(result.program.rank_name, memory.components, memory.capacity)
 
     @property
     def total(self) -> NDArray[np.float64]:

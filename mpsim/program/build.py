@@ -11,11 +11,13 @@ from mpsim.program.closing import StepRows
 from mpsim.program.costs import PlanCosts
 from mpsim.program.data.exchange import add_exchanges
 from mpsim.program.insides import Insides
+from mpsim.program.join import join
 from mpsim.program.messages import warmup_and_flush
 from mpsim.program.pipeline import add_pipeline
 from mpsim.program.plan import Plan
 from mpsim.program.program import Program
 from mpsim.program.rows import Rows
+from mpsim.program.unfold import spans
 from mpsim.schedule import Orders
 
 __all__ = ["build_program"]
@@ -37,9 +39,16 @@ def build_program(
     Returns
     -------
     Program
-        One rank class a pipeline rank; each stands for tp x cp x dp ranks that do the same at the same time.
+        One rank class a pipeline rank; each stands for tp x cp x dp ranks that do the same at the same time. Where replicas
+        differ, one a pipeline rank and class of replicas.
     """
     costs = costs or PlanCosts(plan)
+    if plan.classes:
+        return join(
+            [build_program(one.plan, one) for one in costs.parts],
+            [f"dp {spans(one.replicas)}" for one in plan.classes],
+            [len(one.replicas) for one in plan.classes],
+        )
     rows = Rows()
     step = StepRows(rows, plan, costs)
     insides = Insides(plan, costs, blocks)

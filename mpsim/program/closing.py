@@ -74,7 +74,8 @@ class StepRows:
         plan = self._plan
         size = parameters * plan.framework.optimizer.gradient_bytes
         crosses = plan.mesh.crosses(first, last, plan.cluster)
-        up, out = self._costs.collectives.send_wire_bytes(size, crosses=crosses)
+        slower, models = self._costs.slowdown(first, last), self._costs.models((first, last))
+        up, out = models[0].send_wire_bytes(size, crosses=crosses)
         row = self._rows.add(
             1,
             rank=first,
@@ -82,11 +83,7 @@ class StepRows:
             kind=Kind.COLLECTIVE,
             part=_EXPOSED_DP,
             peer=last,
-            duration=ticks(
-                self._costs.collectives.send(
-                    size, crosses=crosses, slowdown=self._costs.slowdown(first, last)
-                )
-            ),
+            duration=ticks(max(one.send(size, crosses=crosses, slowdown=slower) for one in models)),
             up_bytes=up,
             out_bytes=out,
             label=label,
@@ -125,11 +122,13 @@ class StepRows:
         return plan.sharers > 1 and not plan.gathers_units and not plan.gathers_beside
 
     def _update(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
-        bandwidth = self._plan.cluster.accelerator.memory_bandwidth
         traffic = self._plan.framework.optimizer.optimizer_traffic
-        measured = self._plan.cluster.accelerator.calibration
+        chips = [self._plan.cluster_of(rank).accelerator for rank in self._ranks.tolist()]
         seconds = np.array(
-            [optimizer_seconds(one, traffic, bandwidth, measured) for one in share.tolist()]
+            [
+                optimizer_seconds(one, traffic, chip.memory_bandwidth, chip.calibration)
+                for one, chip in zip(share.tolist(), chips, strict=True)
+            ]
         )
         return self._rows.add(
             len(self._ranks),
@@ -183,7 +182,8 @@ class StepRows:
         shape = plan.mesh.model_parallel_shape(plan.cluster)
         if plan.shares_gradients:
             shape = spread(plan.cluster.domain_of(plan.mesh.ranks.reshape(1, -1)))
-        seconds = self._costs.collectives.seconds("all_reduce", 4.0, shape)
+        models = self._costs.models(self._ranks.tolist())
+        seconds = max(one.seconds("all_reduce", 4.0, shape) for one in models)
         row = self._rows.add(
             1,
             rank=0,

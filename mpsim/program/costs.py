@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import CollectiveModel, Constant, KernelModel, host_constants
+from mpsim.cost.quantise import casting
+from mpsim.errors import HardwareError
 from mpsim.hardware.routes import routes_of
 from mpsim.parallel import Communication, GroupShape
 from mpsim.parallel.crossing import messages, slowdown
@@ -33,9 +36,16 @@ class PlanCosts:
 
     def __init__(self, plan: Plan, *, like: PlanCosts | None = None) -> None:
         self.plan = plan
+        self.kernels: KernelModel
+        self.collectives: CollectiveModel
+        # of each pipeline rank, where they have different nodes: whose models they are
+        self._first = [plan.stage_clusters.index(one) for one in plan.stage_clusters]
+        self._others: dict[int, PlanCosts] = {}
         if like is not None:
             self.kernels, self.collectives = like.kernels, like.collectives
+            self._others = like._others
             return
+        _check_casts(plan)
         self.kernels = KernelModel(
             plan.cluster.accelerator,
             plan.precision,
@@ -43,12 +53,36 @@ class PlanCosts:
             eager_factor=plan.framework.kernels.memory_kernel_factor,
         )
         self.collectives = CollectiveModel(plan.cluster)
+        self._others = {
+            rank: PlanCosts(dataclasses.replace(plan, cluster=cluster, stage_clusters=()))
+            for rank, cluster in enumerate(plan.stage_clusters)
+            if rank and self._first[rank] == rank
+        }
+
+    def of(self, rank: int) -> PlanCosts:
+        """The cost models of pipeline rank `rank`: these, unless its nodes are others."""
+        return self._others.get(self._first[rank], self) if self._first else self
+
+    def models(self, ranks: Sequence[int]) -> list[CollectiveModel]:
+        """Distinct models of collectives of pipeline ranks that meet; the slowest of them decides."""
+        return list(
+            {id(one): one for one in (self.of(rank).collectives for rank in ranks)}.values()
+        )
+
+    @functools.cached_property
+    def parts(self) -> tuple[PlanCosts, ...]:
+        """Costs of each class of replicas; these where all are alike."""
+        if not self.plan.classes:
+            return (self,)
+        return tuple(PlanCosts(one) for one in self.plan.parts)
 
     def cast_weights(self, parameters: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of casting so many weights to the narrow precision, once a step; 0 in a wide one [s]."""
-        return self.kernels.weight_cast_seconds(
-            parameters, self.plan.framework.lowering.activation_bytes
-        )
+        """Seconds of casting so many weights of each pipeline rank to the narrow precision, once a step; 0 in a wide one [s]."""
+        wide = self.plan.framework.lowering.activation_bytes
+        seconds = self.kernels.weight_cast_seconds(parameters, wide)
+        for rank in range(len(self._first)):
+            seconds[rank] = self.of(rank).kernels.weight_cast_seconds(parameters[rank], wide)
+        return seconds
 
     @functools.cached_property
     def alike(self) -> NDArray[np.int64]:
@@ -58,6 +92,7 @@ class PlanCosts:
         for rank, members in enumerate(self.plan.mesh.ranks):
             domains = self.plan.cluster.domain_of(members)
             where = (domains - domains.min()).tobytes() + self._offset(members)
+            where += bytes(str(self._first[rank : rank + 1]), "ascii")
             alike.append(first.setdefault(where, rank))
         return np.array(alike)
 
@@ -81,6 +116,10 @@ class PlanCosts:
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant used so far, kernels first."""
         own = (*self.kernels.provenance(), *self.collectives.provenance())
+        others = [*self._others.values(), *(one for one in self.parts if one is not self)]
+        if others:
+            more = [one.provenance() for one in others]
+            own = tuple(dict.fromkeys(itertools.chain(own, *more)))
         return own if self.plan.offload == "none" else (*own, *host_constants(self.plan.cluster))
 
     @functools.cache  # noqa: B019 - one instance a simulation
@@ -91,7 +130,8 @@ class PlanCosts:
             return self.stage(first)
         cp = self.group(("cp",), rank)
         return StageCosts(
-            self,
+            self.of(rank),
+            self._first[rank] if self._first else 0,
             {
                 "tp": self.group(("tp",), rank),
                 "cp": cp,
@@ -134,7 +174,11 @@ class PlanCosts:
                     crosses = self._crosses(rank[stage], rank[other])
                     receivers = self.group(("tp",), rank[other])
                     slower = self.slowdown(rank[stage], rank[other])
-                    columns[:, direction, stage] = self._message(crosses, receivers, slower)
+                    slower_end = max(
+                        self.of(end)._message(crosses, receivers, slower)
+                        for end in (rank[stage], rank[other])
+                    )
+                    columns[:, direction, stage] = slower_end
         seconds, up, out = columns
         return Sends(ticks(seconds), up, out)
 
@@ -178,10 +222,10 @@ class PlanCosts:
 class StageCosts:
     """`mpsim.program.template.BlockCosts` of one pipeline rank; equal for ranks whose groups sit alike."""
 
-    def __init__(self, costs: PlanCosts, groups: Mapping[str, GroupShape]) -> None:
+    def __init__(self, costs: PlanCosts, nodes: int, groups: Mapping[str, GroupShape]) -> None:
         self._costs = costs
         self._groups = groups
-        self.key = tuple(groups.values())
+        self.key = (nodes, *groups.values())
 
     def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
         """Seconds of sharded operators [s]."""
@@ -198,7 +242,13 @@ class StageCosts:
         if item.across:
             return self._twice(item, group)
         up, out = model.wire_bytes(item.kind, item.size, group)
-        return float(model.seconds(item.kind, item.size, group)), float(up), float(out)
+        seconds = self._issued + float(model.seconds(item.kind, item.size, group))
+        return seconds, float(up), float(out)
+
+    @property
+    def _issued(self) -> float:
+        """What the framework adds to a collective of the library [s]."""
+        return self._costs.plan.framework.host.collective_cost
 
     def _twice(self, item: Communication, group: GroupShape) -> tuple[float, float, float]:
         """An all-to-all between the peers of each domain, beside one inside that passes on what arrives."""
@@ -211,7 +261,17 @@ class StageCosts:
         )
         up, _ = model.wire_bytes(item.kind, item.size, inside)
         out = item.across * (1.0 - 1.0 / group.domains)
-        return float(slower), float(up), float(out)
+        return self._issued + float(slower), float(up), float(out)
+
+
+def _check_casts(plan: Plan) -> None:
+    """Refuse stages whose accelerators cast to the narrow precision in different ways: messages between them would not fit."""
+    chips = {one.accelerator.name: one.accelerator for one in plan.stage_clusters}
+    ways = {casting(plan.precision, one) for one in chips.values()}
+    if len(ways) > 1:
+        raise HardwareError(
+            f"{' and '.join(chips)} cast to {plan.precision} in different ways; set training.precision to bf16"
+        )
 
 
 def _across(group: GroupShape) -> GroupShape:

@@ -102,13 +102,14 @@ class Insides:
         if key in self._known:
             return self._known[key]
         pieces = cut(self._plan, stage, action, blocks, gather=gather, reduce=reduce)
+        rank = int(self._plan.orders.stage_rank[stage.index])
         segments: list[int] = []
         first, last, ready = [], [], []
         for piece in pieces:
             first.append(len(segments))
             last.append(len(segments))
-            segments.append(self._join(action, self._computed(action, piece)))
-            if copies := self._passes.to_reduce(_parameters(piece.reduces)):
+            segments.append(self._join(action, self._computed(action, piece, rank)))
+            if copies := self._passes.to_reduce(_parameters(piece.reduces), rank):
                 segments.append(self._join(action, copies))
             ready.append(len(segments) - 1)
         self._known[key] = self._add(segments, Inside(pieces, first, last, ready))
@@ -142,13 +143,12 @@ class Insides:
             self._known[key] = self._add(segments, Inside([Piece(())], [0], [0], [0]))
         return self._known[key]
 
-    def _computed(self, action: Action, piece: Piece) -> list[Block]:
+    def _computed(self, action: Action, piece: Piece, rank: int) -> list[Block]:
         """Blocks of a piece with the passes over memory around them."""
-        before = (
-            self._passes.gathered(_parameters(piece.gathers)) if self._plan.gathers_units else []
-        )
+        gathered = _parameters(piece.gathers) if self._plan.gathers_units else 0.0
+        before = self._passes.gathered(gathered, rank)
         added = sum(one.parameters for one in piece.blocks) if action in _GRADIENT else 0.0
-        return [*before, *piece.blocks, *self._passes.added(added)]
+        return [*before, *piece.blocks, *self._passes.added(added, rank)]
 
     def _join(self, action: Action, blocks: list[Block]) -> int:
         return self._register(self._blocks.join(action, blocks))

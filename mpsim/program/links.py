@@ -91,7 +91,7 @@ def links_of(program: Program, plan: Plan) -> Links:
     """
     communicates = (program.template < 0) & ((program.up_bytes > 0) | (program.out_bytes > 0))
     rows = np.flatnonzero(communicates)
-    parts = [_ports(program, rows, plan.cluster), _fabric(program, rows, plan)]
+    parts = [_ports(program, rows, plan), _fabric(program, rows, plan)]
     first = np.cumsum([0, *(len(one.names) for one in parts)])
     row = np.concatenate([one.row for one in parts])
     link = np.concatenate([one.link + begin for one, begin in zip(parts, first, strict=False)])
@@ -124,9 +124,10 @@ class _Part:
     amount: NDArray[np.float64]
 
 
-def _ports(program: Program, rows: NDArray[np.int64], cluster: Cluster) -> _Part:
+def _ports(program: Program, rows: NDArray[np.int64], plan: Plan) -> _Part:
     """Ports of every rank class."""
-    kinds = list(_kinds(cluster))
+    kinds = list(_kinds(plan.cluster))
+    rates = [[rate for _, rate, _ in _kinds(one)] for one in plan.class_clusters]
     each = len(kinds) * len(_DIRECTIONS)
     sizes = [program.out_bytes if far else program.up_bytes for _, _, far in kinds]
     ends = (program.rank.astype(np.int64), _receiver(program))
@@ -146,9 +147,7 @@ def _ports(program: Program, rows: NDArray[np.int64], cluster: Cluster) -> _Part
             for name, _, _ in kinds
             for direction in _DIRECTIONS
         ),
-        capacity=np.tile(
-            np.repeat([rate for _, rate, _ in kinds], len(_DIRECTIONS)), program.ranks
-        ).astype(np.float64),
+        capacity=np.repeat(np.array(rates, dtype=np.float64).ravel(), len(_DIRECTIONS)),
         row=np.concatenate(row),
         link=np.concatenate(link),
         amount=np.concatenate(amount),

@@ -18,12 +18,31 @@ from mpsim.scenario import Scenario, check
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
 from mpsim.workload import Count, Experts, Parameters, Transformer
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "ReplicaClass", "make_plan"]
 
 SHARDED_GRADIENTS, SHARDED_PARAMETERS = 2, 3
 """Values of `Plan.zero` from which gradients and parameters are sharded."""
 
 _VOCAB_MULTIPLE = 128  # Megatron-LM --make-vocab-size-divisible-by, times tp
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaClass:
+    """Data-parallel replicas that have the same nodes and run the same microbatches.
+
+    Parameters
+    ----------
+    replicas : tuple of int
+        Their data-parallel coordinates.
+    cluster : Cluster
+        As these replicas have it.
+    orders : Orders
+        Of as many microbatches as each of them runs.
+    """
+
+    replicas: tuple[int, ...]
+    cluster: Cluster
+    orders: Orders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +81,10 @@ class Plan:
         What the host keeps: ``none``, ``optimizer`` (its state) or ``parameters`` (those too).
     offload_to : str
         ``host`` memory or ``nvme``.
+    stage_clusters : tuple of Cluster
+        The cluster as each pipeline rank has it; empty where all are alike.
+    classes : tuple of ReplicaClass
+        Replicas that differ from others; empty where all are alike. `orders` are those of the class with most microbatches.
     """
 
     name: str
@@ -85,6 +108,28 @@ class Plan:
     shard: int | None = None
     offload: str = "none"
     offload_to: str = "host"
+    stage_clusters: tuple[Cluster, ...] = ()
+    classes: tuple[ReplicaClass, ...] = ()
+
+    def cluster_of(self, rank: int) -> Cluster:
+        """The cluster as pipeline rank `rank` has it."""
+        return self.stage_clusters[rank] if self.stage_clusters else self.cluster
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        """A plan for each class of replicas; this one alone where all are alike."""
+        if not self.classes:
+            return (self,)
+        return tuple(
+            dataclasses.replace(self, cluster=one.cluster, orders=one.orders, classes=())
+            for one in self.classes
+        )
+
+    @property
+    def class_clusters(self) -> tuple[Cluster, ...]:
+        """The cluster as each rank class of the program has it: pipeline ranks of the first class of replicas first."""
+        ranks = range(self.mesh.pp)
+        return tuple(part.cluster_of(rank) for part in self.parts for rank in ranks)
 
     @property
     def padded_vocab(self) -> int:
@@ -359,10 +404,11 @@ def make_plan(scenario: Scenario) -> Plan:
         order=parallelism.axes,
         etp=parallelism.etp,
     )
-    orders = _orders(scenario)
+    orders = _orders(scenario, scenario.microbatches)
+    nodes = _nodes(scenario, mesh)
     return Plan(
         name=scenario.name,
-        cluster=scenario.hardware,
+        cluster=nodes[0] if nodes else scenario.hardware,
         model=scenario.transformer,
         framework=scenario.software.in_precision(training.precision),
         mesh=mesh,
@@ -382,6 +428,52 @@ def make_plan(scenario: Scenario) -> Plan:
         shard=parallelism.shard,
         offload=parallelism.offload,
         offload_to=parallelism.offload_to,
+        stage_clusters=nodes if scenario.stage_clusters and len(scenario.clusters) > 1 else (),
+        classes=_classes(scenario) if scenario.has_uneven_replicas else (),
+    )
+
+
+def _nodes(scenario: Scenario, mesh: Mesh) -> tuple[Cluster, ...]:
+    """What each pipeline rank or replica runs on, where the scenario says so.
+
+    Raises
+    ------
+    ScenarioError
+        If a scale-up domain would hold ranks of more than one part.
+    """
+    stages, replicas = scenario.stage_clusters, scenario.replica_clusters
+    nodes = stages or replicas or ()
+    if len(scenario.clusters) == 1:
+        return nodes
+    number = {id(one): i for i, one in enumerate(scenario.clusters)}
+    kinds = np.array([number[id(one)] for one in nodes])
+    kind = np.broadcast_to(
+        kinds.reshape((-1, 1, 1, 1) if stages else (-1, 1, 1)), mesh.ranks.shape
+    ).ravel()
+    domain = scenario.hardware.domain_of(mesh.ranks.ravel())
+    first = np.full(scenario.hardware.domains, -1)
+    first[domain[::-1]] = kind[::-1]
+    mixed = domain[first[domain] != kind]
+    if len(mixed):
+        key = f"cluster.{'stages' if stages else 'replicas'}"
+        message = (
+            f"scale-up domain {int(mixed.min())} would hold ranks of two parts; needed one part in each domain: change "
+            "the counts, the degrees, or parallelism.order"
+        )
+        raise ScenarioError(scenario.locate([Problem(message, key=key)]))
+    return nodes
+
+
+def _classes(scenario: Scenario) -> tuple[ReplicaClass, ...]:
+    """Replicas by what they run on and how many microbatches they run, those with most microbatches first."""
+    nodes = scenario.replica_clusters or (scenario.hardware,) * scenario.dp
+    alike: dict[tuple[int, int], list[int]] = {}
+    for replica, cluster in enumerate(nodes):
+        key = (scenario.microbatches_of(replica), id(cluster))
+        alike.setdefault(key, []).append(replica)
+    return tuple(
+        ReplicaClass(tuple(members), nodes[members[0]], _orders(scenario, microbatches))
+        for (microbatches, _), members in sorted(alike.items(), key=lambda one: -one[0][0])
     )
 
 
@@ -414,7 +506,7 @@ def _stages(scenario: Scenario, orders: Orders) -> tuple[Stage, ...]:
     )
 
 
-def _orders(scenario: Scenario) -> Orders:
+def _orders(scenario: Scenario, microbatches: int) -> Orders:
     schedule = scenario.schedule
     name: str | None = schedule.name
     try:
@@ -424,13 +516,13 @@ def _orders(scenario: Scenario) -> Orders:
         orders = make_orders(
             name,
             pp=scenario.parallelism.pp,
-            microbatches=scenario.microbatches,
+            microbatches=microbatches,
             virtual_stages=scenario.virtual_stages,
         )
         if _runs_beside(scenario) and not orders.fused.any():
             orders = forwards_beside_backwards(orders)
         orders.validate()
-        _check_trains(orders, scenario.microbatches)
+        _check_trains(orders, microbatches)
     except ScheduleError as error:
         raise ScenarioError(scenario.locate([Problem(str(error), key="schedule")])) from None
     return orders

@@ -70,6 +70,13 @@ def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
     known = schedule_options(plan.schedule) if plan.schedule else ()
     if "times" not in known:
         return plan
+    if plan.classes:
+        searched_parts = [with_timed_orders(one.plan, one).orders for one in costs.parts]
+        classes = tuple(
+            dataclasses.replace(one, orders=orders)
+            for one, orders in zip(plan.classes, searched_parts, strict=True)
+        )
+        return dataclasses.replace(plan, classes=classes, orders=classes[0].orders)
     times = action_times(plan, costs)
     options: dict[str, object] = {"times": times[:3]}
     if "send" in known:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mpsim.program.csr import Lists, owners
 from mpsim.program.program import Program, Span, Stream
 
-__all__ = ["Unfolding", "unfold"]
+__all__ = ["Unfolding", "spans", "unfold"]
 
 Ints = NDArray[np.int64]
 
@@ -72,7 +72,7 @@ def _parts(degree: int, touched: Iterable[int] | None) -> list[list[int]]:
     return sorted([[one] for one in alone] + ([others] if others else []))
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def spans(numbers: Sequence[int]) -> str:
     """Write ``0,2-7``."""
     runs = [
         [number for _, number in run]
@@ -243,5 +243,5 @@ class Unfolding:
         return sizes
 
     def _names(self) -> list[str]:
-        axes = [[f"{name} {_ranges(part)}" for part in self._parts[name]] for name, _ in _AXES]
+        axes = [[f"{name} {spans(part)}" for part in self._parts[name]] for name, _ in _AXES]
         return [" ".join(parts) for parts in itertools.product(*axes)]

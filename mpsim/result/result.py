@@ -26,14 +26,14 @@ from mpsim.program.program import Program
 from mpsim.program.timed import with_timed_orders
 from mpsim.result.attribution import attribute
 from mpsim.result.links import LinkUse, measure_links
-from mpsim.result.memory import Memory, MemoryCurve, account_memory, memory_curve
+from mpsim.result.memory import Memory, MemoryCurve, account_memory, joined_memory, memory_curve
 from mpsim.result.summary import summarise
 from mpsim.result.utilisation import Utilisation, measure_utilisation
 from mpsim.scenario import Scenario
 
 if TYPE_CHECKING:
     from mpsim.plot import Plots
-    from mpsim.study import Jitter, Sensitivity
+    from mpsim.study import Jitter, Sensitivity, VariedSteps
 
 __all__ = ["Result", "check_order", "simulate"]
 
@@ -67,16 +67,16 @@ class Result:
     @functools.cached_property
     def memory(self) -> Memory:
         """What each pipeline rank holds at its fullest moment."""
-        return account_memory(self.plan)
+        return joined_memory([account_memory(one) for one in self.plan.parts])
 
     def memory_curve(self, rank: int) -> MemoryCurve:
-        """What pipeline rank `rank` holds over time."""
+        """What rank class `rank` (the pipeline rank, where replicas are alike) holds over time."""
         return memory_curve(self.timeline, self.plan, self.memory, rank)
 
     @functools.cached_property
     def utilisation(self) -> Utilisation:
         """How busy compute and links were."""
-        return measure_utilisation(self.timeline, self.plan.cluster)
+        return measure_utilisation(self.timeline, self.plan.class_clusters)
 
     @functools.cached_property
     def links(self) -> LinkUse:
@@ -125,6 +125,12 @@ class Result:
             self, compute, network=network, samples=samples, seed=seed
         )
         return drawn
+
+    @functools.cached_property
+    def variation(self) -> VariedSteps:
+        """Step times, percentiles and blame under the scenario's ``variation:``; see `mpsim.study.simulate_variation`."""
+        varied: VariedSteps = importlib.import_module("mpsim.study").simulate_variation(self)
+        return varied
 
     def save_plots(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG; return the files written."""
@@ -188,7 +194,7 @@ class Result:
         return (
             (
                 "scenario",
-                f"{one['scenario']}, {one['accelerators']} x {self.plan.cluster.accelerator.title}",
+                f"{one['scenario']}, {_accelerators(self)}",
             ),
             ("step time", f"{one['step_time_s']:.4g} s, {one['tokens_per_s']:.4g} tokens/s"),
             ("MFU, HFU", f"{one['mfu']:.1%}, {one['hfu']:.1%}"),
@@ -198,6 +204,16 @@ class Result:
                 f"{memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB on rank {memory['rank']}",
             ),
         )
+
+
+def _accelerators(result: Result) -> str:
+    """How many of each kind of accelerator."""
+    counts: dict[str, int] = {}
+    clusters = result.plan.class_clusters
+    for cluster, size in zip(clusters, result.program.class_size.tolist(), strict=True):
+        title = cluster.accelerator.title
+        counts[title] = counts.get(title, 0) + size
+    return " + ".join(f"{count} x {title}" for title, count in counts.items())
 
 
 def check_order(scenario: Scenario, plan: Plan) -> None:
@@ -239,7 +255,10 @@ def simulate(scenario: Scenario) -> Result:
     check_order(scenario, plan)
     try:
         costs = PlanCosts(plan)
-        plan = with_timed_orders(plan, costs)
+        timed = with_timed_orders(plan, costs)
+        if plan.classes and timed is not plan:
+            costs = PlanCosts(timed)
+        plan = timed
         program = build_program(plan, costs)
     except ScenarioError:
         raise

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpsim.cost import Constant, Status, device_power
-from mpsim.hardware import SCALED_FORMATS, recalled
+from mpsim.hardware import SCALED_FORMATS, Accelerator, recalled
 from mpsim.hardware.routes import routes_of
 from mpsim.program import PARTS, TICK
-from mpsim.result.memory import COMPONENTS, Memory
+from mpsim.result.memory import COMPONENTS
 from mpsim.workload import model_flops
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def summarise(result: Result) -> dict[str, Any]:
     """Build the summary of a result; every key is defined in docs/reference/metrics.md."""
     plan, step = result.plan, result.timeline.step_time_s
     accelerators = plan.mesh.world
-    peak = plan.cluster.accelerator.peak(plan.precision)
+    peak = _mean(result, lambda chip: chip.peak(plan.precision))
     model = model_flops(plan.model, plan.global_batch, plan.sequence_length)
     hardware = _hardware_flops(result)
     breakdown = _breakdown(result)
@@ -46,7 +46,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "hfu": hardware / each / peak,
         "bubble_fraction": breakdown["bubble"] / step,
         "breakdown_s": breakdown,
-        "memory": _memory(result.memory),
+        "memory": _memory(result),
         "fits_memory": result.memory.fits,
         "peak_memory_bytes": float(result.memory.total.max()),
         "energy_j_per_step": _energy(result),
@@ -77,27 +77,45 @@ def _hardware_flops(result: Result) -> float:
     return float(each.sum())
 
 
-def _memory(memory: Memory) -> dict[str, float | int]:
+def _mean(result: Result, figure: Callable[[Accelerator], float]) -> float:
+    """Mean over all accelerators of a figure."""
+    chips = [one.accelerator for one in result.plan.class_clusters]
+    values = np.array([figure(one) for one in chips])
+    if (values == values[0]).all():
+        return float(values[0])
+    return float(_weights(result) @ values)
+
+
+def _memory(result: Result) -> dict[str, float | int]:
+    memory = result.memory
     rank = memory.fullest
     parts: dict[str, float | int] = {
         name: float(memory.components[name][rank]) for name in COMPONENTS
     }
     total = float(memory.total[rank])
-    return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": rank}
+    stage = rank % result.plan.mesh.pp
+    return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": stage}
 
 
 def _energy(result: Result) -> float:
     """Energy of all accelerators over the step, idle power included, hosts and network not [J]."""
-    chip = result.plan.cluster.accelerator
-    power = device_power(result.utilisation.compute, chip.tdp_w, chip.idle_w)
+    power = np.array(
+        [
+            device_power(busy, cluster.accelerator.tdp_w, cluster.accelerator.idle_w)
+            for busy, cluster in zip(
+                result.utilisation.compute, result.plan.class_clusters, strict=True
+            )
+        ]
+    )
     size = result.timeline.program.class_size
     return float((power * size).sum() * result.timeline.step_time_s)
 
 
 def _cost(result: Result) -> float | None:
-    price = result.plan.cluster.accelerator.price_per_hour
-    if price is None:
+    chips = [one.accelerator for one in result.plan.class_clusters]
+    if any(one.price_per_hour is None for one in chips):
         return None
+    price = _mean(result, lambda chip: chip.price_per_hour or 0.0)
     return price * result.plan.mesh.world * result.timeline.step_time_s / 3600
 
 
@@ -140,16 +158,18 @@ def _warnings(result: Result) -> list[str]:
         )
     if not memory.fits:
         warnings.append(
-            f"does not fit: rank {memory.fullest} needs {memory.total.max() / 1e9:.1f} GB of "
+            f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB of "
             f"{memory.capacity / 1e9:.1f} GB; 'mpsim check' says what would make it fit"
         )
-    chip = plan.cluster.accelerator
     peak = f"peak_flops.{SCALED_FORMATS.get(plan.precision, plan.precision)}"
     used = ("memory_bytes", "memory_bandwidth", "tdp_w", "idle_w", peak)
-    if unsure := [figure for figure in recalled(chip) if figure in used]:
-        warnings.append(
-            f"figures of {chip.name} that are recalled, not verified: {', '.join(unsure)}"
-        )
+    for name, chip in {
+        one.accelerator.name: one.accelerator for one in plan.class_clusters
+    }.items():
+        if unsure := [figure for figure in recalled(chip) if figure in used]:
+            warnings.append(
+                f"figures of {name} that are recalled, not verified: {', '.join(unsure)}"
+            )
     defaults = sorted(
         {
             one.name.rpartition(".")[0]

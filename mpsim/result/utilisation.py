@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,27 +51,33 @@ class Utilisation:
     series: Series
 
 
-def measure_utilisation(timeline: Timeline, cluster: Cluster, *, bins: int = 200) -> Utilisation:
+def measure_utilisation(
+    timeline: Timeline, clusters: Sequence[Cluster], *, bins: int = 200
+) -> Utilisation:
     """Measure a finished step.
 
     Parameters
     ----------
     timeline : Timeline
-    cluster : Cluster
-        It gives the bandwidths per accelerator and direction.
+    clusters : sequence of Cluster
+        As each rank class has it: the bandwidths per accelerator and direction.
     bins : int
         Of the series over time.
     """
     program, step = timeline.program, timeline.makespan
+    nodes = [one.node for one in clusters]
     speeds = {
-        "scale_up": cluster.node.scale_up.bandwidth * TICK,
-        "scale_out": cluster.node.nic_bandwidth_per_accelerator * TICK,
+        "scale_up": np.array([one.scale_up.bandwidth for one in nodes]) * TICK,
+        "scale_out": np.array([one.nic_bandwidth_per_accelerator for one in nodes]) * TICK,
     }
     amounts = {"scale_up": program.up_bytes, "scale_out": program.out_bytes}
     sent = {name: _per_rank(timeline, amount) for name, amount in amounts.items()}
     edges = np.linspace(0.0, step, bins + 1)
     shares = {"compute": _series(timeline, _busy_of_rows(timeline), edges, 1.0)}
-    shares |= {name: _series(timeline, amounts[name], edges, speeds[name]) for name in speeds}
+    shares |= {
+        name: _series(timeline, amounts[name], edges, _mean(speed))
+        for name, speed in speeds.items()
+    }
     return Utilisation(
         compute=busy_ticks(timeline) / step,
         scale_up=_share(sent["scale_up"], speeds["scale_up"] * step),
@@ -80,8 +86,13 @@ def measure_utilisation(timeline: Timeline, cluster: Cluster, *, bins: int = 200
     )
 
 
-def _share(amount: NDArray[np.float64], could: float) -> NDArray[np.float64]:
-    return amount / could if could else np.zeros_like(amount)
+def _mean(speed: NDArray[np.float64]) -> float:
+    """Mean over rank classes; of equal ones exactly what each has."""
+    return float(speed[0] if (speed == speed[0]).all() else speed.mean())
+
+
+def _share(amount: NDArray[np.float64], could: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.divide(amount, could, out=np.zeros_like(amount), where=could > 0)
 
 
 def _per_rank(timeline: Timeline, amount: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -42,7 +42,7 @@ from mpsim.scenario.fields import (
     Time,
 )
 
-__all__ = ["AcceleratorChoice", "ClusterChoice", "FabricChoice", "LinkChoice"]
+__all__ = ["AcceleratorChoice", "ClusterChoice", "FabricChoice", "LinkChoice", "PartChoice"]
 
 GIVEN = "given by the user"
 T = TypeVar("T", Accelerator, Link)
@@ -144,6 +144,30 @@ class FabricChoice(Section):
     """Of one switch."""
 
 
+class PartChoice(Section):
+    """Some pipeline ranks or replicas, one after the other, and what their nodes have in place of the cluster's."""
+
+    count: Count = 1
+    """Pipeline ranks (under stages) or data-parallel replicas (under replicas) that it is for."""
+    accelerator: Annotated[AcceleratorChoice, Shorthand("cluster.accelerator")] | None = None
+    """Their accelerator; it brings its own scale-up link and price unless these are given too."""
+    scale_up: Annotated[LinkChoice, Shorthand("cluster.scale_up")] | None = None
+    """What joins the accelerators of a domain."""
+    nics_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """NICs of a node."""
+    nic: Annotated[LinkChoice, Shorthand("cluster.nic")] | None = None
+    """What one NIC does."""
+    node_power: Power | None = None
+    """Most power a whole node draws."""
+    price_per_hour: PriceRate | None = None
+    """Of one accelerator."""
+
+
+Parts: TypeAlias = Annotated[
+    tuple[PartChoice, ...], Field(strict=False, min_length=1, max_length=10_000)
+]
+
+
 class ClusterChoice(Section):
     """A system by name, the parts of it to exchange, or all the parts of a cluster."""
 
@@ -175,6 +199,10 @@ class ClusterChoice(Section):
     """Most power a whole node draws."""
     price_per_hour: PriceRate | None = None
     """Of one accelerator."""
+    stages: Parts | None = None
+    """Nodes that differ from one pipeline rank to the next, such as [{count: 4}, {count: 4, accelerator: a100-sxm-80}]."""
+    replicas: Parts | None = None
+    """Nodes that differ from one data-parallel replica to the next, likewise."""
 
     def resolve(self, folder: Folder = lambda _key: Path()) -> Cluster:
         """The cluster meant.

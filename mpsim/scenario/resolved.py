@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Placement
+from mpsim.scenario.variation import Variation
 from mpsim.units import Dimension, format_exact
 from mpsim.workload import Transformer
 
@@ -34,16 +36,26 @@ def resolved_data(scenario: Scenario) -> dict[str, Any]:
         "schema": scenario.schema_version,
         "name": scenario.name,
         "model": _model(scenario.transformer),
-        "cluster": _cluster(scenario.hardware),
+        "cluster": _cluster(scenario.hardware) | _parts(scenario),
         "parallelism": parallelism,
         "schedule": schedule,
-        "training": scenario.training.model_dump(),
+        "training": _training(scenario),
         "framework": framework,
         "simulation": scenario.simulation.model_dump(),
     }
+    if scenario.variation is not None:
+        data["variation"] = _variation(scenario.variation)
     if scenario.sweep:
         data["sweep"] = {key: list(values) for key, values in scenario.sweep.items()}
     return data
+
+
+def _variation(variation: Variation) -> dict[str, Any]:
+    data = variation.model_dump(exclude_none=True)
+    for part in data["slow"]:
+        if "ranks" in part:
+            part["ranks"] = list(part["ranks"])
+    return {**data, "slow": list(data["slow"]), "links": list(data["links"])}
 
 
 def digest_of(scenario: Scenario) -> str:
@@ -66,6 +78,32 @@ def digest_of(scenario: Scenario) -> str:
 def _model(transformer: Transformer) -> dict[str, Any]:
     fields = dataclasses.asdict(transformer)
     return {key: value for key, value in fields.items() if key not in _PROVENANCE}
+
+
+def _training(scenario: Scenario) -> dict[str, Any]:
+    data = scenario.training.model_dump()
+    batches = data.pop("batch_per_replica")
+    return data if batches is None else {**data, "batch_per_replica": list(batches)}
+
+
+def _parts(scenario: Scenario) -> dict[str, Any]:
+    """Nodes of each pipeline rank and replica, neighbours that are alike together."""
+    found = {"stages": scenario.stage_clusters, "replicas": scenario.replica_clusters}
+    return {
+        key: [
+            {"count": len(run), **_part(run[0])}
+            for run in (list(same) for _, same in itertools.groupby(clusters, key=id))
+        ]
+        for key, clusters in found.items()
+        if clusters is not None
+    }
+
+
+def _part(cluster: Cluster) -> dict[str, Any]:
+    """What the nodes of one part have in place of the cluster's."""
+    whole = _cluster(cluster)
+    names = ("accelerator", "scale_up", "nic", "nics_per_node", "node_power", "price_per_hour")
+    return {key: whole[key] for key in names if whole.get(key)}
 
 
 def _without_none(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from mpsim.scenario.sections import (
 )
 from mpsim.scenario.sweep import SweepValues, points
 from mpsim.scenario.translate import translate
+from mpsim.scenario.variation import Variation
 from mpsim.workload import Transformer
 
 __all__ = ["Scenario", "json_schema", "load"]
@@ -61,6 +62,8 @@ class Scenario(Section):
     """The software stack."""
     simulation: Simulation = Simulation()
     """How the step is simulated."""
+    variation: Variation | None = None
+    """What differs from rank to rank and from step to step; left out, nothing does."""
     sweep: Annotated[dict[str, SweepValues], Field(default_factory=dict)]
     """Values to try, by dotted key: a list, or {range: [start, stop, step]}."""
     include: Annotated[tuple[str, ...], Field(strict=False)] | str = ()

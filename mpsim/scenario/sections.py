@@ -150,6 +150,14 @@ class Training(Section):
     """Sequences of one optimizer step, over all replicas."""
     micro_batch: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Sequences that go through the pipeline together."""
+    batch_per_replica: (
+        Annotated[
+            tuple[Annotated[int, Field(ge=1, le=10_000_000)], ...],
+            Field(strict=False, min_length=1, max_length=100_000),
+        ]
+        | None
+    ) = None
+    """Sequences of each data-parallel replica, which sum to global_batch; left out, divided evenly."""
     sequence_length: Annotated[int, Field(ge=1, le=100_000_000)]
     """Tokens of a sequence."""
     precision: Precision = "bf16"

@@ -83,6 +83,8 @@ def section_at(
     for part in loc:
         if model is None:
             return None
+        if isinstance(part, int):  # which entry of a list of sections
+            continue
         names = {_written(name, field): field for name, field in model.model_fields.items()}
         field = names.get(str(part))
         model = next(_sections(field.annotation), None) if field else None

@@ -121,6 +121,10 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
         raise ScenarioError(
             f"{plan.name}: sensitivity needs simulation.network: analytic, got {plan.network}"
         )
+    if plan.stage_clusters or plan.classes:
+        raise ScenarioError(
+            f"{plan.name}: sensitivity needs one kind of accelerator and replicas that are alike"
+        )
     chosen = parameters(plan)
     costs = [one.scaled(factor) for one in chosen for factor in (1 - step, 1 + step)]
     spans = _step_times(plan, costs).reshape(-1, 2).tolist()

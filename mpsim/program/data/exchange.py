@@ -245,10 +245,12 @@ def add_collectives(
         where = peers.everyone if kind == "all_reduce" else peers.inside
         alike = costs.alike[rank[mine]]
         shapes = {one: where(one) for one in np.unique(alike).tolist()}
-        columns = collective_columns(
-            costs.collectives, kind, size[mine], [shapes[one] for one in alike.tolist()]
-        )
-        seconds[mine], up[mine], out[mine] = columns
+        for model in costs.models(alike.tolist()):
+            same = np.array([costs.of(one).collectives is model for one in alike.tolist()])
+            these = np.flatnonzero(mine)[same]
+            where_they_are = [shapes[one] for one in alike[same].tolist()]
+            columns = collective_columns(model, kind, size[these], where_they_are)
+            seconds[these], up[these], out[these] = columns
     return rows.add(
         len(size),
         rank=rank,

@@ -28,32 +28,33 @@ class Passes:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._made: dict[tuple[str, float], Template] = {}
+        self._made: dict[tuple[str, float, int], Template] = {}
 
-    def gathered(self, parameters: float) -> list[Block]:
-        """Laying out a gathered unit."""
+    def gathered(self, parameters: float, rank: int) -> list[Block]:
+        """Laying out a gathered unit on a pipeline rank."""
         traffic = self._plan.framework.data.gather_copy_traffic
-        return self._blocks("copy gathered parameters", "exposed_dp", parameters * traffic)
+        return self._blocks("copy gathered parameters", "exposed_dp", parameters * traffic, rank)
 
-    def to_reduce(self, parameters: float) -> list[Block]:
+    def to_reduce(self, parameters: float, rank: int) -> list[Block]:
         """Laying out gradients before they are reduced."""
         traffic = self._plan.framework.data.reduce_copy_traffic
-        return self._blocks("copy gradients", "exposed_dp", parameters * traffic)
+        return self._blocks("copy gradients", "exposed_dp", parameters * traffic, rank)
 
-    def added(self, parameters: float) -> list[Block]:
+    def added(self, parameters: float, rank: int) -> list[Block]:
         """Adding the gradients of a microbatch to those of the ones before it."""
         traffic = self._plan.framework.data.accumulation_traffic
-        return self._blocks("accumulate gradients", "other", parameters * traffic)
+        return self._blocks("accumulate gradients", "other", parameters * traffic, rank)
 
-    def _blocks(self, name: str, part: str, moved: float) -> list[Block]:
+    def _blocks(self, name: str, part: str, moved: float, rank: int) -> list[Block]:
         """A block of one kernel that moves so many bytes, or none."""
         if not moved:
             return []
-        if (name, moved) not in self._made:
-            chip = self._plan.cluster.accelerator
+        chip = self._plan.cluster_of(rank).accelerator
+        key = (name, moved, id(chip))
+        if key not in self._made:
             seconds = optimizer_seconds(moved, 1.0, chip.memory_bandwidth, chip.calibration)
-            self._made[name, moved] = _single(name, PARTS.index(part), float(ticks(seconds)))
-        return [Block(-1, self._made[name, moved], 0.0)]
+            self._made[key] = _single(name, PARTS.index(part), float(ticks(seconds)))
+        return [Block(-1, self._made[key], 0.0)]
 
 
 def _single(name: str, part: int, duration: float) -> Template:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from mpsim.result.memory.activations import held_by_rank, kept_by_stage
 from mpsim.result.memory.states import buffers, gradient_scratch, model_states
 from mpsim.schedule import Action
 
-__all__ = ["COMPONENTS", "Memory", "account_memory", "memory_constants"]
+__all__ = ["COMPONENTS", "Memory", "account_memory", "joined_memory", "memory_constants"]
 
 COMPONENTS = (
     "parameters",
@@ -29,20 +30,20 @@ COMPONENTS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """Bytes of every pipeline rank at its fullest moment.
+    """Bytes of every pipeline rank (of every class of replicas, where these differ) at its fullest moment.
 
     Parameters
     ----------
     components : mapping of str to float64[P]
         By `COMPONENTS` [B].
-    capacity : float
-        Of one accelerator [B].
+    capacities : float64[P]
+        Of an accelerator of each rank [B].
     when : tuple of str
         The action of each rank during which it is fullest, such as ``backward of microbatch 3``.
     """
 
     components: Mapping[str, NDArray[np.float64]]
-    capacity: float
+    capacities: NDArray[np.float64]
     when: tuple[str, ...] = ()
 
     @property
@@ -53,13 +54,19 @@ class Memory:
 
     @property
     def fullest(self) -> int:
-        """The pipeline rank that needs most."""
-        return int(np.argmax(self.total))
+        """The rank that needs most, of what it has where ranks have different capacities."""
+        alike = bool((self.capacities == self.capacities[0]).all())
+        return int(np.argmax(self.total if alike else self.total / self.capacities))
+
+    @property
+    def capacity(self) -> float:
+        """Of an accelerator of the fullest rank [B]."""
+        return float(self.capacities[self.fullest])
 
     @property
     def fits(self) -> bool:
         """Whether every rank's total is within capacity."""
-        return bool(self.total.max() <= self.capacity)
+        return bool((self.total <= self.capacities).all())
 
 
 def account_memory(plan: Plan) -> Memory:
@@ -93,8 +100,23 @@ def account_memory(plan: Plan) -> Memory:
     states["overhead"] = constants["context"] + fragments
     return Memory(
         components=states,
-        capacity=plan.cluster.accelerator.memory_bytes,
+        capacities=np.array(
+            [plan.cluster_of(rank).accelerator.memory_bytes for rank in range(plan.mesh.pp)]
+        ),
         when=tuple(_moment(plan, rank, one.fullest) for rank, one in enumerate(held)),
+    )
+
+
+def joined_memory(parts: Sequence[Memory]) -> Memory:
+    """The memory of several classes of replicas, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Memory(
+        components={
+            name: np.concatenate([one.components[name] for one in parts]) for name in COMPONENTS
+        },
+        capacities=np.concatenate([one.capacities for one in parts]),
+        when=tuple(itertools.chain(*(one.when for one in parts))),
     )
 
 

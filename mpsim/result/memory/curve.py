@@ -41,7 +41,7 @@ class MemoryCurve:
 
 
 def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> MemoryCurve:
-    """Follow what pipeline rank `rank` holds.
+    """Follow what a rank class holds.
 
     Parameters
     ----------
@@ -51,6 +51,7 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     memory : Memory
         Of the plan.
     rank : int
+        Rank class: the pipeline rank, where replicas are alike.
 
     Returns
     -------
@@ -62,7 +63,8 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     While an action runs its fullest moment counts; between actions what it has left.
     """
     start, end = _actions(timeline, rank)
-    held = held_by_rank(plan, rank, kept_by_stage(plan))
+    part = plan.parts[rank // plan.mesh.pp]
+    held = held_by_rank(part, rank % plan.mesh.pp, kept_by_stage(part))
     most = float(held.most[held.fullest])
     standing = float(memory.total[rank]) - most
     time = np.concatenate([[0.0], np.stack([start, end], axis=1).ravel(), [timeline.makespan]])

@@ -26,6 +26,7 @@ from mpsim.scenario.checks.layer import (
     check_tensor_overlap,
 )
 from mpsim.scenario.checks.mesh import check_world
+from mpsim.scenario.checks.mixture import check_mixture, check_parts, check_replica_batches
 from mpsim.scenario.checks.presets import check_cluster, check_framework, check_model
 from mpsim.scenario.checks.recompute import (
     check_recompute,
@@ -59,15 +60,18 @@ __all__ = [
     "check_experts",
     "check_framework",
     "check_heads",
+    "check_mixture",
     "check_mlp",
     "check_model",
     "check_network",
     "check_offload",
     "check_overrides",
+    "check_parts",
     "check_precision",
     "check_recompute",
     "check_recompute_layers",
     "check_recompute_modules",
+    "check_replica_batches",
     "check_schedule_file",
     "check_sequence",
     "check_shard",
@@ -86,8 +90,11 @@ CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
     check_cluster,
     check_framework,
     check_world,
+    check_parts,
     check_batch,
+    check_replica_batches,
     check_precision,
+    check_mixture,
     check_virtual_stages,
     check_schedule_file,
     check_stages,

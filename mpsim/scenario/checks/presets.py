@@ -23,7 +23,7 @@ def check_model(scenario: Scenario) -> list[Problem]:
 
 def check_cluster(scenario: Scenario) -> list[Problem]:
     """The cluster's presets exist, and its parts make a cluster."""
-    return _raised(lambda: scenario.hardware)
+    return _raised(lambda: scenario.hardware) or _raised(lambda: scenario.clusters)
 
 
 def check_framework(scenario: Scenario) -> list[Problem]:

@@ -17,7 +17,7 @@ def check_batch(scenario: Scenario) -> list[Problem]:
     """The global batch is a whole number of microbatches on every replica."""
     batch, dp = scenario.training.global_batch, scenario.dp
     micro = scenario.training.micro_batch
-    if dp < 1 or batch % (dp * micro) == 0:
+    if dp < 1 or batch % (dp * micro) == 0 or scenario.training.batch_per_replica is not None:
         return []
     near = " or ".join(map(str, multiples(batch, dp * micro)))
     message = f"got {batch}, not a multiple of dp {dp} x micro_batch {micro} = {dp * micro}; set it to {near}"
@@ -25,9 +25,10 @@ def check_batch(scenario: Scenario) -> list[Problem]:
 
 
 def check_precision(scenario: Scenario) -> list[Problem]:
-    """The accelerator computes in the precision of the training."""
+    """Every accelerator computes in the precision of the training."""
     try:
-        scenario.hardware.accelerator.peak(scenario.training.precision)
+        for cluster in scenario.clusters:
+            cluster.accelerator.peak(scenario.training.precision)
     except HardwareError as error:
         return [Problem(str(error), key="training.precision")]
     return []

@@ -1,0 +1,169 @@
+"""Joining: programs of replicas that differ become one, in which they meet in the reductions of their gradients.
+
+Each class of replicas has a program of its own, folded as usual. Rows in which data-parallel replicas take part together (`Span.DP`) are one
+row of the joined program: it waits for what each class waits for, occupies the streams of all, and takes as long as the slowest says.
+
+Shapes: N rows of all programs, C classes, J joint rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.errors import ScenarioError
+from mpsim.program.csr import compress, owners
+from mpsim.program.program import Program, Span, Stream
+
+__all__ = ["join"]
+
+Ints = NDArray[np.int64]
+
+_SHARED = ("labels", "class_size", "rank_name", "templates")
+_LISTS = ("dep_ptr", "dep", "slot_ptr", "slot")
+
+
+def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]) -> Program:
+    """Let the programs of several classes of replicas run beside each other.
+
+    Parameters
+    ----------
+    programs : sequence of Program
+        One a class, with the same pipeline ranks.
+    names : sequence of str
+        Of the classes, which follow the names of their ranks.
+    sizes : sequence of int
+        Replicas in each class; the programs are of all of them.
+
+    Returns
+    -------
+    Program
+        Rank classes of the first program first.
+
+    Raises
+    ------
+    ScenarioError
+        If the classes do not reduce and gather the same tensors in the same order, so that they could not meet.
+    """
+    joint = _joint(programs)
+    number, order = _numbers(programs, joint)
+    count = len(order)
+    each: dict[str, Any] = {
+        name: np.concatenate([_column(programs, i, name) for i in range(len(programs))])[order]
+        for name in (field.name for field in dataclasses.fields(Program))
+        if name not in (*_SHARED, *_LISTS)
+    }
+    for name in ("duration", "up_bytes", "out_bytes"):
+        slowest = np.max(
+            [getattr(one, name)[rows] for one, rows in zip(programs, joint, strict=True)], axis=0
+        )
+        each[name][number[0][joint[0]]] = slowest
+    dependencies = compress(*_pairs(programs, number, "dep"), count)
+    slots = compress(*_pairs(programs, number, "slot"), count)
+    ranks, total = programs[0].ranks, sum(sizes)
+    return Program(
+        labels=tuple(dict.fromkeys(itertools.chain(*(one.labels for one in programs)))),
+        class_size=np.concatenate(
+            [one.class_size * size // total for one, size in zip(programs, sizes, strict=True)]
+        ),
+        rank_name=tuple(
+            f"{rank} {name}"
+            for one, name in zip(programs, names, strict=True)
+            for rank in one.rank_name[:ranks]
+        ),
+        dep_ptr=dependencies.ptr,
+        dep=dependencies.value,
+        slot_ptr=slots.ptr,
+        slot=slots.value,
+        templates=tuple(itertools.chain(*(one.templates for one in programs))),
+        **each,
+    )
+
+
+def _joint(programs: Sequence[Program]) -> list[Ints]:
+    """Rows of every program in which replicas take part together; those of equal place are one."""
+    rows = [np.flatnonzero(one.span & Span.DP) for one in programs]
+    told = [
+        [
+            (rank, stream, stage, one.labels[label])
+            for rank, stream, stage, label in zip(
+                *(
+                    getattr(one, name)[mine].tolist()
+                    for name in ("rank", "stream", "stage", "label")
+                ),
+                strict=True,
+            )
+        ]
+        for one, mine in zip(programs, rows, strict=True)
+    ]
+    if any(one != told[0] for one in told):
+        counts = ", ".join(str(len(one)) for one in told)
+        raise ScenarioError(
+            f"replicas that differ would not gather and reduce the same tensors in the same order ({counts} collectives by class); "
+            "give every replica as many microbatches, or take a framework and a zero that reduce gradients once a step"
+        )
+    return rows
+
+
+def _numbers(programs: Sequence[Program], joint: Sequence[Ints]) -> tuple[list[Ints], Ints]:
+    """New number of every row, and for each new row its place in the programs laid end to end.
+
+    Notes
+    -----
+    Rows of a stream run in the order of their numbers. Between two joint rows come the rows that lie between them in each program.
+    """
+    base = np.cumsum([0, *(len(one) for one in programs)])
+    joined = [
+        np.searchsorted(rows, np.arange(len(one)))
+        for one, rows in zip(programs, joint, strict=True)
+    ]
+    is_joint = [
+        np.isin(np.arange(len(one)), rows) for one, rows in zip(programs, joint, strict=True)
+    ]
+    keys = np.concatenate([2 * before + its for before, its in zip(joined, is_joint, strict=True)])
+    first = np.ones(int(base[-1]), dtype=bool)  # a joint row is that of the first program
+    for begin, rows in zip(base[1:-1], joint[1:], strict=True):
+        first[begin + rows] = False
+    order = np.flatnonzero(first)
+    order = order[np.argsort(keys[order], kind="stable")]
+    place = np.empty(int(base[-1]), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    for begin, rows in zip(base[1:-1], joint[1:], strict=True):
+        place[begin + rows] = place[joint[0]]
+    return [place[begin:end] for begin, end in itertools.pairwise(base)], order
+
+
+def _column(programs: Sequence[Program], which: int, name: str) -> NDArray[Any]:
+    """A column of one program as the joined one counts."""
+    one = programs[which]
+    own: NDArray[Any] = getattr(one, name)
+    before = programs[:which]
+    shifts = {
+        "rank": sum(other.ranks for other in before),
+        "peer": sum(other.ranks for other in before),
+        "template": sum(len(other.templates) for other in before),
+    }
+    if name in shifts:
+        own = own.copy()
+        own[own >= 0] += shifts[name]
+    if name == "label":
+        known = tuple(dict.fromkeys(itertools.chain(*(other.labels for other in programs))))
+        own = np.array([known.index(text) for text in one.labels], dtype=own.dtype)[own]
+    return own
+
+
+def _pairs(programs: Sequence[Program], number: Sequence[Ints], name: str) -> tuple[Ints, Ints]:
+    """Row and value of every entry of a list column."""
+    rows, values = [], []
+    shift = 0
+    for one, mine in zip(programs, number, strict=True):
+        rows.append(mine[owners(getattr(one, f"{name}_ptr"))])
+        own = getattr(one, name).astype(np.int64)
+        values.append(mine[own] if name == "dep" else own + shift * len(Stream))
+        shift += one.ranks
+    return np.concatenate(rows), np.concatenate(values)
