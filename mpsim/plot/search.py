@@ -19,7 +19,9 @@ __all__ = ["SearchDisplay"]
 
 _GB = 1e9
 _LABELLED = 3  # leaders whose layout is written beside their mark
-_ROOM = 1.15  # over the largest memory shown
+_ROOM = 1.25  # over the largest memory shown
+_BEFORE = 0.97  # of the shortest step, where the axis begins
+_REACH = 2.5  # times the shortest step, where it ends
 
 
 class _Found(Protocol):
@@ -45,7 +47,7 @@ class _Search(Protocol):
 
 
 class SearchDisplay(Display):
-    """Simulated layouts, the best ones, and the front.
+    """Simulated layouts, the best ones, and the front, up to 2.5 times the shortest step.
 
     Parameters
     ----------
@@ -122,17 +124,10 @@ class SearchDisplay(Display):
         ax.text(
             0.99, 0.97, "\n".join(lines), transform=ax.transAxes, ha="right", va="top", fontsize=8
         )
-        for rank, at in enumerate(self.leaders[:_LABELLED].tolist(), start=1):
-            ax.annotate(
-                str(rank),
-                (self.step_time[at], memory[at]),
-                xytext=(5, 3),
-                textcoords="offset points",
-                fontsize=8,
-            )
-        ax.set_xscale("log")
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.xaxis.set_minor_formatter("{x:g}")
+        shortest = float(self.step_time.min())
+        ax.set_xlim(
+            _BEFORE * shortest, min(_REACH * shortest, float(self.step_time.max()) / _BEFORE)
+        )
         ax.set_xlabel("step time (s)")
         ax.set_ylabel("memory of the fullest rank (GB)")
         ax.set_ylim(0.0, _ROOM * float(memory.max()))

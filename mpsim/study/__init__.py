@@ -1,5 +1,6 @@
 """Studies: more than one simulation, and what the difference between them is."""
 
+from mpsim.study.blame import Blame
 from mpsim.study.comparison import Comparison, compare
 from mpsim.study.grid import Row, Sweep, sweep
 from mpsim.study.montecarlo import Jitter, Percentile, simulate_jitter
@@ -15,8 +16,10 @@ from mpsim.study.schedules import (
 )
 from mpsim.study.search import Found, Search, search
 from mpsim.study.sensitivity import Elasticity, Sensitivity, measure_sensitivity
+from mpsim.study.variation import VariedSteps, simulate_variation
 
 __all__ = [
+    "Blame",
     "Comparison",
     "Elasticity",
     "Found",
@@ -30,12 +33,14 @@ __all__ = [
     "SynthesisedSchedule",
     "TimedSchedule",
     "Times",
+    "VariedSteps",
     "compare",
     "compare_schedules",
     "measure_sensitivity",
     "named_orders",
     "search",
     "simulate_jitter",
+    "simulate_variation",
     "sweep",
     "synthesise_schedule",
     "time_schedule",

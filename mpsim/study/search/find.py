@@ -367,13 +367,16 @@ class _Run:
             machine = same[0].machine
             names = [name_of(machine.digest, one.values()) for one in same]
             fresh = [i for i, name in enumerate(names) if name not in self._journal]
-            took = machine.timer.seconds([same[i].layout for i in fresh])
+            took = _seconds(machine.timer, [same[i].layout for i in fresh])
             for i, seconds in zip(fresh, took, strict=True):
-                self._journal.add(names[i], {"values": same[i].values(), "step_time_s": seconds})
-            self._timed += [
-                (one, float(self._journal[name]["step_time_s"]))
-                for one, name in zip(same, names, strict=True)
-            ]
+                entry = {"values": same[i].values(), "step_time_s": seconds}
+                self._journal.add(names[i], entry)
+            for one, name in zip(same, names, strict=True):
+                known = self._journal[name]["step_time_s"]
+                if known is None:
+                    self._counts["deadlock"] += 1
+                else:
+                    self._timed.append((one, float(known)))
 
     def _outcome(self) -> Search:
         self._counts["simulated"] = len(self._timed)
@@ -397,6 +400,16 @@ class _Run:
             complete=self._complete,
             interrupted=self._interrupted,
         )
+
+
+def _seconds(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
+    """Step times [s]; None where operations would wait for each other."""
+    try:
+        return [*timer.seconds(layouts)]
+    except MpsimError:
+        if len(layouts) == 1:
+            return [None]
+        return [took for one in layouts for took in _seconds(timer, [one])]
 
 
 def _found(one: _Candidate, took: float) -> Found:

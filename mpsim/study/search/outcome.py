@@ -21,6 +21,7 @@ REASONS: Mapping[str, str] = {
     "power": "takes more power than allowed",
     "schedule": "the schedule cannot run so many microbatches",
     "refused": "cannot be laid on the cluster",
+    "deadlock": "operations would wait for each other, as the framework runs this schedule",
     "unseen": "not looked at: the search ended before",
 }
 """What can become of a legal layout, in words."""

@@ -1,0 +1,85 @@
+"""``mpsim search`` and what ``mpsim sweep`` learnt with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+OVER = (
+    "--over",
+    "parallelism.tp=1,2",
+    "--over",
+    "training.micro_batch=1",
+    "--over",
+    "parallelism.cp=1",
+)
+
+
+def test_a_table_a_front_and_what_became_of_the_rest(mpsim_cli, scenarios, tmp_path):
+    """All that a person asks first, and files for the second question."""
+    outcome = mpsim_cli(
+        "search",
+        scenarios / "quickstart.yaml",
+        *OVER,
+        *("--top", "3", "--csv", tmp_path / "all.csv", "--plot", tmp_path / "front.png"),
+    )
+    assert outcome.code == 0
+    assert "layout" in outcome.out
+    assert "no other is better" in outcome.out
+    assert "legal layouts" in outcome.out
+    assert (tmp_path / "all.csv").exists()
+    assert (tmp_path / "front.png").exists()
+
+
+def test_json_is_one_object(mpsim_cli, scenarios):
+    """With the best first and the counts."""
+    outcome = mpsim_cli("search", scenarios / "quickstart.yaml", *OVER, "--top", "2", "--json")
+    found = json.loads(outcome.out)
+    assert len(found["rows"]) == 2
+    assert found["rows"][0]["step_time_s"] <= found["rows"][1]["step_time_s"]
+    assert sum(found["counts"].values()) == found["legal"]
+
+
+def test_quantities_have_units(mpsim_cli, scenarios):
+    """60s is a time, 70 apples are no memory."""
+    file = scenarios / "quickstart.yaml"
+    fine = ("--budget", "60s", "--max-memory", "40 GB", "--max-power", "1 MW", "--json")
+    found = json.loads(mpsim_cli("search", file, *OVER, *fine).out)
+    assert all(row["memory_bytes"] <= 40e9 for row in found["rows"])
+    wrong = mpsim_cli("search", file, "--max-memory", "70 apples")
+    assert wrong.code == 2
+    assert "--max-memory" in wrong.err
+
+
+def test_an_interrupt_prints_what_was_found(mpsim_cli, scenarios, monkeypatch):
+    """And says so, with the exit code of an interrupt."""
+    from mpsim.study.search import find
+
+    def interrupt(timer, layouts):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(find, "_seconds", interrupt)
+    outcome = mpsim_cli("search", scenarios / "quickstart.yaml", *OVER)
+    assert outcome.code == 130
+    assert "legal layouts" in outcome.out
+    assert "interrupted" in outcome.err
+
+
+def test_a_shard_of_a_sweep(mpsim_cli, scenarios):
+    """Two halves have as many rows as the whole."""
+    over = ("--over", "parallelism.tp=1,2,4", "--json", "--jobs", "1")
+    halves = [
+        json.loads(mpsim_cli("sweep", scenarios / "quickstart.yaml", *over, "--shard", half).out)[
+            "rows"
+        ]
+        for half in ("1/2", "2/2")
+    ]
+    assert sum(map(len, halves)) == 3
+    assert mpsim_cli("sweep", scenarios / "quickstart.yaml", *over, "--shard", "half").code == 2
+
+
+@pytest.mark.parametrize("command", ["search", "sweep"])
+def test_help_names_every_option_once(mpsim_cli, command):
+    """Few flags."""
+    assert mpsim_cli(command, "--help").code == 0

@@ -1,0 +1,202 @@
+"""Laws of searches: what is ruled out could not have won, and what is known without simulating is what simulating says."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+import mpsim
+from mpsim.errors import DeadlockError, ScenarioError
+from mpsim.program.plan import make_plan
+from mpsim.result.memory import account_memory
+from mpsim.scenario import Scenario
+from mpsim.schedule import make_orders
+from mpsim.study.search.bound import Bounder
+from mpsim.study.search.exact import Timer
+from mpsim.study.search.flight import Flight, Order
+from mpsim.study.search.space import AXES, Space
+
+DENSE = {
+    "schema": 1,
+    "model": {"preset": "llama2-7b", "layers": 8},
+    "cluster": {"preset": "dgx-h100", "nodes": 2},
+    "training": {"global_batch": 16, "sequence_length": 2048},
+    "framework": "megatron-core",
+}
+VARIANTS = {
+    "dense": {},
+    "tied": {"model": {"preset": "gpt3-175b", "layers": 8}, "framework": "megatron-lm"},
+    "2021": {"framework": "megatron-2021"},
+    "sharded": {"framework": "deepspeed"},
+    "fsdp": {"framework": "fsdp2"},
+    "titan": {"framework": "torchtitan"},
+    "zero3": {"framework": "deepspeed-zero3"},
+    "ddp": {"framework": "torch-ddp"},
+    "experts": {"model": {"preset": "mixtral-8x7b", "layers": 8}},
+}
+SCHEDULES = [
+    "1f1b",
+    "interleaved-1f1b",
+    "gpipe",
+    "zb-h1",
+    "zb-v",
+    "v-half",
+    "dualpipe",
+    "dualpipe-v",
+    "chimera",
+    "looped-bfs",
+]
+
+
+def scenario_of(name):
+    """A small scenario."""
+    return Scenario.from_mapping({**DENSE, **VARIANTS[name]}, checked=False)
+
+
+def legal_layouts(scenario, given=None):
+    """Every legal layout, frame by frame."""
+    space = Space(scenario, given or {})
+    return [layout for frame in space.frames() for layout in space.layouts(frame)]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_is_known_before_is_what_simulating_says(name):
+    """Of random layouts: the memory to rounding, the step time bit for bit, and a bound that is not above it."""
+    scenario = scenario_of(name)
+    layouts = legal_layouts(scenario, {"schedule": SCHEDULES})
+    chosen = random.Random(name).sample(layouts, min(14, len(layouts)))
+    known = {}
+    for layout in chosen:
+        varied = scenario.with_values(layout.values())
+        try:
+            plan = make_plan(varied)
+        except ScenarioError:
+            continue  # schedules have rules of their own
+        known[layout] = varied, plan
+    _, plan = next(iter(known.values()))
+    bounder = Bounder(plan)
+    timer = Timer(bounder)
+    assert len(known) >= 5
+    for layout, (varied, plan) in known.items():
+        assert bounder.order(layout).runs()
+        bounded = bounder.bound([layout])
+        try:
+            step = mpsim.simulate(varied).timeline.step_time_s
+        except DeadlockError:
+            with pytest.raises(DeadlockError):
+                timer.seconds([layout])
+            continue
+        assert timer.seconds([layout]) == [step]
+        assert bounded.memory[0] == pytest.approx(account_memory(plan).total.max(), rel=1e-12)
+        assert bounded.bound[0] <= step * (1 + 1e-12), layout
+
+
+@pytest.mark.parametrize("name", ["dense", "sharded", "experts"])
+def test_the_space_is_what_the_checks_accept(name):
+    """Asked one by one, with nothing remembered: the same layouts, but for those that say the same twice."""
+    scenario = scenario_of(name)
+    given = {
+        "tp": (1, 3, 4),
+        "cp": (1, 2),
+        "pp": (1, 2, 3),
+        "ep": (1, 4),
+        "schedule": ("1f1b", "interleaved-1f1b"),
+        "virtual_stages": (2, 3),
+        "micro_batch": (1, 3),
+        "zero": (0, 1, 3),
+        "recompute": ("none", "full"),
+    }
+    found = {tuple(layout.values().items()) for layout in legal_layouts(scenario, given)}
+    space = Space(scenario, given)
+    accepted = set()
+    for choice in itertools.product(*(space.choices[axis] for axis in AXES)):
+        point = dict(zip(AXES, choice, strict=True))
+        plain = point["schedule"] == "1f1b"
+        twice = [
+            plain and point["virtual_stages"] != 2,
+            not plain and point["pp"] == 1,
+            point["tp"] == 1 and point["sequence_parallel"],
+        ]
+        if any(twice):
+            continue
+        values = {AXES[axis]: value for axis, value in point.items()}
+        values |= {"schedule.virtual_stages": None if plain else point["virtual_stages"]}
+        try:
+            legal = scenario.with_values({**values, "parallelism.dp": None})
+        except ScenarioError:
+            continue
+        if legal.dp * point["cp"] == 1 and point["zero"]:
+            continue
+        order = ("tp", "pp", "dp", "cp", "ep", "sequence_parallel", "zero")
+        parallel = {f"parallelism.{axis}": getattr(legal.parallelism, axis) for axis in order}
+        rest = {
+            key: values[key]
+            for key in (
+                "schedule.name",
+                "schedule.virtual_stages",
+                "training.micro_batch",
+                "training.recompute",
+            )
+        }
+        accepted.add(tuple({**parallel, "parallelism.dp": legal.dp, **rest}.items()))
+    assert found == accepted
+    assert found
+
+
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_the_best_and_the_front_are_those_of_simulating_everything(name):
+    """Pruning is admissible: nothing that was not simulated would have been among them."""
+    scenario = scenario_of(name)
+    over = {
+        "parallelism.tp": [1, 2, 4],
+        "parallelism.cp": [1],
+        "parallelism.pp": [1, 2],
+        "parallelism.ep": [1, 4],
+        "training.micro_batch": [1],
+        "parallelism.zero": [0, 1],
+        "training.recompute": ["none", "full"],
+        "schedule.virtual_stages": [2],
+    }
+    found = mpsim.search(scenario, over, top=5)
+    given = {axis: tuple(over[key]) for axis, key in AXES.items() if key in over}
+    everything = []
+    for layout in legal_layouts(scenario, given):
+        try:
+            plan = make_plan(scenario.with_values(layout.values()))
+        except ScenarioError:
+            continue
+        memory = account_memory(plan)
+        if memory.fits:
+            result = mpsim.simulate(scenario.with_values(layout.values()))
+            everything.append((result.timeline.step_time_s, float(memory.total.max())))
+    assert found.complete
+    assert len(found.rows) < len(everything)
+    best = sorted(everything)[:5]
+    assert [row.step_time_s for row in found.leaders] == [time for time, _ in best]
+    front = {
+        (time, memory)
+        for time, memory in everything
+        if not any(
+            (t <= time and m < memory * (1 - 1e-12)) or (t < time and m <= memory * (1 + 1e-12))
+            for t, m in everything
+        )
+    }
+    assert {row.step_time_s for row in found.front} == {time for time, _ in front}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("1f1b", None), ("interleaved-1f1b", 2), ("interleaved-1f1b", 3)]
+)
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
+def test_few_rounds_show_every_moment_of_many(schedule, chunks, pp):
+    """The middle of these orders repeats itself."""
+    many = 9 * pp
+    short = Order(schedule, pp, many, chunks).flight()
+    whole = Flight.of(make_orders(schedule, pp=pp, microbatches=many, virtual_stages=chunks))
+    assert np.array_equal(short.first, whole.first)
+    assert np.array_equal(short.for_input, whole.for_input)
+    assert np.array_equal(short.for_weight, whole.for_weight)
+    assert np.array_equal(short.stage, whole.stage)

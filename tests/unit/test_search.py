@@ -1,0 +1,188 @@
+"""Searches: limits, budgets, interruptions, and what is told about layouts that lost."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+import mpsim
+from mpsim.errors import ScenarioError
+from mpsim.plot import SearchDisplay
+from mpsim.study.search import Found, Search
+from mpsim.study.search import find as finding
+
+OVER = {
+    "parallelism.tp": [1, 2, 4],
+    "parallelism.cp": [1],
+    "parallelism.pp": [1, 2, 4],
+    "schedule.virtual_stages": [2],
+    "training.micro_batch": [1, 2],
+    "parallelism.zero": [0, 1],
+    "training.recompute": ["none", "full"],
+}
+
+
+@pytest.fixture(scope="module")
+def scenario(request):
+    return mpsim.load(request.config.rootpath / "scenarios" / "quickstart.yaml")
+
+
+@pytest.fixture(scope="module")
+def found(scenario):
+    return mpsim.search(scenario, OVER, top=4)
+
+
+def test_every_legal_layout_is_accounted_for(found):
+    """What was not simulated has a reason."""
+    assert found.complete
+    assert found.legal == sum(found.counts.values()) > 100
+    assert found.counts["simulated"] == len(found.rows)
+    assert found.counts["bound"] > len(found.rows)
+
+
+def test_the_best_carry_the_whole_result(scenario, found):
+    """And it is the one that running their values gives."""
+    for row in found.leaders:
+        assert row.summary == mpsim.simulate(scenario.with_values(row.values)).summary
+        assert row.summary["step_time_s"] == row.step_time_s
+        assert row.summary["peak_memory_bytes"] == pytest.approx(row.memory_bytes)
+    assert all(row.summary is None for row in found.rows[4:])
+
+
+def test_a_search_is_deterministic(scenario, found):
+    """The same question, the same bytes."""
+    again = mpsim.search(scenario, OVER, top=4)
+    assert json.dumps(again.to_json()) == json.dumps(found.to_json())
+
+
+def test_nothing_is_above_a_limit_of_memory(scenario, found):
+    """Half of what the best one needs rules it out."""
+    most = found.best.memory_bytes / 2
+    less = mpsim.search(scenario, OVER, top=4, max_memory=most)
+    assert all(row.memory_bytes <= most for row in less.rows)
+    assert less.counts["memory"] > found.counts.get("memory", 0)
+    assert less.best.step_time_s >= found.best.step_time_s
+
+
+def test_other_keys_are_searched_too_and_limits_apply_to_them(scenario):
+    """Two, three or four nodes: the price allows two or three, the power two."""
+    over = {
+        **OVER,
+        "parallelism.tp": [2],
+        "cluster.nodes": [2, 3, 4],
+        "training.global_batch": [48],
+    }
+    price = scenario.hardware.accelerator.price_per_hour
+    found = mpsim.search(scenario, over, top=3, max_price=24 * price)
+    assert {row.accelerators for row in found.rows} == {16, 24}
+    assert found.counts["price"] > 0
+    power = scenario.hardware.nodes * scenario.hardware.node.power_w
+    assert {row.accelerators for row in mpsim.search(scenario, over, max_power=power).rows} == {16}
+
+
+def test_the_cheapest_need_not_be_the_fastest(scenario):
+    """More nodes shorten the step and cost more of it: dollars a token grow."""
+    over = {**OVER, "cluster.nodes": [1, 2], "parallelism.tp": [1]}
+    fastest = mpsim.search(scenario, over, top=1, front=False)
+    cheapest = mpsim.search(scenario, over, top=1, front=False, objective="cost")
+    assert fastest.best.accelerators == 16
+    assert cheapest.best.accelerators == 8
+    assert cheapest.best.cost_per_step < fastest.best.cost_per_step
+
+
+def test_an_interrupted_search_keeps_what_it_found_and_resumes(
+    scenario, found, tmp_path, monkeypatch
+):
+    """The layouts of the first try are not simulated again."""
+    journal = tmp_path / "found.jsonl"
+
+    def interrupt(what, done, total):
+        if what == "simulated":
+            raise KeyboardInterrupt
+
+    first = mpsim.search(scenario, OVER, top=4, resume=journal, progress=interrupt)
+    assert first.interrupted
+    assert not first.complete
+    kept = len(journal.read_text().splitlines())
+    assert kept == len(first.rows) == first.counts["simulated"] > 0
+    timed = []
+    seconds = finding._seconds
+    monkeypatch.setattr(
+        finding, "_seconds", lambda timer, some: timed.extend(some) or seconds(timer, some)
+    )
+    assert mpsim.search(scenario, OVER, top=4, resume=journal).rows == found.rows
+    assert len(timed) == len(found.rows) - kept
+
+
+def test_a_budget_ends_a_search_with_the_most_promising_first(scenario):
+    """An instant is enough to say that it was not."""
+    found = mpsim.search(scenario, OVER, budget=1e-9)
+    assert not found.complete
+    assert found.counts["unseen"] == found.legal
+    assert found.best is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"objective": "speed"}, "objective"),
+        ({"top": 0}, "top"),
+        ({"budget": -1.0}, "budget"),
+        ({"max_memory": 0.0}, "max_memory"),
+        ({"over": {"parallelism.dp": [2]}}, "follows"),
+        ({"over": {"parallelism.tp": []}}, "no values"),
+        ({"over": {"parallelism.tp": [7]}}, "no legal layout"),
+        ({"over": {"schedule.name": ["auto"]}}, "auto"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(scenario, arguments, text):
+    """Before anything is computed."""
+    with pytest.raises(ScenarioError, match=text):
+        mpsim.search(scenario, **arguments)
+
+
+def test_csv_and_json_hold_what_was_simulated(found, tmp_path):
+    """Units in the names, layouts by dotted key."""
+    rows = list(csv.DictReader(io.StringIO(found.to_csv(tmp_path / "found.csv"))))
+    assert len(rows) == len(found.rows)
+    assert {"parallelism.tp", "step_time_s", "memory_bytes", "mfu", "reason"} - set(rows[0]) == {
+        "reason"
+    }
+    assert len(json.loads(json.dumps(found.to_json()))["rows"]) == 4
+
+
+def test_a_layout_has_a_short_name(found):
+    """Degrees always, the rest where it is unusual."""
+    name = found.best.name
+    assert name.startswith("tp ")
+    assert "cp" not in name
+
+
+def test_the_front_is_that_of_numbers_one_can_check_by_hand():
+    """(1 s, 9 B), (2, 5), (3, 5), (4, 1): the third is beaten by the second."""
+    points = [(1.0, 9.0), (2.0, 5.0), (3.0, 5.0), (4.0, 1.0)]
+    rows = tuple(Found({}, time, time, memory, 1, 1, None) for time, memory in points)
+    front = Search("by hand", "time", 2, rows, {"simulated": 4}, complete=True).front
+    assert [(row.step_time_s, row.memory_bytes) for row in front] == [
+        points[0],
+        points[1],
+        points[3],
+    ]
+
+
+def test_the_picture_holds_what_was_found(found):
+    """Numbers in; the front ascends in time and descends in memory."""
+    display = SearchDisplay.from_search(found)
+    assert list(display.step_time) == [row.step_time_s for row in found.rows]
+    assert list(display.leaders) == [0, 1, 2, 3]
+    assert (display.memory[display.front][1:] < display.memory[display.front][:-1]).all()
+    display.plot()
+
+
+def test_nothing_simulated_is_nothing_to_draw():
+    """Said in words."""
+    with pytest.raises(ScenarioError, match="nothing to draw"):
+        SearchDisplay.from_search(Search("none", "time", 1, (), {}, complete=True))
