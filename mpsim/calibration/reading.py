@@ -268,6 +268,7 @@ def _measurement(fields: FieldReader) -> Measurement:
         calls=fields.count("calls", least=1),
         check=fields.text("check"),
         peak_memory_bytes=fields.number("peak_memory_bytes"),
+        others=fields.number("others"),
         actions=None if actions is None else _actions(actions, group),
     )
 

@@ -204,8 +204,10 @@ class Measurement:
         How the result was checked; empty where it was not.
     peak_memory_bytes : float
         Most that was allocated on the fullest rank [B]; 0 where it is not known.
+    others : float
+        Share of the first rank's host that other processes used meanwhile, 0 to 1; 0 where nothing tells.
     actions : Actions or None
-        Of pipeline steps.
+        Of training steps.
     """
 
     id: str
@@ -225,6 +227,7 @@ class Measurement:
     calls: int = 1
     check: str = ""
     peak_memory_bytes: float = 0.0
+    others: float = 0.0
     actions: Actions | None = None
 
     @property

@@ -126,7 +126,7 @@ def test_actions_lie_inside_their_step(measured: Measured) -> None:
         assert one.actions is not None
         step, rank = np.array(one.actions.step), np.array(one.actions.rank)
         start, end = np.array(one.actions.start), np.array(one.actions.end)
-        assert set(step) == set(range(len(one.seconds[0])))
+        assert set(step) == set(range(min(len(one.seconds[0]), 12)))
         for index in set(step):
             for who in one.group:
                 rows = (step == index) & (rank == who)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
@@ -26,6 +26,12 @@ from mpsim.calibration.measure.world import World
 
 __all__ = ["gemm_case", "kernel_series"]
 
+BACKENDS: Final[Mapping[str, str]] = {
+    "flash": "FLASH_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "math": "MATH",
+}
 CHECKED_ROWS = 4
 """Of a product, compared with float64."""
 
@@ -151,9 +157,9 @@ def _prepare_attention(
     world: World, *, shape: Sequence[int], dtype: str, backend: str, causal: bool, kind: str
 ) -> Work:
     batch, heads, sequence, head_dim = shape
-    chosen = getattr(
-        SDPBackend, {"efficient": "EFFICIENT_ATTENTION"}.get(backend) or _named(backend)
-    )
+    chosen = getattr(SDPBackend, BACKENDS[backend], None)
+    if chosen is None:
+        raise NotImplementedError(f"torch {torch.__version__} has no {backend} attention")
 
     def inputs() -> list[torch.Tensor]:
         return [
@@ -188,10 +194,6 @@ def _prepare_attention(
 
 def _backward(out: torch.Tensor, given: Sequence[torch.Tensor], grad: torch.Tensor) -> object:
     return torch.autograd.grad(out, given, grad, retain_graph=True)
-
-
-def _named(backend: str) -> str:
-    return {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH"}[backend]
 
 
 def _reference_attention(

@@ -228,17 +228,26 @@ def _adam_case(world: World, count: int, dtype: str) -> Case:
 
 
 def _prepare_adam(world: World, *, count: int, dtype: str) -> Work:
-    weight = random(world, dtype, count)
-    before = weight.clone()
-    weight.grad = random(world, dtype, count)
-    rate = 1e-3
-    optimizer = torch.optim.Adam([weight], lr=rate, fused=True)
-    optimizer.step()
+    rate = 1.0  # large enough to be seen in a narrow format
+
+    def make() -> tuple[torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
+        weight = random(world, dtype, count).clone()
+        weight.grad = random(world, dtype, count)
+        before = weight.clone()
+        optimizer = torch.optim.Adam([weight], lr=rate, fused=True)
+        optimizer.step()
+        return optimizer, weight, before
+
+    _, weight, before = make()
+    assert weight.grad is not None
     # the first step of Adam is the learning rate times the sign of the gradient (Kingma and Ba 2015, algorithm 1)
     small = weight.grad.abs() < 1e-4  # where epsilon counts
-    wanted = torch.where(small, weight, before - rate * weight.grad.sign())
-    check = agrees(weight, wanted, dtype, "a step of the learning rate")
-    return Work(run=optimizer.step, check=check)
+    moved = (weight - before).masked_fill(small, 0.0) / rate
+    check = agrees(
+        moved, -weight.grad.sign().masked_fill(small, 0.0), dtype, "the first step of Adam"
+    )
+    turn = rotated(world, 4.0 * count * element_bytes(dtype), lambda: make()[0])
+    return Work(run=lambda: turn().step(), check=check)
 
 
 def _copy_case(world: World, size: int, way: str, *, phase: str = "burst") -> Case:

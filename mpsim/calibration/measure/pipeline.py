@@ -67,7 +67,9 @@ class Pipeline:
         parameters = [one for stage in self.stages for one in stage.submod.parameters()]
         self.gradients = _flat_gradients(parameters) if split.dp > 1 else None
         self.optimizer = make_optimizer(parameters)
-        build = getattr(schedules, CLASSES[split.schedule])
+        build = getattr(schedules, CLASSES[split.schedule], None)
+        if build is None:
+            raise NotImplementedError(f"torch {torch.__version__} has no {CLASSES[split.schedule]}")
         self.schedule = build(
             self.stages[0] if split.schedule in SINGLE else self.stages,
             split.microbatches,

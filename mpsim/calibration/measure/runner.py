@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from mpsim.calibration.measure.blocks import block_series
 from mpsim.calibration.measure.case import Case, Work
 from mpsim.calibration.measure.collectives import collective_series
 from mpsim.calibration.measure.kernels import gemm_case, kernel_series
+from mpsim.calibration.measure.load import others_share, read_usage
 from mpsim.calibration.measure.plan import load_grid, round_robin
 from mpsim.calibration.measure.recorder import join_actions
 from mpsim.calibration.measure.resume import Past, take_up
@@ -176,11 +178,13 @@ class _Run:
     def _case(self, case: Case, limit: float, reason: str) -> None:
         """Measure one case on the ranks of its group, or say why not."""
         timed: Timed | None = None
-        check, peak = "", 0.0
+        check, peak, before = "", 0.0, read_usage()
         if self.world.rank in case.group and not reason:
             timed, check, peak, reason = self._measured(case, limit)
         told = (timed, check, peak, reason) if self.world.rank in case.group else None
-        found = [one for one in self.world.gather(told, self.world.everyone) if one is not None]
+        after = read_usage()
+        everyone = self.world.gather((told, after.own - before.own), self.world.everyone)
+        found = [one for one, _ in everyone if one is not None]
         reasons = [one[3] for one in found if one[3]]
         if self.writer is None:
             return
@@ -190,6 +194,15 @@ class _Run:
         every = [one[0] for one in found if one[0] is not None]
         checks = next((one[1] for one in found if one[1]), "")
         line = self._measurement(case, every, checks, max(one[2] for one in found))
+        host = self.world.ranks[0].host
+        own = [
+            one
+            for (_, one), rank in zip(everyone, self.world.ranks, strict=True)
+            if rank.host == host
+        ]
+        line = dataclasses.replace(
+            line, others=others_share(before, after, own, os.cpu_count() or 1)
+        )
         self.known.setdefault(case.series, []).append((case.size, line.median))
         self.writer.write(line)
         self.count += 1
@@ -200,6 +213,8 @@ class _Run:
         reasons = [one for one in self.world.gather(reason, case.group) if one]
         timed, peak = None, 0.0
         if work is not None and not reasons:
+            if self.world.kind == "cuda":
+                torch.cuda.reset_peak_memory_stats()
             try:
                 timed = self.timer.time(case, work, limit)
             except (RuntimeError, MemoryError) as error:
@@ -224,8 +239,6 @@ class _Run:
                 None,
                 f"needs about {case.memory / 1e9:.2g} GB, {room / 1e9:.2g} GB are to be had",
             )
-        if self.world.kind == "cuda":
-            torch.cuda.reset_peak_memory_stats()
         try:
             return case.prepare(self.world), ""
         except CalibrationError as error:
@@ -236,7 +249,8 @@ class _Run:
     def _measurement(self, case: Case, every: list[Timed], check: str, peak: float) -> Measurement:
         actions = None
         if every[0].steps:
-            samples = zip(*(one.steps for one in every), strict=True)
+            most = int(self.rules["action_samples"])
+            samples = zip(*(one.steps[:most] for one in every), strict=True)
             actions = join_actions(
                 [
                     [(rank, *step) for rank, step in zip(case.group, ranks, strict=True)]

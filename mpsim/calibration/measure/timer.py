@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -39,6 +39,15 @@ class Timed:
     calls: int
     seconds: tuple[float, ...]
     steps: tuple[tuple[float, list[Row]], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sample:
+    """One sample: how long it took [s], which share of that this process ran, and the actions of its step."""
+
+    seconds: float
+    share: float
+    step: tuple[float, list[Row]] | None = None
 
 
 class Timer:
@@ -77,9 +86,24 @@ class Timer:
         )
         count = max(int(count), int(self.rules["samples"]["least"]))
         samples = [self._sample(case, work, execute, method) for _ in range(count)]
-        seconds = tuple(time / (calls * work.divide) for time, _ in samples)
-        steps = tuple(step for _, step in samples if step is not None)
+        samples = self._undisturbed(case, samples)
+        seconds = tuple(one.seconds / (calls * work.divide) for one in samples)
+        steps = tuple(one.step for one in samples if one.step is not None)
         return Timed(method, calls, seconds, steps)
+
+    def _undisturbed(self, case: Case, samples: list[_Sample]) -> list[_Sample]:
+        """Without the samples during which another process had this one's core; as many on each rank, the fewest at least.
+
+        Notes
+        -----
+        Only where each rank computes by itself with one thread: waiting for others is no disturbance, and threads add up.
+        """
+        if self.world.kind != "cpu" or case.synchronous or self.world.threads > 1:
+            return samples
+        clean = sum(one.share >= self.rules["own_share"] for one in samples)
+        keep = -int(self._agree(case, -float(max(clean, self.rules["samples"]["least"]))))
+        best = sorted(range(len(samples)), key=lambda i: -samples[i].share)[:keep]
+        return [samples[i] for i in sorted(best)]
 
     def _method(self, case: Case, work: Work) -> tuple[str, Callable[[], object]]:
         if self.world.kind == "cpu" or work.host:
@@ -114,7 +138,7 @@ class Timer:
 
     def _sample(
         self, case: Case, work: Work, execute: Callable[[], object], method: str
-    ) -> tuple[float, tuple[float, list[Row]] | None]:
+    ) -> _Sample:
         if work.before:
             work.before()
         if case.synchronous:
@@ -123,13 +147,16 @@ class Timer:
             self.world.synchronize()
         if work.recorder:
             work.recorder.begin()
+        begin, used = perf_counter(), process_time()
         if method == "perf_counter":
             time = self._by_clock(execute, wait=not work.host)
         else:
             time = _by_events(execute)
+        share = (process_time() - used) / (perf_counter() - begin)
         if work.recorder is None:
-            return time, None
-        return time, (work.recorder.began + work.recorder.offset, work.recorder.rows())
+            return _Sample(time, share)
+        began = work.recorder.began + work.recorder.offset
+        return _Sample(time, share, (began, work.recorder.rows()))
 
     def _by_clock(self, execute: Callable[[], object], *, wait: bool) -> float:
         start = perf_counter()

@@ -101,7 +101,10 @@ def _spread(model: Gpt, split: Split, mesh: Any) -> nn.Module:
     if split.data_parallel == "ddp":
         return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group())
     if split.data_parallel == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
+        try:
+            from torch.distributed.fsdp import fully_shard
+        except ImportError as error:
+            raise NotImplementedError(f"torch {torch.__version__} has no fully_shard") from error
 
         for layer in model.layers:
             fully_shard(layer, mesh=mesh)
