@@ -157,6 +157,11 @@ class KernelModel:
             self._use(self._rules[f"quantise.{narrow}"], leaf)
         return quantise_seconds(elements, narrow, self._bandwidth, from_bytes=from_bytes)
 
+    @property
+    def casts(self) -> bool:
+        """Whether linear layers compute in a narrow precision, whose tensors are cast by kernels of their own."""
+        return self._casting is not None
+
     def with_casts(self, expansion: Expansion, wide_bytes: float) -> Expansion:
         """The same operators with the casts of a narrow precision before the linear layers; `wide_bytes` an element before [B]."""
         if self._casting is None:

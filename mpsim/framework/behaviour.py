@@ -287,6 +287,10 @@ class HostBehaviour:
         Host time of one kernel launch where it cannot run ahead of the device, 0 where launches are hidden or captured [s].
     layer_launches_forward, layer_launches_backward : int
         Kernels that one layer launches in each direction, without recomputation.
+    narrow_launches : float
+        Host time of a layer in fp8 or fp4 over that in 16 bits, at least 1: scales, casts and their bookkeeping.
+    collective_cost : float
+        What a collective inside a layer takes longer than in a benchmark of its library: its launch, and events between two streams [s].
     layer_host_time : float
         Host time of each pass of a layer beyond its launches, such as Python hooks of its submodules [s].
     launch_blocking : bool
@@ -305,6 +309,8 @@ class HostBehaviour:
     layer_launches_forward: int
     layer_launches_backward: int
     step_overhead: float
+    narrow_launches: float = 1.0
+    collective_cost: float = 0.0
     layer_host_time: float = 0.0
     launch_blocking: bool = False
     layer_synchronizations: int = 0
@@ -322,6 +328,8 @@ class ExpertBehaviour:
     expert_overlap : ExpertOverlap
     grouped_gemm : bool
         One kernel for all local experts, or one each.
+    expert_launches : int
+        Kernels that router, dispatch and combine launch in each pass of a layer, besides its experts' products.
     expert_synchronizations : int
         Times a forward of an expert layer waits for the device to know its token counts.
     """
@@ -329,4 +337,5 @@ class ExpertBehaviour:
     expert_dispatch: ExpertDispatch = ExpertDispatch.ALL_TO_ALL
     expert_overlap: ExpertOverlap = ExpertOverlap.NONE
     grouped_gemm: bool = True
+    expert_launches: int = 0
     expert_synchronizations: int = 1

@@ -131,6 +131,7 @@ DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
         "first_bucket_bytes": Dimension.BYTES,
         "bucket_bytes_per_replica": Dimension.BYTES,
         "launch_cost": Dimension.TIME,
+        "collective_cost": Dimension.TIME,
         "layer_host_time": Dimension.TIME,
         "synchronization_cost": Dimension.TIME,
         "fusion_cycle": Dimension.TIME,

@@ -3,7 +3,8 @@
 The ranks of a stage form groups of ``etp x ep`` that hold every expert once: each rank 1/etp of the features of 1/ep of the experts.
 A rank brings its 1/tp of the microbatch's tokens (sequence parallelism). *Dispatch* is an all-to-all over ep of every token's copies, one
 for each of its experts, followed by an all-gather over etp; *combine* is the way back, a reduce-scatter over etp and an all-to-all over
-ep. The backward pass mirrors both.
+ep. The backward pass mirrors both. An all-to-all delivers rows by the rank that sent them: a rank with several experts copies them
+once to lie by expert, and what its experts return once more to lie by rank.
 """
 
 from __future__ import annotations
@@ -180,10 +181,45 @@ def _around(
     needs = _tags(there) if beside[0] else frozenset[str]()
     yield from there
     yield from beside[0]
-    for one in _kernels(operators, sharding):
+    for one in _between(operators, sharding, travels=bool(there)):
         yield Compute(one, recompute, needs)
     yield from back
     yield from beside[1]
+
+
+def _between(
+    operators: Sequence[Operator], sharding: Sharding, *, travels: bool
+) -> Iterator[Operator]:
+    """What runs between the way there and the way back."""
+    if not (travels and _arrives_by_rank(sharding)):
+        yield from _kernels(operators, sharding)
+        return
+    phase = min(one.phase for one in operators)  # forward, or the input gradient of a backward
+    yield _regrouping("rows_by_expert", phase, sharding)
+    yield from _kernels(operators, sharding)
+    yield _regrouping("rows_by_rank", phase, sharding)
+
+
+def _arrives_by_rank(sharding: Sharding) -> bool:
+    """Whether rows of several experts of this rank arrive mixed."""
+    routing = _routing(sharding)
+    return (
+        sharding.ep > 1
+        and routing.experts > sharding.ep
+        and routing.dispatch is ExpertDispatch.ALL_TO_ALL
+    )
+
+
+def _regrouping(name: str, phase: Phase, sharding: Sharding) -> Operator:
+    """A copy of every row that the rank's experts work on: read and written once."""
+    rows = sent_tokens(sharding) * sharding.etp
+    return Operator(
+        name=name,
+        kind=OperatorKind.ELEMENTWISE,
+        phase=phase,
+        split=Split.EXPERT,
+        bytes=2.0 * rows * sharding.hidden * sharding.activation_bytes,
+    )
 
 
 def _kernels(operators: Sequence[Operator], sharding: Sharding) -> Iterator[Operator]:

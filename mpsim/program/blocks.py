@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from mpsim.parallel import (
     NOTHING,
     Communication,
+    Compute,
     Item,
     Recompute,
     Rerun,
@@ -290,10 +291,28 @@ class Blocks:
             name,
             items,
             costs,
-            host_seconds=launches,
+            host_seconds=launches + self._expert_launch_seconds(items),
             synchronization_seconds=host.synchronization_cost,
             launch_blocking=host.launch_blocking,
         )
+
+    @property
+    def _call_seconds(self) -> float:
+        """Host time of a launch; a layer in a narrow precision has more of them, for scales and casts."""
+        host = self._plan.framework.host
+        narrow = self._costs.kernels.casts
+        return host.launch_cost * (host.narrow_launches if narrow else 1.0)
+
+    def _expert_launch_seconds(self, items: Sequence[Item]) -> float:
+        """Host time of what a layer with experts launches beyond a dense one, its forwards and backwards together."""
+        software = self._plan.framework
+        operators = [one.operator for one in items if isinstance(one, Compute)]
+        products = sum(one.split is Split.EXPERT and one.flops > 0 for one in operators)
+        passes = sum(
+            one.name == "router" and one.phase is not Phase.WEIGHT_GRADIENT for one in operators
+        )
+        launches = products + passes * software.experts.expert_launches
+        return self._call_seconds * launches
 
     def _launch_seconds(self, action: Action, repeated: float = 0.0) -> float:
         """Host time of the launches of one layer, with the share of its forward that is `repeated`."""
@@ -307,7 +326,7 @@ class Blocks:
         own = forward if action is Action.F else backward * halves.get(action, 1.0)
         launches = own + repeated * forward
         passes = halves.get(action, 1.0) + repeated
-        return software.host.launch_cost * launches + software.host.layer_host_time * passes
+        return self._call_seconds * launches + software.host.layer_host_time * passes
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end; equal rows of blocks share one template."""

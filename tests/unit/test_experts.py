@@ -94,12 +94,24 @@ def test_tokens_travel_around_the_experts_both_ways() -> None:
     there, back = names.index("dispatch all-to-all"), names.index("combine all-to-all")
     assert names[there - 1] == "permute"
     assert names[back + 1] == "unpermute"
-    assert all(name.startswith("experts_") for name in names[there + 1 : back])
+    assert names[there + 1] == "rows_by_expert"
+    assert names[back - 1] == "rows_by_rank"
+    assert all(name.startswith("experts_") for name in names[there + 2 : back - 1])
     behind = _names(block_backward(LAYER, _sharding()))
     first = behind.index("combine gradient all-to-all")
     second = behind.index("dispatch gradient all-to-all")
     assert (behind[first - 1], behind[second + 1]) == ("unpermute", "permute")
-    assert all(name.startswith("experts_") for name in behind[first + 1 : second])
+    assert (behind[first + 1], behind[second - 1]) == ("rows_by_expert", "rows_by_rank")
+    assert all(name.startswith("experts_") for name in behind[first + 2 : second - 1])
+
+
+def test_rows_are_regrouped_only_where_they_arrive_mixed() -> None:
+    """Read and written once: 2 x tokens x top_k x hidden x 2 B; not with one expert a rank, one rank, or a kernel that permutes too."""
+    items = block_forward(LAYER, _sharding())
+    copies = [one for one in items if isinstance(one, Compute) and "rows_by" in one.operator.name]
+    assert [one.operator.bytes for one in copies] == [2 * TOKENS * 2 * HIDDEN * 2] * 2
+    for other in (_sharding(ep=16), _sharding(ep=1), _sharding({"dispatch": ExpertDispatch.FUSED})):
+        assert not any("rows_by" in name for name in _names(block_forward(LAYER, other)))
 
 
 def test_the_gather_over_etp_follows_the_exchange_of_its_tokens() -> None:

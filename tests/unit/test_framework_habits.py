@@ -66,3 +66,41 @@ def test_a_gather_into_a_list_takes_longer_for_each_rank():
     )
     units = _added(listed, plain, "exposed_dp") / (2 * 8e-3)
     assert 2 * LAYERS - 1 <= units <= 2 * LAYERS + 3
+
+
+def test_a_collective_of_a_layer_takes_longer_by_what_the_framework_adds():
+    """tp 8 without overlap: 16 microbatches x (4 layers x 4 all-reduces, 1 after the embedding, 1 before the head, 3 of the loss) x 1 ms."""
+    plain, slow = (
+        _step({"tp": 8, "dp": 1}, collective_cost=time).breakdown["exposed_tp"]
+        for time in ("0 ms", "1 ms")
+    )
+    assert slow - plain == pytest.approx(2 * MICROBATCHES * (LAYERS * 4 + 5) * 1e-3)
+
+
+def test_narrow_layers_and_experts_launch_more():
+    """Where the host sets the pace, twice the launches in fp8 take twice as long; experts add products and bookkeeping."""
+    eager = {"preset": "megatron-core", "launch_cost": "1 ms"}
+
+    def layers(precision: str, model: dict[str, object] | None = None, **habits: object) -> float:
+        scenario = {
+            "schema": 1,
+            "model": {
+                "hidden": 1024,
+                "layers": LAYERS,
+                "heads": 16,
+                "vocab": 32000,
+                **(model or {}),
+            },
+            "cluster": {"preset": "dgx-h100", "nodes": 1},
+            "training": {"global_batch": 8, "sequence_length": 512, "precision": precision},
+            "framework": {**eager, **habits},
+        }
+        parts = mpsim.simulate(mpsim.Scenario.from_mapping(scenario)).breakdown
+        return sum(parts[part] for part in ("forward", "backward", "weight_gradient", "host"))
+
+    wide, narrow = (layers(precision) for precision in ("bf16", "fp8"))
+    assert narrow / wide == pytest.approx(2.0, rel=0.05)
+    moe = {"moe": {"experts": 4, "ffn_hidden": 512, "top_k": 2}}
+    routed, more = (layers("bf16", moe, expert_launches=count) for count in (0, 10))
+    assert more - routed == pytest.approx(LAYERS * 2 * 10 * 1e-3, rel=0.01)
+    assert routed - wide == pytest.approx(LAYERS * 6 * 4 * 1e-3, rel=0.05)
