@@ -320,10 +320,11 @@ def _filled(blank: StepComparison, one: Measurement, result: Result, sample: int
 
 
 def _typical(one: Measurement) -> int:
-    """The sample whose time is closest to what counts as the time."""
+    """Of the samples whose actions were recorded, the one whose time is closest to what counts as the time."""
     table = np.array(one.seconds)
     times = table.max(axis=0) if one.synchronous else table.mean(axis=0)
-    return int(np.argmin(np.abs(times - time_of(one))))
+    recorded = max(one.actions.step, default=0) + 1 if one.actions else len(times)
+    return int(np.argmin(np.abs(times[:recorded] - time_of(one))))
 
 
 def _orders(one: Measurement, result: Result, sample: int) -> tuple[bool | None, str]:
