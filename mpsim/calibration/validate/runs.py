@@ -163,7 +163,7 @@ def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     more = {name: cells.whole(name) for name in ("kv_heads", "head_dim", "ffn_hidden")}
     given = {name: value for name, value in more.items() if value is not None}
     style = table("training")["models"]["gated" if gated else "plain"]
-    return {
+    read = {
         "name": cells.text("model") or "run",
         **shape,
         **given,
@@ -171,8 +171,8 @@ def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
         **style,
         **_attention(cells),
         **_experts(cells),
-        **rule["model"],
     }
+    return _on_top(read, rule["model"])
 
 
 def _attention(cells: Cells) -> dict[str, Any]:
