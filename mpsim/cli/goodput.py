@@ -74,7 +74,8 @@ def goodput(
     """Say how much of days of training is progress, when components fail and checkpoints take time."""
     from mpsim.cli.console import print_json, wrote
     from mpsim.result import simulate
-    from mpsim.study.goodput import Checkpoint, Reliability, simulate_goodput
+    from mpsim.study.goodput import simulate_goodput
+    from mpsim.study.reliability import Checkpoint, Reliability
     from mpsim.units import Dimension
 
     result = simulate(load_scenario(file, sets=sets, overrides=overrides))
@@ -131,7 +132,7 @@ def _quantity(text: str | None, dimension: Dimension, option: str) -> float | No
 
 def _print(name: str, outcome: Goodput, tokens: float) -> None:
     from mpsim.cli.console import print_table, print_text
-    from mpsim.study.goodput import daly_interval, young_interval
+    from mpsim.study.reliability import daly_interval, young_interval
 
     rows = [(part, f"{share:.2%}") for part, share in outcome.mean.items()]
     title = f"{name}: {outcome.days:g} days, {len(outcome.shares)} trials"

@@ -9,7 +9,6 @@ Shapes: K trials.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import statistics
 from collections.abc import Mapping
@@ -18,228 +17,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.document import load_catalog
 from mpsim.errors import ScenarioError
-from mpsim.hardware import Cluster
+from mpsim.study.reliability import (
+    Checkpoint,
+    Reliability,
+    daly_interval,
+    expected_share,
+    young_interval,
+)
 
 if TYPE_CHECKING:
     from mpsim.plot.goodput import GoodputDisplay
 
-__all__ = [
-    "PARTS",
-    "Checkpoint",
-    "Goodput",
-    "Reliability",
-    "daly_interval",
-    "expected_share",
-    "simulate_goodput",
-    "young_interval",
-]
+__all__ = ["PARTS", "Goodput", "simulate_goodput"]
 
 PARTS = ("progress", "checkpoints", "lost work", "restarts", "waiting for nodes")
 _PROGRESS, _CHECKPOINTS, _LOST, _RESTARTS, _WAITING = range(len(PARTS))
-_HOUR = 3600.0
 _DAY = 86400.0
 _CONFIDENCE = 0.95
 _POINTS = 200
-_HARDWARE = ("accelerator", "nic", "link", "host")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Reliability:
-    """How often things fail and how long it takes to go on.
-
-    Parameters
-    ----------
-    hardware_rate : float
-        Failures of any component, after which a node is replaced [1/s].
-    job_rate : float
-        Interruptions that need no node [1/s].
-    restart : float
-        From an interruption to the first new step, with a node at hand [s].
-    repair : float
-        Until a failed node is back among the spares [s].
-    spares : int
-        Nodes that stand by.
-    """
-
-    hardware_rate: float
-    job_rate: float
-    restart: float
-    repair: float
-    spares: int
-
-    def __post_init__(self) -> None:
-        for name in ("hardware_rate", "job_rate", "restart", "repair", "spares"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ScenarioError(f"{name} is {value!r}; needed a finite number of at least 0")
-
-    @property
-    def mean_time_between(self) -> float:
-        """Mean time between interruptions [s]; infinity if nothing fails."""
-        rate = self.hardware_rate + self.job_rate
-        return 1.0 / rate if rate else math.inf
-
-    @classmethod
-    def of(
-        cls,
-        cluster: Cluster,
-        *,
-        scale: float = 1.0,
-        restart: float | None = None,
-        repair: float | None = None,
-        spares: int | None = None,
-    ) -> Reliability:
-        """Rates of a cluster from those of its components.
-
-        Parameters
-        ----------
-        cluster : Cluster
-        scale : float
-            Times the published rates of components (a young cluster has several times those of a mature one).
-        restart, repair : float, optional
-            As of the class [s]; assumed when left out.
-        spares : int, optional
-            Nodes that stand by; a share of the cluster when left out.
-        """
-        known = constants()
-        nics = cluster.nodes * cluster.node.nics
-        counts = {
-            "accelerator": cluster.accelerators,
-            "nic": nics,
-            "link": nics,
-            "host": cluster.nodes,
-        }
-        rate = sum(counts[name] * known[name] for name in _HARDWARE) * scale / _HOUR
-        return cls(
-            hardware_rate=rate,
-            job_rate=known["job"] / _HOUR,
-            restart=known["restart"] if restart is None else restart,
-            repair=known["repair"] if repair is None else repair,
-            spares=math.ceil(known["spare_share"] * cluster.nodes) if spares is None else spares,
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """How state is saved.
-
-    Parameters
-    ----------
-    size : float
-        Of one checkpoint of the whole job [B].
-    blocking : float
-        Time that training stands still for one [s].
-    lag : float
-        From then until it is safely stored, beside training [s]; 0 when it blocks until it is.
-    """
-
-    size: float
-    blocking: float
-    lag: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("size", "blocking", "lag"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ScenarioError(
-                    f"checkpoint: {name} is {value!r}; needed a finite number of at least 0"
-                )
-
-    @classmethod
-    def of(
-        cls, size: float, accelerators: int, *, storage: float | None = None, in_background: bool
-    ) -> Checkpoint:
-        """Times of a checkpoint from its size and where it goes.
-
-        Parameters
-        ----------
-        size : float
-            Of the whole job [B].
-        accelerators : int
-        storage : float, optional
-            Bandwidth of the storage for the whole job [B/s]; what a published system gave each accelerator when left out.
-        in_background : bool
-            Copied to host memory while training stands still, and written from there beside it.
-        """
-        known = constants()
-        bandwidth = known["storage_per_accelerator"] * accelerators if storage is None else storage
-        if not bandwidth > 0:
-            raise ScenarioError(f"storage is {bandwidth!r} B/s; needed more than 0")
-        write = size / bandwidth
-        if not in_background:
-            return cls(size=size, blocking=write)
-        snapshot = size / (known["snapshot_per_accelerator"] * accelerators)
-        return cls(size=size, blocking=min(snapshot, write), lag=write)
-
-
-@functools.cache
-def constants() -> Mapping[str, float]:
-    """Published rates and stated assumptions, by name; see the data file for their sources."""
-    data = dict(load_catalog("mpsim.study.data"))["reliability"]
-    return {name: float(entry["value"]) for name, entry in data["constants"].items()}
-
-
-def young_interval(blocking: float, mean_time_between: float) -> float:
-    """Work between checkpoints that is best to first order, ``sqrt(2 C M)`` [s].
-
-    References
-    ----------
-    Young, A first order approximation to the optimum checkpoint interval, CACM 17 (1974).
-
-    Examples
-    --------
-    >>> young_interval(50.0, 10_000.0)
-    1000.0
-    """
-    return math.sqrt(2.0 * blocking * mean_time_between)
-
-
-def daly_interval(blocking: float, mean_time_between: float) -> float:
-    """Work between checkpoints that is best to higher order [s].
-
-    References
-    ----------
-    Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22 (2006), equation 37.
-    """
-    if not math.isfinite(mean_time_between):
-        return math.inf
-    if blocking >= 2.0 * mean_time_between:
-        return mean_time_between
-    ratio = blocking / (2.0 * mean_time_between)
-    first = young_interval(blocking, mean_time_between)
-    return first * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - blocking
-
-
-def expected_share(reliability: Reliability, checkpoint: Checkpoint, interval: float) -> float:
-    """Share of time that is progress, in the long run and with a node always at hand.
-
-    Parameters
-    ----------
-    reliability : Reliability
-    checkpoint : Checkpoint
-    interval : float
-        Work between checkpoints [s].
-
-    Notes
-    -----
-    A segment of work T and checkpoint C takes ``e^(R/M) M (e^((T+C)/M) - 1)`` on average when interruptions are exponential with
-    mean M and a restart R can be interrupted too. A checkpoint that is stored a lag L later adds L to what an interruption loses;
-    to first order that costs ``L / M`` of the time.
-
-    References
-    ----------
-    Daly (2006), equation 20.
-    """
-    mean = reliability.mean_time_between
-    if not math.isfinite(mean):
-        return interval / (interval + checkpoint.blocking)
-    segment = interval + checkpoint.blocking
-    if segment > 500.0 * mean:
-        return 0.0
-    takes = mean * math.exp(reliability.restart / mean) * math.expm1(segment / mean)
-    return max(0.0, interval / takes * (1.0 - min(1.0, checkpoint.lag / mean)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -11,13 +11,12 @@ import pytest
 from mpsim.cli.app import execute
 from mpsim.errors import ScenarioError
 from mpsim.hardware import system
-from mpsim.study.goodput import (
-    PARTS,
+from mpsim.study.goodput import PARTS, simulate_goodput
+from mpsim.study.reliability import (
     Checkpoint,
     Reliability,
     daly_interval,
     expected_share,
-    simulate_goodput,
     young_interval,
 )
 
