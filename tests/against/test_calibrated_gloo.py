@@ -63,7 +63,11 @@ def test_the_machine_holds_what_was_measured(chain):
     ranks, _, machine, _ = chain
     assert machine["library"] == "gloo"
     assert machine["accelerators_per_node"] == ranks
-    assert 0.2 < machine["constants"]["kernels.gemm.fp32_burst_fraction"]["value"] <= 1.0
+    fraction = machine["constants"].get("kernels.gemm.fp32_burst_fraction")
+    if fraction is None:  # a busy machine leaves room for few products, and calibrate says so
+        assert any("matrix products" in one for one in machine["warnings"])
+    else:
+        assert 0.2 < fraction["value"] <= 1.0
     assert any("ranks" in one["what"] for one in machine["fits"])
 
 
