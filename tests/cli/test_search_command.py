@@ -6,13 +6,15 @@ import json
 
 import pytest
 
-OVER = (
-    "--over",
-    "parallelism.tp=1,2",
-    "--over",
-    "training.micro_batch=1",
-    "--over",
-    "parallelism.cp=1",
+OVER = tuple(
+    part
+    for axis in (
+        "parallelism.tp=1,2",
+        "parallelism.pp=1,2",
+        "parallelism.cp=1",
+        "training.micro_batch=1",
+    )
+    for part in ("--over", axis)
 )
 
 
