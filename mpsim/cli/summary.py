@@ -48,7 +48,26 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("memory", _memory(summary)),
         ("energy and price", _energy_and_price(summary)),
         ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}"),
+        *_variation(summary),
     ]
+
+
+def _variation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Step times under the scenario's variation, which the figures above leave out, and who is to blame for waiting."""
+    varied = summary.get("variation")
+    if not varied:
+        return []
+    times = {one["percent"]: one["seconds"] for one in varied["percentiles"]}
+    mean, middle, high = (
+        format_quantity(time, Dimension.TIME) for time in (varied["mean_s"], times[50], times[95])
+    )
+    drawn = f"mean {mean}, median {middle}, 95th percentile {high} of {varied['samples']} steps"
+    caused = {name: time for name, time in varied["blame"]["caused_rank_s"].items() if time > 0}
+    worst = max(caused, key=lambda name: caused[name], default="nobody")
+    text = (
+        f"{drawn}; {varied['slowdown']:.4f} of the undisturbed step above; most waiting for {worst}"
+    )
+    return [("with variation", text)]
 
 
 def _shares(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpsim.plot.attribution import AttributionDisplay
+from mpsim.plot.blame import BlameDisplay
 from mpsim.plot.bubbles import BubbleDisplay
 from mpsim.plot.display import Display
 from mpsim.plot.links import LinksDisplay
@@ -62,6 +63,10 @@ class Plots:
         """Draw what the first, the fullest and the last rank hold over time."""
         return MemoryCurveDisplay.from_result(self._result).plot(ax)
 
+    def blame(self, ax: Axes | None = None) -> BlameDisplay:
+        """Draw who waited for whom because of it, under the scenario's ``variation:``."""
+        return BlameDisplay.from_blame(self._result.variation.blame).plot(ax)
+
     def save(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
         folder = Path(folder)
@@ -75,4 +80,6 @@ class Plots:
             "memory": self.memory,
             "memory_over_time": self.memory_over_time,
         }
+        if self._result.scenario.variation is not None:
+            pictures["blame"] = self.blame
         return [draw().save(folder / f"{name}.png") for name, draw in pictures.items()]

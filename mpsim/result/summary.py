@@ -54,6 +54,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "utilisation": _utilisation(result),
         "calibration": _calibration(result.constants),
         "warnings": _warnings(result),
+        **({"variation": result.variation.to_json()} if result.scenario.variation else {}),
     }
 
 

@@ -1,0 +1,71 @@
+"""Who waited for whom: a matrix of causes and sufferers.
+
+Shapes: C causes, S sufferers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.errors import ScenarioError
+from mpsim.plot.display import Display, thin
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mpsim.study.blame import Blame
+
+__all__ = ["BlameDisplay"]
+
+_MOST = 32  # rows and columns; beyond, those with most
+_COLOURS = "viridis"
+
+
+class BlameDisplay(Display):
+    """Waiting for what was late.
+
+    Parameters
+    ----------
+    causes, sufferers : sequence of str
+    late_s : float64[C, S]
+        Seconds that one rank of each sufferer waited while each cause ran longer than it does undisturbed.
+    """
+
+    def __init__(
+        self, causes: Sequence[str], sufferers: Sequence[str], late_s: NDArray[np.float64]
+    ) -> None:
+        self.causes, self.sufferers, self.late_s = tuple(causes), tuple(sufferers), late_s
+        if late_s.shape != (len(self.causes), len(self.sufferers)):
+            raise ScenarioError(
+                f"got a matrix of shape {late_s.shape}; needed {len(self.causes)} by {len(self.sufferers)}"
+            )
+
+    @classmethod
+    def from_blame(cls, blame: Blame) -> BlameDisplay:
+        """The causes and sufferers with most waiting, in the order of ranks."""
+        late = blame.late
+        rows = np.sort(np.argsort(-np.abs(late).sum(axis=1), kind="stable")[:_MOST])
+        columns = np.sort(np.argsort(-np.abs(late).sum(axis=0), kind="stable")[:_MOST])
+        return cls(
+            [blame.causes[one] for one in rows],
+            [blame.names[one] for one in columns],
+            late[np.ix_(rows, columns)],
+        )
+
+    def _size(self) -> tuple[float, float]:
+        return 3.0 + 0.3 * len(self.sufferers), 2.0 + 0.3 * len(self.causes)
+
+    def _draw(self, ax: Axes) -> None:
+        shown = ax.imshow(1e3 * self.late_s, cmap=_COLOURS, vmin=0.0, aspect="auto")
+        ax.set_xticks(thin(len(self.sufferers), _MOST), self.sufferers, rotation=90)
+        ax.set_yticks(thin(len(self.causes), _MOST), self.causes)
+        ax.set_xlabel("suffered by")
+        ax.set_ylabel("caused by")
+        ax.grid(visible=False)
+        figure = ax.get_figure(root=True)
+        assert figure is not None
+        figure.colorbar(shown, ax=ax, label="waiting of a rank for what was late (ms)")

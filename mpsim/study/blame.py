@@ -1,0 +1,151 @@
+"""Blame: on whose account every rank waits.
+
+An idle interval of a rank's compute stream is followed back along what held it up: the row that ended last among those it waited for, what that
+one waited for, and so on to the start of the interval. Each piece of it belongs to whoever computed then, or to the transfer under way. So the pieces
+of a rank sum to all its idle time, exactly. Of a piece in which something ran longer than it does undisturbed, that share is *lateness*, and on the
+account of whoever ran late; the rest is what the schedule has anyway.
+
+Shapes: N rows, R rank classes, G gaps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.engine import Timeline
+from mpsim.engine.graph import precedence
+from mpsim.program import TICK, Kind
+from mpsim.result.attribution import compute_rows
+
+__all__ = ["TRANSFERS", "Blame", "measure_blame"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+TRANSFERS = "transfers"
+"""The cause that is no rank: messages and collectives on their way."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Blame:
+    """Waiting by who caused it and who suffered it.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Rank classes [R].
+    size : int64[R]
+        Ranks of each class.
+    waiting : float64[R + 1, R]
+        Seconds that a rank of each class (columns) waited while each class computed, and while transfers were under way (last row).
+    late : float64[R + 1, R]
+        Of these, while something ran longer than it does undisturbed.
+    """
+
+    names: tuple[str, ...]
+    size: Ints
+    waiting: Floats
+    late: Floats
+
+    @property
+    def caused(self) -> Floats:
+        """Rank-seconds of waiting that each class caused by being late, and transfers [R + 1]."""
+        return np.asarray(self.late @ self.size, dtype=np.float64)
+
+    @property
+    def suffered(self) -> Floats:
+        """Seconds that a rank of each class waited for what was late [R]."""
+        return np.asarray(self.late.sum(axis=0), dtype=np.float64)
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Names of the rows."""
+        return (*self.names, TRANSFERS)
+
+    def worst(self, count: int = 5) -> list[tuple[str, float]]:
+        """Who caused most waiting by being late, with its rank-seconds; nobody who was not late."""
+        order = np.argsort(-self.caused, kind="stable")[:count].tolist()
+        order = [one for one in order if self.caused[one] > 0]
+        return [(self.causes[one], float(self.caused[one])) for one in order]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "ranks": list(self.names),
+            "caused_rank_s": dict(zip(self.causes, self.caused.tolist(), strict=True)),
+            "suffered_s": dict(zip(self.names, self.suffered.tolist(), strict=True)),
+        }
+
+
+def measure_blame(timeline: Timeline, undisturbed: Floats, culprit: Ints | None = None) -> Blame:
+    """Waiting of every rank class by who caused it.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    undisturbed : float64[N]
+        Durations of its rows where nothing varies [ticks].
+    culprit : int64[N], optional
+        Rank class whose link makes a transfer late; -1 (and without it) nobody's.
+
+    Returns
+    -------
+    Blame
+        Columns of `waiting` sum to the time in which a class's compute stream runs nothing.
+    """
+    program = timeline.program
+    binding = _binding(timeline)
+    transfers = np.isin(program.kind, (Kind.SEND, Kind.COLLECTIVE))
+    owner = np.where(transfers, program.ranks, program.rank).astype(np.int64)
+    behind = owner if culprit is None else np.where(transfers & (culprit >= 0), culprit, owner)
+    longer = np.maximum(program.duration - undisturbed, 0.0)
+    share = np.divide(longer, program.duration, out=longer, where=program.duration > 0)
+    rank, since, until, row = _gaps(timeline, binding)
+    waiting = np.zeros((program.ranks + 1, program.ranks))
+    late = np.zeros_like(waiting)
+    while len(row):
+        begin = np.maximum(timeline.start[row], since)
+        np.add.at(waiting, (owner[row], rank), until - begin)
+        np.add.at(late, (behind[row], rank), (until - begin) * share[row])
+        following = binding[row]
+        more = (begin > since) & (following >= 0)
+        rank, since, until, row = rank[more], since[more], begin[more], following[more]
+    return Blame(program.rank_name, program.class_size, waiting * TICK, late * TICK)
+
+
+def _binding(timeline: Timeline) -> Ints:
+    """What each row waited for longest; -1 where it waited for nothing."""
+    waits = precedence(timeline.program)
+    result = np.full(len(timeline.program), -1, dtype=np.int64)
+    has = np.flatnonzero(np.diff(waits.ptr))
+    if len(has):
+        end = timeline.end[waits.value]
+        owner = np.repeat(np.arange(len(result)), np.diff(waits.ptr))
+        order = np.lexsort((end, owner))
+        result[has] = waits.value[order][waits.ptr[has + 1] - 1]
+    return result
+
+
+def _gaps(timeline: Timeline, binding: Ints) -> tuple[Ints, Floats, Floats, Ints]:
+    """Rank, begin and end of idle intervals, and the row that ended each, or at the end of the step the last of all."""
+    program = timeline.program
+    rank, row = compute_rows(program)
+    start, end = timeline.start[row], timeline.end[row]
+    first = np.ones(len(row), dtype=bool)
+    first[1:] = rank[1:] != rank[:-1]
+    previous = np.where(first, 0.0, np.roll(end, 1))
+    last = np.zeros(program.ranks)
+    np.maximum.at(last, rank, end)
+    everyone = np.arange(program.ranks)
+    final = np.full(program.ranks, int(np.argmax(timeline.end)))
+    who = np.concatenate([rank, everyone])
+    since, until = (
+        np.concatenate([previous, last]),
+        np.concatenate([start, np.full(program.ranks, timeline.makespan)]),
+    )
+    held = np.concatenate([binding[row], final])
+    idle = until > since
+    return who[idle], since[idle], until[idle], held[idle]

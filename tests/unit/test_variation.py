@@ -1,0 +1,181 @@
+"""Variation: machines whose parts differ, steps that vary, and who waits for whom."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import mpsim
+from mpsim.cli import main
+from mpsim.errors import ScenarioError
+from mpsim.result.attribution import busy_ticks
+from mpsim.scenario.variation import Variation
+from mpsim.study import simulate_variation
+
+DATA = {
+    "schema": 1,
+    "name": "small",
+    "model": "gpt-1.7b",
+    "cluster": {"preset": "dgx-a100-80gb", "nodes": 4},
+    "parallelism": {"tp": 4, "pp": 2, "dp": 4},
+    "training": {"global_batch": 32, "sequence_length": 2048},
+    "framework": "megatron-core",
+}
+
+
+@pytest.fixture(scope="module")
+def result():
+    """Two stages, four replicas, four ranks each that meet inside actions."""
+    return mpsim.simulate(mpsim.Scenario.from_mapping(DATA))
+
+
+def varied(result, **section):
+    """What a ``variation:`` section gives."""
+    return simulate_variation(result, Variation.model_validate(section))
+
+
+def test_without_anything_to_vary_the_step_is_bit_equal(result):
+    """An empty section, a speed of 1 and a link with all its bandwidth change nothing, and nobody is to blame."""
+    for section in (
+        {},
+        {"slow": [{"node": 1, "speed": 1.0}]},
+        {"links": [{"node": 0, "bandwidth": 1.0}]},
+    ):
+        one = varied(result, **section)
+        assert one.steps.step_times_s.tolist() == [result.timeline.step_time_s]
+        assert one.blame.worst() == []
+
+
+def test_only_the_replica_of_a_slow_rank_is_unfolded(result):
+    """One slow rank: two classes a stage, the replica with it and all the others."""
+    one = varied(result, slow=[{"ranks": [5], "speed": 0.5}])
+    assert (
+        one.blame.names == ("pp 0 dp 0,2-3", "pp 0 dp 1", "pp 1 dp 0,2-3", "pp 1 dp 1")
+        or len(one.blame.names) == 4
+    )
+    assert one.slowdown > 1.2
+
+
+def test_the_slow_one_is_to_blame_and_the_others_wait(result):
+    """Rank 5 is in the first stage of replica 1: it alone is late, and every other class waits for it."""
+    blame = varied(result, slow=[{"ranks": [5], "speed": 0.5}]).blame
+    assert [name for name, _ in blame.worst()] == ["pp 0 dp 1"]
+    guilty = blame.names.index("pp 0 dp 1")
+    others = [one for one in range(len(blame.names)) if one != guilty]
+    assert (blame.suffered[others] > 0).all()
+    assert (blame.suffered[others] > 3 * blame.suffered[guilty]).all()
+
+
+def test_waiting_sums_to_the_idle_time_of_every_class(result):
+    """Whoever is blamed: the columns of the matrix are all the time in which nothing runs."""
+    one = varied(result, slow=[{"ranks": [5], "speed": 0.7}], jitter=0.05, samples=1)
+    timeline = one.timeline
+    idle = timeline.step_time_s - busy_ticks(timeline) * 1e-12
+    assert one.blame.waiting.sum(axis=0) == pytest.approx(idle, rel=1e-9)
+    assert (one.blame.late <= one.blame.waiting.sum(axis=0) + 1e-12).all()
+
+
+def test_everybody_slow_alike_is_a_slower_machine(result):
+    """A symmetric fault: all nodes at half speed leave all replicas alike, and the step is between one and two times as long."""
+    one = varied(result, slow=[{"node": node, "speed": 0.5} for node in range(4)])
+    assert len(set(one.blame.suffered[:4].round(12))) == 1
+    assert 1.5 < one.slowdown <= 2.0
+
+
+def test_a_rank_slower_by_less_costs_less(result):
+    """Step time falls as the speed of one rank rises to that of the others."""
+    times = [varied(result, slow=[{"ranks": [0], "speed": s}]).mean_s for s in (0.5, 0.8, 0.95, 1)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_thin_link_is_to_blame_for_late_transfers(result):
+    """A node with a tenth of its NICs: the classes on it are named, not transfers in general."""
+    one = varied(result, links=[{"node": 0, "bandwidth": 0.1}])
+    assert one.slowdown > 1.0
+    assert {name for name, _ in one.blame.worst()} <= {"pp 0 dp 0", "pp 0 dp 1"}
+
+
+def test_a_link_that_flaps_is_somewhere_between(result):
+    """Half of the steps are as with the link down for good, half as without; which ones the seed decides."""
+    down = varied(result, links=[{"node": 0, "bandwidth": 0.1}]).mean_s
+    flaps = varied(result, links=[{"node": 0, "bandwidth": 0.1, "time": 0.5}], samples=200)
+    times = flaps.steps.step_times_s
+    assert set(times.round(12)) == {round(down, 12), round(result.timeline.step_time_s, 12)}
+    assert 0.35 < (times == times.max()).mean() < 0.65
+
+
+def test_equal_seeds_give_equal_steps(result):
+    """Everything on: the same bytes again, others with another seed."""
+    section = Variation.model_validate(
+        {"speed": 0.02, "jitter": 0.02, "network_jitter": 0.05, "samples": 20,
+         "slow": [{"node": 1, "speed": 0.9}], "links": [{"node": 2, "bandwidth": 0.5, "time": 0.5}]}
+    )  # fmt: skip
+    one, same = (simulate_variation(result, section) for _ in range(2))
+    other = simulate_variation(result, section, seed=1)
+    assert (one.steps.step_times_s == same.steps.step_times_s).all()
+    assert (one.blame.late == same.blame.late).all()
+    assert not (one.steps.step_times_s == other.steps.step_times_s).all()
+
+
+def test_the_slowest_of_many_sets_the_pace(result):
+    """Speeds of mean one make steps longer, the more the wider they spread, and every step differs."""
+    means = [varied(result, speed=s, samples=30).slowdown for s in (0.01, 0.03, 0.1)]
+    assert 1.0 < means[0] < means[1] < means[2]
+    steps = varied(result, speed=0.03, samples=30).steps
+    assert len(np.unique(steps.step_times_s)) == 30
+    middle = steps.percentile(50)
+    assert middle.low_s <= middle.seconds <= middle.high_s
+
+
+def test_experts_vary_only_where_there_are_some(result, scenarios):
+    """No experts: nothing. A mixture: actions with exchanges take longer and shorter."""
+    assert set(varied(result, experts=0.2, samples=5).steps.step_times_s) == {
+        result.timeline.step_time_s
+    }
+    mixture = mpsim.simulate(mpsim.load(scenarios / "mixtral-8x7b-h100.yaml"))
+    one = simulate_variation(mixture, Variation(experts=0.2, samples=5))
+    assert len(set(one.steps.step_times_s)) == 5
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"slow": [{"node": 9, "speed": 0.5}]}, "not there"),
+        ({"slow": [{"ranks": [99], "speed": 0.5}]}, "not there"),
+        ({"links": [{"node": 9, "bandwidth": 0.5}]}, "nodes are 0 to 3"),
+    ],
+)
+def test_parts_that_are_not_there_are_refused(result, section, message):
+    """Nodes are 0 to 3, ranks 0 to 31."""
+    with pytest.raises(ScenarioError, match=message):
+        varied(result, **section)
+
+
+def test_run_reports_it_and_draws_it(tmp_path, capsys):
+    """The section of a scenario shows in the JSON, in the table and among the plots, and survives being resolved."""
+    data = {**DATA, "variation": {"slow": [{"ranks": [5], "speed": 0.5}]}}
+    scenario = mpsim.Scenario.from_mapping(data)
+    again = mpsim.Scenario.from_mapping(scenario.resolved())
+    assert again.variation == scenario.variation
+    assert again.digest == scenario.digest != mpsim.Scenario.from_mapping(DATA).digest
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(data), encoding="utf-8")
+    file = file.rename(file.with_suffix(".yaml"))
+    assert main(["run", str(file), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["variation"]["slowdown"] > 1.2
+    assert shown["variation"]["blame"]["caused_rank_s"]["pp 0 dp 1"] > 0
+    assert main(["run", str(file)]) == 0
+    assert "pp 0 dp 1" in capsys.readouterr().out
+    path = tmp_path / "blame.png"
+    mpsim.simulate(scenario).plot.blame().save(path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_flows_and_variation_do_not_go_together_yet():
+    """The flow network has no classes for replicas that differ: it says so."""
+    data = {**DATA, "variation": {"jitter": 0.1}, "simulation": {"network": "flow"}}
+    with pytest.raises(ScenarioError, match="analytic"):
+        _ = mpsim.simulate(mpsim.Scenario.from_mapping(data)).summary
