@@ -267,6 +267,9 @@ class OptimizerBehaviour:
     gradient_scratch : int
         Bytes per element of a buffer that is kept for every distinct shape of a layer's weights (Transformer Engine hands autograd
         a dummy gradient where weight gradients are accumulated in place); 0 without.
+    microbatch_gradients : int
+        Bytes per element of the gradients that a whole backward collects before they are added to those kept (DeepSpeed's
+        BF16_Optimizer); 0 where each is added, or is kept, at once.
     """
 
     gradient_bytes: int
@@ -275,6 +278,7 @@ class OptimizerBehaviour:
     optimizer_traffic: float
     gradient_norm: bool
     gradient_scratch: int = 0
+    microbatch_gradients: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

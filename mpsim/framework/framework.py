@@ -149,7 +149,10 @@ UNITS: Mapping[str, str] = types.MappingProxyType(
         "optimizer_bytes": "B a parameter",
         **dict.fromkeys(("optimizer_traffic", "accumulation_traffic"), "B a parameter"),
         **dict.fromkeys(("gather_copy_traffic", "reduce_copy_traffic"), "B a parameter"),
-        "loss_bytes_per_logit": "B a logit",
+        **dict.fromkeys(
+            ("loss_bytes_per_logit", "loss_kept_bytes", "loss_peak_bytes"), "B a logit"
+        ),
+        **dict.fromkeys(("gradient_scratch", "microbatch_gradients"), "B an element"),
     }
 )
 """Units of the fields that are written as a plain number."""

@@ -80,7 +80,7 @@ def expand_head(
     Returns
     -------
     Expansion
-        The loss saves the logits in the activation type and their float32 softmax.
+        The loss saves the logits in the activation type and their float32 softmax, or what the lowering says.
 
     Raises
     ------
@@ -115,7 +115,8 @@ def expand_head(
 def _loss(lowering: Lowering, tokens: Tokens, vocab: int) -> Step:
     logits = tokens.count * vocab
     each_way = lowering.loss_bytes_per_logit / 2 * logits
-    kept = float((lowering.activation_bytes + STATISTIC_BYTES) * logits)
+    each = lowering.loss_kept_bytes or lowering.activation_bytes + STATISTIC_BYTES
+    kept = float(each * logits)
     forward = Operator(
         name="loss",
         kind=OperatorKind.LOSS,

@@ -258,6 +258,11 @@ class Lowering:
         Bytes of an element of the gradient that weight gradients are added into.
     loss_bytes_per_logit : float
         Memory traffic of the loss, forward and backward together [B per logit].
+    loss_kept_bytes : float
+        Kept from the loss's forward to its backward [B per logit]; 0 for logits as activations and their softmax in float32.
+    loss_peak_bytes : float
+        Alive at the fullest moment of the loss's backward, what was kept included [B per logit]; 0 for no more than the output
+        projection's gradients need after it.
 
     Raises
     ------
@@ -274,6 +279,8 @@ class Lowering:
     activation_bytes: int = 2
     weight_grad_bytes: int = 4
     loss_bytes_per_logit: float = 30.0
+    loss_kept_bytes: float = 0.0
+    loss_peak_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         mistakes = [

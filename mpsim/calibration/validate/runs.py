@@ -14,6 +14,7 @@ from mpsim.calibration.validate.rows import Cells
 from mpsim.calibration.validate.tables import lookup, table
 from mpsim.errors import CalibrationError
 from mpsim.result import simulate
+from mpsim.result.memory import memory_constants
 from mpsim.scenario import Scenario
 
 __all__ = ["filled", "rule_of", "scenario_of", "simulated"]
@@ -100,7 +101,7 @@ def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def simulated(scenario: Mapping[str, Any], *, layer: bool, allocated: bool) -> tuple[float, float]:
+def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> tuple[float, float]:
     """Time and peak memory of a scenario.
 
     Parameters
@@ -108,8 +109,9 @@ def simulated(scenario: Mapping[str, Any], *, layer: bool, allocated: bool) -> t
     scenario : mapping
     layer : bool
         Whether the time is that of one layer, forward and backward, instead of a step.
-    allocated : bool
-        Whether the memory is what the framework's allocator has handed out, without overhead.
+    seen : str
+        Memory as ``memory`` (all of it), ``reserved`` (by the framework's allocator, without what libraries take beside it) or
+        ``allocated`` (handed out by it, without fragments too).
 
     Returns
     -------
@@ -120,9 +122,9 @@ def simulated(scenario: Mapping[str, Any], *, layer: bool, allocated: bool) -> t
     """
     if layer:
         one, two = (_outcome(_with_layers(scenario, layers)) for layers in (1, 2))
-        return two["layers"] - one["layers"], one["memory"]
+        return two["layers"] - one["layers"], one[seen]
     outcome = _outcome(json.dumps(scenario, sort_keys=True))
-    return outcome["step"], outcome["allocated" if allocated else "memory"]
+    return outcome["step"], outcome[seen]
 
 
 def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
@@ -140,6 +142,7 @@ def _outcome(scenario: str) -> Mapping[str, float]:
         "step": float(result.summary["step_time_s"]),
         "layers": float(sum(result.breakdown[part] for part in _LAYER_PARTS)),
         "memory": float(memory["total"]),
+        "reserved": float(memory["total"]) - memory_constants()["context"],
         "allocated": float(memory["total"] - memory["overhead"]),
     }
 

@@ -63,7 +63,7 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     seconds, memory = simulated(
         scenario_of(whole.cells, rule),
         layer=rule.get("measures") == "layer",
-        allocated=rule.get("memory") == "allocated",
+        seen=rule.get("memory", "memory"),
     )
     return [
         dataclasses.replace(

@@ -91,12 +91,14 @@ def account_memory(plan: Plan) -> Memory:
     held = [held_by_rank(plan, rank, kept) for rank in range(plan.mesh.pp)]
     peak = [one.most[one.fullest] for one in held]
     logits = np.array([one.logits[one.fullest] for one in held])
+    collected = np.array([one.collected[one.fullest] for one in held])
     states = model_states(plan) | {
-        "activations": np.array(peak) - logits,
+        "activations": np.array(peak) - logits - collected,
         "logits": logits,
         "buffers": buffers(plan) + gradient_scratch(plan),
     }
-    fragments = constants["fragmentation"] * np.array(peak)
+    states["gradients"] = states["gradients"] + collected
+    fragments = constants["fragmentation"] * (np.array(peak) - collected)
     states["overhead"] = constants["context"] + fragments
     return Memory(
         components=states,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import NOTHING, Recompute, Rerun, Sharding, rerun, shard
+from mpsim.parallel import NOTHING, Recompute, Rerun, Sharding, Stage, rerun, shard
 from mpsim.program.blocks import Blocks
 from mpsim.program.plan import Plan
 from mpsim.schedule import Action
@@ -35,6 +35,10 @@ class Kept:
         Most that is alive beside them while one layer is recomputed and differentiated [B].
     in_head : float
         The same while the output head is.
+    in_loss : float
+        Part of `in_head` that is of the loss's own [B].
+    collected : float
+        Gradients that a whole backward collects before they are added to those kept [B].
     """
 
     for_input: float = 0.0
@@ -42,6 +46,8 @@ class Kept:
     logits: float = 0.0
     in_layers: float = 0.0
     in_head: float = 0.0
+    in_loss: float = 0.0
+    collected: float = 0.0
 
     def __add__(self, other: Kept) -> Kept:
         return Kept(
@@ -50,6 +56,8 @@ class Kept:
             self.logits + other.logits,
             max(self.in_layers, other.in_layers),
             max(self.in_head, other.in_head),
+            max(self.in_loss, other.in_loss),
+            self.collected + other.collected,
         )
 
 
@@ -64,13 +72,16 @@ class Held:
     most : float64[N]
         Alive at the fullest moment of each action [B].
     logits : float64[N]
-        Part of `most` that is logits [B].
+        Part of `most` that is logits, and the loss's own tensors [B].
+    collected : float64[N]
+        Part of `most` that is gradients of this microbatch alone [B].
     """
 
     before: NDArray[np.float64]
     after: NDArray[np.float64]
     most: NDArray[np.float64]
     logits: NDArray[np.float64]
+    collected: NDArray[np.float64]
 
     @property
     def fullest(self) -> int:
@@ -86,6 +97,7 @@ def kept_by_stage(plan: Plan) -> list[Kept]:
     for stage in plan.stages:
         kept = _layers(plan, plan.layer_kinds(stage), expanded)
         kept = kept + parts["embedding"] if stage.embedding else kept
+        kept = dataclasses.replace(kept, collected=_collected(plan, stage))
         result.append(kept + parts["head"] if stage.head else kept)
     return result
 
@@ -105,7 +117,7 @@ def kept_by_part(plan: Plan, parts: Mapping[str, Expansion] | None = None) -> di
     layers = {kind: _layer(parts[kind], plan.sharding, again) for kind in kinds}
     ends = {
         "embedding": _all(parts["embedding"], plan.sharding),
-        "head": _head(parts["head"], plan.sharding),
+        "head": _head(parts["head"], plan.sharding, plan.framework.lowering.loss_peak_bytes),
     }
     return layers | ends
 
@@ -116,7 +128,8 @@ def held_by_rank(plan: Plan, rank: int, kept: Sequence[Kept]) -> Held:
     Notes
     -----
     A forward is fullest when it ends. A backward is fullest either at its start, in the output head, or in a layer, when the
-    logits are gone; both hold what was kept and what the part itself needs.
+    logits are gone; both hold what was kept and what the part itself needs. Where a whole backward collects its gradients it is
+    perhaps fullest in its last layer, when all but that one's are there.
     """
     orders = plan.orders
     rows = slice(int(orders.rank_ptr[rank]), int(orders.rank_ptr[rank + 1]))
@@ -137,13 +150,28 @@ def held_by_rank(plan: Plan, rank: int, kept: Sequence[Kept]) -> Held:
     in_layers = np.array([one.in_layers for one in kept])[stage]
     in_head = np.array([one.in_head for one in kept])[stage]
     own = np.where(differentiates, table[stage, 2], 0.0)
-    beside = np.maximum(in_layers - own, in_head)
+    in_loss = np.array([one.in_loss for one in kept])[stage]
+    collected = np.where(differentiates, np.array([one.collected for one in kept])[stage], 0.0)
+    first = np.where(
+        differentiates, before + np.maximum(in_layers - own, in_head), np.maximum(before, after)
+    )
+    last = after + np.where(differentiates, in_layers, 0.0) + collected
+    ends = (collected > 0) & (last > first)
+    at_head = differentiates & (in_head >= in_layers - own) & ~ends
     return Held(
         before=before,
         after=after,
-        most=np.where(differentiates, before + beside, np.maximum(before, after)),
-        logits=np.where(differentiates & (in_head >= in_layers - own), own, logits),
+        most=np.where(ends, last, first),
+        logits=np.where(at_head, own + np.where(in_loss >= in_head, in_loss, 0.0), logits),
+        collected=np.where(ends, collected, 0.0),
     )
+
+
+def _collected(plan: Plan, stage: Stage) -> float:
+    """Gradients of a stage on one rank, where a whole backward collects them [B]."""
+    element = plan.framework.optimizer.microbatch_gradients
+    held = sum(plan.held(count) for count in plan.stage_parameters(stage).values())
+    return float(element * held)
 
 
 def _layers(plan: Plan, kinds: Sequence[str], parts: Mapping[str, Expansion]) -> Kept:
@@ -189,11 +217,14 @@ def _dropped(expansion: Expansion, sharding: Sharding, repeated: Rerun) -> float
     return max(halves)
 
 
-def _head(expansion: Expansion, sharding: Sharding) -> Kept:
+def _head(expansion: Expansion, sharding: Sharding, peak: float) -> Kept:
+    """The output head; its loss has `peak` bytes per logit alive at a time in its backward."""
     kept = _all(expansion, sharding)
-    return dataclasses.replace(
-        kept, in_layers=0.0, in_head=_gradients(expansion.backward, sharding)
-    )
+    projection = next(one for one in expansion.forward if one.name == "logits")
+    logits = projection.m * projection.n / sharding.divisor(projection.split)
+    in_loss = max(peak * logits - kept.logits, 0.0)
+    in_head = max(in_loss, _gradients(expansion.backward, sharding))
+    return dataclasses.replace(kept, in_layers=0.0, in_head=in_head, in_loss=in_loss)
 
 
 def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None) -> Kept:
