@@ -9,7 +9,7 @@ import pytest
 
 from mpsim.errors import DeadlockError, ScenarioError
 
-HEAVY = ("numpy", "matplotlib", "pydantic", "simpy", "networkx", "yaml")
+HEAVY = ("numpy", "matplotlib", "pydantic", "simpy", "networkx", "yaml", "torch")
 
 
 def test_help_loads_nothing_heavy():

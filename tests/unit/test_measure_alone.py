@@ -226,3 +226,34 @@ def test_a_sleep_leaves_its_core_to_others(world) -> None:
     sample = Timer(world)._sample(case, work, lambda: time.sleep(0.02), "perf_counter")
     assert sample.seconds >= 0.02
     assert sample.share < 0.5
+
+
+def test_a_step_whose_gradients_are_not_summed_is_noticed(world) -> None:
+    """A replica that trains on its own half alone has another second loss than one process on the whole batch."""
+    from mpsim.calibration.measure.model import Sizes
+    from mpsim.calibration.measure.plan import Split
+    from mpsim.calibration.measure.recorder import Recorder
+    from mpsim.calibration.measure.steps import _Batch, _checked, _place
+    from mpsim.calibration.measure.training import Replica
+
+    sizes = Sizes(2, 32, 2, 64, 64, 16, 1)
+    place, axes = _place(world, Split(), "float32")
+
+    def losses_of(microbatches: int, replicas: int) -> list[float]:
+        """Mean losses over replicas that do not tell each other anything."""
+        batch = _Batch(sizes, microbatches, replicas, world.device)
+        options = {"microbatches": microbatches, "recompute": False, "compiled": False}
+        steps = [
+            Replica(sizes, Split(), place, axes, Recorder(False, 0.0), **options)
+            for _ in range(replicas)
+        ]
+        found = []
+        for _ in range(2):
+            each = [step(*batch.part(i)) for i, step in enumerate(steps)]
+            found.append(sum(map(sum, each)) / (replicas * microbatches))
+        return found
+
+    batch = _Batch(sizes, 2, 1, world.device)
+    assert "of one process" in _checked(sizes, batch, place, losses_of(2, 1), "float32")
+    with pytest.raises(CalibrationError, match="differs from 2 steps of one process"):
+        _checked(sizes, batch, place, losses_of(1, 2), "float32")

@@ -99,13 +99,10 @@ def _prepare_layer(
 
 
 def _whole_in_double(sizes: Sizes, x: torch.Tensor) -> torch.Tensor:
-    small = Place(0, 1, None, torch.device("cpu"), torch.float64)
-    out: torch.Tensor = Layer(sizes, small, 0)(x[:1].cpu().double())
-    return (
-        out.expand(x.shape[0], -1, -1)
-        if x.shape[0] == 1
-        else torch.cat([out, Layer(sizes, small, 0)(x[1:].cpu().double())])
-    )
+    """What the layer makes of `x`, in float64."""
+    place = Place(0, 1, None, x.device, torch.float64)
+    out: torch.Tensor = Layer(sizes, place, 0)(x.double())
+    return out
 
 
 def _pass(layer: nn.Module, x: torch.Tensor, kind: str, check: str, *, capturable: bool) -> Work:

@@ -83,12 +83,13 @@ class Place:
 
     def weight(self, name: str, *shape: int, dim: int | None = None) -> nn.Parameter:
         """Part of this rank, along `dim`, of the weight `name`, whose values depend on its name alone."""
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        whole = torch.empty(*shape).normal_(0.0, INIT, generator=generator)
+        generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
+        whole = torch.empty(*shape, device=self.device)
+        whole.normal_(0.0, INIT, generator=generator)
         if name.endswith("norm"):
             whole += 1.0
         part = whole if dim is None else whole.chunk(self.size, dim)[self.rank]
-        return nn.Parameter(part.to(self.device, self.dtype).contiguous())
+        return nn.Parameter(part.to(self.dtype, copy=True).contiguous())
 
 
 class _Enter(torch.autograd.Function):

@@ -85,7 +85,9 @@ def rotated(world: World, each: float, make: Callable[[], T]) -> Callable[[], T]
     return lambda: next(turn)
 
 
-def agrees(got: torch.Tensor, wanted: torch.Tensor, name: str, what: str) -> str:
+def agrees(
+    got: torch.Tensor, wanted: torch.Tensor, name: str, what: str, *, rule: str = "tolerance"
+) -> str:
     """Say how far `got` is from `wanted`.
 
     Raises
@@ -93,7 +95,7 @@ def agrees(got: torch.Tensor, wanted: torch.Tensor, name: str, what: str) -> str
     CalibrationError
         If it is further than the format allows: a kernel whose result is wrong has no time worth recording.
     """
-    tolerance: Mapping[str, Any] = load_grid()["tolerance"]
+    tolerance: Mapping[str, Any] = load_grid()[rule]
     allowed = float(tolerance["float16" if name == "tf32" else name])
     reference = wanted.detach().to("cpu", torch.float64)
     difference = (got.detach().to("cpu", torch.float64) - reference).abs().max().item()
