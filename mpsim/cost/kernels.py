@@ -176,6 +176,10 @@ class KernelModel:
         moved = self._casting.moved_bytes(1.0, wide_bytes) * np.asarray(parameters, float)
         return self._stream_seconds(OperatorKind.QUANTISE, moved)
 
+    def peak_fraction(self, precision: str) -> float:
+        """Share of the dense peak of `precision`, the model's own or its wide one, that large products reach."""
+        return self._gemm[precision][1].compute_fraction
+
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant that was used so far, by name; those of a kind of operator never met are left out."""
         return tuple(self._used[name] for name in sorted(self._used))

@@ -287,7 +287,8 @@ def with_overrides(
     fabric = cluster.fabric
     chip = old.accelerator if accelerator is None else _accelerator(accelerator)
     if scale_up is None:
-        scale_up = chip.scale_up if old.scale_up.name == old.accelerator.scale_up else old.scale_up
+        usual = old.scale_up.name == old.accelerator.scale_up
+        scale_up = chip.scale_up if usual and chip.scale_up else old.scale_up
     joined = _scale_up(scale_up, chip)
     rewired = joined != old.scale_up or port != old.nic
     return dataclasses.replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -278,3 +279,20 @@ def test_an_unknown_accelerator_asks_for_its_name(tmp_path, capsys):
     assert "--on" in printed.err
     code, printed = run(capsys, "calibrate", path, "-o", tmp_path / "m.yaml", "--on", "h100-sxm")
     assert code == 0, printed.err
+
+
+def test_published_products_give_back_the_shipped_constants():
+    """70 products of an H100 (aiconfigurator, validation/data/kernels.csv): fraction, memory share and launch as shipped, held-out error below 5 %."""
+    from mpsim.cost.constants import constant_groups
+
+    path = Path(__file__).parents[2] / "validation" / "data" / "kernels.csv"
+    found = calibrate([read_any(path, only={"gpu": "H100 SXM 80GB"})])
+    shipped = constant_groups("kernels")["gemm.h100-sxm"]
+    fitted = found.document["constants"]
+    for leaf, tolerance in (("fraction", 0.02), ("memory_fraction", 0.03), ("launch", 0.05)):
+        value = fitted[f"kernels.gemm.burst_{leaf}"]["value"]
+        assert value == pytest.approx(shipped.value(f"burst_{leaf}"), rel=tolerance)
+    (fit,) = (one for one in found.fit.scores if one.what == "matrix products, bf16")
+    assert fit.median(held_out=True) < 0.05
+    hot = fitted["kernels.gemm.sustained_fraction"]["value"]
+    assert hot == pytest.approx(shipped.value("sustained_fraction"), rel=0.02)

@@ -243,16 +243,19 @@ gpu,op,dtype,m,n,k,batch,heads,kv_heads,seq,head_dim,causal,pass,time_us,tflops,
 H100 SXM,gemm,bf16,4096,4096,4096,,,,,,,,210,,,
 H100 SXM,attention,bf16,,,,2,16,16,4096,128,1,fwd,900,,,
 H100 SXM,gemm,bf16,4096,4096,1024,,,,,,,,,600,,
+H100 SXM,attention,bf16,,,,2,16,16,4096,128,1,fwd,,500,,
+H100 SXM,gemm incl. casts,fp8,4096,4096,1024,,,,,,,,300,,,
 """
 
 
 def test_csv_of_kernels_keeps_rows_with_shape_and_time(tmp_path):
-    """A row that has a rate alone is left out."""
+    """A product's time follows from its rate; attention without a time is left out."""
     path = tmp_path / "kernels.csv"
     path.write_text(KERNELS)
     found = read_any(path).measurements
-    assert [one.op for one in found] == ["gemm", "attention"]
+    assert [one.op for one in found] == ["gemm", "attention", "gemm"]
     assert found[1].shape["sequence"] == 4096
+    assert found[2].median == pytest.approx(2 * 4096 * 4096 * 1024 / 600e12)
 
 
 def test_csv_of_several_machines_asks_for_one(tmp_path):

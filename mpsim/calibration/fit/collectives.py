@@ -143,7 +143,9 @@ def _host_constants(
 
     measured = np.array([p.seconds for rows in series for p in rows])
     found, _ = fit_robust(form, [unknown(leaf) for leaf in leaves], measured)
-    return {f"{prefix}.{one.name}": fitted(one, _UNITS[one.name]) for one in found}
+    return {
+        f"{prefix}.{one.name}": fitted(one, _UNITS[one.name]) for one in found if one.identified
+    }
 
 
 def _series(rows: Sequence[Point], model: CollectiveModel, *, formed: bool) -> Fit:

@@ -12,7 +12,7 @@ from mpsim.calibration.fit.parts import Fit, best_curve, fitted, merged, prefers
 from mpsim.calibration.fit.points import Point
 from mpsim.calibration.fit.robust import Estimate, Unknown, fit_robust
 from mpsim.calibration.fit.rules import unknown
-from mpsim.cost import attention_pairs, attention_seconds, gemm_seconds, memory_seconds
+from mpsim.cost import KernelModel, attention_pairs, attention_seconds, gemm_seconds, memory_seconds
 from mpsim.cost.curves import Curve
 from mpsim.cost.formulas import GemmConstants
 from mpsim.hardware import Accelerator, Fitted, MeasuredCurve
@@ -33,6 +33,8 @@ def fit_gemm(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
     burst = [p for p in products if p.phase == "burst" and p.precision in chip.peak_flops]
     own = [p for p in burst if p.precision == main]
     if len([p for p in own if not p.held_out]) < _FEWEST:
+        if not burst:
+            return Fit()
         return Fit(warnings=(f"fewer than {_FEWEST} matrix products in {main}: none were fitted",))
     shape, weight = _gemm_shape(own, chip, main)
     constants = {
@@ -121,6 +123,8 @@ def _gemm_level(
         np.array([p.seconds for p in train]),
     )
     kept, warnings = _kept_when_hot(burst, hot)
+    if not hot and chip.family != "cpu":
+        kept, warnings = _usually_kept(chip, precision)
     head = "" if precision in _HALF else f"{precision}_"
     constants = {
         f"kernels.gemm.{head}burst_fraction": fitted(level, "1"),
@@ -146,6 +150,17 @@ def _kept_when_hot(burst: Sequence[Point], hot: Sequence[Point]) -> tuple[float,
             f"a sustained product ran {kept - 1:.0%} faster than a short one: clocks rose while measuring, or the machine was busy",
         )
     return kept, ()
+
+
+def _usually_kept(chip: Accelerator, precision: str) -> tuple[float, tuple[str, ...]]:
+    """Share of a burst's rate that training keeps on chips of this kind, where it was not measured."""
+    known = [KernelModel(chip, precision, clocks=clocks) for clocks in ("burst", "sustained")]
+    burst, hot = (one.peak_fraction(precision) for one in known)
+    text = (
+        f"nothing was measured in {precision} after running for long: training is taken to keep {hot / burst:.0%} of the rate, as "
+        f"{chip.family} chips do"
+    )
+    return hot / burst, (text,)
 
 
 def fit_attention(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
@@ -287,11 +302,15 @@ def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
     found, _ = fit_robust(lambda x: times(train, x), unknowns, measured)
     values = np.array([one.value for one in found])
     units = {**dict.fromkeys(kinds, "1"), "floor": "s"}
-    constants = {f"kernels.memory_rules.{one.name}": fitted(one, units[one.name]) for one in found}
+    constants = {
+        f"kernels.memory_rules.{one.name}": fitted(one, units[one.name])
+        for one in found
+        if one.identified
+    }
     constants |= {
         f"kernels.memory_burst.{kind}": constants[f"kernels.memory_rules.{kind}"]
         for kind in ("norm",)
-        if kind in kinds
+        if f"kernels.memory_rules.{kind}" in constants
     }
     one = Fitted(1.0, 1.0, 1.0, "1")  # what was measured is what a kernel takes
     constants["kernels.memory_level.slowdown"] = one

@@ -120,6 +120,8 @@ def sheet_entry(chip: Accelerator) -> dict[str, Any]:
         "source": f"datasheet, as {chip.name} of the catalog",
         "as_of": str(chip.year),
     }
+    if chip.scale_up is not None:
+        entry["scale_up"] = chip.scale_up
     if chip.price_per_hour is not None:
         entry["price_per_hour"] = format_exact(chip.price_per_hour, Dimension.PRICE_RATE)
     return entry

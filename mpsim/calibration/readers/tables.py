@@ -15,7 +15,7 @@ from mpsim.errors import CalibrationError, nearest
 
 __all__ = ["read_table"]
 
-_MICRO = 1e-6
+_MICRO, _TERA = 1e-6, 1e12
 _COLLECTIVES = frozenset({"collective", "bytes", "time_us", "gpus", "nodes"})
 _KERNELS = frozenset({"gpu", "op", "dtype", "time_us"})
 _MACHINE = ("system", "gpu", "link", "nic")
@@ -113,13 +113,17 @@ def _collective(cells: Cells, place: str) -> Measurement | None:
 
 
 def _kernel(cells: Cells, place: str) -> Measurement | None:
-    """A matrix product or fused attention with a stated shape and time; other rows are left out."""
+    """A matrix product with a shape and a time or rate, or fused attention with both stated; other rows are left out."""
     time, dtype = cells.number("time_us"), _DTYPES.get(cells.text("dtype"))
-    if not time or dtype is None:
+    if dtype is None:
         return None
     m, n, k = (cells.whole(column) for column in "mnk")
-    if m and n and k and cells.text("op").startswith("gemm"):
+    if m and n and k and cells.text("op").partition(" (")[0] == "gemm":
         batch = cells.whole("batch") or 1
+        rate = cells.number("tflops")
+        time = time or (2.0 * batch * m * n * k / (rate * _TERA * _MICRO) if rate else None)
+        if not time:
+            return None
         shape = {"m": m, "n": n, "k": k, "batch": batch}
         return kernel(
             "gemm",
@@ -130,7 +134,7 @@ def _kernel(cells: Cells, place: str) -> Measurement | None:
             place=place,
             flops=2.0 * batch * m * n * k,
         )
-    return _attention(cells, place, time * _MICRO, dtype)
+    return _attention(cells, place, time * _MICRO, dtype) if time else None
 
 
 def _attention(cells: Cells, place: str, seconds: float, dtype: str) -> Measurement | None:
