@@ -85,3 +85,29 @@ def test_nothing_is_proposed_where_nothing_helps() -> None:
     """A model a hundred times too large for the machine has no near change."""
     scenario = Scenario.from_mapping({**TIGHT, "model": "gpt3-175b"})
     assert changes_that_fit(scenario) == []
+
+
+def test_the_loss_is_as_large_as_its_tensors_at_a_time() -> None:
+    """torchtitan 2024: log-softmax, its gradient and that of the likelihood in fp32, 12 B a logit; compiled, bf16 logits and gradient."""
+    plan = small_plan(tp=1, pp=1, dp=8, zero=3, preset="torchtitan-2024", recompute="full")
+    logits = plan.sequence_length * plan.padded_vocab
+    memory = account_memory(plan)
+    assert memory.components["logits"][0] == 12 * logits
+    compiled = small_plan(tp=1, pp=1, dp=8, zero=3, preset="torchtitan-2025", recompute="full")
+    assert kept_by_stage(compiled)[0].logits == 2 * logits
+
+
+def test_gradients_of_a_whole_backward_move_the_peak_to_its_end() -> None:
+    """DeepSpeed's BF16_Optimizer: bf16 gradients of all layers exist before they are added to the fp32 ones."""
+    plan = small_plan(pp=2, preset="deepspeed-pipeline-2022-bf16", recompute="full")
+    without = small_plan(
+        pp=2, preset="deepspeed-pipeline-2022-bf16", overrides={"microbatch_gradients": 0}
+    )
+    kept = kept_by_stage(plan)
+    held, less = held_by_rank(plan, 0, kept), held_by_rank(without, 0, kept_by_stage(without))
+    end = held.fullest
+    assert held.collected[end] == 2 * plan.rank_parameters[0]
+    assert held.most[end] == held.after[end] + kept[0].in_layers + held.collected[end]
+    assert held.most.max() > less.most.max()
+    components = account_memory(plan).components
+    assert components["gradients"][0] == 6 * plan.rank_parameters[0]
