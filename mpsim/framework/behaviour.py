@@ -190,6 +190,9 @@ class DataBehaviour:
         Bytes of a gradient element as it travels; 0 for as it is kept.
     gathered_bytes : int
         Bytes of a parameter element as it is gathered; 0 for as it is computed with.
+    owned_tensors : int
+        Tensors of a layer, where whole tensors are dealt out to owners, so that no more ranks own something than there are
+        tensors (InternEvo); 0 where every rank owns an even share.
     parameter_gather : ParameterGather
     parameter_gather_overlap : bool
         With a sharded optimizer, gather parameters beside the first forward instead of after the optimizer.
@@ -234,6 +237,7 @@ class DataBehaviour:
     first_chunk_buckets: bool = False
     reduced_bytes: int = 0
     gathered_bytes: int = 0
+    owned_tensors: int = 0
     parameter_gather: ParameterGather = ParameterGather.ALL_GATHER
     unit_layers: int = 1
     units_in_flight: int = 2

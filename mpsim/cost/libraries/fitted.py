@@ -34,6 +34,7 @@ __all__ = ["FittedLibrary", "NcclLibrary", "RcclLibrary"]
 Floats = NDArray[np.float64]
 
 _STEPS = {"all_reduce": 2, "barrier": 2}
+_CHAINED = ("broadcast", "reduce")  # from one rank to the next, chunk by chunk
 
 
 class FittedLibrary:
@@ -71,7 +72,7 @@ class FittedLibrary:
         if group.crosses:
             times = list(self._times_across(kind, size, group).values())
             least: Floats = np.min(times, axis=0)
-            return least + self._filling(size, group.domains)
+            return least + self._filling(size, group.domains) + self._chain(kind, size, group)
         return self._within(kind, size, group.ranks)
 
     def send(
@@ -144,7 +145,7 @@ class FittedLibrary:
         """Times of the algorithms across domains, before the pipeline has filled."""
         span = self._span(kind, group)
         inside, outside = self._routed(kind, size, group)
-        if kind in ("broadcast", "reduce"):  # the busiest rank, not the average
+        if kind in _CHAINED:  # the busiest rank, not the average
             inside, outside = (part * group.ranks / (group.ranks - 1) for part in (inside, outside))
         moved = outside / self._nic_rate(kind, group, span) * self._crowding(kind, group)
         if group.per_domain > 1:
@@ -162,6 +163,14 @@ class FittedLibrary:
         root += self._use(self.network, "root_doubling") * math.log2(domains)
         filled = size / (1.0 + size / self._use(self.network, "root_limit"))
         result: Floats = root * np.sqrt(filled)
+        return result
+
+    def _chain(self, kind: str, size: Floats, group: GroupShape) -> Floats | float:
+        """Time until the last rank of a rooted collective's chain has its first chunk; no hop takes longer than all of S."""
+        if kind not in _CHAINED:
+            return 0.0
+        hop = self._use(constant_groups("collectives")["chain.rules"], "hop")
+        result: Floats = (group.ranks - 2) * np.minimum(hop, size / self.cluster.node.nic.bandwidth)
         return result
 
     def _inside_part(self, kind: str, size: Floats, sent: Floats, group: GroupShape) -> Floats:

@@ -249,7 +249,7 @@ def add_collectives(
             same = np.array([costs.of(one).collectives is model for one in alike.tolist()])
             these = np.flatnonzero(mine)[same]
             where_they_are = [shapes[one] for one in alike[same].tolist()]
-            columns = collective_columns(model, kind, size[these], where_they_are)
+            columns = collective_columns(model, kind, size[these], where_they_are, peers.owners)
             seconds[these], up[these], out[these] = columns
     return rows.add(
         len(size),

@@ -35,6 +35,8 @@ class Peers:
         Ranks that divide one copy among them, and how many copies there are.
     inside, between, everyone : callable
         Pipeline rank to where the communicator of the sharers, of the holders of one share, and of all peers sits.
+    owners : int
+        Sharers that own something at most; 0 for all.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Peers:
     inside: Callable[[int], GroupShape]
     between: Callable[[int], GroupShape]
     everyone: Callable[[int], GroupShape]
+    owners: int = 0
 
 
 def dense_peers(plan: Plan, costs: PlanCosts) -> Peers:
@@ -69,6 +72,7 @@ def dense_peers(plan: Plan, costs: PlanCosts) -> Peers:
         inside=everyone if whole else inside,
         between=between,
         everyone=everyone,
+        owners=plan.framework.data.owned_tensors * -(-plan.model.layers // mesh.pp),
     )
 
 
@@ -111,7 +115,7 @@ def expert_peers(plan: Plan, costs: PlanCosts) -> Peers:
 
 
 def collective_columns(
-    model: CollectiveModel, kind: str, size: Floats, shapes: list[GroupShape]
+    model: CollectiveModel, kind: str, size: Floats, shapes: list[GroupShape], owners: int = 0
 ) -> tuple[Floats, Floats, Floats]:
     """Seconds of collectives, and bytes one rank sends over scale-up and scale-out links.
 
@@ -124,12 +128,14 @@ def collective_columns(
         Whole tensor [B].
     shapes : list of GroupShape
         Where each takes place.
+    owners : int
+        Members that own a share at most; 0 for all.
     """
     seconds, up, out = np.zeros((3, len(size)))
     for shape in dict.fromkeys(shapes):
         mine = np.array([one == shape for one in shapes])
         distinct, index = np.unique(size[mine], return_inverse=True)
-        times = shape.ranks if kind in _ROOTED else 1
+        times = min(shape.ranks, owners or shape.ranks) if kind in _ROOTED else 1
         whole = _ROOTED.get(kind, kind)
         index = index.reshape(-1)
         seconds[mine] = times * model.seconds(whole, distinct / times, shape)[index]
