@@ -337,7 +337,8 @@ class ExpertBehaviour:
     grouped_gemm : bool
         One kernel for all local experts, or one each.
     expert_launches : int
-        Kernels that router, dispatch and combine launch in each pass of a layer, besides its experts' products.
+        Kernels that router, dispatch and combine launch in each pass of a layer, besides its experts' products; all shorter than
+        their launch, so where a forward waits for the device none of these is hidden.
     expert_synchronizations : int
         Times a forward of an expert layer waits for the device to know its token counts.
     """

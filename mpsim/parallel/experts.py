@@ -65,9 +65,9 @@ def expert_forward(
     recompute : bool
         Mark everything as run again.
     """
-    synchronizations = _routing(sharding).synchronizations
-    if sharding.ep > 1 and synchronizations:
-        yield Synchronization(synchronizations)
+    routing = _routing(sharding)
+    if sharding.ep > 1 and routing.synchronizations:
+        yield Synchronization(routing.synchronizations, routing.launches)
     ways = _there("dispatch", Phase.FORWARD, sharding), _back("combine", Phase.FORWARD, sharding)
     yield from _around(operators, sharding, ways, beside, recompute=recompute)
 

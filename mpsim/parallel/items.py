@@ -81,9 +81,17 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Synchronization:
-    """The host waits for the device, `count` times, and launches nothing until it has."""
+    """The host waits for the device, `count` times, and launches nothing until it has.
+
+    Parameters
+    ----------
+    count : int
+    launches : int
+        Kernels that the host has launched since the wait before, each shorter than its launch: the device idles for as long.
+    """
 
     count: int
+    launches: int = 0
 
 
 Item = Communication | Compute | Synchronization

@@ -30,6 +30,8 @@ class Routing:
         One kernel for all local experts, or one each.
     synchronizations : int
         Times a forward waits for the device to know its token counts.
+    launches : int
+        Kernels of router, dispatch and combine in a forward, which such a wait keeps the host from launching ahead.
     domains : int
         Scale-up domains that an expert-parallel group spans with as many ranks in each; 1 also where they are uneven.
     """
@@ -42,6 +44,7 @@ class Routing:
     overlap: ExpertOverlap = ExpertOverlap.NONE
     grouped_gemm: bool = True
     synchronizations: int = 0
+    launches: int = 0
     domains: int = 1
 
 

@@ -293,6 +293,7 @@ class Blocks:
             costs,
             host_seconds=launches + self._expert_launch_seconds(items),
             synchronization_seconds=host.synchronization_cost,
+            launch_seconds=host.launch_cost,
             launch_blocking=host.launch_blocking,
         )
 
@@ -311,8 +312,8 @@ class Blocks:
         passes = sum(
             one.name == "router" and one.phase is not Phase.WEIGHT_GRADIENT for one in operators
         )
-        launches = products + passes * software.experts.expert_launches
-        return self._call_seconds * launches
+        bookkeeping = software.host.launch_cost * software.experts.expert_launches
+        return self._call_seconds * products + passes * bookkeeping
 
     def _launch_seconds(self, action: Action, repeated: float = 0.0) -> float:
         """Host time of the launches of one layer, with the share of its forward that is `repeated`."""

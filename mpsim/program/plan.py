@@ -85,6 +85,8 @@ class Plan:
         The cluster as each pipeline rank has it; empty where all are alike.
     classes : tuple of ReplicaClass
         Replicas that differ from others; empty where all are alike. `orders` are those of the class with most microbatches.
+    interference : bool
+        Whether kernels and collectives beside each other slow each other down.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Plan:
     offload_to: str = "host"
     stage_clusters: tuple[Cluster, ...] = ()
     classes: tuple[ReplicaClass, ...] = ()
+    interference: bool = False
 
     def cluster_of(self, rank: int) -> Cluster:
         """The cluster as pipeline rank `rank` has it."""
@@ -202,6 +205,7 @@ class Plan:
             overlap=habits.expert_overlap,
             grouped_gemm=habits.grouped_gemm,
             synchronizations=habits.expert_synchronizations,
+            launches=habits.expert_launches,
             domains=shape.domains if shape.domains * shape.per_domain == shape.ranks else 1,
         )
 
@@ -430,6 +434,7 @@ def make_plan(scenario: Scenario) -> Plan:
         offload_to=parallelism.offload_to,
         stage_clusters=nodes if scenario.stage_clusters and len(scenario.clusters) > 1 else (),
         classes=_classes(scenario) if scenario.has_uneven_replicas else (),
+        interference=scenario.simulation.interference,
     )
 
 

@@ -199,6 +199,7 @@ def evaluate_block(
     *,
     host_seconds: float = 0.0,
     synchronization_seconds: float = 0.0,
+    launch_seconds: float = 0.0,
     launch_blocking: bool = False,
 ) -> Template:
     """Place the kernels and collectives of a block in time.
@@ -213,6 +214,8 @@ def evaluate_block(
         Time the host needs to launch the block; a block that ends sooner is extended by a wait for the host [s].
     synchronization_seconds : float
         Idle time of the device after each wait of the host for it [s].
+    launch_seconds : float
+        Host time of one launch, where waits of the host leave launches uncovered [s].
     launch_blocking : bool
         Whether the host waits for every kernel before it launches the next: launches add to the block's time, and nothing runs beside
         anything else.
@@ -235,7 +238,8 @@ def evaluate_block(
         if isinstance(one, Compute):
             block.compute(one, next(seconds))
         elif isinstance(one, Synchronization):
-            block.synchronize(one.count * synchronization_seconds)
+            idle = one.count * synchronization_seconds + one.launches * launch_seconds
+            block.synchronize(idle)
         else:
             block.communicate(one, costs.collective(one))
             if launch_blocking:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import mpsim
 from mpsim.framework import ExpertDispatch, ExpertOverlap
 from mpsim.parallel import (
     Communication,
@@ -231,3 +232,28 @@ def test_a_fused_dispatch_enters_every_domain_once() -> None:
     assert [one.across / whole for one in sent] == pytest.approx([2 * (1 - 28 / 120)] * 2)
     plain = block_forward(LAYER, _sharding({"domains": 2}))
     assert not any(one.across for one in plain if isinstance(one, Communication))
+
+
+def test_a_host_that_waits_for_token_counts_shows_what_the_router_launches() -> None:
+    """Dropless experts on two ranks: each forward of each layer idles 10 launches of 1 ms; with a capacity nothing waits."""
+
+    def host(count: int, **habits: object) -> float:
+        scenario = {
+            "schema": 1,
+            "model": {
+                "hidden": 1024, "layers": 2, "heads": 16, "vocab": 32000,
+                "moe": {"experts": 4, "ffn_hidden": 512, "top_k": 2},
+            },
+            "cluster": {"preset": "dgx-h100", "nodes": 1},
+            "parallelism": {"dp": 8, "ep": 2},
+            "training": {"global_batch": 8, "sequence_length": 512},
+            "framework": {
+                "preset": "megatron-core", "expert_launches": count, "launch_cost": "1 ms",
+                "layer_launches_forward": 0, "layer_launches_backward": 0, **habits,
+            },
+        }
+        return mpsim.simulate(mpsim.Scenario.from_mapping(scenario)).breakdown["host"]
+
+    waits = host(10) - host(0)
+    assert waits >= 2 * 10e-3
+    assert host(10, expert_synchronizations=0) <= host(10)
