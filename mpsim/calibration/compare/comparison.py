@@ -20,7 +20,8 @@ from mpsim.calibration.compare.scenarios import family_of, scenario_of, title_of
 from mpsim.calibration.fit.points import noise_of, quietest, time_of
 from mpsim.calibration.fit.rules import limit
 from mpsim.calibration.reading import read_measured
-from mpsim.calibration.records import Measurement
+from mpsim.calibration.records import Measured, Measurement
+from mpsim.calibration.validate.machines import gpu
 from mpsim.calibration.validate.records import Family, Record, Validation
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.hardware import Cluster
@@ -247,6 +248,8 @@ def compare_runs(
         If a file cannot be read, holds no step, or was measured on another machine.
     """
     read = [read_measured(path) for path in files]
+    for one in read:
+        _check_machine(machine, one)
     steps = quietest(m for one in read for m in one.of("steps"))
     if not steps:
         names = ", ".join(one.file for one in read)
@@ -259,6 +262,23 @@ def compare_runs(
     warnings = tuple(text for one in read for text in one.warnings)
     drift = min(abs(one.end.yardstick[1] / one.end.yardstick[0] - 1.0) for one in read if one.end)
     return Comparison(machine.name, tuple(compared), warnings, drift, _others(machine))
+
+
+def _check_machine(machine: Cluster, measured: Measured) -> None:
+    """Refuse steps of another kind of device than the machine was calibrated on."""
+    device, chip = measured.header.device_name, machine.accelerator
+    if measured.header.ranks[0].device == "cpu":
+        same = chip.family == "cpu" and chip.title.startswith(device)
+    else:
+        sheet = machine.calibration.document.get("datasheet", "") if machine.calibration else ""
+        try:
+            same = gpu(device.removeprefix("NVIDIA ").strip()).name == sheet
+        except CalibrationError:
+            same = bool(sheet)  # a name that only --on could tell
+    if not same:
+        raise CalibrationError(
+            f"{measured.file}: was measured on {device}, but {machine.name} is {chip.title}; calibrate that machine"
+        )
 
 
 def _others(machine: Cluster) -> float:

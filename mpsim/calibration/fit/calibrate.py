@@ -123,7 +123,7 @@ def calibrate(sources: Sequence[Source], *, name: str = "", on: str = "") -> Cal
         library=library,
         inputs=[input_of(source, _digest(source.file)) for source in sources],
     )
-    fit, frame = _fitted(frame, points, collectives, measurements, library)
+    fit, frame = _fitted(frame, points, collectives, measurements, header)
     if not fit.constants and not fit.collectives:
         raise CalibrationError("nothing could be fitted: the files hold too few measurements")
     warnings = (
@@ -141,7 +141,7 @@ def _fitted(
     points: Sequence[Point],
     collectives: Sequence[Point],
     measurements: Sequence[Measurement],
-    library: str,
+    header: Header | None,
 ) -> tuple[Fit, Frame]:
     """Kernels on the datasheet's chip, then what a layer adds to them, then collectives on the link they imply."""
     bare = machine_of(document_of(frame, Fit(), ()))
@@ -158,12 +158,12 @@ def _fitted(
     measured = dataclasses.replace(chip, calibration=_trial(kernels))
     parts = [kernels]
     if chip.family == "cpu":
-        parts += [fit_host(layer_works(measurements, measured)), _cpu_habits(measurements)]
+        parts += [fit_host(layer_works(measurements, measured)), _cpu_habits(header)]
     usual = _usual_link(accelerator(frame.datasheet)) if frame.datasheet else None
     rate = link_bandwidth(collectives, bare)
     frame = dataclasses.replace(frame, scale_up=link_entry(usual, rate, frame.as_of))
     joined = machine_of(document_of(frame, Fit(), ()))
-    parts.append(fit_collectives(collectives, joined, library))
+    parts.append(fit_collectives(collectives, joined, frame.library))
     return merged(parts), frame
 
 
@@ -183,11 +183,12 @@ def _main_precision(
     return next(iter(chip.peak_flops))
 
 
-def _cpu_habits(measurements: Sequence[Measurement]) -> Fit:
-    """What follows from the accelerator being the host: calls add up, and communication takes its cores."""
+def _cpu_habits(header: Header | None) -> Fit:
+    """What follows from the accelerator being the host: calls add up, and without cores to spare communication takes those of the compute."""
     fields: dict[str, object] = {"launch_blocking": True, "step_overhead": "0 s"}
-    ranks = max((len(one.group) for one in measurements), default=1)
-    if ranks > 1:
+    ranks = 1 if header is None else sum(one.host == header.ranks[0].host for one in header.ranks)
+    cores = 0 if header is None else header.cores
+    if ranks > 1 and cores < limit("overlap_cores") * ranks:
         fields["gradient_overlap"] = "never"
     return Fit(framework=fields)
 

@@ -1,0 +1,108 @@
+"""Measured steps against predicted ones, on the recorded measurement of validation/measured."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from mpsim.calibration.compare import compare_runs
+from mpsim.calibration.compare.actions import Slice, parts_of
+from mpsim.calibration.fit import calibrate
+from mpsim.calibration.readers import read_any
+from mpsim.cli.app import execute
+from mpsim.errors import CalibrationError
+from mpsim.hardware import read_machine
+
+HERE = Path(__file__).parents[2] / "validation" / "measured"
+RECORDED, MACHINE = HERE / "cpu-2-ranks.jsonl", HERE / "cpu-2-ranks.yaml"
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return compare_runs(read_machine(MACHINE), [RECORDED])
+
+
+def test_the_recorded_machine_is_what_calibrate_makes_of_the_recording():
+    """Constants and curves of the file in the repository are those of its measurements."""
+    found = calibrate([read_any(RECORDED)], name="cpu-2-ranks").document
+    kept = read_machine(MACHINE).calibration.document
+    for name, one in found["constants"].items():
+        assert kept["constants"][name]["value"] == pytest.approx(one["value"], rel=1e-3), name
+    assert kept["collective_curves"] == found["collective_curves"]
+
+
+def test_steps_are_predicted_without_their_times(comparison):
+    """20 steps, every one predicted, with a median error below 20 %."""
+    assert len(comparison.scored) == len(comparison.steps) == 20
+    assert comparison.median_error < 0.20
+
+
+def test_torch_and_mpsim_order_the_actions_of_every_schedule_alike(comparison):
+    """GPipe, 1F1B, interleaved 1F1B and ZBV, two sizes each."""
+    orders = {one.title: one.same_order for one in comparison.steps if one.same_order is not None}
+    assert len(orders) == 8
+    assert set(orders.values()) == {True}
+
+
+def test_parts_sum_to_the_step(comparison):
+    """Forward, backward, gradients, optimizer and waiting, of both timelines."""
+    for one in comparison.scored:
+        assert sum(one.predicted_parts.values()) == pytest.approx(one.predicted, rel=1e-6)
+        assert min(one.predicted_parts.values()) > -1e-12
+        assert sum(one.measured_parts.values()) == pytest.approx(one.measured, rel=0.35)
+
+
+def test_a_busy_machine_is_said_to_tell_nothing(comparison):
+    """Other processes used a fifth of the host while the steps ran."""
+    assert comparison.busy > 0.1
+    assert not comparison.tells
+
+
+def test_waiting_is_what_is_left_of_the_step():
+    """Two ranks of a step of 10 s that act for 6 and 4 s wait for 5 s in the mean; a rank that stands for three counts three times."""
+    slices = [Slice(0, "0F0", 0.0, 6.0), Slice(1, "1B0", 2.0, 6.0)]
+    assert parts_of(slices, 10.0)["waiting"] == pytest.approx(5.0)
+    assert parts_of(slices, 10.0, {0: 3, 1: 1})["waiting"] == pytest.approx(4.5)
+    assert parts_of(slices, None)["waiting"] == pytest.approx(0.0)
+
+
+def test_steps_of_another_device_are_refused(tmp_path):
+    """A GPU's steps are not predicted on a CPU."""
+    other = tmp_path / "other.jsonl"
+    text = RECORDED.read_text().replace('"device_name":"AMD EPYC"', '"device_name":"Other CPU"')
+    other.write_text(text)
+    with pytest.raises(CalibrationError, match="Other CPU"):
+        compare_runs(read_machine(MACHINE), [other])
+
+
+def test_the_command_writes_report_pictures_and_trace(tmp_path, capsys):
+    """Table, verdict, timelines of both; the trace has both processes of a rank."""
+    trace = tmp_path / "both.json.gz"
+    arguments = ["validate", str(MACHINE), "--runs", str(RECORDED)]
+    assert execute([*arguments, "--plots", str(tmp_path), "--trace", str(trace)]) == 0
+    printed = capsys.readouterr().out
+    assert "explains most of the difference" in printed
+    assert "too noisy to tell" in printed
+    assert (tmp_path / "timelines.png").stat().st_size > 5000
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    names = {one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert {"rank 1 measured", "rank 1 simulated"} <= names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([str(MACHINE), str(MACHINE), "--runs", str(RECORDED)], "got 2 files"),
+        ([str(MACHINE), "--runs", str(MACHINE)], "JSON"),
+        ([str(RECORDED), "--runs", str(RECORDED)], "YAML"),
+        (["nowhere.yaml", "--runs", str(RECORDED)], "mpsim calibrate"),
+        ([str(RECORDED), "--trace", "x.json"], "needs --runs"),
+    ],
+)
+def test_wrong_files_exit_with_2(arguments, message, capsys):
+    """Two machines, a machine as runs, runs as a machine, no file, a trace of CSV."""
+    assert execute(["validate", *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
