@@ -1,4 +1,4 @@
-"""The ten lines that ``mpsim run`` prints for a person."""
+"""The lines that ``mpsim run`` prints for a person."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("utilisation", f"{shares} ({flops[0]:.1f} and {flops[1]:.1f} TFLOP/s per accelerator)"),
         ("where time goes", _shares(summary, skip=EXPOSED)),
         ("exposed comm.", _shares(summary, only=EXPOSED) or "none"),
+        ("hidden comm.", _hidden(summary) or "none"),
         ("pipeline bubble", f"{percent(summary['bubble_fraction'])} of all rank time"),
         ("memory", _memory(summary)),
         ("energy and price", _energy_and_price(summary)),
@@ -81,6 +82,16 @@ def _shares(
         if name not in skip and (not only or name in only)
     ]
     return ", ".join(f"{name} {percent(share)}" for name, share in chosen if share >= 0.0005)
+
+
+def _hidden(summary: Mapping[str, Any]) -> str:
+    """Communication that runs beside kernels, by axis, over all of it; both as shares of the step."""
+    step = summary["step_time_s"]
+    return ", ".join(
+        f"{axis} {percent(one['hidden'] / step)} of {percent((one['hidden'] + one['exposed']) / step)}"
+        for axis, one in summary["communication_s"].items()
+        if one["hidden"] >= 0.0005 * step
+    )
 
 
 def _memory(summary: Mapping[str, Any]) -> str:

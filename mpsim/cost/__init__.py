@@ -16,18 +16,21 @@ from mpsim.cost.formulas import (
     memory_seconds,
     optimizer_seconds,
 )
+from mpsim.cost.interference import INTERFERENCE_AXES, Interference, interference_of
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.libraries import default_library, library_names
 from mpsim.cost.quantise import launch_seconds, quantise_seconds
 
 __all__ = [
     "COLLECTIVES",
+    "INTERFERENCE_AXES",
     "CollectiveAnswer",
     "CollectiveCurves",
     "CollectiveModel",
     "Constant",
     "Curve",
     "GemmConstants",
+    "Interference",
     "KernelModel",
     "Status",
     "attention_pairs",
@@ -37,6 +40,7 @@ __all__ = [
     "gemm_seconds",
     "grouped_gemm_seconds",
     "host_constants",
+    "interference_of",
     "launch_seconds",
     "library_names",
     "load_curves",

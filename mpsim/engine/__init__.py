@@ -6,6 +6,7 @@ from mpsim.engine.kernels import KernelTimes, kernel_times, reduce_template, red
 from mpsim.engine.structure import Structure
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
+from mpsim.program.devices import Devices
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 
@@ -18,6 +19,7 @@ __all__ = [
     "reduce_template",
     "reduce_templates",
     "run",
+    "run_interfering",
 ]
 
 ENGINES = ("auto", "simpy", "replay")
@@ -59,3 +61,10 @@ def run(program: Program, engine: str = "auto", links: Links | None = None) -> T
     from mpsim.engine.replay import run_replay
 
     return run_replay(program)
+
+
+def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
+    """Run a program whose kernels and collectives slow each other down; see `mpsim.engine.interference`."""
+    from mpsim.engine.interference import run_interfering as go
+
+    return go(devices, links)

@@ -18,7 +18,7 @@ from mpsim.program.csr import Lists, compress, owners
 from mpsim.program.program import Kind, Program, Span, Stream, Template
 from mpsim.program.template import exits
 
-__all__ = ["expand"]
+__all__ = ["expand", "expanded_flops"]
 
 Ints = NDArray[np.int64]
 
@@ -75,6 +75,12 @@ def expand(program: Program) -> Program:
         slot=slots.value,
         templates=(),
     )
+
+
+def expanded_flops(program: Program) -> NDArray[np.float64]:
+    """What every row of ``expand(program)`` computes [FLOP]."""
+    plain = np.zeros(len(program))
+    return _Tiles(program).inside([one.flops for one in program.templates], plain)
 
 
 class _Tiles:

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import Constant
-from mpsim.engine import KernelTimes, Timeline, kernel_times, run
+from mpsim.engine import KernelTimes, Timeline, kernel_times, run, run_interfering
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError
 from mpsim.program.build import build_program
 from mpsim.program.costs import PlanCosts
+from mpsim.program.devices import devices_of, interference_constants
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.pipeline import from_orders
@@ -25,6 +26,7 @@ from mpsim.program.plan import Plan, make_plan
 from mpsim.program.program import Program
 from mpsim.program.timed import with_timed_orders
 from mpsim.result.attribution import attribute
+from mpsim.result.communication import CommunicationTime, communication_time
 from mpsim.result.links import LinkUse, measure_links
 from mpsim.result.memory import Memory, MemoryCurve, account_memory, joined_memory, memory_curve
 from mpsim.result.summary import summarise
@@ -63,6 +65,11 @@ class Result:
     def parts(self) -> NDArray[np.float64]:
         """Where each rank class's time went, by `mpsim.program.PARTS` [ticks]."""
         return attribute(self.timeline)
+
+    @functools.cached_property
+    def communication(self) -> CommunicationTime:
+        """How long ranks communicate over each axis, beside kernels and not."""
+        return communication_time(self.timeline)
 
     @functools.cached_property
     def memory(self) -> Memory:
@@ -268,12 +275,16 @@ def simulate(scenario: Scenario) -> Result:
         scenario=scenario,
         plan=plan,
         timeline=_run(program, plan),
-        constants=costs.provenance(),
+        constants=(*costs.provenance(), *interference_constants(plan)),
         program=program,
     )
 
 
 def _run(program: Program, plan: Plan) -> Timeline:
+    if plan.interference:
+        devices = devices_of(program, plan)
+        shared = None if plan.network == "analytic" else links_of(devices.program, plan)
+        return run_interfering(devices, shared)
     if plan.network == "analytic":
         return run(program, plan.engine)
     # what sends over NICs inside an action has to be a row to meet the rest there

@@ -12,6 +12,7 @@ from mpsim.cost import Constant, Status, device_power
 from mpsim.hardware import SCALED_FORMATS, Accelerator, recalled
 from mpsim.hardware.routes import routes_of
 from mpsim.program import PARTS, TICK
+from mpsim.result.communication import AXES
 from mpsim.result.memory import COMPONENTS
 from mpsim.workload import model_flops
 
@@ -46,6 +47,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "hfu": hardware / each / peak,
         "bubble_fraction": breakdown["bubble"] / step,
         "breakdown_s": breakdown,
+        "communication_s": _communication(result),
         "memory": _memory(result),
         "fits_memory": result.memory.fits,
         "peak_memory_bytes": float(result.memory.total.max()),
@@ -68,6 +70,16 @@ def _breakdown(result: Result) -> dict[str, float]:
     """Mean over ranks of each part [s]."""
     mean = _weights(result) @ result.parts * TICK
     return dict(zip(PARTS, mean.tolist(), strict=True))
+
+
+def _communication(result: Result) -> dict[str, dict[str, float]]:
+    """Mean over ranks of the time that transfers of each axis run, beside kernels and not [s]."""
+    weights, found = _weights(result), result.communication
+    hidden, exposed = (weights @ one * TICK for one in (found.hidden, found.exposed))
+    return {
+        axis: {"hidden": float(hidden[i]), "exposed": float(exposed[i])}
+        for i, axis in enumerate(AXES)
+    }
 
 
 def _hardware_flops(result: Result) -> float:

@@ -41,7 +41,7 @@ def resolved_data(scenario: Scenario) -> dict[str, Any]:
         "schedule": schedule,
         "training": _training(scenario),
         "framework": framework,
-        "simulation": scenario.simulation.model_dump(),
+        "simulation": _simulation(scenario),
     }
     if scenario.variation is not None:
         data["variation"] = _variation(scenario.variation)
@@ -104,6 +104,13 @@ def _part(cluster: Cluster) -> dict[str, Any]:
     whole = _cluster(cluster)
     names = ("accelerator", "scale_up", "nic", "nics_per_node", "node_power", "price_per_hour")
     return {key: whole[key] for key in names if whole.get(key)}
+
+
+def _simulation(scenario: Scenario) -> dict[str, Any]:
+    data = scenario.simulation.model_dump()
+    if not data["interference"]:  # written only where it matters: digests of old scenarios stay
+        del data["interference"]
+    return data
 
 
 def _without_none(data: Mapping[str, Any]) -> dict[str, Any]:

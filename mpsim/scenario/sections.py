@@ -202,5 +202,7 @@ class Simulation(Section):
     """Which engine runs it; auto takes the fast one wherever it is exact."""
     network: Literal["analytic", "flow"] = "analytic"
     """Whether transfers take the time they have alone, or share links with each other as flows."""
+    interference: bool = False
+    """Whether kernels and collectives that run beside each other on a device slow each other down."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """Of everything random."""

@@ -121,9 +121,9 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
         raise ScenarioError(
             f"{plan.name}: sensitivity needs simulation.network: analytic, got {plan.network}"
         )
-    if plan.stage_clusters or plan.classes:
+    if plan.stage_clusters or plan.classes or plan.interference:
         raise ScenarioError(
-            f"{plan.name}: sensitivity needs one kind of accelerator and replicas that are alike"
+            f"{plan.name}: sensitivity needs one kind of accelerator, replicas that are alike and interference: false"
         )
     chosen = parameters(plan)
     costs = [one.scaled(factor) for one in chosen for factor in (1 - step, 1 + step)]

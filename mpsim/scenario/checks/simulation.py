@@ -15,7 +15,9 @@ __all__ = ["check_network"]
 def check_network(scenario: Scenario) -> list[Problem]:
     """The engine can do what the network asks of it."""
     simulation = scenario.simulation
-    if simulation.network == "analytic" or simulation.engine != "replay":
+    asks = ["network: flow"] * (simulation.network == "flow")
+    asks += ["interference"] * simulation.interference
+    if not asks or simulation.engine != "replay":
         return []
-    message = "replay cannot change rates while it runs, as network: flow needs; set engine to auto"
+    message = f"replay cannot change rates while it runs, as {' and '.join(asks)} needs; set engine to auto"
     return [Problem(message, key="simulation.engine")]

@@ -1,0 +1,82 @@
+"""Interference: what collectives and kernels on one device take from each other.
+
+A collective's kernels hold some of the device's processors and move bytes through its memory; products beside it have fewer processors, memory-bound
+kernels less bandwidth, and the collective itself is dragged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from mpsim.cost.constants import Constant, choose_group, constant_groups
+from mpsim.hardware.components import Accelerator
+
+__all__ = ["INTERFERENCE_AXES", "Interference", "interference_of"]
+
+INTERFERENCE_AXES = ("tp", "cp", "ep", "dp", "pp")
+_STEM = "interference"
+_OTHERS = "any"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Interference:
+    """What collectives take of one kind of device under one framework.
+
+    Parameters
+    ----------
+    held : mapping of str to float
+        Share of the device's processors that a collective of an axis holds, in [0, 1].
+    touches : float
+        Bytes of device memory moved per byte a rank sends.
+    drag : float
+        By how much longer a collective takes while a kernel runs beside it; 0.1 is a tenth.
+    most : float
+        Share of processors or memory bandwidth that all collectives together take of a kernel at most, in [0, 1).
+    memory_bandwidth : float
+        Of the device [B/s].
+    constants : tuple of Constant
+        Where the numbers come from.
+    """
+
+    held: Mapping[str, float]
+    touches: float
+    drag: float
+    most: float
+    memory_bandwidth: float
+    constants: tuple[Constant, ...]
+
+
+def interference_of(framework: str, chip: Accelerator) -> Interference:
+    """Constants for a framework and an accelerator.
+
+    Parameters
+    ----------
+    framework : str
+        Name of its preset; one without a group of its own takes those of ``any``.
+    chip : Accelerator
+        Measured constants called ``interference.any.LEAF`` (or of the framework) take the place of those that ship.
+
+    Examples
+    --------
+    >>> from mpsim.hardware import accelerator
+    >>> round(interference_of("megatron-core", accelerator("h100-sxm")).held["dp"], 3)
+    0.121
+    """
+    own = any(
+        name.startswith(framework + ".") and (one.matches(chip.name) or chip.family in one.families)
+        for name, one in constant_groups(_STEM).items()
+    )
+    prefix = framework if own else _OTHERS
+    group = choose_group(_STEM, prefix, chip.name, chip.family, chip.calibration)
+    return Interference(
+        held={
+            axis: min(1.0, group.value(f"units_{axis}") / chip.compute_units)
+            for axis in INTERFERENCE_AXES
+        },
+        touches=group.value("touches"),
+        drag=group.value("drag"),
+        most=group.value("most"),
+        memory_bandwidth=chip.memory_bandwidth,
+        constants=tuple(group.values()),
+    )

@@ -1,0 +1,168 @@
+"""The simpy engine with devices that are shared: kernels and collectives beside each other slow each other down.
+
+A kernel is a flow through its device, whose capacity shrinks by what collectives of that rank hold while they run: processors for a product, memory
+bandwidth for all other kernels. A collective is a flow through a link of its own besides those of the network; that link is narrower while a kernel
+runs on a rank it runs on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.engine.contention import _durations, _Run
+from mpsim.engine.graph import deadlock, precedence
+from mpsim.engine.timeline import Timeline
+from mpsim.engine.traffic import Traffic
+from mpsim.program.csr import Lists
+from mpsim.program.devices import Devices, ranks_of
+from mpsim.program.links import Links
+from mpsim.program.program import Program, Stream
+
+__all__ = ["run_interfering"]
+
+
+def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
+    """Simulate a program on shared devices.
+
+    Parameters
+    ----------
+    devices : Devices
+        Of the program, expanded.
+    links : Links, optional
+        Of the same program, where transfers share links too.
+
+    Returns
+    -------
+    Timeline
+        Of the program with the durations that rows turned out to have.
+
+    Raises
+    ------
+    DeadlockError
+        If operations wait for each other.
+
+    Notes
+    -----
+    Where collectives hold nothing and are not dragged, it is bit-equal to the run without interference.
+    """
+    program = devices.program
+    waits = precedence(program)
+    run = _Shared(devices, links, waits)
+    run.go()
+    start, end = np.asarray(run.start), np.asarray(run.end)
+    if len(end) and end.min() < 0:
+        raise deadlock(program, waits, end >= 0)
+    actual = dataclasses.replace(program, duration=_durations(program, start, end))
+    traffic = _of_network(run.traffic(links), devices.computes) if links else None
+    return Timeline(program=actual, start=start, end=end, engine="simpy", traffic=traffic)
+
+
+def _of_network(traffic: Traffic, computes: NDArray[np.bool_]) -> Traffic:
+    """What moved over links: kernels move nothing."""
+    moves = ~computes[traffic.row]
+    return dataclasses.replace(
+        traffic, row=traffic.row[moves], time=traffic.time[moves], rate=traffic.rate[moves]
+    )
+
+
+def _with_devices(devices: Devices, links: Links | None) -> Links:
+    """Links of the network, then one a device, then one a stream of a rank for the collective that runs there."""
+    program = devices.program
+    count, nothing = len(program), np.zeros(0, dtype=np.int64)
+    if links is None:
+        communicates = devices.drag + devices.held + devices.traffic > 0
+        work = np.where(communicates, program.duration, 0.0)
+        links = Links((), np.zeros(0), nothing, nothing, np.zeros(0), np.ones(count), work)
+    shared = len(links.capacity)
+    kernels = np.flatnonzero(devices.computes)
+    moving = np.flatnonzero((links.work > 0) & ~devices.computes)
+    home = program.rank.astype(np.int64) * len(Stream) + program.stream
+    own = np.concatenate([kernels, moving])
+    cap = np.where(devices.computes, 1.0, links.cap)
+    row = np.concatenate([links.row, own])
+    link = np.concatenate(
+        [links.link, shared + program.rank[kernels], shared + program.ranks + home[moving]]
+    )
+    use = np.concatenate([links.use, 1.0 / cap[own]])
+    order = np.lexsort((link, row))
+    return Links(
+        names=(),
+        capacity=np.concatenate([links.capacity, np.ones(program.ranks * (1 + len(Stream)))]),
+        row=row[order],
+        link=link[order],
+        use=use[order],
+        cap=cap,
+        work=np.where(devices.computes, program.duration, links.work),
+    )
+
+
+class _Shared(_Run):
+    """One simulation under way."""
+
+    def __init__(self, devices: Devices, links: Links | None, waits: Lists) -> None:
+        program = devices.program
+        joined = _with_devices(devices, links)
+        super().__init__(program, joined, waits)
+        self._ranks = ranks_of(program)
+        self._device = 0 if links is None else len(links.capacity)
+        self._lane = (self._device + program.ranks + _home(program)).tolist()
+        self._level = dict.fromkeys(range(self._device, len(joined.capacity)), 1.0)
+        self._computes = devices.computes.tolist()
+        self._share = np.where(devices.product, 1, 0).tolist()
+        self._taken = list(zip(devices.traffic.tolist(), devices.held.tolist(), strict=True))
+        self._drag, self._most = devices.drag.tolist(), devices.most
+        self._meets = (devices.drag + devices.held + devices.traffic > 0).tolist()
+        self._kernel: dict[int, int] = {}
+        self._moving: list[dict[int, None]] = [{} for _ in range(program.ranks)]
+
+    def _begin(self, row: int) -> None:
+        if self._computes[row]:
+            self._kernel[self._ranks[row][0]] = row
+            self._touch(row)
+        elif self._meets[row]:
+            for rank in self._ranks[row]:
+                self._moving[rank][row] = None
+            self._touch(row)
+        super()._begin(row)
+
+    def _end(self, row: int) -> None:
+        if self._computes[row]:
+            del self._kernel[self._ranks[row][0]]
+            self._touch(row)
+        elif self._meets[row]:
+            for rank in self._ranks[row]:
+                del self._moving[rank][row]
+            self._touch(row)
+        super()._end(row)
+
+    def _touch(self, row: int) -> None:
+        """Give the devices of a row, and the collectives on them, their present speeds."""
+        changed = False
+        for rank in self._ranks[row]:
+            if rank in self._kernel:
+                share = self._share[self._kernel[rank]]
+                taken = sum(self._taken[one][share] for one in self._moving[rank])
+                level = 1.0 - min(taken, self._most)
+                changed |= self._set(self._device + rank, level)
+            for one in self._moving[rank]:
+                beside = any(other in self._kernel for other in self._ranks[one])
+                changed |= self._set(self._lane[one], 1.0 / (1.0 + self._drag[one] * beside))
+        if self._meets[row] and not any(row in self._moving[rank] for rank in self._ranks[row]):
+            changed |= self._set(self._lane[row], 1.0)
+        if changed:
+            self._arm()
+
+    def _set(self, link: int, level: float) -> bool:
+        if self._level[link] == level:
+            return False
+        self._level[link] = level
+        self._network.rescale(link, level, self._environment.now)
+        return True
+
+
+def _home(program: Program) -> NDArray[np.int64]:
+    """The stream that each row starts from."""
+    return program.rank.astype(np.int64) * len(Stream) + program.stream

@@ -1,0 +1,118 @@
+"""Devices: what every row takes of the accelerator it runs on, and what it loses to others there.
+
+Shapes: N rows, R rank classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost import Constant, Interference, interference_of
+from mpsim.program.csr import owners
+from mpsim.program.expand import expand, expanded_flops
+from mpsim.program.plan import Plan
+from mpsim.program.program import PARTS, TICK, Kind, Program, Stream
+
+__all__ = ["COMMUNICATION", "Devices", "devices_of", "interference_constants"]
+
+COMMUNICATION = {
+    Stream.TP: "tp",
+    Stream.CP: "cp",
+    Stream.EP: "ep",
+    Stream.DP: "dp",
+    Stream.REPLICA: "dp",
+    Stream.EDP: "dp",
+    **dict.fromkeys([one for one in Stream if one.name.startswith(("SEND", "RECV"))], "pp"),
+}
+"""Axis of every stream on which ranks communicate."""
+
+_HOST = PARTS.index("host")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Devices:
+    """Rows as their devices see them.
+
+    Parameters
+    ----------
+    program : Program
+        Expanded: a kernel is a row.
+    computes : bool[N]
+        Whether the row is a kernel on the compute stream.
+    product : bool[N]
+        Whether it is bound by processors; other kernels are bound by memory.
+    held, traffic : float64[N]
+        Share of processors and of memory bandwidth that a collective takes, of the home rank's device; 0 for all others.
+    drag : float64[N]
+        By how much longer a collective takes beside a kernel.
+    most : float
+        Share of a device that collectives take of a kernel at most.
+    """
+
+    program: Program
+    computes: NDArray[np.bool_]
+    product: NDArray[np.bool_]
+    held: NDArray[np.float64]
+    traffic: NDArray[np.float64]
+    drag: NDArray[np.float64]
+    most: float
+
+
+def devices_of(program: Program, plan: Plan) -> Devices:
+    """Expand a program and look up what its rows take.
+
+    Parameters
+    ----------
+    program : Program
+        Of the plan, with templates.
+    plan : Plan
+
+    Returns
+    -------
+    Devices
+    """
+    fine = expand(program)
+    rank, home = fine.rank, fine.stream
+    models = _models(plan)
+    communicates = np.isin(home, list(COMMUNICATION)) & (fine.up_bytes + fine.out_bytes > 0)
+    axes = [COMMUNICATION.get(one, "") for one in Stream]
+    held = np.array([[one.held.get(axis, 0.0) for axis in axes] for one in models])
+    per_byte = np.array([one.touches / (one.memory_bandwidth * TICK) for one in models])
+    moved = (fine.up_bytes + fine.out_bytes) * per_byte[rank]
+    lasting = communicates & (fine.duration > 0)
+    computes = (home == Stream.COMPUTE) & (fine.kind != Kind.COLLECTIVE) & (fine.part != _HOST)
+    return Devices(
+        program=fine,
+        computes=computes & (fine.duration > 0),
+        product=expanded_flops(program) > 0,
+        held=np.where(lasting, held[rank, home], 0.0),
+        traffic=np.divide(moved, fine.duration, out=np.zeros(len(fine)), where=lasting),
+        drag=np.where(lasting, np.array([one.drag for one in models])[rank], 0.0),
+        most=min(one.most for one in models),
+    )
+
+
+def _models(plan: Plan) -> list[Interference]:
+    """Constants of every rank class."""
+    name = plan.framework.name
+    return [interference_of(name, one.accelerator) for one in plan.class_clusters]
+
+
+def interference_constants(plan: Plan) -> tuple[Constant, ...]:
+    """Constants of interference that a plan uses; none where it is off."""
+    if not plan.interference:
+        return ()
+    return tuple(dict.fromkeys(one for model in _models(plan) for one in model.constants))
+
+
+def ranks_of(program: Program) -> list[list[int]]:
+    """Rank classes on which each row runs, home first."""
+    rank, row = program.slot.astype(np.int64) // len(Stream), owners(program.slot_ptr)
+    pairs = np.unique(np.stack([row, rank]), axis=1)
+    pointer = np.searchsorted(pairs[0], np.arange(len(program) + 1))
+    ranks = pairs[1].tolist()
+    return [ranks[begin:end] for begin, end in itertools.pairwise(pointer.tolist())]

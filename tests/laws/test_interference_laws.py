@@ -1,0 +1,210 @@
+"""Laws of interference: hand-solved slowdowns, nothing without constants, and communication that is hidden or exposed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpsim
+from mpsim.cost import interference_of
+from mpsim.engine import run, run_interfering
+from mpsim.errors import ScenarioError
+from mpsim.hardware import accelerator
+from mpsim.program import Kind, Stream
+from mpsim.program.build import build_program
+from mpsim.program.devices import Devices, devices_of
+from mpsim.program.expand import expand
+from mpsim.program.links import links_of
+from mpsim.program.plan import make_plan
+from mpsim.program.rows import Rows
+from mpsim.result.communication import AXES, communication_time
+from mpsim.scenario import Scenario
+
+MODEL = {"preset": "gpt3-175b", "layers": 8, "hidden": 4096, "heads": 32, "ffn_hidden": 16384}
+BASE: dict[str, Any] = {
+    "schema": 1,
+    "model": MODEL,
+    "cluster": {"preset": "dgx-h100", "nodes": 2},
+    "parallelism": {"tp": 4, "pp": 2, "sequence_parallel": True},
+    "training": {"global_batch": 16, "sequence_length": 2048},
+    "framework": "megatron-core",
+}
+
+
+def scenario(**simulation: object) -> Scenario:
+    """The base, simulated as asked."""
+    return Scenario.from_mapping({**BASE, "simulation": simulation})
+
+
+def side_by_side(
+    *,
+    held: float = 0.0,
+    traffic: float = 0.0,
+    drag: float = 0.0,
+    most: float = 0.9,
+    product: bool = True,
+    moves: int = 1,
+) -> list[float]:
+    """Ends of a kernel of 100 ticks and of collectives of 50 that start with it on one rank."""
+    rows = Rows()
+    rows.add(1, kind=Kind.FORWARD, stream=Stream.COMPUTE, duration=100.0)
+    for stream in (Stream.DP, Stream.EP)[:moves]:
+        rows.add(1, kind=Kind.COLLECTIVE, stream=stream, duration=50.0, up_bytes=1.0)
+    program = rows.finish(rank_name=["pp 0"], class_size=[1])
+    computes = program.stream == Stream.COMPUTE
+    devices = Devices(
+        program=program,
+        computes=computes,
+        product=computes & product,
+        held=np.where(computes, 0.0, held),
+        traffic=np.where(computes, 0.0, traffic),
+        drag=np.where(computes, 0.0, drag),
+        most=most,
+    )
+    ends: list[float] = run_interfering(devices).end.tolist()
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [
+        # nothing taken, nothing lost
+        ({}, [100, 50]),
+        # 50 ticks at 3/4 do 37.5; 62.5 are left: 112.5, up to a whole tick
+        ({"held": 0.25}, [113, 50]),
+        # a product does not wait for memory, nor any other kernel for processors
+        ({"traffic": 0.25}, [100, 50]),
+        ({"held": 0.25, "product": False}, [100, 50]),
+        ({"traffic": 0.5, "product": False}, [125, 50]),
+        # dragged by a fifth as long as the kernel runs: 60
+        ({"drag": 0.2}, [100, 60]),
+        # 60 ticks at 1/2 do 30; 70 are left
+        ({"drag": 0.2, "held": 0.5}, [130, 60]),
+        # two take twice as much; at most 0.9 of the device: 50 ticks at 0.1 do 5
+        ({"held": 0.25, "moves": 2}, [125, 50, 50]),
+        ({"held": 0.8, "moves": 2}, [145, 50, 50]),
+    ],
+)
+def test_a_kernel_beside_a_collective_is_what_the_hand_says(
+    given: dict[str, Any], ends: list[float]
+):
+    """Work done at the share that is left, then the rest at full speed."""
+    assert side_by_side(**given) == ends
+
+
+def test_a_collective_longer_than_the_kernel_is_dragged_only_beside_it():
+    """40 ticks beside at 1/1.25 do 32 of 50; 18 remain: it ends at 58."""
+    rows = Rows()
+    rows.add(1, kind=Kind.FORWARD, stream=Stream.COMPUTE, duration=40.0)
+    rows.add(1, kind=Kind.COLLECTIVE, stream=Stream.DP, duration=50.0, up_bytes=1.0)
+    program = rows.finish(rank_name=["pp 0"], class_size=[1])
+    nothing = np.zeros(2)
+    devices = Devices(
+        program=program,
+        computes=np.array([True, False]),
+        product=np.array([True, False]),
+        held=nothing,
+        traffic=nothing,
+        drag=np.array([0.0, 0.25]),
+        most=0.9,
+    )
+    assert run_interfering(devices).end.tolist() == [40, 58]
+
+
+@pytest.mark.parametrize("network", ["analytic", "flow"])
+def test_without_constants_it_is_bit_equal_to_the_run_without(network: str):
+    """Kernels as flows on devices that nobody else uses end when they would alone."""
+    plan = make_plan(scenario(network=network, interference=True))
+    program = build_program(plan)
+    devices = devices_of(program, plan)
+    nothing = np.zeros(len(devices.program))
+    free = dataclasses.replace(devices, held=nothing, traffic=nothing, drag=nothing)
+    links = links_of(devices.program, plan) if network == "flow" else None
+    plain = run(expand(program), "simpy", links)
+    shared = run_interfering(free, links)
+    np.testing.assert_array_equal(shared.start, plain.start)
+    np.testing.assert_array_equal(shared.end, plain.end)
+    np.testing.assert_array_equal(shared.program.duration, plain.program.duration)
+
+
+@pytest.mark.parametrize("network", ["analytic", "flow"])
+def test_no_row_gets_shorter_and_the_account_sums(network: str):
+    """Whatever runs beside it, nothing ends sooner than alone; parts still sum to the step."""
+    result = mpsim.simulate(scenario(network=network, interference=True))
+    alone = expand(result.program).duration
+    assert (result.timeline.program.duration >= alone).all()
+    assert (result.timeline.program.duration > alone).any()
+    np.testing.assert_array_equal(result.parts.sum(axis=1), result.timeline.makespan)
+    plain = mpsim.simulate(scenario(network=network))
+    assert result.timeline.makespan > plain.timeline.makespan
+
+
+def test_off_is_the_default_and_leaves_no_trace():
+    """Writing false gives the same digest and the same summary as writing nothing."""
+    off, silent = scenario(interference=False), scenario()
+    assert off.digest == silent.digest != scenario(interference=True).digest
+    assert mpsim.simulate(off).summary == mpsim.simulate(silent).summary
+
+
+def test_it_is_deterministic():
+    """The same scenario gives the same bytes."""
+    one, other = (mpsim.simulate(scenario(interference=True)).to_json() for _ in range(2))
+    assert one == other
+
+
+def test_replay_is_refused():
+    """Rates that change while it runs are not the replay's."""
+    with pytest.raises(ScenarioError, match="interference"):
+        scenario(interference=True, engine="replay")
+
+
+def test_constants_are_told_and_recalled_ones_are_labelled():
+    """A result with interference lists what it used; none of it is called calibrated."""
+    told = mpsim.simulate(scenario(interference=True)).summary["calibration"]["constants"]
+    mine = [one for one in told if one["name"].startswith("interference.")]
+    assert {one["status"] for one in mine} == {"family default"}
+    assert all("recalled" in one["source"] for one in mine)
+
+
+def test_frameworks_and_accelerators_have_constants_of_their_own():
+    """MLPerf's scripts cap the blocks of a group; chips whose collectives have engines of their own hold no processors."""
+    chip = accelerator("h100-sxm")
+    assert interference_of("mlperf-nvidia-2024", chip).held["dp"] == 8 / 132
+    assert interference_of("megatron-core", chip).held["dp"] == 16 / 132
+    assert interference_of("mlperf-nvidia-2024", accelerator("a100-sxm-80")).held["dp"] == 16 / 108
+    assert set(interference_of("maxtext", accelerator("tpu-v4")).held.values()) == {0.0}
+
+
+def test_hidden_and_exposed_are_all_of_the_time_transfers_run():
+    """With templates or with a row a kernel, bit for bit."""
+    timeline = mpsim.simulate(scenario()).timeline
+    fine = run(expand(timeline.program), "replay")
+    coarse, other = communication_time(timeline), communication_time(fine)
+    np.testing.assert_array_equal(coarse.hidden, other.hidden)
+    np.testing.assert_array_equal(coarse.exposed, other.exposed)
+    assert (coarse.hidden >= 0).all()
+    assert (coarse.exposed >= 0).all()
+    tp = fine.program.slot % len(Stream) == Stream.TP
+    row = np.searchsorted(fine.program.slot_ptr, np.flatnonzero(tp), side="right") - 1
+    total = fine.program.duration[row].sum()
+    assert (coarse.hidden + coarse.exposed)[:, AXES.index("tp")].sum() == total
+
+
+def test_hidden_is_the_overlap_with_kernels():
+    """A collective from 30 to 80 beside kernels from 0 to 40 and 60 to 100 is hidden for 30 ticks."""
+    rows = Rows()
+    first = rows.add(1, kind=Kind.FORWARD, stream=Stream.COMPUTE, duration=40.0)
+    wait = rows.add(1, kind=Kind.COLLECTIVE, stream=Stream.HOST, duration=30.0)
+    pause = rows.add(1, kind=Kind.COLLECTIVE, stream=Stream.COPY, duration=60.0)
+    second = rows.add(1, kind=Kind.FORWARD, stream=Stream.COMPUTE, duration=40.0)
+    moved = rows.add(1, kind=Kind.COLLECTIVE, stream=Stream.DP, duration=50.0)
+    rows.depend(second, pause)
+    rows.depend(second, first)
+    rows.depend(moved, wait)
+    found = communication_time(run(rows.finish(rank_name=["pp 0"], class_size=[1])))
+    place = AXES.index("dp")
+    assert (found.hidden[0, place], found.exposed[0, place]) == (30, 20)
+    assert found.hidden.sum() + found.exposed.sum() == 50
