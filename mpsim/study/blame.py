@@ -2,8 +2,9 @@
 
 An idle interval of a rank's compute stream is followed back along what held it up: the row that ended last among those it waited for, what that
 one waited for, and so on to the start of the interval. Each piece of it belongs to whoever computed then, or to the transfer under way. So the pieces
-of a rank sum to all its idle time, exactly. Of a piece in which something ran longer than it does undisturbed, that share is *lateness*, and on the
-account of whoever ran late; the rest is what the schedule has anyway.
+of a rank sum to all its idle time, exactly. Of a piece in which something ran longer than it does undisturbed, that share is *lateness*, on the
+account of whoever ran late. What a rank waits beyond the undisturbed step is *suffered*, and shared among those who are to blame for it as
+the lateness on the way to its idle intervals is.
 
 Shapes: N rows, R rank classes, G gaps.
 """
@@ -42,23 +43,32 @@ class Blame:
     waiting : float64[R + 1, R]
         Seconds that a rank of each class (columns) waited while each class computed, and while transfers were under way (last row).
     late : float64[R + 1, R]
-        Of these, while something ran longer than it does undisturbed.
+        Of these, while something ran longer than it does undisturbed, by who did.
+    suffered : float64[R]
+        Seconds that a rank of each class waited longer than in the undisturbed step; 0 where it waited less.
     """
 
     names: tuple[str, ...]
     size: Ints
     waiting: Floats
     late: Floats
+    suffered: Floats
 
     @property
     def caused(self) -> Floats:
-        """Rank-seconds of waiting that each class caused by being late, and transfers [R + 1]."""
-        return np.asarray(self.late @ self.size, dtype=np.float64)
+        """Rank-seconds of waiting beyond the undisturbed step that each class caused, and transfers [R + 1]."""
+        return np.asarray(self.matrix @ self.size, dtype=np.float64)
 
     @property
-    def suffered(self) -> Floats:
-        """Seconds that a rank of each class waited for what was late [R]."""
-        return np.asarray(self.late.sum(axis=0), dtype=np.float64)
+    def matrix(self) -> Floats:
+        """What a rank of each class suffered (columns) by who is to blame for it [R + 1, R], seconds."""
+        whole = self.late.sum(axis=0)
+        everywhere = self.late @ self.size
+        # a class that waits for what became late earlier blames as all do together
+        late = np.where(whole > 0, self.late, everywhere[:, None])
+        total = late.sum(axis=0)
+        share = np.divide(late, total, out=np.zeros_like(late), where=total > 0)
+        return np.asarray(share * self.suffered, dtype=np.float64)
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -66,7 +76,7 @@ class Blame:
         return (*self.names, TRANSFERS)
 
     def worst(self, count: int = 5) -> list[tuple[str, float]]:
-        """Who caused most waiting by being late, with its rank-seconds; nobody who was not late."""
+        """Who caused most waiting, with its rank-seconds; nobody who was not late."""
         order = np.argsort(-self.caused, kind="stable")[:count].tolist()
         order = [one for one in order if self.caused[one] > 0]
         return [(self.causes[one], float(self.caused[one])) for one in order]
@@ -80,14 +90,14 @@ class Blame:
         }
 
 
-def measure_blame(timeline: Timeline, undisturbed: Floats, culprit: Ints | None = None) -> Blame:
+def measure_blame(timeline: Timeline, undisturbed: Timeline, culprit: Ints | None = None) -> Blame:
     """Waiting of every rank class by who caused it.
 
     Parameters
     ----------
     timeline : Timeline
-    undisturbed : float64[N]
-        Durations of its rows where nothing varies [ticks].
+    undisturbed : Timeline
+        Of the same program where nothing varies.
     culprit : int64[N], optional
         Rank class whose link makes a transfer late; -1 (and without it) nobody's.
 
@@ -101,7 +111,7 @@ def measure_blame(timeline: Timeline, undisturbed: Floats, culprit: Ints | None 
     transfers = np.isin(program.kind, (Kind.SEND, Kind.COLLECTIVE))
     owner = np.where(transfers, program.ranks, program.rank).astype(np.int64)
     behind = owner if culprit is None else np.where(transfers & (culprit >= 0), culprit, owner)
-    longer = np.maximum(program.duration - undisturbed, 0.0)
+    longer = np.maximum(program.duration - undisturbed.program.duration, 0.0)
     share = np.divide(longer, program.duration, out=longer, where=program.duration > 0)
     rank, since, until, row = _gaps(timeline, binding)
     waiting = np.zeros((program.ranks + 1, program.ranks))
@@ -113,7 +123,19 @@ def measure_blame(timeline: Timeline, undisturbed: Floats, culprit: Ints | None 
         following = binding[row]
         more = (begin > since) & (following >= 0)
         rank, since, until, row = rank[more], since[more], begin[more], following[more]
-    return Blame(program.rank_name, program.class_size, waiting * TICK, late * TICK)
+    more_idle = np.maximum(_idle(timeline) - _idle(undisturbed), 0.0)
+    return Blame(
+        program.rank_name, program.class_size, waiting * TICK, late * TICK, more_idle * TICK
+    )
+
+
+def _idle(timeline: Timeline) -> Floats:
+    """Ticks in which each rank class runs nothing [R]."""
+    rank, row = compute_rows(timeline.program)
+    busy = np.bincount(
+        rank, weights=timeline.program.duration[row], minlength=timeline.program.ranks
+    )
+    return np.asarray(timeline.makespan - busy, dtype=np.float64)
 
 
 def _binding(timeline: Timeline) -> Ints:

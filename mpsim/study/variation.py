@@ -146,7 +146,7 @@ def simulate_variation(
     seed = plan.seed if seed is None else seed
     machine = _Machine(result, chosen)
     generator = np.random.default_rng(np.random.SeedSequence(seed))
-    undisturbed = float(machine.structure.makespans(machine.base[None])[0])
+    base = machine.timeline(*machine.structure.replay(machine.base), machine.base)
     spans: list[Floats] = []
     first: Floats | None = None
     for begin in range(0, count, machine.at_once):
@@ -157,9 +157,9 @@ def simulate_variation(
     assert first is not None
     start, end = machine.structure.replay(first)
     varied = machine.timeline(start, end, first)
-    blame = measure_blame(varied, machine.base, machine.culprit)
+    blame = measure_blame(varied, base, machine.culprit)
     times = np.concatenate(spans) * TICK
-    steps = Jitter(plan.name, chosen.jitter, chosen.network_jitter, seed, undisturbed * TICK, times)
+    steps = Jitter(plan.name, chosen.jitter, chosen.network_jitter, seed, base.step_time_s, times)
     return VariedSteps(steps, chosen, blame, varied)
 
 

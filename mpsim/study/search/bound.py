@@ -34,7 +34,7 @@ from mpsim.program.template import ticks
 from mpsim.result.memory import buffers, gradient_scratch, memory_constants, model_states
 from mpsim.schedule import Action, Orders
 from mpsim.study.search.flight import Order
-from mpsim.study.search.shapes import Shape, Shapes, part_names
+from mpsim.study.search.shapes import KEPT, Shape, Shapes, content, part_names, varied
 from mpsim.study.search.space import Frame, Layout
 
 __all__ = ["Bounded", "Bounder"]
@@ -86,7 +86,7 @@ class Bounder:
         self.shapes = Shapes(plan)
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._steps: dict[tuple[object, ...], tuple[Floats, float]] = {}
-        self._constants = memory_constants()
+        self.constants = memory_constants()
 
     def order(self, layout: Layout) -> Order:
         """The order of actions of a layout."""
@@ -213,11 +213,16 @@ class _Around:
 
     def __init__(self, bounder: Bounder, frame: Frame, plan: Plan) -> None:
         self._bounder, self._frame, self._plan = bounder, frame, plan
-        self._groups = bounder.shapes.groups(bounder.shapes.costs(plan))
+        costs = bounder.shapes.costs(plan)
+        keys = [content(plan, costs, stage) for stage in plan.stages]
+        self._distinct = dict(zip(reversed(keys), reversed(plan.stages), strict=True))
+        places = {key: place for place, key in enumerate(self._distinct)}
+        self._which = np.array([places[key] for key in keys])
         orders = plan.orders
         self._rank = orders.stage_rank.astype(np.int64)
         self._chain = orders.chain
-        self._splits = bool((orders.kind == Action.W).any())
+        self._actions = tuple(one for one in Action if (orders.kind == one).any())
+        self._splits = Action.W in self._actions
         self._chains = int(self._chain.max()) + 1
         names = part_names(plan)
         self._count = np.zeros((len(plan.stages), len(names)))  # parts of each stage [S, A]
@@ -226,7 +231,7 @@ class _Around:
                 self._count[place, names.index(kind)] += 1
             self._count[place, -2:] = stage.embedding, stage.head
         self._scratch = gradient_scratch(plan)
-        self._by_division: dict[tuple[object, ...], tuple[Shape, Floats]] = {}
+        self._by_division: dict[tuple[object, ...], tuple[list[Shape], Floats]] = {}
         self._by_room: dict[tuple[object, ...], Floats] = {}
         self._by_zero: dict[int, _Zero] = {}
 
@@ -239,16 +244,16 @@ class _Around:
         memory = (
             self._memory(shapes, order) + np.stack([one.states for one in zeros]) + np.stack(room)
         )
-        seconds = self._seconds(
-            np.stack([one.ticks for one in shapes]), np.stack(sends), zeros, order.microbatches
-        )
+        took = np.stack([np.stack([one.ticks for one in some], axis=1) for some in shapes])
+        stage_ticks = took[:, :, self._which]  # [K, 4, S]
+        seconds = self._seconds(stage_ticks, np.stack(sends), zeros, order.microbatches)
         return memory.max(axis=1), seconds
 
     def _room(self, layout: Layout) -> Floats:
         """Buffers and scratch of each rank, float64[P] [B]."""
         key = (layout.micro_batch, layout.sequence_parallel, layout.zero)
         if key not in self._by_room:
-            plan = _varied(
+            plan = varied(
                 self._at(layout.zero).plan,
                 micro_batch=layout.micro_batch,
                 sequence_parallel=layout.sequence_parallel,
@@ -256,11 +261,11 @@ class _Around:
             self._by_room[key] = buffers(plan) + self._scratch
         return self._by_room[key]
 
-    def _divided(self, layout: Layout) -> tuple[Shape, Floats]:
+    def _divided(self, layout: Layout) -> tuple[list[Shape], Floats]:
         """Shape and ticks of messages of a layout."""
         key = (layout.micro_batch, layout.sequence_parallel, layout.recompute)
         if key not in self._by_division:
-            plan = _varied(
+            plan = varied(
                 self._plan,
                 micro_batch=layout.micro_batch,
                 sequence_parallel=layout.sequence_parallel,
@@ -268,39 +273,39 @@ class _Around:
             )
             shapes = self._bounder.shapes
             self._by_division[key] = (
-                shapes.shape(plan, self._groups, splits=self._splits),
+                shapes.of(plan, self._distinct, self._actions),
                 shapes.sends(plan),
             )
         return self._by_division[key]
 
-    def _memory(self, shapes: Sequence[Shape], order: Order) -> Floats:
+    def _memory(self, shapes: Sequence[Sequence[Shape]], order: Order) -> Floats:
         """Activations and overhead of each rank, float64[K, P] [B]."""
-        kept = np.stack([one.kept for one in shapes])  # [K, 5, A]
-        for_input, for_weight, logits = (kept[:, i] @ self._count.T for i in range(3))
-        has = self._count > 0
-        in_layers, in_head = (np.where(has, kept[:, i, None, :], 0.0).max(axis=2) for i in (3, 4))
-        beside = np.maximum(in_layers - logits, in_head)
-        peaks = order.flight().peaks(for_input + logits, for_weight, beside)
-        constants = self._bounder._constants
-        return peaks * (1 + constants["fragmentation"]) + constants["context"]
+        kept = np.stack([np.stack([one.kept for one in some], axis=1) for some in shapes])
+        by_stage = dict(zip(KEPT, np.moveaxis(kept[:, :, self._which], 1, 0), strict=True))
+        peaks, collected = order.flight().peaks(by_stage)
+        constants = self._bounder.constants
+        fragments = constants["fragmentation"] * (peaks - collected)
+        return peaks + fragments + constants["context"]
 
     def _seconds(
         self,
-        part_ticks: Floats,
+        stage_ticks: Floats,
         sends: Floats,
         zeros: Sequence[_Zero],
         microbatches: int,
     ) -> Floats:
         """Bound of each layout, float64[K] [s]."""
-        stage_ticks = part_ticks @ self._count.T  # [K, 4, S]
         forward = stage_ticks[:, Action.F]
         backward = stage_ticks[:, Action.I if self._splits else Action.B]
-        weight = stage_ticks[:, Action.W]
+        gradients = stage_ticks[:, Action.I] + stage_ticks[:, Action.W]
+        if Action.B in self._actions:  # orders may have both
+            whole = stage_ticks[:, Action.B]
+            gradients = np.minimum(whole, gradients) if self._splits else whole
         onward, back = self._messages(sends)
         head = self._summed(forward + onward) - forward - onward
         tail = self._summed(backward + back) - backward
         each = microbatches / self._chains
-        own = each * (forward + backward + weight)
+        own = each * (forward + gradients)
         ranks = self._plan.mesh.pp
         busy = np.zeros((len(own), ranks))
         first, last = (np.full((len(own), ranks), np.inf) for _ in range(2))
@@ -359,7 +364,7 @@ class _Around:
     def _at(self, zero: int) -> _Zero:
         """What a ZeRO stage adds."""
         if zero not in self._by_zero:
-            plan = _varied(self._plan, zero=zero)
+            plan = varied(self._plan, zero=zero)
             costs = self._bounder.shapes.costs(plan)
             done, overhead = self._bounder.step(plan, costs)
             reduces = self._reductions(plan, costs)
@@ -426,21 +431,3 @@ class _Around:
             ends = (parts[name] for name in ("embedding", "head") if name in parts)
             dense[place] += sum(one.sharded / tp + one.replicated for one in ends)
         return dense
-
-
-_SHARED = (
-    "resident_model",
-    "resident_parameters",
-    "_kinds",
-    "rank_parameters",
-    "rank_dense_parameters",
-    "rank_expert_parameters",
-)
-"""What a plan knows of its parameters, whatever its microbatch, sharing and recomputation are."""
-
-
-def _varied(plan: Plan, **habits: object) -> Plan:
-    """`plan` with other habits, which keeps what it knows of its parameters."""
-    varied = dataclasses.replace(plan, **habits)  # type: ignore[arg-type] # names are those of fields
-    varied.__dict__.update({name: getattr(plan, name) for name in _SHARED})
-    return varied

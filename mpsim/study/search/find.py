@@ -94,6 +94,10 @@ def search(
     """
     if objective not in OBJECTIVES:
         raise ScenarioError(f"got objective {objective!r}; {nearest(objective, OBJECTIVES)}")
+    if scenario.is_mixed or scenario.training.batch_per_replica is not None:
+        raise ScenarioError(
+            f"{scenario.name}: got a mixed cluster or uneven batches, which belong to one layout; search with nodes that are alike"
+        )
     limits = _Limits(max_memory=max_memory, max_price=max_price, max_power=max_power)
     clock = _Clock(budget)
     journal = Journal(resume, what="a layout of a search")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +39,8 @@ class Flight:
         First moment of each rank; moments are sorted by rank.
     stage : int64[U]
         Stage whose action runs.
-    differentiates : bool[U]
-        Whether it computes input gradients, for which more is alive.
+    differentiates : int64[U]
+        2 where it computes input and weight gradients, 1 where input gradients only, 0 otherwise.
     held_stage : int64[U, C]
         Stages of the rank's chunks.
     for_input, for_weight : float64[U, C]
@@ -48,7 +49,7 @@ class Flight:
 
     first: Ints
     stage: Ints
-    differentiates: NDArray[np.bool_]
+    differentiates: Ints
     held_stage: Ints
     for_input: Floats
     for_weight: Floats
@@ -64,40 +65,63 @@ class Flight:
         after = levels.cumsum(axis=1)
         is_forward = (orders.kind == Action.F)[:, None]
         held = np.where(is_forward, after, after - levels)
-        differentiates = (orders.kind == Action.B) | (orders.kind == Action.I)
-        moments = np.column_stack([rank, orders.stage * differentiates, differentiates, *held])
+        differentiates = 2 * (orders.kind == Action.B) + (orders.kind == Action.I)
+        moments = np.column_stack(
+            [rank, orders.stage * (differentiates > 0), differentiates, *held]
+        )
         moments = np.unique(moments, axis=0)
         stages = np.argsort(orders.stage_rank, kind="stable").reshape(orders.pp, chunks)
         return cls(
             first=np.searchsorted(moments[:, 0], np.arange(orders.pp)),
             stage=moments[:, 1],
-            differentiates=moments[:, 2] > 0,
+            differentiates=moments[:, 2],
             held_stage=stages[moments[:, 0]],
             for_input=moments[:, 3 : 3 + chunks].astype(np.float64),
             for_weight=moments[:, 3 + chunks :].astype(np.float64),
         )
 
-    def peaks(self, for_input: Floats, for_weight: Floats, beside: Floats) -> Floats:
-        """Most that each rank holds at once.
+    def peaks(self, kept: Mapping[str, Floats]) -> tuple[Floats, Floats]:
+        """Most that each rank holds at once, and the part of it that is gradients of one microbatch.
 
         Parameters
         ----------
-        for_input, for_weight : float64[K, S]
-            Kept of one microbatch on each stage until its input gradient (logits included) and its weight gradient [B].
-        beside : float64[K, S]
-            Alive beside that while the stage computes input gradients [B].
+        kept : mapping of str to float64[K, S]
+            Fields of `mpsim.result.memory.Kept` of each stage [B].
 
         Returns
         -------
-        float64[K, P]
+        float64[K, P], float64[K, P]
+            As `mpsim.result.memory.held_by_rank` has it.
         """
-        total = beside[:, self.stage] * self.differentiates
+        for_input = kept["for_input"] + kept["logits"]
+        beside = np.maximum(kept["in_layers"] - kept["logits"], kept["in_head"])
+        most = beside[:, self.stage] * (self.differentiates > 0)
         for chunk in range(self.held_stage.shape[1]):
             stage = self.held_stage[:, chunk]
-            total += for_input[:, stage] * self.for_input[:, chunk]
-            total += for_weight[:, stage] * self.for_weight[:, chunk]
-        peaks: Floats = np.maximum.reduceat(total, self.first, axis=1)
-        return peaks
+            most += for_input[:, stage] * self.for_input[:, chunk]
+            most += kept["for_weight"][:, stage] * self.for_weight[:, chunk]
+        if not kept["collected"].any():
+            peaks: Floats = np.maximum.reduceat(most, self.first, axis=1)
+            return peaks, np.zeros_like(peaks)
+        freed = for_input[:, self.stage] + kept["for_weight"][:, self.stage] * (
+            self.differentiates > 1
+        )
+        own = kept["collected"][:, self.stage] * (self.differentiates > 0)
+        last = most - beside[:, self.stage] - freed + kept["in_layers"][:, self.stage] + own
+        ends = (own > 0) & (last > most)
+        return self._fullest(np.where(ends, last, most), np.where(ends, own, 0.0))
+
+    def _fullest(self, most: Floats, own: Floats) -> tuple[Floats, Floats]:
+        """The largest of each rank's moments, and what belongs to it."""
+        ends = [*self.first[1:].tolist(), most.shape[1]]
+        fullest = np.stack(
+            [
+                begin + most[:, begin:end].argmax(axis=1)
+                for begin, end in zip(self.first.tolist(), ends, strict=True)
+            ],
+            axis=1,
+        )
+        return np.take_along_axis(most, fullest, axis=1), np.take_along_axis(own, fullest, axis=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,46 +1,48 @@
-"""Shapes: what one layer, the embedding and the head take and keep, for every distinct way to divide them.
+"""Shapes: what a stage takes and keeps of one microbatch, for every distinct content and way to divide it.
 
 Layouts with the same microbatch, the same division of a layer and the same recomputation share these, whatever their pipeline is.
 
-Shapes: A parts of the model (kinds of layers, then embedding, head), P pipeline ranks.
+Shapes: D distinct stages, P pipeline ranks.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.framework import ExpertOverlap
-from mpsim.program.blocks import Blocks
+from mpsim.parallel import Stage
+from mpsim.program.blocks import Block, Blocks
 from mpsim.program.costs import PlanCosts
 from mpsim.program.plan import Plan
 from mpsim.program.program import COMPUTING
-from mpsim.result.memory import kept_by_part
-from mpsim.schedule import Action, make_orders
+from mpsim.result.memory import Kept, kept_by_stage
+from mpsim.schedule import Action, Orders, make_orders
 
-__all__ = ["Shape", "Shapes", "part_names"]
+__all__ = ["KEPT", "Shape", "Shapes", "content", "part_names", "varied"]
 
 Floats = NDArray[np.float64]
 
+KEPT = tuple(field.name for field in dataclasses.fields(Kept))
+"""Columns of what stages keep."""
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Shape:
-    """Parts of the model, divided in one way.
+
+class Shape(NamedTuple):
+    """One stage, divided in one way.
 
     Parameters
     ----------
-    blocks : Blocks
-        With the templates of the parts.
-    ticks : float64[4, A]
-        Time of each `Action` of each part [ticks]; of an action that can hide in another, its kernels only.
-    kept : float64[5, A]
-        Fields of `mpsim.result.memory.Kept` of each part [B].
+    ticks : float64[4]
+        Time of each `Action` [ticks]; where a block hides actions in each other, that of its kernels only.
+    kept : float64[7]
+        Fields of `mpsim.result.memory.Kept` [B].
     """
 
-    blocks: Blocks
     ticks: Floats
     kept: Floats
 
@@ -48,6 +50,16 @@ class Shape:
 def part_names(plan: Plan) -> tuple[str, ...]:
     """Kinds of layers, then embedding and head."""
     return (*dict.fromkeys(plan.model.layer_kinds), "embedding", "head")
+
+
+def content(plan: Plan, costs: PlanCosts, stage: Stage) -> tuple[object, ...]:
+    """What decides the shape of a stage beside its division: its layers, its ends, and where its communicators sit."""
+    rank = int(plan.orders.stage_rank[stage.index])
+    shared = plan.shares_embedding(stage) if stage.head else False
+    return (
+        *(plan.layer_kinds(stage), stage.embedding, stage.head, shared),
+        costs.stage(rank).key,
+    )
 
 
 class Shapes:
@@ -76,37 +88,30 @@ class Shapes:
             self._blocks[key] = Blocks(plan, costs)
         return Blocks(plan, costs, like=self._blocks[key])
 
-    def shape(self, plan: Plan, groups: tuple[object, ...], *, splits: bool) -> Shape:
-        """Times and kept bytes of a plan's parts.
+    def of(
+        self, plan: Plan, stages: Mapping[tuple[object, ...], Stage], actions: tuple[Action, ...]
+    ) -> list[Shape]:
+        """Shapes of stages.
 
         Parameters
         ----------
         plan : Plan
-        groups : tuple
-            Where the communicators of its mesh sit, as `groups` says.
-        splits : bool
-            Whether weight gradients are actions of their own.
+        stages : mapping of tuple to Stage
+            Distinct stages of the plan by `content`.
+        actions : tuple of Action
+            Those that occur; others take no time.
         """
-        key = (*_division(plan), splits, groups)
-        if key not in self._shapes:
-            self._shapes[key] = self._shape(plan, self.costs(plan), splits)
-        return self._shapes[key]
-
-    @staticmethod
-    def groups(costs: PlanCosts) -> tuple[object, ...]:
-        """Where the communicators inside stages sit, for every kind of pipeline rank."""
-        return tuple(costs.stage(int(rank)).key for rank in np.unique(costs.alike))
-
-    def _shape(self, plan: Plan, costs: PlanCosts, splits: bool) -> Shape:
-        blocks, names = self.blocks(plan, costs), part_names(plan)
-        actions = (Action.F, Action.I, Action.W) if splits else (Action.F, Action.B)
-        ticks = np.zeros((len(Action), len(names)))
-        for action in actions:
-            for place, name in enumerate(names):
-                ticks[action, place] = _least(plan, blocks, costs, name, action)
-        kept = kept_by_part(plan)
-        fields = [dataclasses.astuple(kept[name]) for name in names]
-        return Shape(blocks, ticks, np.array(fields).T)
+        division = (*_division(plan), actions)
+        if any((*division, *key) not in self._shapes for key in stages):
+            few = varied(plan, stages=tuple(stages.values()))
+            blocks = self.blocks(few, self.costs(few))
+            for (key, stage), kept in zip(stages.items(), kept_by_stage(few), strict=True):
+                ticks = np.zeros(len(Action))
+                for action in actions:
+                    ticks[action] = _ticks(few, blocks.of(stage, action))
+                fields = [getattr(kept, field) for field in KEPT]
+                self._shapes[(*division, *key)] = Shape(ticks, np.array(fields))
+        return [self._shapes[(*division, *key)] for key in stages]
 
     def sends(self, plan: Plan) -> Floats:
         """Ticks of a message from every pipeline rank to the next and to the one before, float64[2, P]."""
@@ -126,7 +131,7 @@ class Shapes:
 
 
 @functools.lru_cache(maxsize=64)
-def _loop(pp: int):  # type: ignore[no-untyped-def] # noqa: ANN202
+def _loop(pp: int) -> Orders:
     return make_orders("interleaved-1f1b", pp=pp, microbatches=pp, virtual_stages=2)
 
 
@@ -139,11 +144,20 @@ def _division(plan: Plan) -> tuple[object, ...]:
     )
 
 
-def _least(plan: Plan, blocks: Blocks, costs: PlanCosts, name: str, action: Action) -> float:
-    """Least time of a part over ranks whose groups sit differently [ticks]."""
+def _ticks(plan: Plan, blocks: Sequence[Block]) -> float:
+    """Time of an action [ticks]; its kernels only, where exchanges hide beside another."""
     hides = plan.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
-    parts = (
-        blocks.template(name, action, costs.stage(int(rank))).parts
-        for rank in np.unique(costs.alike)
-    )
-    return float(min(one[[*COMPUTING]].sum() if hides else one.sum() for one in parts))
+    parts = (one.template.parts for one in blocks)
+    return float(sum(one[[*COMPUTING]].sum() if hides else one.sum() for one in parts))
+
+
+_OF_MODEL = ("resident_model", "resident_parameters", "_kinds")
+_OF_RANKS = ("rank_parameters", "rank_dense_parameters", "rank_expert_parameters")
+
+
+def varied(plan: Plan, **changes: object) -> Plan:
+    """`plan` with another microbatch, sharing or recomputation, or fewer stages, which keeps what it knows of its parameters."""
+    other = dataclasses.replace(plan, **changes)  # type: ignore[arg-type] # names are those of fields
+    kept = _OF_MODEL if "stages" in changes else (*_OF_MODEL, *_OF_RANKS)
+    other.__dict__.update({name: getattr(plan, name) for name in kept})
+    return other
