@@ -3,6 +3,7 @@
 Importing this package does not import matplotlib; drawing does.
 """
 
+from mpsim.plot.answer import AnswerDisplay
 from mpsim.plot.attribution import AttributionDisplay
 from mpsim.plot.bubbles import BubbleDisplay
 from mpsim.plot.comparison import ComparisonDisplay
@@ -19,6 +20,7 @@ from mpsim.plot.validation import AgreementDisplay, ErrorDisplay
 
 __all__ = [
     "AgreementDisplay",
+    "AnswerDisplay",
     "AttributionDisplay",
     "BubbleDisplay",
     "ComparisonDisplay",

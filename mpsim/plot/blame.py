@@ -26,41 +26,41 @@ _COLOURS = "viridis"
 
 
 class BlameDisplay(Display):
-    """Waiting for what was late.
+    """Waiting beyond that of the undisturbed step.
 
     Parameters
     ----------
     causes, sufferers : sequence of str
-    late_s : float64[C, S]
-        Seconds that one rank of each sufferer waited while each cause ran longer than it does undisturbed.
+    matrix_s : float64[C, S]
+        Seconds that one rank of each sufferer waited longer on account of each cause.
     """
 
     def __init__(
-        self, causes: Sequence[str], sufferers: Sequence[str], late_s: NDArray[np.float64]
+        self, causes: Sequence[str], sufferers: Sequence[str], matrix_s: NDArray[np.float64]
     ) -> None:
-        self.causes, self.sufferers, self.late_s = tuple(causes), tuple(sufferers), late_s
-        if late_s.shape != (len(self.causes), len(self.sufferers)):
+        self.causes, self.sufferers, self.matrix_s = tuple(causes), tuple(sufferers), matrix_s
+        if matrix_s.shape != (len(self.causes), len(self.sufferers)):
             raise ScenarioError(
-                f"got a matrix of shape {late_s.shape}; needed {len(self.causes)} by {len(self.sufferers)}"
+                f"got a matrix of shape {matrix_s.shape}; needed {len(self.causes)} by {len(self.sufferers)}"
             )
 
     @classmethod
     def from_blame(cls, blame: Blame) -> BlameDisplay:
         """The causes and sufferers with most waiting, in the order of ranks."""
-        late = blame.late
-        rows = np.sort(np.argsort(-np.abs(late).sum(axis=1), kind="stable")[:_MOST])
-        columns = np.sort(np.argsort(-np.abs(late).sum(axis=0), kind="stable")[:_MOST])
+        matrix = blame.matrix
+        rows = np.sort(np.argsort(-np.abs(matrix).sum(axis=1), kind="stable")[:_MOST])
+        columns = np.sort(np.argsort(-np.abs(matrix).sum(axis=0), kind="stable")[:_MOST])
         return cls(
             [blame.causes[one] for one in rows],
             [blame.names[one] for one in columns],
-            late[np.ix_(rows, columns)],
+            matrix[np.ix_(rows, columns)],
         )
 
     def _size(self) -> tuple[float, float]:
         return 3.0 + 0.3 * len(self.sufferers), 2.0 + 0.3 * len(self.causes)
 
     def _draw(self, ax: Axes) -> None:
-        shown = ax.imshow(1e3 * self.late_s, cmap=_COLOURS, vmin=0.0, aspect="auto")
+        shown = ax.imshow(1e3 * self.matrix_s, cmap=_COLOURS, vmin=0.0, aspect="auto")
         ax.set_xticks(thin(len(self.sufferers), _MOST), self.sufferers, rotation=90)
         ax.set_yticks(thin(len(self.causes), _MOST), self.causes)
         ax.set_xlabel("suffered by")
@@ -68,4 +68,4 @@ class BlameDisplay(Display):
         ax.grid(visible=False)
         figure = ax.get_figure(root=True)
         assert figure is not None
-        figure.colorbar(shown, ax=ax, label="waiting of a rank for what was late (ms)")
+        figure.colorbar(shown, ax=ax, label="waiting of a rank beyond the undisturbed step (ms)")

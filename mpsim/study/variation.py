@@ -184,7 +184,8 @@ class _Machine:
                               touched=None if touched is None else [(0, 0, one) for one in touched])  # fmt: skip
         unfolded = unfolding.program()
         names = tuple(name.replace(_FOLDED, "") for name in unfolded.rank_name)
-        self.program: Program = dataclasses.replace(unfolded, rank_name=names)
+        sizes = unfolded.class_size * self._peers
+        self.program: Program = dataclasses.replace(unfolded, rank_name=names, class_size=sizes)
         self.structure = Structure.unfolded(plain, unfolding)
         self.base = self.program.duration
         self._row = np.repeat(np.arange(len(program)), unfolding.count)

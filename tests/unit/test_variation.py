@@ -62,6 +62,7 @@ def test_the_slow_one_is_to_blame_and_the_others_wait(result):
     guilty = blame.names.index("pp 0 dp 1")
     others = [one for one in range(len(blame.names)) if one != guilty]
     assert (blame.suffered[others] > 0).all()
+    assert blame.size.sum() == 32
     assert (blame.suffered[others] > 3 * blame.suffered[guilty]).all()
 
 
@@ -74,6 +75,7 @@ def test_waiting_sums_to_the_idle_time_of_every_class(result):
     idle = timeline.step_time_s - runs * 1e-12
     assert one.blame.waiting.sum(axis=0) == pytest.approx(idle, rel=1e-9)
     assert (one.blame.late <= one.blame.waiting.sum(axis=0) + 1e-12).all()
+    assert one.blame.matrix.sum(axis=0) == pytest.approx(one.blame.suffered)
 
 
 def test_everybody_slow_alike_is_a_slower_machine(result):

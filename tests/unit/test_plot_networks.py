@@ -1,0 +1,58 @@
+"""Pictures of networks: what they show of given numbers, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mpsim.errors import ScenarioError
+from mpsim.hardware import FabricKind, system
+from mpsim.plot import AnswerDisplay, LinksDisplay
+from mpsim.plot.blame import BlameDisplay
+from mpsim.plot.fabric import FabricDisplay
+
+
+def test_links_are_rows_in_the_order_given():
+    """Two links by three bins; the first is on top."""
+    shown = LinksDisplay(
+        ["a", "b"], np.linspace(0, 3, 4), np.array([[0, 0.5, 1], [1, 0, 0]])
+    ).plot()
+    assert [one.get_text() for one in shown.ax_.get_yticklabels()] == ["a", "b"]
+    assert shown.ax_.yaxis_inverted()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LinksDisplay(["a"], np.linspace(0, 1, 3), np.zeros((1, 3))),
+        lambda: BlameDisplay(["a"], ["a", "b"], np.zeros((2, 2))),
+        lambda: AnswerDisplay(["a"], {"": [1.0, 2.0]}, ylabel="", answer=""),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(make):
+    """Shares for other bins, a matrix of another shape, a value too many."""
+    with pytest.raises(ScenarioError, match="needed"):
+        make()
+
+
+def test_the_sentence_stands_under_the_bars():
+    """The answer is part of the picture."""
+    shown = AnswerDisplay(["a", "b"], {"": [1.0, 2.0]}, ylabel="s", answer="b is twice a.").plot()
+    assert shown.ax_.get_xlabel() == "b is twice a."
+
+
+@pytest.mark.parametrize(
+    "kind", ["rail-optimized", "dragonfly+", "torus", "single-switch", "graph"]
+)
+def test_every_fabric_can_be_drawn(kind, tmp_path):
+    """Tiers, points of a torus, any graph."""
+    usual = system("dgx-h100", nodes=12)
+    links = tuple((f"node {node}", f"switch {node % 3}", 400e9) for node in range(12))
+    links += (("switch 0", "switch 1", 1e12), ("switch 1", "switch 2", 1e12))
+    fabric = dataclasses.replace(
+        usual.fabric, kind=FabricKind(kind), links=links if kind == "graph" else ()
+    )
+    path = FabricDisplay(dataclasses.replace(usual, fabric=fabric)).save(tmp_path / "one.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
