@@ -96,6 +96,7 @@ def _print(validation: Validation) -> None:
         title = f"{total.kind}: error of predictions (predicted / measured - 1)"
         print_table(rows, header=COLUMNS, title=title, right=range(1, len(COLUMNS) - 1))
         remarks = [*_worst(validation, total.kind), *_reasons(validation, total.kind)]
+        remarks += _decisions(validation) if total.kind == "training" else []
         print_text("\n".join([*remarks, " "]))
 
 
@@ -144,6 +145,16 @@ def _reasons(validation: Validation, kind: str) -> Sequence[str]:
     more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(REASONS))
     lines += [f"  {more} x other reasons"] if more else []
     return ["skipped:", *lines] if lines else []
+
+
+def _decisions(validation: Validation) -> Sequence[str]:
+    """How good a choice the predictions make among runs of one model on as many accelerators."""
+    lines = [
+        f"  {one.family}: {one.groups} groups of {one.rows} rows, tau {one.tau:.2f}, regret {one.mean_regret:.1%}, "
+        f"at most {one.worst_regret:.1%}, by chance {one.random_regret:.1%}"
+        for one in validation.decisions
+    ]
+    return ["layout predicted fastest against the fastest measured:", *lines] if lines else []
 
 
 def _draw(validation: Validation, folder: Path) -> None:

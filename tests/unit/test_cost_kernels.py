@@ -53,12 +53,12 @@ def test_weight_gradients_take_four_percent_longer() -> None:
 
 
 def test_batched_products_with_an_odd_head_dim_fall_off_a_cliff() -> None:
-    """head_dim 108 is not a multiple of 8: about 10 TFLOP/s on A100, as BLOOM's tuning rows show."""
+    """head_dim 108 is not a multiple of 8: about 20 TFLOP/s on A100, as BLOOM's tuning rows show."""
     odd = product(m=2048, n=2048, k=108, batch=64, bytes=64 * 2.0 * (2 * 2048 * 108 + 2048**2))
     even = dataclasses.replace(odd, k=112)
-    assert time(odd, "a100-sxm-80") > 20 * time(even, "a100-sxm-80")
+    assert time(odd, "a100-sxm-80") > 10 * time(even, "a100-sxm-80")
     rate = 2.0 * 64 * 2048**2 * 108 / time(odd, "a100-sxm-80")
-    assert 4e12 < rate < 12e12
+    assert 15e12 < rate < 24e12
 
 
 def test_linear_layers_do_not_pay_for_an_odd_width() -> None:

@@ -6,6 +6,8 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 
+from mpsim.calibration.validate.decisions import Decisions, decisions_of, summarise_decisions
+
 __all__ = ["Family", "Record", "Validation", "summarise"]
 
 _TAIL = 0.9  # the quantile of absolute errors that a family reports besides mean and median
@@ -35,6 +37,10 @@ class Record:
         What the error is drawn against: bytes, FLOPs, accelerators or chunks.
     assumed : tuple of str
         What the prediction takes for granted and the row does not say.
+    group : str
+        Model, sequence length and number of accelerators of a training run: runs of one group differ in layout. "" for other kinds.
+    sequences : float
+        Of a step; 0 for other kinds.
     """
 
     id: str
@@ -47,6 +53,8 @@ class Record:
     skipped_because: str | None = None
     size: float | None = None
     assumed: tuple[str, ...] = ()
+    group: str = ""
+    sequences: float = 0.0
 
     @property
     def error(self) -> float | None:
@@ -129,6 +137,11 @@ class Validation:
             groups.setdefault(record.kind, []).append(dataclasses.replace(record, family="all"))
         return tuple(summarise(group) for group in groups.values())
 
+    @property
+    def decisions(self) -> tuple[Decisions, ...]:
+        """Of each family, how good a choice among its runs of one model on as many accelerators would be."""
+        return summarise_decisions(decisions_of(self.records))
+
     def worst(self, kind: str, count: int) -> list[Record]:
         """Records of a kind with the largest absolute errors."""
         scored = [one for one in self.records if one.kind == kind and one.error is not None]
@@ -139,6 +152,7 @@ class Validation:
         return {
             "families": [family.to_json() for family in self.families],
             "rows": [record.to_json() for record in self.records],
+            "decisions": [one.to_json() for one in self.decisions],
         }
 
 

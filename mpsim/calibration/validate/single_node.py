@@ -39,6 +39,8 @@ def blank(row: Row) -> list[Record]:
         unit="ms",
         measured=row.measured.number("iteration_time_ms"),
         size=cells.number("gpus"),
+        group=training.group_of(_renamed(cells)),
+        sequences=cells.number("global_batch_seqs") or 0.0,
     )
     memory = row.measured.number("peak_mem_GiB_per_gpu")
     return [time] if memory is None else [time, training.memory_record(time, memory * _GIBI)]

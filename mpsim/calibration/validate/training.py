@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpsim.calibration.validate.records import Record
-from mpsim.calibration.validate.rows import Row
+from mpsim.calibration.validate.rows import Cells, Row
 from mpsim.calibration.validate.runs import filled, rule_of, scenario_of, simulated
 
-__all__ = ["COLUMNS", "MEASURED", "blank", "fill", "memory_record", "predict"]
+__all__ = ["COLUMNS", "MEASURED", "blank", "fill", "group_of", "memory_record", "predict"]
 
 COLUMNS = frozenset({"id", "family", "num_accel", "global_batch_seqs", "iter_time_s"})
 MEASURED = (
@@ -31,9 +31,18 @@ def blank(row: Row) -> list[Record]:
         unit="s",
         measured=_time(row),
         size=cells.number("num_accel"),
+        group=group_of(cells),
+        sequences=cells.number("global_batch_seqs") or 0.0,
     )
     memory = row.measured.number("memory_gb_reported")
     return [time] if memory is None else [time, memory_record(time, memory * _GIGA)]
+
+
+def group_of(cells: Cells) -> str:
+    """What a run trains and on how many accelerators: the runs that somebody chooses between."""
+    shape = "-".join(cells.text(one) for one in ("layers", "hidden", "heads", "ffn_hidden"))
+    where = f"{cells.text('num_accel')} x {cells.text('accelerator')}"
+    return f"{cells.text('model')} ({shape}), {cells.text('seq_len')} tokens, {where}"
 
 
 def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
