@@ -58,7 +58,7 @@ def test_batched_products_with_an_odd_head_dim_fall_off_a_cliff() -> None:
     even = dataclasses.replace(odd, k=112)
     assert time(odd, "a100-sxm-80") > 10 * time(even, "a100-sxm-80")
     rate = 2.0 * 64 * 2048**2 * 108 / time(odd, "a100-sxm-80")
-    assert 15e12 < rate < 24e12
+    assert 8e12 < rate < 24e12
 
 
 def test_linear_layers_do_not_pay_for_an_odd_width() -> None:
