@@ -182,8 +182,10 @@ def simulate_jitter(
             f"{plan.name}: jitter needs simulation.network: analytic, got {plan.network}"
         )
     seed = plan.seed if seed is None else seed
-    if plan.classes:
-        raise ScenarioError(f"{plan.name}: jitter needs replicas that are alike")
+    if plan.classes or plan.interference:
+        raise ScenarioError(
+            f"{plan.name}: jitter needs replicas that are alike and simulation.interference: false"
+        )
     draws = _Draws(result, compute, network)
     generator = np.random.default_rng(np.random.SeedSequence(seed))
     spans = np.concatenate([draws.makespans(generator, size) for size in draws.sizes(samples)])

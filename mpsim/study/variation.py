@@ -142,6 +142,10 @@ def simulate_variation(
         raise ScenarioError(
             f"{plan.name}: variation needs simulation.network: analytic, got {plan.network}"
         )
+    if plan.classes or plan.interference:
+        raise ScenarioError(
+            f"{plan.name}: variation needs replicas that are alike and simulation.interference: false"
+        )
     count = (samples or chosen.samples) if chosen.is_random else 1
     seed = plan.seed if seed is None else seed
     machine = _Machine(result, chosen)

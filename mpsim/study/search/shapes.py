@@ -74,6 +74,7 @@ class Shapes:
     def __init__(self, plan: Plan) -> None:
         self._models = PlanCosts(plan)
         self._shapes: dict[tuple[object, ...], Shape] = {}
+        self._ticks: dict[tuple[object, ...], float] = {}
         self._blocks: dict[tuple[object, ...], Blocks] = {}
         self._sends: dict[tuple[object, ...], Floats] = {}
 
@@ -108,7 +109,10 @@ class Shapes:
             for (key, stage), kept in zip(stages.items(), kept_by_stage(few), strict=True):
                 ticks = np.zeros(len(Action))
                 for action in actions:
-                    ticks[action] = _ticks(few, blocks.of(stage, action))
+                    known = (*_division(few, recompute=action is not Action.F), *key, action)
+                    if known not in self._ticks:
+                        self._ticks[known] = _ticks(few, blocks.of(stage, action))
+                    ticks[action] = self._ticks[known]
                 fields = [getattr(kept, field) for field in KEPT]
                 self._shapes[(*division, *key)] = Shape(ticks, np.array(fields))
         return [self._shapes[(*division, *key)] for key in stages]
@@ -135,12 +139,12 @@ def _loop(pp: int) -> Orders:
     return make_orders("interleaved-1f1b", pp=pp, microbatches=pp, virtual_stages=2)
 
 
-def _division(plan: Plan) -> tuple[object, ...]:
-    """What decides the operators of a part on one rank."""
+def _division(plan: Plan, *, recompute: bool = True) -> tuple[object, ...]:
+    """What decides the operators of a part on one rank, with or without what runs again."""
     mesh = plan.mesh
     return (
         *(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp),
-        *(plan.micro_batch, plan.sequence_parallel, plan.recompute),
+        *(plan.micro_batch, plan.sequence_parallel, plan.recompute if recompute else None),
     )
 
 
