@@ -16,7 +16,7 @@ from mpsim.program.plan import Plan, ReplicaClass, make_plan
 from mpsim.result import Result
 from mpsim.scenario import Scenario
 
-MODEL = {"preset": "gpt3-175b", "layers": 24, "hidden": 4096, "heads": 32, "ffn_hidden": 16384}
+MODEL = {"preset": "gpt3-175b", "layers": 16, "hidden": 8192, "heads": 64, "ffn_hidden": 32768}
 BASE: dict[str, Any] = {
     "schema": 1,
     "model": MODEL,
