@@ -56,7 +56,7 @@ class Row:
     values : mapping of str to object
         Dotted key to the value it was given.
     summary : mapping of str to object, or None
-        The result in the shape of ``mpsim run --json``; None when it could not be simulated.
+        The result in the shape of ``mpsim run --json``, without ``calibration.constants``; None when it could not be simulated.
     reason : str or None
         Why it could not be simulated, or that it does not fit into memory; None for a good row.
     """
@@ -396,9 +396,15 @@ def compute_rows(
             reason = wrong if outcome is None else _in_one_line(outcome)
             rows.append({"summary": None, "reason": reason})
         else:
-            summary = outcome.summary
+            summary = _figures(outcome.summary)
             rows.append({"summary": summary, "reason": _does_not_fit(summary)})
     return rows
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary without the sources of its constants: nine tenths of its size, and the same in most rows."""
+    calibration = {key: one for key, one in summary["calibration"].items() if key != "constants"}
+    return {**summary, "calibration": calibration}
 
 
 def _in_one_line(error: MpsimError) -> str:
