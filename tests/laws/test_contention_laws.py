@@ -106,7 +106,7 @@ def test_pipeline_messages_meet_gradient_reductions_on_the_nic() -> None:
     """With overlapped reductions and pipeline messages over NICs, a step takes longer than without sharing."""
     every = {"first_chunk_buckets": False}
     plan = small_plan(
-        tp=8, pp=2, dp=2, virtual_stages=2, preset="megatron-core", overrides=every, zero=1
+        tp=8, pp=4, dp=2, virtual_stages=2, preset="megatron-core", overrides=every, zero=1
     )
     program = build_program(plan)
     shared = run(program, links=links_of(program, plan))
