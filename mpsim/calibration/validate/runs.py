@@ -53,6 +53,9 @@ def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     """The row with what its family, and then what is usual, has where columns are empty."""
     found = fill_in(cells, rule)
     more = tuple(f"precision: {entry}" for entry in _told("precisions", found.cells, "precision"))
+    if not any(words in found.cells.text("recompute") for words in rule.get("recomputations", {})):
+        told = _told("recomputations", found.cells, "recompute")
+        more += tuple(f"recompute: {entry}" for entry in told)
     more += tuple(
         f"attention: {entry}" for entry in _told("attention", found.cells, "attention_type")
     )
