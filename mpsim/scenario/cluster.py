@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, cast
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from mpsim.errors import HardwareError, Problem, ScenarioError, nearest
 from mpsim.hardware import (
@@ -30,6 +31,7 @@ from mpsim.hardware import (
     with_overrides,
 )
 from mpsim.scenario.fields import (
+    SAFE_COUNT,
     Bandwidth,
     Bytes,
     Count,
@@ -51,10 +53,64 @@ Folder = Callable[[str], Path]
 
 PerNode = Annotated[int, Field(ge=1, le=4096)]
 Nodes = Annotated[int, Field(ge=1, le=1_000_000)]
-Thinning = Annotated[float, Field(ge=1, le=1000)]
 Width = Annotated[float, Field(gt=0, le=1e6)]
 GraphLink = Annotated[tuple[Name, Name, Bandwidth], Field(strict=False)]
-Accelerators = Annotated[tuple[Annotated[int, Field(ge=0, le=1_000_000)], ...], Field(strict=False)]
+
+
+def _thinner(value: object) -> float | tuple[float, ...] | None:
+    """Oversubscription: one number, or one for each tier."""
+    for one in value if isinstance(value, list | tuple) and value else (value,):
+        if value is None:
+            return None
+        if isinstance(one, bool) or not isinstance(one, int | float):
+            raise ValueError(
+                f"got {str(one)[:60]!r}; needed a number, or a list of numbers for leaves, spines, ..."
+            )
+        if not math.isfinite(one):
+            raise ValueError(f"got {one}; needed a finite number")
+        if not 1 <= one <= MOST_THINNED:
+            raise ValueError(
+                f"got {one:g}; needed a number from 1 (full bisection) to {MOST_THINNED}"
+            )
+    return tuple(map(float, value)) if isinstance(value, list | tuple) else float(str(value))
+
+
+def _where(value: object) -> str | tuple[int, ...] | None:
+    """A rule of placement, or the accelerator of each rank."""
+    if value is None or value in RULES:
+        return None if value is None else str(value)
+    listed = isinstance(value, list | tuple) and 0 < len(value) <= SAFE_COUNT
+    if listed and all(
+        type(one) is int and 0 <= one < SAFE_COUNT for one in cast("list[int]", value)
+    ):
+        return tuple(cast("list[int]", value))
+    message = (
+        nearest(value, RULES) if isinstance(value, str) else f"needed one of {', '.join(RULES)}"
+    )
+    raise ValueError(
+        f"got {str(value)[:60]!r}; {message}, or a list with the accelerator of every rank"
+    )
+
+
+MOST_THINNED: Final = 1000
+RULES: Final = tuple(one.value for one in Placement)
+_NUMBER = {"type": "number", "minimum": 1, "maximum": MOST_THINNED}
+THINNINGS: Final = (
+    PlainValidator(_thinner),
+    WithJsonSchema({"anyOf": [_NUMBER, {"type": "array", "items": _NUMBER}, {"type": "null"}]}),
+)
+PLACED: Final = (
+    PlainValidator(_where),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": list(RULES)},
+                {"type": "array", "items": {"type": "integer", "minimum": 0}},
+                {"type": "null"},
+            ]
+        }
+    ),
+)
 
 
 class AcceleratorChoice(Section):
@@ -116,7 +172,7 @@ class FabricChoice(Section):
         | None
     ) = None
     """How nodes are joined; graph: as the file of `graph` says."""
-    oversubscription: Thinning | Annotated[tuple[Thinning, ...], Field(strict=False)] | None = None
+    oversubscription: Annotated[float | tuple[float, ...] | None, *THINNINGS] = None
     """Rate a leaf switch offers its nodes over the rate it has upwards; 1 is full bisection. A list for leaves, spines, ..."""
     hop_latency: Time | None = None
     """What one switch adds."""
@@ -193,7 +249,9 @@ class ClusterChoice(Section):
     """What one NIC does: a link by name, or its bandwidth such as '200 Gb/s'."""
     fabric: Annotated[FabricChoice, Shorthand("cluster.fabric")] | None = None
     """The network between nodes."""
-    placement: Literal["packed", "strided", "by-rail", "by-rack"] | Accelerators | None = None
+    placement: Annotated[
+        Literal["packed", "strided", "by-rail", "by-rack"] | tuple[int, ...] | None, *PLACED
+    ] = None
     """On which accelerator each rank runs: node after node, one to every node in turn, along rails, one node of every rack in turn, or a list."""
     node_power: Power | None = None
     """Most power a whole node draws."""
