@@ -51,7 +51,7 @@ def _derived(scenario: Scenario) -> dict[str, object]:
         "peak_memory_bytes": float(memory.total.max()),
         "memory_capacity_bytes": memory.capacity,
         "fits_memory": memory.fits,
-        "fullest_rank": f"pp {memory.fullest}, in the {memory.when[memory.fullest]}",
+        "fullest_rank": f"pp {memory.fullest % plan.mesh.pp}, in the {memory.when[memory.fullest]}",
     }
     if not memory.fits:
         changes = [str(one) for one in changes_that_fit(scenario)]

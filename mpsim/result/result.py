@@ -28,7 +28,7 @@ from mpsim.program.timed import with_timed_orders
 from mpsim.result.attribution import attribute
 from mpsim.result.communication import CommunicationTime, communication_time
 from mpsim.result.links import LinkUse, measure_links
-from mpsim.result.memory import Memory, MemoryCurve, account_memory, joined_memory, memory_curve
+from mpsim.result.memory import Memory, MemoryCurve, account_memory, memory_curve
 from mpsim.result.summary import summarise
 from mpsim.result.utilisation import Utilisation, measure_utilisation
 from mpsim.scenario import Scenario
@@ -74,7 +74,7 @@ class Result:
     @functools.cached_property
     def memory(self) -> Memory:
         """What each pipeline rank holds at its fullest moment."""
-        return joined_memory([account_memory(one) for one in self.plan.parts])
+        return account_memory(self.plan)
 
     def memory_curve(self, rank: int) -> MemoryCurve:
         """What rank class `rank` (the pipeline rank, where replicas are alike) holds over time."""

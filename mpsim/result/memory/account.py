@@ -70,7 +70,7 @@ class Memory:
 
 
 def account_memory(plan: Plan) -> Memory:
-    """Add up model states, activations in flight, buffers and overhead of every pipeline rank.
+    """Add up model states, activations in flight, buffers and overhead of every pipeline rank (of every class of replicas).
 
     Parameters
     ----------
@@ -86,6 +86,8 @@ def account_memory(plan: Plan) -> Memory:
     weight gradient (or full backward) the rest; while a layer is differentiated, what is recomputed of it and the gradients of its
     largest product are alive too. The peak is exact for the order; the bytes are those of the operator list.
     """
+    if plan.classes:
+        return joined_memory([account_memory(one) for one in plan.parts])
     constants = memory_constants()
     kept = kept_by_stage(plan)
     held = [held_by_rank(plan, rank, kept) for rank in range(plan.mesh.pp)]
