@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     )
     from mpsim.result import Result, simulate
     from mpsim.scenario import Scenario, check, load
-    from mpsim.study import Comparison, Search, Sweep, compare, search, sweep
+    from mpsim.study import Comparison, Sweep, compare, sweep
+    from mpsim.study.search import Search, search
 
 __version__ = "0.1.0"
 

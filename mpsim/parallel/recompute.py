@@ -309,7 +309,9 @@ def _per_op(expansion: Expansion, *, divided: bool) -> Rerun:
     feature = output.saved_for_weight / output.k  # a tensor of one feature
     kept = {one.name: (0.0, 0.0) for one in again}
     kept |= {name: (count * feature, 0.0) for name, count in features.items()}
-    compiled = "gate_times_up" not in by_name  # else nobody drops the last product, which is odd but never read
+    compiled = (
+        "gate_times_up" not in by_name
+    )  # else nobody drops the last product, which is odd but never read
     last = 0.0 if compiled else by_name["fc2"].n * feature
     kept |= {"proj": (0.0, output.saved_for_weight), "fc2": (last, 0.0)}
     first = expansion.forward[0]

@@ -241,15 +241,22 @@ def test_a_host_that_waits_for_token_counts_shows_what_the_router_launches() -> 
         scenario = {
             "schema": 1,
             "model": {
-                "hidden": 1024, "layers": 2, "heads": 16, "vocab": 32000,
+                "hidden": 1024,
+                "layers": 2,
+                "heads": 16,
+                "vocab": 32000,
                 "moe": {"experts": 4, "ffn_hidden": 512, "top_k": 2},
             },
             "cluster": {"preset": "dgx-h100", "nodes": 1},
             "parallelism": {"dp": 8, "ep": 2},
             "training": {"global_batch": 8, "sequence_length": 512},
             "framework": {
-                "preset": "megatron-core", "expert_launches": count, "launch_cost": "1 ms",
-                "layer_launches_forward": 0, "layer_launches_backward": 0, **habits,
+                "preset": "megatron-core",
+                "expert_launches": count,
+                "launch_cost": "1 ms",
+                "layer_launches_forward": 0,
+                "layer_launches_backward": 0,
+                **habits,
             },
         }
         return mpsim.simulate(mpsim.Scenario.from_mapping(scenario)).breakdown["host"]
