@@ -49,8 +49,18 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("memory", _memory(summary)),
         ("energy and price", _energy_and_price(summary)),
         ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}"),
+        ("nearest measured", _validated(summary["validated"])),
         *_variation(summary),
     ]
+
+
+def _validated(nearest: Mapping[str, Any]) -> str:
+    """Measured runs nearest to the scenario, and the error of their predictions."""
+    runs = f"{nearest['rows']} runs of {nearest['framework']} on {nearest['smallest']}"
+    runs += f" to {nearest['largest']}" if nearest["largest"] != nearest["smallest"] else ""
+    error = f"off by {percent(nearest['mean_abs_error'])} in the mean"
+    other = f"; other {', '.join(nearest['differs'])}" if nearest["differs"] else ""
+    return f"{runs} {nearest['accelerator']}, {error}{other}"
 
 
 def _variation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from mpsim.hardware.routes import routes_of
 from mpsim.program import PARTS, TICK
 from mpsim.result.communication import AXES
 from mpsim.result.memory import COMPONENTS
+from mpsim.result.validated import nearest_validated
 from mpsim.workload import model_flops
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def summarise(result: Result) -> dict[str, Any]:
         "cost_per_step": _cost(result),
         "utilisation": _utilisation(result),
         "calibration": _calibration(result.constants),
+        "validated": nearest_validated(plan.cluster.accelerator, plan.framework.name, accelerators),
         "warnings": _warnings(result),
         **({"variation": result.variation.to_json()} if result.scenario.variation else {}),
     }

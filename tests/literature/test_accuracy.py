@@ -1,0 +1,72 @@
+"""Published runs stay as well predicted as validation/accuracy.json says: `python validation/accuracy.py` rewrites it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from mpsim.calibration import Validation, validate_files
+
+FOLDER = Path(__file__).resolve().parents[2] / "validation"
+COMMITTED = json.loads((FOLDER / "accuracy.json").read_text("utf-8"))
+GROWTH = 0.005  # half a point
+
+
+@pytest.fixture(scope="module")
+def validation() -> Validation:
+    """Every published run, predicted."""
+    return validate_files(
+        FOLDER / "data" / name for name in ("published-runs.csv", "single-node-runs.csv")
+    )
+
+
+def test_no_family_is_half_a_point_worse_than_committed(validation: Validation) -> None:
+    """A change that makes a family worse has to commit the new accuracy.json with it."""
+    worse = {}
+    for one in validation.families:
+        before = COMMITTED["families"].get(one.family, {}).get("mean")
+        now = one.mean_abs_error
+        if one.kind == "training" and before is not None and (now is None or now > before + GROWTH):
+            worse[one.family] = (before, now)
+    assert not worse, f"run python validation/accuracy.py and say why: {worse}"
+
+
+def test_no_family_lost_rows(validation: Validation) -> None:
+    """Rows that were predicted still are."""
+    now = {one.family: one.predicted for one in validation.families if one.kind == "training"}
+    lost = {
+        name: (entry["rows"], now.get(name, 0))
+        for name, entry in COMMITTED["families"].items()
+        if now.get(name, 0) < entry["rows"]
+    }
+    assert not lost
+
+
+def test_chosen_layouts_stay_good(validation: Validation) -> None:
+    """Mean regret of no family grows by more than half a point."""
+    before = {one["family"]: one["mean_regret"] for one in COMMITTED["decisions"]}
+    worse = {
+        one.family: (before[one.family], one.mean_regret)
+        for one in validation.decisions
+        if one.family in before and one.mean_regret > before[one.family] + GROWTH
+    }
+    assert not worse
+
+
+def test_every_prediction_of_a_partial_row_says_what_it_assumes(validation: Validation) -> None:
+    """Rows without a network between nodes list the one that was assumed."""
+    rows = [one for one in validation.records if one.id.startswith("mpt-70b-s2048-h10080gb")]
+    assert rows
+    assert all(any("nic_gbit_s" in text for text in one.assumed) for one in rows)
+
+
+def test_committed_figures_are_of_these_rows(validation: Validation) -> None:
+    """The mean over families of the committed table is a figure of today's data: every family of it exists."""
+    assert set(COMMITTED["families"]) == {
+        one.family for one in validation.families if one.kind == "training"
+    }
+    means = [one["mean"] for one in COMMITTED["families"].values() if "mean" in one]
+    assert 0 < statistics.fmean(means) < 1

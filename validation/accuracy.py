@@ -1,0 +1,286 @@
+"""Accuracy: every published run against its prediction, with what was fitted left out in turn, as Markdown, JSON and pictures.
+
+Covers: validation/data/published-runs.csv and single-node-runs.csv, 1,340 measured steps.
+Question: how far are predictions off, family by family; what of that is fit; and would they choose the right layout?
+
+Run from the repository's root: python validation/accuracy.py (three minutes). It rewrites validation/accuracy.md, accuracy.json and accuracy-*.png, and
+mpsim/result/data/validated.yaml, from which every result says how far it is from what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from mpsim.calibration import Record, Validation, validate_files
+from mpsim.plot import AgreementDisplay
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "validation"))
+
+from accuracy_fit import NAMED, Refits, cells_of, is_named  # noqa: E402
+
+FILES = [
+    ROOT / "validation" / "data" / name for name in ("published-runs.csv", "single-node-runs.csv")
+]
+HERE = ROOT / "validation"
+SHIPPED = ROOT / "mpsim" / "result" / "data" / "validated.yaml"
+WORST = 10
+GATE = 0.005  # growth of a family's mean error that the gate lets pass
+HEAD = """# Accuracy on published runs
+
+Every row of `validation/data/published-runs.csv` and `single-node-runs.csv`, predicted from its configuration columns alone; error = predicted / measured - 1 of the
+step time. What a row leaves open is assumed by `mpsim/calibration/validate/data/training.yaml` and `assumptions.yaml`, and listed with each prediction
+(`mpsim validate --json`, key `assumed`). Traps (`validation/traps.yaml`) are rows that contradict their neighbours or rest on software that is known to be
+missing: they count in "all" and are left out of "without traps". Written by `python validation/accuracy.py`; a test fails where a family's mean error is more than half
+a point above [accuracy.json](accuracy.json).
+
+![Predicted against measured](accuracy-agreement.png)
+
+![Errors by family](accuracy-errors.png)
+"""
+
+
+def traps() -> dict[str, str]:
+    """Why no sane model fits a row, by pattern of its id."""
+    entries = yaml.safe_load((HERE / "traps.yaml").read_text("utf-8"))["traps"]
+    return {entry["pattern"]: entry["why"] for entry in entries}
+
+
+def trap_of(name: str) -> str:
+    """Why a row is a trap; nothing where it is none."""
+    return next((why for one, why in traps().items() if re.fullmatch(one, name)), "")
+
+
+def scored(validation: Validation) -> list[Record]:
+    """Training rows with an error."""
+    return [one for one in validation.records if one.kind == "training" and one.error is not None]
+
+
+def figures(records: Sequence[Record]) -> dict[str, float]:
+    """Mean, median, bias, worst, and the share of rows within 10 %."""
+    errors = [float(one.error) for one in records if one.error is not None]
+    sizes = [abs(one) for one in errors]
+    return {
+        "rows": len(errors),
+        "mean": statistics.fmean(sizes),
+        "median": statistics.median(sizes),
+        "bias": statistics.fmean(errors),
+        "worst": max(errors, key=abs),
+        "within_10": sum(one <= 0.1 for one in sizes) / len(sizes),
+    }
+
+
+def by_family(validation: Validation) -> dict[str, dict[str, float]]:
+    """Figures of every family, and how many of its rows were predicted."""
+    rows = [one for one in validation.records if one.kind == "training"]
+    table: dict[str, dict[str, float]] = {}
+    for family in dict.fromkeys(one.family for one in rows):
+        of = [one for one in rows if one.family == family]
+        done = [one for one in of if one.error is not None]
+        if not done:
+            table[family] = {"all_rows": len(of), "rows": 0}
+            continue
+        rest = [one for one in done if not trap_of(one.id)]
+        table[family] = {"all_rows": len(of), **figures(done)}
+        if rest and len(rest) < len(done):
+            table[family]["mean_without_traps"] = figures(rest)["mean"]
+    return table
+
+
+def family_table(table: dict[str, dict[str, float]], refits: Refits) -> list[str]:
+    """One line a family."""
+    lines = [
+        "| family | rows | predicted | mean | median | bias | worst | without traps | left out of the fit |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for family, one in table.items():
+        if not one["rows"]:
+            lines.append(f"| {family} | {one['all_rows']} | 0 | | | | | | |")
+            continue
+        out = refits.left_out.get(family)
+        apart = one.get("mean_without_traps")
+        lines.append(
+            f"| {family} | {one['all_rows']} | {one['rows']} | {one['mean']:.1%} | {one['median']:.1%} | {one['bias']:+.1%} | {one['worst']:+.1%} | "
+            f"{'' if apart is None else f'{apart:.1%}'} | {'' if out is None else f'{out:.1%}'} |"
+        )
+    return lines
+
+
+def pooled_section(records: Sequence[Record], refits: Refits) -> list[str]:
+    """The eight named families together: as fitted, left out in turn, and without any fit."""
+    named = [one for one in records if is_named(one)]
+    rest = [one for one in named if not trap_of(one.id)]
+    lines = [
+        "\n## Eight families together\n",
+        f"{', '.join(NAMED)}: the rows that a dense model of known software can score (no ZeRO-3 of 2021, no pipelines of torchtitan, no experts).\n",
+        "| | rows | mean | median | bias | within 10 % |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for title, chosen in (("as fitted", named), ("as fitted, without traps", rest)):
+        one = figures(chosen)
+        lines.append(
+            f"| {title} | {one['rows']} | {one['mean']:.1%} | {one['median']:.1%} | {one['bias']:+.1%} | {one['within_10']:.0%} |"
+        )
+    lines.append(
+        f"| each family left out of the fit in turn | {len(named)} | {refits.pooled:.1%} | | | |"
+    )
+    lines.append(
+        f"| literature constants alone, no fit | {len(named)} | {refits.unfitted:.1%} | | {refits.unfitted_bias:+.1%} | |"
+    )
+    return lines
+
+
+def constants_section(refits: Refits) -> list[str]:
+    """Every fitted constant with value, uncertainty and the rows that pin it."""
+    lines = [
+        "\n## Constants that were fitted\n",
+        (
+            "Uncertainty: one sigma of the joint fit by sensitivities, rows of a family sharing its weight. Families left out in turn are predicted with what the others and "
+            "the literature say; a constant that one family alone pins falls back to the literature then.\n"
+        ),
+        "| constant | value | literature | +- | pinned by | meaning |",
+        "| --- | ---: | ---: | ---: | --- | --- |",
+    ]
+    for one, sigma in zip(refits.constants, refits.uncertainty, strict=True):
+        lines.append(
+            f"| {one.name} (`{one.at}`) | {one.value:.3g} | {one.prior:.3g} | {sigma:.1g} | {', '.join(one.families)} | {one.meaning} |"
+        )
+    return lines
+
+
+def decision_section(validation: Validation) -> list[str]:
+    """Rank correlation and regret."""
+    lines = [
+        "\n## Choosing a layout\n",
+        (
+            "Groups of three runs or more of the same model, sequence length and number of accelerators: rank correlation (Kendall's tau) of time a sequence, and regret, how "
+            "much slower the run predicted fastest was measured than the fastest.\n"
+        ),
+        "| family | groups | rows | tau | mean regret | worst | by chance |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {one.family} | {one.groups} | {one.rows} | {one.tau:.2f} | {one.mean_regret:.1%} | {one.worst_regret:.1%} | {one.random_regret:.1%} |"
+        for one in validation.decisions
+    ]
+    return lines
+
+
+def worst_section(records: Sequence[Record]) -> list[str]:
+    """The rows furthest off with a diagnosis each, and the traps."""
+    entries = yaml.safe_load((HERE / "traps.yaml").read_text("utf-8"))["diagnoses"]
+
+    def why(one: Record) -> str:
+        found = trap_of(one.id) or next(
+            (entry["why"] for entry in entries if re.fullmatch(entry["pattern"], one.id)), ""
+        )
+        return found or "; ".join(one.assumed) or "not understood"
+
+    far = sorted(records, key=lambda one: -abs(one.error or 0.0))
+    line = "- {:+.1%} {} ({}): {}".format
+    lines = ["\n## Ten furthest off\n"]
+    lines += [line(one.error, one.id, one.family, why(one)) for one in far[:WORST]]
+    lines += ["\n## Traps\n"]
+    lines += [
+        line(one.error, one.id, one.family, trap_of(one.id)) for one in far if trap_of(one.id)
+    ]
+    return lines
+
+
+def skipped_section(validation: Validation) -> list[str]:
+    """Why rows were not predicted, and what was assumed of how many."""
+    rows = [one for one in validation.records if one.kind == "training"]
+    reasons = Counter((one.family, one.skipped_because) for one in rows if one.skipped_because)
+    assumed = Counter(text for one in rows for text in one.assumed)
+    return [
+        "\n## Not predicted\n",
+        *(f"- {count} x {family}: {why}" for (family, why), count in reasons.most_common()),
+        "\n## Assumed\n",
+        *(f"- {count} x {text}" for text, count in assumed.most_common()),
+        "",
+    ]
+
+
+def draw(records: Sequence[Record]) -> None:
+    """Measured against predicted by family, and histograms of errors."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    seconds = [one for one in records if one.unit == "s"]
+    AgreementDisplay.from_records(seconds).save(HERE / "accuracy-agreement.png")
+    largest = [name for name, _ in Counter(one.family for one in records).most_common(9)]
+    figure, axes = plt.subplots(3, 3, figsize=(9, 6.5), sharex=True, layout="constrained")
+    for ax, family in zip(axes.flat, largest, strict=False):
+        errors = [100 * (one.error or 0.0) for one in records if one.family == family]
+        ax.hist(np.clip(errors, -40, 40), bins=np.arange(-40, 42.5, 2.5), color="#4477AA")
+        ax.axvline(0, color="black", linewidth=0.8)
+        ax.set_title(f"{family} ({len(errors)})", fontsize=9)
+    figure.supxlabel("error (%)")
+    figure.supylabel("rows")
+    figure.savefig(HERE / "accuracy-errors.png", dpi=120)
+    plt.close(figure)
+
+
+def shipped(records: Sequence[Record]) -> str:
+    """The file from which results say how far they are from what was measured."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for one in records:
+        groups.setdefault(cells_of(one).where, []).append(one)
+    runs = [
+        {
+            "accelerator": chip,
+            "framework": preset,
+            "smallest": int(min(one.size or 1 for one in rows)),
+            "largest": int(max(one.size or 1 for one in rows)),
+            "rows": len(rows),
+            "mean_abs_error": round(figures(rows)["mean"], 4),
+            "bias": round(figures(rows)["bias"], 4),
+        }
+        for (chip, preset), rows in sorted(groups.items())
+    ]
+    head = "# Published runs by accelerator and framework, and the error of their predictions. Written by validation/accuracy.py.\n"
+    return head + yaml.safe_dump(
+        {"runs": runs}, sort_keys=False, default_flow_style=None, width=160
+    )
+
+
+def main() -> None:
+    """Predict, refit, write."""
+    validation = validate_files(FILES)
+    records = scored(validation)
+    refits = Refits.of(FILES[0], records)
+    table = by_family(validation)
+    lines = [HEAD, "## Families\n", *family_table(table, refits), *pooled_section(records, refits)]
+    lines += [*decision_section(validation), *constants_section(refits)]
+    lines += [*worst_section(records), *skipped_section(validation)]
+    (HERE / "accuracy.md").write_text("\n".join(lines), encoding="utf-8")
+    committed = {
+        "families": {
+            name: {key: round(value, 4) for key, value in one.items()}
+            for name, one in table.items()
+        },
+        "pooled": {
+            **{k: round(v, 4) for k, v in figures([r for r in records if is_named(r)]).items()},
+            "left_out": round(refits.pooled, 4),
+            "no_fit": round(refits.unfitted, 4),
+        },
+        "decisions": [one.to_json() for one in validation.decisions],
+    }
+    (HERE / "accuracy.json").write_text(json.dumps(committed, indent=1) + "\n", encoding="utf-8")
+    SHIPPED.write_text(shipped(records), encoding="utf-8")
+    draw(records)
+
+
+if __name__ == "__main__":
+    main()

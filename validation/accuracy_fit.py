@@ -1,0 +1,262 @@
+"""Refits: what predictions of published runs would be with other constants, and with a family left out of the fit.
+
+Shapes: N rows, K constants.
+
+Every constant is changed by a step and all rows are predicted again, which gives sensitivities J of log times. A fit is then linear least squares on log
+errors with the literature as a prior, rows of a family sharing one weight; large errors count less (Huber).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from mpsim.calibration import Record
+from mpsim.calibration.validate import files, runs, single_node, training
+from mpsim.calibration.validate.machines import gpu
+from mpsim.calibration.validate.rows import Cells, read_rows
+from mpsim.cost.constants import constant_groups
+from mpsim.framework import framework, framework_aliases
+from mpsim.hardware import link
+
+NAMED = (
+    *("llm-foundry", "internevo", "bloom-tuning", "megatron-sc21", "korthikanti22-layer"),
+    *("torchtitan", "nemo-launcher", "megatron-bridge"),
+)
+STEP = 0.05  # relative change of a constant for its sensitivities
+NOISE = 0.05  # of a row, in log; errors beyond it count less
+ROUNDS = 5
+HERE = Path(__file__).resolve().parent
+Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Origin:
+    """The columns of a record, and accelerator and framework it was predicted with."""
+
+    cells: Cells
+    where: tuple[str, str]
+
+
+@functools.cache
+def _origins() -> dict[str, Origin]:
+    found: dict[str, Origin] = {}
+    for name in ("published-runs.csv", "single-node-runs.csv"):
+        for values in read_rows(HERE / "data" / name):
+            single = "record_id" in values
+            cells = Cells(values)
+            cells = single_node._renamed(cells) if single else cells
+            with contextlib.suppress(Exception):
+                preset = str(runs.rule_of(cells)["framework"]["preset"])
+                chip = gpu(cells.text("accelerator")).name
+                name_of = framework_aliases().get(preset, preset)
+                found[values.get("id") or values["record_id"]] = Origin(cells, (chip, name_of))
+    return found
+
+
+def cells_of(record: Record) -> Origin:
+    """Where a record comes from."""
+    return _origins()[record.id]
+
+
+def is_named(record: Record) -> bool:
+    """Whether a row is one of the eight families', and of the part of it that is scored."""
+    if record.family not in NAMED or record.kind != "training":
+        return False
+    cells = cells_of(record).cells
+    if record.family == "megatron-sc21":
+        return "DeepSpeed" not in cells.text("framework")
+    if record.family == "torchtitan":
+        return cells.whole("pp") == 1
+    return record.family != "megatron-bridge" or not cells.whole("moe_experts")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fitted:
+    """A constant that was fitted; see validation/constants.yaml."""
+
+    name: str
+    at: str
+    prior: float
+    sigma: float
+    families: tuple[str, ...]
+    meaning: str
+
+    @property
+    def value(self) -> float:
+        """As the product has it."""
+        kind, group, leaf = self.at.split("/")
+        if kind == "framework":
+            return float(framework(group.split(",")[0], {}).fields()[leaf])
+        if kind == "link":
+            return float(getattr(link(group), leaf))
+        return constant_groups(kind)[group].value(leaf)
+
+
+def constants() -> list[Fitted]:
+    """All of validation/constants.yaml."""
+    entries = yaml.safe_load((HERE / "constants.yaml").read_text("utf-8"))["constants"]
+    return [
+        Fitted(**{**entry, "families": tuple(entry["families"]), "sigma": float(entry["sigma"])})
+        for entry in entries
+    ]
+
+
+@contextlib.contextmanager
+def instead(values: Mapping[Fitted, float]) -> Iterator[None]:
+    """Constants with other values while inside."""
+    kept = runs.scenario_of
+    shelves = {}
+    for one, value in values.items():
+        kind, name, leaf = one.at.split("/")
+        if kind in ("kernels", "collectives"):
+            group = constant_groups(kind)[name]
+            shelves.setdefault((kind, name), group.constants)
+            other = dataclasses.replace(group.constants[leaf], value=value)
+            object.__setattr__(group, "constants", {**group.constants, leaf: other})
+
+    def changed(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
+        scenario = kept(cells, rule)
+        for one, value in values.items():
+            _change(scenario, one, value)
+        return scenario
+
+    training.scenario_of = changed
+    runs._outcome.cache_clear()
+    try:
+        yield
+    finally:
+        training.scenario_of = kept
+        for (kind, name), before in shelves.items():
+            object.__setattr__(constant_groups(kind)[name], "constants", before)
+        runs._outcome.cache_clear()
+
+
+def _change(scenario: dict[str, Any], one: Fitted, value: float) -> None:
+    kind, name, leaf = one.at.split("/")
+    if kind == "framework" and scenario["framework"]["preset"] in name.split(","):
+        scenario["framework"] = {**scenario["framework"], leaf: f"{value * 1e6:.6g} us"}
+    nic = scenario["cluster"].get("nic")
+    if kind == "link" and isinstance(nic, dict) and nic["preset"] == name:
+        scenario["cluster"] = {**scenario["cluster"], "nic": {**nic, leaf: value}}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refits:
+    """What fits without each family, and without any, would be off.
+
+    Parameters
+    ----------
+    constants : list of Fitted
+    uncertainty : float64[K]
+        One sigma of the joint fit.
+    left_out : mapping of str to float
+        Mean absolute error of each named family, predicted without it.
+    pooled, unfitted, unfitted_bias : float
+        Over the rows of the named families: each left out in turn; with the literature's constants.
+    """
+
+    constants: list[Fitted]
+    uncertainty: Floats
+    left_out: Mapping[str, float]
+    pooled: float
+    unfitted: float
+    unfitted_bias: float
+
+    @classmethod
+    def of(cls, file: Path, records: Sequence[Record]) -> Refits:
+        """Predict all rows of the named families once a constant, and fit."""
+        named = [one for one in records if is_named(one)]
+        known = constants()
+        again = _Again(file, {one.id for one in named})
+        error = np.array([np.log(1 + (one.error or 0.0)) for one in named])
+        slopes = np.stack([again.slope(one, named) for one in known], axis=1)
+        family = np.array([one.family for one in named])
+        with instead({one: one.prior for one in known}):
+            without = again.errors(NAMED)
+        literature = np.array([without[one.id] for one in named])
+        _, spread = _fit(error, slopes, family, known, np.ones(len(named), bool))
+        missed: dict[str, Floats] = {}
+        for name in NAMED:
+            delta, _ = _fit(error, slopes, family, known, family != name)
+            mine = family == name
+            missed[name] = np.abs(np.expm1(error[mine] + slopes[mine] @ delta))
+        return cls(
+            constants=known,
+            uncertainty=spread,
+            left_out={name: float(one.mean()) for name, one in missed.items()},
+            pooled=float(np.concatenate(list(missed.values())).mean()),
+            unfitted=float(np.abs(literature).mean()),
+            unfitted_bias=statistics.fmean(literature.tolist()),
+        )
+
+
+class _Again:
+    """Predicts some rows of a file again and again."""
+
+    def __init__(self, file: Path, ids: set[str]) -> None:
+        self._kind, rows = files._opened(file)
+        self._rows = [row for row in rows if row.id in ids]
+
+    def errors(self, families: Sequence[str]) -> dict[str, float]:
+        """Error of every row of some families."""
+        found = {}
+        for row in self._rows:
+            if row.configuration.text("family") not in families:
+                continue
+            for one in files.predict_row(self._kind, row):
+                if one.kind == "training":
+                    found[one.id] = float(one.error or 0.0)
+        return found
+
+    def slope(self, one: Fitted, records: Sequence[Record]) -> Floats:
+        """Change of log time by change of the constant, 0 for families that it does not touch [N]."""
+        step = STEP * one.value
+        with instead({one: one.value + step}):
+            later = self.errors(one.families)
+        changed = [later.get(r.id, r.error) or 0.0 for r in records]
+        before = [r.error or 0.0 for r in records]
+        return np.array(
+            [np.log((1 + b) / (1 + a)) / step for a, b in zip(before, changed, strict=True)]
+        )
+
+
+def _fit(
+    error: Floats,
+    slopes: Floats,
+    family: NDArray[np.str_],
+    known: list[Fitted],
+    used: NDArray[np.bool_],
+) -> tuple[Floats, Floats]:
+    """Changes of the constants that fit the rows used, and their uncertainty.
+
+    Notes
+    -----
+    A constant none of whose families is used is the literature's.
+    """
+    present = set(family[used].tolist())
+    count = {name: int((family[used] == name).sum()) for name in present}
+    share = np.array([used.sum() / len(present) / count[one] for one in family[used].tolist()])
+    weight = np.sqrt(share) / NOISE
+    prior = np.array([one.prior - one.value for one in known])
+    sigma = np.array([one.sigma for one in known])
+    pinned = np.array([bool(set(one.families) & present) for one in known])
+    tight = np.where(pinned, sigma, sigma * 1e-3)
+    delta = np.zeros(len(known))
+    for _ in range(ROUNDS):
+        left = np.abs(error[used] + slopes[used] @ delta)
+        robust = weight * np.sqrt(np.minimum(1.0, NOISE / np.maximum(left, 1e-12)))
+        matrix = np.vstack([slopes[used] * robust[:, None], np.diag(1 / tight)])
+        target = np.concatenate([-error[used] * robust, prior / tight])
+        delta = np.linalg.lstsq(matrix, target, rcond=None)[0]
+    spread: Floats = np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix)))
+    return delta, spread
