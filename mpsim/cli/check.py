@@ -34,7 +34,7 @@ def check(
 
 def _derived(scenario: Scenario) -> dict[str, object]:
     """What the scenario leaves to be worked out; planning it finds what only a plan can."""
-    from mpsim.program.plan import make_plan
+    from mpsim.program.planning import make_plan
     from mpsim.result import check_order
     from mpsim.result.memory import account_memory
     from mpsim.study.fitting import changes_that_fit

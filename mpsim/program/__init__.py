@@ -3,7 +3,8 @@
 from mpsim.program.build import build_program
 from mpsim.program.expand import expand
 from mpsim.program.pipeline import from_orders
-from mpsim.program.plan import Plan, make_plan
+from mpsim.program.plan import Plan
+from mpsim.program.planning import make_plan
 from mpsim.program.program import COMPUTING, PARTS, TICK, Kind, Program, Span, Stream, Template
 from mpsim.program.rows import Rows
 from mpsim.program.unfold import unfold

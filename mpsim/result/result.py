@@ -22,7 +22,8 @@ from mpsim.program.devices import devices_of, interference_constants
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.pipeline import from_orders
-from mpsim.program.plan import Plan, make_plan
+from mpsim.program.plan import Plan
+from mpsim.program.planning import make_plan
 from mpsim.program.program import Program
 from mpsim.program.timed import with_timed_orders
 from mpsim.result.attribution import attribute

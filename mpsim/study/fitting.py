@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from mpsim.errors import MpsimError
-from mpsim.program.plan import make_plan
+from mpsim.program.planning import make_plan
 from mpsim.result.memory import account_memory
 from mpsim.scenario import Scenario
 

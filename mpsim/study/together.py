@@ -12,7 +12,8 @@ from mpsim.engine import Structure, Timeline, run
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.program.build import build_program
 from mpsim.program.costs import PlanCosts
-from mpsim.program.plan import Plan, make_plan
+from mpsim.program.plan import Plan
+from mpsim.program.planning import make_plan
 from mpsim.program.program import Program
 from mpsim.program.timed import with_timed_orders
 from mpsim.result import Result, check_order, simulate

@@ -26,7 +26,7 @@ from mpsim.engine.fluid import Fluid
 from mpsim.program import Kind, Program, Rows, Span, Stream, expand, from_orders
 from mpsim.program.build import build_program
 from mpsim.program.pipeline import Sends, Variants, add_pipeline
-from mpsim.program.plan import make_plan
+from mpsim.program.planning import make_plan
 from mpsim.program.unfold import Unfolding
 from mpsim.schedule import make_orders
 from tests.plans import small_plan

@@ -13,7 +13,7 @@ import pytest
 import simpy
 
 import mpsim
-from mpsim.program.plan import make_plan
+from mpsim.program.planning import make_plan
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
 from mpsim.study.search.flight import _flight, _orders

@@ -18,7 +18,7 @@ from mpsim.program.build import build_program
 from mpsim.program.devices import Devices, devices_of
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
-from mpsim.program.plan import make_plan
+from mpsim.program.planning import make_plan
 from mpsim.program.rows import Rows
 from mpsim.result.communication import AXES, communication_time
 from mpsim.scenario import Scenario

@@ -12,7 +12,8 @@ import mpsim
 from mpsim.engine import run
 from mpsim.errors import ScenarioError
 from mpsim.program.build import build_program
-from mpsim.program.plan import Plan, ReplicaClass, make_plan
+from mpsim.program.plan import Plan, ReplicaClass
+from mpsim.program.planning import make_plan
 from mpsim.result import Result
 from mpsim.scenario import Scenario
 

@@ -10,7 +10,7 @@ import pytest
 
 import mpsim
 from mpsim.errors import DeadlockError, ScenarioError
-from mpsim.program.plan import make_plan
+from mpsim.program.planning import make_plan
 from mpsim.result.memory import account_memory
 from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders

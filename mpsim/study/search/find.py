@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from mpsim.errors import MpsimError, ScenarioError, nearest
-from mpsim.program.plan import make_plan
+from mpsim.program.planning import make_plan
 from mpsim.result import simulate
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule_options
