@@ -34,7 +34,8 @@ __all__ = ["FittedLibrary", "NcclLibrary", "RcclLibrary"]
 Floats = NDArray[np.float64]
 
 _STEPS = {"all_reduce": 2, "barrier": 2}
-_CHAINED = ("broadcast", "reduce")  # from one rank to the next, chunk by chunk
+_ROOTED = ("broadcast", "reduce")
+_CHAINED = "broadcast"  # from one rank to the next, chunk by chunk; a reduce too, but several owners' reduces follow each other closely
 
 
 class FittedLibrary:
@@ -145,7 +146,7 @@ class FittedLibrary:
         """Times of the algorithms across domains, before the pipeline has filled."""
         span = self._span(kind, group)
         inside, outside = self._routed(kind, size, group)
-        if kind in _CHAINED:  # the busiest rank, not the average
+        if kind in _ROOTED:  # the busiest rank, not the average
             inside, outside = (part * group.ranks / (group.ranks - 1) for part in (inside, outside))
         moved = outside / self._nic_rate(kind, group, span) * self._crowding(kind, group)
         if group.per_domain > 1:
@@ -166,8 +167,8 @@ class FittedLibrary:
         return result
 
     def _chain(self, kind: str, size: Floats, group: GroupShape) -> Floats | float:
-        """Time until the last rank of a rooted collective's chain has its first chunk; no hop takes longer than all of S."""
-        if kind not in _CHAINED:
+        """Time until the last rank of a broadcast's chain has its first chunk; no hop takes longer than all of S."""
+        if kind != _CHAINED:
             return 0.0
         hop = self._use(constant_groups("collectives")["chain.rules"], "hop")
         result: Floats = (group.ranks - 2) * np.minimum(hop, size / self.cluster.node.nic.bandwidth)

@@ -401,12 +401,12 @@ class _Around:
         inside = [peers.inside(int(rank)) for rank in self._rank]
         if not plan.gathers_units:
             size = self._dense(plan) * element
-            seconds, _, _ = collective_columns(costs.collectives, kind, size, inside)
+            seconds, _, _ = collective_columns(costs.collectives, kind, size, inside, peers.owners)
             return self._by_rank(ticks(seconds))
         layers, unit = self._count[:, :-2].sum(axis=1), plan.framework.data.unit_layers
         least = self._each(plan).min() * unit * element
         seconds, _, _ = collective_columns(
-            costs.collectives, kind, np.full(len(layers), least), inside
+            costs.collectives, kind, np.full(len(layers), least), inside, peers.owners
         )
         return self._by_rank((layers // unit) * ticks(seconds))
 
