@@ -5,13 +5,24 @@ from mpsim.program.expand import expand
 from mpsim.program.pipeline import from_orders
 from mpsim.program.plan import Plan
 from mpsim.program.planning import make_plan
-from mpsim.program.program import COMPUTING, PARTS, TICK, Kind, Program, Span, Stream, Template
+from mpsim.program.program import (
+    COMPUTING,
+    PARTS,
+    PIPELINE,
+    TICK,
+    Kind,
+    Program,
+    Span,
+    Stream,
+    Template,
+)
 from mpsim.program.rows import Rows
 from mpsim.program.unfold import unfold
 
 __all__ = [
     "COMPUTING",
     "PARTS",
+    "PIPELINE",
     "TICK",
     "Kind",
     "Plan",

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpsim.errors import ScheduleError
 from mpsim.program.messages import Messages, PipelineRows, Sends, add_messages
-from mpsim.program.program import PARTS, Kind, Program, Stream
+from mpsim.program.program import PARTS, PIPELINE, Program, Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
 
@@ -30,9 +30,7 @@ __all__ = [
 OVERLAPS = ("serial", "late-send", "fused")
 """How a fused block of a forward and a backward runs; see `from_orders`."""
 
-_KIND = np.array(
-    [Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT], dtype=np.int8
-)
+_KIND = np.array(PIPELINE, dtype=np.int8)
 _PART = np.array(
     [PARTS.index(name) for name in ("forward", "backward", "backward", "weight_gradient")],
     dtype=np.int8,

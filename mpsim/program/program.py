@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 
 from mpsim.program.csr import owners, stable_order
 
-__all__ = ["COMPUTING", "PARTS", "TICK", "Kind", "Program", "Span", "Stream", "Template"]
+__all__ = [
+    "COMPUTING",
+    "PARTS",
+    "PIPELINE",
+    "TICK",
+    "Kind",
+    "Program",
+    "Span",
+    "Stream",
+    "Template",
+]
 
 TICK = 1e-12
 """One tick of the engines [s]."""
@@ -56,6 +66,10 @@ class Kind(enum.IntEnum):
     SEND = 4  # point to point between stages; occupies the sender's and the receiver's stream
     COLLECTIVE = 5  # over a group: gradient reduction, parameter gather, norm
     OPTIMIZER = 6
+
+
+PIPELINE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+"""Kinds of rows that are the actions of a schedule."""
 
 
 class Stream(enum.IntEnum):

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
-from mpsim.program import COMPUTING, PARTS, Kind, Program, Stream
+from mpsim.program import COMPUTING, PARTS, PIPELINE, Kind, Program, Stream
 from mpsim.program.csr import owners
 from mpsim.result.intervals import Cover
 
@@ -33,7 +33,6 @@ _DP, _BUBBLE, _OPTIMIZER, _OTHER = (
 _DATA = (Stream.DP, Stream.REPLICA, Stream.EDP, Stream.COPY, Stream.HOST)
 """Streams on which model states move or are updated."""
 _TRANSFERS = (Kind.SEND, Kind.COLLECTIVE)
-_PIPELINE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +59,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     """
     result = _busy(timeline)
     gaps = _gaps(timeline)
-    is_pipeline = np.isin(timeline.program.kind, _PIPELINE)
+    is_pipeline = np.isin(timeline.program.kind, PIPELINE)
     before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]
     _charge_waits(result, timeline, _select(gaps, before_action))
     _charge_ends(result, timeline, _select(gaps, ~before_action))
@@ -169,7 +168,7 @@ def _ready(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.float64]:
 def _charge_ends(parts: NDArray[np.float64], timeline: Timeline, gaps: _Gaps) -> None:
     """Charge idle time after the last action of a rank."""
     program = timeline.program
-    pipeline = np.isin(program.kind, _PIPELINE)
+    pipeline = np.isin(program.kind, PIPELINE)
     flush = float(timeline.end[pipeline].max(initial=0.0))
     states = _States(timeline)
     anybody = states.covers(states.row)

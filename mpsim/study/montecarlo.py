@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,9 +14,10 @@ from numpy.typing import NDArray
 
 from mpsim.engine import Structure
 from mpsim.errors import ScenarioError
-from mpsim.program import TICK, Kind, Stream
+from mpsim.program import TICK
 from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
+from mpsim.study.lognormal import COMPUTE, QUANTILES, VALUES, factors, peers_of, sigma_of
 
 __all__ = ["Jitter", "Percentile", "simulate_jitter"]
 
@@ -25,11 +25,6 @@ Floats = NDArray[np.float64]
 
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 _CONFIDENCE = 0.95
-_VALUES = 2**22  # drawn at a time: arrays of this size are reused instead of being mapped anew
-_QUANTILES = (
-    2**16
-)  # values of a factor, all equally likely: the tails end at 4.3 standard deviations
-_COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT, Kind.OPTIMIZER)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -197,7 +192,7 @@ class _Draws:
 
     def __init__(self, result: Result, compute: float, network: float) -> None:
         program = result.timeline.program
-        peers = _peers(result)
+        peers = peers_of(result)
         replicas = max(1, int(program.class_size.max(initial=1)) // peers)
         folded = dataclasses.replace(
             program, templates=(), template=np.full(len(program), -1, dtype=np.int32)
@@ -205,46 +200,24 @@ class _Draws:
         unfolding = Unfolding(folded, tp=1, cp=1, dp=replicas)
         self._structure = Structure.unfolded(folded, unfolding)
         self._duration = np.repeat(program.duration, unfolding.count)
-        computes = np.repeat(np.isin(program.kind, _COMPUTE), unfolding.count)
-        tables = [_factors(_sigma(network), 1), _factors(_sigma(compute), peers)]
+        computes = np.repeat(np.isin(program.kind, COMPUTE), unfolding.count)
+        tables = [factors(sigma_of(network), 1), factors(sigma_of(compute), peers)]
         self._factors = np.concatenate(tables)
-        self._base = np.where(computes, _QUANTILES, 0).astype(np.int32)[:, None]
+        self._base = np.where(computes, QUANTILES, 0).astype(np.int32)[:, None]
 
     def sizes(self, samples: int) -> Iterator[int]:
         """Samples drawn at a time."""
-        most = max(1, _VALUES // max(len(self._duration), 1))
+        most = max(1, VALUES // max(len(self._duration), 1))
         for begin in range(0, samples, most):
             yield min(most, samples - begin)
 
     def makespans(self, generator: np.random.Generator, size: int) -> Floats:
         """Makespans of so many steps [ticks]."""
         shape = (len(self._duration), size)
-        drawn = generator.integers(0, _QUANTILES, shape, dtype=np.uint16)
+        drawn = generator.integers(0, QUANTILES, shape, dtype=np.uint16)
         durations = self._factors.take(self._base + drawn)
         durations *= self._duration[:, None]
         return self._structure.makespans(np.rint(durations, out=durations).T)
-
-
-def _factors(sigma: float, peers: int) -> Floats:
-    """Equally likely values of the largest of `peers` lognormal factors of mean 1."""
-    normal = statistics.NormalDist()
-    level = ((np.arange(_QUANTILES) + 0.5) / _QUANTILES) ** (1 / peers)
-    result: Floats = np.exp(
-        sigma * np.array([normal.inv_cdf(one) for one in level.tolist()]) - sigma**2 / 2
-    )
-    return result
-
-
-def _peers(result: Result) -> int:
-    """Ranks of a class that meet inside actions: those over whose axes templates have collectives."""
-    program, mesh = result.timeline.program, result.plan.mesh
-    streams: set[int] = set()
-    for one in program.templates:
-        streams |= set(np.unique(one.stream).tolist())
-    if Stream.EP in streams:  # experts' groups are cut from all ranks of a stage
-        return int(program.class_size.max(initial=1))
-    axes = {Stream.TP: mesh.tp, Stream.CP: mesh.cp, Stream.DP: mesh.dp}
-    return math.prod(degree for stream, degree in axes.items() if stream in streams)
 
 
 def _enclosing(count: int, share: float) -> tuple[int | None, int | None]:
@@ -269,8 +242,3 @@ def _enclosing(count: int, share: float) -> tuple[int | None, int | None]:
     low = int(np.searchsorted(below, doubt, side="right")) - 1
     high = int(np.searchsorted(below, 1 - doubt))
     return (low if low >= 0 else None), (high if high < count else None)
-
-
-def _sigma(variation: float) -> float:
-    """Parameter of the lognormal distribution with this coefficient of variation."""
-    return math.sqrt(math.log1p(variation**2))

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from mpsim.engine import Structure, Timeline, reduce_template
 from mpsim.errors import Problem, ScenarioError
-from mpsim.program import TICK, Kind, Program, Stream
+from mpsim.program import TICK, Program, Stream
 from mpsim.program.links import links_of
 from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
 from mpsim.scenario.variation import Variation
 from mpsim.study.blame import Blame, measure_blame
-from mpsim.study.montecarlo import Jitter, Percentile, _factors, _peers, _sigma
+from mpsim.study.lognormal import COMPUTE, QUANTILES, VALUES, factors, peers_of, sigma_of
+from mpsim.study.montecarlo import Jitter, Percentile
 
 if TYPE_CHECKING:
     from mpsim.plot.blame import BlameDisplay
@@ -35,17 +36,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _GRID = 33  # factors at which the time of an action is computed; between them it is interpolated
-_QUANTILES = 2**16
 _FOLDED = " cp 0 tp 0"  # ranks that meet inside actions stay together: these say nothing
 _EXPERTS = "experts"  # how the names of their kernels begin
-_VALUES = 2**22  # durations drawn at a time
-_COMPUTE = (
-    Kind.FORWARD,
-    Kind.BACKWARD,
-    Kind.INPUT_GRADIENT,
-    Kind.WEIGHT_GRADIENT,
-    Kind.OPTIMIZER,
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -173,7 +165,7 @@ class _Machine:
     def __init__(self, result: Result, variation: Variation) -> None:
         program, mesh = result.timeline.program, result.plan.mesh
         self._variation, self._templates = variation, program.templates
-        self._peers = _peers(result)
+        self._peers = peers_of(result)
         self._replicas = max(1, int(program.class_size.max(initial=1)) // self._peers)
         self._shape = (mesh.pp, self._replicas, -1)
         slow, thin = _given(result, variation)
@@ -194,12 +186,12 @@ class _Machine:
         self.base = self.program.duration
         self._row = np.repeat(np.arange(len(program)), unfolding.count)
         self._template = program.template[self._row]
-        self._computes = np.isin(self.program.kind, _COMPUTE) & (
+        self._computes = np.isin(self.program.kind, COMPUTE) & (
             self.program.stream == Stream.COMPUTE
         )
         self._moving = np.repeat(links_of(plain, result.plan).work, unfolding.count)
         self._far = self.program.out_bytes > 0
-        self.at_once = max(1, _VALUES // max(len(self.base), 1))
+        self.at_once = max(1, VALUES // max(len(self.base), 1))
 
     def timeline(self, start: Floats, end: Floats, duration: Floats) -> Timeline:
         """The unfolded step as it ran."""
@@ -224,7 +216,7 @@ class _Machine:
         variation = self._variation
         slow = self._slow
         if variation.speed:
-            sigma = _sigma(variation.speed)
+            sigma = sigma_of(variation.speed)
             slow = slow * np.exp(generator.normal(-(sigma**2) / 2, sigma, slow.shape))
         factor = self._of_classes(slow)
         thin = np.ones_like(factor)
@@ -297,12 +289,12 @@ class _Machine:
             (variation.network_jitter, 1, ~self._computes),
         ):
             if variance:
-                drawn = generator.integers(0, _QUANTILES, int(rows.sum()))
+                drawn = generator.integers(0, QUANTILES, int(rows.sum()))
                 durations[rows] *= _table(variance, peers)[drawn]
         if variation.experts:
             for template, (loads, times) in self._loaded.items():
                 rows = self._template == template
-                drawn = generator.integers(0, _QUANTILES, int(rows.sum()))
+                drawn = generator.integers(0, QUANTILES, int(rows.sum()))
                 durations[rows] *= np.interp(_table(variation.experts, 1)[drawn], loads, times)
         return np.rint(durations)
 
@@ -324,7 +316,7 @@ class _Machine:
 
 @functools.lru_cache(maxsize=16)
 def _table(variance: float, peers: int) -> Floats:
-    return _factors(_sigma(variance), peers)
+    return factors(sigma_of(variance), peers)
 
 
 def _given(result: Result, variation: Variation) -> tuple[Floats, list[tuple[Floats, float]]]:

@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
-from mpsim.program import TICK, Kind, Stream
+from mpsim.program import PIPELINE, TICK, Stream
 from mpsim.program.plan import Plan
 from mpsim.result.memory.account import Memory
 from mpsim.result.memory.activations import held_by_rank, kept_by_stage
 
 __all__ = ["MemoryCurve", "memory_curve"]
-
-_ACTIONS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +79,7 @@ def _actions(timeline: Timeline, rank: int) -> tuple[NDArray[np.float64], NDArra
     """Start and end of every action of a rank, in order; an action may be several rows."""
     program = timeline.program
     rows = timeline.rows(rank, Stream.COMPUTE)
-    rows = rows[np.isin(program.kind[rows], _ACTIONS) & (program.microbatch[rows] >= 0)]
+    rows = rows[np.isin(program.kind[rows], PIPELINE) & (program.microbatch[rows] >= 0)]
     key = np.stack([program.kind[rows], program.stage[rows], program.microbatch[rows]])
     new = np.ones(len(rows), dtype=bool)
     new[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)

@@ -1,0 +1,51 @@
+"""Lognormal factors of durations: what jitter and variation both draw from.
+
+A factor has mean 1; its spread is given as a coefficient of variation.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.program import PIPELINE, Kind, Stream
+from mpsim.result import Result
+
+__all__ = ["COMPUTE", "QUANTILES", "VALUES", "factors", "peers_of", "sigma_of"]
+
+COMPUTE = (*PIPELINE, Kind.OPTIMIZER)
+"""Kinds of rows whose kernels vary; all others are of the network."""
+QUANTILES = 2**16
+"""Values of a factor, all equally likely: the tails end at 4.3 standard deviations."""
+VALUES = 2**22
+"""Durations drawn at a time: arrays of this size are reused instead of being mapped anew."""
+
+
+def sigma_of(variation: float) -> float:
+    """Parameter of the lognormal distribution with this coefficient of variation."""
+    return math.sqrt(math.log1p(variation**2))
+
+
+def factors(sigma: float, peers: int) -> NDArray[np.float64]:
+    """Equally likely values of the largest of `peers` lognormal factors of mean 1."""
+    normal = statistics.NormalDist()
+    level = ((np.arange(QUANTILES) + 0.5) / QUANTILES) ** (1 / peers)
+    result: NDArray[np.float64] = np.exp(
+        sigma * np.array([normal.inv_cdf(one) for one in level.tolist()]) - sigma**2 / 2
+    )
+    return result
+
+
+def peers_of(result: Result) -> int:
+    """Ranks of a class that meet inside actions: those over whose axes templates have collectives."""
+    program, mesh = result.timeline.program, result.plan.mesh
+    streams: set[int] = set()
+    for one in program.templates:
+        streams |= set(np.unique(one.stream).tolist())
+    if Stream.EP in streams:  # experts' groups are cut from all ranks of a stage
+        return int(program.class_size.max(initial=1))
+    axes = {Stream.TP: mesh.tp, Stream.CP: mesh.cp, Stream.DP: mesh.dp}
+    return math.prod(degree for stream, degree in axes.items() if stream in streams)
