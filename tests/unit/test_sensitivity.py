@@ -11,7 +11,8 @@ import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.plot import SensitivityDisplay
 from mpsim.study import measure_sensitivity, simulate_jitter
-from mpsim.study.montecarlo import _enclosing, _factors, _sigma
+from mpsim.study.lognormal import factors, sigma_of
+from mpsim.study.montecarlo import _enclosing
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +105,11 @@ def test_bad_jitter_is_refused(result):
 
 def test_factors_have_mean_one_and_the_variation_asked_for():
     """Alone; the largest of several is larger, and as the maximum of that many draws."""
-    alone = _factors(_sigma(0.1), 1)
+    alone = factors(sigma_of(0.1), 1)
     assert alone.mean() == pytest.approx(1, abs=1e-4)
     assert alone.std() == pytest.approx(0.1, rel=1e-2)
     draws = np.random.default_rng(0).choice(alone, (20000, 8)).max(axis=1)
-    assert _factors(_sigma(0.1), 8).mean() == pytest.approx(draws.mean(), rel=2e-3)
+    assert factors(sigma_of(0.1), 8).mean() == pytest.approx(draws.mean(), rel=2e-3)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
