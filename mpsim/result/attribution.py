@@ -25,7 +25,7 @@ from mpsim.program import COMPUTING, PARTS, PIPELINE, Kind, Program, Stream
 from mpsim.program.csr import owners
 from mpsim.result.intervals import Cover
 
-__all__ = ["attribute", "busy_ticks", "compute_rows"]
+__all__ = ["Gaps", "attribute", "busy_ticks", "compute_rows", "idle_gaps"]
 
 _DP, _BUBBLE, _OPTIMIZER, _OTHER = (
     PARTS.index(name) for name in ("exposed_dp", "bubble", "optimizer", "other")
@@ -36,7 +36,7 @@ _TRANSFERS = (Kind.SEND, Kind.COLLECTIVE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Gaps:
+class Gaps:
     """Idle intervals of compute streams: which rank, from when to when, before which row (-1: after the last)."""
 
     rank: NDArray[np.int64]
@@ -58,7 +58,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
         Ticks; every row sums to the makespan.
     """
     result = _busy(timeline)
-    gaps = _gaps(timeline)
+    gaps = idle_gaps(timeline)
     is_pipeline = np.isin(timeline.program.kind, PIPELINE)
     before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]
     _charge_waits(result, timeline, _select(gaps, before_action))
@@ -96,7 +96,8 @@ def _busy(timeline: Timeline) -> NDArray[np.float64]:
     return parts
 
 
-def _gaps(timeline: Timeline) -> _Gaps:
+def idle_gaps(timeline: Timeline) -> Gaps:
+    """Every interval in which a rank's compute stream is idle: before each of its rows, then after its last."""
     program = timeline.program
     rank, row = compute_rows(program)
     start, end = timeline.start[row], timeline.end[row]
@@ -106,7 +107,7 @@ def _gaps(timeline: Timeline) -> _Gaps:
     last = np.zeros(program.ranks)
     np.maximum.at(last, rank, end)
     everyone = np.arange(program.ranks)
-    gaps = _Gaps(
+    gaps = Gaps(
         rank=np.concatenate([rank, everyone]),
         start=np.concatenate([previous, last]),
         end=np.concatenate([start, np.full(program.ranks, timeline.makespan)]),
@@ -115,11 +116,11 @@ def _gaps(timeline: Timeline) -> _Gaps:
     return _select(gaps, gaps.end > gaps.start)
 
 
-def _select(gaps: _Gaps, chosen: NDArray[np.bool_]) -> _Gaps:
-    return _Gaps(gaps.rank[chosen], gaps.start[chosen], gaps.end[chosen], gaps.row[chosen])
+def _select(gaps: Gaps, chosen: NDArray[np.bool_]) -> Gaps:
+    return Gaps(gaps.rank[chosen], gaps.start[chosen], gaps.end[chosen], gaps.row[chosen])
 
 
-def _charge_waits(parts: NDArray[np.float64], timeline: Timeline, gaps: _Gaps) -> None:
+def _charge_waits(parts: NDArray[np.float64], timeline: Timeline, gaps: Gaps) -> None:
     """Charge idle time before pipeline actions to the transfers that ended last, one after the other, back to where they began."""
     program, left = timeline.program, gaps
     while len(left.row):
@@ -165,7 +166,7 @@ def _ready(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(gate >= 0, timeline.end[np.maximum(gate, 0)], 0.0)
 
 
-def _charge_ends(parts: NDArray[np.float64], timeline: Timeline, gaps: _Gaps) -> None:
+def _charge_ends(parts: NDArray[np.float64], timeline: Timeline, gaps: Gaps) -> None:
     """Charge idle time after the last action of a rank."""
     program = timeline.program
     pipeline = np.isin(program.kind, PIPELINE)

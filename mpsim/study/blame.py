@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mpsim.engine import Timeline
 from mpsim.engine.graph import precedence
 from mpsim.program import TICK, Kind
-from mpsim.result.attribution import compute_rows
+from mpsim.result.attribution import compute_rows, idle_gaps
 
 __all__ = ["TRANSFERS", "Blame", "measure_blame"]
 
@@ -113,7 +113,10 @@ def measure_blame(timeline: Timeline, undisturbed: Timeline, culprit: Ints | Non
     behind = owner if culprit is None else np.where(transfers & (culprit >= 0), culprit, owner)
     longer = np.maximum(program.duration - undisturbed.program.duration, 0.0)
     share = np.divide(longer, program.duration, out=longer, where=program.duration > 0)
-    rank, since, until, row = _gaps(timeline, binding)
+    gaps = idle_gaps(timeline)
+    rank, since, until = gaps.rank, gaps.start, gaps.end
+    # what ended the gap is followed back; at the end of the step that is the row that ended last
+    row = np.where(gaps.row >= 0, binding[gaps.row], int(np.argmax(timeline.end)))
     waiting = np.zeros((program.ranks + 1, program.ranks))
     late = np.zeros_like(waiting)
     while len(row):
@@ -149,25 +152,3 @@ def _binding(timeline: Timeline) -> Ints:
         order = np.lexsort((end, owner))
         result[has] = waits.value[order][waits.ptr[has + 1] - 1]
     return result
-
-
-def _gaps(timeline: Timeline, binding: Ints) -> tuple[Ints, Floats, Floats, Ints]:
-    """Rank, begin and end of idle intervals, and the row that ended each, or at the end of the step the last of all."""
-    program = timeline.program
-    rank, row = compute_rows(program)
-    start, end = timeline.start[row], timeline.end[row]
-    first = np.ones(len(row), dtype=bool)
-    first[1:] = rank[1:] != rank[:-1]
-    previous = np.where(first, 0.0, np.roll(end, 1))
-    last = np.zeros(program.ranks)
-    np.maximum.at(last, rank, end)
-    everyone = np.arange(program.ranks)
-    final = np.full(program.ranks, int(np.argmax(timeline.end)))
-    who = np.concatenate([rank, everyone])
-    since, until = (
-        np.concatenate([previous, last]),
-        np.concatenate([start, np.full(program.ranks, timeline.makespan)]),
-    )
-    held = np.concatenate([binding[row], final])
-    idle = until > since
-    return who[idle], since[idle], until[idle], held[idle]
