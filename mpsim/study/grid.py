@@ -9,9 +9,7 @@ together, and a journal gets its lines in that order whoever finishes first, so 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
@@ -23,6 +21,7 @@ from mpsim.errors import MpsimError, ScenarioError
 from mpsim.scenario import Scenario
 from mpsim.study.executors import executor_for, lost
 from mpsim.study.journal import Journal, name_of
+from mpsim.study.tables import write_csv
 from mpsim.study.together import simulate_together
 from mpsim.units import Dimension, format_quantity
 
@@ -142,16 +141,7 @@ class Sweep:
         path : str or Path, optional
             Where to write it; left out: nowhere.
         """
-        table = self.table()
-        buffer = io.StringIO()
-        writer = csv.DictWriter(
-            buffer, fieldnames=list(table[0]) if table else [], lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows(table)
-        if path is not None:
-            Path(path).write_text(buffer.getvalue(), encoding="utf-8")
-        return buffer.getvalue()
+        return write_csv(self.table(), path)
 
 
 def combinations(values: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from mpsim.study.tables import write_csv
 
 __all__ = ["OBJECTIVES", "REASONS", "Found", "Search"]
 
@@ -183,16 +183,7 @@ class Search:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Write every simulated layout as CSV, units in the column names; return the text."""
-        table = self.table()
-        buffer = io.StringIO()
-        writer = csv.DictWriter(
-            buffer, fieldnames=list(table[0]) if table else [], lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows(table)
-        if path is not None:
-            Path(path).write_text(buffer.getvalue(), encoding="utf-8")
-        return buffer.getvalue()
+        return write_csv(self.table(), path)
 
 
 def _covers(one: Found, other: Found) -> bool:
