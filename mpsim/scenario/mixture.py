@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from mpsim.errors import ScenarioError
 from mpsim.hardware import Accelerator, Cluster, Link
-from mpsim.scenario.cluster import ClusterChoice, Folder, PartChoice
+from mpsim.scenario.cluster import ClusterChoice, PartChoice
+from mpsim.scenario.network import Folder
 
 __all__ = ["alike", "clusters_of"]
 

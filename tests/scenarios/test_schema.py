@@ -16,8 +16,9 @@ from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Accelerator, Fabric, Link, accelerator, link, system, system_names
 from mpsim.scenario import Scenario, check, json_schema, load, template_names, template_text
 from mpsim.scenario import checks as every_check
-from mpsim.scenario.cluster import AcceleratorChoice, FabricChoice, LinkChoice
+from mpsim.scenario.cluster import AcceleratorChoice, LinkChoice
 from mpsim.scenario.model import ModelChoice
+from mpsim.scenario.network import FabricChoice
 from mpsim.scenario.sweep import expand_range
 from mpsim.workload import Experts, LatentAttention, Transformer, model, model_names
 
