@@ -119,14 +119,16 @@ class Plan:
     @property
     def parts(self) -> tuple[Plan, ...]:
         """A plan for each class of replicas; this one alone where all are alike."""
-        if not self.classes:
-            return (self,)
+        return self._class_plans if self.classes else (self,)
+
+    @functools.cached_property
+    def _class_plans(self) -> tuple[Plan, ...]:
         return tuple(
             dataclasses.replace(self, cluster=one.cluster, orders=one.orders, classes=())
             for one in self.classes
         )
 
-    @property
+    @functools.cached_property
     def class_clusters(self) -> tuple[Cluster, ...]:
         """The cluster as each rank class of the program has it: pipeline ranks of the first class of replicas first."""
         ranks = range(self.mesh.pp)

@@ -93,9 +93,13 @@ def kept_by_stage(plan: Plan) -> list[Kept]:
     """What each stage keeps of a microbatch, and what it needs beside that while it runs backward."""
     expanded = Blocks.expand(plan)
     parts = kept_by_part(plan, expanded)
+    stacks = {
+        kinds: _layers(plan, kinds, expanded)
+        for kinds in dict.fromkeys(plan.layer_kinds(stage) for stage in plan.stages)
+    }
     result = []
     for stage in plan.stages:
-        kept = _layers(plan, plan.layer_kinds(stage), expanded)
+        kept = stacks[plan.layer_kinds(stage)]
         kept = kept + parts["embedding"] if stage.embedding else kept
         kept = dataclasses.replace(kept, collected=_collected(plan, stage))
         result.append(kept + parts["head"] if stage.head else kept)
