@@ -23,7 +23,7 @@ from mpsim.program.csr import Lists
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 
-__all__ = ["run_contended"]
+__all__ = ["Flows", "durations", "run_contended"]
 
 
 def run_contended(program: Program, links: Links) -> Timeline:
@@ -46,26 +46,26 @@ def run_contended(program: Program, links: Links) -> Timeline:
         If operations wait for each other.
     """
     waits = precedence(program)
-    run = _Run(program, links, waits)
+    run = Flows(program, links, waits)
     run.go()
     start, end = np.asarray(run.start), np.asarray(run.end)
     if len(end) and end.min() < 0:
         raise deadlock(program, waits, end >= 0)
-    actual = dataclasses.replace(program, duration=_durations(program, start, end))
+    actual = dataclasses.replace(program, duration=durations(program, start, end))
     return Timeline(
         program=actual, start=start, end=end, engine="simpy", traffic=run.traffic(links)
     )
 
 
-def _durations(
+def durations(
     program: Program, start: NDArray[np.float64], end: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """What each row took; rows that did not meet anything keep the very numbers they had."""
     return np.where(end == start + program.duration, program.duration, end - start)
 
 
-class _Run:
-    """One simulation under way."""
+class Flows:
+    """One simulation under way, in which transfers share links."""
 
     def __init__(self, program: Program, links: Links, waits: Lists) -> None:
         count = len(program)

@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.engine.contention import _durations, _Run
+from mpsim.engine.contention import Flows, durations
 from mpsim.engine.graph import deadlock, precedence
 from mpsim.engine.timeline import Timeline
 from mpsim.engine.traffic import Traffic
@@ -55,7 +55,7 @@ def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
     start, end = np.asarray(run.start), np.asarray(run.end)
     if len(end) and end.min() < 0:
         raise deadlock(program, waits, end >= 0)
-    actual = dataclasses.replace(program, duration=_durations(program, start, end))
+    actual = dataclasses.replace(program, duration=durations(program, start, end))
     traffic = _of_network(run.traffic(links), devices.computes) if links else None
     return Timeline(program=actual, start=start, end=end, engine="simpy", traffic=traffic)
 
@@ -99,8 +99,8 @@ def _with_devices(devices: Devices, links: Links | None) -> Links:
     )
 
 
-class _Shared(_Run):
-    """One simulation under way."""
+class _Shared(Flows):
+    """One simulation under way, in which kernels and collectives share devices too."""
 
     def __init__(self, devices: Devices, links: Links | None, waits: Lists) -> None:
         program = devices.program
