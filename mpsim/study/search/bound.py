@@ -26,13 +26,12 @@ from mpsim.parallel import Mesh, Stage, partition_layers
 from mpsim.program import Rows, Stream
 from mpsim.program.closing import StepRows
 from mpsim.program.costs import PlanCosts
-from mpsim.program.data.habits import reduction_kind
-from mpsim.program.data.peers import collective_columns, dense_peers
 from mpsim.program.plan import Plan
 from mpsim.program.program import TICK
 from mpsim.program.template import ticks
 from mpsim.result.memory import buffers, gradient_scratch, memory_constants, model_states
 from mpsim.schedule import Action, Orders
+from mpsim.study.search.exposed import Exposed, StageParts
 from mpsim.study.search.flight import Order
 from mpsim.study.search.shapes import KEPT, Shape, Shapes, content, part_names, varied
 from mpsim.study.search.space import Frame, Layout
@@ -180,24 +179,6 @@ class Bounder:
         )
 
 
-class Exchanges(NamedTuple):
-    """Ticks of exchanges of data parallelism of each rank, float64[P].
-
-    Parameters
-    ----------
-    once : float64[P]
-        After its last action.
-    each : float64[P]
-        Between the actions of every microbatch, which wait for it.
-    queued : float64[P]
-        Of every microbatch, beside the actions: the queue of the communicator has to get through all of them.
-    """
-
-    once: Floats
-    each: Floats
-    queued: Floats
-
-
 class _Zero(NamedTuple):
     """What follows from a ZeRO stage: the plan, model states [B], ticks of the step's end and begin, exchanges."""
 
@@ -205,7 +186,7 @@ class _Zero(NamedTuple):
     states: Floats
     done: Floats
     overhead: float
-    exchanges: Exchanges
+    exchanges: Exposed
 
 
 class _Around:
@@ -225,11 +206,12 @@ class _Around:
         self._splits = Action.W in self._actions
         self._chains = int(self._chain.max()) + 1
         names = part_names(plan)
-        self._count = np.zeros((len(plan.stages), len(names)))  # parts of each stage [S, A]
+        count = np.zeros((len(plan.stages), len(names)))
         for place, stage in enumerate(plan.stages):
             for kind in plan.layer_kinds(stage):
-                self._count[place, names.index(kind)] += 1
-            self._count[place, -2:] = stage.embedding, stage.head
+                count[place, names.index(kind)] += 1
+            count[place, -2:] = stage.embedding, stage.head
+        self._held = StageParts(self._rank, count)
         self._scratch = gradient_scratch(plan)
         self._by_division: dict[tuple[object, ...], tuple[list[Shape], Floats]] = {}
         self._by_room: dict[tuple[object, ...], Floats] = {}
@@ -316,7 +298,7 @@ class _Around:
         done = np.stack([one.done for one in zeros])  # after reductions [K, P]
         overhead = np.array([one.overhead for one in zeros])
         reduces, beside, queued = (
-            np.stack([getattr(one.exchanges, name) for one in zeros]) for name in Exchanges._fields
+            np.stack([getattr(one.exchanges, name) for one in zeros]) for name in Exposed._fields
         )
         began = overhead[:, None] + first + busy + each * beside
         ends = (began + reduces).max(axis=1)
@@ -367,67 +349,7 @@ class _Around:
             plan = varied(self._plan, zero=zero)
             costs = self._bounder.shapes.costs(plan)
             done, overhead = self._bounder.step(plan, costs)
-            reduces = self._reductions(plan, costs)
+            reduces = self._held.exposed(plan, costs)
             states = self._bounder.standing(plan)
             self._by_zero[zero] = _Zero(plan, states, done, overhead, reduces)
         return self._by_zero[zero]
-
-    def _reductions(self, plan: Plan, costs: PlanCosts) -> Exchanges:
-        """What ranks exchange for data parallelism and nothing, or not everything, hides."""
-        none = np.zeros(plan.mesh.pp)
-        if plan.replicas == 1:
-            return Exchanges(none, none, none)
-        sizes, data = plan.framework.optimizer, plan.framework.data
-        reduce = self._collective(
-            plan, costs, reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
-        )
-        every = plan.reduces_every_microbatch
-        queued = reduce * every
-        if plan.gathers_units and not plan.keeps_gathered:
-            gather = self._collective(
-                plan, costs, "all_gather", data.gathered_bytes or sizes.parameter_bytes
-            )
-            queued = queued + gather * (2 if data.reshard_after_forward else 1)
-        hidden = plan.framework.overlaps_gradients(plan.mesh.pp) or plan.gathers_units
-        return Exchanges(
-            once=none if hidden or every else reduce,
-            each=reduce if every and not hidden else none,
-            queued=queued,
-        )
-
-    def _collective(self, plan: Plan, costs: PlanCosts, kind: str, element: float) -> Floats:
-        """Ticks of one collective over the layers of every stage of a rank, float64[P]; unit by unit where those are cut."""
-        peers = dense_peers(plan, costs)
-        inside = [peers.inside(int(rank)) for rank in self._rank]
-        if not plan.gathers_units:
-            size = self._dense(plan) * element
-            seconds, _, _ = collective_columns(costs.collectives, kind, size, inside, peers.owners)
-            return self._by_rank(ticks(seconds))
-        layers, unit = self._count[:, :-2].sum(axis=1), plan.framework.data.unit_layers
-        least = self._each(plan).min() * unit * element
-        seconds, _, _ = collective_columns(
-            costs.collectives, kind, np.full(len(layers), least), inside, peers.owners
-        )
-        return self._by_rank((layers // unit) * ticks(seconds))
-
-    def _by_rank(self, values: Floats) -> Floats:
-        """Sums over the stages of each rank, float64[S] to float64[P]."""
-        sums = np.zeros(self._plan.mesh.pp)
-        np.add.at(sums, self._rank, values)
-        return sums
-
-    def _each(self, plan: Plan) -> Floats:
-        """Parameters of a layer of each kind that every replica holds, on one tensor-parallel rank."""
-        tp, layers = plan.mesh.tp, plan.layer_parameters
-        names = part_names(plan)[:-2]
-        return np.array([layers[one].sharded / tp + layers[one].replicated for one in names])
-
-    def _dense(self, plan: Plan) -> Floats:
-        """Parameters of each stage that every replica holds, on one tensor-parallel rank, float64[S]."""
-        tp = plan.mesh.tp
-        dense: Floats = self._count[:, :-2] @ self._each(plan)
-        for place in np.flatnonzero(self._count[:, -2:].any(axis=1)).tolist():
-            parts = plan.stage_parameters(plan.stages[place])
-            ends = (parts[name] for name in ("embedding", "head") if name in parts)
-            dense[place] += sum(one.sharded / tp + one.replicated for one in ends)
-        return dense
