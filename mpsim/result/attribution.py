@@ -179,8 +179,9 @@ def _charge_ends(parts: NDArray[np.float64], timeline: Timeline, gaps: Gaps) -> 
         split = np.clip(flush, start, end)
         before, after = states.covers(states.of(int(rank))), anybody
         moved = before[0].within(start, split) + after[0].within(split, end)
-        busy = before[1].within(start, split) + after[1].within(split, end)
-        bubble = split - start - before[1].within(start, split)
+        covered = before[1].within(start, split)
+        busy = covered + after[1].within(split, end)
+        bubble = split - start - covered
         parts[rank, _DP] += moved.sum()
         parts[rank, _OPTIMIZER] += (busy - moved).sum()
         parts[rank, _BUBBLE] += bubble.sum()

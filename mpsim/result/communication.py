@@ -74,7 +74,7 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
         busy = _Busy(timeline, row[first:last], inside)
         start, end = timeline.start[mine], timeline.end[mine]
         np.add.at(total[number], axis, end - start)
-        np.add.at(hidden[number], axis, busy.until(end) - busy.until(start))
+        np.add.at(hidden[number], axis, busy.within(start, end))
     return CommunicationTime(hidden, total - hidden)
 
 
@@ -98,6 +98,7 @@ class _Inside:
         start, end = template.start, template.start + template.duration
         kernels = (template.stream == Stream.COMPUTE) & (template.part != _HOST)
         self.cover = Cover(start[kernels], end[kernels])
+        self.whole = float(self.cover.until(np.array([np.inf]))[0])
         self.total, self.hidden = np.zeros((2, len(AXES)))
         axis = _AXIS[template.stream]
         moves = axis >= 0
@@ -115,10 +116,15 @@ class _Busy:
         kernel = (program.kind[row] != Kind.COLLECTIVE) & (program.part[row] != _HOST)
         self._plain = (self._template < 0) & kernel
         took = np.where(self._plain, self._end - self._start, 0.0)
-        whole = np.array([float(one.cover.until(np.array([np.inf]))[0]) for one in inside])
         if inside:
+            whole = np.array([one.whole for one in inside])
             took += np.where(self._template >= 0, whole[np.maximum(self._template, 0)], 0.0)
         self._before = np.concatenate([[0.0], np.cumsum(took)])
+
+    def within(self, start: Floats, end: Floats) -> Floats:
+        """Time in which kernels run inside each window [W]."""
+        before = self.until(np.concatenate([start, end]))
+        return before[len(start) :] - before[: len(start)]
 
     def until(self, time: Floats) -> Floats:
         """Time in which kernels have run before each of `time` [W]."""

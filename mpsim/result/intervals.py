@@ -47,4 +47,5 @@ class Cover:
 
     def within(self, start: Floats, end: Floats) -> Floats:
         """Covered time inside each window; 0 for a window that ends before it starts."""
-        return np.maximum(self.until(np.maximum(end, start)) - self.until(start), 0.0)
+        before = self.until(np.concatenate([start, np.maximum(end, start)]))
+        return np.maximum(before[len(start) :] - before[: len(start)], 0.0)
