@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,8 @@ from mpsim.schedule import schedule_options
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
-from mpsim.study.search.machine import nameplate_power, price_per_hour
+from mpsim.study.search.limits import Clock, Limits
+from mpsim.study.search.machine import price_per_hour
 from mpsim.study.search.outcome import OBJECTIVES, Found, Search
 from mpsim.study.search.space import Layout, Space, defaults, split_axes
 
@@ -98,8 +98,8 @@ def search(
         raise ScenarioError(
             f"{scenario.name}: got a mixed cluster or uneven batches, which belong to one layout; search with nodes that are alike"
         )
-    limits = _Limits(max_memory=max_memory, max_price=max_price, max_power=max_power)
-    clock = _Clock(budget)
+    limits = Limits(max_memory=max_memory, max_price=max_price, max_power=max_power)
+    clock = Clock(budget)
     journal = Journal(resume, what="a layout of a search")
     run = _Run(
         scenario,
@@ -112,52 +112,6 @@ def search(
         report=progress or (lambda what, done, total: None),
     )
     return run.search(over or {})
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Limits:
-    """Upper limits; None where there is none."""
-
-    max_memory: float | None
-    max_price: float | None
-    max_power: float | None
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not value > 0:
-                raise ScenarioError(f"{field.name} is {value!r}; needed a number above 0")
-
-    def refuses(self, scenario: Scenario) -> str | None:
-        """Why no layout of this scenario counts, as `REASONS` names it."""
-        cluster = scenario.hardware
-        price = price_per_hour(cluster)
-        if self.max_price is not None:
-            if price is None:
-                raise ScenarioError(
-                    f"{cluster.accelerator.name} has no price; give cluster.price_per_hour, or leave max_price out"
-                )
-            if price > self.max_price:
-                return "price"
-        if self.max_power is not None and nameplate_power(cluster) > self.max_power:
-            return "power"
-        return None
-
-
-class _Clock:
-    """Says whether a budget of wall-clock time is spent."""
-
-    def __init__(self, budget: float | None) -> None:
-        if budget is not None and not budget > 0:
-            raise ScenarioError(f"budget is {budget!r}; needed a number of seconds above 0")
-        self._budget = budget
-        self._begin = time.monotonic()
-
-    def spent(self, share: float = 1.0) -> bool:
-        """Whether more than a share of the budget has gone."""
-        if self._budget is None:
-            return False
-        return time.monotonic() - self._begin > share * self._budget
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -207,8 +161,8 @@ class _Run:
         objective: str,
         top: int,
         front: bool,
-        limits: _Limits,
-        clock: _Clock,
+        limits: Limits,
+        clock: Clock,
         journal: Journal,
         report: Progress,
     ) -> None:

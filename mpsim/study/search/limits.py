@@ -1,0 +1,58 @@
+"""Limits of a search: what layouts may cost, and how long it may look."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from mpsim.errors import ScenarioError
+from mpsim.scenario import Scenario
+from mpsim.study.search.machine import nameplate_power, price_per_hour
+
+__all__ = ["Clock", "Limits"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Upper limits; None where there is none."""
+
+    max_memory: float | None
+    max_price: float | None
+    max_power: float | None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not value > 0:
+                raise ScenarioError(f"{field.name} is {value!r}; needed a number above 0")
+
+    def refuses(self, scenario: Scenario) -> str | None:
+        """Why no layout of this scenario counts, as `REASONS` names it."""
+        cluster = scenario.hardware
+        price = price_per_hour(cluster)
+        if self.max_price is not None:
+            if price is None:
+                raise ScenarioError(
+                    f"{cluster.accelerator.name} has no price; give cluster.price_per_hour, or leave max_price out"
+                )
+            if price > self.max_price:
+                return "price"
+        if self.max_power is not None and nameplate_power(cluster) > self.max_power:
+            return "power"
+        return None
+
+
+class Clock:
+    """Says whether a budget of wall-clock time is spent."""
+
+    def __init__(self, budget: float | None) -> None:
+        if budget is not None and not budget > 0:
+            raise ScenarioError(f"budget is {budget!r}; needed a number of seconds above 0")
+        self._budget = budget
+        self._begin = time.monotonic()
+
+    def spent(self, share: float = 1.0) -> bool:
+        """Whether more than a share of the budget has gone."""
+        if self._budget is None:
+            return False
+        return time.monotonic() - self._begin > share * self._budget
