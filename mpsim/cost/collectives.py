@@ -19,7 +19,7 @@ from mpsim.cost.libraries import FittedLibrary, make_library
 from mpsim.cost.pairs import equal_share
 from mpsim.cost.traffic import COLLECTIVES, floor_seconds
 from mpsim.errors import HardwareError, nearest
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.parallel.group import GroupShape
 
 __all__ = ["COLLECTIVES", "CollectiveAnswer", "CollectiveModel"]

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpsim.document import read_shipped
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
-from mpsim.hardware.components import Accelerator, Cluster, Link, source_of
+from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import Accelerator, Link, source_of
 from mpsim.hardware.host import Host, host_of
 
 __all__ = [

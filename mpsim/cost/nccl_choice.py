@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mpsim.cost.nccl import ARCHITECTURES, NcclGroup, candidates, choose, runtime_channels
 from mpsim.cost.network import nic_bandwidth, nodes_spanned
-from mpsim.hardware.components import Cluster, LinkShape
+from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import LinkShape
 from mpsim.parallel.group import GroupShape
 
 __all__ = ["chosen", "latency_growth", "nccl_group"]

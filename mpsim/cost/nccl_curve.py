@@ -18,7 +18,7 @@ from mpsim.cost.constants import ConstantGroup, constant_groups
 from mpsim.cost.nccl_choice import latency_growth
 from mpsim.cost.network import group_bandwidth
 from mpsim.cost.traffic import ring_passes
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 
 __all__ = ["RING_LIMIT", "DomainCurve"]
 

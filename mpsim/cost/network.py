@@ -6,7 +6,8 @@ import dataclasses
 import math
 
 from mpsim.errors import HardwareError
-from mpsim.hardware.components import Cluster, LinkShape
+from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import LinkShape
 from mpsim.hardware.fabric import torus_shape
 from mpsim.parallel.group import GroupShape
 

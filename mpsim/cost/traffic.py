@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.cost.network import group_bandwidth, nic_bandwidth
-from mpsim.hardware.components import Cluster, LinkShape
+from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import LinkShape
 from mpsim.parallel.group import GroupShape
 
 __all__ = ["COLLECTIVES", "floor_seconds", "ring_passes", "sent_bytes"]

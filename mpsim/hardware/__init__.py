@@ -1,12 +1,10 @@
 """Accelerators, links, nodes, fabrics and clusters, and the catalog of those that exist."""
 
 from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
+from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import (
     SCALED_FORMATS,
     Accelerator,
-    Cluster,
-    Fabric,
-    FabricKind,
     Link,
     LinkShape,
     Node,
@@ -14,7 +12,15 @@ from mpsim.hardware.components import (
     source_of,
 )
 from mpsim.hardware.entries import parse_accelerator, parse_link
-from mpsim.hardware.fabric import Routing, Tier, tiers_of, torus_distance, torus_shape
+from mpsim.hardware.fabric import (
+    Fabric,
+    FabricKind,
+    Routing,
+    Tier,
+    tiers_of,
+    torus_distance,
+    torus_shape,
+)
 from mpsim.hardware.host import Host, host_names, host_of
 from mpsim.hardware.lookup import (
     accelerator,

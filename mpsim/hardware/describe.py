@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.fabric import FabricKind
 from mpsim.units import Dimension, format_quantity
 

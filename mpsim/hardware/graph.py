@@ -21,7 +21,8 @@ from typing import TypeAlias
 import networkx as nx
 
 from mpsim.errors import HardwareError
-from mpsim.hardware.components import Cluster, LinkShape
+from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import LinkShape
 from mpsim.hardware.fabric import FabricKind, Tier, torus_shape
 from mpsim.units import Dimension, parse_quantity
 

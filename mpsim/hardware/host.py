@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from mpsim.document import load_catalog
 from mpsim.errors import HardwareError
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.entries import PROVENANCE, Entry, sources_of
 from mpsim.units import Dimension
 

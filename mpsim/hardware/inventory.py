@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.fabric import FabricKind
 
 __all__ = ["Inventory", "Row", "inventory_of"]

@@ -17,7 +17,7 @@ from typing import Any
 from mpsim.document import Document, read_document
 from mpsim.errors import HardwareError, MpsimError, Problem, nearest
 from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.entries import parse_accelerator, parse_link
 from mpsim.hardware.lookup import GENERIC_NIC, build_cluster, link
 

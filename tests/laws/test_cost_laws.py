@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpsim.cost import COLLECTIVES, CollectiveModel, KernelModel
 from mpsim.cost.network import group_bandwidth, nic_bandwidth
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import accelerator, accelerator_names, system
 from mpsim.parallel.group import GroupShape
 from mpsim.workload.operators import Operator, OperatorKind, Phase

@@ -16,7 +16,7 @@ from mpsim.cost.libraries.decisions import decision_table
 from mpsim.cost.network import group_bandwidth, nic_bandwidth
 from mpsim.cost.traffic import ring_passes
 from mpsim.errors import HardwareError
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import system
 from mpsim.parallel.group import GroupShape
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.cost import CollectiveModel
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import system
 from mpsim.parallel.group import GroupShape
 

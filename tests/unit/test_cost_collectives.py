@@ -11,7 +11,7 @@ from mpsim.cost import CollectiveModel, Status
 from mpsim.cost.network import group_bandwidth, pair_bandwidth, torus_extents
 from mpsim.cost.traffic import ring_passes, sent_bytes
 from mpsim.errors import HardwareError
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import build_cluster, system
 from mpsim.parallel.group import GroupShape
 

@@ -13,7 +13,7 @@ from mpsim.cost.libraries.decisions import decision_table
 from mpsim.cost.libraries.wires import Hop, Wires
 from mpsim.cost.network import cross_rail_span
 from mpsim.errors import HardwareError
-from mpsim.hardware.components import FabricKind
+from mpsim.hardware.fabric import FabricKind
 from mpsim.hardware.lookup import system
 from mpsim.parallel.group import GroupShape
 

@@ -14,7 +14,7 @@ from mpsim.cost.libraries.library import (
     library_names,
 )
 from mpsim.cost.libraries.torus import TorusLibrary
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 
 __all__ = [
     "FittedLibrary",

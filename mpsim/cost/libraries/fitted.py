@@ -26,7 +26,8 @@ from mpsim.cost.network import (
     slowed_nic_bandwidth,
 )
 from mpsim.cost.traffic import ring_passes, sent_bytes
-from mpsim.hardware.components import Cluster, LinkShape
+from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import LinkShape
 from mpsim.parallel.group import GroupShape
 
 __all__ = ["FittedLibrary", "NcclLibrary", "RcclLibrary"]

@@ -18,7 +18,7 @@ from mpsim.cost.libraries.algorithms import ALGORITHMS
 from mpsim.cost.libraries.decisions import decision_table
 from mpsim.cost.libraries.wires import Wires, wires_of
 from mpsim.cost.traffic import sent_bytes
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.parallel.group import GroupShape
 
 __all__ = ["HostLibrary"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpsim.document import read_shipped
 from mpsim.errors import HardwareError, nearest
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.parallel.group import GroupShape
 
 __all__ = ["Library", "check_runs_on", "default_library", "library_names"]

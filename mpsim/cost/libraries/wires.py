@@ -13,7 +13,7 @@ from mpsim.cost.network import (
     pair_bandwidth,
     slowed_nic_bandwidth,
 )
-from mpsim.hardware.components import Cluster
+from mpsim.hardware.cluster import Cluster
 from mpsim.parallel.group import GroupShape
 
 __all__ = ["Hop", "Wires", "wires_of"]

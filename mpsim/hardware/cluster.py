@@ -1,0 +1,189 @@
+"""Clusters: nodes of one kind joined by a fabric."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from mpsim.errors import HardwareError
+from mpsim.hardware.calibrated import Calibration
+from mpsim.hardware.components import Accelerator, Node
+from mpsim.hardware.fabric import (
+    Fabric,
+    FabricKind,
+    Tier,
+    tiers_of,
+    torus_distance,
+    torus_shape,
+)
+from mpsim.hardware.placement import Placement, slots_of
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["Cluster"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Nodes of one kind joined by a fabric; accelerators are numbered node by node.
+
+    Parameters
+    ----------
+    nodes : int
+        At least 1.
+    max_nodes : int or None
+        Where it cannot grow further (a pod, a machine that exists once).
+    calibration : Calibration or None
+        Constants and curves of its collectives, where they were measured on it.
+    placement : Placement or tuple of int
+        On which accelerator each rank runs; see `mpsim.hardware.placement`.
+    """
+
+    name: str
+    node: Node
+    nodes: int
+    fabric: Fabric
+    max_nodes: int | None = None
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    calibration: Calibration | None = None
+    placement: Placement | tuple[int, ...] = Placement.PACKED
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise HardwareError(f"{self.name}: nodes is {self.nodes}, needed 1 or more")
+        if self.max_nodes is not None and self.nodes > self.max_nodes:
+            raise HardwareError(
+                f"{self.name}: nodes is {self.nodes}, but it has at most {self.max_nodes}; "
+                "ask for fewer, or describe a cluster of your own"
+            )
+        if self.domains > 1 and self.node.nics == 0:
+            raise HardwareError(
+                f"{self.name}: {self.accelerators} accelerators span {self.domains} scale-up domains of "
+                f"{self.node.domain} but nodes have no NIC; give nic and nics_per_node, or fewer nodes"
+            )
+
+    @property
+    def accelerators(self) -> int:
+        """How many there are."""
+        return self.nodes * self.node.accelerators
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The one kind of accelerator this cluster has."""
+        return self.node.accelerator
+
+    @property
+    def domain_size(self) -> int:
+        """Accelerators of the fullest scale-up domain, at most those of the cluster."""
+        return min(self.node.domain, self.accelerators)
+
+    @property
+    def domains(self) -> int:
+        """Scale-up domains; the last one may be partly filled."""
+        return math.ceil(self.accelerators / self.node.domain)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Switch tiers between the nodes, lowest first; empty for one node and for a torus."""
+        return tiers_of(
+            self.fabric, nodes=self.nodes, nics=self.node.nics, bandwidth=self.node.nic.bandwidth
+        )
+
+    def node_of(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Index of the node each rank runs in; HardwareError for one that does not exist."""
+        return self._accelerators(ranks) // self.node.accelerators
+
+    def domain_of(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Index of the scale-up domain each rank belongs to."""
+        return self._accelerators(ranks) // self.node.domain
+
+    def _accelerators(self, ranks: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        given: npt.NDArray[np.int64] = np.asarray(ranks, dtype=np.int64)
+        if given.size and (given.min() < 0 or given.max() >= self.accelerators):
+            wrong = given.min() if given.min() < 0 else given.max()
+            raise HardwareError(
+                f"{self.name} has no accelerator {wrong}; they are numbered 0 to {self.accelerators - 1}"
+            )
+        if self.placement is Placement.PACKED:
+            return given
+        return self.slots[given]
+
+    @property
+    def slots(self) -> npt.NDArray[np.int64]:
+        """The accelerator on which each rank runs."""
+        return slots_of(
+            self.placement,
+            nodes=self.nodes,
+            per_node=self.node.accelerators,
+            nodes_per_rack=self.nodes_per_rack,
+        )
+
+    @property
+    def nodes_per_rack(self) -> int:
+        """Nodes below one leaf unit of the fabric; where there is none, nodes of one scale-up domain."""
+        domain = max(1, self.node.domain // self.node.accelerators)
+        return max(domain, self.tiers[0].nodes) if self.tiers else domain
+
+    def tier_between(self, span: int) -> Tier | None:
+        """The lowest tier that reaches across `span` neighbouring nodes; None on a node or a torus."""
+        return next((tier for tier in self.tiers if tier.nodes >= span), None) if span > 1 else None
+
+    def node_bandwidth(self, span: int) -> float:
+        """What each of `span` neighbouring nodes can send at once to nodes far away in the span.
+
+        Parameters
+        ----------
+        span : int
+            Nodes that talk, counted as neighbours from the start of a leaf.
+
+        Returns
+        -------
+        float
+            All NICs of a node, less the oversubscription of the tiers below the one crossed [B/s].
+        """
+        crossed = self.tier_between(span)
+        below = [tier for tier in self.tiers if crossed and tier.nodes < crossed.nodes]
+        return self.node.nic_bandwidth / (below[-1].oversubscription if below else 1.0)
+
+    def hops(self, span: int) -> float:
+        """Switches (torus: neighbours) a message crosses at most (torus, graph: on average) in `span` nodes."""
+        if span <= 1:
+            return 0.0
+        if self.fabric.kind is FabricKind.TORUS:
+            whole = span == self.nodes
+            shape = self.fabric.lengths(span) if whole else torus_shape(span, self.fabric.axes)
+            return torus_distance(shape)
+        if self.fabric.kind is FabricKind.GRAPH:
+            from mpsim.hardware.graph import mean_switches
+
+            return mean_switches(self)
+        crossed = self.tier_between(span)
+        return float(crossed.hops) if crossed else 0.0
+
+    def network_latency(self, span: int) -> float:
+        """Time a message between two of `span` nodes pays before its first byte arrives [s]."""
+        if span <= 1:
+            return 0.0
+        return self.node.nic.latency + self.hops(span) * self.fabric.hop_latency
+
+    def graph(self, *, scale_up: bool = True) -> nx.DiGraph:
+        """The links as a directed graph with a ``capacity`` on every edge; see `mpsim.hardware.graph`."""
+        from mpsim.hardware.graph import cluster_graph
+
+        return cluster_graph(self, scale_up=scale_up)
+
+    def describe(self) -> str:
+        """Five lines: what, accelerator, scale-up, NICs, fabric, each with its units."""
+        from mpsim.hardware.describe import describe_cluster
+
+        return describe_cluster(self)
+
+    def __str__(self) -> str:
+        return self.describe()
