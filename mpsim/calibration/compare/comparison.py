@@ -369,8 +369,3 @@ def _orders(one: Measurement, result: Result, sample: int) -> tuple[bool | None,
                 f"rank {rank}: torch ran {len(ran)} actions, the schedule has {len(wanted)}",
             )
     return True, ""
-
-
-def errors_of(steps: Sequence[StepComparison]) -> list[float]:
-    """Absolute errors of the predicted steps."""
-    return [abs(one.error) for one in steps if one.error is not None]
