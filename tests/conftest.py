@@ -15,6 +15,9 @@ from hypothesis import settings
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
 
+MACHINE = "this machine: "
+"""How the reason of a skip begins where the machine, not a missing package, is why."""
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -54,10 +57,11 @@ def scenarios() -> Path:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
-    """Where torch is required, a test of torch that skips has failed."""
+    """Where torch is required, a test of torch that skips has failed, unless the machine is too small or too noisy for it."""
     report = yield
     required = os.environ.get("MPSIM_REQUIRE_TORCH") == "1" and item.get_closest_marker("torch")
-    if required and report.skipped and not hasattr(report, "wasxfail"):
+    excused = call.excinfo is not None and str(call.excinfo.value).startswith(MACHINE)
+    if required and report.skipped and not excused and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"MPSIM_REQUIRE_TORCH=1 and {item.nodeid} was skipped: {call.excinfo}"
     return report

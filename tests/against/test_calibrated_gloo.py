@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.conftest import MACHINE
+
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.torch
 
@@ -46,7 +48,7 @@ def chain(request, tmp_path_factory):
     """Ranks, the machine file and the report of one pass through the three commands."""
     ranks, folder = request.param, tmp_path_factory.mktemp("chain")
     if ranks > (os.cpu_count() or 1):
-        pytest.skip(f"{ranks} ranks need as many cores; this machine has {os.cpu_count()}")
+        pytest.skip(f"{MACHINE}{ranks} ranks need as many cores; it has {os.cpu_count()}")
     launch = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1"]
     launch += [f"--master-port={free_port()}", "-m", "mpsim", "measure"]
     run(folder, *launch, "--device", "cpu", "--out", "m.jsonl", "--budget", BUDGET[ranks])
@@ -80,7 +82,7 @@ def test_steps_are_predicted_and_actions_compared(chain):
     assert sum(report["components"].values()) == pytest.approx(1.0)
     if not report["tells"]:
         pytest.skip(
-            f"too noisy to tell: spread {report['noise']:.0%}, drift {report['drift']:.0%}, others {report['others']:.0%}; "
+            f"{MACHINE}too noisy to tell: spread {report['noise']:.0%}, drift {report['drift']:.0%}, others {report['others']:.0%}; "
             f"median error {report['median_abs_error']:.0%}"
         )
     assert report["median_abs_error"] < SANE
@@ -95,7 +97,7 @@ def test_torch_runs_the_actions_of_a_pipeline_in_our_order(chain):
         if one["family"].startswith("pipeline") and one["predicted"] is not None
     }
     if not orders:
-        pytest.skip("the budget had no room for a pipeline")
+        pytest.skip(f"{MACHINE}too slow for a pipeline within the budget")
     assert set(orders.values()) == {True}, orders
 
 
