@@ -73,7 +73,7 @@ class FabricDisplay(Display):
 
     def _labels(self) -> Iterable[str]:
         cluster = self.cluster
-        rate = format_quantity(cluster.node.nic_bandwidth, Dimension.BANDWIDTH)
+        rate = format_quantity(cluster.node.nic.bandwidth, Dimension.BANDWIDTH)
         yield f"{cluster.nodes} nodes\n{cluster.node.nics} NICs, {rate} each"
         for tier in cluster.tiers:
             of = f"{tier.switches} {tier.name} switches" if tier.switches else f"{tier.name}"
