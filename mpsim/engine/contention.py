@@ -19,11 +19,10 @@ from mpsim.engine.fluid import Fluid
 from mpsim.engine.graph import deadlock, precedence, successors
 from mpsim.engine.timeline import Timeline
 from mpsim.engine.traffic import Traffic
-from mpsim.program.csr import Lists
 from mpsim.program.links import Links
 from mpsim.program.program import Program
 
-__all__ = ["Flows", "durations", "run_contended"]
+__all__ = ["Flows", "run_contended"]
 
 
 def run_contended(program: Program, links: Links) -> Timeline:
@@ -45,45 +44,54 @@ def run_contended(program: Program, links: Links) -> Timeline:
     DeadlockError
         If operations wait for each other.
     """
-    waits = precedence(program)
-    run = Flows(program, links, waits)
-    run.go()
-    start, end = np.asarray(run.start), np.asarray(run.end)
-    if len(end) and end.min() < 0:
-        raise deadlock(program, waits, end >= 0)
-    actual = dataclasses.replace(program, duration=durations(program, start, end))
+    flows = Flows(program, links)
+    actual, start, end = flows.run()
     return Timeline(
-        program=actual, start=start, end=end, engine="simpy", traffic=run.traffic(links)
+        program=actual, start=start, end=end, engine="simpy", traffic=flows.traffic(links)
     )
-
-
-def durations(
-    program: Program, start: NDArray[np.float64], end: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """What each row took; rows that did not meet anything keep the very numbers they had."""
-    return np.where(end == start + program.duration, program.duration, end - start)
 
 
 class Flows:
     """One simulation under way, in which transfers share links."""
 
-    def __init__(self, program: Program, links: Links, waits: Lists) -> None:
+    def __init__(self, program: Program, links: Links) -> None:
         count = len(program)
+        self._program, self._waits = program, precedence(program)
         self.start, self.end = [0.0] * count, [-1.0] * count
         self._environment = simpy.Environment()
         self._network = Fluid(links.capacity.tolist())
         self._armed = math.inf
-        self._waiting = np.diff(waits.ptr).tolist()
-        following = successors(waits)
+        self._waiting = np.diff(self._waits.ptr).tolist()
+        following = successors(self._waits)
         self._pointer, self._after = following.ptr.tolist(), following.value.tolist()
         self._latency = (program.duration - links.work).tolist()
         self._work, self._cap, self._uses = links.work.tolist(), links.cap.tolist(), links.uses()
 
-    def go(self) -> None:
-        """Run to the end."""
+    def run(self) -> tuple[Program, NDArray[np.float64], NDArray[np.float64]]:
+        """Go to the end.
+
+        Returns
+        -------
+        Program
+            With the durations that rows turned out to have; rows that did not meet anything keep the very numbers they had.
+        numpy.ndarray
+            When each row started, float64[rows] [ps].
+        numpy.ndarray
+            When each row ended, float64[rows] [ps].
+
+        Raises
+        ------
+        DeadlockError
+            If operations wait for each other.
+        """
         for row in [row for row, left in enumerate(self._waiting) if not left]:
             self._begin(row)
         self._environment.run()
+        planned, start, end = self._program.duration, np.asarray(self.start), np.asarray(self.end)
+        if len(end) and end.min() < 0:
+            raise deadlock(self._program, self._waits, end >= 0)
+        took = np.where(end == start + planned, planned, end - start)
+        return dataclasses.replace(self._program, duration=took), start, end
 
     def traffic(self, links: Links) -> Traffic:
         """What moved."""

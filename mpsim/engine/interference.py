@@ -12,11 +12,9 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.engine.contention import Flows, durations
-from mpsim.engine.graph import deadlock, precedence
+from mpsim.engine.contention import Flows
 from mpsim.engine.timeline import Timeline
 from mpsim.engine.traffic import Traffic
-from mpsim.program.csr import Lists
 from mpsim.program.devices import Devices, ranks_of
 from mpsim.program.links import Links
 from mpsim.program.program import Program, Stream
@@ -48,15 +46,9 @@ def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
     -----
     Where collectives hold nothing and are not dragged, it is bit-equal to the run without interference.
     """
-    program = devices.program
-    waits = precedence(program)
-    run = _Shared(devices, links, waits)
-    run.go()
-    start, end = np.asarray(run.start), np.asarray(run.end)
-    if len(end) and end.min() < 0:
-        raise deadlock(program, waits, end >= 0)
-    actual = dataclasses.replace(program, duration=durations(program, start, end))
-    traffic = _of_network(run.traffic(links), devices.computes) if links else None
+    flows = _Shared(devices, links)
+    actual, start, end = flows.run()
+    traffic = _of_network(flows.traffic(links), devices.computes) if links else None
     return Timeline(program=actual, start=start, end=end, engine="simpy", traffic=traffic)
 
 
@@ -79,7 +71,7 @@ def _with_devices(devices: Devices, links: Links | None) -> Links:
     shared = len(links.capacity)
     kernels = np.flatnonzero(devices.computes)
     moving = np.flatnonzero((links.work > 0) & ~devices.computes)
-    home = program.rank.astype(np.int64) * len(Stream) + program.stream
+    home = _home(program)
     own = np.concatenate([kernels, moving])
     cap = np.where(devices.computes, 1.0, links.cap)
     row = np.concatenate([links.row, own])
@@ -102,10 +94,10 @@ def _with_devices(devices: Devices, links: Links | None) -> Links:
 class _Shared(Flows):
     """One simulation under way, in which kernels and collectives share devices too."""
 
-    def __init__(self, devices: Devices, links: Links | None, waits: Lists) -> None:
+    def __init__(self, devices: Devices, links: Links | None) -> None:
         program = devices.program
         joined = _with_devices(devices, links)
-        super().__init__(program, joined, waits)
+        super().__init__(program, joined)
         self._ranks = ranks_of(program)
         self._device = 0 if links is None else len(links.capacity)
         self._lane = (self._device + program.ranks + _home(program)).tolist()

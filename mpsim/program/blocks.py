@@ -144,7 +144,7 @@ class Blocks:
                 "rebuild output",
                 "tp",
                 "all_gather",
-                self._costs.message_bytes,
+                self._plan.message_bytes,
                 Waits.ALL,
                 Phase.INPUT_GRADIENT,
             )

@@ -152,12 +152,6 @@ class PlanCosts:
         return self.plan.mesh.expert_shape(axes, rank, self.plan.cluster)
 
     @property
-    def message_bytes(self) -> float:
-        """What one microbatch passes from a stage to the next, whole [B]."""
-        sharding = self.plan.sharding
-        return float(sharding.tokens * sharding.hidden * sharding.activation_bytes)
-
-    @property
     def scatters_messages(self) -> bool:
         """Whether tensor-parallel ranks send a part of it each, which the receivers gather."""
         scatters = self.plan.framework.pipeline.scatter_gather and not self.plan.sequence_parallel
@@ -206,7 +200,7 @@ class PlanCosts:
         everything, or with scatter/gather 1/t, which the receivers all-gather over scale-up links.
         """
         plan, model = self.plan, self.collectives
-        whole, gathers = self.message_bytes, self.scatters_messages
+        whole, gathers = self.plan.message_bytes, self.scatters_messages
         size = whole / plan.mesh.tp if gathers or plan.sequence_parallel else whole
         more = plan.framework.pipeline.send_messages - 1
         first = model.send(size, crosses=crosses, slowdown=slower)

@@ -168,6 +168,12 @@ class Plan:
         )
 
     @property
+    def message_bytes(self) -> float:
+        """What one microbatch passes from a stage to the next, whole [B]."""
+        sharding = self.sharding
+        return float(sharding.tokens * sharding.hidden * sharding.activation_bytes)
+
+    @property
     def _context_inside(self) -> int:
         """Context-parallel ranks that share a scale-up domain, where that decides how they exchange keys and values."""
         if self.framework.tensor.context_exchange is not ContextExchange.HIERARCHICAL:

@@ -7,6 +7,7 @@ of a few algorithms (``collectives.algorithm``).
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 
@@ -39,7 +40,7 @@ _ROOTED = ("broadcast", "reduce")
 _CHAINED = "broadcast"  # from one rank to the next, chunk by chunk; a reduce too, but several owners' reduces follow each other closely
 
 
-class FittedLibrary:
+class FittedLibrary(abc.ABC):
     """A library whose times were fitted on measurements; what all of them share.
 
     Parameters
@@ -91,9 +92,9 @@ class FittedLibrary:
             alpha = self._use(self.inside, "send_latency")
         return alpha + size * share / rate
 
+    @abc.abstractmethod
     def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
         """Algorithm and protocol."""
-        raise NotImplementedError
 
     def reach(self, kind: str, group: GroupShape) -> str:
         """What of the group or collective nobody measured; nothing where the fit has it."""

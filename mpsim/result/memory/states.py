@@ -38,9 +38,8 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
 
 def buffers(plan: Plan) -> NDArray[np.float64]:
     """Messages of both directions, a bucket of gradients, gathered units, float64[P] [B]."""
-    message = plan.sharding.tokens * plan.model.hidden * plan.sharding.activation_bytes
     divided = plan.mesh.tp if plan.sequence_parallel else 1
-    messages = _MESSAGES * message / divided if plan.mesh.pp > 1 else 0.0
+    messages = _MESSAGES * plan.message_bytes / divided if plan.mesh.pp > 1 else 0.0
     overlapped = plan.framework.overlaps_gradients(plan.mesh.pp) and plan.replicas > 1
     bucket = plan.framework.data.bucket_bytes if overlapped and not plan.gathers_units else 0.0
     return np.full(plan.mesh.pp, messages + bucket) + _units(plan)
