@@ -1,20 +1,31 @@
 """The reference engine: a simpy simulation with exactly one event an operation.
 
-Each operation counts what it still waits for. When the last of it ends, the operation starts, and one timeout marks its end; the
+Each operation counts what it still waits for. When the last of it ends, the operation starts and its end is scheduled; the
 end of an operation is the only thing that ever happens. Simultaneous ends are handled in the order in which they were
 scheduled, so equal inputs give equal outputs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import simpy
+from simpy.events import NORMAL
 
-from mpsim.engine.graph import deadlock, precedence, successors
+from mpsim.engine.graph import chain_of, deadlock, precedence, successors
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
 
 __all__ = ["run_simpy"]
+
+
+class _Stream(simpy.Event):
+    """An in-order queue, as the event of its operation's end: one at a time, so one event serves for all of them in turn."""
+
+    row: int
+    _ok = True
 
 
 def run_simpy(program: Program) -> Timeline:
@@ -41,10 +52,17 @@ def run_simpy(program: Program) -> Timeline:
     pointer, after = following.ptr.tolist(), following.value.tolist()
     count = len(program)
     start, end = [0.0] * count, [-1.0] * count
-    timeout = environment.timeout
+    stream = _streams(program, environment)
+    schedule = environment.schedule
 
-    def finish(event: simpy.events.Event) -> None:
-        row: int = event.value  # type: ignore[assignment] # what the timeout was given
+    def begin(row: int) -> None:
+        """Have an event when `row` ends."""
+        own = stream[row]
+        own.row, own.callbacks = row, ended
+        schedule(own, NORMAL, duration[row])
+
+    def finish(own: _Stream) -> None:
+        row = own.row
         now = end[row] = environment.now
         for successor in after[pointer[row] : pointer[row + 1]]:
             left = waiting[successor]
@@ -52,12 +70,20 @@ def run_simpy(program: Program) -> Timeline:
                 waiting[successor] = left - 1
             else:
                 start[successor] = now
-                timeout(duration[successor], successor).callbacks.append(finish)
+                begin(successor)
 
+    ended: list[Callable[[Any], None]] = [finish]
     for row in [row for row, left in enumerate(waiting) if not left]:
-        timeout(duration[row], row).callbacks.append(finish)
+        begin(row)
     environment.run()
-    ended = np.asarray(end)
-    if count and ended.min() < 0:
-        raise deadlock(program, waits, ended >= 0)
-    return Timeline(program=program, start=np.asarray(start), end=ended, engine="simpy")
+    ends = np.asarray(end)
+    if count and ends.min() < 0:
+        raise deadlock(program, waits, ends >= 0)
+    return Timeline(program=program, start=np.asarray(start), end=ends, engine="simpy")
+
+
+def _streams(program: Program, environment: simpy.Environment) -> list[_Stream]:
+    """The stream that runs each row."""
+    chain = chain_of(program)
+    streams = [_Stream(environment) for _ in range(int(chain.max(initial=-1)) + 1)]
+    return [streams[one] for one in chain.tolist()]
