@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mpsim.cli.app import execute
+from mpsim.cli import main
 
 if __name__ == "__main__":
-    sys.exit(execute())
+    sys.exit(main())

@@ -41,6 +41,7 @@ _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INTEGER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
 _BASED = re.compile(r"0(?:x[0-9a-fA-F]+|o[0-7]+)")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NUMERIC = frozenset("0123456789.+-")  # what a number can begin with
 _MERGE = object()  # a plain "<<"; a quoted one is a key like any other
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _WORDS: Mapping[str, bool | None] = {
@@ -121,18 +122,22 @@ def read_document(path: str | Path) -> Document:
     return _parse(_decode(raw, file), file)
 
 
+@functools.cache
 def read_shipped(package: str, name: str) -> Any:
-    """Plain data of a YAML file that ships with mpsim, by libyaml where PyYAML has it."""
+    """Plain data of a YAML file that ships with mpsim: what `load_document` reads from it, without the places.
+
+    It is read once and shared by every caller: do not change it in place.
+    """
     text = (resources.files(package) / name).read_text(encoding="utf-8")
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader, of either kind
+    node = yaml.compose(text, Loader=_Untyped)
+    assert node is not None, f"{package}/{name} is empty"
+    return _data(node)
 
 
 def load_catalog(package: str) -> Iterator[tuple[str, Any]]:
-    """Read every ``*.yaml`` shipped in `package`, in order of name, as (stem, data).
-
-    The files are read once and the data shared by every caller: do not change it in place.
-    """
-    yield from _catalog(package)
+    """Read every ``*.yaml`` shipped in `package`, in order of name, as (stem, data); see `read_shipped`."""
+    for name in _catalog(package):
+        yield name.removesuffix(".yaml"), read_shipped(package, name)
 
 
 def parse_scalar(text: str) -> object:
@@ -155,15 +160,43 @@ def parse_scalar(text: str) -> object:
 
 
 @functools.cache
-def _catalog(package: str) -> tuple[tuple[str, Any], ...]:
-    found = []
-    for entry in sorted(resources.files(package).iterdir(), key=lambda item: item.name):
-        if entry.name.endswith(".yaml"):
-            document = _parse(_decode(entry.read_bytes(), entry.name), entry.name)
-            if document.problems:
-                raise ScenarioError(document.problems)
-            found.append((entry.name.removesuffix(".yaml"), document.data))
-    return tuple(found)
+def _catalog(package: str) -> tuple[str, ...]:
+    names = (entry.name for entry in resources.files(package).iterdir())
+    return tuple(sorted(name for name in names if name.endswith(".yaml")))
+
+
+class _Typeless:
+    """Keeps a composer of PyYAML from guessing the types of values."""
+
+    def resolve(self, kind: type, value: str | None, implicit: object) -> str:
+        del kind, value, implicit
+        return ""
+
+    def descend_resolver(self, node: object, index: object) -> None:
+        pass
+
+    def ascend_resolver(self) -> None:
+        pass
+
+
+class _Untyped(_Typeless, _Loader):  # type: ignore[misc] # which class depends on PyYAML's build
+    """Composes nodes of which every value is a text."""
+
+
+def _data(node: yaml.Node) -> Any:
+    """The value of a node of a file that ships with mpsim, which has no tag and repeats no key (tested)."""
+    if isinstance(node, yaml.ScalarNode):
+        return node.value if node.style else _resolve(node.value)
+    if isinstance(node, yaml.SequenceNode):
+        return [_data(item) for item in node.value]
+    merged: dict[Any, Any] = {}
+    data: dict[Any, Any] = {}
+    for key, value in node.value:
+        if key.value == "<<":
+            merged = _data(value)
+        else:
+            data[_data(key)] = _data(value)
+    return {**merged, **data} if merged else data
 
 
 def _reason(error: OSError) -> str:
@@ -394,7 +427,7 @@ def _scalar(event: yaml.ScalarEvent) -> object:
 def _resolve(text: str) -> Scalar:
     if text in _WORDS:
         return _WORDS[text]
-    if len(text) > MAX_DIGITS:
+    if text[0] not in _NUMERIC or len(text) > MAX_DIGITS:
         return text
     if _INTEGER.fullmatch(text):
         return int(text)

@@ -163,8 +163,9 @@ def _read_group(
 
 def _unit(leaf: str, units: Mapping[str, str]) -> str:
     """Unit of `leaf`, or of the longest stem it starts with when it carries labels (``latency_all_reduce_8``)."""
-    stems = (key for key in units if leaf == key or leaf.startswith(key + "_"))
-    return units[max(stems, key=len)]
+    if leaf in units:
+        return units[leaf]
+    return units[max((key for key in units if leaf.startswith(key + "_")), key=len)]
 
 
 def _strings(value: object) -> tuple[str, ...]:

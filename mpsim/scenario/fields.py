@@ -39,6 +39,7 @@ class Section(pydantic.BaseModel):
         frozen=True,
         strict=True,
         allow_inf_nan=False,
+        defer_build=True,  # the schema of the scenario holds those of its parts
     )
 
 

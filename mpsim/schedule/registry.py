@@ -1,56 +1,41 @@
-"""Schedules by name: one line here and one module each."""
+"""Schedules by name: one line here and one module each, imported when it is asked for."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from mpsim.errors import ScheduleError, nearest
-from mpsim.schedule.chimera import chimera
 from mpsim.schedule.csv_file import read_csv
-from mpsim.schedule.dualpipe import dualpipe
-from mpsim.schedule.dualpipe_v import dualpipe_v
-from mpsim.schedule.eager_1f1b import eager_1f1b
-from mpsim.schedule.forward_only import forward_only
-from mpsim.schedule.gpipe import gpipe
-from mpsim.schedule.interleaved import interleaved_1f1b
-from mpsim.schedule.interleaved_zb import interleaved_zb
-from mpsim.schedule.looped_bfs import looped_bfs
-from mpsim.schedule.one_f_one_b import one_f_one_b
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.search.synthesise import auto
-from mpsim.schedule.search.v_block import v_half, v_min
-from mpsim.schedule.search.zb_auto import zb_1p, zb_2p
-from mpsim.schedule.seq_1f1b import seq_1f1b
-from mpsim.schedule.zb_h1 import zb_h1
-from mpsim.schedule.zb_h2 import zb_h2
-from mpsim.schedule.zb_v import zb_v
 
 __all__ = ["make_orders", "schedule_names", "schedule_options"]
 
 _COMMON = ("pp", "microbatches", "virtual_stages")
-_SCHEDULES: Mapping[str, Callable[..., Orders]] = MappingProxyType(
+_SCHEDULES: Mapping[str, str] = MappingProxyType(
     {
-        "gpipe": gpipe,
-        "1f1b": one_f_one_b,
-        "interleaved-1f1b": interleaved_1f1b,
-        "eager-1f1b": eager_1f1b,
-        "chimera": chimera,
-        "looped-bfs": looped_bfs,
-        "zb-h1": zb_h1,
-        "interleaved-zb": interleaved_zb,
-        "zb-h2": zb_h2,
-        "zb-1p": zb_1p,
-        "zb-2p": zb_2p,
-        "zb-v": zb_v,
-        "v-half": v_half,
-        "v-min": v_min,
-        "seq-1f1b": seq_1f1b,
-        "dualpipe": dualpipe,
-        "dualpipe-v": dualpipe_v,
-        "forward-only": forward_only,
-        "auto": auto,
+        "gpipe": "gpipe.gpipe",
+        "1f1b": "one_f_one_b.one_f_one_b",
+        "interleaved-1f1b": "interleaved.interleaved_1f1b",
+        "eager-1f1b": "eager_1f1b.eager_1f1b",
+        "chimera": "chimera.chimera",
+        "looped-bfs": "looped_bfs.looped_bfs",
+        "zb-h1": "zb_h1.zb_h1",
+        "interleaved-zb": "interleaved_zb.interleaved_zb",
+        "zb-h2": "zb_h2.zb_h2",
+        "zb-1p": "search.zb_auto.zb_1p",
+        "zb-2p": "search.zb_auto.zb_2p",
+        "zb-v": "zb_v.zb_v",
+        "v-half": "search.v_block.v_half",
+        "v-min": "search.v_block.v_min",
+        "seq-1f1b": "seq_1f1b.seq_1f1b",
+        "dualpipe": "dualpipe.dualpipe",
+        "dualpipe-v": "dualpipe_v.dualpipe_v",
+        "forward-only": "forward_only.forward_only",
+        "auto": "search.synthesise.auto",
     }
 )
 
@@ -122,13 +107,17 @@ def make_orders(
     return build(pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, **options)
 
 
+@functools.cache
 def _builder(name: str) -> Callable[..., Orders]:
-    try:
-        return _SCHEDULES[name]
-    except KeyError:
+    if name not in _SCHEDULES:
         raise ScheduleError(
             f"got schedule {name!r}; needed a known one or a .csv file; {nearest(name, _SCHEDULES)}"
-        ) from None
+        )
+    module, _, function = _SCHEDULES[name].rpartition(".")
+    build: Callable[..., Orders] = getattr(
+        importlib.import_module(f"mpsim.schedule.{module}"), function
+    )
+    return build
 
 
 def _check_options(name: str, known: tuple[str, ...], options: Mapping[str, object]) -> None:

@@ -1,24 +1,60 @@
-"""What a command does not import."""
+"""What a command does not import, and how a process of its own is set up."""
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ["matplotlib", "torch", "numba", "pandas", "dask", "distributed", "optuna", "networkx"]
+NOT_ASKED_FOR = [
+    "simpy",
+    "mpsim.plot",
+    "mpsim.study",
+    "mpsim.calibration",
+    "mpsim.io",
+    "mpsim.schedule.search",
+    "mpsim.schedule.zb_v",
+    "mpsim.engine.simpy_engine",
+    "mpsim.engine.fluid",
+]
 
 
-def test_a_run_imports_nothing_heavy(scenarios):
-    """A fresh process that runs the quickstart: no plotting, no frameworks, no data frames; and simpy only where it simulates."""
+def modules_of(*arguments):
+    """Exit code and modules of a fresh process that ran a command."""
     script = (
         "import json, sys\nfrom mpsim.cli import main\ncode = main(sys.argv[1:])\n"
-        "print(json.dumps([code, sorted(name for name in sys.modules if '.' not in name)]))"
+        "print(json.dumps([code, sorted(sys.modules)]))"
     )
-    command = [sys.executable, "-c", script, "run", str(scenarios / "quickstart.yaml")]
+    command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     code, modules = json.loads(done.stdout.splitlines()[-1])
+    return code, set(modules)
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_command_imports_what_it_needs(scenarios, command):
+    """The quickstart in a fresh process: no plotting, no frameworks, no data frames; neither simpy nor schedules that it does not name."""
+    code, modules = modules_of(command, scenarios / "quickstart.yaml")
     assert code == 0
-    assert "numpy" in modules
-    assert not set(HEAVY) & set(modules)
-    assert "simpy" not in modules
+    assert {"numpy", "mpsim.scenario", "mpsim.hardware.lookup"} <= modules
+    assert not set(HEAVY) & modules
+    assert not set(NOT_ASKED_FOR) & modules
+
+
+def test_a_searched_schedule_brings_its_module(scenarios):
+    """The list above would notice: what is named is imported."""
+    code, modules = modules_of("schedule", "zb-2p", "--pp", "2", "--microbatches", "2")
+    assert code == 0
+    assert "mpsim.schedule.search" in modules
+    assert "mpsim.schedule.zb_v" not in modules
+
+
+def test_a_process_of_its_own_leaves_a_caller_alone(mpsim_cli, scenarios):
+    """Only the command line tunes the collector; `main` with arguments, which a program calls, does not."""
+    before = gc.get_threshold(), gc.get_freeze_count()
+    assert mpsim_cli("--version").code == 0
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before

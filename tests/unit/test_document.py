@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import yaml
@@ -20,6 +21,8 @@ def loader(request, monkeypatch):
     """Both parsers of PyYAML, for machines without libyaml."""
     chosen = {"C": getattr(yaml, "CSafeLoader", yaml.SafeLoader), "python": yaml.SafeLoader}
     monkeypatch.setattr(document, "_Loader", chosen[request.param])
+    untyped = type("_Untyped", (document._Typeless, chosen[request.param]), {})
+    monkeypatch.setattr(document, "_Untyped", untyped)
     return request.param
 
 
@@ -274,3 +277,23 @@ def test_a_quoted_merge_key_is_a_key():
     """Only a plain '<<' merges."""
     assert parse_scalar("{'<<': 1}") == {"<<": 1}
     assert parse_scalar("<<") == "<<"
+
+
+SHIPPED_IN = Path(document.__file__).parents[1]
+SHIPPED = sorted(SHIPPED_IN.glob("mpsim/**/*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_shipped_file_reads_as_a_person_would_have_it_read(loader, path):
+    """The quick reader of shipped files gives what the strict one does, in the same order and types; neither finds a mistake."""
+    package = ".".join(path.relative_to(SHIPPED_IN).parent.parts)
+    assert repr(document.read_shipped.__wrapped__(package, path.name)) == repr(
+        load_document(path).data
+    )
+
+
+def test_shipped_files_are_found_and_read_once():
+    """The check above covers every package that ships YAML; what two callers get is the same object."""
+    assert len(SHIPPED) > 30
+    first, second = (dict(load_catalog("mpsim.hardware.catalog")) for _ in range(2))
+    assert first["links"] is second["links"]
