@@ -16,7 +16,7 @@ __all__ = ["check"]
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="Scenario file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
     sets: Sets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -37,7 +37,6 @@ def _derived(scenario: Scenario) -> dict[str, object]:
     from mpsim.program.planning import make_plan
     from mpsim.result import check_order
     from mpsim.result.memory import account_memory
-    from mpsim.study.fitting import changes_that_fit
 
     plan = make_plan(scenario)
     check_order(scenario, plan)
@@ -54,6 +53,8 @@ def _derived(scenario: Scenario) -> dict[str, object]:
         "fullest_rank": f"pp {memory.fullest % plan.mesh.pp}, in the {memory.when[memory.fullest]}",
     }
     if not memory.fits:
+        from mpsim.study.fitting import changes_that_fit
+
         changes = [str(one) for one in changes_that_fit(scenario)]
         derived["would_fit_with"] = changes or "no change of one or two keys"
     return derived
