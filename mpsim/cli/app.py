@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextvars
+import errno
 import functools
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 
@@ -27,7 +28,7 @@ from mpsim.cli import (
     sweep,
     validate,
 )
-from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note
+from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note, print_text
 from mpsim.errors import (
     CalibrationError,
     DeadlockError,
@@ -40,6 +41,11 @@ __all__ = ["app", "execute"]
 P = ParamSpec("P")
 _DEBUG: contextvars.ContextVar[bool] = contextvars.ContextVar("debug", default=False)
 FAILURES = (DeadlockError, CalibrationError, MissingExtraError)
+_CLICK = (one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+UsageError: type[Exception] = next(one for one in _CLICK if issubclass(one, Exception))
+"""What typer raises for a wrong command line; it brings its own copy of click or uses the package."""
+OUT_OF_ORDER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What a device says when nothing is wrong with the path."""
 COMMANDS: tuple[Callable[..., None], ...] = (
     new.new,
     check.check,
@@ -68,7 +74,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"mpsim {mpsim.__version__}")
+        print_text(f"mpsim {mpsim.__version__}")
         raise typer.Exit
 
 
@@ -96,23 +102,28 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except (KeyboardInterrupt, BrokenPipeError, MpsimError, Exception) as error:
-            if isinstance(error, typer.Exit) or _is_usage_error(error):
+            if isinstance(error, (typer.Exit, UsageError)):
                 raise
             raise typer.Exit(_report(error)) from error
 
     return wrapper
 
 
-def _is_usage_error(error: BaseException) -> bool:
-    """Whether typer itself prints `error`; it brings its own copy of click or uses the package."""
-    return any(kind.__name__ == "ClickException" for kind in type(error).__mro__)
+def _report_usage(error: Any) -> int:
+    """Print what is wrong with the command line, unfolded, and where help is."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return BAD_INPUT
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "mpsim"
+    note(f"{command}: {error.format_message()}\nsee '{command} --help'")
+    return BAD_INPUT
 
 
 def _report(error: BaseException) -> int:
     """Print `error` and say which exit code it means."""
     if _DEBUG.get():
         traceback.print_exception(error)
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         note("mpsim: interrupted")
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
@@ -123,7 +134,7 @@ def _report(error: BaseException) -> int:
         return FAILED if isinstance(error, FAILURES) else BAD_INPUT
     if isinstance(error, OSError):
         note(f"mpsim: {error.filename or 'a file'}: {error.strerror or error}")
-        return BAD_INPUT
+        return FAILED if error.errno in OUT_OF_ORDER else BAD_INPUT
     note(
         f"mpsim: internal error, a bug of mpsim: {type(error).__name__}: {error}\n"
         "'mpsim --debug COMMAND ...' shows where; please report it with the scenario"
@@ -138,9 +149,10 @@ for _command in COMMANDS:
 def execute(arguments: Sequence[str] | None = None) -> int:
     """Run the application on `arguments` and return the exit code instead of leaving the process."""
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="mpsim")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else FAILED if end.code else 0
-    except KeyboardInterrupt as error:
+        given = None if arguments is None else list(arguments)
+        code = app(args=given, prog_name="mpsim", standalone_mode=False)
+    except UsageError as error:
+        return _report_usage(error)
+    except (KeyboardInterrupt, OSError, typer.Abort) as error:
         return _report(error)
-    return 0
+    return code if isinstance(code, int) else 0

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli.options import AsJson
+from mpsim.cli.options import AsJson, Plots
+from mpsim.cli.paths import check_file
 
 if TYPE_CHECKING:
     from mpsim.calibration.fit import Calibrated, Score
@@ -21,13 +22,20 @@ def calibrate(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE ...",
+            metavar="FILE",
             help="Of 'mpsim measure', nccl-tests (text, or JSON of -J), torch.profiler, or CSV; one machine. Repeats help: the "
             "quietest of each measurement counts.",
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The machine file to write.")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            callback=check_file,
+            help="The machine file to write.",
+        ),
     ] = Path("machine.yaml"),
     name: Annotated[
         str, typer.Option("--name", help="What to call the machine; left out: after its device.")
@@ -39,10 +47,7 @@ def calibrate(
         list[str] | None,
         typer.Option("--only", metavar="COLUMN=VALUE", help="Rows of a CSV table; repeatable."),
     ] = None,
-    plots: Annotated[
-        Path | None,
-        typer.Option("--plots", metavar="DIR", help="Draw measured against fitted into DIR."),
-    ] = None,
+    plots: Plots = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit the cost models to measurements, and write a cluster that any scenario can name."""
@@ -52,8 +57,6 @@ def calibrate(
     from mpsim.errors import CalibrationError, HardwareError
 
     wanted = _only(only or [])
-    if not out.parent.is_dir():
-        raise typer.BadParameter(f"no folder {out.parent}", param_hint="--out")
     try:
         found = fit([read_any(file, only=wanted) for file in files], name=name, on=on)
     except (CalibrationError, HardwareError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,14 +13,17 @@ import typer
 from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
 
 if TYPE_CHECKING:
+    from mpsim.errors import ScenarioError
     from mpsim.study import Comparison
 
 __all__ = ["compare"]
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="Scenario (.yaml), or a stored result (.json).")],
-    b: Annotated[Path, typer.Argument(help="What to set against it.")],
+    a: Annotated[
+        Path, typer.Argument(metavar="A", help="Scenario (.yaml), or a stored result (.json).")
+    ],
+    b: Annotated[Path, typer.Argument(metavar="B", help="What to set against it.")],
     sets: Sets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -47,24 +52,47 @@ def _result(
 
 
 def _stored(file: Path) -> Mapping[str, object]:
+    """The summary in a result file, checked."""
     import json
-
-    from mpsim.errors import Problem, ScenarioError
 
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         stored = json.loads(lines[0]) if len(lines) == 1 else json.loads("\n".join(lines))
     except OSError as error:
-        raise ScenarioError(
-            [Problem(f"cannot be read: {error.strerror}", file=str(file))]
-        ) from error
-    except ValueError:
-        mend = "give the object that 'mpsim run --json' printed for one scenario"
-        raise ScenarioError([Problem(f"is not one JSON object; {mend}", file=str(file))]) from None
+        raise _no_result(file, f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        raise _no_result(file, "is not one JSON object") from None
     if not isinstance(stored, Mapping):
-        raise ScenarioError([Problem("is not a JSON object; give a result", file=str(file))])
-    summary = stored.get("summary")
-    return summary if isinstance(summary, Mapping) else stored
+        raise _no_result(file, "is not a JSON object")
+    inner = stored.get("summary")
+    summary = inner if isinstance(inner, Mapping) else stored
+    missing = [key for key in ("scenario", "step_time_s", "breakdown_s") if key not in summary]
+    if missing:
+        raise _no_result(file, f"is not a result: it lacks {', '.join(missing)}")
+    parts = summary["breakdown_s"]
+    _check_time(file, "step_time_s", summary["step_time_s"], least=sys.float_info.min)
+    if not isinstance(parts, Mapping):
+        raise _no_result(
+            file, f"got {str(parts)[:60]!r}; needed a mapping of parts to seconds", "breakdown_s"
+        )
+    for name, time in parts.items():
+        _check_time(file, f"breakdown_s.{name}", time)
+    return summary
+
+
+def _check_time(file: Path, key: str, value: object, least: float = 0.0) -> None:
+    if isinstance(value, bool) or not (isinstance(value, int | float) and math.isfinite(value)):
+        raise _no_result(file, f"got {str(value)[:60]!r}; needed a number of seconds", key)
+    if value < least:
+        words = "more than 0" if least else "0 or more"
+        raise _no_result(file, f"got {value:g}; needed {words} seconds", key)
+
+
+def _no_result(file: Path, message: str, key: str = "") -> ScenarioError:
+    from mpsim.errors import Problem, ScenarioError
+
+    mend = "give the object that 'mpsim run --json' printed for one scenario"
+    return ScenarioError([Problem(f"{message}; {mend}", key=key, file=str(file))])
 
 
 def _print(comparison: Comparison) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,14 +25,16 @@ __all__ = [
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
+STDOUT = "standard output"
 UNFOLDED = 1000
 """Columns of a table that goes into a file or a pipe, where nothing should be folded."""
 
 
 def note(text: str) -> None:
     """One or more plain lines on stderr."""
-    sys.stderr.write(text.rstrip("\n") + "\n")
-    sys.stderr.flush()
+    if sys.stderr is not None:  # closed by whoever called
+        sys.stderr.write(text.rstrip("\n") + "\n")
+        sys.stderr.flush()
 
 
 def wrote(path: Path) -> None:
@@ -40,9 +43,22 @@ def wrote(path: Path) -> None:
 
 
 def print_text(text: str) -> None:
-    """Plain lines on stdout."""
-    sys.stdout.write(text.rstrip("\n") + "\n")
-    sys.stdout.flush()
+    """Plain lines on stdout.
+
+    Raises
+    ------
+    OSError
+        If they cannot be written; its file name is "standard output".
+    """
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "it is closed", STDOUT)
+    try:
+        sys.stdout.write(text.rstrip("\n") + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, STDOUT) from error
 
 
 def print_json(value: object) -> None:
@@ -77,8 +93,6 @@ def print_table(
     count = max([len(header), *map(len, cells)], default=0)
     flush_right = frozenset(right)
     table = Table(
-        title=Text(title) if title else None,
-        title_justify="left",
         box=box.SIMPLE_HEAD if header else None,
         show_header=bool(header),
         show_edge=False,
@@ -95,6 +109,8 @@ def print_table(
     console = terminal if terminal.is_terminal else Console(highlight=False, width=UNFOLDED)
     with console.capture() as captured:
         console.print(table)
+    if title:
+        print_text(title)
     print_text("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 

@@ -7,36 +7,44 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+from mpsim.cli.options import AsJson, Overrides, Plot, Sets, finite, load_scenario, quantity
 
 if TYPE_CHECKING:
     from mpsim.study.goodput import Goodput
-    from mpsim.units import Dimension
 
 __all__ = ["goodput"]
 
 
 def goodput(
-    file: Annotated[Path, typer.Argument(help="Scenario file.")],
-    days: Annotated[float, typer.Option("--days", help="Days of each trial.")] = 30.0,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
+    days: Annotated[
+        float, typer.Option("--days", callback=finite, help="Days of each trial.")
+    ] = 30.0,
     interval: Annotated[
-        str | None,
+        float | None,
         typer.Option(
             "--interval",
             metavar="TIME",
+            parser=quantity("TIME"),
             help="Work between checkpoints, e.g. '30 min'; left out: Daly's best.",
         ),
     ] = None,
     storage: Annotated[
-        str | None,
+        float | None,
         typer.Option(
-            "--storage", metavar="RATE", help="Bandwidth for all checkpoints, e.g. '200 GB/s'."
+            "--storage",
+            metavar="RATE",
+            parser=quantity("BANDWIDTH"),
+            help="Bandwidth for all checkpoints, e.g. '200 GB/s'.",
         ),
     ] = None,
     size: Annotated[
-        str | None,
+        float | None,
         typer.Option(
-            "--size", metavar="BYTES", help="Of a checkpoint; left out: parameters and optimizer."
+            "--size",
+            metavar="BYTES",
+            parser=quantity("BYTES"),
+            help="Of a checkpoint, e.g. '2 TB'; left out: parameters and optimizer.",
         ),
     ] = None,
     background: Annotated[
@@ -47,11 +55,22 @@ def goodput(
         ),
     ] = False,
     restart: Annotated[
-        str | None,
-        typer.Option("--restart", metavar="TIME", help="From an interruption to the first step."),
+        float | None,
+        typer.Option(
+            "--restart",
+            metavar="TIME",
+            parser=quantity("TIME"),
+            help="From an interruption to the first step, e.g. '10 min'; left out: assumed.",
+        ),
     ] = None,
     repair: Annotated[
-        str | None, typer.Option("--repair", metavar="TIME", help="Until a failed node is back.")
+        float | None,
+        typer.Option(
+            "--repair",
+            metavar="TIME",
+            parser=quantity("TIME"),
+            help="Until a failed node is back, e.g. '24 h'; left out: assumed.",
+        ),
     ] = None,
     spares: Annotated[
         int | None,
@@ -59,14 +78,18 @@ def goodput(
     ] = None,
     failures: Annotated[
         float,
-        typer.Option("--failures", min=0, help="Times the published failure rates of components."),
+        typer.Option(
+            "--failures", callback=finite, help="Times the published failure rates of components."
+        ),
     ] = 1.0,
-    trials: Annotated[int, typer.Option("--trials", min=1, max=100_000)] = 200,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Effective time against the interval."),
-    ] = None,
+    trials: Annotated[
+        int,
+        typer.Option("--trials", min=1, max=100_000, help="How often the days are simulated."),
+    ] = 200,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of the failures; equal ones give equal results.")
+    ] = 0,
+    plot: Plot = None,
     sets: Sets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -76,27 +99,26 @@ def goodput(
     from mpsim.result import simulate
     from mpsim.study.goodput import simulate_goodput
     from mpsim.study.reliability import Checkpoint, Reliability
-    from mpsim.units import Dimension
 
     result = simulate(load_scenario(file, sets=sets, overrides=overrides))
     cluster = result.plan.cluster
     reliability = Reliability.of(
         cluster,
         scale=failures,
-        restart=_quantity(restart, Dimension.TIME, "--restart"),
-        repair=_quantity(repair, Dimension.TIME, "--repair"),
+        restart=restart,
+        repair=repair,
         spares=spares,
     )
     checkpoint = Checkpoint.of(
-        _quantity(size, Dimension.BYTES, "--size") or result.plan.checkpoint_bytes,
+        result.plan.checkpoint_bytes if size is None else size,
         cluster.accelerators,
-        storage=_quantity(storage, Dimension.BANDWIDTH, "--storage"),
+        storage=storage,
         in_background=background,
     )
     outcome = simulate_goodput(
         reliability,
         checkpoint,
-        interval=_quantity(interval, Dimension.TIME, "--interval"),
+        interval=interval,
         days=days,
         trials=trials,
         seed=seed,
@@ -116,18 +138,6 @@ def goodput(
         )
     else:
         _print(result.scenario.name, outcome, tokens)
-
-
-def _quantity(text: str | None, dimension: Dimension, option: str) -> float | None:
-    from mpsim.errors import UnitError
-    from mpsim.units import parse_quantity
-
-    if text is None:
-        return None
-    try:
-        return parse_quantity(text, dimension)
-    except UnitError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def _print(name: str, outcome: Goodput, tokens: float) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.options import AsJson
+from mpsim.cli.paths import check_file_and_folder
 
 if TYPE_CHECKING:
     from mpsim.calibration.records import Measured
@@ -30,7 +31,14 @@ class Device(enum.StrEnum):
 
 def measure(
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            callback=check_file_and_folder,
+            help="The file to write.",
+        ),
     ] = Path("measured.jsonl"),
     budget: Annotated[
         str, typer.Option("--budget", metavar="TIME", help="How long at most: 90s, 5m, 1h.")

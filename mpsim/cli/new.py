@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from mpsim.cli.options import AsJson
+from mpsim.cli.paths import check_file
 
 __all__ = ["new"]
 
 
 def new(
     file: Annotated[
-        Path | None, typer.Argument(help="Where to write it; must not exist yet.")
+        Path | None,
+        typer.Argument(
+            metavar="FILE", callback=check_file, help="Where to write it; must not exist yet."
+        ),
     ] = None,
     template: Annotated[
         str, typer.Option("--template", "-t", help="Which one to start from.")

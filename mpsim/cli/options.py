@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpsim.cli.paths import check_file, check_folder, check_picture, check_trace
+
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
 
-__all__ = ["AsJson", "Engine", "Overrides", "Sets", "load_scenario", "load_scenarios"]
+__all__ = [
+    "AsJson",
+    "Csv",
+    "Engine",
+    "Overrides",
+    "Plot",
+    "Plots",
+    "Resume",
+    "Sets",
+    "Trace",
+    "finite",
+    "load_scenario",
+    "load_scenarios",
+    "quantity",
+]
 
 
 class Engine(enum.StrEnum):
@@ -37,6 +55,62 @@ Overrides = Annotated[
         "--override", metavar="NAME", help="Apply a named block of `overrides:`; repeatable."
     ),
 ]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE", callback=check_picture, help="Draw it (.png, .svg, .pdf)."
+    ),
+]
+Plots = Annotated[
+    Path | None,
+    typer.Option(
+        "--plots", metavar="DIR", callback=check_folder, help="Draw every picture into DIR as PNG."
+    ),
+]
+Csv = Annotated[
+    Path | None,
+    typer.Option("--csv", metavar="FILE", callback=check_file, help="Write the table as CSV."),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        callback=check_trace,
+        help="Write a trace for Perfetto (.json or .json.gz).",
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="FILE",
+        callback=check_file,
+        help="Keep finished rows here and start from them.",
+    ),
+]
+
+
+def finite(value: float | None) -> float | None:
+    """`value` if it is a finite number of at least 0; what a bound lets pass is not always one."""
+    if value is not None and not (math.isfinite(value) and value >= 0):
+        raise typer.BadParameter(f"got {value:g}; needed a finite number of 0 or more")
+    return value
+
+
+def quantity(dimension: str) -> Callable[[str], float]:
+    """Reader of an option that is a quantity with a unit; `dimension` is a name of `mpsim.units.Dimension`."""
+
+    def read(text: str) -> float:
+        from mpsim.errors import UnitError
+        from mpsim.units import Dimension, parse_quantity
+
+        try:
+            return parse_quantity(text, Dimension[dimension])
+        except UnitError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return read
 
 
 def load_scenario(

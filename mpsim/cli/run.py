@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Engine, Overrides, Sets, load_scenarios
+from mpsim.cli.options import (
+    AsJson,
+    Engine,
+    Overrides,
+    Plots,
+    Sets,
+    Trace,
+    finite,
+    load_scenarios,
+)
 
 if TYPE_CHECKING:
     from mpsim.result import Result
@@ -17,20 +26,19 @@ __all__ = ["run"]
 
 
 def run(
-    files: Annotated[list[Path], typer.Argument(help="One or more scenario files.")],
-    plots: Annotated[
-        Path | None, typer.Option("--plots", metavar="DIR", help="Write every plot as PNG.")
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", help="Write a trace for Perfetto (.json or .json.gz)."
-        ),
-    ] = None,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="One or more scenario files.")
+    ],
+    plots: Plots = None,
+    trace: Trace = None,
     sets: Sets = None,
     overrides: Overrides = None,
     engine: Annotated[
-        Engine | None, typer.Option("--engine", help="Which engine runs the program.")
+        Engine | None,
+        typer.Option(
+            "--engine",
+            help="Which engine runs the program; left out: as the scenario says, or auto, the fast one wherever it is exact.",
+        ),
     ] = None,
     sensitivity: Annotated[
         bool,
@@ -44,6 +52,7 @@ def run(
         typer.Option(
             "--jitter",
             metavar="CV",
+            callback=finite,
             help="Draw the time of every operation many times, with this coefficient of variation.",
         ),
     ] = None,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson
+from mpsim.cli.options import AsJson, Csv, Plot, finite
 
 if TYPE_CHECKING:
     from mpsim.schedule import Orders
@@ -17,9 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["schedule"]
 
 
+class Overlap(enum.StrEnum):
+    """How a fused forward-backward block runs."""
+
+    SERIAL = "serial"
+    LATE_SEND = "late-send"
+    FUSED = "fused"
+
+
 def schedule(
     name: Annotated[
-        str, typer.Argument(help="Schedule (see: mpsim show schedule), a CSV file, or 'all'.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="Schedule (see: mpsim show schedule), a CSV file, or 'all'."
+        ),
     ],
     pp: Annotated[int | None, typer.Option("--pp", min=1, help="Ranks.")] = None,
     microbatches: Annotated[
@@ -40,25 +53,24 @@ def schedule(
     p2p: Annotated[
         str, typer.Option("--p2p", metavar="C", help="Latency of a transfer between stages.")
     ] = "0",
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw the timeline (.png, .svg, .pdf)."),
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write the orders, one row a rank.")
-    ] = None,
+    plot: Plot = None,
+    csv: Csv = None,
     memory: Annotated[
         float | None,
         typer.Option(
-            "--memory", min=0, help="With 'all' and 'auto': activations that fit on a rank."
+            "--memory",
+            metavar="COUNT",
+            callback=finite,
+            help="With 'all' and 'auto': activations that fit on a rank.",
         ),
     ] = None,
     overlap: Annotated[
-        str,
+        Overlap | None,
         typer.Option(
-            "--overlap", help="How fused forward-backward blocks run: serial, late-send or fused."
+            "--overlap",
+            help="How fused forward-backward blocks run; left out: late-send.",
         ),
-    ] = "late-send",
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,6 +89,18 @@ def schedule(
         _numbers(p2p, count=1, option="--p2p"),
     )
     given = Times(*chunk, *transfer)
+    _check_name(name)
+    _refuse_unused(
+        name,
+        {
+            "--virtual": virtual,
+            "--plot": plot,
+            "--csv": csv,
+            "--overlap": overlap,
+            "--option": option,
+            "--memory": memory,
+        },
+    )
     if name == "all":
         _compare(pp=pp, microbatches=microbatches, times=given, memory=memory, as_json=as_json)
         return
@@ -94,7 +118,7 @@ def schedule(
         orders, quality = found.orders, found.to_json()
     else:
         orders, quality = _orders(name, pp, microbatches, virtual, given, options), {}
-    timed = time_schedule(orders, given, overlap=overlap)
+    timed = time_schedule(orders, given, overlap=(overlap or Overlap.LATE_SEND).value)
     _write(timed, csv=csv, plot=plot)
     report = {**timed.to_json(), **quality}
     if as_json:
@@ -150,8 +174,43 @@ def _orders(
         return read_csv(name)
     ranks, count = _required(pp, microbatches)
     return named_orders(
-        name, pp=ranks, microbatches=count, virtual_stages=virtual, times=times, **options
+        name,
+        pp=ranks,
+        microbatches=count,
+        virtual_stages=virtual,
+        times=times,
+        **options,
     )
+
+
+def _check_name(name: str) -> None:
+    """There is such a schedule, said before what else it would need."""
+    from mpsim.errors import ScheduleError, nearest
+    from mpsim.schedule import schedule_names
+
+    known = (*schedule_names(), "all")
+    if name not in known and not name.endswith(".csv"):
+        raise ScheduleError(
+            f"got schedule {name[:60]!r}; needed a known one or a .csv file; {nearest(name, known)}"
+        )
+
+
+def _refuse_unused(name: str, given: Mapping[str, object]) -> None:
+    """Refuse options that schedule `name` would not heed."""
+    if name == "all":
+        unused = {*given} - {"--memory"}
+        mend = "'all' compares schedules as they are; leave it out, or name one schedule"
+    elif name.endswith(".csv"):
+        unused = {"--option", "--memory"}
+        mend = "a CSV file holds the orders as they are; leave it out"
+    elif name != "auto":
+        unused = {"--memory"}
+        mend = f"{name} holds what it holds; leave it out, or take 'all' or 'auto'"
+    else:
+        return
+    for option, value in given.items():
+        if option in unused and value not in (None, []):
+            raise typer.BadParameter(mend, param_hint=option)
 
 
 def _options(given: list[str]) -> dict[str, int]:

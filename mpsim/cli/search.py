@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+from mpsim.cli.options import AsJson, Csv, Overrides, Plot, Resume, Sets, load_scenario, quantity
 
 if TYPE_CHECKING:
     from mpsim.study import Found, Search
@@ -24,7 +24,10 @@ class Objective(enum.StrEnum):
 
 
 def search(
-    file: Annotated[Path, typer.Argument(help="Scenario file; its own layout counts for nothing.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Scenario file; its own layout counts for nothing."),
+    ],
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -36,30 +39,47 @@ def search(
     ] = Objective.TIME,
     top: Annotated[int | None, typer.Option("--top", min=1, help="How many to rank; 10.")] = None,
     max_memory: Annotated[
-        str | None, typer.Option("--max-memory", metavar="SIZE", help="Of a rank, e.g. '70 GB'.")
+        float | None,
+        typer.Option(
+            "--max-memory",
+            metavar="SIZE",
+            parser=quantity("BYTES"),
+            help="Of a rank, e.g. '70 GB'.",
+        ),
     ] = None,
     max_price: Annotated[
-        str | None, typer.Option("--max-price", metavar="PRICE", help="E.g. '2000 USD/h'.")
+        float | None,
+        typer.Option(
+            "--max-price",
+            metavar="PRICE",
+            parser=quantity("PRICE_RATE"),
+            help="Of all accelerators, e.g. '2000 USD/h'.",
+        ),
     ] = None,
     max_power: Annotated[
-        str | None, typer.Option("--max-power", metavar="POWER", help="Of all nodes: '1.2 MW'.")
+        float | None,
+        typer.Option(
+            "--max-power",
+            metavar="POWER",
+            parser=quantity("POWER"),
+            help="Of all nodes, e.g. '1.2 MW'.",
+        ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="TIME", help="Stop after it, e.g. 60s.")
+        float | None,
+        typer.Option(
+            "--budget",
+            metavar="TIME",
+            parser=quantity("TIME"),
+            help="Stop after it, e.g. 60s.",
+        ),
     ] = None,
     front: Annotated[
         bool, typer.Option("--front/--no-front", help="Time against memory, too.")
     ] = True,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write all that was simulated.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it (.png, .svg, .pdf).")
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option("--resume", metavar="FILE", help="Keep simulated layouts; start from them."),
-    ] = None,
+    csv: Csv = None,
+    plot: Plot = None,
+    resume: Resume = None,
     sets: Sets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -68,7 +88,6 @@ def search(
     from mpsim.cli.console import INTERRUPTED, note, phases_bar, print_json, wrote
     from mpsim.cli.sweep import values_of
     from mpsim.study import search as run_search
-    from mpsim.units import Dimension
 
     scenario = load_scenario(file, sets=sets, overrides=overrides)
     with phases_bar(scenario.name) as report:
@@ -78,10 +97,10 @@ def search(
             objective=objective.value,
             top=top,
             front=front,
-            max_memory=_quantity(max_memory, Dimension.BYTES, "--max-memory"),
-            max_price=_quantity(max_price, Dimension.PRICE_RATE, "--max-price"),
-            max_power=_quantity(max_power, Dimension.POWER, "--max-power"),
-            budget=_quantity(budget, Dimension.TIME, "--budget"),
+            max_memory=max_memory,
+            max_price=max_price,
+            max_power=max_power,
+            budget=budget,
             resume=resume,
             progress=report,
         )
@@ -98,26 +117,6 @@ def search(
     if found.interrupted:
         note("mpsim: interrupted; this is what was found until then")
         raise typer.Exit(INTERRUPTED)
-
-
-def _quantity(text: str | None, dimension: object, option: str) -> float | None:
-    """Read a quantity with its unit."""
-    from mpsim.errors import UnitError
-    from mpsim.units import Dimension, parse_quantity
-
-    if text is None:
-        return None
-    assert isinstance(dimension, Dimension)
-    try:
-        return parse_quantity(_spaced(text), dimension)
-    except UnitError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
-
-
-def _spaced(text: str) -> str:
-    """``60s`` as ``60 s``."""
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/ ")
-    return f"{number} {text[len(number) :].strip()}".strip()
 
 
 def _draw(found: Search, path: Path) -> None:

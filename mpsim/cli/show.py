@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mpsim.cli.options import AsJson
+from mpsim.cli.options import AsJson, Plot
 from mpsim.cli.show_cost import QUESTIONS, Asked, answer
 from mpsim.cli.show_fabric import show_fabric
 from mpsim.cli.show_framework import framework_titles, show_framework
@@ -55,14 +55,16 @@ def show(
     catalog: Annotated[
         str | None,
         typer.Argument(
-            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric: one question."
+            metavar="CATALOG",
+            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric: one question.",
         ),
     ] = None,
     name: Annotated[
         str | None,
         typer.Argument(
+            metavar="NAME",
             help="One entry of it, or the path of a machine file; left out: all names. Of a kernel gemm=4096x4096x4096, of a collective "
-            "all_reduce='256 MiB'. Of a fabric: a system, or a scenario file."
+            "all_reduce='256 MiB'. Of a fabric: a system, or a scenario file.",
         ),
     ] = None,
     on: Annotated[
@@ -89,7 +91,7 @@ def show(
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, help="Of a fabric; left out: those it has.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Of a fabric: draw it here.")] = None,
+    plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules; or what one kernel or collective takes, or a fabric is built of."""
@@ -180,7 +182,8 @@ def _chosen(word: str | None) -> list[Catalog]:
         from mpsim.errors import nearest
 
         raise typer.BadParameter(
-            f"got {word!r}; {nearest(word, [one.value for one in Catalog])}", param_hint="CATALOG"
+            f"got {word[:60]!r}; {nearest(word, [*Catalog, 'hardware', *QUESTIONS, 'fabric'])}",
+            param_hint="CATALOG",
         )
     return [Catalog(singular)]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+from mpsim.cli.options import AsJson, Csv, Overrides, Plot, Resume, Sets, load_scenario
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
@@ -17,26 +17,20 @@ __all__ = ["sweep", "values_of"]
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="Scenario file; its `sweep:` block is the default.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Scenario file; its `sweep:` block is the default."),
+    ],
     over: Annotated[
         list[str] | None,
         typer.Option("--over", metavar="KEY=A,B,C", help="Values of one dotted key; repeatable."),
     ] = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write the table, all columns.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it (.png, .svg, .pdf).")
-    ] = None,
+    csv: Csv = None,
+    plot: Plot = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: one a core.")
     ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume", metavar="FILE", help="Keep finished rows here and start from them."
-        ),
-    ] = None,
+    resume: Resume = None,
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts.")
     ] = None,

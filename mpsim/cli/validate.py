@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson
+from mpsim.cli.options import AsJson, Plots, Trace
 
 if TYPE_CHECKING:
     from mpsim.calibration import Family, Validation
@@ -25,7 +25,7 @@ def validate(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE ...",
+            metavar="FILE",
             help="Measured training runs, collectives, kernels or schedules as CSV, whose columns say which; or with --runs a machine file.",
         ),
     ],
@@ -37,16 +37,8 @@ def validate(
             help="Training steps of 'mpsim measure', predicted on the machine file; repeatable.",
         ),
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", help="With --runs: both timelines for Perfetto (.json, .gz)."
-        ),
-    ] = None,
-    plots: Annotated[
-        Path | None,
-        typer.Option("--plots", metavar="DIR", help="Draw measured against predicted into DIR."),
-    ] = None,
+    trace: Trace = None,
+    plots: Plots = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict measured data row by row, or with --runs measured training steps, and say how far off the predictions are."""

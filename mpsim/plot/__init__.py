@@ -7,7 +7,7 @@ from mpsim.plot.answer import AnswerDisplay
 from mpsim.plot.attribution import AttributionDisplay
 from mpsim.plot.bubbles import BubbleDisplay
 from mpsim.plot.comparison import ComparisonDisplay
-from mpsim.plot.display import Display
+from mpsim.plot.display import FORMATS, Display
 from mpsim.plot.links import LinksDisplay
 from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
 from mpsim.plot.plots import Plots
@@ -19,6 +19,7 @@ from mpsim.plot.utilisation import UtilisationDisplay
 from mpsim.plot.validation import AgreementDisplay, ErrorDisplay
 
 __all__ = [
+    "FORMATS",
     "AgreementDisplay",
     "AnswerDisplay",
     "AttributionDisplay",

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
+from mpsim.errors import ScenarioError
 from mpsim.plot.palette import COMMUNICATION, EVENTS, LABELS
 
 if TYPE_CHECKING:
@@ -19,10 +20,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-__all__ = ["STYLE", "Display", "event_patches", "legend_above", "short_number", "thin"]
+__all__ = [
+    "FORMATS",
+    "STYLE",
+    "Display",
+    "event_patches",
+    "legend_above",
+    "short_number",
+    "thin",
+]
 
 STYLE = Path(__file__).with_name("mpsim.mplstyle")
 """Settings of matplotlib under which every Display draws and saves."""
+FORMATS = (".png", ".svg", ".pdf")
+"""Suffixes of the pictures that `Display.save` writes."""
 
 _NO_DATES: Mapping[str, Mapping[str, None]] = MappingProxyType(
     {
@@ -75,16 +86,25 @@ class Display(abc.ABC):
         ----------
         path : str or Path
             The suffix chooses the format: ``.png``, ``.svg``, ``.pdf``.
+
+        Raises
+        ------
+        ScenarioError
+            If it is another.
         """
         import matplotlib as mpl
 
+        path = Path(path)
+        suffix = path.suffix.lower()
+        if suffix not in FORMATS:
+            raise ScenarioError(
+                f"got {str(path)!r}; needed the name of a picture that ends in {', '.join(FORMATS)}"
+            )
         if self.figure_ is None:
             self.plot()
         assert self.figure_ is not None
-        path = Path(path)
         with mpl.rc_context(fname=STYLE):
-            metadata = dict(_NO_DATES.get(path.suffix, {}))
-            self.figure_.savefig(path, metadata=metadata or None)
+            self.figure_.savefig(path, metadata=dict(_NO_DATES[suffix]))
         return path
 
     @abc.abstractmethod

@@ -153,3 +153,39 @@ def test_new_writes_a_scenario_that_runs_and_never_overwrites(mpsim_cli, tmp_pat
     again = mpsim_cli("new", file)
     assert (again.code, again.out) == (2, "")
     assert "exists" in again.err
+
+
+@pytest.mark.parametrize("jitter", ["-1", "nan", "inf"])
+def test_a_jitter_that_is_none_is_refused_by_its_name(mpsim_cli, quickstart, jitter):
+    """Before anything is simulated."""
+    outcome = mpsim_cli("run", quickstart, "--jitter", jitter)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"'--jitter': got {jitter}; needed" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is not one JSON object"),
+        ("[]", "is not a JSON object"),
+        ("[" * 100_000, "is not one JSON object"),
+        ("{}", "is not a result: it lacks scenario, step_time_s, breakdown_s"),
+        ('{"scenario": "x", "step_time_s": "1", "breakdown_s": {}}', "step_time_s: got '1'"),
+        ('{"scenario": "x", "step_time_s": -1, "breakdown_s": {}}', "step_time_s: got -1; needed"),
+        ('{"scenario": "x", "step_time_s": NaN, "breakdown_s": {}}', "step_time_s: got 'nan'"),
+        ('{"scenario": "x", "step_time_s": 1, "breakdown_s": 3}', "breakdown_s: got '3'"),
+        (
+            '{"scenario": "x", "step_time_s": 1, "breakdown_s": {"host": -1}}',
+            "breakdown_s.host: got -1",
+        ),
+    ],
+)
+def test_compare_says_which_file_is_no_result_and_why(mpsim_cli, tmp_path, content, words):
+    """The file, the key, what was got and where results come from."""
+    file = tmp_path / "stored.json"
+    file.write_text(content)
+    outcome = mpsim_cli("compare", file, file)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert str(file) in outcome.err
+    assert words in outcome.err
+    assert "mpsim run --json" in outcome.err

@@ -78,6 +78,10 @@ def test_a_written_csv_gives_the_same_report(mpsim_cli, tmp_path):
         (("1f1b", "--pp", 4, "--microbatches", 8, "--times", "1,1"), "three numbers"),
         (("1f1b", "--pp", 4, "--microbatches", 8, "--times", "1,-1,1"), "negative"),
         (("none.csv",), "none.csv"),
+        (("1f1c", "--pp", 4), "1f1b"),
+        (("al", "--pp", 4), "'all'"),
+        (("1f1b", "--pp", 4, "--microbatches", 8, "--memory", "nan"), "--memory"),
+        (("1f1b", "--pp", 4, "--microbatches", 8, "--overlap", "late"), "--overlap"),
     ],
 )
 def test_bad_input_exits_2_with_nothing_on_stdout(mpsim_cli, arguments, words):
@@ -119,3 +123,25 @@ def test_all_schedules_side_by_side(mpsim_cli):
     assert makespans == sorted(makespans)
     table = mpsim_cli("schedule", "all", "--pp", 4, "--microbatches", 8).out
     assert table.index("zb-v") < table.index("gpipe")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *(
+            ("all", option)
+            for option in ("--plot p.png", "--csv c.csv", "--virtual 2", "--overlap fused", "--option segments=4")
+        ),
+        ("1f1b", "--memory 4"),
+        ("orders.csv", "--memory 4"),
+        ("orders.csv", "--option segments=4"),
+    ],
+)  # fmt: skip
+def test_an_option_that_would_not_count_is_refused(mpsim_cli, tmp_path, monkeypatch, name, option):
+    """Nothing that was asked for is dropped in silence."""
+    monkeypatch.chdir(tmp_path)
+    schedule(mpsim_cli, "1f1b", 4, 8, "--csv", "orders.csv")
+    outcome = mpsim_cli("schedule", name, "--pp", 4, "--microbatches", 8, *option.split())
+    assert (outcome.code, outcome.out) == (2, "")
+    assert option.split()[0] in outcome.err
+    assert "leave it out" in outcome.err

@@ -37,3 +37,12 @@ def test_an_unknown_name_suggests_the_nearest(mpsim_cli):
     outcome = mpsim_cli("show", "model", "gpt3-157b")
     assert (outcome.code, outcome.out) == (2, "")
     assert "gpt3-175b" in outcome.err
+
+
+def test_an_unknown_catalog_lists_all_there_is_to_show(mpsim_cli):
+    """Questions are named beside catalogs."""
+    outcome = mpsim_cli("show", "foo")
+    assert (outcome.code, outcome.out) == (2, "")
+    for word in (*CATALOGS, "hardware", "kernel", "collective", "fabric"):
+        assert word in outcome.err
+    assert "did you mean 'fabric'" in mpsim_cli("show", "frabic").err

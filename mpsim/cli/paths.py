@@ -1,0 +1,111 @@
+"""Paths that a command is to write to, looked at before it works for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+__all__ = [
+    "TRACES",
+    "check_file",
+    "check_file_and_folder",
+    "check_folder",
+    "check_picture",
+    "check_trace",
+]
+
+TRACES = (".json", ".json.gz")
+"""How the name of a trace may end."""
+
+
+def check_picture(path: Path | None) -> Path | None:
+    """`path` if a picture can be written there."""
+    if path is None:
+        return None
+    from mpsim.plot import FORMATS
+
+    _check_suffix(path, FORMATS)
+    return check_file(path)
+
+
+def check_trace(path: Path | None) -> Path | None:
+    """`path` if a trace can be written there."""
+    if path is not None:
+        _check_suffix(path, TRACES)
+    return check_file(path)
+
+
+def check_file(path: Path | None) -> Path | None:
+    """`path` if a file can be written there; the folder must be there already.
+
+    Raises
+    ------
+    typer.BadParameter
+        If it cannot; it says what stands in the way.
+    """
+    if path is None:
+        return None
+    try:
+        there, folder = path.exists(), path.parent.is_dir()
+    except (OSError, ValueError) as error:  # too long, or with a null character
+        raise typer.BadParameter(f"got {_short(path)}: {_reason(error)}") from None
+    if path.is_dir():
+        raise typer.BadParameter(f"got {_short(path)}, which is a folder; give a file in it")
+    if not folder:
+        raise typer.BadParameter(
+            f"got {_short(path)}, but there is no folder {_short(path.parent)}; make it first, or "
+            "give a file in another"
+        )
+    if not os.access(path if there else path.parent, os.W_OK):
+        blocked = path if there else path.parent
+        raise typer.BadParameter(f"got {_short(path)}, but {_short(blocked)} is not writable")
+    return path
+
+
+def check_file_and_folder(path: Path | None) -> Path | None:
+    """`path` if a file can be written there, in a folder that is there or can be made."""
+    if path is not None:
+        check_folder(path.parent)
+    return check_file(path) if path is not None and path.parent.is_dir() else path
+
+
+def check_folder(path: Path | None) -> Path | None:
+    """`path` if it is a folder that files can be written to, or can become one.
+
+    Raises
+    ------
+    typer.BadParameter
+        If neither; it says what stands in the way.
+    """
+    if path is None:
+        return None
+    try:
+        nearest = next(one for one in (path, *path.absolute().parents) if one.exists())
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"got {_short(path)}: {_reason(error)}") from None
+    if not nearest.is_dir():
+        raise typer.BadParameter(
+            f"got {_short(path)}, but {_short(nearest)} is a file; give a folder, which is made if need be"
+        )
+    if not os.access(nearest, os.W_OK):
+        raise typer.BadParameter(f"got {_short(path)}, but {_short(nearest)} is not writable")
+    return path
+
+
+def _check_suffix(path: Path, suffixes: Sequence[str]) -> None:
+    if not path.name.lower().endswith(tuple(suffixes)):
+        wanted = ", ".join(suffixes[:-1]) + f" or {suffixes[-1]}"
+        raise typer.BadParameter(f"got {_short(path)}; needed a name that ends in {wanted}")
+
+
+def _short(path: Path) -> str:
+    """`path` in quotes, the end of it if nobody would read all."""
+    text = str(path)
+    return repr(text if len(text) <= 200 else f"...{text[-100:]}")
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
