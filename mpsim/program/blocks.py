@@ -102,13 +102,18 @@ class Blocks:
 
     def of(self, stage: Stage, action: Action) -> list[Block]:
         """Blocks of one action of `stage`, in the order they run; one list for stages of equal content."""
-        rank = int(self._plan.orders.stage_rank[stage.index])
-        costs, kinds = self._costs.stage(rank), self._plan.layer_kinds(stage)
-        # what a head holds depends on whether its rank has the embedding
-        key = (action, kinds, stage.embedding, rank if stage.head else -1, costs)
+        key = (action, *self.content(stage))
         if key not in self._rows:
-            self._rows[key] = self._row(stage, action, costs)
+            rank = int(self._plan.orders.stage_rank[stage.index])
+            self._rows[key] = self._row(stage, action, self._costs.stage(rank))
         return self._rows[key]
+
+    def content(self, stage: Stage) -> tuple[object, ...]:
+        """What decides the blocks of a stage: equal for stages of equal content."""
+        rank = int(self._plan.orders.stage_rank[stage.index])
+        # what a head holds depends on whether its rank has the embedding
+        ends = (stage.embedding, rank if stage.head else -1)
+        return self._plan.layer_kinds(stage), *ends, self._costs.stage(rank)
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         parts = self._plan.stage_parameters(stage) | self._plan.layer_parameters

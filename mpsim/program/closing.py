@@ -162,9 +162,9 @@ class StepRows:
 
     def _cast_weights(self, updated: NDArray[np.int64]) -> None:
         """Cast the weights of the linear layers to a narrow precision; the microbatches of the next step share the casts."""
-        seconds = self._costs.cast_weights(self._plan.rank_linear_weights)
-        if not seconds.any():
+        if not self._costs.casts_weights:
             return
+        seconds = self._costs.cast_weights(self._plan.rank_linear_weights)
         ids = self._rows.add(
             len(self._ranks),
             rank=self._ranks,

@@ -76,6 +76,11 @@ class PlanCosts:
             return (self,)
         return tuple(PlanCosts(one) for one in self.plan.parts)
 
+    @property
+    def casts_weights(self) -> bool:
+        """Whether linear layers compute in a precision narrower than their weights'."""
+        return any(one.kernels.casts for one in (self, *self._others.values()))
+
     def cast_weights(self, parameters: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of casting so many weights of each pipeline rank to the narrow precision, once a step; 0 in a wide one [s]."""
         wide = self.plan.framework.lowering.activation_bytes
@@ -165,20 +170,17 @@ class PlanCosts:
         for stage in range(stages):
             for direction, other in ((0, stage + 1), (1, stage - 1)):
                 if 0 <= other < stages and rank[stage] != rank[other]:
-                    crosses = self._crosses(rank[stage], rank[other])
-                    receivers = self.group(("tp",), rank[other])
-                    slower = self.slowdown(rank[stage], rank[other])
-                    slower_end = max(
-                        self.of(end)._message(crosses, receivers, slower)
-                        for end in (rank[stage], rank[other])
-                    )
-                    columns[:, direction, stage] = slower_end
+                    columns[:, direction, stage] = self._sent(rank[stage], rank[other])
         seconds, up, out = columns
         return Sends(ticks(seconds), up, out)
 
     @functools.cache  # noqa: B019 - one instance a simulation
-    def _crosses(self, source: int, target: int) -> bool:
-        return self.plan.mesh.crosses(source, target, self.plan.cluster)
+    def _sent(self, source: int, target: int) -> tuple[float, float, float]:
+        """A message between two pipeline ranks as the slower of them has it; see `_message`."""
+        crosses = self.plan.mesh.crosses(source, target, self.plan.cluster)
+        receivers = self.group(("tp",), target)
+        slower = self.slowdown(source, target)
+        return max(self.of(end)._message(crosses, receivers, slower) for end in (source, target))
 
     @functools.cache  # noqa: B019 - one instance a simulation
     def slowdown(self, source: int, target: int) -> float | None:

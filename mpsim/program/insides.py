@@ -83,7 +83,8 @@ class Insides:
         gather, reduce = gathers(self._plan), reduces(self._plan)
         shape = (len(Action), orders.stages, 2, 2)
         key = np.ravel_multi_index(
-            (orders.kind, orders.stage, gather.astype(int), reduce.astype(int)), shape
+            (orders.kind, self._alike()[orders.stage], gather.astype(int), reduce.astype(int)),
+            shape,
         )
         distinct = np.flatnonzero(np.bincount(key))
         needs = zip(*(one.tolist() for one in np.unravel_index(distinct, shape)), strict=True)
@@ -94,6 +95,12 @@ class Insides:
         ]
         chosen: NDArray[np.int64] = table[key]
         return chosen
+
+    def _alike(self) -> NDArray[np.int64]:
+        """For each stage, the first whose actions are cut and timed as its own."""
+        first: dict[tuple[object, ...], int] = {}
+        contents = [(self._blocks.content(one), one.index == 0) for one in self._plan.stages]
+        return np.array([first.setdefault(one, i) for i, one in enumerate(contents)])
 
     def _variant(self, action: Action, stage: Stage, gather: bool, reduce: bool) -> int:
         """Cut an action and register the rows it becomes, once for stages of equal content."""

@@ -21,7 +21,6 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.csr import stable_order
 from mpsim.program.program import PARTS, Kind, Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
@@ -85,8 +84,10 @@ def add_messages(
     blocking : bool[N], optional
         Around which actions communication blocks; around none by default.
     """
-    # channels deliver in their sender's order
-    order = stable_order(2 * messages.producer + messages.direction)
+    # channels deliver in their sender's order; an action sends one message a direction at most
+    place = np.full(2 * len(orders), -1)
+    place[2 * messages.producer + messages.direction] = np.arange(len(messages.producer))
+    order = place[place >= 0]
     producer, consumer = messages.producer[order], messages.consumer[order]
     direction = messages.direction[order]
     stage = orders.stage[producer]

@@ -179,7 +179,9 @@ def last_gradient(orders: Orders) -> NDArray[np.int64]:
 
 
 def _extreme(orders: Orders, kinds: tuple[Action, ...], *, last: bool) -> NDArray[np.int64]:
-    chosen = np.flatnonzero(np.isin(orders.kind, [int(kind) for kind in kinds]))
+    wanted = np.zeros(len(Action), dtype=bool)
+    wanted[[int(kind) for kind in kinds]] = True
+    chosen = np.flatnonzero(wanted[orders.kind])
     result = np.full(orders.stages, -1, dtype=np.int64)
     ordered = chosen if last else chosen[::-1]
     result[orders.stage[ordered]] = ordered  # the last assignment stays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,9 @@ class Rows:
 
     def __init__(self) -> None:
         self._count = 0
-        self._blocks: list[dict[str, NDArray[Any]]] = []
+        self._blocks: list[
+            tuple[int, Mapping[str, ArrayLike]]
+        ] = []  # how many rows, what they were given
         self._edges: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._slots: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._labels: dict[str, int] = {"": 0}
@@ -72,18 +74,11 @@ class Rows:
         int64[count]
             Row numbers.
         """
+        assert columns.keys() <= _COLUMNS.keys(), f"unknown columns {sorted(columns)}"
         rows = np.arange(self._count, self._count + count)
-        given: dict[str, ArrayLike | Kind | Stream] = dict(columns)
-        given["label"] = self._number(label)
-        self._blocks.append(
-            {
-                name: np.broadcast_to(np.asarray(given.pop(name, default), dtype=kind), (count,))
-                for name, (kind, default) in _COLUMNS.items()
-            }
-        )
-        assert not given, f"unknown columns {sorted(given)}"
+        self._blocks.append((count, {**columns, "label": self._number(label)}))
         self._count += count
-        self.occupy(rows, self._blocks[-1]["rank"], self._blocks[-1]["stream"])
+        self.occupy(rows, columns.get("rank", 0), columns.get("stream", 0))
         return rows
 
     def _number(self, label: str | NDArray[np.str_]) -> ArrayLike:
@@ -96,15 +91,12 @@ class Rows:
 
     def occupy(self, rows: ArrayLike, rank: ArrayLike, stream: ArrayLike) -> None:
         """Let rows occupy further (rank, stream) pairs; arrays of one length, or scalars."""
-        row, where, queue = np.broadcast_arrays(
-            np.asarray(rows, np.int64), np.asarray(rank, np.int64), np.asarray(stream, np.int64)
-        )
-        self._slots.append((row.ravel(), (where * len(Stream) + queue).ravel()))
+        slot = np.asarray(rank, np.int64) * len(Stream) + np.asarray(stream, np.int64)
+        self._slots.append(_pairs(rows, slot))
 
     def depend(self, rows: ArrayLike, on: ArrayLike) -> None:
         """Let each row wait for the end of another; arrays of one length, or scalars."""
-        row, before = np.broadcast_arrays(np.asarray(rows, np.int64), np.asarray(on, np.int64))
-        self._edges.append((row.ravel(), before.ravel()))
+        self._edges.append(_pairs(rows, on))
 
     def finish(
         self,
@@ -114,12 +106,6 @@ class Rows:
         templates: tuple[Template, ...] = (),
     ) -> Program:
         """Freeze into a Program."""
-        columns = {
-            name: np.concatenate([block[name] for block in self._blocks])
-            if self._blocks
-            else np.zeros(0, kind)
-            for name, (kind, _) in _COLUMNS.items()
-        }
         dep_ptr, dep = self._lists(self._edges)
         slot_ptr, slot = self._lists(self._slots)
         return Program(
@@ -131,11 +117,29 @@ class Rows:
             slot_ptr=slot_ptr,
             slot=slot,
             templates=templates,
-            **columns,
+            **{name: self._column(name) for name in _COLUMNS},
         )
+
+    def _column(self, name: str) -> NDArray[Any]:
+        """One column of all rows."""
+        kind, default = _COLUMNS[name]
+        column, begin = np.full(self._count, default, dtype=kind), 0
+        for count, given in self._blocks:
+            if name in given:
+                column[begin : begin + count] = given[name]
+            begin += count
+        return column
 
     def _lists(self, pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Lists:
         nothing = np.zeros(0, dtype=np.int64)
         row = np.concatenate([nothing, *(one for one, _ in pairs)])
         value = np.concatenate([nothing, *(one for _, one in pairs)])
         return compress(row, value, self._count)
+
+
+def _pairs(rows: ArrayLike, values: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Two flat arrays of one length."""
+    row, value = np.asarray(rows, np.int64), np.asarray(values, np.int64)
+    if row.shape != value.shape:
+        row, value = np.broadcast_arrays(row, value)
+    return row.ravel(), value.ravel()

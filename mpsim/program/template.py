@@ -285,11 +285,14 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         In the order they run; `layer` counts from the stage's first, -1 outside the layers. At least one.
     """
     templates = [block for _, block in blocks]
+    if len(blocks) == 1:
+        ((layer, only),) = blocks
+        return dataclasses.replace(only, name=name, layer=np.full_like(only.layer, layer))
     names = tuple(dict.fromkeys(one for block in templates for one in block.names))
     index = {one: i for i, one in enumerate(names)}
     renamed = {
-        id(block): np.array([index[one] for one in block.names], dtype=np.int16)[block.name_index]
-        for block in templates
+        block: np.array([index[one] for one in block.names], dtype=np.int16)[block.name_index]
+        for block in dict.fromkeys(templates)
     }
     offset = np.cumsum([0.0, *(block.parts.sum() for block in templates)])
     before_ptr, before = _joined_edges(templates)
@@ -300,7 +303,7 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
     return Template(
         name=name,
         names=names,
-        name_index=np.concatenate([renamed[id(block)] for block in templates]),
+        name_index=np.concatenate([renamed[block] for block in templates]),
         stream=joined("stream"),
         layer=np.repeat([layer for layer, _ in blocks], [len(b.stream) for b in templates]).astype(
             np.int32
@@ -319,31 +322,41 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
 
 def exits(template: Template) -> NDArray[np.int64]:
     """Last kernel on each stream: when these have ended, the template has."""
-    reversed_stream = template.stream[::-1]
-    _, first = np.unique(reversed_stream, return_index=True)
-    return np.sort(len(reversed_stream) - 1 - first)
+    last = {stream: kernel for kernel, stream in enumerate(template.stream.tolist())}
+    return np.sort(np.array(list(last.values()), dtype=np.int64))
 
 
 def _joined_edges(templates: Sequence[Template]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Edges of blocks end to end: what waited for nothing now waits for the exits of the block before."""
-    counts, at = [], 0
-    edges: list[NDArray[Any]] = []
-    previous: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-    ends = {id(block): exits(block) for block in templates}
-    for block in templates:
-        own = np.diff(block.before_ptr)
-        entries = np.flatnonzero(own == 0)
-        counts.append(own)
-        counts[-1][entries] = len(previous)
-        # between two entries lies what the kernels from the one to the other wait for
-        cuts = [0, *block.before_ptr[entries].tolist(), len(block.before)]
-        edges.append(block.before[: cuts[1]] + at)
-        for begin, end in itertools.pairwise(cuts[1:]):
-            edges += [previous, block.before[begin:end] + at]
-        previous = ends[id(block)] + at
-        at += len(own)
-    pointer = np.cumsum(np.concatenate([[0], *counts])).astype(np.int32)
-    return pointer, np.concatenate([np.zeros(0, dtype=np.int64), *edges]).astype(np.int32)
+    size = [len(block.stream) for block in templates]
+    known: dict[tuple[Template | None, Template], tuple[NDArray[Any], NDArray[Any]]] = {}
+    counts: list[NDArray[Any]] = [np.zeros(1, dtype=np.int64)]
+    edges: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
+    earlier = [None, *templates]
+    for previous, block, at in zip(earlier, templates, np.cumsum([0, *size]), strict=False):
+        pair = (previous, block)
+        if pair not in known:
+            known[pair] = _edges_after(previous, block)
+        count, before = known[pair]
+        counts.append(count)
+        edges.append(before + at)
+    return np.cumsum(np.concatenate(counts)).astype(np.int32), np.concatenate(edges).astype(
+        np.int32
+    )
+
+
+def _edges_after(
+    previous: Template | None, block: Template
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many kernels each kernel of a block waits for, and which, counted from the block's first."""
+    ends = (exits(previous) - len(previous.stream)).tolist() if previous else []
+    before = block.before.tolist()
+    waits = [
+        before[begin:end] if begin < end else ends
+        for begin, end in itertools.pairwise(block.before_ptr.tolist())
+    ]
+    count = [len(one) for one in waits]
+    return np.array(count), np.array([*itertools.chain(*waits)], dtype=np.int64)
 
 
 def _empty() -> Template:

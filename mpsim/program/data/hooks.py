@@ -105,8 +105,9 @@ class Hooks:
 def _spread(count: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     """For every element of every chosen list: which of `chosen`, and the element counted over all lists."""
     begin = np.cumsum(count) - count
-    each = count[chosen]
-    which = np.repeat(np.arange(len(chosen)), each)
+    some = np.flatnonzero(count[chosen])
+    each = count[chosen[some]]
+    which = np.repeat(some, each)
     within = np.arange(len(which)) - np.repeat(np.cumsum(each) - each, each)
     return which, begin[chosen[which]] + within
 
