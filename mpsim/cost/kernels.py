@@ -50,9 +50,14 @@ __all__ = [
 CLOCKS = ("sustained", "burst")
 _EAGER_KINDS = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
 _WIDE = "bf16"  # what stays unquantised when the rest is fp8 or fp4
-_NARROW = ("fp8", "fp8_block", "mxfp8", "fp4", "nvfp4")
+_NARROW = ("fp8", "fp8_rowwise", "fp8_block", "mxfp8", "fp4", "nvfp4")
 _FP4_FORMAT = "nvfp4"
-_RELATIVES = {"mxfp8": ("fp8_block", "fp8"), "fp8_block": ("fp8",), "nvfp4": ("fp8",)}
+_RELATIVES = {
+    "mxfp8": ("fp8_block", "fp8"),
+    "fp8_block": ("fp8",),
+    "fp8_rowwise": ("fp8",),
+    "nvfp4": ("fp8",),
+}
 _HALF = ("bf16", "fp16")
 
 Shape = tuple[object, ...]
@@ -65,7 +70,7 @@ class KernelModel:
     ----------
     accelerator : Accelerator
     precision : str
-        Of matrix products: bf16, fp16, tf32, fp32, or a narrow one: fp8 (a scale a tensor), fp8_block (a scale for 128 elements), mxfp8 (a
+        Of matrix products: bf16, fp16, tf32, fp32, or a narrow one: fp8 (a scale a tensor), fp8_rowwise (a scale a row), fp8_block (a scale for 128 elements), mxfp8 (a
         scale for 32), fp4, also called nvfp4. Then attention and the output projection stay bf16, and casts are kernels of their own:
         operators of kind QUANTISE in training, `quantisation_seconds` in benchmarks.
     attention_kernel : str
@@ -162,12 +167,20 @@ class KernelModel:
         """Whether linear layers compute in a narrow precision, whose tensors are cast by kernels of their own."""
         return self._casting is not None
 
-    def with_casts(self, expansion: Expansion, wide_bytes: float) -> Expansion:
-        """The same operators with the casts of a narrow precision before the linear layers; `wide_bytes` an element before [B]."""
+    def with_casts(
+        self, expansion: Expansion, wide_bytes: float, *, gathered: bool = False
+    ) -> Expansion:
+        """The same operators with the casts of a narrow precision before the linear layers, as `mpsim.workload.with_casts` has them."""
         if self._casting is None:
             return expansion
         wide = self._rules["gemm_precision"].words["wide_operators"]
-        return with_casts(expansion, self._casting, wide_bytes=wide_bytes, wide_operators=wide)
+        return with_casts(
+            expansion,
+            self._casting,
+            wide_bytes=wide_bytes,
+            wide_operators=wide,
+            gathered=gathered,
+        )
 
     def weight_cast_seconds(self, parameters: ArrayLike, wide_bytes: float) -> Floats:
         """Time of casting so many weights, which training does once a step [s]; 0 in a wide precision."""
@@ -243,6 +256,7 @@ class KernelModel:
             m, n, k, batch, moved = _columns(
                 [operators[row] for row in rows], "m", "n", "k", "batch", "bytes"
             )
+            moved = moved + np.array([operators[row].repeated_bytes for row in rows])
             times[rows] = self._product_seconds((m, n, k, batch, moved), peak, constants)
         return times * self._gemm_factors(operators)
 
@@ -355,7 +369,7 @@ def _columns(operators: Sequence[Operator], *fields: str) -> list[Floats]:
 def _shape(o: Operator) -> Shape:
     """What the time of an operator depends on."""
     if o.kind in (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM):
-        return (o.kind, o.name, o.phase, o.m, o.n, o.k, o.batch, o.bytes)
+        return (o.kind, o.name, o.phase, o.m, o.n, o.k, o.batch, o.bytes, o.weights)
     if o.kind is OperatorKind.ATTENTION:
         shape = (o.heads, o.head_dim, o.head_dim_v, o.queries, o.keys, o.sequences)
         return (o.kind, o.phase, *shape, o.causal, o.window)

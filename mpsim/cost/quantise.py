@@ -84,17 +84,24 @@ def casting(
     -----
     In training fp8 takes its scale from the steps before (delayed scaling), so one pass is enough. A second copy, transposed, is for the
     products of the backward pass: matrix units before Blackwell read fp8 along k only, and a block of elements shares its scale along k.
+    With a scale a row what the weight gradient reads has scales of its own and is cast a second time.
     """
     if precision not in FORMATS and precision != "fp4":
         return None
     narrow = "nvfp4" if precision == "fp4" else precision
     group = constant_groups("kernels")[f"quantise.{narrow}"]
     copies = choose_group("kernels", "transpose", accelerator.name, accelerator.family)
+    late = use(group, "late_passes") if "late_passes" in group else 0.0
     return Casting(
         element_bytes=use(group, "element_bytes"),
         passes=use(group, "training_passes"),
-        copies=use(copies, "copies_blocks" if narrow in SCALED_FORMATS else "copies_fp8"),
+        copies=1.0 if late else use(copies, _copies_of(narrow)),
+        late_passes=late,
     )
+
+
+def _copies_of(narrow: str) -> str:
+    return "copies_blocks" if narrow in SCALED_FORMATS else "copies_fp8"
 
 
 def launch_seconds(kind: str = "eager", accelerator: Accelerator | None = None) -> float:

@@ -19,6 +19,7 @@ __all__ = [
     "GradientOverlap",
     "HostBehaviour",
     "KernelBehaviour",
+    "NarrowChunks",
     "OptimizerBehaviour",
     "ParameterGather",
     "PipelineBehaviour",
@@ -35,9 +36,16 @@ class TensorOverlap(enum.StrEnum):
     WEIGHT_GRADIENT = (
         "weight-gradient"  # the reduction of an input gradient hides behind the weight gradient
     )
-    DECOMPOSED = (
-        "decomposed"  # GEMMs cut in chunks that run beside ring steps (user buffers, async TP)
-    )
+    DECOMPOSED = "decomposed"  # GEMMs cut in chunks that run beside ring steps, the rest beside other products (user buffers)
+    MICRO_PIPELINE = "micro-pipeline"  # a gather before a product and a reduction behind one are cut, the rest blocks (async TP)
+
+
+class NarrowChunks(enum.StrEnum):
+    """Which collectives a micro-pipeline cuts where products are in fp8 or fp4."""
+
+    ALL = "all"
+    GATHERS = "gathers"  # a reduction behind a scaled product blocks
+    SCATTERS = "scatters"  # a gather before a scaled product blocks
 
 
 class ContextExchange(enum.StrEnum):
@@ -123,6 +131,15 @@ class TensorBehaviour:
     Parameters
     ----------
     tensor_overlap : TensorOverlap
+    narrow_chunks : NarrowChunks
+        With `tensor_overlap` micro-pipeline, in fp8 or fp4.
+    narrow_gathers : bool
+        Whether gathers before products in fp8 or fp4 carry elements that are cast already.
+    keeps_gathered : bool
+        Whether a gathered input stays until the weight gradient, which else gathers it again.
+    copies_parts : bool
+        Whether gathers and reduce-scatters of tokens copy the whole tensor, because the collectives work along the first dimension and tokens
+        are the second (torch's functional collectives).
     loss_reductions : int
         All-reduces of one float32 a token in the vocabulary-parallel loss.
     context_exchange : ContextExchange
@@ -131,6 +148,10 @@ class TensorBehaviour:
     """
 
     tensor_overlap: TensorOverlap
+    narrow_chunks: NarrowChunks = NarrowChunks.ALL
+    narrow_gathers: bool = False
+    keeps_gathered: bool = False
+    copies_parts: bool = False
     loss_reductions: int = 3
     context_exchange: ContextExchange = ContextExchange.RING
     norm_reductions: int = 0

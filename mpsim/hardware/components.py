@@ -31,8 +31,10 @@ __all__ = [
 ]
 
 
-SCALED_FORMATS = types.MappingProxyType({"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"})
-"""Formats with a scale for a block of elements, and the precision whose matrix units they run on."""
+SCALED_FORMATS = types.MappingProxyType(
+    {"fp8_rowwise": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+)
+"""Formats with a scale for a row or a block of elements, and the precision whose matrix units they run on."""
 _SCALED_BY_HARDWARE = frozenset({"mxfp8"})
 
 

@@ -334,7 +334,8 @@ def _left(
     left = whole.n - features[whole.name]
     if not left or left == whole.n or one is not whole:
         return one if left else None
-    return dataclasses.replace(reshaped(one, {"n": left}), flops=one.flops * left / one.n)
+    part = reshaped(one, {"n": left})
+    return dataclasses.replace(part, flops=one.flops * left / one.n, weights=1)
 
 
 def _kept_features(by_name: Mapping[str, Operator]) -> dict[str, int]:

@@ -6,7 +6,13 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from mpsim.framework import ContextExchange, ExpertDispatch, ExpertOverlap, TensorOverlap
+from mpsim.framework import (
+    ContextExchange,
+    ExpertDispatch,
+    ExpertOverlap,
+    NarrowChunks,
+    TensorOverlap,
+)
 from mpsim.workload import Operator, OperatorKind, Phase, Split
 
 __all__ = ["Routing", "Sharding", "reshaped", "resized", "shard"]
@@ -62,6 +68,14 @@ class Sharding:
         Whether what lies between row and column GEMMs is divided too.
     tensor_overlap : TensorOverlap
         What runs beside the collectives of tensor parallelism.
+    narrow_chunks : NarrowChunks
+        Which collectives of products in a narrow format a micro-pipeline cuts.
+    narrow_gathers : bool
+        Whether gathers before products in a narrow format carry narrow elements.
+    keeps_gathered : bool
+        Whether a gathered input stays until the weight gradient.
+    copies_parts : bool
+        Whether what is gathered or reduce-scattered is copied once more.
     context_exchange : ContextExchange
         How keys and values travel.
     context_inside : int
@@ -84,6 +98,10 @@ class Sharding:
     hidden: int = 0
     sequence_parallel: bool = False
     tensor_overlap: TensorOverlap = TensorOverlap.NONE
+    narrow_chunks: NarrowChunks = NarrowChunks.ALL
+    narrow_gathers: bool = False
+    keeps_gathered: bool = False
+    copies_parts: bool = False
     context_exchange: ContextExchange = ContextExchange.RING
     context_inside: int = 1
     routing: Routing | None = None

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
-from mpsim.framework import TensorOverlap
+from mpsim.framework import NarrowChunks, TensorOverlap
 from mpsim.parallel.items import Communication, Compute, Item, Waits
 from mpsim.parallel.shard import Sharding, resized, shard
 from mpsim.workload import Operator, OperatorKind, Phase, Split
@@ -14,7 +14,9 @@ from mpsim.workload import Operator, OperatorKind, Phase, Split
 __all__ = ["backward_items", "forward_items", "norm_items"]
 
 _STATISTIC_BYTES: Final = 4  # float32
-_OUTPUT_LAYER: Final = "logits"  # never cut in chunks: the output layer is no user-buffer module
+_OUTPUT_LAYER: Final = "logits"  # never cut in chunks: the output layer is no user-buffer module, nor compiled with a layer
+_BESIDE: Final = (TensorOverlap.WEIGHT_GRADIENT, TensorOverlap.DECOMPOSED)
+_CUT: Final = (TensorOverlap.DECOMPOSED, TensorOverlap.MICRO_PIPELINE)
 
 
 def forward_items(whole: Operator, sharding: Sharding, *, recompute: bool) -> Iterator[Item]:
@@ -31,21 +33,20 @@ def forward_items(whole: Operator, sharding: Sharding, *, recompute: bool) -> It
     mine = shard(whole, sharding)
     gathers = whole.split is Split.COLUMN and _scatters(sharding)
     reduces = _is_partial_sum(whole) and sharding.tp > 1
-    if gathers and _is_cut(whole, sharding):
+    if gathers and _is_cut(whole, sharding, NarrowChunks.GATHERS):
         yield from _gather_beside(mine, whole.m * whole.k, sharding, recompute=recompute)
         return
-    if reduces and _is_cut(whole, sharding):
+    if reduces and _is_cut(whole, sharding, NarrowChunks.SCATTERS):
         yield from _scatter_beside(mine, whole.m * whole.n, sharding, recompute=recompute)
         return
     if gathers:
-        yield _collective("all_gather", whole.m * whole.k, whole, sharding, recompute=recompute)
+        yield from _gather(whole.m * whole.k, whole, sharding, recompute=recompute)
     yield Compute(mine, recompute)
     if whole.kind is OperatorKind.LOSS and sharding.tp > 1:
         yield from _loss(whole, sharding, recompute=recompute)
     elif reduces:
-        kind = "reduce_scatter" if sharding.sequence_parallel else "all_reduce"
         elements = _output_elements(whole, sharding)
-        yield _collective(kind, elements, whole, sharding, recompute=recompute)
+        yield from _reduce(elements, whole, sharding, recompute=recompute)
 
 
 def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> Iterator[Item]:
@@ -60,24 +61,24 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
     """
     is_input = whole.phase is Phase.INPUT_GRADIENT
     column_input = is_input and whole.split is Split.COLUMN and sharding.tp > 1
-    beside = together and sharding.tensor_overlap is not TensorOverlap.NONE
+    beside = together and sharding.tensor_overlap in _BESIDE
+    again = _scatters(sharding) and not sharding.keeps_gathered  # the gathered input was not kept
     if is_input and whole.split is Split.ROW and _scatters(sharding):
-        if _is_cut(whole, sharding):
+        if _is_cut(whole, sharding, NarrowChunks.GATHERS):
             mine = shard(whole, sharding)
             yield from _gather_beside(mine, whole.m * whole.k, sharding, recompute=False)
             return
-        yield _collective("all_gather", whole.m * whole.k, whole, sharding)
-    if column_input and beside and _scatters(sharding):
-        # the gathered input was not kept: gather it again beside the input gradient
-        elements = whole.m * whole.n
-        yield _collective("all_gather", elements, whole, sharding, waits=Waits.WEIGHT_GRADIENT)
-    if whole.split is Split.COLUMN and _scatters(sharding) and not is_input and not beside:
-        yield _collective("all_gather", whole.k * whole.n, whole, sharding)
+        yield from _gather(whole.m * whole.k, whole, sharding)
+    if column_input and beside and again:  # beside the input gradient
+        yield from _gather(whole.m * whole.n, whole, sharding, waits=Waits.WEIGHT_GRADIENT)
+    if whole.split is Split.COLUMN and again and not is_input and not beside:
+        yield from _gather(whole.k * whole.n, whole, sharding)
     yield Compute(shard(whole, sharding))
+    if is_input and whole.weights > 1:
+        yield Compute(_gradient_sum(whole, sharding))
     if column_input:
-        kind = "reduce_scatter" if sharding.sequence_parallel else "all_reduce"
         waits = Waits.INPUT_GRADIENT if beside else Waits.ALL
-        yield _collective(kind, whole.m * whole.n, whole, sharding, waits=waits)
+        yield from _reduce(whole.m * whole.n, whole, sharding, waits=waits)
 
 
 def norm_items(whole: Operator, sharding: Sharding, *, recompute: bool) -> Iterator[Communication]:
@@ -99,13 +100,15 @@ def _is_partial_sum(operator: Operator) -> bool:
     return operator.split is Split.ROW or operator.name.endswith("embedding")
 
 
-def _is_cut(operator: Operator, sharding: Sharding) -> bool:
-    """Whether a product is cut in chunks that run beside the steps of its ring."""
+def _is_cut(operator: Operator, sharding: Sharding, what: NarrowChunks) -> bool:
+    """Whether a product is cut in chunks that run beside the steps of its ring; `what` is on the way there."""
+    narrow = operator.operand_bytes and sharding.tensor_overlap is TensorOverlap.MICRO_PIPELINE
     return (
-        sharding.tensor_overlap is TensorOverlap.DECOMPOSED
+        sharding.tensor_overlap in _CUT
         and sharding.sequence_parallel
         and operator.kind is OperatorKind.GEMM
         and operator.name != _OUTPUT_LAYER
+        and (not narrow or sharding.narrow_chunks in (NarrowChunks.ALL, what))
     )
 
 
@@ -113,6 +116,65 @@ def _output_elements(operator: Operator, sharding: Sharding) -> float:
     if operator.kind is OperatorKind.GEMM:
         return operator.m * operator.n
     return operator.sequences * operator.queries * sharding.hidden
+
+
+def _gather(
+    elements: float,
+    operator: Operator,
+    sharding: Sharding,
+    *,
+    waits: Waits = Waits.ALL,
+    recompute: bool = False,
+) -> Iterator[Item]:
+    """Gather an operand of a product, as narrow as it is read where gathers are."""
+    whole = _collective(
+        "all_gather", elements, operator, sharding, waits=waits, recompute=recompute
+    )
+    size = elements * _element(operator, sharding)
+    yield dataclasses.replace(whole, size=size)
+    if sharding.copies_parts:
+        copy = _copy(f"{operator.name} gathered copy", operator.phase, size)
+        yield Compute(copy, recompute)
+
+
+def _reduce(
+    elements: float,
+    operator: Operator,
+    sharding: Sharding,
+    *,
+    waits: Waits = Waits.ALL,
+    recompute: bool = False,
+) -> Iterator[Item]:
+    """Sum what the ranks have, each for its own tokens with sequence parallelism."""
+    scatters = sharding.sequence_parallel
+    if scatters and sharding.copies_parts:
+        size = elements * sharding.activation_bytes
+        copy = _copy(f"{operator.name} copy to scatter", operator.phase, size)
+        yield Compute(copy, recompute)
+    kind = "reduce_scatter" if scatters else "all_reduce"
+    yield _collective(kind, elements, operator, sharding, waits=waits, recompute=recompute)
+
+
+def _copy(name: str, phase: Phase, size: float) -> Operator:
+    """Read and write so many bytes."""
+    return Operator(name=name, kind=OperatorKind.ELEMENTWISE, phase=phase, bytes=2.0 * size)
+
+
+def _gradient_sum(product: Operator, sharding: Sharding) -> Operator:
+    """Add up the input gradients of several weights: all are read, their sum is written."""
+    tensor = product.batch * product.m * product.n * sharding.activation_bytes
+    return Operator(
+        name=f"{product.name} gradient sum",
+        kind=OperatorKind.ELEMENTWISE,
+        phase=product.phase,
+        bytes=float((product.weights + 1) * tensor),
+    )
+
+
+def _element(operator: Operator, sharding: Sharding) -> float:
+    """Bytes of an element of an operand on its way to a product."""
+    narrow = operator.operand_bytes if sharding.narrow_gathers else 0.0
+    return float(narrow or sharding.activation_bytes)
 
 
 def _collective(
@@ -141,9 +203,13 @@ def _gather_beside(
     """Multiply the chunk of tokens at hand while the next one arrives around the ring."""
     steps = sharding.tp
     chunk = _chunk(mine, steps)
+    size = elements * _element(mine, sharding)
+    if sharding.tensor_overlap is TensorOverlap.MICRO_PIPELINE:  # into memory that the peers see
+        buffered = _copy(f"{mine.name} copy to gather", mine.phase, size / steps)
+        yield Compute(buffered, recompute)
     for step in range(steps):
         if step < steps - 1:
-            yield _ring_step(mine, elements, step + 1, "gather", sharding, recompute=recompute)
+            yield _ring_step(mine, size, step + 1, "gather", sharding, recompute=recompute)
         yield Compute(chunk, recompute, _tags(mine, "gather", step) if step else frozenset())
 
 
@@ -153,11 +219,11 @@ def _scatter_beside(
     """Send a chunk's partial sums around the ring while the next chunk is multiplied; add up what arrived at the end."""
     steps = sharding.tp
     chunk = _chunk(mine, steps)
+    arrived = elements * sharding.activation_bytes  # tp chunks are read
     for step in range(steps):
         yield Compute(chunk, recompute)
         if step < steps - 1:
-            yield _ring_step(mine, elements, step + 1, "scatter", sharding, recompute=recompute)
-    arrived = elements * sharding.activation_bytes  # tp chunks are read
+            yield _ring_step(mine, arrived, step + 1, "scatter", sharding, recompute=recompute)
     add = Operator(
         name=f"{mine.name} add chunks",
         kind=OperatorKind.ELEMENTWISE,
@@ -173,14 +239,14 @@ def _chunk(mine: Operator, parts: int) -> Operator:
 
 
 def _ring_step(
-    mine: Operator, elements: float, step: int, what: str, sharding: Sharding, *, recompute: bool
+    mine: Operator, size: float, step: int, what: str, sharding: Sharding, *, recompute: bool
 ) -> Communication:
     (tag,) = _tags(mine, what, step)
     return Communication(
         name=f"{mine.name} {what} step",
         axis="tp",
         kind="send",
-        size=float(elements * sharding.activation_bytes / sharding.tp),
+        size=float(size / sharding.tp),
         waits=Waits.TAGGED,
         phase=mine.phase,
         recompute=recompute,

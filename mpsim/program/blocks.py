@@ -79,7 +79,11 @@ class Blocks:
     def _cast(self) -> dict[str, Expansion]:
         wide = self._plan.framework.lowering.activation_bytes
         expanded = self.expand(self._plan)
-        return {name: self._costs.kernels.with_casts(one, wide) for name, one in expanded.items()}
+        sharding, kernels = self._plan.sharding, self._costs.kernels
+        gathered = sharding.narrow_gathers and sharding.tp > 1 and sharding.sequence_parallel
+        return {
+            name: kernels.with_casts(one, wide, gathered=gathered) for name, one in expanded.items()
+        }
 
     @staticmethod
     def expand(plan: Plan) -> dict[str, Expansion]:

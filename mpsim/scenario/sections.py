@@ -45,7 +45,9 @@ ScheduleName = Literal[
     "forward-only",
     "auto",
 ]
-Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "fp8_block", "mxfp8", "nvfp4"]
+Precision = Literal[
+    "bf16", "fp16", "fp32", "tf32", "fp8", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"
+]
 RecomputeModule = Literal[
     "core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj"
 ]

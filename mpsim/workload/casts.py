@@ -23,15 +23,33 @@ class Casting:
         Times that the wide tensor is read, at least 1.
     copies : float
         Narrow tensors written: 2 where the products of the backward pass need a transposed one.
+    late_passes : float
+        Times that the wide tensor is read once more for what the weight gradient multiplies, where that has scales of its own and is cast
+        in the backward pass (one a column beside one a row); 0 where the first cast serves both.
     """
 
     element_bytes: float
     passes: float
     copies: float
+    late_passes: float = 0.0
 
     def moved_bytes(self, elements: float, wide_bytes: float) -> float:
-        """Traffic of casting so many elements of `wide_bytes` each [B]."""
-        return elements * (self.passes * wide_bytes + self.copies * self.element_bytes)
+        """Traffic of casting so many elements of `wide_bytes` each, of both casts where there are two [B]."""
+        return self.first_bytes(elements, wide_bytes) + self.late_bytes(elements, wide_bytes)
+
+    def first_bytes(self, elements: float, wide_bytes: float, *, transposed: bool = True) -> float:
+        """Traffic of the cast that the first product needs, with the `transposed` copy for the weight gradient or without [B]."""
+        copies = self.copies if transposed else 1.0
+        return elements * (self.passes * wide_bytes + copies * self.element_bytes)
+
+    def late_bytes(self, elements: float, wide_bytes: float) -> float:
+        """Traffic of the second cast, 0 where there is none [B]."""
+        again = self.late_passes * wide_bytes + self.element_bytes
+        return elements * again if self.late_passes else 0.0
+
+    def transposing_bytes(self, elements: float) -> float:
+        """Traffic of transposing narrow elements, 0 where nothing needs it [B]."""
+        return 2.0 * (self.copies - 1.0) * elements * self.element_bytes
 
 
 def with_casts(
@@ -40,6 +58,7 @@ def with_casts(
     *,
     wide_bytes: float,
     wide_operators: Collection[str] = (),
+    gathered: bool = False,
 ) -> Expansion:
     """Put casts before the linear layers, whose products then read narrow elements.
 
@@ -52,10 +71,13 @@ def with_casts(
         Of an element before its cast [B].
     wide_operators : collection of str
         Linear layers that stay wide.
+    gathered : bool
+        Whether tensor-parallel ranks gather narrow elements: each casts its share and transposes the whole.
 
     Notes
     -----
-    Forward casts the input of a layer, backward the gradient of its output, each once for the two products that read it. Weights change
+    Forward casts the input of a layer, backward the gradient of its output, each once for the two products that read it; with
+    `Casting.late_passes` once for each of them, and after the gather, because a scale belongs to a whole row or column. Weights change
     once a step and are cast then, not here. Batched products (unfused attention) stay wide.
 
     Examples
@@ -66,27 +88,39 @@ def with_casts(
     >>> [one.name for one in cast.forward][:3]
     ['norm1', 'quantise qkv input', 'qkv']
     """
+    rules = _Rules(casting, wide_bytes, frozenset(wide_operators), gathered)
 
     def cast(operators: Iterable[Operator]) -> tuple[Operator, ...]:
-        return tuple(_cast(operators, casting, wide_bytes, wide_operators))
+        return tuple(_cast(operators, rules))
 
     return dataclasses.replace(
         expansion, forward=cast(expansion.forward), backward=cast(expansion.backward)
     )
 
 
-def _cast(
-    operators: Iterable[Operator], casting: Casting, wide_bytes: float, wide: Collection[str]
-) -> Iterator[Operator]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rules:
+    """How linear layers are cast: as `with_casts` is told."""
+
+    casting: Casting
+    wide_bytes: float
+    wide: frozenset[str]
+    gathered: bool
+
+
+def _cast(operators: Iterable[Operator], rules: _Rules) -> Iterator[Operator]:
+    narrow = rules.casting.element_bytes
     for one in operators:
-        if not _is_linear(one) or one.name in wide:
+        if not _is_linear(one) or one.name in rules.wide:
             yield one
             continue
-        if one.phase is not Phase.WEIGHT_GRADIENT:
-            yield _quantise(one, casting, wide_bytes)
+        if one.phase is Phase.WEIGHT_GRADIENT:
+            yield from _late(one, rules)
+        else:
+            yield _quantise(one, rules)
         operands = one.batch * (one.m * one.k + one.k * one.n)
-        saved = (wide_bytes - casting.element_bytes) * operands
-        yield dataclasses.replace(one, bytes=one.bytes - saved, operand_bytes=casting.element_bytes)
+        saved = (rules.wide_bytes - narrow) * operands
+        yield dataclasses.replace(one, bytes=one.bytes - saved, operand_bytes=narrow)
 
 
 def _is_linear(one: Operator) -> bool:
@@ -95,19 +129,48 @@ def _is_linear(one: Operator) -> bool:
     return linear or one.kind is OperatorKind.GROUPED_GEMM
 
 
-def _quantise(one: Operator, casting: Casting, wide_bytes: float) -> Operator:
-    """Cast of what product `one` reads besides the weight: its left operand.
-
-    Between a column and a row layer tensors are divided by tensor parallelism, elsewhere only with sequence parallelism; those of experts as
-    experts are.
-    """
+def _quantise(one: Operator, rules: _Rules) -> Operator:
+    """Cast of what product `one` reads besides the weight: its left operand."""
     forward = one.phase is Phase.FORWARD
-    row, column = one.split is Split.ROW, one.split is Split.COLUMN
-    inside = Split.TENSOR if (row if forward else column) else Split.SEQUENCE
+    split = _split(one, "input" if forward else "gradient", rules)
+    elements = float(one.batch * one.m * one.k)
+    whole = not (rules.gathered and split is Split.SEQUENCE)
     return Operator(
         name=f"quantise {one.name} {'input' if forward else 'gradient'}",
         kind=OperatorKind.QUANTISE,
         phase=one.phase,
-        split=Split.EXPERT if one.split is Split.EXPERT else inside,
-        bytes=casting.moved_bytes(float(one.batch * one.m * one.k), wide_bytes),
+        split=split,
+        bytes=rules.casting.first_bytes(elements, rules.wide_bytes, transposed=whole),
     )
+
+
+def _late(one: Operator, rules: _Rules) -> Iterator[Operator]:
+    """What weight gradient `one` needs of its operands beyond their first casts: others, or transposed copies of what was gathered."""
+    casting = rules.casting
+    for what, elements in (("gradient", one.m * one.k), ("input", one.k * one.n)):
+        split = _split(one, what, rules)
+        moved = casting.late_bytes(float(one.batch * elements), rules.wide_bytes)
+        if not moved and rules.gathered and split is Split.SEQUENCE:
+            moved, split = casting.transposing_bytes(float(one.batch * elements)), Split.NONE
+        if moved:
+            yield Operator(
+                name=f"quantise {one.name} {what} for the weight",
+                kind=OperatorKind.QUANTISE,
+                phase=one.phase,
+                split=split,
+                bytes=moved,
+            )
+
+
+def _split(one: Operator, what: str, rules: _Rules) -> Split:
+    """How the input or the gradient of a layer is divided when it is cast.
+
+    Between a column and a row layer tensors are divided by tensor parallelism, elsewhere only with sequence parallelism, and not at all once
+    they are gathered; those of experts as experts are.
+    """
+    if one.split is Split.EXPERT:
+        return Split.EXPERT
+    inside = one.split is (Split.ROW if what == "input" else Split.COLUMN)
+    if inside:
+        return Split.TENSOR
+    return Split.NONE if rules.casting.late_passes else Split.SEQUENCE

@@ -8,10 +8,16 @@ from collections.abc import Iterator
 from mpsim.workload.attention import Core, attention_core
 from mpsim.workload.expansion import Expansion, Step, Tokens
 from mpsim.workload.kinds import LayerKind
-from mpsim.workload.mlp import activation, expert_mlp, plain_mlp
+from mpsim.workload.mlp import activation, expert_mlp, gate_and_up, plain_mlp
 from mpsim.workload.operators import Split
 from mpsim.workload.parts import Part
-from mpsim.workload.projections import cross_attention, kept_of_qkv, own_attention, positions
+from mpsim.workload.projections import (
+    QKV_WEIGHTS,
+    cross_attention,
+    kept_of_qkv,
+    own_attention,
+    positions,
+)
 from mpsim.workload.transformer import Lowering, Transformer
 
 __all__ = ["expand_layer"]
@@ -111,7 +117,9 @@ def _parallel_block(part: Part, kind: LayerKind) -> Iterator[Step]:
     model = part.model
     yield part.norm("norm1")
     features = model.qkv_features + model.fc1_features
-    yield part.column("qkv_fc1", features, kept_of_qkv(part) + model.fc1_features)
+    weights = QKV_WEIGHTS + gate_and_up(model)
+    kept = kept_of_qkv(part) + model.fc1_features
+    yield part.column("qkv_fc1", features, kept, weights=weights)
     yield from activation(part)
     yield from positions(part)
     yield from attention_core(Core.of(model, kind), part.lowering, part.tokens)

@@ -10,16 +10,23 @@ from mpsim.workload.experts import Experts
 from mpsim.workload.kernels import LABEL_BYTES, STATISTIC_BYTES, gemm, streaming
 from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
 from mpsim.workload.parts import Part
+from mpsim.workload.transformer import Transformer
 
-__all__ = ["activation", "expert_mlp", "plain_mlp"]
+__all__ = ["activation", "expert_mlp", "gate_and_up", "plain_mlp"]
 
 
 def plain_mlp(part: Part) -> Iterator[Step]:
     """Expand the MLP between its norm and its residual addition."""
     model = part.model
-    yield part.column("fc1", model.fc1_features, model.fc1_features)
+    weights = gate_and_up(model)
+    yield part.column("fc1", model.fc1_features, model.fc1_features, weights=weights)
     yield from activation(part)
     yield part.row("fc2", model.ffn_hidden)
+
+
+def gate_and_up(model: Transformer) -> int:
+    """Weights of the first projection of a plain MLP."""
+    return 2 if model.gated_mlp else 1
 
 
 def activation(part: Part) -> Iterator[Step]:
@@ -65,8 +72,9 @@ def expert_mlp(part: Part, moe: Experts) -> Iterator[Step]:
 
 def _shared(part: Part, inner: int) -> Iterator[Step]:
     model, tokens = part.model, part.tokens.count
-    features = inner * (2 if model.gated_mlp else 1)
-    yield part.column("shared_fc1", features, features)
+    weights = gate_and_up(model)
+    features = inner * weights
+    yield part.column("shared_fc1", features, features, weights=weights)
     yield from _activation(part, "shared_", inner * tokens, gated=model.gated_mlp)
     yield part.row("shared_fc2", inner)
     yield streaming(

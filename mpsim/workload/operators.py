@@ -97,6 +97,8 @@ class Operator:
         is counted in `bytes` instead of writing the product.
     operand_bytes : float
         Bytes of an element of both inputs of a product where they were cast to a narrow format, 0 where they were not.
+    weights : int
+        Products with weights of their own that it stands for: their tokens are read, and the gradients of those written, once for each.
     """
 
     name: str
@@ -125,3 +127,21 @@ class Operator:
     recomputed_selectively: bool = False
     accumulate_bytes: float = 0.0
     operand_bytes: float = 0.0
+    weights: int = 1
+
+    @property
+    def repeated_bytes(self) -> float:
+        """Moved beyond `bytes` because several weights share what is multiplied: what they read or write anew [B]."""
+        if self.weights == 1:
+            return 0.0
+        ins = self.batch * (self.m * self.k + self.k * self.n)
+        out = self.batch * self.m * self.n
+        element = self.operand_bytes
+        if self.accumulate_bytes:
+            element = (self.bytes - 2 * self.accumulate_bytes * out) / ins
+        element = element or self.bytes / (ins + out)
+        if self.phase is Phase.INPUT_GRADIENT:
+            written = (self.bytes - element * ins) / out
+            return (self.weights - 1) * written * out
+        shared = self.m * self.k if self.phase is Phase.FORWARD else self.k * self.n
+        return (self.weights - 1) * element * self.batch * shared

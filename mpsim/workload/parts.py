@@ -57,9 +57,14 @@ class Part:
             saved_for_weight=self.size(width) if feeds else 0.0,
         )
 
-    def column(self, name: str, features: int, kept: int, *, features_in: int = 0) -> Step:
-        """Build a GEMM from the hidden width, or from `features_in`; it saves `kept` features of its output."""
-        return gemm(
+    def column(
+        self, name: str, features: int, kept: int, *, features_in: int = 0, weights: int = 1
+    ) -> Step:
+        """Build a GEMM from the hidden width, or from `features_in`; it saves `kept` features of its output.
+
+        Where projections are separate it stands for as many as there are `weights`.
+        """
+        step = gemm(
             name,
             Split.COLUMN,
             tokens=self.tokens.count,
@@ -68,6 +73,12 @@ class Part:
             lowering=self.lowering,
             saved=self.size(kept),
         )
+        if weights == 1 or not self.lowering.separate_projections:
+            return step
+        forward, *backward = (
+            dataclasses.replace(one, weights=weights) for one in (step.forward, *step.backward)
+        )
+        return Step(forward, tuple(backward))
 
     def row(self, name: str, features: int) -> Step:
         """Build a GEMM back to the hidden width; it saves its input."""

@@ -13,7 +13,9 @@ from mpsim.workload.kinds import LayerKind
 from mpsim.workload.operators import Split
 from mpsim.workload.parts import Part
 
-__all__ = ["cross_attention", "kept_of_qkv", "own_attention", "positions"]
+__all__ = ["QKV_WEIGHTS", "cross_attention", "kept_of_qkv", "own_attention", "positions"]
+
+QKV_WEIGHTS = 3  # queries, keys, values
 
 
 def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
@@ -22,7 +24,7 @@ def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
     if model.mla is not None:
         yield from _latent(part, model.mla)
     else:
-        yield part.column("qkv", model.qkv_features, kept_of_qkv(part))
+        yield part.column("qkv", model.qkv_features, kept_of_qkv(part), weights=QKV_WEIGHTS)
         yield from positions(part)
     yield from attention_core(Core.of(model, kind), part.lowering, part.tokens)
     yield part.row("proj", model.context_features)

@@ -250,6 +250,9 @@ class Lowering:
     merged_qkv : bool
         Whether queries, keys and values are one tensor, all of which is kept because the values are a view of it, also
         where queries and keys are changed afterwards; else each is a tensor.
+    separate_projections : bool
+        Whether queries, keys and values, and gate and up, are products of their own, each of which reads the tokens, and whose input
+        gradients are added up by a kernel; else they are one product.
     weighted_activation : bool
         Whether the weights of routed experts enter in their activation, so that their output need not be kept, or after the experts.
     activation_bytes : int
@@ -275,6 +278,7 @@ class Lowering:
     fused_bias_activation: bool = True
     fused_bias_dropout_add: bool = True
     merged_qkv: bool = False
+    separate_projections: bool = False
     weighted_activation: bool = False
     activation_bytes: int = 2
     weight_grad_bytes: int = 4

@@ -43,7 +43,7 @@ def test_a_cast_moves_its_bytes_and_starts_its_kernels() -> None:
 
 def test_formats_count_their_scales() -> None:
     """A 4-byte scale for 128 elements, a 1-byte scale for 32 and for 16."""
-    expected = {"fp8": 1.0, "fp8_block": 1 + 4 / 128, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+    expected = {"fp8": 1.0, "fp8_rowwise": 1.0, "fp8_block": 1 + 4 / 128, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
     assert {one: format_bytes(one) for one in FORMATS} == expected
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpsim.framework import ContextExchange, TensorOverlap
+from mpsim.framework import ContextExchange, NarrowChunks, TensorOverlap
 from mpsim.parallel import (
     Communication,
     Compute,
@@ -16,7 +16,17 @@ from mpsim.parallel import (
     block_forward,
     shard,
 )
-from mpsim.workload import Lowering, Phase, expand_embedding, expand_head, expand_layer, model
+from mpsim.workload import (
+    Casting,
+    Expansion,
+    Lowering,
+    Phase,
+    expand_embedding,
+    expand_head,
+    expand_layer,
+    model,
+    with_casts,
+)
 
 GPT = model("gpt-7.5b")
 LAYER = expand_layer(GPT, Lowering(fused_attention=False), sequences=1, sequence_length=2048)
@@ -223,3 +233,83 @@ def test_norm_weights_are_kept_equal_where_a_stack_does_so() -> None:
         block_forward(LAYER, _sharding(tp=1, norm_reductions=4)),
     ):
         assert not [one for one in items if isinstance(one, Communication) and "norm" in one.name]
+
+
+def _narrow() -> Expansion:
+    casting = Casting(element_bytes=1.0, passes=1, copies=2)
+    return with_casts(LAYER, casting, wide_bytes=2, gathered=True)
+
+
+def test_a_micro_pipeline_cuts_gathers_and_reductions_next_to_one_product() -> None:
+    """Forward all four collectives become ring steps; backward the two gathers do, while the sums of column gradients reduce and block."""
+    sharding = _sharding(
+        sequence_parallel=True, tensor_overlap=TensorOverlap.MICRO_PIPELINE, keeps_gathered=True
+    )
+    assert _collectives(block_forward(LAYER, sharding)) == ["send"] * 12
+    backward = block_backward(LAYER, sharding)
+    assert sorted(_collectives(backward)) == ["reduce_scatter"] * 2 + ["send"] * 6
+    waits = {one.waits for one in backward if isinstance(one, Communication) and one.kind != "send"}
+    assert waits == {Waits.ALL}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        (NarrowChunks.ALL, ["send"] * 12),
+        (NarrowChunks.GATHERS, ["reduce_scatter"] * 2 + ["send"] * 6),
+        (NarrowChunks.SCATTERS, ["all_gather"] * 2 + ["send"] * 6),
+    ],
+)
+def test_narrow_products_may_leave_half_of_a_micro_pipeline_uncut(
+    chunks: NarrowChunks, expected: list[str]
+) -> None:
+    """What the compiler's pass does not match around a scaled product blocks; products in 16 bits are all cut."""
+    sharding = _sharding(
+        sequence_parallel=True, tensor_overlap=TensorOverlap.MICRO_PIPELINE, narrow_chunks=chunks
+    )
+    assert sorted(_collectives(block_forward(_narrow(), sharding))) == expected
+    assert _collectives(block_forward(LAYER, sharding)) == ["send"] * 12
+
+
+def test_narrow_gathers_carry_half_and_reductions_all() -> None:
+    """fp8: a gather of 2048 tokens x 4096 has 1 B an element where it is cast before, a reduction 2 B."""
+    for gathers, size in ((True, 1.0), (False, 2.0)):
+        items = block_forward(_narrow(), _sharding(sequence_parallel=True, narrow_gathers=gathers))
+        sizes = {one.kind: one.size for one in items if isinstance(one, Communication)}
+        assert sizes == {"all_gather": size * 2048 * 4096, "reduce_scatter": 2.0 * 2048 * 4096}
+
+
+def test_a_kept_input_is_not_gathered_again() -> None:
+    """Two column layers: two gathers of gradients, and two more of inputs where those were not kept."""
+    counts = [
+        _collectives(block_backward(LAYER, _sharding(sequence_parallel=True, keeps_gathered=kept)))
+        for kept in (False, True)
+    ]
+    assert [one.count("all_gather") for one in counts] == [4, 2]
+
+
+def test_collectives_along_the_second_dimension_copy_the_whole_tensor() -> None:
+    """Each of four is read and written once more, 2 x 2 B of 2048 tokens x 4096; all-reduces are not."""
+    plain, copied = (
+        block_forward(LAYER, _sharding(sequence_parallel=True, copies_parts=copies))
+        for copies in (False, True)
+    )
+    more = [one for one in copied if one not in plain]
+    assert [one.operator.bytes for one in more if isinstance(one, Compute)] == [
+        4.0 * 2048 * 4096
+    ] * 4
+    assert block_forward(LAYER, _sharding(copies_parts=True)) == block_forward(LAYER, _sharding())
+
+
+def test_separate_projections_add_up_their_input_gradients() -> None:
+    """wq, wk and wv: three gradients of 2048 tokens x 4096 in, their sum out; each product reads the tokens anew."""
+    lowering = Lowering(separate_projections=True)
+    layer = expand_layer(GPT, lowering, sequences=1, sequence_length=2048)
+    sums = [
+        one.operator
+        for one in block_backward(layer, _sharding())
+        if isinstance(one, Compute) and one.operator.name.endswith("gradient sum")
+    ]
+    assert [one.bytes for one in sums] == [4 * 2.0 * 2048 * 4096]
+    product = next(one for one in layer.forward if one.name == "qkv")
+    assert product.repeated_bytes == 2 * 2.0 * 2048 * 4096

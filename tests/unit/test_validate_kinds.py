@@ -296,7 +296,7 @@ def test_a_training_row_that_cannot_be_predicted_says_why(
             {"family": "torchtitan", "measured_date": "2024-12", "overlap_notes": "async TP"},
             "torchtitan-2024",
             "tensor_overlap",
-            "decomposed",
+            "micro-pipeline",
         ),
         (
             {"family": "torchtitan", "measured_date": "2025-06", "schedule": "1F1B"},

@@ -74,7 +74,8 @@ def check_sequence(scenario: Scenario) -> list[Problem]:
 def check_tensor_overlap(scenario: Scenario) -> list[Problem]:
     """Products cut in chunks have chunks of tokens to start from."""
     p, overlap = scenario.parallelism, scenario.software.tensor.tensor_overlap
-    if p.tp == 1 or p.sequence_parallel or overlap is not TensorOverlap.DECOMPOSED:
+    cut = overlap in (TensorOverlap.DECOMPOSED, TensorOverlap.MICRO_PIPELINE)
+    if p.tp == 1 or p.sequence_parallel or not cut:
         return []
     message = (
         f"got {overlap.value}, but tp {p.tp} without sequence_parallel has all-reduces, which are not cut; "
