@@ -186,6 +186,39 @@ def test_of_repeated_measurements_the_quietest_counts(files):
     assert both.document["constants"] == alone.document["constants"]
 
 
+def test_a_size_that_was_hardly_measured_moves_no_other():
+    """Two samples of 8 s, then hundred of 1 s at each larger size: the curve begins at 1.0 to 1.1 s and not at their mean."""
+    from mpsim.calibration.fit.parts import best_curve
+    from mpsim.calibration.fit.points import Point
+
+    def point(size, seconds, samples):
+        return Point("x", "s", None, size, seconds, 0.3, "", "burst", samples=samples)
+
+    points = [point(1.0, 8.0, 2), point(4.0, 1.0, 100), point(16.0, 1.0, 100), point(64.0, 3.0, 10)]
+    sizes, times = best_curve(points, np.array([one.size for one in points]))
+    assert sizes == (1.0, 4.0, 16.0, 64.0)
+    assert times[0] == times[1] == times[2] == pytest.approx(8 ** (2 / 202), rel=1e-4)
+    assert times[3] == 3.0
+
+
+def test_the_memory_of_a_cpu_is_as_fast_as_the_fastest_of_copy_and_optimizer(files):
+    """A copy that reads what it overwrites is slower than an optimizer step, whose rate then is the memory's."""
+    one = read_any(files)
+    assert calibrate([one]).cluster.accelerator.memory_bandwidth == pytest.approx(
+        BANDWIDTH, rel=0.01
+    )
+    moved = 28 * 4_000_000
+    adam = measurement(
+        *("adam", {"parameters": 4_000_000}, moved / (3 * BANDWIDTH)),
+        bytes=moved,
+        variant={"fused": True},
+    )
+    more = dataclasses.replace(one, measurements=(*one.measurements, adam))
+    found = calibrate([more])
+    assert found.cluster.accelerator.memory_bandwidth == pytest.approx(3 * BANDWIDTH, rel=0.01)
+    assert found.fit.constants["kernels.optimizer.fraction"].value == pytest.approx(1.0, rel=0.01)
+
+
 def test_machines_are_not_mixed(files):
     """Another device or another torch: named with both values."""
     one = read_any(files)

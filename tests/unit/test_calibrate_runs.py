@@ -4,25 +4,47 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from mpsim.calibration.compare import compare_runs
 from mpsim.calibration.compare.actions import Slice, parts_of
+from mpsim.calibration.compare.scenarios import family_of, scenario_of
 from mpsim.calibration.fit import calibrate
 from mpsim.calibration.readers import read_any
+from mpsim.calibration.reading import read_measured
 from mpsim.cli.app import execute
+from mpsim.document import read_shipped
 from mpsim.errors import CalibrationError
 from mpsim.hardware import read_machine
 
 HERE = Path(__file__).parents[2] / "validation" / "measured"
 RECORDED, MACHINE = HERE / "cpu-2-ranks.jsonl", HERE / "cpu-2-ranks.yaml"
+AGAIN = HERE / "cpu-2-ranks-again.jsonl"
+TARGET = 0.15
+"""Median error of training steps on a quiet CPU box with as many cores as ranks."""
+POINTS = 0.05
+"""Of a step: how far the bubble of a pipeline may be off."""
 
 
 @pytest.fixture(scope="module")
 def comparison():
     return compare_runs(read_machine(MACHINE), [RECORDED])
+
+
+@pytest.fixture(scope="module")
+def again():
+    return compare_runs(read_machine(MACHINE), [AGAIN])
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory):
+    """The recording, as if other processes had used a fifth of the host."""
+    path = tmp_path_factory.mktemp("busy") / "busy.jsonl"
+    path.write_text(re.sub(r'"others":[0-9.]+', '"others":0.2', RECORDED.read_text()))
+    return path
 
 
 def test_the_recorded_machine_is_what_calibrate_makes_of_the_recording():
@@ -34,16 +56,33 @@ def test_the_recorded_machine_is_what_calibrate_makes_of_the_recording():
     assert kept["collective_curves"] == found["collective_curves"]
 
 
-def test_steps_are_predicted_without_their_times(comparison):
-    """20 steps, every one predicted, with a median error below 20 %."""
-    assert len(comparison.scored) == len(comparison.steps) == 20
-    assert comparison.median_error < 0.20
+def test_steps_are_predicted_without_their_times(comparison, again):
+    """Two recordings, one of which calibrate never saw: every step is predicted, and so well in the median of every way to divide a model."""
+    for one in (comparison, again):
+        assert len(one.scored) == len(one.steps) >= 20
+        assert one.tells
+        steps = [family for family in one.families if family.kind == "step"]
+        assert {"data parallel", "tensor parallel", "pipeline zb-v", "fsdp2"} < {
+            family.family for family in steps
+        }
+        late = {f.family: f.median_abs_error for f in steps if f.median_abs_error > TARGET}
+        assert not late, late
+        assert one.median_error < TARGET
+
+
+def test_bubbles_are_predicted_within_five_points(comparison, again):
+    """GPipe, 1F1B, interleaved 1F1B and ZBV: the share of the step between a rank's actions."""
+    for one in (*comparison.scored, *again.scored):
+        if one.same_order is not None:
+            measured = one.measured_parts["waiting"] / one.measured
+            predicted = one.predicted_parts["waiting"] / one.predicted
+            assert predicted == pytest.approx(measured, abs=POINTS), one.title
 
 
 def test_torch_and_mpsim_order_the_actions_of_every_schedule_alike(comparison):
-    """GPipe, 1F1B, interleaved 1F1B and ZBV, two sizes each."""
+    """GPipe, 1F1B, interleaved 1F1B and ZBV, two sizes or three each."""
     orders = {one.title: one.same_order for one in comparison.steps if one.same_order is not None}
-    assert len(orders) == 8
+    assert len(orders) >= 8
     assert set(orders.values()) == {True}
 
 
@@ -55,9 +94,10 @@ def test_parts_sum_to_the_step(comparison):
         assert sum(one.measured_parts.values()) == pytest.approx(one.measured, rel=0.35)
 
 
-def test_a_busy_machine_is_said_to_tell_nothing(comparison):
+def test_a_busy_machine_is_said_to_tell_nothing(busy):
     """Other processes used a fifth of the host while the steps ran."""
-    assert comparison.busy > 0.1
+    comparison = compare_runs(read_machine(MACHINE), [busy])
+    assert comparison.busy == pytest.approx(0.2)
     assert not comparison.tells
 
 
@@ -69,6 +109,25 @@ def test_waiting_is_what_is_left_of_the_step():
     assert parts_of(slices, None)["waiting"] == pytest.approx(0.0)
 
 
+def test_python_has_a_price_on_a_cpu(comparison):
+    """In calls of an eager operator: more of them in hooks of FSDP2, in backwards of two halves, and around each action of a pipeline."""
+    table = read_shipped("mpsim.calibration.compare", "stacks.yaml")["calls"]
+    machine = read_machine(MACHINE)
+    host = {}
+    for one in read_measured(RECORDED).of("steps"):
+        software = scenario_of(one, machine).software.host
+        host[family_of(one)] = software
+    each = host["one rank"].launch_cost
+    plain, sharded, split = (host[name] for name in ("one rank", "fsdp2", "pipeline zb-v"))
+    assert (
+        sharded.layer_launches_forward - plain.layer_launches_forward == table["fsdp2"]["forward"]
+    )
+    assert split.layer_launches_backward > plain.layer_launches_backward
+    assert split.synchronization_cost == pytest.approx(each * table["action"], rel=1e-3)
+    assert plain.synchronization_cost == 0.0
+    assert plain.step_overhead == pytest.approx(8 * each * table["layer"]["optimizer"], rel=1e-3)
+
+
 def test_steps_of_another_device_are_refused(tmp_path):
     """A GPU's steps are not predicted on a CPU."""
     other = tmp_path / "other.jsonl"
@@ -78,10 +137,10 @@ def test_steps_of_another_device_are_refused(tmp_path):
         compare_runs(read_machine(MACHINE), [other])
 
 
-def test_the_command_writes_report_pictures_and_trace(tmp_path, capsys):
+def test_the_command_writes_report_pictures_and_trace(tmp_path, capsys, busy):
     """Table, verdict, timelines of both; the trace has both processes of a rank."""
     trace = tmp_path / "both.json.gz"
-    arguments = ["validate", str(MACHINE), "--runs", str(RECORDED)]
+    arguments = ["validate", str(MACHINE), "--runs", str(busy)]
     assert execute([*arguments, "--plots", str(tmp_path), "--trace", str(trace)]) == 0
     printed = capsys.readouterr().out
     assert "explains most of the difference" in printed

@@ -213,9 +213,29 @@ def test_samples_that_were_disturbed_are_dropped(world, monkeypatch) -> None:
     shares = [1.0, 0.5, 0.99, 0.2, 1.0, 0.97, 0.9, 1.0]
     samples = [_Sample(float(i), share) for i, share in enumerate(shares)]
     assert [one.seconds for one in timer._undisturbed(case, samples)] == [0.0, 2.0, 4.0, 5.0, 7.0]
-    assert len(timer._undisturbed(case, [_Sample(1.0, 0.1)] * 8)) == 3
+    left = timer._undisturbed(case, [_Sample(1.0, 0.1)] * 8)
+    assert [one.seconds for one in left] == [0.1] * 3, "what the process itself ran"
+    step = dataclasses.replace(case, family="steps")
+    assert {one.seconds for one in timer._undisturbed(step, [_Sample(1.0, 0.1)] * 8)} == {1.0}
     together = dataclasses.replace(case, synchronous=True)
     assert timer._undisturbed(together, samples) == samples
+
+
+def test_layers_are_timed_within_a_stack(world) -> None:
+    """Each pass of a layer is that of a stack over its layers, and a backward on a CPU runs through a graph of its own each time."""
+    from mpsim.calibration.measure.blocks import block_series
+    from mpsim.calibration.measure.plan import load_grid
+
+    grid = dict(load_grid()["cpu"]) | {"layers": [[32, 2, 64, 16, 1]], "heads": []}
+    series = [one for one in block_series(world, grid) if one and one[0].op == "transformer_layer"]
+    for (case,) in series:
+        work = case.prepare(world)
+        assert work.divide == case.shape["layers"] == grid["block_layers"] > 1
+        for _ in range(2):
+            if work.before:
+                work.before()
+            work.run()
+        assert bool(work.before) == (case.variant["pass"] == "backward")
 
 
 def test_a_sleep_leaves_its_core_to_others(world) -> None:

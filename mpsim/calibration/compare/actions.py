@@ -74,6 +74,7 @@ def simulated_slices(result: Result) -> list[Slice]:
     """
     timeline = result.timeline
     pipeline = result.plan.mesh.pp > 1
+    python = result.plan.framework.host.step_overhead
     found: list[Slice] = []
     for rank in range(timeline.program.ranks):
         mine = list(_compute(timeline, rank))
@@ -82,8 +83,14 @@ def simulated_slices(result: Result) -> list[Slice]:
             mine = _closed(mine, end)
         else:
             mine += _reductions(timeline, rank, mine)
-        found += sorted(mine, key=lambda one: one.start)
+        found += sorted((_at_the_end(one, python) for one in mine), key=lambda one: one.start)
     return found
+
+
+def _at_the_end(one: Slice, python: float) -> Slice:
+    """An action where it runs if the serial time of a step's Python, which the timeline puts first, is that of the optimizer."""
+    end = one.end if one.token == "optimizer" else one.end - python
+    return dataclasses.replace(one, start=max(one.start - python, 0.0), end=end)
 
 
 def _compute(timeline: Timeline, rank: int) -> Iterator[Slice]:

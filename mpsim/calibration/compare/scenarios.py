@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim.calibration.fit.points import precision_of
+from mpsim.calibration.fit.points import element_of, precision_of
 from mpsim.calibration.records import Measurement
 from mpsim.document import read_shipped
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Cluster
 from mpsim.scenario import Scenario
+from mpsim.units import Dimension, format_quantity, parse_quantity
 
 __all__ = ["family_of", "scenario_of", "title_of"]
 
 _SIZES = ("layers", "hidden", "heads", "ffn_hidden", "vocab", "sequence", "micro_batch")
 _DEGREES = ("dp", "tp", "pp")
+_SPLIT = ("zb-v",)
+_DIGITS = 4
 
 
 def family_of(one: Measurement) -> str:
@@ -117,18 +120,54 @@ def _schedule(one: Measurement) -> dict[str, Any]:
 
 def _framework(one: Measurement, machine: Cluster) -> dict[str, Any]:
     """The stack that `mpsim measure` runs: which preset, and what its steps leave out or do otherwise."""
-    table = read_shipped(__package__ or "", "stacks.yaml")
-    if one.shape.get("pp", 1) > 1:
-        stack = "pipeline"
-    elif one.variant.get("data_parallel") == "fsdp2":
-        stack = "fsdp2"
-    else:
-        stack = "replica"
-    fields = {**table["common"], **table[stack]}
+    table: Mapping[str, Any] = read_shipped(__package__ or "", "stacks.yaml")
+    stack = _stack(one)
     narrow = precision_of(one.dtype) in ("bf16", "fp16")
-    fields |= table["narrow" if narrow else "wide"]
-    if machine.accelerator.family == "cpu":
-        fields |= table["cpu"]
+    fields = {**table["common"], **table[stack], **table["narrow" if narrow else "wide"]}
+    element = element_of(precision_of(one.dtype))
+    fields |= {key: element * passes for key, passes in table["copies"].get(stack, {}).items()}
     known = machine.accelerator.calibration
     habits = known.framework if known else {}
-    return {key: value for key, value in fields.items() if key == "preset" or key not in habits}
+    fields = {key: value for key, value in fields.items() if key == "preset" or key not in habits}
+    if machine.accelerator.family == "cpu":
+        each = parse_quantity(habits.get("launch_cost", "0 s"), Dimension.TIME)
+        layers = one.shape["layers"] / one.shape.get("pp", 1)
+        fields |= _calls(table["calls"], stack, each, layers)
+    return fields
+
+
+def _stack(one: Measurement) -> str:
+    if one.shape.get("pp", 1) > 1:
+        halves = one.variant.get("schedule") in _SPLIT
+        return "split-pipeline" if halves else "pipeline"
+    return "fsdp2" if one.variant.get("data_parallel") == "fsdp2" else "replica"
+
+
+def _calls(table: Mapping[str, Any], stack: str, each: float, layers: float) -> dict[str, Any]:
+    """What Python costs on a CPU, counted in eager calls.
+
+    Parameters
+    ----------
+    table : mapping
+    stack : str
+    each : float
+        Time of one call [s].
+    layers : float
+        On a rank.
+    """
+    calls = {way: count + table.get(stack, {}).get(way, 0) for way, count in table["layer"].items()}
+    fields: dict[str, Any] = {
+        "layer_launches_forward": calls["forward"],
+        "layer_launches_backward": calls["backward"],
+        "step_overhead": _written(each * calls["optimizer"] * layers),
+    }
+    if "pipeline" in stack:
+        fields |= {
+            "stage_synchronizations": 1,
+            "synchronization_cost": _written(each * table["action"]),
+        }
+    return fields
+
+
+def _written(seconds: float) -> str:
+    return format_quantity(seconds, Dimension.TIME, digits=_DIGITS)

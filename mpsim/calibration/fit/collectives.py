@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.calibration.fit.parts import Fit, best_curve, fitted, merged, prefers_curve, score
-from mpsim.calibration.fit.points import Point, hold_out, noise_of, time_of
+from mpsim.calibration.fit.points import Point, hold_out, noise_of
 from mpsim.calibration.fit.robust import fit_robust
 from mpsim.calibration.fit.rules import unknown
 from mpsim.calibration.records import Measurement
@@ -37,19 +37,24 @@ _PAIR = 2
 
 
 def collective_points(measurements: Iterable[Measurement]) -> list[Point]:
-    """Every collective, with some sizes held out."""
+    """Every collective, with some sizes held out.
+
+    The median counts: when the threads of both ends are scheduled differs from call to call on a machine of one's own too, and a step
+    holds many calls.
+    """
     points = [
         Point(
             id=one.id,
             series=f"{one.op}/{len(one.group)}x{one.domains}",
             operator=None,
             size=float(one.shape.get("bytes", 0)),
-            seconds=time_of(one),
+            seconds=float(np.median(one.samples)),
             noise=noise_of(one),
             precision="",
             phase=one.phase,
             ranks=len(one.group),
             domains=one.domains,
+            samples=len(one.samples),
         )
         for one in measurements
         if one.family == "collectives" and len(one.group) >= _PAIR and one.op in COLLECTIVES
@@ -155,7 +160,7 @@ def _series(rows: Sequence[Point], model: CollectiveModel, *, formed: bool) -> F
     by_form = score(what, "constants", rows, _predicted(model, rows))
     sizes = np.array([p.size for p in rows])
     curve = best_curve(rows, sizes)
-    if curve is None or (formed and not prefers_curve(by_form, curve)):
+    if curve is None or (formed and not prefers_curve(by_form, rows, sizes)):
         return Fit(scores=(by_form,))
     kept = MeasuredCurve(kind, "", ranks, domains, *curve)
     read = Curve(*curve).seconds(sizes)

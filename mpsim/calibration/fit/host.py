@@ -53,8 +53,8 @@ class LayerWork:
 def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[LayerWork]:
     """Every measured pass of a whole layer on one rank.
 
-    A layer that is run again and again finds its weights in a cache, which in a training step hold other layers by then: its products are timed
-    without the memory.
+    A layer that is run again and again alone finds its weights in a cache, which in a training step hold other layers by then: its products are
+    timed without the memory. One that is measured within a stack of layers is timed as in a step.
     """
     works = []
     cached = _cached(chip)
@@ -68,7 +68,8 @@ def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[
         layer = _expanded(one, software)
         forward = one.variant.get("pass") == "forward"
         operators = layer.forward if forward else layer.backward
-        times = KernelModel(cached, precision, clocks="sustained").seconds(operators)
+        where = chip if one.shape.get("layers", 1) > 1 else cached
+        times = KernelModel(where, precision, clocks="sustained").seconds(operators)
         eager = np.array([o.kind in _EAGER for o in operators])
         host = software.host
         works.append(

@@ -330,9 +330,7 @@ def _memory_curves(points: Sequence[Point], by_form: Floats) -> Iterator[Fit]:
         for key, rows in groups.items()
     }
     missed = {
-        key[0]
-        for key, one in formed.items()
-        if prefers_curve(one, best_curve(*_sized(points, groups[key])))
+        key[0] for key, one in formed.items() if prefers_curve(one, *_sized(points, groups[key]))
     }
     for key, rows in groups.items():
         mine, sizes = _sized(points, rows)

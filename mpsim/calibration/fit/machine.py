@@ -71,13 +71,12 @@ def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> dict[str, 
         if one.operator is not None and one.operator.m and one.phase == "burst":
             rate = one.operator.flops / one.seconds
             peaks[one.precision] = max(peaks.get(one.precision, 0.0), rate)
-    copies = [one for one in points if one.series.startswith("copy/") and one.phase == "burst"]
-    if not peaks or not copies:
+    streams = list(_largest_streams(points))
+    if not peaks or not streams:
         raise CalibrationError(
-            "no matrix product or no copy was measured, so a CPU has no peak and no memory rate; measure with "
+            "no matrix product, or neither a copy nor an optimizer step was measured, so a CPU has no peak and no memory rate; measure with "
             "--only kernels, or name the accelerator with --on"
         )
-    largest = max(copies, key=lambda one: one.size)
     sharing = sum(one.host == rank.host for one in header.ranks)
     return {
         "title": f"{rank.device_name}, {rank.threads} thread(s) a rank",
@@ -91,14 +90,25 @@ def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> dict[str, 
         },
         "memory": format_quantity(rank.memory_bytes / sharing, Dimension.BYTES, digits=_DIGITS),
         "memory_bandwidth": format_quantity(
-            largest.size / largest.seconds, Dimension.BANDWIDTH, digits=_DIGITS
+            max(one.size / one.seconds for one in streams), Dimension.BANDWIDTH, digits=_DIGITS
         ),
         "tdp": _WATTS,
         "idle": _IDLE,
         "recalled": ["tdp", "idle"],
-        "source": "measured: the fastest product and the largest copy",
+        "source": "measured: the fastest product; the largest copy or optimizer step, the faster of both",
         "as_of": as_of,
     }
+
+
+def _largest_streams(points: Sequence[Point]) -> Iterator[Point]:
+    """The largest copy and the largest optimizer step.
+
+    A copy reads what it will overwrite into the cache first, an optimizer does not: only the faster of both says what the memory can do.
+    """
+    for op in ("copy/", "adam/"):
+        mine = [one for one in points if one.series.startswith(op) and one.phase == "burst"]
+        if mine:
+            yield max(mine, key=lambda one: one.size)
 
 
 def sheet_entry(chip: Accelerator) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ Floats = NDArray[np.float64]
 Line = tuple[tuple[float, ...], tuple[float, ...]]
 """Sizes and times of a curve."""
 _DIGITS = 6
+_GAPS = 2  # gaps that become one where a point of a curve is left out
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,32 +122,55 @@ def score(what: str, form: str, points: Sequence[Point], predicted: Floats) -> S
     )
 
 
-def prefers_curve(by_form: Score, curve: Line | None) -> bool:
+def prefers_curve(by_form: Score, points: Sequence[Point], sizes: Floats) -> bool:
     """Whether a curve through the fitted points takes the place of a form.
 
-    It does where the form is further off than `curve_above` and than the samples themselves, and further than the curve is from each of its
-    own points when that point is left out.
+    It does where the form is further off than `curve_above`, and further than half of what a curve is from each of its own points when that
+    point is left out: leaving it out doubles the gap that the curve has to bridge.
     """
     wrong = by_form.median(held_out=False)
-    if curve is None or wrong is None or wrong <= max(limit("curve_above"), by_form.noise):
+    curve = best_curve(points, sizes)
+    if curve is None or wrong is None or wrong <= limit("curve_above"):
         return False
-    sizes, times = curve
-    inner = range(1, len(sizes) - 1)
-    left_out = [
-        Curve(sizes[:i] + sizes[i + 1 :], times[:i] + times[i + 1 :]).seconds(sizes[i]) / times[i]
-        for i in inner
-    ]
-    return not left_out or float(np.median(np.abs(np.array(left_out) - 1.0))) < wrong
+    known = _times_at(points, sizes)
+    left_out = []
+    for size in curve[0][1:-1]:
+        rest = _line(known, without=size)
+        found = float(Curve(*rest).seconds(size))
+        left_out.append(abs(found / known[size][0] - 1.0))
+    return not left_out or float(np.median(left_out)) / _GAPS < wrong
 
 
 def best_curve(points: Sequence[Point], sizes: Floats) -> Line | None:
-    """Sizes and times of the points that are not held out, those of one size as their median; None with fewer than two sizes."""
-    found: dict[float, list[float]] = {}
+    """Sizes and times of the points that are not held out, those of one size as their median; None with fewer than two sizes.
+
+    Times that fall are pooled, each with the weight of its samples, so that a size that was hardly measured moves no other.
+    """
+    known = _times_at(points, sizes)
+    return _line(known) if len(known) > 1 else None
+
+
+def _times_at(points: Sequence[Point], sizes: Floats) -> dict[float, tuple[float, int]]:
+    """Time and number of samples of every size that is not held out."""
+    found: dict[float, list[Point]] = {}
     for one, size in zip(points, sizes.tolist(), strict=True):
         if not one.held_out and size > 0:
-            found.setdefault(size, []).append(one.seconds)
-    if len(found) < 2:
-        return None
-    rising = sorted(found)
-    times = tuple(float(f"{np.median(found[size]):.{_DIGITS}g}") for size in rising)
-    return tuple(rising), times
+            found.setdefault(size, []).append(one)
+    return {
+        size: (float(np.median([one.seconds for one in rows])), sum(one.samples for one in rows))
+        for size, rows in found.items()
+    }
+
+
+def _line(known: Mapping[float, tuple[float, int]], *, without: float | None = None) -> Line:
+    """A curve that never falls through times and their weights, in logarithms (pool-adjacent-violators)."""
+    rising = sorted(size for size in known if size != without)
+    blocks: list[tuple[float, int, int]] = []  # level, weight, how many sizes
+    for size in rising:
+        time, weight = known[size]
+        blocks.append((math.log(time), weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (a, m, i), (b, n, j) = blocks[-2:]
+            blocks[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
+    levels = [level for level, _, count in blocks for _ in range(count)]
+    return tuple(rising), tuple(float(f"{math.exp(one):.{_DIGITS}g}") for one in levels)

@@ -17,6 +17,7 @@ from mpsim.workload.kernels import streaming
 __all__ = [
     "PRECISIONS",
     "Point",
+    "element_of",
     "hold_out",
     "kernel_points",
     "noise_of",
@@ -82,6 +83,8 @@ class Point:
         Of a collective's group.
     held_out : bool
         Kept from every fit, to say how good it is.
+    samples : int
+        How many there are, over all ranks.
     """
 
     id: str
@@ -95,6 +98,7 @@ class Point:
     ranks: int = 1
     domains: int = 1
     held_out: bool = False
+    samples: int = 1
 
 
 def precision_of(dtype: str) -> str:
@@ -105,6 +109,11 @@ def precision_of(dtype: str) -> str:
 def time_of(one: Measurement) -> float:
     """What counts as the time: the lower quartile of the samples [s]."""
     return float(np.percentile(one.samples, _QUARTILE))
+
+
+def element_of(precision: str) -> float:
+    """Bytes of a number, by our name of its format."""
+    return _ELEMENT_BYTES[precision]
 
 
 def quietest(measurements: Iterable[Measurement]) -> list[Measurement]:
@@ -141,6 +150,7 @@ def kernel_points(measurements: Iterable[Measurement]) -> list[Point]:
                 noise=noise_of(one),
                 precision=precision_of(one.dtype),
                 phase=one.phase,
+                samples=len(one.samples),
             )
         )
     return hold_out(points)

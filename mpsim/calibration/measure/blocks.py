@@ -1,4 +1,7 @@
-"""Blocks: one transformer layer, whole and divided by tensor parallelism, the embedding, and the head with its loss."""
+"""Blocks: transformer layers, whole and divided by tensor parallelism, the embedding, and the head with its loss.
+
+A layer is measured within a stack, as training runs it: one that is repeated alone finds its weights and what it kept in a cache.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def block_series(world: World, grid: Mapping[str, Any]) -> list[list[Case]]:
     """Cases of every block, a list for each."""
     dtype = "float32" if world.kind == "cpu" or not has_dtype("bfloat16", world) else "bfloat16"
     layers = [
-        Sizes(1, hidden, heads, ffn, 0, sequence, batch)
+        Sizes(grid["block_layers"], hidden, heads, ffn, 0, sequence, batch)
         for hidden, heads, ffn, sequence, batch in grid["layers"]
     ]
     ends = [Sizes(1, hidden, 1, 0, vocab, s, b) for hidden, vocab, s, b in grid["heads"]]
@@ -59,6 +62,7 @@ def _layer_case(
         family="blocks",
         op="transformer_layer" if group is None else "tensor_parallel_layer",
         shape={
+            "layers": sizes.layers,
             "hidden": sizes.hidden,
             "heads": sizes.heads,
             "ffn_hidden": sizes.ffn_hidden,
@@ -70,11 +74,16 @@ def _layer_case(
         dtype=dtype,
         group=world.everyone if group is None else group,
         synchronous=group is not None,
-        flops=layer_flops(sizes) * (2 if kind == "backward" else 1) / ranks,
-        memory=LEAST_MEMORY_FACTOR * float(sizes.tokens * sizes.hidden * element_bytes(dtype))
-        + 4.0 * 12 * sizes.hidden**2 * element_bytes(dtype),
+        flops=layer_flops(sizes) * (2 if kind == "backward" else 1) / ranks,  # of one
+        memory=sizes.layers * _layer_bytes(sizes, element_bytes(dtype)),
         prepare=functools.partial(_prepare_layer, sizes=sizes, dtype=dtype, kind=kind, group=group),
     )
+
+
+def _layer_bytes(sizes: Sizes, element: int) -> float:
+    """Weights, gradients and what a layer keeps, on the safe side [B]."""
+    kept = LEAST_MEMORY_FACTOR * float(sizes.tokens * sizes.hidden)
+    return element * (kept + 4.0 * 12 * sizes.hidden**2)
 
 
 def _prepare_layer(
@@ -90,32 +99,48 @@ def _prepare_layer(
     generator = torch.Generator().manual_seed(0)  # the same on every rank of the group
     x = torch.randn(sizes.micro_batch, sizes.sequence, sizes.hidden, generator=generator)
     x = x.to(world.device, place.dtype)
-    layer = Layer(sizes, place, 0)
+    layers = nn.Sequential(*(Layer(sizes, place, index) for index in range(sizes.layers)))
     with torch.no_grad():
-        wanted = Layer(sizes, alone, 0)(x) if group is not None else _whole_in_double(sizes, x)
+        wanted = Layer(sizes, alone, 0)(x) if group is not None else _one_in_double(sizes, x)
         what = "the whole layer" if group is not None else "float64"
-        check = agrees(layer(x), wanted, dtype, what)
-    return _pass(layer, x.requires_grad_(), kind, check, capturable=group is None)
+        check = agrees(layers[0](x), wanted, dtype, what)
+    fresh = world.kind == "cpu"
+    work = _pass(layers, x.requires_grad_(), kind, check, capturable=group is None, fresh=fresh)
+    work.divide = float(sizes.layers)
+    return work
 
 
-def _whole_in_double(sizes: Sizes, x: torch.Tensor) -> torch.Tensor:
-    """What the layer makes of `x`, in float64."""
+def _one_in_double(sizes: Sizes, x: torch.Tensor) -> torch.Tensor:
+    """What the first layer makes of `x`, in float64."""
     place = Place(0, 1, None, x.device, torch.float64)
     out: torch.Tensor = Layer(sizes, place, 0)(x.double())
     return out
 
 
-def _pass(layer: nn.Module, x: torch.Tensor, kind: str, check: str, *, capturable: bool) -> Work:
-    """The forward with its graph kept, or the backward of one kept graph."""
+def _pass(
+    block: nn.Module, x: torch.Tensor, kind: str, check: str, *, capturable: bool, fresh: bool
+) -> Work:
+    """The forward, or the backward: of one kept graph, or where `fresh` of a new one each time, as a step runs it.
+
+    A graph that is kept can be captured. On a CPU nothing is captured, and whether a backward finds what it needs in the caches counts.
+    """
     if kind == "forward":
-        return Work(run=lambda: layer(x), check=check, capturable=capturable)
-    out = layer(x)
+        return Work(run=lambda: block(x), check=check, capturable=capturable)
+    out = block(x)
     grad = torch.randn_like(out)
-    wanted = [*([x] if x.requires_grad else []), *layer.parameters()]
+    wanted = [*([x] if x.requires_grad else []), *block.parameters()]
+    if not fresh:
+        return Work(
+            run=lambda: torch.autograd.grad(out, wanted, grad, retain_graph=True),
+            check=check,
+            capturable=capturable,
+        )
+    made: list[torch.Tensor] = []
     return Work(
-        run=lambda: torch.autograd.grad(out, wanted, grad, retain_graph=True),
+        before=lambda: made.append(block(x)),
+        run=lambda: torch.autograd.grad(made.pop(), wanted, grad),
+        most_calls=1,
         check=check,
-        capturable=capturable,
     )
 
 
@@ -146,11 +171,11 @@ def _prepare_end(world: World, *, op: str, sizes: Sizes, dtype: str, kind: str) 
     shape = (sizes.micro_batch, sizes.sequence)
     ids = torch.randint(sizes.vocab, shape, device=world.device)
     if op == "embedding_block":
-        return _pass(Embedding(sizes, place), ids, kind, "", capturable=True)
+        return _pass(Embedding(sizes, place), ids, kind, "", capturable=True, fresh=False)
     x = torch.randn(
         *shape, sizes.hidden, device=world.device, dtype=place.dtype, requires_grad=True
     )
-    return _pass(_HeadAndLoss(sizes, place, ids), x, kind, "", capturable=True)
+    return _pass(_HeadAndLoss(sizes, place, ids), x, kind, "", capturable=True, fresh=False)
 
 
 class _HeadAndLoss(nn.Module):

@@ -96,14 +96,24 @@ class Timer:
 
         Notes
         -----
-        Only where each rank computes by itself with one thread: waiting for others is no disturbance, and threads add up.
+        Only where each rank computes by itself with one thread: waiting for others is no disturbance, and threads add up. Where too few
+        samples are left, some of the others stay with the time that this process ran. Steps count in full, for a step is what is predicted.
         """
         if self.world.kind != "cpu" or case.synchronous or self.world.threads > 1:
             return samples
         clean = sum(one.share >= self.rules["own_share"] for one in samples)
         keep = -int(self._agree(case, -float(max(clean, self.rules["samples"]["least"]))))
         best = sorted(range(len(samples)), key=lambda i: -samples[i].share)[:keep]
-        return [samples[i] for i in sorted(best)]
+        kept = [samples[i] for i in sorted(best)]
+        if case.family == "steps":
+            return kept
+        return [self._as_run(one) for one in kept]
+
+    def _as_run(self, sample: _Sample) -> _Sample:
+        """A sample with the time that this process had the core, where another one had it too."""
+        if sample.share >= self.rules["own_share"]:
+            return sample
+        return dataclasses.replace(sample, seconds=sample.seconds * sample.share)
 
     def _method(self, case: Case, work: Work) -> tuple[str, Callable[[], object]]:
         if self.world.kind == "cpu" or work.host:
