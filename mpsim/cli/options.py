@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,7 @@ __all__ = [
     "Resume",
     "Sets",
     "Trace",
+    "check_over",
     "finite",
     "load_scenario",
     "load_scenarios",
@@ -111,6 +113,19 @@ def quantity(dimension: str) -> Callable[[str], float]:
             raise typer.BadParameter(str(error)) from None
 
     return read
+
+
+def check_over(scenario: Scenario, values: Mapping[str, Sequence[object]]) -> None:
+    """Refuse keys and values of ``--over`` that fit no scenario, all at once and before any is simulated."""
+    from mpsim.errors import ScenarioError
+    from mpsim.scenario import wrong_values
+
+    problems = [
+        dataclasses.replace(problem, key="", file="--over")
+        for problem in wrong_values(scenario, values, indexed=False)
+    ]
+    if problems:
+        raise ScenarioError(problems)
 
 
 def load_scenario(

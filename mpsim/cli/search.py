@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Csv, Overrides, Plot, Resume, Sets, load_scenario, quantity
+from mpsim.cli.options import (
+    AsJson,
+    Csv,
+    Overrides,
+    Plot,
+    Resume,
+    Sets,
+    check_over,
+    load_scenario,
+    quantity,
+)
 
 if TYPE_CHECKING:
     from mpsim.study import Found, Search
@@ -90,10 +100,12 @@ def search(
     from mpsim.study import search as run_search
 
     scenario = load_scenario(file, sets=sets, overrides=overrides)
+    values = values_of(over or [])
+    check_over(scenario, values)
     with phases_bar(scenario.name) as report:
         found = run_search(
             scenario,
-            values_of(over or []),
+            values,
             objective=objective.value,
             top=top,
             front=front,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Csv, Overrides, Plot, Resume, Sets, load_scenario
+from mpsim.cli.options import AsJson, Csv, Overrides, Plot, Resume, Sets, check_over, load_scenario
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
@@ -50,6 +50,8 @@ def sweep(
 
     scenario = load_scenario(file, sets=sets, overrides=overrides)
     values = values_of(over) if over else _block(scenario)
+    if over:
+        check_over(scenario, values)
     part = _shard(shard)
     with progress_bar(scenario.name) as report:
         result = run_sweep(

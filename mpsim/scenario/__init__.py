@@ -1,7 +1,15 @@
 """Scenarios: the YAML file a person writes, read strictly, every mistake reported with its line."""
 
-from mpsim.scenario.checks import check
+from mpsim.scenario.checks import check, wrong_values
 from mpsim.scenario.examples import template_names, template_text
 from mpsim.scenario.scenario import Scenario, json_schema, load
 
-__all__ = ["Scenario", "check", "json_schema", "load", "template_names", "template_text"]
+__all__ = [
+    "Scenario",
+    "check",
+    "json_schema",
+    "load",
+    "template_names",
+    "template_text",
+    "wrong_values",
+]

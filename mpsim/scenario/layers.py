@@ -78,6 +78,7 @@ class Layers:
         `dotted` says that keys inside `value` may be dotted.
         """
         key = join(*parts)
+        self._mark_missing(parts, origin, written)
         body = parts[0] == "overrides" and len(parts) > 1  # of one name, which later files replace
         if not isinstance(value, Mapping):
             self._replace(parts, copy.deepcopy(value), origin, written)
@@ -119,6 +120,13 @@ class Layers:
                 node[part] = expand_shorthand(key, node[part])
             node = node[part]
         return isinstance(node, dict)
+
+    def _mark_missing(self, parts: tuple[Any, ...], origin: Document, written: str) -> None:
+        """Sections on the way to a dotted key that nobody wrote stand where the key does."""
+        for depth in range(1, len(parts)):
+            key = join(*parts[:depth])
+            if key not in self.places:
+                self._mark(key, origin, written)
 
     def _mark(self, key: str, origin: Document, written: str) -> None:
         self.places[key] = origin.place(written)

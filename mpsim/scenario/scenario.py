@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from mpsim.scenario.checks import check
 from mpsim.scenario.cluster import ClusterChoice
 from mpsim.scenario.descriptions import describe_schema
 from mpsim.scenario.fields import Section, Shorthand
+from mpsim.scenario.fragment import fragment, is_read
 from mpsim.scenario.layers import lay_values, read_layers
 from mpsim.scenario.mixture import clusters_of
 from mpsim.scenario.model import ModelChoice
@@ -290,7 +291,10 @@ def _build(document: Document, *, checked: bool) -> Scenario:
         scenario = Scenario.model_validate(document.data)
     except pydantic.ValidationError as error:
         reported = {problem.key for problem in found}
-        wrong = [*translate(error, Scenario), *_preset_problems(document)]
+        wrong = [
+            *translate(error, Scenario),
+            *(_other_problems(document, error) if checked else ()),
+        ]
         found += [problem for problem in wrong if problem.key not in reported]
         raise ScenarioError(_located(document, found)) from None
     scenario._source = document
@@ -311,23 +315,17 @@ def _folder(document: Document, key: str) -> Path:
     return Path(file).parent if Path(file).is_file() else Path()
 
 
-def _preset_problems(document: Document) -> list[Problem]:
-    """Unknown names in those sections that are well-formed, though others are not."""
-    folder = functools.partial(_folder, document)
-    sections: Mapping[str, Callable[[Any], object]] = {
-        "model": lambda data: ModelChoice.model_validate(data).resolve(),
-        "cluster": lambda data: ClusterChoice.model_validate(data).resolve(folder),
-        "framework": lambda data: _framework(FrameworkChoice.model_validate(data or {})),
-    }
-    problems: list[Problem] = []
-    for key, resolve in sections.items():
-        try:
-            resolve(Shorthand(key).expand(document.data.get(key)))
-        except pydantic.ValidationError:
-            continue
-        except ScenarioError as error:
-            problems += error.problems
-    return problems
+def _other_problems(document: Document, error: pydantic.ValidationError) -> list[Problem]:
+    """What `check` finds in those sections that are well-formed, though others are not."""
+    scenario = fragment(Scenario, document.data, error)
+    scenario._source = document
+    found: list[Problem] = []
+    if is_read(scenario, "framework") and not is_read(scenario, "cluster"):
+        try:  # without a machine there are no habits of its host
+            vars(scenario)["software"] = _framework(scenario.framework)
+        except ScenarioError as wrong:
+            found += wrong.problems
+    return found + check(scenario)
 
 
 def _framework(choice: FrameworkChoice, habits: Mapping[str, Any] | None = None) -> Framework:

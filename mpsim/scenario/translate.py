@@ -13,7 +13,7 @@ from mpsim.errors import Problem, nearest
 from mpsim.scenario.descriptions import descriptions
 from mpsim.scenario.paths import join
 
-__all__ = ["known_keys", "section_at", "translate"]
+__all__ = ["known_keys", "section_at", "suggestions", "translate"]
 
 MAX_PROBLEMS: Final = 30
 MAX_GOT: Final = 60
@@ -38,6 +38,7 @@ _LENGTHS: Final[Mapping[str, str]] = {
     "string_too_short": "characters; needed {min_length} or more",
     "string_too_long": "characters; needed at most {max_length}",
     "too_long": "entries; needed at most {max_length}",
+    "too_short": "entries; needed {min_length} or more",
 }
 _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
     "greater_than_equal": ("ge", "{} or more"),
@@ -144,14 +145,33 @@ def _message(detail: ErrorDetails, root: type[pydantic.BaseModel]) -> str:
 
 def _unknown(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> str:
     name = str(loc[-1])
-    section = section_at(root, loc[:-1])
-    names = [_written(*field) for field in section.model_fields.items()] if section else []
-    near = nearest(name, names)
-    if "did you mean" not in near:
-        elsewhere = [key for key in known_keys(root) if key.rpartition(".")[2] == name]
-        if elsewhere:
-            near = f"did you mean {' or '.join(repr(key) for key in elsewhere[:3])}?"
+    names = _names_at(loc[:-1], root)
+    near, elsewhere = nearest(name, names), _elsewhere(loc, root)
+    if name in elsewhere:
+        near = f"it stands at the top level, not in {join(*loc[:-1])!r}"
+    elif elsewhere:
+        near = f"did you mean {' or '.join(repr(key) for key in elsewhere[:3])}?"
     return f"unknown key {name[:MAX_GOT]!r}; {near}"
+
+
+def suggestions(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> list[str]:
+    """Dotted keys that may have been meant by the unknown key at `loc`; none if it resembles no other."""
+    name, here = str(loc[-1]), loc[:-1]
+    near = [one for one in _names_at(here, root) if "did you mean" in nearest(name, [one])]
+    return [join(*here, one) for one in near] or _elsewhere(loc, root)
+
+
+def _names_at(loc: Sequence[object], root: type[pydantic.BaseModel]) -> list[str]:
+    section = section_at(root, loc)
+    return [_written(*field) for field in section.model_fields.items()] if section else []
+
+
+def _elsewhere(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> list[str]:
+    """Dotted keys that end in the unknown key at `loc`, unless a key beside it is near."""
+    name = str(loc[-1])
+    if "did you mean" in nearest(name, _names_at(loc[:-1], root)):
+        return []
+    return [key for key in known_keys(root) if key.rpartition(".")[2] == name]
 
 
 def _choice(detail: ErrorDetails, context: Mapping[str, Any]) -> str:

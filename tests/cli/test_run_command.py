@@ -189,3 +189,47 @@ def test_compare_says_which_file_is_no_result_and_why(mpsim_cli, tmp_path, conte
     assert str(file) in outcome.err
     assert words in outcome.err
     assert "mpsim run --json" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["sweep", "search"])
+def test_keys_and_values_that_fit_no_scenario_end_a_study_before_it_begins(
+    mpsim_cli, quickstart, command, monkeypatch
+):
+    """All of them at once, each with the nearest name, and exit code 2."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("work began")
+
+    monkeypatch.setattr(f"mpsim.study.{command}", fail)
+    over = {
+        "parallelism.tpp=1,2": "parallelism.tpp: unknown key 'tpp'; did you mean 'tp'",
+        "parallelism.tp=1,0": "parallelism.tp: got 0; needed 1 or more",
+        "framework.launch_cots=1 us": "framework.launch_cots: unknown field; did you mean 'launch_cost'",
+        "model=gpt3-175b,gpt3-157b": "unknown model 'gpt3-157b'; did you mean 'gpt3-175b'",
+        "cluster.variation=3": "unknown key 'variation'; it stands at the top level",
+        "name=a,b": "name cannot be swept",
+    }
+    given = [part for one in over for part in ("--over", one)]
+    outcome = mpsim_cli(command, quickstart, *given)
+    assert (outcome.code, outcome.out) == (2, "")
+    lines = outcome.err.splitlines()
+    assert len(lines) == len(over)
+    for line, words in zip(lines, over.values(), strict=True):
+        assert line.startswith("--over")
+        assert words in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("cluster.variation=3", "--set cluster.variation: unknown key 'variation'; it stands at"),
+        ("cluster.tp=3", "--set cluster.tp: unknown key 'tp'; did you mean 'parallelism.tp'?"),
+        ("paralelism.tp=3", "--set paralelism: unknown key 'paralelism'; did you mean"),
+        ("cluster.stages=[]", "--set cluster.stages: got 0 entries; needed 1 or more"),
+    ],
+)
+def test_a_setting_that_does_not_fit_says_where_it_would(mpsim_cli, quickstart, setting, words):
+    """A mistake of the command line is not blamed on the file."""
+    outcome = mpsim_cli("check", quickstart, "--set", setting)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert words in outcome.err

@@ -42,7 +42,7 @@ from mpsim.scenario.checks.schedule import (
 from mpsim.scenario.checks.simulation import check_network
 from mpsim.scenario.checks.stacks import check_stacks
 from mpsim.scenario.checks.training import check_batch, check_precision
-from mpsim.scenario.checks.variants import check_overrides, check_sweep
+from mpsim.scenario.checks.variants import check_overrides, check_sweep, wrong_values
 
 if TYPE_CHECKING:
     from mpsim.scenario.scenario import Scenario
@@ -83,6 +83,7 @@ __all__ = [
     "check_virtual_stages",
     "check_world",
     "check_zero",
+    "wrong_values",
 ]
 
 CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (

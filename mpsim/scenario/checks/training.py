@@ -16,9 +16,11 @@ __all__ = ["check_batch", "check_precision"]
 def check_batch(scenario: Scenario) -> list[Problem]:
     """The global batch is a whole number of microbatches on every replica."""
     batch, dp = scenario.training.global_batch, scenario.dp
-    micro = scenario.training.micro_batch
+    micro, p = scenario.training.micro_batch, scenario.parallelism
     if dp < 1 or batch % (dp * micro) == 0 or scenario.training.batch_per_replica is not None:
         return []
+    if p.dp is None and scenario.world_size % (p.tp * p.pp * p.cp):
+        return []  # how many replicas there are is not known yet
     near = " or ".join(map(str, multiples(batch, dp * micro)))
     message = f"got {batch}, not a multiple of dp {dp} x micro_batch {micro} = {dp * micro}; set it to {near}"
     return [Problem(message, key="training.global_batch")]

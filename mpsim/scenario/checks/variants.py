@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pydantic
 
 from mpsim.errors import Problem
+from mpsim.scenario.checks.presets import check_cluster, check_framework, check_model
 from mpsim.scenario.layers import Layers, lay_values
 from mpsim.scenario.translate import translate
 
@@ -15,10 +18,15 @@ if TYPE_CHECKING:
     from mpsim.document import Document
     from mpsim.scenario.scenario import Scenario
 
-__all__ = ["check_overrides", "check_sweep"]
+__all__ = ["check_overrides", "check_sweep", "wrong_values"]
 
 MAX_POINTS: Final = 100_000
 FIXED_KEYS: Final = ("schema", "name", "sweep", "include", "overrides")
+_PRESETS: Final[Mapping[str, Callable[[Scenario], list[Problem]]]] = {
+    "model": check_model,
+    "cluster": check_cluster,
+    "framework": check_framework,
+}
 
 
 def check_sweep(scenario: Scenario) -> list[Problem]:
@@ -27,29 +35,70 @@ def check_sweep(scenario: Scenario) -> list[Problem]:
     if total > MAX_POINTS:
         message = f"makes {total} points; needed at most {MAX_POINTS}: try fewer values"
         return [Problem(message, key="sweep")]
+    return [
+        dataclasses.replace(problem, key=f"sweep.{problem.key}")
+        for problem in wrong_values(scenario, scenario.sweep)
+    ]
+
+
+def wrong_values(
+    scenario: Scenario, values: Mapping[str, Sequence[object]], *, indexed: bool = True
+) -> list[Problem]:
+    """Say which values do not fit the key they are for, or name a preset that does not exist.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        That is varied.
+    values : mapping of str to sequence
+        Values by dotted key.
+    indexed : bool
+        Whether the key of a problem ends in the number of the value, as in a file.
+    """
+    known = set(_misfits(scenario.source, type(scenario)))
     problems: list[Problem] = []
-    for key, values in scenario.sweep.items():
+    for key, choices in values.items():
         if key.partition(".")[0] in FIXED_KEYS:
-            problems.append(Problem(f"{key} cannot be swept; take another key", key=f"sweep.{key}"))
+            problems.append(Problem(f"{key} cannot be swept; take another key", key=key))
             continue
-        for index, value in enumerate(values):
-            wrong = _misfits(lay_values(scenario.source, {key: value}), type(scenario))
+        for index, value in enumerate(choices):
+            wrong = [one for one in _wrong_value(scenario, key, value) if one not in known]
             if wrong:
-                at = f"sweep.{key}" if "unknown key" in wrong[0] else f"sweep.{key}.{index}"
+                unknown = "unknown key" in wrong[0] or "unknown field" in wrong[0]
+                at = f"{key}.{index}" if indexed and not unknown else key
                 problems.append(Problem(wrong[0], key=at))
-                break
+                if unknown:
+                    break
     return problems
+
+
+def _wrong_value(scenario: Scenario, key: str, value: object) -> list[str]:
+    """What is wrong with one value of a key, whatever the other keys are."""
+    document, kind = lay_values(scenario.source, {key: value}), type(scenario)
+    wrong = _misfits(document, kind)
+    section = key.partition(".")[0]
+    if wrong or section not in _PRESETS:
+        return wrong
+    own = (key, f"{key}.preset")
+    return [
+        f"{one.key}: {one.message}"
+        for one in _PRESETS[section](scenario.with_values({key: value}, checked=False))
+        if one.key in own and (one.message.startswith("unknown ") or section == "framework")
+    ]
 
 
 def check_overrides(scenario: Scenario) -> list[Problem]:
     """Every named override fits the scenario it changes, chosen or not."""
+    known = set(_misfits(scenario.source, type(scenario))) if scenario.overrides else set()
     problems = []
     for name in scenario.overrides:
         layers = Layers(scenario.source.file)
         layers.lay(scenario.source)
         layers.lay_override(name, scenario.source)
         wrong = _misfits(layers.document(), type(scenario))
-        problems += [Problem(message, key=f"overrides.{name}") for message in wrong]
+        problems += [
+            Problem(message, key=f"overrides.{name}") for message in wrong if message not in known
+        ]
     return problems
 
 

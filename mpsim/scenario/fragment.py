@@ -1,0 +1,107 @@
+"""What can be read of a scenario that has mistakes, so that its other mistakes are reported with them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import pydantic
+
+from mpsim.errors import MpsimError
+from mpsim.scenario.translate import suggestions
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from mpsim.scenario.scenario import Scenario
+
+__all__ = ["fragment", "is_read"]
+
+_SECTIONS: Final = (
+    *("model", "cluster", "parallelism", "schedule", "training", "framework"),
+    *("simulation", "variation", "sweep", "overrides"),
+)
+_VARIANTS: Final = ("sweep", "overrides")  # without which a scenario is checked as if it had none
+
+
+class _NotReadError(MpsimError):
+    """A check asked for a section that could not be read; it has nothing to say."""
+
+
+class _NotRead:
+    """Stands for a section that could not be read."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _NotReadError(name)
+
+
+def fragment(
+    root: type[Scenario], data: Mapping[str, Any], error: pydantic.ValidationError
+) -> Scenario:
+    """The sections of `data` that are well-formed, as a scenario to check and for nothing else.
+
+    A section with a wrong value or a misspelt key is not read: what it would have said is unknown. An unknown key that resembles
+    no other is passed over.
+
+    Parameters
+    ----------
+    root : type
+        `Scenario`.
+    data : mapping
+        As a file would hold it.
+    error : pydantic.ValidationError
+        From validating all of it.
+
+    Returns
+    -------
+    Scenario
+        Asking a section that was not read for anything raises an MpsimError, on which `check` passes over whoever asked.
+    """
+    left = copy.deepcopy(dict(data))
+    wrong = _wrong_sections(left, error.errors(include_url=False), root)
+    sections: dict[str, Any] = {}
+    for name in _SECTIONS:
+        if name in wrong or (name in left and not _read(root, name, left[name], sections)):
+            sections.update({} if name in _VARIANTS else {name: _NotRead()})
+    return root.model_construct(**sections)
+
+
+def is_read(scenario: Scenario, section: str) -> bool:
+    """Whether `section` of a fragment was read."""
+    return not isinstance(scenario.__dict__[section], _NotRead)
+
+
+def _read(root: type[Scenario], name: str, value: object, sections: dict[str, Any]) -> bool:
+    """Put the validated `value` of a section into `sections`, if it is valid."""
+    field = root.model_fields[name]
+    kind: Any = Annotated[field.annotation, *field.metadata, None]
+    try:
+        sections[name] = pydantic.TypeAdapter(kind).validate_python(value)
+    except pydantic.ValidationError:
+        return False
+    return True
+
+
+def _wrong_sections(
+    data: dict[str, Any], details: Iterable[ErrorDetails], root: type[Scenario]
+) -> set[str]:
+    """Sections with mistakes or whose keys may have been meant elsewhere; other unknown keys leave `data`."""
+    wrong: set[str] = set()
+    for detail in details:
+        loc = detail["loc"]
+        if detail["type"] == "extra_forbidden" and _removed(data, loc):
+            wrong.update(key.partition(".")[0] for key in suggestions(loc, root))
+        elif loc:
+            wrong.add(str(loc[0]))
+    return wrong
+
+
+def _removed(data: Any, loc: tuple[int | str, ...]) -> bool:
+    """Whether the key at `loc` was there to be removed."""
+    for part in loc[:-1]:
+        inside = part in data if isinstance(data, dict) else isinstance(data, list)
+        if not inside:
+            return False
+        data = data[part]
+    return isinstance(data, dict) and data.pop(loc[-1], data) is not data
