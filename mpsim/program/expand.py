@@ -22,7 +22,6 @@ __all__ = ["expand", "expanded_flops"]
 
 Ints = NDArray[np.int64]
 
-_AT_ONCE = 2**17  # edges placed at a time: what stays in the processor's cache
 _SPANS = np.zeros(len(Stream), dtype=np.int8)
 _SPANS[Stream.TP], _SPANS[Stream.CP] = Span.TP, Span.CP
 # experts' groups are cut from all ranks of a stage, across its axes: whoever waits for one of them is taken to wait for all
@@ -52,23 +51,31 @@ def expand(program: Program) -> Program:
     ]
     stream = tiles.inside([one.stream for one in program.templates], program.stream)
     dependencies, slots = tiles.dependencies(), tiles.slots(stream)
+    # one block of memory for several columns: the fewer pages are touched for the first time, the better
+    rank, stage, chunk, microbatch, peer = tiles.along(
+        np.stack([program.rank, program.stage, program.chunk, program.microbatch, program.peer])
+    )
+    duration, up_bytes, out_bytes = tiles.inside(
+        [np.stack([one.duration, one.up_bytes, one.out_bytes]) for one in program.templates],
+        np.stack([program.duration, program.up_bytes, program.out_bytes]),
+    )
     return dataclasses.replace(
         program,
         labels=labels,
-        rank=tiles.along(program.rank),
+        rank=rank,
         stream=stream,
         kind=tiles.kinds(stream),
-        stage=tiles.along(program.stage),
-        chunk=tiles.along(program.chunk),
-        microbatch=tiles.along(program.microbatch),
-        peer=tiles.along(program.peer),
+        stage=stage,
+        chunk=chunk,
+        microbatch=microbatch,
+        peer=peer,
         label=tiles.inside(label, program.label),
         part=tiles.inside([one.part for one in program.templates], program.part),
         span=tiles.inside([_SPANS[one.stream] for one in program.templates], program.span),
-        template=np.full(len(stream), -1, dtype=np.int32),
-        duration=tiles.inside([one.duration for one in program.templates], program.duration),
-        up_bytes=tiles.inside([one.up_bytes for one in program.templates], program.up_bytes),
-        out_bytes=tiles.inside([one.out_bytes for one in program.templates], program.out_bytes),
+        template=np.broadcast_to(np.int32(-1), len(stream)),
+        duration=duration,
+        up_bytes=up_bytes,
+        out_bytes=out_bytes,
         dep_ptr=dependencies.ptr,
         dep=dependencies.value,
         slot_ptr=slots.ptr,
@@ -115,14 +122,15 @@ class _Tiles:
         self.single = self.base[self._plain]
 
     def along(self, column: NDArray[Any]) -> NDArray[Any]:
-        """A column that the kernels of a row share."""
-        return np.repeat(column, self.count)
+        """A column that the kernels of a row share, or several [..., N]."""
+        return np.repeat(column, self.count, axis=-1)
 
     def inside(self, columns: list[NDArray[Any]], own: NDArray[Any]) -> NDArray[Any]:
-        """A column that templates have for each kernel; plain rows have their `own`."""
-        table = np.concatenate([*columns, np.zeros(1, own.dtype)]).astype(own.dtype, copy=False)
-        result: NDArray[Any] = table.take(self.place)
-        result[self.single] = own[self._plain]
+        """A column that templates have for each kernel, or several [..., Q]; plain rows have their `own` [..., N]."""
+        nothing = np.zeros((*own.shape[:-1], 1), own.dtype)
+        table = np.concatenate([*columns, nothing], axis=-1).astype(own.dtype, copy=False)
+        result: NDArray[Any] = table.take(self.place, axis=-1)
+        result[..., self.single] = own[..., self._plain]
         return result
 
     def kinds(self, stream: NDArray[np.int8]) -> NDArray[np.int8]:
@@ -136,33 +144,47 @@ class _Tiles:
         """Kernels occupy their own stream of the row's rank; plain rows keep their slots."""
         program = self._program
         kept = Lists(program.slot_ptr, program.slot).pick(self._plain)
-        count = np.ones(len(stream), dtype=np.int64)
-        count[self.single] = np.diff(kept.ptr)
-        pointer = np.concatenate([[0], np.cumsum(count)])
-        value = np.repeat(self.along(program.rank) * np.int32(len(Stream)) + stream, count)
-        value[_ranges(pointer[self.single], np.diff(kept.ptr))] = kept.value
+        size = np.diff(kept.ptr)
+        more = np.zeros(len(program), dtype=np.int64)
+        more[self._plain] = size - 1
+        pointer = np.arange(len(stream) + 1)
+        pointer[:-1] += self.along(np.cumsum(more) - more)
+        pointer[-1] += int(more.sum())
+        value = np.empty(int(pointer[-1]), dtype=np.int32)
+        value[pointer[:-1]] = self.along(program.rank * np.int32(len(Stream))) + stream
+        value[_ranges(pointer[self.single], size)] = kept.value
         return Lists(pointer, value)
 
     def dependencies(self) -> Lists:
-        """Edges inside templates, and from the exits of a row to the entries of the rows that wait for it."""
+        """Edges inside templates, and from the exits of a row to the entries of the rows that wait for it.
+
+        Notes
+        -----
+        From an entry to the next of its row come the entry's waits, which are the row's own, then those of the kernels behind it, which
+        lie side by side in the template.
+        """
         edges = [_edges(one) for one in self._program.templates]
+        table = Lists(
+            np.cumsum(np.concatenate([[0], *(np.diff(one.ptr) for one in edges), [0]])),
+            np.concatenate([*(one.value for one in edges), np.zeros(1, np.int32)]),
+        )
         waits = self._exits_awaited()
-        awaited = np.diff(waits.ptr)
-        own = np.concatenate([*(np.diff(one.ptr) for one in edges), [0]])
-        count = own.take(self.place)
         entry, row = self._entries()
-        count[entry] = awaited[row]
-        pointer = np.concatenate([[0], np.cumsum(count)])
-        value = np.empty(int(pointer[-1]), dtype=np.int32)
-        for number, one in enumerate(edges):
-            mine = self.base[self._template == number]
-            # edges of a template lie side by side but for those of its entries, which come from outside
-            target = owners(one.ptr)
-            within = np.arange(len(target)) - one.ptr[target]
-            for begin in _blocks(mine, len(target)):
-                value[pointer[begin[:, None] + target] + within] = begin[:, None] + one.value
-        size = awaited[row]
-        value[_ranges(pointer[entry], size)] = waits.value[_ranges(waits.ptr[row], size)]
+        awaited = np.diff(waits.ptr)[row]
+        first = table.ptr[self.place[entry]]
+        kernels = np.diff(entry, append=len(self.place))
+        inside = table.ptr[self.place[entry] + kernels] - first
+        stop = np.cumsum(awaited + inside)
+        begin = stop - awaited - inside
+        shift = begin + awaited - first
+        pointer = np.append(np.repeat(shift, kernels), int((awaited + inside).sum()))
+        pointer[:-1] += table.ptr.take(self.place)
+        pointer[entry] = begin
+        value = np.repeat(self.base[row].astype(np.int32), awaited + inside)
+        source = np.arange(len(value))
+        source -= np.repeat(shift, awaited + inside)
+        value += table.value.take(source, mode="clip")  # waits of entries are clipped, and set next
+        value[_ranges(begin, awaited)] = waits.value[_ranges(waits.ptr[row], awaited)]
         return Lists(pointer, value)
 
     def _entries(self) -> tuple[Ints, Ints]:
@@ -202,9 +224,3 @@ def _ranges(begin: Ints, size: Ints) -> Ints:
     """Numbers from each begin on, so many of each."""
     offset = np.cumsum(size) - size
     return np.repeat(begin - offset, size) + np.arange(int(size.sum()))
-
-
-def _blocks(rows: Ints, width: int) -> list[Ints]:
-    """Pieces of `rows` so that each has about `_AT_ONCE` elements of so many a row."""
-    step = max(1, _AT_ONCE // max(width, 1))
-    return [rows[begin : begin + step] for begin in range(0, len(rows), step)]
