@@ -340,7 +340,7 @@ class Blocks:
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end; equal rows of blocks share one template."""
-        key = (action, *((one.layer, id(one.template)) for one in blocks))
+        key = (action, *((one.layer, one.template) for one in blocks))
         if key not in self._joined:
             layers = sum(one.layer >= 0 for one in blocks)
             name = f"{action.name} of {layers} layer{'s' * (layers != 1)}"

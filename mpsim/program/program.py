@@ -103,7 +103,7 @@ class Span(enum.IntFlag):
     DP = 4
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Template:
     """What happens inside a row: kernels and collectives with their place in it.
 

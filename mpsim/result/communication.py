@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,7 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
     """
     program = timeline.program
     total, hidden = np.zeros((2, program.ranks, len(AXES)))
-    inside = [_Inside(one) for one in program.templates]
+    inside = [_inside(one) for one in program.templates]
     rank, row = compute_rows(program)
     template = program.template[row]
     if inside:
@@ -104,6 +105,16 @@ class _Inside:
         moves = axis >= 0
         np.add.at(self.total, axis[moves], template.duration[moves])
         np.add.at(self.hidden, axis[moves], self.cover.within(start[moves], end[moves]))
+
+
+_KNOWN: weakref.WeakKeyDictionary[Template, _Inside] = weakref.WeakKeyDictionary()
+"""Points of a sweep share templates."""
+
+
+def _inside(template: Template) -> _Inside:
+    if template not in _KNOWN:
+        _KNOWN[template] = _Inside(template)
+    return _KNOWN[template]
 
 
 class _Busy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -33,7 +34,7 @@ class Series:
     shares: Mapping[str, NDArray[np.float64]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Utilisation:
     """Share of the step in which each resource of a rank works, by rank class [R].
 
@@ -43,12 +44,32 @@ class Utilisation:
         Time with a kernel on the compute stream.
     scale_up, scale_out : float64[R]
         Bytes sent over what the link could have sent in one direction.
+    timeline : Timeline
+        What was measured.
+    speeds : mapping of str to float64[R]
+        Of each class of link, in one direction [B/tick].
+    bins : int
+        Of the series over time.
     """
 
     compute: NDArray[np.float64]
     scale_up: NDArray[np.float64]
     scale_out: NDArray[np.float64]
-    series: Series
+    timeline: Timeline
+    speeds: Mapping[str, NDArray[np.float64]]
+    bins: int
+
+    @functools.cached_property
+    def series(self) -> Series:
+        """Shares over time."""
+        timeline, amounts = self.timeline, _amounts(self.timeline)
+        edges = np.linspace(0.0, timeline.makespan, self.bins + 1)
+        shares = {"compute": _series(timeline, _busy_of_rows(timeline), edges, 1.0)}
+        shares |= {
+            name: _series(timeline, amounts[name], edges, _mean(speed))
+            for name, speed in self.speeds.items()
+        }
+        return Series(edges_s=edges * TICK, shares=shares)
 
 
 def measure_utilisation(
@@ -64,26 +85,25 @@ def measure_utilisation(
     bins : int
         Of the series over time.
     """
-    program, step = timeline.program, timeline.makespan
-    nodes = [one.node for one in clusters]
+    step, nodes = timeline.makespan, [one.node for one in clusters]
     speeds = {
         "scale_up": np.array([one.scale_up.bandwidth for one in nodes]) * TICK,
         "scale_out": np.array([one.nic_bandwidth_per_accelerator for one in nodes]) * TICK,
     }
-    amounts = {"scale_up": program.up_bytes, "scale_out": program.out_bytes}
-    sent = {name: _per_rank(timeline, amount) for name, amount in amounts.items()}
-    edges = np.linspace(0.0, step, bins + 1)
-    shares = {"compute": _series(timeline, _busy_of_rows(timeline), edges, 1.0)}
-    shares |= {
-        name: _series(timeline, amounts[name], edges, _mean(speed))
-        for name, speed in speeds.items()
-    }
+    sent = {name: _per_rank(timeline, amount) for name, amount in _amounts(timeline).items()}
     return Utilisation(
         compute=busy_ticks(timeline) / step,
         scale_up=_share(sent["scale_up"], speeds["scale_up"] * step),
         scale_out=_share(sent["scale_out"], speeds["scale_out"] * step),
-        series=Series(edges_s=edges * TICK, shares=shares),
+        timeline=timeline,
+        speeds=speeds,
+        bins=bins,
     )
+
+
+def _amounts(timeline: Timeline) -> Mapping[str, NDArray[np.float64]]:
+    """Bytes of each row by class of link."""
+    return {"scale_up": timeline.program.up_bytes, "scale_out": timeline.program.out_bytes}
 
 
 def _mean(speed: NDArray[np.float64]) -> float:

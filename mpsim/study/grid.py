@@ -10,6 +10,7 @@ together, and a journal gets its lines in that order whoever finishes first, so 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
@@ -21,8 +22,9 @@ from mpsim.errors import MpsimError, ScenarioError
 from mpsim.scenario import Scenario
 from mpsim.study.executors import executor_for, lost
 from mpsim.study.journal import Journal, name_of
+from mpsim.study.shared import kind_of
 from mpsim.study.tables import write_csv
-from mpsim.study.together import simulate_together
+from mpsim.study.together import Together
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["COLUMNS", "Row", "Sweep", "combinations", "compute_rows", "sweep"]
@@ -43,7 +45,7 @@ COLUMNS = (
 )
 """What a table of results shows of each summary."""
 
-_TOGETHER = 16  # points computed together: what a kill can cost
+_TOGETHER = 64  # points computed together: what a kill can cost
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -377,8 +379,10 @@ def compute_rows(
     list of dict
         ``summary`` and ``reason`` of each.
     """
-    scenarios = [scenario.with_values(values) for values, wrong in points if wrong is None]
-    outcomes = iter(simulate_together(scenarios))
+    chosen = [values for values, wrong in points if wrong is None]
+    scenarios = [scenario.with_values(values) for values in chosen]
+    together = _together(scenario.digest)
+    outcomes = iter(together.simulate(scenarios, [kind_of(values) for values in chosen]))
     rows: list[dict[str, Any]] = []
     for _, wrong in points:
         outcome = None if wrong is not None else next(outcomes)
@@ -389,6 +393,13 @@ def compute_rows(
             summary = _figures(outcome.summary)
             rows.append({"summary": summary, "reason": _does_not_fit(summary)})
     return rows
+
+
+@functools.lru_cache(maxsize=1)
+def _together(digest: str) -> Together:
+    """What this process knows of points of the scenario with this digest."""
+    del digest
+    return Together()
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:

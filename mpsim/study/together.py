@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -16,10 +17,11 @@ from mpsim.program.plan import Plan
 from mpsim.program.planning import make_plan
 from mpsim.program.program import Program
 from mpsim.program.timed import with_timed_orders
-from mpsim.result import Result, check_order, simulate
+from mpsim.result import Memory, Result, check_order, simulate
 from mpsim.scenario import Scenario
+from mpsim.study.shared import Shared
 
-__all__ = ["Graphs", "simulate_together"]
+__all__ = ["Graphs", "Together", "simulate_together"]
 
 T = TypeVar("T")
 
@@ -92,36 +94,90 @@ class Graphs:
         return self._structures[graph]
 
 
-def simulate_together(scenarios: Sequence[Scenario]) -> list[Result | MpsimError]:
-    """`mpsim.simulate` of each scenario, or the mistake that it raised.
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Ready:
+    """A point that only has to be replayed."""
 
-    Notes
-    -----
-    The same figures, bit for bit: programs of one structure share its order, and are replayed at once.
-    """
-    outcomes: dict[int, Result | MpsimError] = {}
-    ready: list[tuple[int, Scenario, Plan, PlanCosts, Program]] = []
-    for place, scenario in enumerate(scenarios):
-        try:
-            if not _replays(scenario):
-                outcomes[place] = simulate(scenario)
-                continue
-            ready.append((place, scenario, *_prepared(scenario)))
-        except MpsimError as error:
-            outcomes[place] = error
-    try:
-        timelines = Graphs().timelines([program for *_, program in ready])
-    except MpsimError:  # one of them cannot run: find out which
-        return [outcomes[i] if i in outcomes else _outcome(s) for i, s in enumerate(scenarios)]
-    for (place, scenario, plan, costs, program), timeline in zip(ready, timelines, strict=True):
-        outcomes[place] = Result(
-            scenario=scenario,
-            plan=plan,
+    scenario: Scenario
+    plan: Plan
+    costs: PlanCosts
+    program: Program
+    memory: Memory | None
+
+    def result(self, timeline: Timeline) -> Result:
+        """What the timeline means."""
+        result = Result(
+            scenario=self.scenario,
+            plan=self.plan,
             timeline=timeline,
-            constants=costs.provenance(),
-            program=program,
+            constants=self.costs.provenance(),
+            program=self.program,
         )
-    return [outcomes[place] for place in range(len(scenarios))]
+        if self.memory is not None:
+            vars(result)["memory"] = self.memory  # as if it had been asked for
+        return result
+
+
+class Together:
+    """Simulates many scenarios, and keeps what the next ones may have in common with them."""
+
+    def __init__(self) -> None:
+        self._graphs = Graphs()
+        self._shared = Shared()
+
+    def simulate(
+        self, scenarios: Sequence[Scenario], kinds: Sequence[str] | None = None
+    ) -> list[Result | MpsimError]:
+        """`mpsim.simulate` of each scenario, or the mistake that it raised.
+
+        Parameters
+        ----------
+        scenarios : sequence of Scenario
+        kinds : sequence of str, optional
+            Equal for scenarios that differ only in links and prices (`mpsim.study.shared.kind_of`).
+
+        Notes
+        -----
+        The same figures, bit for bit: programs of one structure share its order, and are replayed at once; those of one kind share templates.
+        """
+        outcomes: dict[int, Result | MpsimError] = {}
+        ready: dict[int, _Ready] = {}
+        for place, scenario in enumerate(scenarios):
+            try:
+                if _replays(scenario):
+                    ready[place] = self._prepared(scenario, kinds[place] if kinds else None)
+                else:
+                    outcomes[place] = simulate(scenario)
+            except MpsimError as error:
+                outcomes[place] = error
+        try:
+            timelines = self._graphs.timelines([one.program for one in ready.values()])
+        except MpsimError:  # one of them cannot run: find out which
+            return [outcomes[i] if i in outcomes else _outcome(s) for i, s in enumerate(scenarios)]
+        for (place, one), timeline in zip(ready.items(), timelines, strict=True):
+            outcomes[place] = one.result(timeline)
+        return [outcomes[place] for place in range(len(scenarios))]
+
+    def _prepared(self, scenario: Scenario, kind: str | None) -> _Ready:
+        plan = make_plan(scenario)
+        check_order(scenario, plan)
+        try:
+            costs = PlanCosts(plan)
+            timed = with_timed_orders(plan, costs)
+            if kind is not None and timed is plan and not (plan.classes or plan.stage_clusters):
+                program, memory = self._shared.build(kind, plan, costs)
+            else:
+                program, memory = build_program(timed, costs), None
+        except ScenarioError:
+            raise
+        except MpsimError as error:
+            raise ScenarioError(f"{plan.name}: {error}") from error
+        return _Ready(scenario, timed, costs, program, memory)
+
+
+def simulate_together(scenarios: Sequence[Scenario]) -> list[Result | MpsimError]:
+    """`mpsim.simulate` of each scenario, or the mistake that it raised; see `Together`."""
+    return Together().simulate(scenarios)
 
 
 def _outcome(scenario: Scenario) -> Result | MpsimError:
@@ -135,19 +191,6 @@ def _replays(scenario: Scenario) -> bool:
     """Whether durations cannot change while the step runs."""
     simulation = scenario.simulation
     return simulation.network == "analytic" and simulation.engine != "simpy"
-
-
-def _prepared(scenario: Scenario) -> tuple[Plan, PlanCosts, Program]:
-    plan = make_plan(scenario)
-    check_order(scenario, plan)
-    try:
-        costs = PlanCosts(plan)
-        plan = with_timed_orders(plan, costs)
-        return plan, costs, build_program(plan, costs)
-    except ScenarioError:
-        raise
-    except MpsimError as error:
-        raise ScenarioError(f"{plan.name}: {error}") from error
 
 
 def _durations(programs: Sequence[Program]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.study.grid import combinations
-from mpsim.study.together import simulate_together
+from mpsim.study.shared import kind_of
+from mpsim.study.together import Together, simulate_together
 
 AXES = {"parallelism.tp": [1, 2], "parallelism.pp": [2, 3, 4]}
 
@@ -111,10 +113,13 @@ def test_an_interrupted_sweep_resumes_where_it_was(scenario, swept, tmp_path, mo
 def counted(monkeypatch):
     """Every scenario that is simulated from now on."""
     computed = []
-    together = mpsim.study.grid.simulate_together
+    simulated = Together.simulate
     monkeypatch.setattr(
-        "mpsim.study.grid.simulate_together",
-        lambda scenarios: computed.extend(scenarios) or together(scenarios),
+        Together,
+        "simulate",
+        lambda self, scenarios, kinds: (
+            computed.extend(scenarios) or simulated(self, scenarios, kinds)
+        ),
     )
     return computed
 
@@ -138,6 +143,61 @@ def test_points_together_are_the_same_as_alone(scenario):
     ]
     for point, result in zip(points, simulate_together(points), strict=True):
         assert result.summary == mpsim.simulate(point).summary
+
+
+HARDWARE = {
+    "cluster.accelerator": [
+        {"preset": "h100-sxm", "memory_bandwidth": "2.5 TB/s"},
+        {"preset": "h100-sxm", "peak_flops": {"bf16": "800 TFLOP/s"}},
+    ],
+    "cluster.scale_up": [
+        "nvlink4",
+        {"preset": "nvlink4", "latency": "3 us"},
+        {"preset": "nvlink4", "bandwidth": "300 GB/s"},
+    ],
+    "cluster.nic": [
+        "ib-ndr",
+        {"preset": "ib-ndr", "bandwidth": "200 Gb/s"},
+        {"preset": "ib-ndr", "latency": "5 us"},
+        {"preset": "ib-ndr", "efficiency": 0.5},
+    ],
+    "cluster.fabric": [
+        {"kind": "rail-optimized"},
+        {"kind": "fat-tree", "oversubscription": 2},
+    ],
+    "framework": ["megatron-core", "fsdp2"],
+    "parallelism.tp": [1, 2, 8],
+    "training.micro_batch": [1, 2],
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_a_large_sweep_are_what_a_run_gives(scenario, seed):
+    """Points share what they can, whatever the axes; the JSON of a random sample of them is that of `run`, byte for byte."""
+    draw = random.Random(seed)
+    axes = draw.sample(sorted(HARDWARE), 4)
+    rows = mpsim.sweep(scenario, {key: HARDWARE[key] for key in axes}).rows
+    assert any(row.summary for row in rows)
+    for row in draw.sample(rows, 6):
+        try:
+            alone = figures(mpsim.simulate(scenario.with_values(row.values)))
+        except mpsim.MpsimError:
+            alone = None
+        assert json.dumps(row.summary) == json.dumps(alone)
+
+
+def test_points_of_one_kind_share_their_templates(scenario):
+    """Only the network differs: every kernel is timed once for all of them."""
+    values = [
+        {"cluster.nic": {"preset": "ib-ndr", "bandwidth": f"{rate} Gb/s"}}
+        for rate in (100, 200, 300, 400)
+    ]
+    points = [scenario.with_values(one) for one in values]
+    results = Together().simulate(points, [kind_of(one) for one in values])
+    assert len({id(one) for result in results for one in result.program.templates}) == len(
+        results[0].program.templates
+    )
+    assert len({result.summary["step_time_s"] for result in results}) == 4
 
 
 def test_shards_are_the_sweep_in_parts(scenario, swept, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from mpsim.cost import optimizer_seconds
@@ -11,6 +13,8 @@ from mpsim.program.program import PARTS, Stream, Template
 from mpsim.program.template import ticks
 
 __all__ = ["Passes"]
+
+_KEPT = 1024  # passes that stay ready: equal ones are one template, whoever asks
 
 
 class Passes:
@@ -57,6 +61,7 @@ class Passes:
         return [Block(-1, self._made[key], 0.0)]
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def _single(name: str, part: int, duration: float) -> Template:
     parts = np.zeros(len(PARTS))
     parts[part] = duration

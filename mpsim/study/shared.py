@@ -1,0 +1,129 @@
+"""What points of a study have in common, computed once.
+
+Points of one *kind* differ in their links and prices only. They run the same kernels; while the collectives inside their actions take the same
+time too, they share every template, and only what crosses the links that differ is worked out again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from mpsim.parallel import Communication, Item
+from mpsim.program.blocks import Blocks
+from mpsim.program.build import build_program
+from mpsim.program.costs import PlanCosts, StageCosts
+from mpsim.program.plan import Plan
+from mpsim.program.program import Program, Template
+from mpsim.result import Memory
+from mpsim.result.memory import account_memory
+
+__all__ = ["Shared", "kind_of"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+Answers: TypeAlias = tuple[object, ...]
+
+_KEPT = 32  # kinds, and answers of each, that stay ready
+_LINKS = ("cluster.nic", "cluster.scale_up", "cluster.fabric", "cluster.price_per_hour")
+
+
+def kind_of(values: Mapping[str, object]) -> str:
+    """What decides the kernels of a point of a sweep: its values without those of links and prices.
+
+    Examples
+    --------
+    >>> kind_of({"cluster.nic.bandwidth": "200 Gb/s", "parallelism.tp": 2})
+    "[('parallelism.tp', 2)]"
+    """
+    return repr(sorted((key, one) for key, one in values.items() if not _is_link(key)))
+
+
+def _is_link(key: str) -> bool:
+    return any(key == one or key.startswith(f"{one}.") for one in _LINKS)
+
+
+class Shared:
+    """Builds programs of points, and keeps what later points of the same kind can use."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[str, _Kind] = OrderedDict()
+
+    def build(self, kind: str, plan: Plan, costs: PlanCosts) -> tuple[Program, Memory]:
+        """`build_program` and `account_memory` of a point, bit for bit.
+
+        Parameters
+        ----------
+        kind : str
+            See `kind_of`.
+        plan : Plan
+            Whose ranks and replicas have nodes of one sort.
+        costs : PlanCosts
+            Gets the kernel model of an earlier point of its kind.
+        """
+        if kind not in self._kinds:
+            self._kinds[kind] = _Kind(plan)
+            _trim(self._kinds)
+        self._kinds.move_to_end(kind)
+        return self._kinds[kind].build(plan, costs), self._kinds[kind].memory
+
+
+class _Kind:
+    """Blocks of the points of one kind, by what the links inside their actions answer."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.memory: Memory = account_memory(plan)
+        self._asked: dict[tuple[object, Communication], None] = {}
+        self._known: OrderedDict[Answers, tuple[_Noting, PlanCosts]] = OrderedDict()
+
+    def build(self, plan: Plan, costs: PlanCosts) -> Program:
+        """Build the program of a point, with the blocks of another one where it can."""
+        found = self._known.get(self._answers(costs))
+        if found is not None:
+            blocks, other = found
+            evaluated, kernels = blocks.evaluated, costs.kernels
+            costs.kernels = other.kernels
+            program = build_program(plan, costs, blocks=blocks)
+            if blocks.evaluated == evaluated:
+                return program
+            costs.kernels = kernels  # it has blocks that the other had not
+        own = _Noting(plan, costs, self._asked)
+        program = build_program(plan, costs, blocks=own)
+        self._known[self._answers(costs)] = own, costs
+        _trim(self._known)
+        return program
+
+    def _answers(self, costs: PlanCosts) -> Answers:
+        """How the groups of a point sit, and what they answer to everything that was asked so far."""
+        stages = {one.key: one for one in map(costs.stage, np.unique(costs.alike).tolist())}
+        answers = (stages[key].collective(one) for key, one in self._asked if key in stages)
+        return (costs.alike.tobytes(), *stages, *answers)
+
+
+class _Noting(Blocks):
+    """Blocks that note what they ask of links, and how many they have evaluated."""
+
+    def __init__(
+        self, plan: Plan, costs: PlanCosts, asked: dict[tuple[object, Communication], None]
+    ) -> None:
+        super().__init__(plan, costs)
+        self._asked = asked
+        self.evaluated = 0
+
+    def _timed(
+        self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool
+    ) -> Template:
+        self.evaluated += 1
+        for one in items:
+            if isinstance(one, Communication):
+                self._asked[costs.key, one] = None
+        return super()._timed(name, items, costs, launches, is_layer=is_layer)
+
+
+def _trim(kept: OrderedDict[K, V]) -> None:
+    """Forget what was met first."""
+    while len(kept) > _KEPT:
+        kept.popitem(last=False)
