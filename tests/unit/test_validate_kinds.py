@@ -262,14 +262,12 @@ def test_layers_are_split_evenly_or_with_the_ends_counted(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"zero_stage": "hsdp"}, "how many ranks share one copy"),
-        ({"family": "fms-fsdp", "recompute": "selective"}, "fraction of the layers"),
         ({"moe_experts": "8"}, "moe_topk is not stated"),
         ({"model": "DeepSeek-V3"}, "experts of the model are not stated"),
-        ({"recompute": "whatever memory allows"}, "policy of recomputation"),
+        ({"precision": "int8"}, "int8 is not simulated"),
         ({"accelerator": "H900"}, "'H900' is not known"),
         (
-            {"accelerator": "MI210", "intra_node_link": "", "nics_per_node": ""},
+            {"accelerator": "Gaudi 2", "intra_node_link": "", "nics_per_node": ""},
             "network between nodes is not stated",
         ),
         ({"dp": "31"}, "dp 31"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from mpsim.calibration.validate.tables import table
 
 __all__ = ["Filled", "fill_in", "network_of", "slices_of", "system_of"]
 
+_TILE = 256  # widths of gated MLPs are multiples of it
 _WIDEST = ("tp", "pp", "cp")  # axes that divide the accelerators before replicas do
 
 
@@ -55,7 +57,7 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     found = Filled(cells)
     for column, value in rule.get("assume", {}).items():
         found = found.with_column(column, str(value), "the family's rule")
-    found = _network(_shape(found))
+    found = _network(_inner(_shape(found)))
     for column, entries in table("assumptions")["columns"].items():
         for entry in entries:
             if not found.cells.text(column) and _fits(found.cells, entry["where"]):
@@ -86,6 +88,20 @@ def _shape(found: Filled) -> Filled:
     if cells.text("heads") or not width or width % usual:
         return found
     return found.with_column("heads", str(int(width / usual)), "heads of 128")
+
+
+def _inner(found: Filled) -> Filled:
+    """The usual width of an MLP where it is not stated: four times the hidden size, or as many parameters in three matrices."""
+    cells = found.cells
+    width = cells.number("hidden")
+    if cells.text("ffn_hidden") or not width:
+        return found
+    if not cells.flag("gated_mlp"):
+        return found.with_column("ffn_hidden", str(int(4 * width)), "four times the hidden size")
+    inner = math.ceil(8 * width / 3 / _TILE) * _TILE
+    return found.with_column(
+        "ffn_hidden", str(inner), "as many parameters as four times the hidden size without a gate"
+    )
 
 
 def _replicas(found: Filled) -> Filled:

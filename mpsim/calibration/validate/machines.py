@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from mpsim.calibration.validate.tables import lookup
+from mpsim.calibration.validate.tables import lookup, table
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Accelerator, Cluster, Link, accelerator, build_cluster, link
 
-__all__ = ["benchmark_cluster", "gpu", "links_of", "nic_named"]
+__all__ = ["benchmark_cluster", "gpu", "links_of", "nic_named", "rack_of"]
 
 _BITS = 8
 _GIGA = 1e9
@@ -45,10 +47,24 @@ def per_node(name: str) -> int:
 def links_of(chip: Accelerator, text: str) -> tuple[Link, int | None]:
     """The scale-up link that a row's words mean, and how many accelerators it joins where the words say so."""
     entry = lookup("hardware", "links", text)
-    name = chip.scale_up if entry["link"] == _USUAL else entry["link"]
+    name = chip.scale_up if _is_usual(chip, entry["link"]) else entry["link"]
     if name is None:
         raise CalibrationError(f"the scale-up link of {chip.name} is not stated")
     return link(name), entry.get("domain")
+
+
+def _is_usual(chip: Accelerator, name: str) -> bool:
+    """Whether words for a generation of links mean those of the accelerator itself, which may be a cut-down variant."""
+    return name == _USUAL or (chip.scale_up or "").startswith(f"{name}-")
+
+
+def rack_of(name: str) -> Mapping[str, Any] | None:
+    """Trays and reach of the racks that an accelerator is sold in, None where nodes stand alone."""
+    for entry in table("hardware")["racks"]:
+        if re.fullmatch(entry["pattern"], name, flags=re.IGNORECASE):
+            found: Mapping[str, Any] = entry
+            return found
+    return None
 
 
 def nic_named(text: str, gbit: float) -> Link:

@@ -2,63 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim.calibration.validate.assumptions import Filled, fill_in, slices_of, system_of
-from mpsim.calibration.validate.machines import gpu, links_of, nic_named
+from mpsim.calibration.validate.adapt import adapted
+from mpsim.calibration.validate.assumptions import Filled, fill_in
+from mpsim.calibration.validate.clusters import cluster_of
+from mpsim.calibration.validate.layouts import parallelism_of, schedule_of
 from mpsim.calibration.validate.rows import Cells
+from mpsim.calibration.validate.rules import on_top, rule_of
 from mpsim.calibration.validate.tables import lookup, table
 from mpsim.errors import CalibrationError
 from mpsim.result import simulate
 from mpsim.result.memory import memory_constants
 from mpsim.scenario import Scenario
 
-__all__ = ["filled", "rule_of", "scenario_of", "simulated"]
+__all__ = ["Described", "described", "filled", "rule_of", "scenario_of", "simulated"]
 
+_ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
 _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
-_ENDS = 2  # embedding and head, where they take the place of a layer each
-
-
-def rule_of(cells: Cells) -> Mapping[str, Any]:
-    """The first family of the table whose words all occur in the row, with what it says of such rows besides."""
-    for entry in table("training")["families"]:
-        if _fits(cells, entry):
-            rule = dict(entry)
-            for more in entry.get("also", ()):
-                if _fits(cells, more):
-                    rule = _on_top(rule, more)
-            return rule
-    raise CalibrationError("no family fits the row")
-
-
-def _fits(cells: Cells, entry: Mapping[str, Any]) -> bool:
-    return all(word in cells.text(column) for column, word in entry["where"].items())
-
-
-def _on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """A rule with another on top of it, mappings key by key."""
-    merged = {
-        key: {**rule.get(key, {}), **value} if isinstance(value, Mapping) else value
-        for key, value in more.items()
-        if key != "where"
-    }
-    return {**rule, **merged}
 
 
 def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     """The row with what its family, and then what is usual, has where columns are empty."""
     found = fill_in(cells, rule)
     more = tuple(f"precision: {entry}" for entry in _told("precisions", found.cells, "precision"))
-    if not any(words in found.cells.text("recompute") for words in rule.get("recomputations", {})):
+    known, text = rule.get("recomputations", {}), found.cells.text("recompute")
+    meant = [one for words, one in known.items() if re.search(words, text, re.IGNORECASE)]
+    if meant and isinstance(meant[0], Mapping) and "assumed" in meant[0]:
+        more += (f"recompute: {meant[0]['assumed']}",)
+    if not meant:
         told = _told("recomputations", found.cells, "recompute")
         more += tuple(f"recompute: {entry}" for entry in told)
-    more += tuple(
-        f"attention: {entry}" for entry in _told("attention", found.cells, "attention_type")
-    )
+    for section, column in _ALSO_TOLD.items():
+        more += tuple(f"{section}: {entry}" for entry in _told(section, found.cells, column))
     return Filled(found.cells, (*found.assumed, *more))
 
 
@@ -71,8 +52,37 @@ def _told(section: str, cells: Cells, column: str) -> list[str]:
     return [str(entry["assumed"])] if "assumed" in entry else []
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Described:
+    """What a row describes.
+
+    Parameters
+    ----------
+    scenario : mapping
+        As a file would hold it.
+    assumed : tuple of str
+        What was assumed beyond the row's own columns, or exchanged for what is simulated.
+    """
+
+    scenario: Mapping[str, Any]
+    assumed: tuple[str, ...] = ()
+
+
+def described(cells: Cells, rule: Mapping[str, Any]) -> Described:
+    """The scenario of a row with what its columns leave open, and all that was assumed for it.
+
+    Raises
+    ------
+    CalibrationError
+        If the row does not say enough, or says what is not simulated.
+    """
+    whole = filled(cells, rule)
+    scenario, exchanged = adapted(scenario_of(whole.cells, rule))
+    return Described(scenario, (*whole.assumed, *cluster_of(whole.cells)[1], *exchanged))
+
+
 def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
-    """The scenario that a row describes, as a file would hold it.
+    """The scenario that a row with all its columns describes, as a file would hold it.
 
     Parameters
     ----------
@@ -90,18 +100,24 @@ def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "schema": 1,
         "model": _model(cells, rule),
-        "cluster": _cluster(cells),
-        "parallelism": _parallelism(cells, rule),
-        "schedule": _schedule(cells),
+        "cluster": cluster_of(cells)[0],
+        "parallelism": parallelism_of(cells, rule),
+        "schedule": schedule_of(cells),
         "training": {
             "global_batch": cells.required("global_batch_seqs"),
             "micro_batch": cells.required("micro_batch_seqs"),
             "sequence_length": cells.required("seq_len"),
-            "precision": lookup("training", "precisions", cells.text("precision"))["precision"],
+            "precision": _precision(cells, rule),
             **_recompute(cells, rule),
         },
         "framework": dict(rule["framework"]),
     }
+
+
+def _precision(cells: Cells, rule: Mapping[str, Any]) -> str:
+    """The number format of the row's words, or what its family's rule says they mean."""
+    found = str(lookup("training", "precisions", cells.text("precision"))["precision"])
+    return str(rule.get("precisions", {}).get(found, found))
 
 
 def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> tuple[float, float]:
@@ -178,7 +194,7 @@ def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
         **_attention(cells),
         **_experts(cells),
     }
-    return _on_top(read, rule["model"])
+    return on_top(read, rule["model"])
 
 
 def _attention(cells: Cells) -> dict[str, Any]:
@@ -186,10 +202,14 @@ def _attention(cells: Cells) -> dict[str, Any]:
     text = cells.text("attention_type")
     entry = lookup("training", "attention", text)
     if "mla" in entry:
-        found = re.fullmatch(entry["pattern"], text)
+        found = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
         assert found is not None, "the pattern that was looked up fits"
         sizes = {name: int(found[place]) for place, name in enumerate(entry["mla"], start=1)}
         return {"mla": {**sizes, "qk_nope_head_dim": cells.required("head_dim")}}
+    if "window" in entry:
+        found = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
+        assert found is not None, "the pattern that was looked up fits"
+        return {"attention": "sliding", "window": int(found[entry["window"]])}
     return dict(entry.get("model", {}))
 
 
@@ -209,123 +229,46 @@ def _experts(cells: Cells) -> dict[str, Any]:
     return {"moe": experts}
 
 
+def _meant(cells: Cells, meant: object) -> dict[str, Any]:
+    """What a rule says that words mean: a kind of recomputation, or fields, of which a fraction is of the layers of a stage."""
+    if not isinstance(meant, Mapping):
+        return {"recompute": str(meant)}
+    said = {name: value for name, value in meant.items() if name.startswith("recompute")}
+    if "fraction" in meant:
+        layers = cells.required("layers") / cells.required("pp")
+        said["recompute_layers"] = max(1, round(layers * meant["fraction"]))
+    return said
+
+
+def _modules(cells: Cells) -> list[str]:
+    """Modules run again that a row names one by one, as the framework's flag does, and that its model has."""
+    has = {
+        "experts": bool(cells.whole("moe_experts")),
+        "shared": bool(cells.whole("moe_shared_experts")),
+        "dense": bool(cells.whole("moe_dense_layers")),
+        "latent": "mla" in cells.text("attention_type").lower(),
+    }
+    has["split"] = has["experts"] or has["latent"]
+    text = cells.text("recompute").lower()
+    return [
+        str(one["module"])
+        for one in table("training")["recompute_modules"]
+        if has[one["needs"]] and re.search(one["pattern"], text)
+    ]
+
+
 def _recompute(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     """What is run again: what the family's rule says its words mean, else what the words say."""
     text = cells.text("recompute")
     for words, meant in rule.get("recomputations", {}).items():
-        if words in text:
-            return dict(meant) if isinstance(meant, Mapping) else {"recompute": str(meant)}
+        if re.search(words, text, flags=re.IGNORECASE):
+            return _meant(cells, meant)
+    if named := _modules(cells):
+        return {"recompute": "selective", "recompute_modules": named}
     entry = lookup("training", "recomputations", text)
     said = {name: value for name, value in entry.items() if name.startswith("recompute")}
     if "layers" in entry:
-        found = re.fullmatch(entry["pattern"], text)
+        found = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
         assert found is not None, "the pattern that was looked up fits"
         said["recompute_layers"] = int(found[1])
     return said
-
-
-def _cluster(cells: Cells) -> dict[str, Any]:
-    count = cells.required("num_accel")
-    chip = gpu(cells.text("accelerator"))
-    each = min(count, cells.required("accel_per_node"))
-    if count % each:
-        raise CalibrationError(f"{count} accelerators do not fill nodes of {each}")
-    if (system := system_of(cells.text("accelerator"))) and not cells.whole("nics_per_node"):
-        return _torus(cells, system, count, each)
-    joined, _ = links_of(chip, cells.text("intra_node_link"))
-    cluster: dict[str, Any] = {
-        "accelerator": chip.name,
-        "accelerators_per_node": each,
-        "nodes": count // each,
-        "scale_up": joined.name,
-    }
-    return cluster if count == each else {**cluster, **_network(cells)}
-
-
-def _torus(cells: Cells, system: str, count: int, each: int) -> dict[str, Any]:
-    """Slices of a system whose accelerators are joined beyond the node."""
-    slices = slices_of(cells)
-    if count % (slices * each):
-        raise CalibrationError(f"{count} accelerators do not divide into {slices} slices")
-    nodes = {"preset": system, "nodes": count // each, "accelerators_per_node": each}
-    return {**nodes, "domain": count // slices}
-
-
-def _network(cells: Cells) -> dict[str, Any]:
-    ports, rate = cells.whole("nics_per_node"), cells.number("nic_gbit_s")
-    if not ports or not rate:
-        raise CalibrationError("the network between nodes is not stated")
-    nic = nic_named(cells.text("inter_node_link"), rate)
-    return {"nics_per_node": ports, "nic": {"preset": nic.name, "bandwidth": f"{rate:g} Gb/s"}}
-
-
-def _parallelism(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
-    degrees = {axis: cells.required(axis) for axis in ("tp", "pp", "dp")}
-    degrees |= {axis: cells.whole(axis) or 1 for axis in ("cp", "ep")}
-    if degrees["ep"] > 1 and "etp" in rule:
-        degrees["etp"] = rule["etp"]
-    return {
-        **degrees,
-        "sequence_parallel": bool(cells.flag("sequence_parallel")) and degrees["tp"] > 1,
-        **_sharding(cells, rule, degrees["dp"]),
-        **_layer_split(cells, degrees["pp"] * _chunks(cells)),
-    }
-
-
-def _sharding(cells: Cells, rule: Mapping[str, Any], dp: int) -> dict[str, Any]:
-    """What replicas share, and among how many of them where it is not all."""
-    text = cells.text("zero_stage")
-    if not text:
-        if dp > 1:
-            raise CalibrationError("zero_stage is not stated")
-        return {"zero": 0}
-    entry = lookup("training", "sharding", text)
-    shared = {"zero": int(rule.get("zero", entry["zero"]))}
-    group = _group(cells, rule, entry, text)
-    return shared if group in (None, dp) else {**shared, "shard": group}
-
-
-def _group(
-    cells: Cells, rule: Mapping[str, Any], entry: Mapping[str, Any], text: str
-) -> int | None:
-    """Ranks that share one copy, where words or the family's rule say so."""
-    if entry.get("groups") == "node":
-        if rule.get("shard") != "node":
-            raise CalibrationError("how many ranks share one copy is not stated")
-        return cells.required("accel_per_node")
-    if entry.get("groups"):
-        found = re.fullmatch(entry["pattern"], text)
-        assert found is not None, "the pattern that was looked up fits"
-        return int(found[1])
-    return None
-
-
-def _chunks(cells: Cells) -> int:
-    return (cells.whole("vp_chunks_per_rank") or 1) if (cells.whole("pp") or 1) > 1 else 1
-
-
-def _layer_split(cells: Cells, stages: int) -> dict[str, Any]:
-    """How layers are divided: evenly, with the two ends counted, or as evenly as it goes, early stages first."""
-    layers = cells.required("layers")
-    pattern = table("training")["layer_splits"]["pattern"]
-    counted = bool(re.fullmatch(pattern, cells.text("overlap_notes")))
-    if stages == 1 or (layers % stages == 0 and not counted):
-        return {}
-    if (layers + _ENDS) % stages == 0:
-        return {"embedding_counts_as_layer": True, "loss_counts_as_layer": True}
-    each, more = divmod(layers + (_ENDS if counted else 0), stages)
-    split = [each + (stage < more) for stage in range(stages)]
-    if counted:
-        split[0] -= 1
-        split[-1] -= 1
-    return {"layers_per_stage": split}
-
-
-def _schedule(cells: Cells) -> dict[str, Any]:
-    if cells.required("pp") == 1:
-        return {"name": "1f1b"}
-    name = lookup("training", "schedules", cells.text("schedule"))["name"]
-    chunks = _chunks(cells)
-    if name == "interleaved-1f1b" and chunks == 1:
-        raise CalibrationError("vp_chunks_per_rank is not stated")
-    return {"name": name, "virtual_stages": chunks} if chunks > 1 else {"name": name}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mpsim.calibration.validate.records import Record
 from mpsim.calibration.validate.rows import Cells, Row
-from mpsim.calibration.validate.runs import filled, rule_of, scenario_of, simulated
+from mpsim.calibration.validate.runs import described, rule_of, simulated
 
 __all__ = ["COLUMNS", "MEASURED", "blank", "fill", "group_of", "memory_record", "predict"]
 
@@ -68,9 +68,9 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
         The unit of the time in seconds.
     """
     rule = rule_of(row.configuration)
-    whole = filled(row.configuration, rule)
+    run = described(row.configuration, rule)
     seconds, memory = simulated(
-        scenario_of(whole.cells, rule),
+        run.scenario,
         layer=rule.get("measures") == "layer",
         seen=rule.get("memory", "memory"),
     )
@@ -78,7 +78,7 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
         dataclasses.replace(
             blank,
             predicted=memory if blank.kind == "memory" else seconds / scale,
-            assumed=whole.assumed,
+            assumed=run.assumed,
         )
         for blank in blanks
     ]

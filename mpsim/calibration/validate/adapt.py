@@ -1,0 +1,198 @@
+"""Adaptation: what a row asks for that its framework's preset lacks, exchanged for the nearest that it has, each told to the reader."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mpsim.errors import HardwareError
+from mpsim.framework import ContextExchange, Framework, TensorOverlap, framework
+from mpsim.hardware import accelerator
+from mpsim.scenario.sections import FIXED_VIRTUAL_STAGES, FUSING, INTERLEAVED
+
+__all__ = ["adapted"]
+
+Sections = dict[str, Any]
+_CUT = ("decomposed", "micro-pipeline")  # products cut in chunks of tokens
+_INSTEAD = {"bf16": ("fp16",), "fp16": ("bf16",), "nvfp4": ("mxfp8", "bf16"), "tf32": ("fp32",)}
+_INSTEAD |= dict.fromkeys(("fp8", "mxfp8", "fp8_block"), ("bf16", "fp16"))
+_HIDING = "microbatch"  # overlap of experts that needs a forward beside a backward
+
+
+def adapted(scenario: Sections) -> tuple[Sections, tuple[str, ...]]:
+    """A scenario that can be simulated, as near to the given one as there is.
+
+    Parameters
+    ----------
+    scenario : dict
+        As a file would hold it; not changed.
+
+    Returns
+    -------
+    dict
+        With all that no preset or schedule here supports exchanged.
+    tuple of str
+        What was exchanged and why, one text each.
+    """
+    found = copy.deepcopy(scenario)
+    told = [said for step in _STEPS if (said := step(found))]
+    return found, tuple(told)
+
+
+def _software(scenario: Sections) -> Framework:
+    choice = scenario["framework"]
+    rest = {name: value for name, value in choice.items() if name != "preset"}
+    return framework(choice["preset"], rest)
+
+
+def _sharding(scenario: Sections) -> str:
+    """No more sharding than the framework has."""
+    mesh, data = scenario["parallelism"], _software(scenario).data
+    most = min(data.zero_limit, data.pipeline_zero_limit if mesh["pp"] > 1 else data.zero_limit)
+    asked = mesh["zero"]
+    if asked <= most:
+        return ""
+    mesh["zero"] = most
+    if not most:
+        mesh.pop("shard", None)
+    where = " in a pipeline" if mesh["pp"] > 1 else ""
+    return f"zero_stage {asked} counts as {most} ({scenario['framework']['preset']} shards no more{where})"
+
+
+def _chunks(scenario: Sections) -> str:
+    """As many chunks a rank as the schedule has."""
+    schedule = scenario["schedule"]
+    given, name = schedule.get("virtual_stages"), schedule["name"]
+    if name in INTERLEAVED or given is None:
+        return ""
+    needed = FIXED_VIRTUAL_STAGES.get(name)
+    del schedule["virtual_stages"]
+    if given in (needed, 1) or name in ("dualpipe", "dualpipe-v"):
+        return ""
+    return f"vp_chunks_per_rank {given} is left out ({name} has {needed or 1})"
+
+
+def _hidden_experts(scenario: Sections) -> str:
+    """Exchanges of experts hide behind another microbatch only where one is beside them."""
+    choice, schedule = scenario["framework"], scenario["schedule"]["name"]
+    if choice.get("expert_overlap") != _HIDING or not scenario["model"].get("moe"):
+        return ""
+    alone = schedule == "1f1b" and scenario["parallelism"]["pp"] == 1
+    training = scenario["training"]
+    again = training["recompute"] == "full" or "moe" in training.get("recompute_modules", ())
+    if (schedule in FUSING or alone) and not again:
+        return ""
+    choice["expert_overlap"] = "none"
+    return f"expert_overlap = none (nothing runs beside a microbatch in schedule {schedule} with this recomputation)"
+
+
+def _expert_tensor(scenario: Sections) -> str:
+    """Experts are not divided over tensor parallelism where nobody says so, as in published recipes."""
+    mesh = scenario["parallelism"]
+    if not scenario["model"].get("moe") or mesh["tp"] == 1 or "etp" in mesh:
+        return ""
+    mesh["etp"] = 1
+    return "etp = 1 (usual where experts are divided over ranks)"
+
+
+def _expert_tokens(scenario: Sections) -> str:
+    """Ranks of tensor parallelism route different tokens, so the sequence is divided among them."""
+    mesh = scenario["parallelism"]
+    if not scenario["model"].get("moe") or mesh["tp"] == 1 or mesh["sequence_parallel"]:
+        return ""
+    mesh["sequence_parallel"] = True
+    return "sequence_parallel = 1 (a mixture of experts with tensor parallelism needs it)"
+
+
+def _sequence(scenario: Sections) -> str:
+    """A sequence is divided over tensor parallelism only where it divides."""
+    mesh, tokens = scenario["parallelism"], scenario["training"]["sequence_length"]
+    if not mesh["sequence_parallel"] or tokens % (mesh["tp"] * mesh["cp"]) == 0:
+        return ""
+    mesh["sequence_parallel"] = False
+    return f"sequence_parallel = 0 ({tokens} tokens do not divide by tp {mesh['tp']})"
+
+
+def _context(scenario: Sections) -> str:
+    """Keys and values go around a ring only where a fused kernel over the whole sequence takes them."""
+    software, model = _software(scenario), scenario["model"]
+    ring = software.tensor.context_exchange not in (
+        ContextExchange.ALL_GATHER,
+        ContextExchange.ULYSSES,
+    )
+    if scenario["parallelism"]["cp"] == 1 or not ring:
+        return ""
+    if 0 < model.get("window", 0) < scenario["training"]["sequence_length"]:
+        scenario["framework"]["context_exchange"] = ContextExchange.ALL_GATHER.value
+        return "context_exchange = all-gather (no ring skips to a window)"
+    if software.lowering.fused_attention:
+        return ""
+    scenario["framework"]["fused_attention"] = True
+    return "fused_attention = true (context parallelism needs a fused kernel)"
+
+
+def _tensor_chunks(scenario: Sections) -> str:
+    """All-reduces are not cut into chunks."""
+    mesh, overlap = scenario["parallelism"], _software(scenario).tensor.tensor_overlap
+    if mesh["tp"] == 1 or mesh["sequence_parallel"] or overlap not in _CUT:
+        return ""
+    scenario["framework"]["tensor_overlap"] = TensorOverlap.WEIGHT_GRADIENT.value
+    return "tensor_overlap = weight-gradient (without sequence parallelism all-reduces are not cut)"
+
+
+def _batch(scenario: Sections) -> str:
+    """Every replica has as many whole microbatches."""
+    training, dp = scenario["training"], scenario["parallelism"]["dp"]
+    batch, each = training["global_batch"], training["micro_batch"]
+    if batch % (dp * each) == 0:
+        return ""
+    if batch % dp == 0:
+        training["micro_batch"] = math.gcd(batch // dp, each)
+        return f"micro_batch_seqs = {training['micro_batch']} ({each} does not divide the {batch // dp} sequences of a replica)"
+    training["global_batch"] = max(1, round(batch / (dp * each))) * dp * each
+    return f"global_batch_seqs = {training['global_batch']} ({batch} does not divide among {dp} replicas)"
+
+
+def _sharers(scenario: Sections) -> str:
+    """Groups that share a copy divide the replicas."""
+    mesh = scenario["parallelism"]
+    shard, replicas = mesh.get("shard"), mesh["dp"] * mesh["cp"]
+    if shard is None or replicas % shard == 0:
+        return ""
+    mesh["shard"] = math.gcd(shard, replicas)
+    return f"shard = {mesh['shard']} ({shard} does not divide {replicas} replicas)"
+
+
+def _precision(scenario: Sections) -> str:
+    """A format that the accelerator has instead of one that it lacks."""
+    name, asked = scenario["cluster"].get("accelerator"), scenario["training"]["precision"]
+    if name is None or _has(name, asked):
+        return ""
+    instead = next((one for one in _INSTEAD.get(asked, ()) if _has(name, one)), asked)
+    scenario["training"]["precision"] = instead
+    return f"precision = {instead} ({name} has no {asked})" if instead != asked else ""
+
+
+def _has(name: str, precision: str) -> bool:
+    try:
+        accelerator(name).peak(precision)
+    except HardwareError:
+        return False
+    return True
+
+
+_STEPS: tuple[Callable[[Sections], str], ...] = (
+    _sharding,
+    _chunks,
+    _hidden_experts,
+    _expert_tensor,
+    _expert_tokens,
+    _sequence,
+    _context,
+    _tensor_chunks,
+    _sharers,
+    _precision,
+    _batch,
+)

@@ -1,0 +1,401 @@
+"""Rows of families that nobody listed: words of frameworks, GPUs, schedules and formats mean what a reader would say they mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsim.calibration.validate.files import KINDS, predict_row
+from mpsim.calibration.validate.rows import Cells, Row
+from mpsim.calibration.validate.rules import rule_of
+from mpsim.calibration.validate.runs import Described, described
+from mpsim.errors import CalibrationError
+from mpsim.result import simulate
+from mpsim.scenario import Scenario
+
+LLAMA = {
+    "id": "made-up",
+    "family": "nobody's",
+    "framework": "Megatron-LM",
+    "measured_date": "2025",
+    "model": "Llama-3-8B",
+    "layers": "32",
+    "hidden": "4096",
+    "heads": "32",
+    "kv_heads": "8",
+    "head_dim": "128",
+    "ffn_hidden": "14336",
+    "gated_mlp": "1",
+    "vocab": "128256",
+    "seq_len": "8192",
+    "attention_type": "gqa",
+    "accelerator": "H100-SXM5-80GB",
+    "num_accel": "64",
+    "accel_per_node": "8",
+    "intra_node_link": "",
+    "inter_node_link": "",
+    "nics_per_node": "",
+    "nic_gbit_s": "",
+    "tp": "1",
+    "pp": "4",
+    "dp": "16",
+    "cp": "1",
+    "ep": "1",
+    "vp_chunks_per_rank": "1",
+    "sequence_parallel": "0",
+    "zero_stage": "1",
+    "micro_batch_seqs": "1",
+    "global_batch_seqs": "256",
+    "precision": "bf16",
+    "recompute": "none",
+    "schedule": "1F1B",
+    "iter_time_s": "1",
+}
+EXPERTS = {
+    "model": "Qwen3-30B-A3B",
+    "layers": "48",
+    "hidden": "2048",
+    "kv_heads": "4",
+    "ffn_hidden": "6144",
+    "moe_experts": "128",
+    "moe_topk": "8",
+    "moe_ffn_hidden": "768",
+    "moe_shared_experts": "0",
+    "moe_dense_layers": "0",
+    "seq_len": "4096",
+    "pp": "1",
+    "dp": "64",
+    "ep": "64",
+    "schedule": "none (PP=1)",
+}
+NARROW = {"accelerator": "B200-SXM-180GB", "precision": "FP8-MX"}
+SHARDED = {"pp": "1", "dp": "64", "zero_stage": "3", "schedule": "FSDP"}
+
+
+def _described(**change: str) -> Described:
+    cells = Cells({**LLAMA, **change})
+    return described(cells, rule_of(cells))
+
+
+def _step(run: Described) -> float:
+    return float(simulate(Scenario.from_mapping(dict(run.scenario))).summary["step_time_s"])
+
+
+@pytest.mark.parametrize(
+    ("change", "preset"),
+    [
+        ({"framework": "Megatron-LM v1.1", "measured_date": "2020-09", "pp": "1"}, "megatron-2020"),
+        ({"framework": "Megatron-LM v2.0", "measured_date": "2021-01"}, "megatron-2021"),
+        ({"family": "korthikanti22", "measured_date": "2022-05"}, "megatron-2022"),
+        ({"framework": "megatron-lm 23.06", "measured_date": "2023-06"}, "megatron-2023"),
+        ({"framework": "Megatron-Core v0.5.0"}, "megatron-core-2023"),
+        ({"framework": "Megatron-LM core_r0.8.0"}, "megatron-core"),
+        ({"framework": "Megatron-Core 0.12"}, "megatron-core-2025"),
+        ({"framework": "Megatron-Core 0.16"}, "megatron-core-2026"),
+        ({"framework": "Megatron-LM/Megatron-Core", "measured_date": "2024"}, "megatron-core"),
+        ({"family": "megatron-moe-modelzoo"}, "megatron-core-2025"),
+        ({"framework": "Megatron-Bridge/Core container 26.08"}, "megatron-bridge"),
+        ({"framework": "NeMo 26.02"}, "megatron-bridge"),
+        ({"framework": "NeMo 25.04"}, "nemo-2-performance"),
+        ({"family": "dgxc-benchmarking", "framework": ""}, "nemo-2-performance"),
+        ({"framework": "NeMo 24.07", "measured_date": "2024"}, "nemo-1-2405"),
+        ({"framework": "NeMo", "measured_date": "2023-10"}, "nemo-1-2308"),
+        ({"framework": "NeMo Megatron 22.11", "measured_date": "2022-11"}, "nemo-1-2303"),
+        (
+            {"family": "mlperf", "model": "GPT-3 175B", "measured_date": "2023-06"},
+            "mlperf-nvidia-2023",
+        ),
+        ({"framework": "MLPerf v4.0", "model": "GPT3-175B"}, "mlperf-nvidia-2024"),
+        ({"family": "mlperf", "framework": "NeMo 2"}, "mlperf-nvidia-2025"),
+        ({"family": "zero-bubble", "schedule": "ZB-2p"}, "zero-bubble-2023"),
+        ({"framework": "sail-sg zero-bubble", "schedule": "V-Half"}, "zero-bubble-2023"),
+        ({"family": "zero-bubble", "schedule": "1F1B"}, "megatron-2023"),
+        ({"family": "megascale", "framework": "MegaScale"}, "megatron-core"),
+        ({"family": "megascale", "framework": "Megatron-LM 285068c8"}, "megatron-2023"),
+        ({"framework": "HAI-LLM"}, "megatron-core-2025"),
+        ({"family": "llama3", "framework": ""}, "torchtitan-2024"),
+        ({"family": "mt-nlg", "framework": "Megatron-DeepSpeed"}, "mt-nlg-2021"),
+        (
+            {"framework": "Megatron-DeepSpeed", "measured_date": "2024"},
+            "megatron-deepspeed-2023",
+        ),
+        ({"framework": "DeepSpeed ZeRO-3", **SHARDED}, "deepspeed-zero3"),
+        ({"framework": "DeepSpeed", **SHARDED, "zero_stage": "2"}, "deepspeed-zero2"),
+        ({"framework": "GPT-NeoX"}, "gpt-neox"),
+        ({"framework": "ColossalAI"}, "colossalai"),
+        ({"framework": "BMTrain", **SHARDED}, "bmtrain"),
+        ({"framework": "InternEvo"}, "internevo-2023"),
+        ({"framework": "TorchTitan", **SHARDED}, "torchtitan-2025"),
+        ({"framework": "PyTorch FSDP2", **SHARDED}, "torch-fsdp2"),
+        (
+            {"framework": "Lightning FSDP", "measured_date": "2023", **SHARDED},
+            "torch-fsdp1",
+        ),
+        ({"framework": "MosaicML Composer", **SHARDED}, "llm-foundry-2024"),
+        ({"framework": "metaseq", **SHARDED}, "fairscale-fsdp"),
+        ({"framework": "MaxText", **SHARDED}, "maxtext-gpu"),
+        ({"framework": "Pax (JAX)", **SHARDED}, "pax-gpu"),
+        ({"framework": "T5X", "accelerator": "TPU v4", "measured_date": "2022"}, "pathways-palm"),
+        ({"framework": "Pax", "accelerator": "TPU v5p"}, "maxtext-tpu"),
+        ({"framework": "Primus (Megatron-Core)", "accelerator": "MI300X"}, "primus-mi300x"),
+        ({"framework": "", "accelerator": "MI325X"}, "primus-mi300x"),
+        ({"framework": "", "measured_date": ""}, "megatron-core-2025"),
+    ],
+)
+def test_words_of_a_framework_mean_its_preset(change: dict[str, str], preset: str) -> None:
+    """Version before year, family before framework, whatever the spelling."""
+    assert rule_of(Cells({**LLAMA, **change}))["framework"]["preset"] == preset
+
+
+@pytest.mark.parametrize(
+    ("words", "accelerator"),
+    [
+        ("V100", "v100-sxm2-32"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2-16"),
+        ("A100-PCIE-40GB", "a100-pcie-40"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40"),
+        ("A100-SXM4-80GB", "a100-sxm-80"),
+        ("A800-SXM4-80GB", "a800-sxm-80"),
+        ("H800-SXM5-80GB", "h800-sxm"),
+        ("H20-SXM5-96GB", "h20"),
+        ("H200-SXM5-141GB", "h200-sxm"),
+        ("B200-SXM-180GB", "b200-sxm"),
+        ("B300-SXM-288GB", "b300-sxm"),
+        ("GB200-NVL72", "gb200"),
+        ("NVIDIA GB300 NVL72", "gb300"),
+        ("L40S-48GB", "l40s"),
+        ("AMD Instinct MI250X", "mi250x-gcd"),
+        ("MI300X-192GB", "mi300x"),
+        ("MI325X", "mi325x"),
+        ("MI355X (288 GB)", "mi355x"),
+    ],
+)
+def test_words_of_an_accelerator_mean_its_entry(words: str, accelerator: str) -> None:
+    """No name falls back to another accelerator, and where no network is stated the usual one is told."""
+    run = _described(accelerator=words, accel_per_node="", pp="1", dp="64")
+    assert run.scenario["cluster"]["accelerator"] == accelerator
+    assert any("accel_per_node" in one for one in run.assumed)
+
+
+@pytest.mark.parametrize(
+    ("words", "chunks", "name"),
+    [
+        ("1F1B", "1", "1f1b"),
+        ("1F1B-interleaved", "4", "interleaved-1f1b"),
+        ("interleaved 1F1B (VP=4)", "4", "interleaved-1f1b"),
+        ("1F1B", "4", "interleaved-1f1b"),
+        ("interleaved", "1", "1f1b"),
+        ("GPipe", "1", "gpipe"),
+        ("GPipe", "2", "looped-bfs"),
+        ("breadth-first", "4", "looped-bfs"),
+        ("ZB-H1", "1", "zb-h1"),
+        ("zb-h2", "1", "zb-h2"),
+        ("zero bubble ZB-2p", "1", "zb-2p"),
+        ("Zero Bubble (ZB-1p)", "1", "zb-1p"),
+        ("ZB1P", "1", "zb-1p"),
+        ("zero-bubble", "1", "zb-1p"),
+        ("ZBV", "2", "zb-v"),
+        ("ZBVZeroBubble", "2", "zb-v"),
+        ("ZB-V (zero bubble)", "1", "zb-v"),
+        ("V-Half (controllable memory)", "2", "v-half"),
+        ("V-Min", "2", "v-min"),
+        ("interleaved zero bubble", "2", "interleaved-zb"),
+        ("DualPipe", "2", "dualpipe"),
+        ("DualPipeV", "2", "dualpipe-v"),
+        ("3D parallel", "1", "1f1b"),
+    ],
+)
+def test_words_of_a_schedule_mean_its_order(words: str, chunks: str, name: str) -> None:
+    """Chunks say whether a plain name is interleaved; orders with a fixed number of chunks keep it."""
+    run = _described(schedule=words, vp_chunks_per_rank=chunks)
+    assert run.scenario["schedule"]["name"] == name
+    assert _step(run) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ("BF16", "bf16"),
+        ("mixed bf16", "bf16"),
+        ("bf16-mixed", "bf16"),
+        ("mixed precision (fp16)", "fp16"),
+        ("FP8-CS", "fp8"),
+        ("FP8 hybrid", "fp8"),
+        ("fp8 (delayed scaling)", "fp8"),
+        ("FP8-MX", "mxfp8"),
+        ("MXFP8", "mxfp8"),
+        ("mx-fp8", "mxfp8"),
+        ("FP8 block-wise (1x128)", "fp8_block"),
+        ("FP8-SC", "fp8_block"),
+        ("NVFP4", "nvfp4"),
+        ("nvfp4+bf16 attention", "nvfp4"),
+    ],
+)
+def test_words_of_a_precision_mean_its_format(words: str, precision: str) -> None:
+    """The narrowest format named is the one of the products."""
+    run = _described(precision=words, accelerator="B200")
+    assert run.scenario["training"]["precision"] == precision
+
+
+@pytest.mark.parametrize(
+    ("count", "domain"), [(32, 32), (64, 64), (72, 72), (144, 72), (256, 64), (2304, 72)]
+)
+def test_a_rack_joins_what_a_job_takes_of_it(count: int, domain: int) -> None:
+    """Accelerators of a rack share one switch: all of a small job, whole racks, or 64 of each for powers of two."""
+    change = {"num_accel": str(count), "dp": str(count // 4), "accelerator": "GB200-NVL72"}
+    run = _described(**change, accel_per_node="4", global_batch_seqs=str(count))
+    assert run.scenario["cluster"]["domain"] == domain
+    assert run.scenario["cluster"]["accelerators_per_node"] == 4
+
+
+def test_experts_in_a_rack_are_exchanged_over_its_links() -> None:
+    """64 ranks of experts: through the NICs of 16 trays the same step takes at least a fifth longer."""
+    change = {**EXPERTS, "accelerator": "GB200-NVL72", "accel_per_node": "4"}
+    inside = _described(**change)
+    cluster = {**inside.scenario["cluster"], "domain": 4, "nics_per_node": 4, "nic": "ib-ndr"}
+    outside = Described({**inside.scenario, "cluster": cluster})
+    assert _step(outside) > 1.2 * _step(inside)
+
+
+def test_a_row_that_counts_a_rack_as_one_node_means_the_same() -> None:
+    """72 accelerators and 72 NICs a node are trays of 4 with 4."""
+    rack = {"accelerator": "GB300", "num_accel": "144", "dp": "36", "global_batch_seqs": "144"}
+    nics = {"nic_gbit_s": "800", "inter_node_link": "InfiniBand XDR"}
+    one = _described(**rack, **nics, accel_per_node="72", nics_per_node="72")
+    two = _described(**rack, **nics, accel_per_node="4", nics_per_node="4")
+    assert one.scenario["cluster"] == two.scenario["cluster"]
+
+
+@pytest.mark.parametrize("words", ["NVLink4+NVSwitch", "NVLink4+NVSwitch (400 GB/s)"])
+def test_a_cut_down_accelerator_keeps_its_own_links(words: str) -> None:
+    """Words for the generation do not give an H800 the links of an H100; a stated rate wins over both."""
+    own = _described(accelerator="H800-SXM5-80GB", intra_node_link=words)
+    assert own.scenario["cluster"]["scale_up"] == "nvlink4-h800"
+    stated = _described(
+        intra_node_link=words, intra_node_link_gbytes_s_per_accel_bidir="400"
+    ).scenario["cluster"]["scale_up"]
+    assert stated == {"preset": "nvlink4", "bandwidth": "200 GB/s"}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"zero_stage": "2"}, "zero_stage 2 counts as 1"),
+        ({"zero_stage": "hsdp", "pp": "1", "dp": "64"}, "one copy a node"),
+        ({"accelerator": "V100"}, "precision = fp16"),
+        ({"precision": "FP8", "accelerator": "A100-SXM4-80GB"}, "precision = bf16"),
+        ({"global_batch_seqs": "250"}, "global_batch_seqs = 256"),
+        ({"micro_batch_seqs": "3"}, "micro_batch_seqs = 1"),
+        ({"inter_node_link": "carrier pigeon", "nics_per_node": "8", "nic_gbit_s": "400"}, "nic ="),
+        ({"inter_node_link": "NDR with SHARP", "nics_per_node": "8", "nic_gbit_s": "400"}, "nic ="),
+        ({"intra_node_link": "string"}, "scale_up = nvlink4"),
+        ({"recompute": "whatever memory allows"}, "every layer is run again"),
+        ({"recompute": "RMSNorm and MLA up-projection"}, "attention alone is run again"),
+        ({"ffn_hidden": ""}, "ffn_hidden = 11008"),
+        ({**EXPERTS, "measured_date": "2024", "tp": "2", "dp": "32", "ep": "32"}, "etp = 1"),
+        ({**EXPERTS, "tp": "2", "dp": "32", "ep": "32"}, "sequence_parallel = 1"),
+        ({"zero_stage": "", "recompute": "", "micro_batch_seqs": ""}, "micro_batch_seqs = 1"),
+        ({"num_accel": "60", "dp": "15", "global_batch_seqs": "240"}, "accel_per_node = 4"),
+    ],
+)
+def test_what_is_exchanged_or_assumed_is_told_and_runs(change: dict[str, str], told: str) -> None:
+    """A prediction that rests on something the row does not say lists it."""
+    run = _described(**change)
+    assert any(told in one for one in run.assumed), run.assumed
+    assert _step(run) > 0
+
+
+def test_a_row_with_every_column_assumes_nothing_of_its_layout() -> None:
+    """Nothing is exchanged where all is stated and supported."""
+    full = {
+        "intra_node_link": "NVLink4+NVSwitch",
+        "inter_node_link": "InfiniBand NDR",
+        "nics_per_node": "8",
+        "nic_gbit_s": "400",
+    }
+    assert _described(**full).assumed == ()
+
+
+def test_newer_accelerators_and_narrower_formats_are_faster() -> None:
+    """One run on each generation, and on one in three formats: every step beats the one before."""
+    chips = ["V100", "A100-SXM4-80GB", "H100-SXM5-80GB", "B200", "GB300"]
+    times = [_step(_described(accelerator=one, accel_per_node="")) for one in chips]
+    formats = [
+        _step(_described(**NARROW | {"precision": one})) for one in ("bf16", "mxfp8", "nvfp4")
+    ]
+    assert times == sorted(times, reverse=True)
+    assert formats == sorted(formats, reverse=True)
+
+
+@pytest.mark.parametrize("accelerator", ["A100-SXM4-80GB", "H100-SXM5-80GB", "B200", "GB300"])
+@pytest.mark.parametrize(
+    "framework",
+    ["Megatron-LM", "Megatron-Bridge", "NeMo 24.07", "MLPerf", "Megatron-DeepSpeed", "torchtitan"],
+)
+def test_an_ordinary_run_reaches_an_ordinary_share_of_the_peak(
+    framework: str, accelerator: str
+) -> None:
+    """8B on 64 accelerators in bf16: between a quarter and two thirds on every stack and generation."""
+    run = _described(framework=framework, accelerator=accelerator, accel_per_node="")
+    summary = simulate(Scenario.from_mapping(dict(run.scenario))).summary
+    assert 0.25 < summary["mfu"] < 0.67
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "value"),
+    [
+        ({"model": "Llama3-8B", **NARROW}, "launch_cost", "0 us"),
+        ({"model": "Llama3-8B", **NARROW, "precision": "NVFP4"}, "launch_cost", "44 us"),
+        ({"model": "Qwen3-235B-A22B"}, "expert_dispatch", "all-to-all"),
+        ({"model": "Qwen3-235B-A22B", "accelerator": "GB200"}, "layer_launches_forward", 4),
+        ({"model": "DeepSeek-V3"}, "gradient_overlap", "never"),
+    ],
+)
+def test_recipes_of_megatron_bridge_are_those_of_model_and_accelerator(
+    change: dict[str, str], field: str, value: object
+) -> None:
+    """Graphs, dispatcher and overlap follow the published recipes, not one setting for all."""
+    row = {
+        **LLAMA,
+        "family": "megatron-bridge",
+        "framework": "Megatron-Bridge/Core container 26.04",
+    }
+    assert rule_of(Cells({**row, **change}))["framework"][field] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "modules"),
+    [
+        ("selective (mla_up_proj, mlp, norm)", ["layernorm", "mlp", "mla_up_proj"]),
+        ("RMSNorm and MLA up-projection", ["layernorm", "mla_up_proj"]),
+        ("selective: moe_act + layernorm", ["layernorm", "moe_act"]),
+        ("selective", None),
+    ],
+)
+def test_modules_run_again_are_read_where_the_model_has_them(
+    words: str, modules: list[str] | None
+) -> None:
+    """A row that names modules runs those again, a dense one attention alone."""
+    latent = {
+        **EXPERTS,
+        "attention_type": "mla(q_lora1536,kv_lora512,rope64,v128)",
+        "moe_dense_layers": "1",
+    }
+    training = _described(**latent, recompute=words).scenario["training"]
+    assert training.get("recompute_modules") == modules
+    assert "recompute_modules" not in _described(recompute=words).scenario["training"]
+
+
+def test_unknown_cells_are_refused_with_a_reason() -> None:
+    """What cannot be meant is not guessed."""
+    for change in ({"accelerator": "H900"}, {"precision": "int8"}, {"attention_type": "mamba"}):
+        with pytest.raises(CalibrationError):
+            _described(**change)
+
+
+def test_no_row_ends_in_a_bug() -> None:
+    """Blanks, zeros and words anywhere: each row is predicted or says why not."""
+    kind = next(one for one in KINDS if one.columns <= set(LLAMA))
+    for column in LLAMA:
+        for text in ("", "0", "7", "words"):
+            records = predict_row(kind, Row("1", Cells({**LLAMA, column: text}), Cells({})))
+            assert all("bug" not in (one.skipped_because or "") for one in records), (column, text)
