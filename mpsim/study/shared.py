@@ -27,7 +27,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 Answers: TypeAlias = tuple[object, ...]
 
-_KEPT = 32  # kinds, and answers of each, that stay ready
+_KEPT = 64  # kinds, and sets of blocks, that stay ready
 _LINKS = ("cluster.nic", "cluster.scale_up", "cluster.fabric", "cluster.price_per_hour")
 
 
@@ -51,6 +51,7 @@ class Shared:
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[str, _Kind] = OrderedDict()
+        self._blocks: Known = OrderedDict()
 
     def build(self, kind: str, plan: Plan, costs: PlanCosts) -> tuple[Program, Memory]:
         """`build_program` and `account_memory` of a point, bit for bit.
@@ -65,7 +66,7 @@ class Shared:
             Gets the kernel model of an earlier point of its kind.
         """
         if kind not in self._kinds:
-            self._kinds[kind] = _Kind(plan)
+            self._kinds[kind] = _Kind(kind, plan, self._blocks)
             _trim(self._kinds)
         self._kinds.move_to_end(kind)
         return self._kinds[kind].build(plan, costs), self._kinds[kind].memory
@@ -74,16 +75,18 @@ class Shared:
 class _Kind:
     """Blocks of the points of one kind, by what the links inside their actions answer."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.memory: Memory = account_memory(plan)
+    def __init__(self, name: str, plan: Plan, known: Known) -> None:
+        self._name = name
+        self._known = known
         self._asked: dict[tuple[object, Communication], None] = {}
-        self._known: OrderedDict[Answers, tuple[_Noting, PlanCosts]] = OrderedDict()
+        self.memory: Memory = account_memory(plan)
 
     def build(self, plan: Plan, costs: PlanCosts) -> Program:
         """Build the program of a point, with the blocks of another one where it can."""
-        found = self._known.get(self._answers(costs))
-        if found is not None:
-            blocks, other = found
+        answers = self._answers(costs)
+        if answers in self._known:
+            self._known.move_to_end(answers)
+            blocks, other = self._known[answers]
             evaluated, kernels = blocks.evaluated, costs.kernels
             costs.kernels = other.kernels
             program = build_program(plan, costs, blocks=blocks)
@@ -100,7 +103,7 @@ class _Kind:
         """How the groups of a point sit, and what they answer to everything that was asked so far."""
         stages = {one.key: one for one in map(costs.stage, np.unique(costs.alike).tolist())}
         answers = (stages[key].collective(one) for key, one in self._asked if key in stages)
-        return (costs.alike.tobytes(), *stages, *answers)
+        return (self._name, costs.alike.tobytes(), *stages, *answers)
 
 
 class _Noting(Blocks):
@@ -121,6 +124,9 @@ class _Noting(Blocks):
             if isinstance(one, Communication):
                 self._asked[costs.key, one] = None
         return super()._timed(name, items, costs, launches, is_layer=is_layer)
+
+
+Known: TypeAlias = OrderedDict[Answers, tuple[_Noting, PlanCosts]]
 
 
 def _trim(kept: OrderedDict[K, V]) -> None:
