@@ -297,11 +297,18 @@ class KernelModel:
         step = int(self._rules["gemm_alignment"].value("alignment"))
         odd = np.array([o.batch > 1 and (o.n % step > 0 or o.k % step > 0) for o in operators])
         slower = self._use(self._rules["gemm_rules"], "weight_gradient") if weight.any() else 1.0
-        misaligned = 1.0
-        if odd.any():
-            self._use(self._rules["gemm_alignment"], "alignment")
-            misaligned = self._use(self._rules["gemm_alignment"], "misaligned")
+        misaligned = self._off_matrix_units() if odd.any() else 1.0
         return np.where(weight, slower, 1.0) * np.where(odd, misaligned, 1.0)
+
+    def _off_matrix_units(self) -> float:
+        """How much longer a product takes on the float32 units of a GPU than on its matrix units; 1 where it has no such units."""
+        if "fp32" not in self.accelerator.peak_flops:
+            return 1.0
+        rules = self._rules["gemm_alignment"]
+        self._use(rules, "alignment")
+        peak, constants = self._gemm[self._wide]
+        plain = self._peak("fp32") * self._use(rules, "plain_fraction")
+        return max(1.0, peak * constants.compute_fraction / plain)
 
     def _attentions(self, operators: Sequence[Operator]) -> Floats:
         queries, keys, heads, sequences, dim, dim_v, window = _columns(
