@@ -24,7 +24,7 @@ from mpsim.engine.graph import chain_of, implied
 from mpsim.program.csr import stable_order
 from mpsim.program.program import Program
 
-__all__ = ["Chains"]
+__all__ = ["Chains", "walk"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -109,65 +109,7 @@ class Chains:
         float64[G]
             End of each node; -1 where it never ends, as at the end of each chain.
         """
-        nodes = len(self.gate)
-        gate, takes = self.gate.tolist(), self.spread(duration).tolist()
-        end = [-1.0] * nodes + [0.0, -1.0]
-        waiter = [-1] * (nodes + 2)  # the last node that waits for each, and from there
-        fellow = [-1] * nodes  # the one that waited for the same before it
-        follows, followers = self._followers()
-        follower = followers.tolist()
-        ready = self.begin[~follows].tolist()
-        while ready:
-            node = ready.pop()
-            now = end[node - 1]  # -1 at the begin of a chain: its gate is later
-            while True:
-                awaited = gate[node]
-                opened = end[awaited]
-                if opened < 0:
-                    fellow[node] = waiter[awaited]
-                    waiter[awaited] = node
-                    break
-                if opened > now:
-                    now = opened
-                now += takes[node]
-                end[node] = now
-                waiting = waiter[node]
-                while waiting >= 0:
-                    ready.append(waiting)
-                    waiting = fellow[waiting]
-                along = follower[node]
-                if along >= 0:
-                    free = end[along - 1]
-                    end[along] = (now if now > free else free) + takes[along]  # noqa: FURB136 - max() takes twice as long
-                    waiting = waiter[along]
-                    while waiting >= 0:
-                        ready.append(waiting)
-                        waiting = fellow[waiting]
-                node += 1
-        return np.array(end[:nodes])
-
-    def _followers(self) -> tuple[NDArray[np.bool_], Ints]:
-        """Which chains follow another [C], and the node that is evaluated along with each, -1 for none [G]."""
-        nodes = len(self.gate)
-        length = np.diff(np.append(self.begin, nodes))
-        chain = np.repeat(np.arange(len(length)), length)
-        leader = np.append(chain, [-1, -1])[self.gate]
-        inner = self.gate != self.never
-        led = inner & (leader >= 0) & (leader != chain)
-        again = inner[1:] & (chain[1:] == chain[:-1])
-        led[1:] &= ~again | ((leader[1:] == leader[:-1]) & (self.gate[1:] > self.gate[:-1]))
-        follows = np.bincount(chain, weights=led, minlength=len(length)) == length - 1
-        # whom a follower follows goes by itself
-        follows &= ~np.append(follows, False)[leader[self.begin]]
-        mine = np.flatnonzero(follows[chain] & inner)
-        mine = mine[np.argsort(length[chain[mine]], kind="stable")]
-        follower = np.full(nodes, -1, dtype=np.int64)
-        follower[self.gate[mine]] = mine  # the last assignment stays: that of the longest chain
-        follows[chain[mine[follower[self.gate[mine]] != mine]]] = False
-        stays = follows[chain[mine]]
-        follower[self.gate[mine[~stays]]] = -1
-        follower[self.gate[mine[stays]]] = mine[stays]
-        return follows, follower
+        return walk(self.begin, self.gate, self.spread(duration))
 
     def nodes(self, order: Ints) -> Ints:
         """Nodes of rows in a given order."""
@@ -192,6 +134,83 @@ class Chains:
             before, opened = end[node - 1], end[gate]
             end[node] = (opened if opened > before else before) + took  # noqa: FURB136 - max() takes twice as long
         return np.array(end[:-2])
+
+
+def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
+    """Let every chain run as far as it can, again and again.
+
+    Parameters
+    ----------
+    begin, gates : int64[C], int64[G]
+        As of `Chains`.
+    durations : float64[G]
+        Of each node, not negative.
+
+    Returns
+    -------
+    float64[G]
+        End of each node; -1 where it never ends, as at the end of each chain.
+    """
+    nodes = len(gates)
+    gate, takes = gates.tolist(), durations.tolist()
+    end = [-1.0] * nodes + [0.0, -1.0]
+    waiter = [-1] * (nodes + 2)  # the last node that waits for each, and from there
+    fellow = [-1] * nodes  # the one that waited for the same before it
+    follows, followers = _followers(begin, gates)
+    follower = followers.tolist()
+    ready = begin[~follows].tolist()
+    while ready:
+        node = ready.pop()
+        now = end[node - 1]  # -1 at the begin of a chain: its gate is later
+        while True:
+            awaited = gate[node]
+            opened = end[awaited]
+            if opened < 0:
+                fellow[node] = waiter[awaited]
+                waiter[awaited] = node
+                break
+            if opened > now:
+                now = opened
+            now += takes[node]
+            end[node] = now
+            waiting = waiter[node]
+            while waiting >= 0:
+                ready.append(waiting)
+                waiting = fellow[waiting]
+            along = follower[node]
+            if along >= 0:
+                free = end[along - 1]
+                end[along] = (now if now > free else free) + takes[along]  # noqa: FURB136 - max() takes twice as long
+                waiting = waiter[along]
+                while waiting >= 0:
+                    ready.append(waiting)
+                    waiting = fellow[waiting]
+            node += 1
+    return np.array(end[:nodes])
+
+
+def _followers(begin: Ints, gate: Ints) -> tuple[NDArray[np.bool_], Ints]:
+    """Which chains follow another [C], and the node that is evaluated along with each, -1 for none [G]."""
+    nodes = len(gate)
+    length = np.diff(np.append(begin, nodes))
+    chain = np.repeat(np.arange(len(length)), length)
+    leader = np.append(chain, [-1, -1])[gate]
+    inner = gate <= nodes
+    led = inner & (leader >= 0) & (leader != chain)
+    again = inner[1:] & (chain[1:] == chain[:-1])
+    led[1:] &= ~again | ((leader[1:] == leader[:-1]) & (gate[1:] > gate[:-1]))
+    follows = np.bincount(chain, weights=led, minlength=len(length)) == length - 1
+    # whom a follower follows goes by itself
+    follows &= ~np.append(follows, False)[leader[begin]]
+    mine = np.flatnonzero(follows[chain] & inner)
+    mine = mine[np.argsort(length[chain[mine]], kind="stable")]
+    follower = np.full(nodes, -1, dtype=np.int64)
+    follower[gate[mine]] = mine  # the last assignment stays: that of the longest chain
+    follows[chain[mine[follower[gate[mine]] != mine]]] = False
+    stays = follows[chain[mine]]
+    follower[gate[mine[~stays]]] = -1
+    follower[gate[mine[stays]]] = mine[stays]
+    return follows, follower
 
 
 def _gates(program: Program, chain: NDArray[np.int32]) -> tuple[Ints, Ints]:

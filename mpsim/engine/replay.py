@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpsim.engine.chains import Chains
 from mpsim.engine.graph import deadlock, precedence
+from mpsim.engine.steady import ends_of
 from mpsim.engine.timeline import Timeline
 from mpsim.program.program import Program
 
@@ -28,7 +29,7 @@ def run_replay(program: Program) -> Timeline:
         If operations wait for each other.
     """
     chains = Chains.of(program)
-    ends = chains.run(program.duration)
+    ends = ends_of(program, chains, program.duration)
     end = ends[chains.last]
     if len(end) and end.min() < 0:
         raise deadlock(program, precedence(program), end >= 0)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mpsim.engine.chains import Chains
 from mpsim.engine.graph import deadlock, precedence
 from mpsim.engine.levels import Levels
+from mpsim.engine.steady import ends_of
 from mpsim.engine.timeline import Timeline
 from mpsim.program.csr import Lists, stable_order
 from mpsim.program.program import Program
@@ -164,7 +165,7 @@ class Structure:
 
 def _level(program: Program, chains: Chains, waits: Lists) -> Ints:
     """How many rows, at most, come before each row: when it starts if every row takes one tick."""
-    ends = chains.run(np.ones(len(program)))
+    ends = ends_of(program, chains, np.ones(len(program)))
     finished = ends[chains.last] >= 0
     if not finished.all():
         raise deadlock(program, waits, finished)

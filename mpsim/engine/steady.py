@@ -1,0 +1,220 @@
+"""The steady state of a pipeline: what repeats itself in the middle of a step is walked a few times, not every time.
+
+Between warm-up and flush a schedule repeats itself every so many microbatches, a *period*: in each chain the same durations follow each
+other, with gates as many nodes later as their own chain advances. With some periods left out the graph keeps its form. Where it has become
+steady, so that every node ends a fixed time after the one a period before it, the nodes left out end at multiples of that time.
+
+That is a guess until it is checked: a node ends when `Chains` says it does, from the ends of the two nodes it waits for. If one of all nodes does
+not, everything is walked.
+
+Shapes: N rows, G nodes, C chains, P chains that repeat themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.engine.chains import Chains, walk
+from mpsim.program.program import PIPELINE, Program
+
+__all__ = ["ends_of"]
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+_KEPT = 6  # periods that are walked: two to become steady, two that show it, two to flush (GPT-3's pipeline needs no more)
+_WORTH = 4096  # from so many nodes left out finding them costs less than walking them (measured)
+
+
+def ends_of(program: Program, chains: Chains, duration: Floats) -> Floats:
+    """When each node of the chains of `program` ends.
+
+    Parameters
+    ----------
+    program : Program
+    chains : Chains
+        Of the program.
+    duration : float64[N]
+        Of each row, not negative.
+
+    Returns
+    -------
+    float64[G]
+        Equal, bit for bit, to ``chains.run(duration)``.
+    """
+    steady = _Steady.of(program, chains, duration)
+    ends = steady.ends() if steady else None
+    return chains.run(duration) if ends is None else ends
+
+
+def _microbatches(program: Program) -> int:
+    """Microbatches of a period, at least as many as there are ranks; 0 where actions do not repeat themselves."""
+    acts = np.flatnonzero((program.microbatch >= 0) & (program.kind <= max(PIPELINE)))
+    ranks = np.bincount(program.rank[acts], minlength=1)
+    mine = acts[program.rank[acts] == ranks.argmax()]
+    code = (program.stage[mine] * len(PIPELINE) + program.kind[mine]) * (
+        len(program.templates) + 1
+    ) + program.template[mine]
+    microbatch, middle = program.microbatch[mine], len(mine) // 2
+    wide = slice(middle - len(mine) // 6, middle + len(mine) // 6)
+    for later in middle + 1 + np.flatnonzero(code[middle + 1 : len(mine) * 3 // 4] == code[middle]):
+        after = slice(wide.start + later - middle, wide.stop + later - middle)
+        passed = int(microbatch[later] - microbatch[middle])
+        alike = code[after] == code[wide]
+        if passed > 0 and (alike & (microbatch[after] - microbatch[wide] == passed)).all():
+            return passed * -(-program.ranks // passed)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Steady:
+    """What could be left out of a graph.
+
+    Parameters
+    ----------
+    chains : Chains
+    takes : float64[G]
+        Duration of each node.
+    chain : int64[G]
+        Of each node.
+    step : int64[C]
+        Nodes of each chain in a period; 0 for those that do not repeat themselves.
+    first : int64[C]
+        From which node on each does.
+    cut : int64[C]
+        Before which node periods are left out.
+    periods : int
+        How many.
+    """
+
+    chains: Chains
+    takes: Floats
+    chain: Ints
+    step: Ints
+    first: Ints
+    cut: Ints
+    periods: int
+
+    @classmethod
+    def of(cls, program: Program, chains: Chains, duration: Floats) -> _Steady | None:
+        """Find what repeats itself; None where it would not pay."""
+        if len(program) < _WORTH or not duration[program.kind <= max(PIPELINE)].all():
+            return None
+        passed, count = _microbatches(program), int(program.microbatch.max()) + 1
+        periods = count // passed - _KEPT if passed else 0
+        if periods * passed * len(program) < _WORTH * count:
+            return None
+        chain, microbatch = _nodes(program, chains)
+        middle = count // 2
+        inside = (microbatch >= middle) & (microbatch < middle + passed)
+        step = np.bincount(chain[inside], minlength=len(chains.begin))
+        begins = np.flatnonzero(microbatch == middle)
+        begins = begins[np.diff(chain[begins], prepend=-1) > 0]
+        anchor = np.full(len(step), -1)
+        anchor[chain[begins]] = begins
+        takes = chains.spread(duration)
+        repeats = _repeats(chains, takes, chain, step)
+        mine = np.flatnonzero(step)
+        if (anchor[mine] < 0).any() or not repeats[anchor[mine]].all():
+            return None
+        breaks = np.append(
+            np.flatnonzero(~repeats), -1
+        )  # the last stands for before the first node
+        behind = np.searchsorted(breaks[:-1], anchor)
+        first = breaks[behind - 1] + 1
+        whole = (breaks[behind] - first)[mine] // step[mine] + 1
+        periods = min(periods, int(whole.min()) - 2)
+        cut = anchor - step * (periods // 2)
+        if periods < 1 or (cut - step < first)[mine].any():
+            return None
+        return cls(chains, takes, chain, step, first, cut, periods)
+
+    def ends(self) -> Floats | None:
+        """When each node ends; None where this does not become steady."""
+        out, mine = self.periods * self.step, np.flatnonzero(self.step)
+        left_out = np.repeat(self.cut[mine] - np.cumsum(out[mine]) + out[mine], out[mine])
+        left_out += np.arange(len(left_out))
+        kept = np.ones(len(self.chain), dtype=bool)
+        kept[left_out] = False
+        walked = self._walked(np.flatnonzero(kept))
+        if walked is None:
+            return None
+        ends = np.empty(len(kept))
+        ends[kept] = walked
+        passed = ends[self.cut[mine] - 1] - ends[self.cut[mine] - 1 - self.step[mine]]
+        ends[self._late()] += self.periods * passed[0]
+        ends[self.chains.gate == self.chains.never] = -1.0
+        owner = self.chain[left_out]
+        back = (left_out - self.cut[owner]) // self.step[owner] + 1
+        ends[left_out] = ends[left_out - back * self.step[owner]] + back * passed[0]
+        return ends if self._holds(ends) else None
+
+    def _walked(self, kept: Ints) -> Floats | None:
+        """Ends of the nodes that are kept, without the others between them."""
+        begin, gate = self.chains.begin, self.chains.gate[kept]
+        place = np.searchsorted(kept, begin)
+        owner = np.append(self.chain, [len(begin)] * 2)[gate]  # of gates
+        step, first, cut = (np.append(one, 0) for one in (self.step, self.first, self.cut))
+        out = (self.periods * step)[owner]
+        late = self._behind(kept) & (gate - out >= first[owner])
+        late |= (self.step[self.chain[kept]] == 0) & (gate >= cut[owner] + out)
+        moved = gate - late * out - np.append(begin - place, 0)[owner]
+        known = owner < len(begin)
+        if (moved >= np.append(place[1:], [len(kept)] * 2)[owner])[known].any():
+            return None
+        moved[~known] += len(kept) - len(self.chain)
+        ends = walk(place, moved, self.takes[kept])
+        return ends if not ((ends < 0) & (moved <= len(kept))).any() else None
+
+    def _behind(self, nodes: Ints) -> Flags:
+        """Whether nodes come behind those left out of their chain."""
+        owner = self.chain[nodes]
+        out = self.periods * self.step[owner]
+        behind: Flags = (out > 0) & (nodes >= self.cut[owner] + out)
+        return behind
+
+    def _late(self) -> Flags:
+        """Nodes that end later by all periods left out: behind them, or waiting for one that is."""
+        late = np.append(self._behind(np.arange(len(self.chain))), [False, False])
+        others = np.flatnonzero(self.step[self.chain] == 0)
+        owner, known = self.chain[others], -1
+        while late.sum() > known:
+            known = late.sum()
+            waits = late[others] | late[self.chains.gate[others]]
+            # what follows a late node in its chain is late
+            latest = np.maximum.accumulate(np.where(waits, others, -1))
+            late[others] = latest >= self.chains.begin[owner]
+        result: Flags = late[:-2]
+        return result
+
+    def _holds(self, ends: Floats) -> bool:
+        """Whether every node ends when what it waits for lets it."""
+        known = np.append(ends, [0.0, -1.0])
+        before = np.append(-1.0, ends[:-1])
+        law = np.maximum(before, known[self.chains.gate]) + self.takes
+        return bool(((ends == law) | (self.chains.gate == self.chains.never)).all())
+
+
+def _nodes(program: Program, chains: Chains) -> tuple[Ints, Ints]:
+    """Chain and microbatch of each node [G]; -1 for what belongs to no microbatch."""
+    nodes = len(chains.gate)
+    chain = np.repeat(np.arange(len(chains.begin)), np.diff(np.append(chains.begin, nodes)))
+    microbatch = np.full(nodes, -1)
+    every = np.arange(len(program))
+    microbatch[chains.nodes(every)] = np.repeat(program.microbatch, chains.last - chains.first + 1)
+    return chain, microbatch
+
+
+def _repeats(chains: Chains, takes: Floats, chain: Ints, step: Ints) -> Flags:
+    """Whether each node is followed by its like a period later [G]."""
+    nodes = len(chain)
+    ahead = np.minimum(np.arange(nodes) + step[chain], nodes - 1)
+    gate, owner = chains.gate, np.append(chain, [len(step)] * 2)[chains.gate]
+    shifted = gate + np.append(step, 0)[owner]
+    result: Flags = (gate[ahead] == shifted) & (takes[ahead] == takes) & (chain[ahead] == chain)
+    result &= (step[chain] > 0) & (gate != chains.never)
+    return result
