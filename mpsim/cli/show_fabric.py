@@ -52,6 +52,12 @@ def _cluster(name: str, nodes: int | None) -> Cluster:
     return cluster if nodes is None else with_overrides(cluster, nodes=nodes)
 
 
+def _counted(count: float, one: str, many: str = "") -> str:
+    """A number and its noun."""
+    number = count if isinstance(count, int) else f"{count:.3g}"
+    return f"{number} {one if count == 1 else many or f'{one}s'}"
+
+
 def _print(cluster: Cluster, counted: Inventory) -> None:
     from mpsim.cli.console import print_table, print_text
     from mpsim.units import Dimension, format_quantity
@@ -81,8 +87,13 @@ def _print(cluster: Cluster, counted: Inventory) -> None:
         if counted.full_bisection
         else ""
     )
+    parts = (
+        _counted(counted.switches, "switch", "switches"),
+        _counted(counted.cables, "cable"),
+        f"{_counted(counted.hops, 'hop')} between far nodes",
+    )
     lines = [
-        f"{counted.switches} switches, {counted.cables} cables, {counted.hops:.3g} hops between far nodes",
+        ", ".join(parts),
         f"bisection {rate(counted.bisection) or 'none'}{share}",
     ]
     if counted.price is not None:

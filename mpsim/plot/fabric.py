@@ -74,12 +74,14 @@ class FabricDisplay(Display):
     def _labels(self) -> Iterable[str]:
         cluster = self.cluster
         rate = format_quantity(cluster.node.nic.bandwidth, Dimension.BANDWIDTH)
-        yield f"{cluster.nodes} nodes\n{cluster.node.nics} NICs, {rate} each"
+        yield f"{cluster.nodes} nodes{_drawn(cluster.nodes)}\n{cluster.node.nics} NICs, {rate} each"
         for tier in cluster.tiers:
-            of = f"{tier.switches} {tier.name} switches" if tier.switches else f"{tier.name}"
+            kind = "" if tier.name == "switch" else f"{tier.name} "
+            many = f"{kind}switch{'es' * (tier.switches > 1)}"
+            of = f"{tier.switches} {many}" if tier.switches else tier.name
             up = format_quantity(tier.up_bandwidth, Dimension.BANDWIDTH)
             more = f"\nunit: {up} up, {tier.oversubscription:.3g}:1" if tier.up_bandwidth else ""
-            yield f"{of} in {tier.units} unit{'s' * (tier.units > 1)}{more}"
+            yield f"{of} in {tier.units} unit{'s' * (tier.units > 1)}{_drawn(tier.units)}{more}"
 
     def _draw_graph(self, ax: Axes) -> None:
         graph = self.cluster.graph(scale_up=False)
@@ -116,4 +118,15 @@ def _middles(count: int, reach: int, nodes: int) -> NDArray[np.float64]:
 
 
 def _shown(count: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, count - 1, min(count, _MOST)).astype(np.int64))
+    return np.arange(0, count, _stride(count))
+
+
+def _drawn(count: int) -> str:
+    """What to add where not every box is drawn."""
+    stride = _stride(count)
+    return f", one in {stride} drawn" if stride > 1 else ""
+
+
+def _stride(count: int) -> int:
+    """Of how many boxes one is drawn."""
+    return -(-count // _MOST)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["MemoryCurveDisplay", "MemoryDisplay"]
 
 _MOST_LABELLED = 24
+_NARROW = 8.0  # width under which the legend takes two rows [inch]
+_CLEAR = 2  # between a line and the words over it [point]
 _GB = parse_quantity("1 GB", Dimension.BYTES)
 
 
@@ -81,8 +83,8 @@ class MemoryDisplay(Display):
             ax.bar(place, size / _GB, bottom=bottom, color=colour, edgecolor="white", linewidth=0.3)
             bottom = bottom + size / _GB
             handles.append(Patch(color=colour, label=name))
-        self._draw_capacity(ax)
-        legend_above(ax, handles, columns=7)
+        self._draw_totals(ax)
+        legend_above(ax, handles, columns=7 if self._size()[0] > _NARROW else 4)
         named = thin(len(self.names), 16)
         ax.set_xticks(named, [self.names[rank] for rank in named])
         ax.set_xlabel("rank")
@@ -91,17 +93,8 @@ class MemoryDisplay(Display):
         ax.set_ylim(0.0, 1.12 * max(self.capacity / _GB, float(bottom.max(initial=0.0))))
         ax.grid(axis="y")
 
-    def _draw_capacity(self, ax: Axes) -> None:
-        ax.axhline(self.capacity / _GB, color=EVENTS["tp"], linestyle="--", linewidth=1.2)
-        ax.text(
-            len(self.names) - 0.42,
-            self.capacity / _GB,
-            f"capacity {self.capacity / _GB:.1f} GB",
-            ha="right",
-            va="bottom",
-            fontsize=7,
-            color=EVENTS["tp"],
-        )
+    def _draw_totals(self, ax: Axes) -> None:
+        _capacity_line(ax, self.capacity)
         if len(self.names) > _MOST_LABELLED:
             return
         for rank, total in enumerate(self.total.tolist()):
@@ -116,6 +109,22 @@ class MemoryDisplay(Display):
                 color="#B00000" if full else "black",
                 weight="bold" if full else "normal",
             )
+
+
+def _capacity_line(ax: Axes, capacity: float) -> None:
+    """A dashed line at what an accelerator has, with its name at the right end."""
+    ax.axhline(capacity / _GB, color=EVENTS["tp"], linestyle="--", linewidth=1.2)
+    ax.annotate(
+        f"capacity {capacity / _GB:.1f} GB",
+        (0.995, capacity / _GB),
+        xycoords=ax.get_yaxis_transform(),
+        xytext=(0, _CLEAR),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=7,
+        color=EVENTS["tp"],
+    )
 
 
 class MemoryCurveDisplay(Display):
@@ -154,8 +163,10 @@ class MemoryCurveDisplay(Display):
             )
             ax.axhline(curve.standing / _GB, color=colour, linewidth=0.6, alpha=0.5)
             handles.append(Line2D([], [], color=colour, label=name))
+        label = "thin: there all the time"
+        handles.append(Line2D([], [], color="black", linewidth=0.6, alpha=0.5, label=label))
         legend_above(ax, handles, columns=7)
-        ax.axhline(self.capacity / _GB, color=EVENTS["tp"], linestyle="--", linewidth=1.2)
+        _capacity_line(ax, self.capacity)
         ax.set_xlabel("time (s)")
         ax.set_ylabel("memory held (GB)")
         ax.set_xlim(0.0, max(float(one.time_s[-1]) for one in self.curves.values()))

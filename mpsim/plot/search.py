@@ -98,7 +98,11 @@ class SearchDisplay(Display):
 
     def _draw(self, ax: Axes) -> None:
         memory = self.memory / _GB
-        others = ax.scatter(self.step_time, memory, s=12, color=EVENTS["other"], label="simulated")
+        shortest = float(self.step_time.min())
+        edge = min(_REACH * shortest, float(self.step_time.max()) / _BEFORE)
+        beyond = int((self.step_time > edge).sum())
+        label = f"simulated ({beyond} slower ones not shown)" if beyond else "simulated"
+        others = ax.scatter(self.step_time, memory, s=12, color=EVENTS["other"], label=label)
         (line,) = ax.plot(
             self.step_time[self.front],
             memory[self.front],
@@ -124,10 +128,7 @@ class SearchDisplay(Display):
         ax.text(
             0.99, 0.97, "\n".join(lines), transform=ax.transAxes, ha="right", va="top", fontsize=8
         )
-        shortest = float(self.step_time.min())
-        ax.set_xlim(
-            _BEFORE * shortest, min(_REACH * shortest, float(self.step_time.max()) / _BEFORE)
-        )
+        ax.set_xlim(_BEFORE * shortest, edge)
         ax.set_xlabel("step time (s)")
         ax.set_ylabel("memory of the fullest rank (GB)")
         ax.set_ylim(0.0, _ROOM * float(memory.max()))

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from mpsim.plot.display import Display, legend_above
 from mpsim.plot.palette import EVENTS
+from mpsim.units import Dimension, parse_quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.lines import Line2D
 
 __all__ = ["AgreementDisplay", "ErrorDisplay"]
@@ -22,6 +24,9 @@ _COLOURS = ("forward", "backward", "weight_gradient", "recompute", "cp", "optimi
 _MARKERS = "osD^vPX*"
 _MOST_NAMED = 12  # families that get a mark of their own
 _REST = "other families"
+_MOST_TICKS = 8  # sizes that get a tick each
+_MARGIN = 1.3  # beyond the first and the last of them
+_FEW_DECADES = 0.4  # below which every second of ten ticks between powers is named
 _BAND = 0.1  # error that the shaded band shows
 _SIZES: Mapping[str, str] = MappingProxyType(
     {
@@ -87,12 +92,13 @@ class _Points(Display):
         """Collect what was both measured and predicted; one kind only."""
         scored = [one for one in records if one.measured and one.predicted]
         units = list(dict.fromkeys(one.unit for one in scored))
+        scale = parse_quantity("1 GB", Dimension.BYTES) if units == ["B"] else 1.0
         return cls(
             [one.family for one in scored],
             kind=scored[0].kind if scored else "",
-            unit=", ".join(units),
-            measured=np.array([one.measured for one in scored], dtype=np.float64),
-            predicted=np.array([one.predicted for one in scored], dtype=np.float64),
+            unit="GB" if units == ["B"] else ", ".join(units),
+            measured=np.array([one.measured for one in scored], dtype=np.float64) / scale,
+            predicted=np.array([one.predicted for one in scored], dtype=np.float64) / scale,
             size=np.array([one.size or np.nan for one in scored], dtype=np.float64),
         )
 
@@ -144,6 +150,7 @@ class AgreementDisplay(_Points):
         )
         ax.set_xscale("log")
         ax.set_yscale("log")
+        _plain_numbers(ax.xaxis, ax.yaxis)
         ax.set_xlim(*ends)
         ax.set_ylim(*ends)
         ax.set_xlabel(f"measured ({self.unit})")
@@ -160,6 +167,26 @@ class ErrorDisplay(_Points):
         ax.axhline(0.0, color=EVENTS["optimizer"], linewidth=0.8)
         if np.isfinite(self.size).any():
             ax.set_xscale("log")
+            self._mark_sizes(ax)
         ax.set_xlabel(_SIZES.get(self.kind, "size"))
         ax.set_ylabel("error of the prediction (%)")
         ax.grid()
+
+    def _mark_sizes(self, ax: Axes) -> None:
+        """Ticks at the sizes themselves where they are few, else where an axis has them."""
+        sizes = np.unique(self.size[np.isfinite(self.size)])
+        if len(sizes) > _MOST_TICKS:
+            _plain_numbers(ax.xaxis)
+            return
+        ax.set_xticks(sizes, [f"{size:g}" for size in sizes.tolist()])
+        ax.set_xticks([], minor=True)
+        ax.set_xlim(sizes[0] / _MARGIN, sizes[-1] * _MARGIN)
+
+
+def _plain_numbers(*axes: Axis) -> None:
+    """Write 100 and 300 on logarithmic axes, not powers."""
+    from matplotlib.ticker import LogFormatter
+
+    for axis in axes:
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, _FEW_DECADES)))

@@ -94,3 +94,10 @@ def test_rails_alone_need_no_spine_to_join_them():
     small = build_cluster(accelerator="h100-sxm", accelerators_per_node=8, nodes=32, nic="ib-ndr",
                           fabric_kind="rail-only")  # fmt: skip
     assert [tier.switches for tier in small.tiers] == [8]
+
+
+def test_one_of_a_thing_is_not_several(mpsim_cli):
+    """1 hop, not 1 hops."""
+    text = mpsim_cli("show", "fabric", "dgx-h100", "--nodes", 2).out
+    assert ", 1 hop between far nodes" in text
+    assert "hops between" in mpsim_cli("show", "fabric", "dgx-h100", "--nodes", 64).out

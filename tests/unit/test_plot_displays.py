@@ -9,15 +9,20 @@ from matplotlib.figure import Figure
 from mpsim.engine import run
 from mpsim.errors import ScenarioError
 from mpsim.plot import (
+    AgreementDisplay,
     AttributionDisplay,
     BubbleDisplay,
     ComparisonDisplay,
+    ErrorDisplay,
     MemoryDisplay,
+    SearchDisplay,
     SweepDisplay,
     UtilisationDisplay,
 )
 from mpsim.plot.display import thin
+from mpsim.plot.memory import MemoryCurveDisplay
 from mpsim.program import PARTS, from_orders
+from mpsim.result.memory import MemoryCurve
 from mpsim.schedule import make_orders
 
 MS = 1e9  # ticks
@@ -100,6 +105,66 @@ def test_memory_stacks_components_and_marks_what_is_too_much() -> None:
     assert [text.get_weight() for text in display.ax_.texts[1:]] == ["normal", "bold"]
     assert display.ax_.get_ylabel() == "memory at its fullest (GB)"
     assert display.ax_.get_ylim()[1] > 90
+
+
+def test_the_legend_of_few_ranks_stays_inside_the_picture() -> None:
+    """Seven components over two bars take two rows; over sixteen one."""
+    for count, rows in ((2, 2), (16, 1)):
+        names = [f"pp {rank}" for rank in range(count)]
+        parts = {f"component {number}": np.ones(count) for number in range(7)}
+        display = MemoryDisplay(names, parts, 80e9).plot()
+        display.figure_.draw_without_rendering()
+        texts = display.ax_.get_legend().get_texts()
+        boxes = [text.get_window_extent() for text in texts]
+        assert len({round(box.y0) for box in boxes}) == rows
+        assert max(box.x1 for box in boxes) <= display.figure_.bbox.x1
+
+
+def test_memory_over_time_names_every_line() -> None:
+    """One colour a rank, thin where it is there all the time, dashed for what there is."""
+    curve = MemoryCurve(np.array([0.0, 1.0, 2.0]), np.array([20e9, 60e9, 20e9]), 20e9)
+    display = MemoryCurveDisplay({"pp 0": curve}, 80e9).plot()
+    assert _legend(display) == ["pp 0", "thin: there all the time"]
+    assert _texts(display) == ["capacity 80.0 GB"]
+    held, standing, capacity = display.ax_.lines
+    assert held.get_ydata().tolist() == [20, 60, 20]
+    assert list(standing.get_ydata()) == [20, 20]
+    assert list(capacity.get_ydata()) == [80, 80]
+    assert (display.ax_.get_xlabel(), display.ax_.get_ylabel()) == ("time (s)", "memory held (GB)")
+
+
+def test_a_search_says_how_many_layouts_lie_beyond_the_edge() -> None:
+    """A layout ten times slower than the best would squeeze all others into a corner."""
+    none = np.array([0], dtype=np.int64)
+    memory = np.full(3, 1e9)
+    far = SearchDisplay(np.array([1.0, 1.1, 10.0]), memory, none, none).plot()
+    near = SearchDisplay(np.array([1.0, 1.1, 1.2]), memory, none, none).plot()
+    assert _legend(far)[0] == "simulated (1 slower ones not shown)"
+    assert _legend(near)[0] == "simulated"
+
+
+def test_few_sizes_are_named_and_logarithmic_axes_have_plain_numbers() -> None:
+    """2, 4 and 8 accelerators, not powers of ten; bytes as GB."""
+    records = [_Record("a", "memory", "B", 40e9, 44e9, float(count)) for count in (2, 4, 8)]
+    errors = ErrorDisplay.from_records(records).plot()
+    assert [tick.get_text() for tick in errors.ax_.get_xticklabels()] == ["2", "4", "8"]
+    agreement = AgreementDisplay.from_records(records).plot()
+    assert agreement.ax_.get_xlabel() == "measured (GB)"
+    assert agreement.measured.tolist() == [40, 40, 40]
+    agreement.figure_.draw_without_rendering()
+    labels = [tick.get_text() for tick in agreement.ax_.get_xticklabels(which="both")]
+    assert "40" in labels
+    assert not any("10^" in label for label in labels)
+
+
+@dataclasses.dataclass
+class _Record:
+    family: str
+    kind: str
+    unit: str
+    measured: float
+    predicted: float
+    size: float
 
 
 def test_memory_refuses_components_of_other_ranks() -> None:

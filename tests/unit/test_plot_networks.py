@@ -56,3 +56,24 @@ def test_every_fabric_can_be_drawn(kind, tmp_path):
     )
     path = FabricDisplay(dataclasses.replace(usual, fabric=fabric)).save(tmp_path / "one.png")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def _rows(display) -> list[str]:
+    return [one.get_text() for one in display.ax_.get_yticklabels()]
+
+
+def test_a_fabric_names_the_rate_of_one_nic_and_what_its_tiers_are():
+    """Eight NICs of 50 GB/s a node; leaves and spines with their switches and oversubscription."""
+    cluster = system("dgx-h100", nodes=64)
+    nodes, leaves, spine = _rows(FabricDisplay(cluster).plot())
+    assert nodes == "64 nodes, one in 2 drawn\n8 NICs, 50 GB/s each"
+    assert leaves == "16 leaf switches in 2 units\nunit: 12.8 TB/s up, 1:1"
+    assert spine == "8 spine switches in 1 unit"
+
+
+def test_a_single_switch_is_one_switch():
+    """Not one switch switches; and no more boxes are left out than need be."""
+    usual = system("dgx-h100", nodes=40)
+    fabric = dataclasses.replace(usual.fabric, kind=FabricKind("single-switch"))
+    shown = FabricDisplay(dataclasses.replace(usual, fabric=fabric)).plot()
+    assert _rows(shown) == ["40 nodes\n8 NICs, 50 GB/s each", "1 switch in 1 unit"]
