@@ -28,6 +28,14 @@ class Layers:
         self.files: dict[str, str] = {}
         self.problems: list[Problem] = []
 
+    def copy(self) -> Layers:
+        """Another one with the same data."""
+        other = Layers(self.file)
+        other.data = copy.deepcopy(self.data)
+        other.places, other.files = dict(self.places), dict(self.files)
+        other.problems = list(self.problems)
+        return other
+
     def lay(self, document: Document) -> None:
         """Lay all of `document` on top."""
         if document.file == self.file and "" in document.places:
@@ -183,15 +191,21 @@ def read_layers(path: Path, *, set: Iterable[str], overrides: Iterable[str]) -> 
     return layers.document()
 
 
-def lay_values(document: Document, values: Mapping[str, object]) -> Document:
-    """`document` without its sweep, values replaced by dotted key; those have no place in a file."""
+def ground(document: Document) -> Layers:
+    """`document` without its sweep, for values to be laid on copies of it."""
     layers = Layers(document.file)
     kept = {key: value for key, value in document.data.items() if key != "sweep"}
     layers.lay(dataclasses.replace(document, data=kept))
+    return layers
+
+
+def lay_values(under: Layers, values: Mapping[str, object]) -> Document:
+    """A copy of `under`, values replaced by dotted key; those have no place in a file."""
+    layers = under.copy()
     origin = Document(data=None, places={}, file="")
     for key, value in values.items():
         layers.put(_split(key), value, origin, key, dotted=True)
-    _root_schedule_file(layers.data, Path(document.file).parent)
+    _root_schedule_file(layers.data, Path(layers.file).parent)
     return layers.document()
 
 

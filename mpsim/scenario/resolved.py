@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -10,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpsim.framework import Framework
 from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Placement
 from mpsim.scenario.variation import Variation
 from mpsim.units import Dimension, format_exact
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["digest_of", "resolved_data"]
 
 _PROVENANCE = ("source", "as_of", "title")
+_PRESETS = 16  # models and frameworks that stay ready
 
 
 def resolved_data(scenario: Scenario) -> dict[str, Any]:
@@ -63,11 +67,7 @@ def digest_of(scenario: Scenario) -> str:
     content = resolved_data(scenario)
     del content["name"]
     content.pop("sweep", None)
-    content["framework"] = {
-        key: value
-        for key, value in dataclasses.asdict(scenario.software).items()
-        if key not in _PROVENANCE
-    }
+    content["framework"] = _figures(scenario.software)
     if scenario.schedule.file is not None:
         orders = Path(scenario.schedule.file).read_bytes()
         content["schedule"]["file"] = hashlib.sha256(orders).hexdigest()
@@ -76,7 +76,13 @@ def digest_of(scenario: Scenario) -> str:
 
 
 def _model(transformer: Transformer) -> dict[str, Any]:
-    fields = dataclasses.asdict(transformer)
+    return copy.deepcopy(_figures(transformer))
+
+
+@functools.lru_cache(maxsize=_PRESETS)
+def _figures(preset: Transformer | Framework) -> dict[str, Any]:
+    """Fields of a model or framework without their sources; points of a sweep share them, do not change it in place."""
+    fields = dataclasses.asdict(preset)
     return {key: value for key, value in fields.items() if key not in _PROVENANCE}
 
 

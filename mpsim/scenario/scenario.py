@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from mpsim.scenario.cluster import ClusterChoice
 from mpsim.scenario.descriptions import describe_schema
 from mpsim.scenario.fields import Section, Shorthand
 from mpsim.scenario.fragment import fragment, is_read
-from mpsim.scenario.layers import lay_values, read_layers
+from mpsim.scenario.layers import Layers, ground, lay_values, read_layers
 from mpsim.scenario.mixture import clusters_of
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.resolved import digest_of, resolved_data
@@ -101,6 +102,11 @@ class Scenario(Section):
     def source(self) -> Document:
         """The data it was made from, with the place of every key that was read from a file."""
         return self._source
+
+    @functools.cached_property
+    def ground(self) -> Layers:
+        """What `with_values` lays values on."""
+        return ground(self._source)
 
     def locate(self, problems: Iterable[Problem]) -> list[Problem]:
         """`problems` with the file, line and column of their keys, in the order they were written."""
@@ -226,7 +232,7 @@ class Scenario(Section):
         >>> base.dp, base.with_values({"parallelism.pp": 4}).dp
         (1, 2)
         """
-        return _build(lay_values(self._source, values), checked=checked)
+        return _build(lay_values(self.ground, values), checked=checked, like=self)
 
     def points(self) -> Iterator[dict[str, object]]:
         """Values by dotted key of every point of the sweep, the last key changing fastest."""
@@ -285,7 +291,8 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _build(document: Document, *, checked: bool) -> Scenario:
+def _build(document: Document, *, checked: bool, like: Scenario | None = None) -> Scenario:
+    """Make a scenario of a document; what it has in common with `like` is looked up once."""
     found = list(document.problems)
     try:
         scenario = Scenario.model_validate(document.data)
@@ -298,11 +305,24 @@ def _build(document: Document, *, checked: bool) -> Scenario:
         found += [problem for problem in wrong if problem.key not in reported]
         raise ScenarioError(_located(document, found)) from None
     scenario._source = document
+    if like is not None:
+        _inherit(scenario, like)
     if checked:
         found += check(scenario)
     if found:
         raise ScenarioError(_located(document, found))
     return scenario
+
+
+def _inherit(scenario: Scenario, like: Scenario) -> None:
+    """Take over the presets that `like` has looked up and `scenario` names in the same words; none is a file's."""
+    known = vars(like)
+    if "transformer" in known and scenario.model == like.model:
+        vars(scenario)["transformer"] = known["transformer"]
+    if "software" in known and scenario.framework == like.framework:
+        with contextlib.suppress(ScenarioError):  # a cluster that is none is told of elsewhere
+            if all(one.hardware.accelerator.calibration is None for one in (like, scenario)):
+                vars(scenario)["software"] = known["software"]
 
 
 def _rebuild(document: Document) -> Scenario:

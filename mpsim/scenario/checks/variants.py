@@ -74,7 +74,7 @@ def wrong_values(
 
 def _wrong_value(scenario: Scenario, key: str, value: object) -> list[str]:
     """What is wrong with one value of a key, whatever the other keys are."""
-    document, kind = lay_values(scenario.source, {key: value}), type(scenario)
+    document, kind = lay_values(scenario.ground, {key: value}), type(scenario)
     wrong = _misfits(document, kind)
     section = key.partition(".")[0]
     if wrong or section not in _PRESETS:
