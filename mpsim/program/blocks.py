@@ -25,7 +25,7 @@ from mpsim.program.plan import Plan
 from mpsim.program.program import Template
 from mpsim.program.template import concatenate, evaluate_block
 from mpsim.schedule import Action
-from mpsim.workload import Expansion, Phase, Split, expand_embedding, expand_head, expand_layer
+from mpsim.workload import Expansion, Phase, Split
 
 __all__ = ["Block", "Blocks"]
 
@@ -78,30 +78,11 @@ class Blocks:
 
     def _cast(self) -> dict[str, Expansion]:
         wide = self._plan.framework.lowering.activation_bytes
-        expanded = self.expand(self._plan)
+        expanded = self._plan.expansions
         sharding, kernels = self._plan.sharding, self._costs.kernels
         gathered = sharding.narrow_gathers and sharding.tp > 1 and sharding.sequence_parallel
         return {
             name: kernels.with_casts(one, wide, gathered=gathered) for name, one in expanded.items()
-        }
-
-    @staticmethod
-    def expand(plan: Plan) -> dict[str, Expansion]:
-        """Operators of a layer of each kind (by that name), of the embedding and of the head, before tensor parallelism."""
-        shape = {
-            "sequences": plan.micro_batch,
-            "sequence_length": plan.sequence_length,
-            "context": plan.mesh.cp,
-        }
-        model, lowering = plan.resident_model, plan.framework.lowering
-        layers = {
-            kind: expand_layer(model, lowering, kind=kind, **shape)
-            for kind in dict.fromkeys(model.layer_kinds)
-        }
-        return {
-            **layers,
-            "embedding": expand_embedding(model, lowering, **shape),
-            "head": expand_head(model, lowering, **shape, padded_vocab=plan.padded_vocab),
         }
 
     def of(self, stage: Stage, action: Action) -> list[Block]:

@@ -14,7 +14,16 @@ from mpsim.framework import ContextExchange, ExpertOverlap, Framework
 from mpsim.hardware import Cluster
 from mpsim.parallel import Mesh, Recompute, Routing, Sharding, Stage, rank_load
 from mpsim.schedule import Orders
-from mpsim.workload import Count, Experts, Parameters, Transformer
+from mpsim.workload import (
+    Count,
+    Expansion,
+    Experts,
+    Parameters,
+    Transformer,
+    expand_embedding,
+    expand_head,
+    expand_layer,
+)
 
 __all__ = ["Plan", "ReplicaClass"]
 
@@ -280,6 +289,25 @@ class Plan:
     def tokens_per_step(self) -> int:
         """Of the whole job, those of decoders included."""
         return self.global_batch * (self.sequence_length + self.model.decoder_length)
+
+    @functools.cached_property
+    def expansions(self) -> dict[str, Expansion]:
+        """Operators of a layer of each kind (by that name), of the embedding and of the head, before tensor parallelism."""
+        shape = {
+            "sequences": self.micro_batch,
+            "sequence_length": self.sequence_length,
+            "context": self.mesh.cp,
+        }
+        model, lowering = self.resident_model, self.framework.lowering
+        layers = {
+            kind: expand_layer(model, lowering, kind=kind, **shape)
+            for kind in dict.fromkeys(model.layer_kinds)
+        }
+        return {
+            **layers,
+            "embedding": expand_embedding(model, lowering, **shape),
+            "head": expand_head(model, lowering, **shape, padded_vocab=self.padded_vocab),
+        }
 
     @functools.cached_property
     def resident_parameters(self) -> Parameters:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.program import COMPUTING, PARTS, PIPELINE, Kind, Program, Stream
-from mpsim.program.csr import owners
+from mpsim.program.csr import owners, stable_order
 from mpsim.result.intervals import Cover
 
 __all__ = ["Gaps", "attribute", "busy_ticks", "compute_rows", "idle_gaps"]
@@ -71,9 +71,8 @@ def compute_rows(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]
     owner = owners(program.slot_ptr)
     on_compute = program.slot % len(Stream) == Stream.COMPUTE
     rank = program.slot[on_compute].astype(np.int64) // len(Stream)
-    row = owner[on_compute]
-    order = np.lexsort((row, rank))
-    return rank[order], row[order]
+    order = stable_order(rank)  # owners ascend
+    return rank[order], owner[on_compute][order]
 
 
 def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
@@ -85,14 +84,20 @@ def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
 def _busy(timeline: Timeline) -> NDArray[np.float64]:
     program = timeline.program
     rank, row = compute_rows(program)
-    parts = np.zeros((program.ranks, len(PARTS)))
     template = program.template[row]
     plain = template < 0
-    np.add.at(parts, (rank[plain], program.part[row[plain]]), program.duration[row[plain]])
-    if program.templates:
-        count = np.zeros((program.ranks, len(program.templates)))
-        np.add.at(count, (rank[~plain], template[~plain]), 1.0)
-        parts += count @ np.stack([one.parts for one in program.templates])
+    own, kinds = row[plain], len(program.templates)
+    place = rank[plain] * len(PARTS) + program.part[own]
+    size = program.ranks * len(PARTS)
+    parts = np.bincount(place, weights=program.duration[own], minlength=size).astype(np.float64)
+    parts = parts.reshape(program.ranks, len(PARTS))
+    if kinds:
+        count = np.bincount(
+            rank[~plain] * kinds + template[~plain], minlength=program.ranks * kinds
+        )
+        parts += count.reshape(-1, kinds).astype(float) @ np.stack(
+            [one.parts for one in program.templates]
+        )
     return parts
 
 
@@ -207,4 +212,6 @@ class _States:
         """When any of `rows` moves states, and when any moves or updates them."""
         start, end = self._timeline.start[rows], self._timeline.end[rows]
         moves = (self._timeline.program.kind[rows] == Kind.COLLECTIVE) & (end > start)
-        return Cover(start[moves], end[moves]), Cover(start[end > start], end[end > start])
+        works = end > start
+        moving = Cover(start[moves], end[moves])
+        return moving, moving if (moves == works).all() else Cover(start[works], end[works])

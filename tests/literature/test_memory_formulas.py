@@ -56,7 +56,7 @@ def test_zero_2_is_deepspeeds_estimate() -> None:
     p = float(plan.rank_parameters[0])
     collected = kept_by_stage(plan)[0].collected
     assert _states(plan) + collected == pytest.approx(4 * p + 16 * p / 8, rel=1e-12)
-    held = held_by_rank(plan, 0, kept_by_stage(plan))
+    held = held_by_rank(plan, kept_by_stage(plan))[0]
     assert held.collected[held.fullest] == 2 * p
     offloaded = small_plan(tp=1, pp=1, dp=8, zero=2, preset="deepspeed-zero2", offload="optimizer")
     assert _states(offloaded) == 2 * p

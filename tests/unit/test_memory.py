@@ -28,7 +28,7 @@ def test_activations_start_and_end_with_nothing_held(schedule: str, recompute: s
     plan = small_plan(pp=4, microbatches=6, schedule=schedule, recompute=recompute)
     kept = kept_by_stage(plan)
     for rank in range(4):
-        held = held_by_rank(plan, rank, kept)
+        held = held_by_rank(plan, kept)[rank]
         assert held.after[-1] == pytest.approx(0.0, abs=1.0)
         assert (held.after > -1.0).all()
         assert (held.most >= np.maximum(held.before, held.after) - 1.0).all()
@@ -39,7 +39,7 @@ def test_first_stage_of_1f1b_holds_as_many_microbatches_as_there_are_stages() ->
     plan = small_plan(pp=4, microbatches=8, recompute="none")
     kept = kept_by_stage(plan)
     one = kept[1]
-    held = held_by_rank(plan, 1, kept)
+    held = held_by_rank(plan, kept)[1]
     assert held.most.max() == pytest.approx(3 * (one.for_input + one.for_weight) + one.in_layers)
 
 
@@ -63,7 +63,7 @@ def test_the_curve_reaches_the_accounted_peak_and_never_exceeds_it() -> None:
 def test_split_gradients_hold_what_the_weight_gradient_needs() -> None:
     """With W apart, an input gradient leaves the part that W waits for."""
     plan = small_plan(pp=2, microbatches=4, schedule="zb-h1", recompute="none")
-    held = held_by_rank(plan, 0, kept_by_stage(plan))
+    held = held_by_rank(plan, kept_by_stage(plan))[0]
     first = int(np.flatnonzero(plan.orders.kind == Action.I)[0])
     assert 0 < held.after[first] < held.before[first]
 
@@ -104,7 +104,7 @@ def test_gradients_of_a_whole_backward_move_the_peak_to_its_end() -> None:
         pp=2, preset="deepspeed-pipeline-2022-bf16", overrides={"microbatch_gradients": 0}
     )
     kept = kept_by_stage(plan)
-    held, less = held_by_rank(plan, 0, kept), held_by_rank(without, 0, kept_by_stage(without))
+    held, less = held_by_rank(plan, kept)[0], held_by_rank(without, kept_by_stage(without))[0]
     end = held.fullest
     assert held.collected[end] == 2 * plan.rank_parameters[0]
     assert held.most[end] == held.after[end] + kept[0].in_layers + held.collected[end]

@@ -90,7 +90,7 @@ def account_memory(plan: Plan) -> Memory:
         return joined_memory([account_memory(one) for one in plan.parts])
     constants = memory_constants()
     kept = kept_by_stage(plan)
-    held = [held_by_rank(plan, rank, kept) for rank in range(plan.mesh.pp)]
+    held = held_by_rank(plan, kept)
     peak = [one.most[one.fullest] for one in held]
     logits = np.array([one.logits[one.fullest] for one in held])
     collected = np.array([one.collected[one.fullest] for one in held])

@@ -6,13 +6,13 @@ Shapes: N actions of one rank.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import NOTHING, Recompute, Rerun, Sharding, Stage, rerun, shard
-from mpsim.program.blocks import Blocks
 from mpsim.program.plan import Plan
 from mpsim.schedule import Action
 from mpsim.workload import Expansion, Operator, OperatorKind, Phase
@@ -89,12 +89,20 @@ class Held:
         return int(np.argmax(self.most))
 
 
+_SIGNS = {
+    Action.F: (1, 1, 1),
+    Action.B: (-1, -1, -1),
+    Action.I: (-1, 0, -1),
+    Action.W: (0, -1, 0),
+}
+"""How an action changes what is held for input gradients, for weight gradients and as logits."""
+
+
 def kept_by_stage(plan: Plan) -> list[Kept]:
     """What each stage keeps of a microbatch, and what it needs beside that while it runs backward."""
-    expanded = Blocks.expand(plan)
-    parts = kept_by_part(plan, expanded)
+    parts = kept_by_part(plan)
     stacks = {
-        kinds: _layers(plan, kinds, expanded)
+        kinds: _layers(plan, kinds)
         for kinds in dict.fromkeys(plan.layer_kinds(stage) for stage in plan.stages)
     }
     result = []
@@ -106,16 +114,9 @@ def kept_by_stage(plan: Plan) -> list[Kept]:
     return result
 
 
-def kept_by_part(plan: Plan, parts: Mapping[str, Expansion] | None = None) -> dict[str, Kept]:
-    """What a layer of each kind (by that name), the embedding and the head keep of a microbatch.
-
-    Parameters
-    ----------
-    plan : Plan
-    parts : mapping of str to Expansion, optional
-        Operators of each, as `Blocks.expand` gives them.
-    """
-    parts = parts or Blocks.expand(plan)
+def kept_by_part(plan: Plan) -> dict[str, Kept]:
+    """What a layer of each kind (by that name), the embedding and the head keep of a microbatch."""
+    parts = plan.expansions
     again = plan.recompute.of_layer(0, 1)
     kinds = dict.fromkeys(plan.model.layer_kinds)
     layers = {kind: _layer(parts[kind], plan.sharding, again) for kind in kinds}
@@ -126,8 +127,8 @@ def kept_by_part(plan: Plan, parts: Mapping[str, Expansion] | None = None) -> di
     return layers | ends
 
 
-def held_by_rank(plan: Plan, rank: int, kept: Sequence[Kept]) -> Held:
-    """Follow the order of one rank: a forward adds what its stage keeps, gradients free it.
+def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
+    """Follow the order of every rank: a forward adds what its stage keeps, gradients free it.
 
     Notes
     -----
@@ -136,39 +137,34 @@ def held_by_rank(plan: Plan, rank: int, kept: Sequence[Kept]) -> Held:
     perhaps fullest in its last layer, when all but that one's are there.
     """
     orders = plan.orders
-    rows = slice(int(orders.rank_ptr[rank]), int(orders.rank_ptr[rank + 1]))
-    kind, stage = orders.kind[rows], orders.stage[rows]
-    table = np.array([(one.for_input, one.for_weight, one.logits) for one in kept])
-    sign = {
-        Action.F: (1, 1, 1),
-        Action.B: (-1, -1, -1),
-        Action.I: (-1, 0, -1),
-        Action.W: (0, -1, 0),
-    }
-    signs = np.array([sign[action] for action in Action], dtype=float)
-    levels = np.cumsum(table[stage] * signs[kind], axis=0)
-    after = levels.sum(axis=1)
+    kind = orders.kind
+    names = ("for_input", "for_weight", "logits", "in_layers", "in_head", "in_loss", "collected")
+    table = np.array([[getattr(one, name) for name in names] for one in kept])[orders.stage]
+    change = table[:, :3] * np.array([_SIGNS[action] for action in Action], dtype=float)[kind]
+    bounds = orders.rank_ptr.tolist()
+    ranks = [slice(*pair) for pair in itertools.pairwise(bounds)]
+    after = np.concatenate([np.cumsum(change[rows], axis=0) for rows in ranks]).sum(axis=1)
     before = np.concatenate([[0.0], after[:-1]])
+    before[bounds[:-1]] = 0.0
+    logits, in_layers, in_head, in_loss = table.T[2:6]
     differentiates = (kind == Action.B) | (kind == Action.I)
-    logits = np.where(kind == Action.F, table[stage, 2], 0.0)
-    in_layers = np.array([one.in_layers for one in kept])[stage]
-    in_head = np.array([one.in_head for one in kept])[stage]
-    own = np.where(differentiates, table[stage, 2], 0.0)
-    in_loss = np.array([one.in_loss for one in kept])[stage]
-    collected = np.where(differentiates, np.array([one.collected for one in kept])[stage], 0.0)
+    own = np.where(differentiates, logits, 0.0)
+    collected = np.where(differentiates, table[:, 6], 0.0)
     first = np.where(
         differentiates, before + np.maximum(in_layers - own, in_head), np.maximum(before, after)
     )
     last = after + np.where(differentiates, in_layers, 0.0) + collected
     ends = (collected > 0) & (last > first)
     at_head = differentiates & (in_head >= in_layers - own) & ~ends
-    return Held(
-        before=before,
-        after=after,
-        most=np.where(ends, last, first),
-        logits=np.where(at_head, own + np.where(in_loss >= in_head, in_loss, 0.0), logits),
-        collected=np.where(ends, collected, 0.0),
+    made = np.where(kind == Action.F, logits, 0.0)
+    columns = (
+        before,
+        after,
+        np.where(ends, last, first),
+        np.where(at_head, own + np.where(in_loss >= in_head, in_loss, 0.0), made),
+        np.where(ends, collected, 0.0),
     )
+    return [Held(*(column[rows] for column in columns)) for rows in ranks]
 
 
 def _collected(plan: Plan, stage: Stage) -> float:
@@ -178,9 +174,9 @@ def _collected(plan: Plan, stage: Stage) -> float:
     return float(element * held)
 
 
-def _layers(plan: Plan, kinds: Sequence[str], parts: Mapping[str, Expansion]) -> Kept:
+def _layers(plan: Plan, kinds: Sequence[str]) -> Kept:
     """All layers of a stage: chunks that run again together, and the others one by one."""
-    recompute, total = plan.recompute, Kept()
+    recompute, parts, total = plan.recompute, plan.expansions, Kept()
     chunks = recompute.chunks(len(kinds))
     for chunk in chunks:
         total += _together([parts[kinds[layer]] for layer in chunk], plan.sharding)

@@ -62,7 +62,7 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     """
     start, end = _actions(timeline, rank)
     part = plan.parts[rank // plan.mesh.pp]
-    held = held_by_rank(part, rank % plan.mesh.pp, kept_by_stage(part))
+    held = held_by_rank(part, kept_by_stage(part))[rank % plan.mesh.pp]
     most = float(held.most[held.fullest])
     standing = float(memory.total[rank]) - most
     time = np.concatenate([[0.0], np.stack([start, end], axis=1).ravel(), [timeline.makespan]])

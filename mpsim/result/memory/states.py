@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import shard
-from mpsim.program.blocks import Blocks
 from mpsim.program.data.residency import residency
 from mpsim.program.plan import Plan
 from mpsim.workload import OperatorKind, Phase
@@ -57,7 +56,7 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
     element = plan.framework.optimizer.gradient_scratch
     if not element:
         return np.zeros(plan.mesh.pp)
-    parts = Blocks.expand(plan)
+    parts = plan.expansions
     shapes = {
         kind: {
             (one.m, one.n)
