@@ -35,7 +35,7 @@ def expand_embedding(
     Returns
     -------
     Expansion
-        Gather, learned positions, norm and dropout, as far as the model has them; for encoder and decoder, and then with
+        Gather (or one-hot product), learned positions, norm and dropout, as far as the model has them; for encoder and decoder, and then with
         the norm after the encoder, which like them runs once a microbatch. The gather is not divided: every tensor-parallel rank looks up all tokens in its part of the table and the parts
         are summed afterwards.
 
@@ -149,9 +149,12 @@ def _embedding(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterat
     elements = tokens.count * model.hidden
     size = lowering.activation_bytes
     labels = float(LABEL_BYTES * tokens.count)
-    yield _lookup(
-        "embedding", (2 * size * elements, elements), tokens, model.hidden, lowering, labels
-    )
+    if lowering.embedding_product:
+        yield from _product_lookup(model, lowering, tokens)
+    else:
+        yield _lookup(
+            "embedding", (2 * size * elements, elements), tokens, model.hidden, lowering, labels
+        )
     if model.positions == "learned":
         rows = tokens.queries * model.hidden  # the same for every sequence
         moved = size * (2 * elements + rows)
@@ -175,6 +178,33 @@ def _embedding_norm(model: Transformer, lowering: Lowering, tokens: Tokens) -> S
         kind=OperatorKind.NORM,
         saved=float(lowering.activation_bytes * elements),
     )
+
+
+def _product_lookup(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
+    """One-hot rows, written once, and their product with the table; the gradient of the table is the other product."""
+    labels = float(LABEL_BYTES * tokens.count)
+    written = float(lowering.activation_bytes * tokens.count * model.vocab)
+    rows = Operator(
+        name="one_hot",
+        kind=OperatorKind.ELEMENTWISE,
+        phase=Phase.FORWARD,
+        split=Split.TENSOR,
+        bytes=labels + written,
+        saved_for_weight=labels,
+    )
+    yield Step(
+        rows, (dataclasses.replace(rows, phase=Phase.WEIGHT_GRADIENT, saved_for_weight=0.0),)
+    )
+    step = gemm(
+        "embedding",
+        Split.ROW,
+        tokens=tokens.count,
+        features_out=model.hidden,
+        features_in=model.vocab,
+        lowering=lowering,
+    )
+    gradient = next(one for one in step.backward if one.phase is Phase.WEIGHT_GRADIENT)
+    yield Step(step.forward, (gradient,))
 
 
 def _lookup(

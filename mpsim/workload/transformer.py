@@ -255,6 +255,8 @@ class Lowering:
         gradients are added up by a kernel; else they are one product.
     weighted_activation : bool
         Whether the weights of routed experts enter in their activation, so that their output need not be kept, or after the experts.
+    embedding_product : bool
+        Whether tokens are looked up by a product of the table with one-hot rows, as on TPUs, instead of a gather.
     activation_bytes : int
         Bytes of an activation element (2 for bf16/fp16, 4 for fp32).
     weight_grad_bytes : int
@@ -279,6 +281,7 @@ class Lowering:
     fused_bias_dropout_add: bool = True
     merged_qkv: bool = False
     separate_projections: bool = False
+    embedding_product: bool = False
     weighted_activation: bool = False
     activation_bytes: int = 2
     weight_grad_bytes: int = 4

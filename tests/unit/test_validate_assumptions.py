@@ -76,3 +76,14 @@ def test_a_torus_reaches_as_far_as_its_slice() -> None:
     row = {**FSDP, "id": "trillium-x-2xv6e-256", "accelerator": "TPU v6e", "num_accel": "512"}
     cluster = scenario_of(filled(Cells(row), RULE).cells, RULE)["cluster"]
     assert (cluster["preset"], cluster["nodes"], cluster["domain"]) == ("tpu-v6e", 128, 256)
+
+
+def test_sequences_of_one_accelerator_become_those_of_its_replica() -> None:
+    """6 a chip, 4 chips a replica, 16 replicas and 384 in all: 24 at once; with 768 in all the column is left alone."""
+    rule = {"micro_batch": "per accelerator"}
+    row = {**FSDP, "tp": "4", "dp": "16", "num_accel": "64", "micro_batch_seqs": "6"}
+    found = fill_in(Cells({**row, "global_batch_seqs": "384"}), rule)
+    assert found.cells.text("micro_batch_seqs") == "24"
+    assert any("is of one accelerator" in told for told in found.assumed)
+    twice = fill_in(Cells({**row, "global_batch_seqs": "768"}), rule)
+    assert twice.cells.text("micro_batch_seqs") == "6"

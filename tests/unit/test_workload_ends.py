@@ -51,6 +51,16 @@ def test_embedding_adds_positions_norm_and_dropout_in_order() -> None:
     assert part.forward[1].bytes == 2 * (2 * TOKENS * 8 + 16 * 8)
 
 
+def test_a_one_hot_lookup_is_a_product_each_way() -> None:
+    """2 T V h FLOPs forward and for the table's gradient; one-hot rows of T V elements are written for both, and have no gradient."""
+    lowering = Lowering(embedding_product=True)
+    ends = expand_embedding(GPT, lowering, sequences=2, sequence_length=1024)
+    product = 2.0 * 2048 * GPT.vocab * GPT.hidden
+    assert [one.flops for one in (*ends.forward, *ends.backward) if one.flops] == [product] * 2
+    rows = [one.bytes for one in (*ends.forward, *ends.backward) if one.name == "one_hot"]
+    assert rows == [2048 * (8.0 + 2.0 * GPT.vocab)] * 2
+
+
 def test_head_is_norm_logits_and_loss() -> None:
     """Logits are a column GEMM over the padded vocabulary, the loss moves its bytes half each way."""
     part = expand_head(

@@ -46,7 +46,8 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     ----------
     cells : Cells
     rule : mapping
-        Of its family; ``assume`` holds columns and values.
+        Of its family; ``assume`` holds columns and values, ``micro_batch: per accelerator`` says that the column counts the sequences of
+        one accelerator although several share them, and that a replica takes all of its own at once.
 
     Examples
     --------
@@ -65,7 +66,7 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
                 found = found.with_column(column, value, entry["why"]) if value else found
         if column == "pp":
             found = _replicas(found)
-    return found
+    return _at_once(found) if rule.get("micro_batch") == "per accelerator" else found
 
 
 def _fits(cells: Cells, where: Mapping[str, str]) -> bool:
@@ -113,6 +114,18 @@ def _replicas(found: Filled) -> Filled:
     if not count or count % taken:
         return found
     return found.with_column("dp", str(int(count / taken)), "what the accelerators have room for")
+
+
+def _at_once(found: Filled) -> Filled:
+    """The sequences of a replica as one microbatch, where the column has those of one of its accelerators."""
+    cells = found.cells
+    each, batch = cells.number("micro_batch_seqs"), cells.number("global_batch_seqs")
+    replicas, sharing = cells.number("dp"), cells.number("tp") or 1.0
+    if not each or not batch or not replicas or each * sharing * replicas != batch or sharing == 1:
+        return found
+    value = str(int(each * sharing))
+    told = f"micro_batch_seqs = {value} ({each:g} is of one accelerator, a replica has {sharing:g})"
+    return Filled(Cells({**cells.values, "micro_batch_seqs": value}), (*found.assumed, told))
 
 
 def _network(found: Filled) -> Filled:
