@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 __all__ = [
     "BAD_INPUT",
@@ -26,8 +29,6 @@ FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 STDOUT = "standard output"
-UNFOLDED = 1000
-"""Columns of a table that goes into a file or a pipe, where nothing should be folded."""
 
 
 def note(text: str) -> None:
@@ -84,34 +85,77 @@ def print_table(
     right : iterable of int
         Columns set flush right.
     """
+    cells = [list(map(str, row)) for row in rows]
+    count = max([len(header), *map(len, cells)], default=0)
+    for row in cells:
+        row.extend([""] * (count - len(row)))
+    draw = _on_terminal if sys.stdout.isatty() else _in_file
+    if title:
+        print_text(title)
+    lines = draw(cells, [*header, *[""] * (count - len(header))] if header else [], set(right))
+    print_text("\n".join(line.rstrip() for line in lines))
+
+
+def _in_file(rows: list[list[str]], header: list[str], right: set[int]) -> Iterator[str]:
+    """Lines of a table, nothing folded: as `_on_terminal` draws it where there is room."""
+    lines = [_lines_of(row) for row in rows]
+    head = _lines_of(header) if header else []
+    width = [
+        max(map(_width, column)) for column in zip(*itertools.chain(head, *lines), strict=True)
+    ]
+    flush = [column in right for column in range(len(width))]
+    apart = "   " if header else "  "
+    for line in head:
+        yield apart.join(map(_fill, line, width, flush))
+    if header:
+        yield "\u2500" * (sum(width) + len(apart) * (len(width) - 1))
+    for line in itertools.chain.from_iterable(lines):
+        yield apart.join(map(_fill, line, width, flush))
+
+
+def _lines_of(row: list[str]) -> list[tuple[str, ...]]:
+    """A row of cells, one line of each at a time."""
+    if not any("\n" in cell for cell in row):
+        return [tuple(row)]
+    return list(itertools.zip_longest(*(cell.split("\n") for cell in row), fillvalue=""))
+
+
+def _width(text: str) -> int:
+    """Columns that a text takes: two for a wide letter, none for a mark on another one."""
+    if text.isascii():
+        return len(text)
+    wide = (2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)
+    return sum(wide) - sum(unicodedata.combining(one) > 0 for one in text)
+
+
+def _fill(text: str, width: int, right: bool) -> str:
+    blank = " " * (width - _width(text))
+    return blank + text if right else text + blank
+
+
+def _on_terminal(rows: list[list[str]], header: list[str], right: set[int]) -> Iterable[str]:
+    """Lines of a table as wide as the terminal, long cells folded."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    cells = [list(map(str, row)) for row in rows]
-    count = max([len(header), *map(len, cells)], default=0)
-    flush_right = frozenset(right)
     table = Table(
         box=box.SIMPLE_HEAD if header else None,
         show_header=bool(header),
         show_edge=False,
         pad_edge=False,
     )
+    count = len(header or (rows[0] if rows else ()))
     for column in range(count):
-        name = header[column] if column < len(header) else ""
-        table.add_column(
-            Text(name), justify="right" if column in flush_right else "left", overflow="fold"
-        )
-    for row in cells:
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(Text(header[column] if header else ""), justify=justify, overflow="fold")
+    for row in rows:
         table.add_row(*map(Text, row))
-    terminal = Console(file=sys.stdout, highlight=False)
-    console = terminal if terminal.is_terminal else Console(highlight=False, width=UNFOLDED)
+    console = Console(file=sys.stdout, highlight=False)
     with console.capture() as captured:
         console.print(table)
-    if title:
-        print_text(title)
-    print_text("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    return captured.get().splitlines()
 
 
 @contextmanager
