@@ -15,8 +15,9 @@ from typing import Any
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from mpsim.cli.app import COMMANDS
+from mpsim.cli import app
 
+COMMANDS = [app.command_of(name) for name in app.COMMANDS]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 _OR = "\\|"  # a bare one would end the cell of a table
 WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}

@@ -1,10 +1,14 @@
-"""The typer application: which commands there are, and what becomes of their errors."""
+"""The typer application: which commands there are, and what becomes of their errors.
+
+Only the command that is asked for is imported; help is about all of them.
+"""
 
 from __future__ import annotations
 
 import contextvars
 import errno
 import functools
+import importlib
 import os
 import sys
 import traceback
@@ -14,20 +18,6 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 import mpsim
-from mpsim.cli import (
-    calibrate,
-    check,
-    compare,
-    goodput,
-    measure,
-    new,
-    run,
-    schedule,
-    search,
-    show,
-    sweep,
-    validate,
-)
 from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note, print_text
 from mpsim.errors import (
     CalibrationError,
@@ -36,7 +26,7 @@ from mpsim.errors import (
     MpsimError,
 )
 
-__all__ = ["app", "execute"]
+__all__ = ["COMMANDS", "application", "command_of", "execute"]
 
 P = ParamSpec("P")
 _DEBUG: contextvars.ContextVar[bool] = contextvars.ContextVar("debug", default=False)
@@ -46,30 +36,21 @@ UsageError: type[Exception] = next(one for one in _CLICK if issubclass(one, Exce
 """What typer raises for a wrong command line; it brings its own copy of click or uses the package."""
 OUT_OF_ORDER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What a device says when nothing is wrong with the path."""
-COMMANDS: tuple[Callable[..., None], ...] = (
-    new.new,
-    check.check,
-    run.run,
-    compare.compare,
-    sweep.sweep,
-    search.search,
-    goodput.goodput,
-    schedule.schedule,
-    measure.measure,
-    calibrate.calibrate,
-    validate.validate,
-    show.show,
+COMMANDS = (
+    "new",
+    "check",
+    "run",
+    "compare",
+    "sweep",
+    "search",
+    "goodput",
+    "schedule",
+    "measure",
+    "calibrate",
+    "validate",
+    "show",
 )
-
-app = typer.Typer(
-    name="mpsim",
-    help="Simulate one training step of a transformer on a model-parallel cluster, and say where every GPU-second goes.",
-    epilog="Results go to stdout, progress to stderr. Exit codes: 0 done, 1 failed, 2 usage or bad input.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+"""Each is a function in the module of its name."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -78,7 +59,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     debug: Annotated[
         bool, typer.Option("--debug", envvar="MPSIM_DEBUG", help="Show the traceback of an error.")
@@ -142,14 +122,40 @@ def _report(error: BaseException) -> int:
     return FAILED
 
 
-for _command in COMMANDS:
-    app.command(name=_command.__name__)(guarded(_command))
+def application(*names: str) -> typer.Typer:
+    """The application with these commands; with all of them by default."""
+    app = typer.Typer(
+        name="mpsim",
+        help="Simulate one training step of a transformer on a model-parallel cluster, and say where every GPU-second goes.",
+        epilog="Results go to stdout, progress to stderr. Exit codes: 0 done, 1 failed, 2 usage or bad input.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        callback=_options,
+    )
+    for name in names or COMMANDS:
+        app.command(name=name)(guarded(command_of(name)))
+    return app
+
+
+def command_of(name: str) -> Callable[..., None]:
+    """The function behind a command."""
+    command: Callable[..., None] = getattr(importlib.import_module(f"mpsim.cli.{name}"), name)
+    return command
+
+
+def _asked_for(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The command that a command line names; nothing where it names none."""
+    word = next((one for one in arguments if not one.startswith("-")), "")
+    return (word,) if word in COMMANDS else ()
 
 
 def execute(arguments: Sequence[str] | None = None) -> int:
     """Run the application on `arguments` and return the exit code instead of leaving the process."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        given = None if arguments is None else list(arguments)
+        app = application(*_asked_for(given))
         code = app(args=given, prog_name="mpsim", standalone_mode=False)
     except UsageError as error:
         return _report_usage(error)

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from mpsim.cli.app import COMMANDS
+
 HEAVY = ["matplotlib", "torch", "numba", "pandas", "dask", "distributed", "optuna", "networkx"]
 NOT_ASKED_FOR = [
     "simpy",
@@ -43,6 +45,14 @@ def test_a_command_imports_what_it_needs(scenarios, command):
     assert {"numpy", "mpsim.scenario", "mpsim.hardware.lookup"} <= modules
     assert not set(HEAVY) & modules
     assert not set(NOT_ASKED_FOR) & modules
+
+
+def test_one_command_is_imported_for_itself(scenarios):
+    """Neither the modules of other commands nor what draws tables on a terminal."""
+    _, modules = modules_of("run", scenarios / "quickstart.yaml")
+    commands = {one for one in modules if one.removeprefix("mpsim.cli.") in COMMANDS}
+    assert commands == {"mpsim.cli.run"}
+    assert "rich.table" not in modules
 
 
 def test_a_searched_schedule_brings_its_module(scenarios):

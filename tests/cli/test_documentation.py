@@ -12,7 +12,7 @@ import pytest
 import typer
 import yaml
 
-from mpsim.cli.app import app
+from mpsim.cli.app import application
 from mpsim.document import parse_scalar
 from mpsim.scenario import Scenario
 
@@ -110,7 +110,7 @@ def test_there_is_something_to_check():
 
 def parsed(line: str) -> None:
     """Let the application read a line without doing anything."""
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(application())
     context = group.make_context("mpsim", ["show"], resilient_parsing=True)
     name, command, rest = group.resolve_command(context, words(line))
     assert command is not None, line

@@ -16,10 +16,10 @@ def test_every_option_of_every_command_explains_itself(mpsim_cli):
     """What the application offers is what the page was made from, and none goes without words."""
     import typer
 
-    from mpsim.cli.app import COMMANDS, app
+    from mpsim.cli.app import COMMANDS, application
 
-    group = typer.main.get_command(app)
-    assert list(group.commands) == [one.__name__ for one in COMMANDS]
+    group = typer.main.get_command(application())
+    assert list(group.commands) == list(COMMANDS)
     silent = [
         (name, one.opts) for name, command in group.commands.items() for one in command.params if not one.help
     ]  # fmt: skip
