@@ -16,6 +16,7 @@ from mpsim.calibration.compare.actions import (
     parts_of,
     simulated_slices,
 )
+from mpsim.calibration.compare.memory import allocated_bytes
 from mpsim.calibration.compare.scenarios import family_of, scenario_of, title_of
 from mpsim.calibration.fit.points import noise_of, quietest, time_of
 from mpsim.calibration.fit.rules import limit
@@ -54,7 +55,7 @@ class StepComparison:
     first_difference : str
         Where they part.
     measured_memory, predicted_memory : float
-        Peak of the fullest rank [B]; 0 where it is not known.
+        Peak of the fullest rank, as torch's allocator counts it [B]; 0 where it is not known.
     measured_slices, predicted_slices : tuple of Slice
         Timelines.
     skipped_because : str or None
@@ -331,9 +332,7 @@ def _filled(blank: StepComparison, one: Measurement, result: Result, sample: int
         predicted=step_time,
         predicted_parts=parts_of(slices, step_time, sizes),
         predicted_slices=slices,
-        predicted_memory=float(result.summary["peak_memory_bytes"])
-        if one.peak_memory_bytes
-        else 0.0,
+        predicted_memory=allocated_bytes(result, one) if one.peak_memory_bytes else 0.0,
         same_order=same,
         first_difference=first,
     )

@@ -38,9 +38,10 @@ def title_of(one: Measurement) -> str:
     """A step in a few words."""
     shape = one.shape
     divided = " x ".join(f"{axis} {shape[axis]}" for axis in _DEGREES if shape.get(axis, 1) > 1)
+    alone = f"one rank, {shape['micro_batch']} x {shape['sequence']} tokens"
     words = [
         f"{shape['layers']} layers of {shape['hidden']}",
-        divided or "one rank",
+        divided or alone,
         *([str(one.variant["schedule"])] if shape.get("pp", 1) > 1 else []),
         *(["fsdp2"] if one.variant.get("data_parallel") == "fsdp2" else []),
         *([f"{shape['microbatches']} microbatches"] if shape.get("microbatches", 1) > 1 else []),
@@ -63,8 +64,10 @@ def scenario_of(one: Measurement, machine: Cluster) -> Scenario:
     lacking = [name for name in _SIZES if name not in one.shape]
     if lacking:
         raise CalibrationError(f"shape lacks {', '.join(lacking)}")
-    if one.variant.get("compiled"):
-        raise CalibrationError("compiled steps are not predicted: what is fused is not known")
+    if one.variant.get("compiled") and machine.accelerator.family == "cpu":
+        raise CalibrationError(
+            "compiled steps are not predicted on a CPU: kernels there were measured as they run eagerly"
+        )
     assert machine.calibration is not None, "a machine file"
     shape = one.shape
     dp, tp, pp = (shape.get(axis, 1) for axis in _DEGREES)
@@ -124,6 +127,9 @@ def _framework(one: Measurement, machine: Cluster) -> dict[str, Any]:
     stack = _stack(one)
     narrow = precision_of(one.dtype) in ("bf16", "fp16")
     fields = {**table["common"], **table[stack], **table["narrow" if narrow else "wide"]}
+    kernel = table["attention"].get(one.variant.get("attention"))
+    fields |= {"attention_kernel": kernel} if kernel else {}
+    fields |= table["compiled"] if one.variant.get("compiled") else {}
     element = element_of(precision_of(one.dtype))
     fields |= {key: element * passes for key, passes in table["copies"].get(stack, {}).items()}
     known = machine.accelerator.calibration

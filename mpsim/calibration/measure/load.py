@@ -25,48 +25,63 @@ class Usage:
     wall, own : float
         Time, and CPU time of this process.
     busy : float
-        CPU time of every process on the host; 0 where nothing tells.
+        CPU time of every process on the cores that this one may use; 0 where nothing tells.
+    cores : tuple of int
+        Those cores.
     """
 
     wall: float
     own: float
     busy: float
+    cores: tuple[int, ...]
 
 
 def read_usage() -> Usage:
     """What has been used until now."""
-    return Usage(perf_counter(), process_time(), _busy())
+    cores = _cores()
+    return Usage(perf_counter(), process_time(), _busy(cores), cores)
 
 
-def others_share(before: Usage, after: Usage, own: Sequence[float], cores: int) -> float:
-    """Share of the host that processes other than ours used between two moments.
+def others_share(before: Usage, after: Usage, own: Sequence[float]) -> float:
+    """Share of some cores that processes other than ours used between two moments.
 
     Parameters
     ----------
     before, after : Usage
-        Of one rank of the host.
+        Of one rank.
     own : sequence of float
-        CPU time that each of our ranks on the host used between [s].
-    cores : int
-        Of the host.
+        CPU time that each of our ranks that may use these cores used between [s].
 
     Examples
     --------
-    >>> others_share(Usage(0.0, 0.0, 5.0), Usage(10.0, 9.0, 23.0), [9.0, 8.0], 2)
+    >>> others_share(Usage(0.0, 0.0, 5.0, (0, 1)), Usage(10.0, 9.0, 23.0, (0, 1)), [9.0, 8.0])
     0.05
     """
     wall = after.wall - before.wall
     if not before.busy or wall <= 0:
         return 0.0
-    others = (after.busy - before.busy - sum(own)) / (wall * cores)
+    others = (after.busy - before.busy - sum(own)) / (wall * len(before.cores))
     return round(min(max(others, 0.0), 1.0), 3)
 
 
-def _busy() -> float:
+def _cores() -> tuple[int, ...]:
+    """Cores that this process may use; all of them where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _busy(cores: tuple[int, ...]) -> float:
+    """CPU time that some cores have worked [s]."""
     try:
-        first = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0]
+        lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0.0
-    columns = [float(one) for one in first.split()[1:]][:GUEST]
-    work = sum(value for place, value in enumerate(columns) if place not in IDLE)
-    return work / os.sysconf("SC_CLK_TCK")
+    wanted = {f"cpu{core}" for core in cores}
+    ticks = 0.0
+    for line in lines:
+        name, *columns = line.split()
+        if name in wanted:
+            work = [float(one) for one in columns[:GUEST]]
+            ticks += sum(value for place, value in enumerate(work) if place not in IDLE)
+    return ticks / os.sysconf("SC_CLK_TCK")

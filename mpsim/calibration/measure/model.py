@@ -14,9 +14,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Embedding", "Gpt", "Head", "Layer", "Place", "Sizes", "layer_flops", "loss_of"]
+__all__ = [
+    "Embedding",
+    "Gpt",
+    "Head",
+    "Layer",
+    "Place",
+    "Sizes",
+    "attention_backend",
+    "layer_flops",
+    "loss_of",
+]
 
 INIT = 0.02
 """Standard deviation of the weights (Radford et al. 2019, GPT-2)."""
@@ -186,6 +197,22 @@ class Layer(nn.Module):
         wide = functional.linear(_enter(y, self.place), self.fc1, self.fc1_bias)
         narrow = functional.linear(functional.gelu(wide, approximate="tanh"), self.fc2)
         return _leave(narrow, self.place) + self.fc2_bias
+
+
+def attention_backend(sizes: Sizes, place: Place) -> str:
+    """Which kernel torch picks for the attention of a layer: ``flash``, ``cudnn``, ``efficient`` or ``math``; empty where it does not say."""
+    shape = (sizes.micro_batch, sizes.sequence, sizes.heads // place.size, 3, -1)
+    packed = torch.empty(
+        *shape[:2], 3 * sizes.hidden // place.size, device=place.device, dtype=place.dtype
+    )
+    q, k, v = packed.requires_grad_().view(shape).permute(3, 0, 2, 1, 4).unbind(0)
+    choose = getattr(torch, "_fused_sdp_choice", None)
+    if choose is None:
+        return ""
+    number = int(choose(q, k, v, is_causal=True))
+    known: dict[str, Any] = dict(SDPBackend.__members__)
+    named = [name for name, one in known.items() if int(one) == number]
+    return named[0].removesuffix("_ATTENTION").lower() if named else ""
 
 
 class Embedding(nn.Module):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
-import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
@@ -126,6 +125,7 @@ class _Run:
     def _cases(self, family: str) -> list[Case]:
         grid = load_grid()
         own = grid[self.world.kind]
+        series: list[list[Case]]
         if family == "kernels":
             series = kernel_series(self.world, own)
         elif family == "collectives":
@@ -134,9 +134,12 @@ class _Run:
             series = block_series(self.world, own)
         else:
             series = step_series(self.world, own, grid["parallel"])
-        main = [one for one in series if one and one[0].dtype in (self._main_dtype(), "uint8")]
-        others = [one for one in series if one not in main]
-        return [*round_robin(main), *round_robin(others)]
+        main = self._main_dtype()
+        ranked: list[list[list[Case]]] = [[], [], []]
+        for cases in series:
+            if cases:
+                ranked[_rank_of(cases[0], main)].append(cases)
+        return [case for one in ranked for case in round_robin(one)]
 
     def _main_dtype(self) -> str:
         """The format that training steps are measured in, which comes first."""
@@ -183,7 +186,8 @@ class _Run:
             timed, check, peak, reason = self._measured(case, limit)
         told = (timed, check, peak, reason) if self.world.rank in case.group else None
         after = read_usage()
-        everyone = self.world.gather((told, after.own - before.own), self.world.everyone)
+        used = (after.cores, after.own - before.own)
+        everyone = self.world.gather((told, used), self.world.everyone)
         found = [one for one, _ in everyone if one is not None]
         reasons = [one[3] for one in found if one[3]]
         if self.writer is None:
@@ -194,21 +198,27 @@ class _Run:
         every = [one[0] for one in found if one[0] is not None]
         checks = next((one[1] for one in found if one[1]), "")
         line = self._measurement(case, every, checks, max(one[2] for one in found))
-        host = self.world.ranks[0].host
-        own = [
-            one
-            for (_, one), rank in zip(everyone, self.world.ranks, strict=True)
-            if rank.host == host
-        ]
-        line = dataclasses.replace(
-            line, others=others_share(before, after, own, os.cpu_count() or 1)
-        )
+        if self.world.kind == "cpu":  # what others do on a host hardly touches its GPUs
+            own = self._own([used for _, used in everyone], after.cores)
+            line = dataclasses.replace(line, others=others_share(before, after, own))
         self.known.setdefault(case.series, []).append((case.size, line.median))
         self.writer.write(line)
         self.count += 1
 
+    def _own(
+        self, used: Sequence[tuple[tuple[int, ...], float]], cores: tuple[int, ...]
+    ) -> list[float]:
+        """CPU time of our ranks on the first rank's host and cores [s]."""
+        host = self.world.ranks[0].host
+        return [
+            seconds
+            for (where, seconds), rank in zip(used, self.world.ranks, strict=True)
+            if rank.host == host and where == cores
+        ]
+
     def _measured(self, case: Case, limit: float) -> tuple[Timed | None, str, float, str]:
-        """Timed, check, peak memory, and why not; the same decision on every rank of the group."""
+        """Timed, check, peak memory of its own tensors, and why not; the same decision on every rank of the group."""
+        before = self._allocated()
         work, reason = self._set_up(case)
         reasons = [one for one in self.world.gather(reason, case.group) if one]
         timed, peak = None, 0.0
@@ -221,7 +231,8 @@ class _Run:
                 if len(case.group) > 1 and not _is_memory(error):
                     raise
                 reasons = [_why(error)]
-            peak = float(torch.cuda.max_memory_allocated()) if self.world.kind == "cuda" else 0.0
+            if self.world.kind == "cuda":
+                peak = float(torch.cuda.max_memory_allocated()) - before
         check = work.check if work is not None else ""
         if work is not None and work.close:
             work.close()
@@ -230,6 +241,10 @@ class _Run:
         if self.world.kind == "cuda":
             torch.cuda.empty_cache()
         return timed, check, peak, reasons[0] if reasons else ""
+
+    def _allocated(self) -> float:
+        """What tensors of other cases and the workspaces of libraries take on the GPU [B]."""
+        return float(torch.cuda.memory_allocated()) if self.world.kind == "cuda" else 0.0
 
     def _set_up(self, case: Case) -> tuple[Work | None, str]:
         room = self.world.free_bytes() * self.rules["memory_share"]
@@ -283,6 +298,13 @@ class _Run:
         if now - self.said >= SAY_EVERY:
             self.said = now
             self.say(f"{now - self.began:.0f} of {self.settings.budget:.0f} s, {text}")
+
+
+def _rank_of(case: Case, main: str) -> int:
+    """Which cases come first: those in the format of training steps, then products in every other one, then the rest."""
+    if case.dtype in (main, "uint8") or case.op == "launch":
+        return 0
+    return 1 if case.op == "gemm" else 2
 
 
 def _written(seconds: float) -> float:

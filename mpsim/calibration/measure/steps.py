@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mpsim.calibration.measure.case import Case, Work
-from mpsim.calibration.measure.model import Gpt, Place, Sizes, loss_of
+from mpsim.calibration.measure.model import Gpt, Place, Sizes, attention_backend, loss_of
 from mpsim.calibration.measure.pipeline import Pipeline
 from mpsim.calibration.measure.plan import Split, degrees
 from mpsim.calibration.measure.recorder import Recorder
@@ -49,11 +50,15 @@ def _divides(sizes: Sizes, split: Split) -> bool:
 
 def _case(world: World, sizes: Sizes, split: Split, dtype: str, options: Mapping[str, Any]) -> Case:
     microbatches = split.microbatches * options.get("microbatches", 1)
+    wider = sizes.micro_batch * options.get("wider", 1)
+    sizes = dataclasses.replace(sizes, micro_batch=wider)
     recompute, compiled = options.get("recompute", "none"), bool(options.get("compiled", False))
     shape = {name: getattr(sizes, name) for name in Sizes.__dataclass_fields__}
     shape |= {"dp": split.dp, "tp": split.tp, "pp": split.pp}
     shape |= {"virtual_stages": split.virtual, "microbatches": microbatches}
     parameters = sizes.parameters / (split.tp * split.pp) * element_bytes(dtype)
+    place = Place(0, split.tp, None, world.device, dtype_of(dtype))
+    chosen = {"attention": attention_backend(sizes, place)} if world.kind == "cuda" else {}
     kept = sizes.tokens * (34.0 * sizes.hidden * sizes.layers / split.pp + 12.0 * sizes.vocab)
     return Case(
         family="steps",
@@ -65,6 +70,7 @@ def _case(world: World, sizes: Sizes, split: Split, dtype: str, options: Mapping
             "recompute": recompute,
             "compiled": compiled,
             "optimizer": "adamw",
+            **chosen,
         },
         dtype=dtype,
         group=world.everyone,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -182,7 +183,8 @@ class Timer:
             self._captured(work, 1)()
             self.world.synchronize()
         except RuntimeError:  # what torch raises when an operation cannot be captured
-            torch.cuda.synchronize()
+            with contextlib.suppress(RuntimeError):  # what the capture left behind
+                self.world.synchronize()
             return False
         return True
 

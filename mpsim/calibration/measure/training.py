@@ -61,10 +61,11 @@ class Replica:
         compiled: bool,
     ) -> None:
         self.split, self.recorder, self.microbatches = split, recorder, microbatches
-        self.model: Any = _spread(Gpt(sizes, place, recompute=recompute), split, axes["dp"][1])
-        self.optimizer = make_optimizer(self.model.parameters())
+        model = Gpt(sizes, place, recompute=recompute)
         if compiled:
-            self.model = torch.compile(self.model)
+            _compile(model)
+        self.model: Any = _spread(model, split, axes["dp"][1])
+        self.optimizer = make_optimizer(self.model.parameters())
         self.loss = loss_of(place)
 
     def __call__(self, ids: torch.Tensor, targets: torch.Tensor) -> list[float]:
@@ -94,6 +95,13 @@ class Replica:
         if self.split.data_parallel == "fsdp2":
             self.model.set_requires_gradient_sync(not wanted)
         return contextlib.nullcontext()
+
+
+def _compile(model: Gpt) -> None:
+    """Compile the layers, each as one graph that all of them share, for these shapes alone; what was compiled before is forgotten."""
+    torch.compiler.reset()
+    for layer in model.layers:
+        layer.compile(dynamic=False, fullgraph=True)
 
 
 def _spread(model: Gpt, split: Split, mesh: Any) -> nn.Module:
