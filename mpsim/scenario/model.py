@@ -121,6 +121,8 @@ class ModelChoice(Section):
     """Whether attention and MLP read the same norm (PaLM)."""
     embedding_norm: bool | None = None
     """Whether a norm follows the embedding (BLOOM)."""
+    mtp_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """The last of the layers, when they are modules that predict further tokens (DeepSeek-V3); each has a pass of the head of its own."""
     moe: MixtureOfExperts | None = None
     """Mixture of experts."""
     mla: MultiLatentAttention | None = None

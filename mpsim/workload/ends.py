@@ -80,7 +80,8 @@ def expand_head(
     Returns
     -------
     Expansion
-        The loss saves the logits in the activation type and their float32 softmax, or what the lowering says.
+        The loss saves the logits in the activation type and their float32 softmax, or what the lowering says. Every module of multi-token
+        prediction joins states and embeddings of the next token before its layer, and goes through norm, projection and loss once more.
 
     Raises
     ------
@@ -101,15 +102,23 @@ def expand_head(
         features_in=model.hidden,
         lowering=lowering,
     )
+    part = Part(model, lowering, tokens)
+    once = (part.norm("final_norm"), projection, _loss(lowering, tokens, vocab))
+    steps = [*once]
+    for _ in range(model.mtp_layers):
+        steps += [*_joined(part), *once]
     return Expansion.of(
-        (
-            Part(model, lowering, tokens).norm("final_norm"),
-            projection,
-            _loss(lowering, tokens, vocab),
-        ),
+        steps,
         input_bytes=float(lowering.activation_bytes * tokens.count * model.hidden),
         input_split=Split.SEQUENCE,
     )
+
+
+def _joined(part: Part) -> Iterator[Step]:
+    """Norms of states and of the next token's embedding, and the projection of both to the hidden width."""
+    width = 2 * part.model.hidden
+    yield part.norm("mtp_norm", width)
+    yield part.replicated("mtp_projection", part.model.hidden, features_in=width)
 
 
 def _loss(lowering: Lowering, tokens: Tokens, vocab: int) -> Step:

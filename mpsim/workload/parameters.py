@@ -73,7 +73,7 @@ class Parameters:
     kinds : tuple of str
         Kind of every layer.
     final_norm : Count
-        The norm before the output head, and that after an encoder.
+        The norm before the output head, that after an encoder, and what joins the inputs of further predictions.
     output_head : Count
         The output projection; zero when it is the embedding (tied).
     """
@@ -121,7 +121,7 @@ def count_parameters(model: Transformer, vocab: int) -> Parameters:
         embedding=Count(table, _positions(model, stacks) + (norm if model.embedding_norm else 0)),
         layers={kind.name: _layer(model, kind) for kind in dict.fromkeys(model.kinds)},
         kinds=model.layer_kinds,
-        final_norm=Count(0, stacks * norm),
+        final_norm=Count(0, stacks * norm + model.mtp_layers * _joining(model, norm)),
         output_head=Count(0 if model.tied_embeddings else table),
     )
 
@@ -130,6 +130,11 @@ def _positions(model: Transformer, stacks: int) -> int:
     """Learned positions are added to the embedding; a table of relative ones serves all layers of a stack."""
     width = {"learned": model.hidden, "relative": stacks * model.heads}
     return model.max_positions * width.get(model.positions, 0)
+
+
+def _joining(model: Transformer, norm: int) -> int:
+    """A module of multi-token prediction: two norms before a projection from twice the width, one after its layer."""
+    return 2 * model.hidden**2 + 3 * norm
 
 
 def _norm(model: Transformer) -> int:

@@ -92,14 +92,17 @@ class Part:
             saved_for_weight=self.size(features),
         )
 
-    def replicated(self, name: str, features: int) -> Step:
-        """Build a narrow GEMM whose weight every tensor-parallel rank has; with sequence parallelism each does its tokens."""
+    def replicated(self, name: str, features: int, *, features_in: int = 0) -> Step:
+        """Build a narrow GEMM whose weight every tensor-parallel rank has; with sequence parallelism each does its tokens.
+
+        From the hidden width, or from `features_in`.
+        """
         step = gemm(
             name,
             Split.COLUMN,
             tokens=self.tokens.count,
             features_out=features,
-            features_in=self.model.hidden,
+            features_in=features_in or self.model.hidden,
             lowering=self.lowering,
         )
         tokens = ("m", "m", "k")  # where they are in the product and in those of its two gradients

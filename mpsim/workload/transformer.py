@@ -61,6 +61,9 @@ class Transformer:
         Attention and MLP read the same norm and are summed (PaLM, GPT-J).
     embedding_norm : bool
         A norm after the embedding (BLOOM).
+    mtp_layers : int
+        The last of the layers, when they are modules that predict further tokens (DeepSeek-V3): each also has a projection of states and
+        embeddings to the hidden width, and goes through final norm, output projection and loss once more.
     moe : Experts, optional
         Experts in place of the MLP of some or all layers.
     mla : LatentAttention, optional
@@ -99,6 +102,7 @@ class Transformer:
     post_norm: bool = False
     parallel_block: bool = False
     embedding_norm: bool = False
+    mtp_layers: int = 0
     moe: Experts | None = None
     mla: LatentAttention | None = None
     source: str = ""
@@ -300,7 +304,10 @@ class Lowering:
 
 
 _POSITIVE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab")
-_NON_NEGATIVE = ("window", "full_every", "encoder_layers", "decoder_length", "max_positions")
+_NON_NEGATIVE = (
+    *("window", "full_every", "encoder_layers", "decoder_length", "max_positions"),
+    "mtp_layers",
+)
 
 
 def _check_sizes(model: Transformer) -> Iterator[str]:
@@ -342,6 +349,8 @@ def _check_stacks(model: Transformer) -> Iterator[str]:
         yield f"full_every is {model.full_every} but attention is {model.attention!r}; set it to 'sliding'"
     if model.encoder_layers >= model.layers:
         yield f"encoder_layers is {model.encoder_layers} of {model.layers} layers; leave some to the decoder"
+    if model.mtp_layers >= model.layers:
+        yield f"mtp_layers is {model.mtp_layers} of {model.layers} layers; leave some to predict the next token"
     if bool(model.encoder_layers) != bool(model.decoder_length):
         yield "encoder_layers and decoder_length come together; give both or neither"
     if model.encoder_layers and (model.window or model.mla or model.parallel_block):

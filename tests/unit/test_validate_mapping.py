@@ -385,6 +385,36 @@ def test_modules_run_again_are_read_where_the_model_has_them(
     assert "recompute_modules" not in _described(recompute=words).scenario["training"]
 
 
+@pytest.mark.parametrize(
+    ("pp", "chunks", "split"),
+    [
+        ("8", "4", [1, *[2] * 30, 1]),
+        ("4", "4", [*[4] * 15, 2]),
+        ("8", "1", [*[8] * 7, 6]),
+        ("1", "1", None),
+    ],
+)
+def test_deepseek_v3_is_laid_out_before_its_further_prediction(
+    pp: str, chunks: str, split: list[int] | None
+) -> None:
+    """61 layers and the module: Et|(tt|)*30mL on 32 stages, four layers and 1 + 1 at the end on 16."""
+    row = {
+        **EXPERTS,
+        "family": "megatron-bridge",
+        "framework": "Megatron-Bridge/Core container 26.04",
+        "model": "DeepSeek-V3",
+        "layers": "61",
+        "pp": pp,
+        "vp_chunks_per_rank": chunks,
+        "dp": str(64 // int(pp)),
+        "ep": "8",
+        "schedule": "1F1B-interleaved" if chunks > "1" else "1F1B",
+    }
+    scenario = _described(**row).scenario
+    assert scenario["model"]["layers"] == 62
+    assert scenario["parallelism"].get("layers_per_stage") == split
+
+
 def test_unknown_cells_are_refused_with_a_reason() -> None:
     """What cannot be meant is not guessed."""
     for change in ({"accelerator": "H900"}, {"precision": "int8"}, {"attention_type": "mamba"}):

@@ -35,7 +35,7 @@ def parallelism_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
         **degrees,
         "sequence_parallel": bool(cells.flag("sequence_parallel")) and degrees["tp"] > 1,
         **_sharding(cells, rule, degrees["dp"]),
-        **_layer_split(cells, degrees["pp"] * schedule_of(cells).get("virtual_stages", 1)),
+        **_layer_split(cells, rule, degrees["pp"] * schedule_of(cells).get("virtual_stages", 1)),
     }
 
 
@@ -63,21 +63,35 @@ def _group(cells: Cells, entry: Mapping[str, Any], text: str) -> int | None:
     return None
 
 
-def _layer_split(cells: Cells, stages: int) -> dict[str, Any]:
+def _layer_split(cells: Cells, rule: Mapping[str, Any], stages: int) -> dict[str, Any]:
     """How layers are divided: evenly, with the two ends counted, or as evenly as it goes, early stages first."""
     layers = cells.required("layers")
+    more = int(rule["model"].get("mtp_layers", 0))
+    if stages > 1 and more:
+        return {"layers_per_stage": _before_predictions(layers, more, stages)}
     pattern = table("training")["layer_splits"]["pattern"]
     counted = bool(re.fullmatch(pattern, cells.text("overlap_notes")))
     if stages == 1 or (layers % stages == 0 and not counted):
         return {}
     if (layers + _ENDS) % stages == 0:
         return {"embedding_counts_as_layer": True, "loss_counts_as_layer": True}
-    each, more = divmod(layers + (_ENDS if counted else 0), stages)
-    split = [each + (stage < more) for stage in range(stages)]
+    each, left = divmod(layers + (_ENDS if counted else 0), stages)
+    split = [each + (stage < left) for stage in range(stages)]
     if counted:
         split[0] -= 1
         split[-1] -= 1
     return {"layers_per_stage": split}
+
+
+def _before_predictions(layers: int, more: int, stages: int) -> list[int]:
+    """Equal stages but the last, which has modules of multi-token prediction and fewer layers; what it lacks for that the first gives."""
+    each = -(-layers // stages)
+    short = each * stages - layers
+    last = min(short, each)
+    if short - last > each:
+        each, left = divmod(layers, stages)
+        return [each + (stage < left) + more * (stage == stages - 1) for stage in range(stages)]
+    return [each - (short - last), *[each] * (stages - 2), each - last + more]
 
 
 def schedule_of(cells: Cells) -> dict[str, Any]:

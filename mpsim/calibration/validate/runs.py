@@ -182,6 +182,7 @@ def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     if gated is None:
         raise CalibrationError("gated_mlp is not stated")
     shape = {name: cells.required(name) for name in ("layers", "hidden", "heads", "vocab")}
+    shape["layers"] += int(rule["model"].get("mtp_layers", 0))
     more = {name: cells.whole(name) for name in ("kv_heads", "head_dim", "ffn_hidden")}
     given = {name: value for name, value in more.items() if value is not None}
     style = table("training")["models"]["gated" if gated else "plain"]
@@ -191,6 +192,7 @@ def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
         **given,
         "gated_mlp": gated,
         **style,
+        **lookup("training", "named", cells.text("model"))["model"],
         **_attention(cells),
         **_experts(cells),
     }
