@@ -50,12 +50,12 @@ __all__ = [
 CLOCKS = ("sustained", "burst")
 _EAGER_KINDS = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
 _WIDE = "bf16"  # what stays unquantised when the rest is fp8 or fp4
-_NARROW = ("fp8", "fp8_rowwise", "fp8_block", "mxfp8", "fp4", "nvfp4")
+_ROWS = "fp8_rowwise"
+_NARROW = ("fp8", _ROWS, "fp8_block", "mxfp8", "fp4", "nvfp4")
 _FP4_FORMAT = "nvfp4"
 _RELATIVES = {
     "mxfp8": ("fp8_block", "fp8"),
     "fp8_block": ("fp8",),
-    "fp8_rowwise": ("fp8",),
     "nvfp4": ("fp8",),
 }
 _HALF = ("bf16", "fp16")
@@ -224,7 +224,10 @@ class KernelModel:
         return GemmConstants(compute_fraction=fraction * self._level, **shape)
 
     def _compute_fraction(self, group: ConstantGroup, precision: str) -> float:
-        """Of the peak of `precision`: its own, or a burst scaled to hot clocks as bf16's is, or bf16's."""
+        """Of the peak of `precision`: its own, or a burst scaled to hot clocks as bf16's is, or bf16's; of scales of rows nearly fp8's."""
+        if precision == _ROWS:
+            share = self._use(self._rules["gemm_rowwise"], "rowwise_share")
+            return share * self._compute_fraction(group, "fp8")
         leaf = "sustained_fraction" if self._hot else "burst_fraction"
         if precision in _HALF:
             return self._use(group, leaf)

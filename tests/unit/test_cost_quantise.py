@@ -43,7 +43,13 @@ def test_a_cast_moves_its_bytes_and_starts_its_kernels() -> None:
 
 def test_formats_count_their_scales() -> None:
     """A 4-byte scale for 128 elements, a 1-byte scale for 32 and for 16."""
-    expected = {"fp8": 1.0, "fp8_rowwise": 1.0, "fp8_block": 1 + 4 / 128, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+    expected = {
+        "fp8": 1.0,
+        "fp8_rowwise": 1.0,
+        "fp8_block": 1 + 4 / 128,
+        "mxfp8": 1 + 1 / 32,
+        "nvfp4": 0.5 + 1 / 16,
+    }
     assert {one: format_bytes(one) for one in FORMATS} == expected
 
 
@@ -160,3 +166,18 @@ def test_experts_run_in_the_narrow_format_and_their_weight_gradients_a_little_sl
     assert 0.45 < narrow / wide < 0.65
     weight = KernelModel(chip, "bf16").seconds([experts(4096, 8, Phase.WEIGHT_GRADIENT)])[0]
     assert weight / wide == pytest.approx(1.04 / (1 + 64 / 4096), rel=0.01)
+
+
+@pytest.mark.parametrize("chip", ["h100-sxm", "b200-sxm"])
+def test_row_wise_products_follow_the_level_of_tensor_wise_ones(chip: str) -> None:
+    """0.964 of it: one of three products runs at 0.9."""
+    ratio = KernelModel(accelerator(chip), "fp8_rowwise").peak_fraction("fp8_rowwise")
+    assert ratio == pytest.approx(
+        0.964 * KernelModel(accelerator(chip), "fp8").peak_fraction("fp8")
+    )
+
+
+def test_a_chip_without_fp8_has_no_rows_of_it() -> None:
+    """A100: the message names the precision."""
+    with pytest.raises(HardwareError, match="fp8_rowwise"):
+        KernelModel(accelerator("a100-sxm-80"), "fp8_rowwise")
