@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.scenario import Scenario
@@ -97,12 +97,12 @@ class Sweep:
         Name of the scenario that was varied.
     keys : tuple of str
         Dotted keys, in the order they were given; the last varies fastest.
-    rows : tuple of Row
+    rows : sequence of Row
     """
 
     scenario: str
     keys: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -119,10 +119,8 @@ class Sweep:
     @property
     def best(self) -> Row | None:
         """The usable row with the most tokens per second and accelerator; the first of equals."""
-        usable = [row for row in self.rows if row.usable]
-        if not usable:
-            return None
-        return max(usable, key=lambda row: row.number("tokens_per_s_per_accelerator"))
+        usable = (row for row in self.rows if row.usable)
+        return max(usable, key=lambda row: row.number("tokens_per_s_per_accelerator"), default=None)
 
     def table(self) -> list[dict[str, object]]:
         """One flat mapping a row, all with the same keys in the same order."""
@@ -144,6 +142,42 @@ class Sweep:
             Where to write it; left out: nowhere.
         """
         return write_csv(self.table(), path)
+
+
+class _Rows(Sequence[Row]):
+    """Rows made when they are asked for: a finished one takes two kilobytes of text, and five times that as mappings."""
+
+    def __init__(
+        self, values: Sequence[Mapping[str, object]], names: Sequence[str], journal: Journal
+    ) -> None:
+        self._values = values
+        self._names = names
+        self._journal = journal
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        entry = self._journal[self._names[index]]
+        return Row(self._values[index], entry["summary"], entry["reason"])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(other) != len(self):
+            return NotImplemented
+        return all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment] # a sequence of mappings
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} rows>"
 
 
 def combinations(values: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
@@ -237,11 +271,7 @@ def sweep(
                 report(done, total)
         finally:
             journal.flush()
-    entries = [journal[name] for name in points.names]
-    rows = tuple(
-        Row(value, entry["summary"], entry["reason"])
-        for value, entry in zip(points.values, entries, strict=True)
-    )
+    rows = _Rows(points.values, points.names, journal)
     return Sweep(scenario=scenario.name, keys=tuple(values), rows=rows)
 
 

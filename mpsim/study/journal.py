@@ -29,7 +29,7 @@ def name_of(*parts: object) -> str:
 
 
 class Journal:
-    """Entries by name, in memory and, with a path, on disk.
+    """Entries by name, in memory as the lines they are on disk, and with a path there too.
 
     Parameters
     ----------
@@ -51,23 +51,28 @@ class Journal:
     ) -> None:
         self._path = None if path is None else Path(path)
         self._chunk = chunk
-        self._fresh: list[str] = []
-        self.entries: dict[str, dict[str, Any]] = {}
+        self._fresh: list[bytes] = []
+        self._lines: dict[str, bytes] = {}
         if self._path is not None and self._path.exists():
             self._read(self._path, what)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.entries
+        return name in self._lines
 
-    def __getitem__(self, name: str) -> Mapping[str, Any]:
-        return self.entries[name]
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        entry: dict[str, Any] = json.loads(self._lines[name])
+        del entry[_DIGEST]
+        return entry
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
         """Keep an entry; it is on disk once a chunk is full, or after `flush`."""
-        self.entries[name] = dict(entry)
+        self._lines[name] = json.dumps({_DIGEST: name, **entry}).encode()
         if self._path is None:
             return
-        self._fresh.append(json.dumps({_DIGEST: name, **entry}) + "\n")
+        self._fresh.append(self._lines[name])
         if len(self._fresh) >= self._chunk:
             self.flush()
 
@@ -75,8 +80,8 @@ class Journal:
         """Write what is not on disk yet, and wait until it is."""
         if self._path is None or not self._fresh:
             return
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(self._fresh))
+        with self._path.open("ab") as file:
+            file.write(b"".join(line + b"\n" for line in self._fresh))
             file.flush()
             os.fsync(file.fileno())
         self._fresh.clear()
@@ -86,11 +91,10 @@ class Journal:
         whole = raw.rfind(b"\n") + 1
         for number, line in enumerate(raw[:whole].splitlines(), start=1):
             try:
-                entry = json.loads(line)
-                name = entry.pop(_DIGEST)
+                name = json.loads(line)[_DIGEST]
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise _foreign(path, number, what) from None
-            self.entries[str(name)] = entry
+            self._lines[str(name)] = line
         if whole < len(raw):
             if not whole and not _OPENING.startswith(raw[: len(_OPENING)]):
                 raise _foreign(path, 1, what)

@@ -21,7 +21,8 @@ def test_a_full_chunk_is_on_disk_without_flush(tmp_path):
     journal = Journal(tmp_path / "a.jsonl", chunk=2)
     for name in "abc":
         journal.add(name, {})
-    assert set(Journal(tmp_path / "a.jsonl").entries) == {"a", "b"}
+    again = Journal(tmp_path / "a.jsonl")
+    assert ("a" in again, "b" in again, len(again)) == (True, True, 2)
 
 
 @pytest.mark.parametrize("kept", range(1, 60, 7))
@@ -35,9 +36,7 @@ def test_wherever_a_line_is_cut_off_it_is_dropped(tmp_path, kept):
     whole = path.read_bytes()
     path.write_bytes(whole[:kept])
     again = Journal(path)
-    assert path.read_bytes() == b"".join(
-        whole[:kept].splitlines(keepends=True)[: len(again.entries)]
-    )
+    assert path.read_bytes() == b"".join(whole[:kept].splitlines(keepends=True)[: len(again)])
     for name, value in (("one", 1), ("two", "é")):
         if name not in again:
             again.add(name, {"value": value})
