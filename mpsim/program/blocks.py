@@ -108,10 +108,12 @@ class Blocks:
             kind: one.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
             for kind, one in self._plan.layer_parameters.items()
         }
-        kinds = self._plan.layer_kinds(stage)
+        layers = list(zip(self._plan.layer_kinds(stage), self._again(stage, action), strict=True))
+        template = {
+            one: self.template(one[0], action, costs, one[1]) for one in dict.fromkeys(layers)
+        }
         blocks = [
-            Block(i, self.template(kind, action, costs, again), count[kind], experts[kind])
-            for i, (kind, again) in enumerate(zip(kinds, self._again(stage, action), strict=True))
+            Block(i, template[one], count[one[0]], experts[one[0]]) for i, one in enumerate(layers)
         ]
         blocks = self._chunked(stage, action, blocks, costs)
         if stage.embedding:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from mpsim.cost import CollectiveModel, Constant, KernelModel, host_constants
 from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
-from mpsim.hardware.routes import routes_of
 from mpsim.parallel import Communication, GroupShape
-from mpsim.parallel.crossing import messages, slowdown
 from mpsim.program.messages import Sends
+from mpsim.program.places import Places
 from mpsim.program.plan import Plan
+from mpsim.program.remember import remembered
 from mpsim.program.template import ticks
 from mpsim.workload import Operator
 
@@ -38,11 +38,16 @@ class PlanCosts:
         self.plan = plan
         self.kernels: KernelModel
         self.collectives: CollectiveModel
+        self.places: Places
         # of each pipeline rank, where they have different nodes: whose models they are
         self._first = [plan.stage_clusters.index(one) for one in plan.stage_clusters]
         self._others: dict[int, PlanCosts] = {}
         if like is not None:
-            self.kernels, self.collectives = like.kernels, like.collectives
+            self.kernels, self.collectives, self.places = (
+                like.kernels,
+                like.collectives,
+                like.places,
+            )
             self._others = like._others
             return
         _check_casts(plan)
@@ -52,7 +57,7 @@ class PlanCosts:
             attention_kernel=plan.framework.kernels.attention_kernel,
             eager_factor=plan.framework.kernels.memory_kernel_factor,
         )
-        self.collectives = CollectiveModel(plan.cluster)
+        self.collectives, self.places = CollectiveModel(plan.cluster), Places(plan.cluster)
         self._others = {
             rank: PlanCosts(dataclasses.replace(plan, cluster=cluster, stage_clusters=()))
             for rank, cluster in enumerate(plan.stage_clusters)
@@ -91,32 +96,12 @@ class PlanCosts:
 
     @functools.cached_property
     def alike(self) -> NDArray[np.int64]:
-        """For each pipeline rank, the first whose ranks sit in scale-up domains the same way: every communicator has the same shape."""
-        first: dict[bytes, int] = {}
-        alike = []
-        for rank, members in enumerate(self.plan.mesh.ranks):
-            domains = self.plan.cluster.domain_of(members)
-            where = (domains - domains.min()).tobytes() + self._offset(members)
-            where += bytes(str(self._first[rank : rank + 1]), "ascii")
-            alike.append(first.setdefault(where, rank))
-        return np.array(alike)
+        """For each pipeline rank, the first that has the same nodes and communicators of the same shapes."""
+        return self.places.alike(self.plan.mesh, tuple(self._first))
 
-    def _offset(self, members: NDArray[np.int64]) -> bytes:
-        """Where ranks begin within what the thin links of the fabric repeat over; nothing where none is thin."""
-        cluster = self.plan.cluster
-        if not routes_of(cluster).names:
-            return b""
-        thin = [one.nodes for one in cluster.tiers if one.up_bandwidth]
-        period = thin[-1] if thin else cluster.nodes
-        return bytes(str(cluster.node_of(members).min() % period), "ascii")
-
-    @functools.cache  # noqa: B019 - one instance a simulation
     def group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
         """Where the communicator over `axes` of pipeline rank `rank` sits."""
-        first = int(self.alike[rank])
-        if first != rank:
-            return self.group(axes, first)
-        return self.plan.mesh.shape(axes, rank, self.plan.cluster)
+        return self.places.group(self.plan.mesh, axes, int(self.alike[rank]))
 
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant used so far, kernels first."""
@@ -127,7 +112,7 @@ class PlanCosts:
             own = tuple(dict.fromkeys(itertools.chain(own, *more)))
         return own if self.plan.offload == "none" else (*own, *host_constants(self.plan.cluster))
 
-    @functools.cache  # noqa: B019 - one instance a simulation
+    @remembered
     def stage(self, rank: int) -> StageCosts:
         """Costs inside the stages of pipeline rank `rank`; one object for ranks that are alike."""
         first = int(self.alike[rank])
@@ -148,13 +133,9 @@ class PlanCosts:
             },
         )
 
-    @functools.cache  # noqa: B019 - one instance a simulation
     def expert_group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
         """Where the communicator over `axes` of the experts' mesh sits."""
-        first = int(self.alike[rank])
-        if first != rank:
-            return self.expert_group(axes, first)
-        return self.plan.mesh.expert_shape(axes, rank, self.plan.cluster)
+        return self.places.expert_group(self.plan.mesh, axes, int(self.alike[rank]))
 
     @property
     def scatters_messages(self) -> bool:
@@ -174,23 +155,19 @@ class PlanCosts:
         seconds, up, out = columns
         return Sends(ticks(seconds), up, out)
 
-    @functools.cache  # noqa: B019 - one instance a simulation
+    @remembered
     def _sent(self, source: int, target: int) -> tuple[float, float, float]:
         """A message between two pipeline ranks as the slower of them has it; see `_message`."""
-        crosses = self.plan.mesh.crosses(source, target, self.plan.cluster)
+        crosses = self.places.crosses(self.plan.mesh, source, target)
         receivers = self.group(("tp",), target)
         slower = self.slowdown(source, target)
         return max(self.of(end)._message(crosses, receivers, slower) for end in (source, target))
 
-    @functools.cache  # noqa: B019 - one instance a simulation
     def slowdown(self, source: int, target: int) -> float | None:
         """How many times longer the fabric makes messages between two pipeline ranks; None where no link of it is thin."""
-        cluster, ranks = self.plan.cluster, self.plan.mesh.ranks
-        if not routes_of(cluster).names:
-            return None
-        return slowdown(cluster, messages(cluster, ranks[source], ranks[target]))
+        return self.places.slowdown(self.plan.mesh, source, target)
 
-    @functools.cache  # noqa: B019 - one instance a simulation
+    @remembered
     def _message(
         self, crosses: bool, receivers: GroupShape, slower: float | None
     ) -> tuple[float, float, float]:

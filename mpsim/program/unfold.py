@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mpsim.program.csr import Lists, owners
 from mpsim.program.program import Program, Span, Stream
+from mpsim.program.remember import remembered
 
 __all__ = ["Unfolding", "spans", "unfold"]
 
@@ -122,7 +123,7 @@ class Unfolding:
         self._each = np.array([int(self._members(one).max()) + 1 for one in self._spans])
         self.count: Ints = self._each[program.span]
 
-    @functools.cache  # noqa: B019 - lives as long as the unfolding
+    @remembered
     def _members(self, span: int) -> Ints:
         """Which of the rows that one of `span` becomes each copy takes part in [A]."""
         free = [
@@ -131,7 +132,7 @@ class Unfolding:
         number = np.arange(int(np.prod(free))).reshape(free)
         return np.broadcast_to(number, self._grid).ravel()
 
-    @functools.cache  # noqa: B019 - lives as long as the unfolding
+    @remembered
     def _partners(self, span: int, other: int) -> Ints:
         """Rows of `other` that share a rank with each row of `span` [rows of span, partners]."""
         here, there = self._members(span), self._members(other)
