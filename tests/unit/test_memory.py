@@ -7,8 +7,10 @@ import pytest
 
 from mpsim import Scenario, simulate
 from mpsim.result.memory import account_memory, held_by_rank, kept_by_stage
+from mpsim.result.memory.activations import kept_by_part
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
+from mpsim.workload import model
 from tests.plans import small_plan
 
 TIGHT = {
@@ -111,3 +113,22 @@ def test_gradients_of_a_whole_backward_move_the_peak_to_its_end() -> None:
     assert held.most.max() > less.most.max()
     components = account_memory(plan).components
     assert components["gradients"][0] == 6 * plan.rank_parameters[0]
+
+
+def test_a_gathered_input_that_stays_is_kept_whole() -> None:
+    """tp 4 with sequence parallelism: the outputs of two norms of 2,048 tokens x 2,048 take 3/4 of 8 MiB more each."""
+    kept = [
+        kept_by_part(
+            small_plan(
+                tp=4,
+                sequence_parallel=True,
+                recompute="none",
+                model_name="gpt-1.7b",
+                overrides={"keeps_gathered": stays},
+            )
+        )["dense"]
+        for stays in (False, True)
+    ]
+    hidden = model("gpt-1.7b").hidden
+    assert kept[1].for_weight - kept[0].for_weight == 2 * 0.75 * 2 * 2048 * hidden
+    assert kept[1].for_input == kept[0].for_input

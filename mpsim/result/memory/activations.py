@@ -212,8 +212,9 @@ def _dropped(expansion: Expansion, sharding: Sharding, repeated: Rerun) -> float
     for one in expansion.forward:
         if one.name == _SECOND_HALF and not repeated.together:
             half = 1
-        left = one.saved + one.saved_for_weight - sum(repeated.of(one))
-        halves[half] += left / sharding.divisor(one.saved_split)
+        until_input, until_weight = repeated.of(one)
+        halves[half] += (one.saved - until_input) / sharding.divisor(one.saved_split)
+        halves[half] += (one.saved_for_weight - until_weight) / _weight_divisor(one, sharding)
     return max(halves)
 
 
@@ -236,8 +237,14 @@ def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None
             logits += (saved + longer) / share
         else:
             for_input += saved / share
-            for_weight += longer / share
+            for_weight += longer / _weight_divisor(one, sharding)
     return Kept(for_input, for_weight, logits)
+
+
+def _weight_divisor(one: Operator, sharding: Sharding) -> int:
+    """By how much tensor parallelism divides what is kept for a weight gradient: not what was gathered for it and stays."""
+    stays = sharding.keeps_gathered and one.kind is OperatorKind.NORM
+    return 1 if stays else sharding.divisor(one.saved_split)
 
 
 def _gradients(operators: Iterable[Operator], sharding: Sharding) -> float:
