@@ -201,11 +201,16 @@ class Fluid:
         filling = _Filling(self._capacity, flows)
         waiting = list(flows)
         while waiting:
-            level = filling.level()
+            shares = filling.shares()
+            level = min(shares.values(), default=math.inf)
+            reach = level * (1 + _TOLERANCE)
             # what its cap holds back before any link does is done; a cap met up to rounding is met exactly
-            capped = [one for one in waiting if one.cap <= level * (1 + _TOLERANCE)]
-            for flow in capped or filling.held(waiting, level):
-                filling.freeze(flow, 1.0 if capped else level / flow.cap)
+            if capped := [one for one in waiting if one.cap <= reach]:
+                filling.freeze(dict.fromkeys(capped, 1.0))
+            else:
+                full = {link for link, share in shares.items() if share <= reach}
+                held = [one for one in waiting if any(link in full for link, _ in one.uses)]
+                filling.freeze({flow: level / flow.cap for flow in held})
             waiting = [one for one in waiting if one.key not in filling.speeds]
         return [filling.speeds[flow.key] for flow in flows]
 
@@ -228,25 +233,21 @@ class _Filling:
                 self._rising.setdefault(link, {})[flow.key] = use
         self._weight = {link: math.fsum(uses.values()) for link, uses in self._rising.items()}
 
-    def level(self) -> float:
-        """Rate at which the next link is full."""
-        return min((self._share(link) for link in self._rising), default=math.inf)
+    def shares(self) -> dict[int, float]:
+        """Rate at which each link that flows still rise on is full."""
+        return {link: self._left[link] / weight for link, weight in self._weight.items()}
 
-    def _share(self, link: int) -> float:
-        return self._left[link] / self._weight[link]
-
-    def held(self, waiting: Sequence[_Flow], level: float) -> list[_Flow]:
-        """Flows on a link that is full at `level`."""
-        full = {link for link in self._rising if self._share(link) <= level * (1 + _TOLERANCE)}
-        return [one for one in waiting if any(link in full for link, _ in one.uses)]
-
-    def freeze(self, flow: _Flow, speed: float) -> None:
-        """Leave a flow at `speed` times its cap."""
-        self.speeds[flow.key] = speed
-        for link, use in flow.uses:
-            self._left[link] = max(0.0, self._left[link] - use * speed * flow.cap)
-            del self._rising[link][flow.key]
-            if self._rising[link]:
-                self._weight[link] = math.fsum(self._rising[link].values())
+    def freeze(self, speeds: Mapping[_Flow, float]) -> None:
+        """Leave flows at these speeds, as multiples of their caps."""
+        left, rising, touched = self._left, self._rising, set[int]()
+        for flow, speed in speeds.items():
+            self.speeds[flow.key] = speed
+            for link, use in flow.uses:
+                left[link] = max(0.0, left[link] - use * speed * flow.cap)
+                del rising[link][flow.key]
+                touched.add(link)
+        for link in touched:
+            if rising[link]:
+                self._weight[link] = math.fsum(rising[link].values())
             else:
-                del self._rising[link]
+                del self._weight[link]
