@@ -31,6 +31,7 @@ __all__ = [
     "load_scenario",
     "load_scenarios",
     "quantity",
+    "share",
 ]
 
 
@@ -97,6 +98,13 @@ def finite(value: float | None) -> float | None:
     """`value` if it is a finite number of at least 0; what a bound lets pass is not always one."""
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise typer.BadParameter(f"got {value:g}; needed a finite number of 0 or more")
+    return value
+
+
+def share(value: float | None) -> float | None:
+    """`value` if it is a number from 0 to 1."""
+    if value is not None and not 0 <= value <= 1:
+        raise typer.BadParameter(f"got {value:g}; needed a number from 0 to 1")
     return value
 
 

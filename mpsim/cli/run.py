@@ -14,8 +14,8 @@ from mpsim.cli.options import (
     Plots,
     Sets,
     Trace,
-    finite,
     load_scenarios,
+    share,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run(
         typer.Option(
             "--jitter",
             metavar="CV",
-            callback=finite,
+            callback=share,
             help="Draw the time of every operation many times, with this coefficient of variation.",
         ),
     ] = None,

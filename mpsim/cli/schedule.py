@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule"]
 
+MOST_RANKS = 4096
+MOST_CHUNKS = 1024
+MOST_ACTIONS = 10_000_000  # forwards of one schedule: what arrays here can hold
+LONGEST = 1e15  # of a time: what adds up exactly beside 1
+
 
 class Overlap(enum.StrEnum):
     """How a fused forward-backward block runs."""
@@ -34,7 +39,7 @@ def schedule(
             metavar="NAME", help="Schedule (see: mpsim show schedule), a CSV file, or 'all'."
         ),
     ],
-    pp: Annotated[int | None, typer.Option("--pp", min=1, help="Ranks.")] = None,
+    pp: Annotated[int | None, typer.Option("--pp", min=1, max=MOST_RANKS, help="Ranks.")] = None,
     microbatches: Annotated[
         int | None, typer.Option("--microbatches", min=1, help="Microbatches a step.")
     ] = None,
@@ -48,7 +53,8 @@ def schedule(
         ),
     ] = "1,1,1",
     virtual: Annotated[
-        int | None, typer.Option("--virtual", min=1, help="Chunks (virtual stages) a rank.")
+        int | None,
+        typer.Option("--virtual", min=1, max=MOST_CHUNKS, help="Chunks (virtual stages) a rank."),
     ] = None,
     p2p: Annotated[
         str, typer.Option("--p2p", metavar="C", help="Latency of a transfer between stages.")
@@ -106,7 +112,7 @@ def schedule(
         return
     options = _options(option or [])
     if name == "auto":
-        ranks, count = _required(pp, microbatches)
+        ranks, count = _required(pp, microbatches, virtual)
         found = synthesise_schedule(
             pp=ranks,
             microbatches=count,
@@ -153,9 +159,12 @@ def _numbers(text: str, *, count: int, option: str) -> list[Fraction]:
         numbers = [Fraction(part.strip()) for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
         numbers = []
-    if len(numbers) != count or any(number < 0 for number in numbers):
+    if len(numbers) != count or not all(0 <= number <= LONGEST for number in numbers):
         wanted = "three numbers such as 1,1,1" if count == 3 else "one number such as 0.5"
-        raise typer.BadParameter(f"got {text!r}; needed {wanted}, none negative", param_hint=option)
+        raise typer.BadParameter(
+            f"got {text[:60]!r}; needed {wanted}, none negative or above {LONGEST:g}",
+            param_hint=option,
+        )
     return numbers
 
 
@@ -172,7 +181,7 @@ def _orders(
 
     if name.endswith(".csv") and pp is None and microbatches is None and virtual is None:
         return read_csv(name)
-    ranks, count = _required(pp, microbatches)
+    ranks, count = _required(pp, microbatches, virtual)
     return named_orders(
         name,
         pp=ranks,
@@ -226,10 +235,18 @@ def _options(given: list[str]) -> dict[str, int]:
     return options
 
 
-def _required(pp: int | None, microbatches: int | None) -> tuple[int, int]:
+def _required(
+    pp: int | None, microbatches: int | None, virtual: int | None = None
+) -> tuple[int, int]:
+    """Both, if they are there and no more than can be held."""
     if pp is None or microbatches is None:
         missing = "--pp" if pp is None else "--microbatches"
         raise typer.BadParameter("needed to build a schedule", param_hint=missing)
+    most = MOST_ACTIONS // (pp * (virtual or 1))
+    if microbatches > most:
+        raise typer.BadParameter(
+            f"got {microbatches}; needed at most {most} on {pp} ranks", param_hint="--microbatches"
+        )
     return pp, microbatches
 
 

@@ -48,6 +48,13 @@ DIMENSIONS = {
 """Fields that carry a unit, and which (names of `mpsim.units.Dimension`)."""
 Figure: TypeAlias = tuple[str, object, str]
 """Dotted name, plain value, value with its unit."""
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "kernel": ("--on", "--precision", "--attention", "--burst"),
+    "collective": ("--on", "--ranks", "--burst", "--library", "--calibration"),
+    "fabric": ("--nodes", "--plot"),
+}
+"""Options that a question heeds; catalogs heed none."""
+MOST = 10_000_000  # nodes or ranks: more is a slip of the keyboard
 HIDDEN = frozenset({"sources", "source", "as_of"})
 
 
@@ -70,13 +77,20 @@ def show(
     on: Annotated[
         str | None, typer.Option("--on", help="Accelerator of a kernel, system of a collective.")
     ] = None,
-    precision: Annotated[str, typer.Option("--precision", help="Of a kernel.")] = "bf16",
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="Of a kernel; left out: bf16.")
+    ] = None,
     ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, help="Of a collective; left out: one node.")
+        int | None,
+        typer.Option("--ranks", min=1, max=MOST, help="Of a collective; left out: one node."),
     ] = None,
     attention: Annotated[
-        str, typer.Option("--attention", help="Attention kernel: flash1, flash2, flash3 or cudnn.")
-    ] = "flash2",
+        str | None,
+        typer.Option(
+            "--attention",
+            help="Attention kernel: flash1, flash2, flash3, cudnn, te or trtllm; left out: flash2.",
+        ),
+    ] = None,
     burst: Annotated[
         bool, typer.Option("--burst", help="A short benchmark on a quiet network, not training.")
     ] = False,
@@ -89,7 +103,8 @@ def show(
         typer.Option("--calibration", help="Of a collective: a file of measured curves."),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="Of a fabric; left out: those it has.")
+        int | None,
+        typer.Option("--nodes", min=1, max=MOST, help="Of a fabric; left out: those it has."),
     ] = None,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -97,12 +112,27 @@ def show(
     """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules; or what one kernel or collective takes, or a fabric is built of."""
     from mpsim.cli.console import print_json
 
+    _refuse_unused(
+        catalog or "",
+        {
+            "--on": on,
+            "--precision": precision,
+            "--ranks": ranks,
+            "--attention": attention,
+            "--burst": burst or None,
+            "--library": library,
+            "--calibration": calibration,
+            "--nodes": nodes,
+            "--plot": plot,
+        },
+    )
     if catalog == "fabric":
         show_fabric(name, nodes=nodes, plot=plot, as_json=as_json)
         return
     if catalog in QUESTIONS:
         clocks = "burst" if burst else "sustained"
-        asked = Asked(on, precision, clocks, attention, ranks, library, calibration)
+        kernel = precision or "bf16", clocks, attention or "flash2"
+        asked = Asked(on, *kernel, ranks, library, calibration)
         answer(catalog, name, asked, as_json=as_json)
         return
     chosen = _chosen(catalog)
@@ -123,6 +153,17 @@ def show(
         print_json(_plain(kind, name, figures, sources))
     else:
         _print_entry(f"{kind.value} {name}", figures, sources)
+
+
+def _refuse_unused(catalog: str, given: Mapping[str, object]) -> None:
+    """Refuse options that are of another question."""
+    for option, value in given.items():
+        if value is not None and option not in OPTIONS.get(catalog, ()):
+            of = [question for question, options in OPTIONS.items() if option in options]
+            raise typer.BadParameter(
+                f"it is of {' or '.join(of)}; leave it out, or ask 'mpsim show {of[0]}'",
+                param_hint=option,
+            )
 
 
 def _is_machine(chosen: list[Catalog], name: str) -> bool:

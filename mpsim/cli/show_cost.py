@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from mpsim.cli.options import quantity
+
 if TYPE_CHECKING:
     from mpsim.cli.show_kernel import Question
     from mpsim.cost import CollectiveModel, Constant
@@ -84,7 +86,8 @@ def _split(text: str | None, forms: str) -> tuple[str, str]:
     """Name and value of ``name=value``."""
     name, sign, value = (text or "").partition("=")
     if not sign or not value:
-        raise typer.BadParameter(f"got {text!r}; needed one of: {forms}", param_hint="NAME")
+        got = "nothing" if text is None else repr(text[:60])
+        raise typer.BadParameter(f"got {got}; needed one of: {forms}", param_hint="NAME")
     return name.strip().replace("-", "_"), value.strip()
 
 
@@ -137,11 +140,15 @@ def _rates(
 def _collective(text: str | None, asked: Asked) -> tuple[dict[str, object], Iterable[Constant]]:
     from mpsim.cost import COLLECTIVES
     from mpsim.cost.traffic import ring_passes
+    from mpsim.errors import nearest
     from mpsim.hardware import system
     from mpsim.parallel import GroupShape
-    from mpsim.units import Dimension, parse_quantity
 
     kind, value = _split(text, f"COLLECTIVE='256 MiB', COLLECTIVE one of {', '.join(COLLECTIVES)}")
+    if kind not in COLLECTIVES:
+        near = nearest(kind, COLLECTIVES)
+        raise typer.BadParameter(f"got collective {kind[:60]!r}; {near}", param_hint="NAME")
+    size = quantity("BYTES")(value)
     name = asked.on or _missing("a system, such as --on dgx-h100")
     per_node = system(name, nodes=1).node.accelerators
     ranks = asked.ranks or per_node
@@ -154,7 +161,6 @@ def _collective(text: str | None, asked: Asked) -> tuple[dict[str, object], Iter
         )
     group = GroupShape(ranks=ranks, per_domain=inside, domains=ranks // inside)
     model = _collective_model(cluster, asked)
-    size = parse_quantity(value, Dimension.BYTES)
     found = model.answer(kind, size, group)
     rate = size / found.seconds if found.seconds else 0.0
     return {

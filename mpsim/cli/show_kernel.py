@@ -57,7 +57,7 @@ class _Text:
         parts = self.value.split("x")
         sizes = [int(part) for part in parts if re.fullmatch(r"[1-9]\d{0,12}", part)]
         if len(sizes) != len(parts) or not least <= len(sizes) <= most:
-            raise _bad(f"got sizes {self.value!r}")
+            raise _bad(f"got sizes {self.value[:60]!r}, not {_spelled(least, most)} joined by 'x'")
         return sizes
 
     def phase(self, known: Mapping[str, str]) -> Phase:
@@ -82,7 +82,10 @@ def read_question(name: str, value: str, precision: str, chip: Accelerator) -> Q
     sizes, *words = (part.strip() for part in value.split(","))
     readers = {**_READERS, **dict.fromkeys(PASSES, _streaming)}
     if name not in readers:
-        raise _bad(f"got kernel {name!r}")
+        from mpsim.errors import nearest
+
+        near = nearest(name, readers)
+        raise _bad(f"got kernel {name[:60]!r}{f'; {near}' if near.startswith('did') else ''}")
     read, known = readers[name], (*_WORDS.get(name, ()), *(("backward",) if name in PASSES else ()))
     numbers = {}
     for word in words:
@@ -256,6 +259,14 @@ def _moving(kind: OperatorKind, moved: float) -> Question:
 
 def _adam(_name: str, text: _Text) -> Question:
     return Question((), float(text.sizes(1, 1)[0]))
+
+
+def _spelled(least: int, most: int) -> str:
+    """How many sizes there must be."""
+    if most == 1:
+        return "one whole number of 1 or more"
+    counts = str(most) if least == most else f"{least} to {most}"
+    return f"{counts} whole numbers of 1 or more"
 
 
 def _bad(problem: str) -> typer.BadParameter:

@@ -32,11 +32,11 @@ def _thinner(value: object) -> float | tuple[float, ...] | None:
             raise ValueError(
                 f"got {str(one)[:60]!r}; needed a number, or a list of numbers for leaves, spines, ..."
             )
-        if not math.isfinite(one):
+        if isinstance(one, float) and not math.isfinite(one):
             raise ValueError(f"got {one}; needed a finite number")
         if not 1 <= one <= MOST_THINNED:
             raise ValueError(
-                f"got {one:g}; needed a number from 1 (full bisection) to {MOST_THINNED}"
+                f"got {str(one)[:60]}; needed a number from 1 (full bisection) to {MOST_THINNED}"
             )
     return tuple(map(float, value)) if isinstance(value, list | tuple) else float(str(value))
 

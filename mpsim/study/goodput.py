@@ -34,6 +34,7 @@ __all__ = ["PARTS", "Goodput", "simulate_goodput"]
 PARTS = ("progress", "checkpoints", "lost work", "restarts", "waiting for nodes")
 _PROGRESS, _CHECKPOINTS, _LOST, _RESTARTS, _WAITING = range(len(PARTS))
 _DAY = 86400.0
+_MOST_EVENTS = 1e7  # interruptions that take about a minute
 _CONFIDENCE = 0.95
 _POINTS = 200
 
@@ -167,6 +168,7 @@ def simulate_goodput(
             f"a checkpoint takes {checkpoint.lag:.4g} s to store but the next follows after {interval:.4g} s; "
             "needed a longer interval or faster storage"
         )
+    _check_size(reliability, days, trials)
     shares = np.zeros((trials, len(PARTS)))
     counts = np.zeros(trials, dtype=np.int64)
     streams = np.random.SeedSequence(seed).spawn(trials)
@@ -174,6 +176,17 @@ def simulate_goodput(
         run = _Trial(reliability, checkpoint, interval, days * _DAY, np.random.default_rng(stream))
         shares[trial], counts[trial] = run.spent() / (days * _DAY), run.interruptions
     return Goodput(days, interval, reliability, checkpoint, shares, counts)
+
+
+def _check_size(reliability: Reliability, days: float, trials: int) -> None:
+    """Refuse more interruptions than anybody waits for."""
+    apart = reliability.mean_time_between + reliability.restart
+    events = trials * days * _DAY / apart
+    if events > _MOST_EVENTS:
+        raise ScenarioError(
+            f"{trials} trials of {days:g} days with an interruption every {apart:.3g} s have {events:.3g} of them; "
+            f"needed at most {_MOST_EVENTS:g}: fewer days or trials, or less frequent failures"
+        )
 
 
 class _Trial:

@@ -46,3 +46,40 @@ def test_an_unknown_catalog_lists_all_there_is_to_show(mpsim_cli):
     for word in (*CATALOGS, "hardware", "kernel", "collective", "fabric"):
         assert word in outcome.err
     assert "did you mean 'fabric'" in mpsim_cli("show", "frabic").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("model", "gpt3-175b"), "--plot p.png"),
+        (("model", "gpt3-175b"), "--on h100-sxm"),
+        ((), "--burst"),
+        (("kernel", "gemm=64x64x64", "--on", "h100-sxm"), "--ranks 8"),
+        (("collective", "all_reduce=1 MiB", "--on", "dgx-h100"), "--precision fp8"),
+        (("fabric", "dgx-h100"), "--library nccl"),
+    ],
+)
+def test_an_option_of_another_question_is_refused(mpsim_cli, arguments, option):
+    """Nothing that was asked for is dropped in silence."""
+    outcome = mpsim_cli("show", *arguments, *option.split())
+    assert (outcome.code, outcome.out) == (2, "")
+    assert option.split()[0] in outcome.err
+    assert "leave it out" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("kernel",), "got nothing; needed one of: gemm=MxNxK"),
+        (("kernel", "gem=3", "--on", "h100-sxm"), "got kernel 'gem'; did you mean 'gemm'"),
+        (("kernel", "gemm=64x64x0", "--on", "h100-sxm"), "not 3 to 4 whole numbers of 1 or more"),
+        (("collective", "al_reduce=1 MiB", "--on", "dgx-h100"), "did you mean 'all_reduce'"),
+        (("collective", "all_reduce=3", "--on", "dgx-h100"), "got '3' (no unit)"),
+        (("fabric", "dgx-h100", "--nodes", "9" * 20), "--nodes"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_says_how_it_could(mpsim_cli, arguments, words):
+    """The nearest name, the form, the unit."""
+    outcome = mpsim_cli("show", *arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert words in outcome.err

@@ -153,3 +153,9 @@ def test_the_command_prints_shares_and_json(capsys: pytest.CaptureFixture[str]) 
     assert execute(arguments) == 0
     assert "of the time is progress" in capsys.readouterr().out
     assert execute([*arguments, "--interval", "30"]) == 2
+
+
+def test_more_interruptions_than_anybody_waits_for_are_refused() -> None:
+    """A slip in days, trials or failures ends at once, with what would mend it."""
+    with pytest.raises(ScenarioError, match="fewer days or trials, or less frequent failures"):
+        simulate_goodput(fails(HOUR), Checkpoint(size=1e12, blocking=1.0), days=1e30)
