@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from mpsim.parallel import Communication, Item
+from mpsim.parallel import Communication, Item, Waits
 from mpsim.program.blocks import Blocks
 from mpsim.program.build import build_program
 from mpsim.program.costs import PlanCosts, StageCosts
@@ -20,6 +20,7 @@ from mpsim.program.plan import Plan
 from mpsim.program.program import Program, Template
 from mpsim.result import Memory
 from mpsim.result.memory import account_memory
+from mpsim.workload import Phase
 
 __all__ = ["Shared", "kind_of"]
 
@@ -122,8 +123,15 @@ class _Noting(Blocks):
         self.evaluated += 1
         for one in items:
             if isinstance(one, Communication):
-                self._asked[costs.key, one] = None
+                self._asked[costs.key, _question(one)] = None
         return super()._timed(name, items, costs, launches, is_layer=is_layer)
+
+
+def _question(item: Communication) -> Communication:
+    """What decides the answer to a collective, without its place among others."""
+    return Communication(
+        "", item.axis, item.kind, item.size, Waits.ALL, Phase.FORWARD, across=item.across
+    )
 
 
 Known: TypeAlias = OrderedDict[Answers, tuple[_Noting, PlanCosts]]
