@@ -21,7 +21,7 @@ import yaml
 from numpy.typing import NDArray
 
 from mpsim.calibration import Record
-from mpsim.calibration.validate import files, runs, single_node, training
+from mpsim.calibration.validate import files, runs, single_node
 from mpsim.calibration.validate.machines import gpu
 from mpsim.calibration.validate.rows import Cells, read_rows
 from mpsim.cost.constants import constant_groups
@@ -130,12 +130,12 @@ def instead(values: Mapping[Fitted, float]) -> Iterator[None]:
             _change(scenario, one, value)
         return scenario
 
-    training.scenario_of = changed
+    runs.scenario_of = changed
     runs._outcome.cache_clear()
     try:
         yield
     finally:
-        training.scenario_of = kept
+        runs.scenario_of = kept
         for (kind, name), before in shelves.items():
             object.__setattr__(constant_groups(kind)[name], "constants", before)
         runs._outcome.cache_clear()

@@ -118,10 +118,13 @@ class KernelBehaviour:
     memory_kernel_factor : float
         Time of memory-bound kernels relative to the cost model's default: above 1 for eager kernels that are not fused,
         below 1 for compiled ones.
+    softmax_group : int
+        The fused softmax needs a microbatch's heads on a rank to be a multiple of this, else it falls apart; 0 for any number.
     """
 
     attention_kernel: str
     memory_kernel_factor: float
+    softmax_group: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,8 +317,14 @@ class HostBehaviour:
     ----------
     launch_cost : float
         Host time of one kernel launch where it cannot run ahead of the device, 0 where launches are hidden or captured [s].
+    backward_launch_cost : float
+        The same in a backward pass, whose kernels autograd's engine calls instead of Python; 0 for as `launch_cost` [s].
     layer_launches_forward, layer_launches_backward : int
         Kernels that one layer launches in each direction, without recomputation.
+    collective_launch_cost : float
+        Host time of issuing a collective of a layer or an end where it cannot run ahead; 0 where `layer_launches_forward` and its like count it [s].
+    softmax_launches : int
+        Further launches of each pass of a layer where the fused softmax falls apart.
     narrow_launches : float
         Host time of a layer in fp8 or fp4 over that in 16 bits, at least 1: scales, casts and their bookkeeping.
     collective_cost : float
@@ -338,6 +347,9 @@ class HostBehaviour:
     layer_launches_forward: int
     layer_launches_backward: int
     step_overhead: float
+    backward_launch_cost: float = 0.0
+    collective_launch_cost: float = 0.0
+    softmax_launches: int = 6
     narrow_launches: float = 1.0
     collective_cost: float = 0.0
     layer_host_time: float = 0.0

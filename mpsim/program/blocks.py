@@ -283,7 +283,9 @@ class Blocks:
             name,
             items,
             costs,
-            host_seconds=launches + self._expert_launch_seconds(items),
+            host_seconds=launches
+            + self._expert_launch_seconds(items)
+            + self._collective_launch_seconds(items),
             synchronization_seconds=host.synchronization_cost,
             launch_seconds=host.launch_cost,
             launch_blocking=host.launch_blocking,
@@ -309,17 +311,22 @@ class Blocks:
 
     def _launch_seconds(self, action: Action, repeated: float = 0.0) -> float:
         """Host time of the launches of one layer, with the share of its forward that is `repeated`."""
-        software = self._plan.framework
-        forward, backward = (
-            software.host.layer_launches_forward,
-            software.host.layer_launches_backward,
-        )
-        repeated *= action in (Action.B, Action.I)
-        halves = {Action.I: 0.5, Action.W: 0.5}
-        own = forward if action is Action.F else backward * halves.get(action, 1.0)
-        launches = own + repeated * forward
-        passes = halves.get(action, 1.0) + repeated
-        return self._call_seconds * launches + software.host.layer_host_time * passes
+        plan, host = self._plan, self._plan.framework.host
+        halves = {Action.F: 0.0, Action.I: 0.5, Action.W: 0.5}
+        backward = halves.get(action, 1.0)
+        forward = 1.0 if action is Action.F else repeated * (action in (Action.B, Action.I))
+        apart = plan.framework.lowering.fused_softmax and not plan.lowering.fused_softmax
+        more = host.softmax_launches * apart
+        engine = host.backward_launch_cost or host.launch_cost
+        launches = forward * (host.layer_launches_forward + more) * host.launch_cost
+        launches += backward * (host.layer_launches_backward + more) * engine
+        narrow = host.narrow_launches if self._costs.kernels.casts else 1.0
+        return narrow * launches + host.layer_host_time * (forward + backward)
+
+    def _collective_launch_seconds(self, items: Sequence[Item]) -> float:
+        """Host time of issuing the collectives of a block."""
+        each = self._plan.framework.host.collective_launch_cost
+        return each * sum(isinstance(one, Communication) for one in items)
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end; equal rows of blocks share one template."""

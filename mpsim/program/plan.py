@@ -18,6 +18,7 @@ from mpsim.workload import (
     Count,
     Expansion,
     Experts,
+    Lowering,
     Parameters,
     Transformer,
     expand_embedding,
@@ -147,6 +148,15 @@ class Plan:
     def padded_vocab(self) -> int:
         """Rows of embedding and head once every tensor-parallel rank has the same number."""
         return self.model.padded_vocab(_VOCAB_MULTIPLE * self.mesh.tp)
+
+    @functools.cached_property
+    def lowering(self) -> Lowering:
+        """What the framework fuses, where the shapes of this run let it."""
+        lowering, group = self.framework.lowering, self.framework.kernels.softmax_group
+        if not group or lowering.fused_attention:
+            return lowering
+        fits = self.micro_batch * self.model.heads // self.mesh.tp % group == 0
+        return dataclasses.replace(lowering, fused_softmax=lowering.fused_softmax and fits)
 
     @functools.cached_property
     def resident_model(self) -> Transformer:
@@ -298,7 +308,7 @@ class Plan:
             "sequence_length": self.sequence_length,
             "context": self.mesh.cp,
         }
-        model, lowering = self.resident_model, self.framework.lowering
+        model, lowering = self.resident_model, self.lowering
         layers = {
             kind: expand_layer(model, lowering, kind=kind, **shape)
             for kind in dict.fromkeys(model.layer_kinds)

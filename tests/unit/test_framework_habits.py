@@ -42,6 +42,36 @@ def test_hooks_of_a_layer_hold_it_up_like_launches():
     assert least <= hooked <= least + _step().summary["step_time_s"]
 
 
+def test_launches_of_a_backward_cost_what_the_engine_of_autograd_takes():
+    """16 launches of 1 ms in a forward and 43 of 10 ms in a backward hide the kernels; 0 means that both cost the same."""
+    split = _step(launch_cost="1 ms", backward_launch_cost="10 ms").summary["step_time_s"]
+    least = MICROBATCHES * LAYERS * (16 * 1e-3 + 43 * 10e-3)
+    assert least <= split <= least + _step().summary["step_time_s"]
+    same = _step(launch_cost="1 ms").summary["step_time_s"]
+    assert same == _step(launch_cost="1 ms", backward_launch_cost="1 ms").summary["step_time_s"]
+
+
+def test_collectives_of_a_layer_hold_up_the_host():
+    """Two all-reduces a layer in each direction, 50 ms of host each: 16 microbatches x 4 layers x 4 x 50 ms, and five of both ends."""
+    wide = {"tp": 8, "pp": 1, "dp": 1}
+    issued = _step(wide, collective_launch_cost="50 ms").summary["step_time_s"]
+    least = 2 * MICROBATCHES * (LAYERS * 4 * 0.05)
+    ends = 2 * MICROBATCHES * 5 * 0.05
+    assert least + ends <= issued <= least + ends + _step(wide).summary["step_time_s"]
+
+
+def test_a_softmax_whose_heads_do_not_fill_a_block_falls_apart():
+    """16 heads over 8 ranks leave 2 to a microbatch of one, where the kernel takes 4; over 4 ranks they leave 4."""
+    eight, four = ({"tp": size, "pp": 1, "dp": 8 // size} for size in (8, 4))
+    fused, apart = (_step(eight, softmax_group=g).summary["step_time_s"] for g in (0, 4))
+    assert apart > 1.01 * fused
+    assert _step(four, softmax_group=4).summary == _step(four, softmax_group=0).summary
+    calls = _step(eight, softmax_group=4, launch_cost="1 ms").summary["step_time_s"]
+    more = _step(eight, softmax_group=4, launch_cost="1 ms", softmax_launches=16)
+    added = 2 * MICROBATCHES * LAYERS * 2 * 10 * 1e-3
+    assert more.summary["step_time_s"] - calls == pytest.approx(added, rel=0.02)
+
+
 def test_two_messages_for_one_tensor_pay_the_latency_twice():
     """Each exchange of a blocking pipeline is longer by one latency, so the step is longer, by microseconds an exchange."""
     one, two = (_step(STAGED, send_messages=count).summary["step_time_s"] for count in (1, 2))
