@@ -85,9 +85,11 @@ class Rows:
         """Number of a label, or of every one of an array."""
         if isinstance(label, str):
             return self._labels.setdefault(label, len(self._labels))
-        distinct, index = np.unique(label, return_inverse=True)
-        numbers = [self._labels.setdefault(str(one), len(self._labels)) for one in distinct]
-        return np.array(numbers, dtype=np.int64)[index.reshape(-1)]
+        texts = label.tolist()
+        number = {
+            one: self._labels.setdefault(one, len(self._labels)) for one in sorted(set(texts))
+        }
+        return np.array([number[one] for one in texts], dtype=np.int64)
 
     def occupy(self, rows: ArrayLike, rank: ArrayLike, stream: ArrayLike) -> None:
         """Let rows occupy further (rank, stream) pairs; arrays of one length, or scalars."""

@@ -132,8 +132,10 @@ def collective_columns(
         Members that own a share at most; 0 for all.
     """
     seconds, up, out = np.zeros((3, len(size)))
-    for shape in dict.fromkeys(shapes):
-        mine = np.array([one == shape for one in shapes])
+    numbers: dict[GroupShape, int] = {}
+    which = np.array([numbers.setdefault(one, len(numbers)) for one in shapes], dtype=np.int64)
+    for shape, number in numbers.items():
+        mine = which == number
         distinct, index = np.unique(size[mine], return_inverse=True)
         times = min(shape.ranks, owners or shape.ranks) if kind in _ROOTED else 1
         whole = _ROOTED.get(kind, kind)
