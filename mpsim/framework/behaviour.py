@@ -372,6 +372,9 @@ class ExpertBehaviour:
     expert_launches : int
         Kernels that router, dispatch and combine launch in each pass of a layer, besides its experts' products; all shorter than
         their launch, so where a forward waits for the device none of these is hidden.
+    product_launch_cost : float
+        Host time of one expert's product where each is a launch of its own but all are issued by one call of the framework (a loop in
+        C++); 0 for as any launch [s].
     expert_synchronizations : int
         Times a forward of an expert layer waits for the device to know its token counts.
     """
@@ -380,4 +383,5 @@ class ExpertBehaviour:
     expert_overlap: ExpertOverlap = ExpertOverlap.NONE
     grouped_gemm: bool = True
     expert_launches: int = 0
+    product_launch_cost: float = 0.0
     expert_synchronizations: int = 1

@@ -131,6 +131,7 @@ DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
         "first_bucket_bytes": Dimension.BYTES,
         "bucket_bytes_per_replica": Dimension.BYTES,
         "launch_cost": Dimension.TIME,
+        "product_launch_cost": Dimension.TIME,
         "backward_launch_cost": Dimension.TIME,
         "collective_cost": Dimension.TIME,
         "collective_launch_cost": Dimension.TIME,

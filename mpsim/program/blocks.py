@@ -302,12 +302,15 @@ class Blocks:
         """Host time of what a layer with experts launches beyond a dense one, its forwards and backwards together."""
         software = self._plan.framework
         operators = [one.operator for one in items if isinstance(one, Compute)]
-        products = sum(one.split is Split.EXPERT and one.flops > 0 for one in operators)
+        products = [one for one in operators if one.split is Split.EXPERT and one.flops > 0]
+        calls = len({(one.name, one.phase) for one in products})
+        each = software.experts.product_launch_cost or self._call_seconds
+        looped = each * (len(products) - calls)
         passes = sum(
             one.name == "router" and one.phase is not Phase.WEIGHT_GRADIENT for one in operators
         )
         bookkeeping = software.host.launch_cost * software.experts.expert_launches
-        return self._call_seconds * products + passes * bookkeeping
+        return self._call_seconds * calls + looped + passes * bookkeeping
 
     def _launch_seconds(self, action: Action, repeated: float = 0.0) -> float:
         """Host time of the launches of one layer, with the share of its forward that is `repeated`."""

@@ -133,4 +133,5 @@ def test_narrow_layers_and_experts_launch_more():
     moe = {"moe": {"experts": 4, "ffn_hidden": 512, "top_k": 2}}
     routed, more = (layers("bf16", moe, expert_launches=count) for count in (0, 10))
     assert more - routed == pytest.approx(LAYERS * 2 * 10 * 1e-3, rel=0.01)
-    assert routed - wide == pytest.approx(LAYERS * 6 * 4 * 1e-3, rel=0.05)
+    calls, looped = 6 * 1e-3, 6 * 3 * 8e-6  # a call for the first expert of each product, a loop in C++ for the others
+    assert routed - wide == pytest.approx(LAYERS * (calls + looped), rel=0.05)
