@@ -54,6 +54,8 @@ def ends_of(program: Program, chains: Chains, duration: Floats) -> Floats:
 def _microbatches(program: Program) -> int:
     """Microbatches of a period, at least as many as there are ranks; 0 where actions do not repeat themselves."""
     acts = np.flatnonzero((program.microbatch >= 0) & (program.kind <= max(PIPELINE)))
+    if not len(acts):
+        return 0
     ranks = np.bincount(program.rank[acts], minlength=1)
     mine = acts[program.rank[acts] == ranks.argmax()]
     code = (program.stage[mine] * len(PIPELINE) + program.kind[mine]) * (

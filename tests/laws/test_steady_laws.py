@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpsim.engine import run, steady
 from mpsim.engine.chains import Chains
 from mpsim.errors import DeadlockError, ScheduleError
-from mpsim.program import Kind, Program, from_orders
+from mpsim.program import Kind, Program, Rows, from_orders
 from mpsim.program.build import build_program
 from mpsim.schedule import make_orders, schedule_names
 from tests.plans import small_plan
@@ -102,3 +102,12 @@ def test_operations_that_wait_for_each_other_are_still_found() -> None:
     before[program.dep_ptr[rows[3:40]]] = backward[4:41]
     with pytest.raises(DeadlockError):
         run(dataclasses.replace(program, dep=before), "replay")
+
+
+def test_a_program_without_actions_is_walked() -> None:
+    """Collectives alone, one after the other."""
+    rows = Rows()
+    rows.add(200, kind=Kind.COLLECTIVE, duration=10.0)
+    program = rows.finish(rank_name=("pp 0",), class_size=[1])
+    assert not _left_out(program)
+    assert run(program).makespan == 2000.0
