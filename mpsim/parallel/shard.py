@@ -72,6 +72,8 @@ class Sharding:
         Which collectives of products in a narrow format a micro-pipeline cuts.
     narrow_gathers : bool
         Whether gathers before products in a narrow format carry narrow elements.
+    scale_reductions : bool
+        Whether scales of narrow tensors are all-reduced before each product.
     keeps_gathered : bool
         Whether a gathered input stays until the weight gradient.
     copies_parts : bool
@@ -100,6 +102,7 @@ class Sharding:
     tensor_overlap: TensorOverlap = TensorOverlap.NONE
     narrow_chunks: NarrowChunks = NarrowChunks.ALL
     narrow_gathers: bool = False
+    scale_reductions: bool = False
     keeps_gathered: bool = False
     copies_parts: bool = False
     context_exchange: ContextExchange = ContextExchange.RING

@@ -31,6 +31,7 @@ def forward_items(whole: Operator, sharding: Sharding, *, recompute: bool) -> It
         Mark everything as run again.
     """
     mine = shard(whole, sharding)
+    yield from _scales(whole, sharding, recompute=recompute)
     gathers = whole.split is Split.COLUMN and _scatters(sharding)
     reduces = _is_partial_sum(whole) and sharding.tp > 1
     if gathers and _is_cut(whole, sharding, NarrowChunks.GATHERS):
@@ -62,6 +63,8 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
     is_input = whole.phase is Phase.INPUT_GRADIENT
     column_input = is_input and whole.split is Split.COLUMN and sharding.tp > 1
     beside = together and sharding.tensor_overlap in _BESIDE
+    if is_input:
+        yield from _scales(whole, sharding, recompute=False)
     again = _scatters(sharding) and not sharding.keeps_gathered  # the gathered input was not kept
     if is_input and whole.split is Split.ROW and _scatters(sharding):
         if _is_cut(whole, sharding, NarrowChunks.GATHERS):
@@ -116,6 +119,19 @@ def _output_elements(operator: Operator, sharding: Sharding) -> float:
     if operator.kind is OperatorKind.GEMM:
         return operator.m * operator.n
     return operator.sequences * operator.queries * sharding.hidden
+
+
+def _scales(whole: Operator, sharding: Sharding, *, recompute: bool) -> Iterator[Communication]:
+    """Largest magnitudes over all ranks: of the input and each weight; backward of each gradient and each weight."""
+    if not (sharding.scale_reductions and sharding.tp > 1 and whole.operand_bytes):
+        return
+    tensors = whole.weights + (1 if whole.phase is Phase.FORWARD else whole.weights)
+    for _ in range(tensors):
+        yield dataclasses.replace(
+            _collective("all_reduce", 1, whole, sharding, recompute=recompute),
+            name=f"{whole.name} scale all-reduce",
+            size=float(_STATISTIC_BYTES),
+        )
 
 
 def _gather(

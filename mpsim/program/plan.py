@@ -180,6 +180,7 @@ class Plan:
             tensor_overlap=tensor.tensor_overlap,
             narrow_chunks=tensor.narrow_chunks,
             narrow_gathers=tensor.narrow_gathers,
+            scale_reductions=tensor.scale_reductions,
             keeps_gathered=tensor.keeps_gathered,
             copies_parts=tensor.copies_parts,
             context_exchange=tensor.context_exchange,

@@ -313,3 +313,16 @@ def test_separate_projections_add_up_their_input_gradients() -> None:
     assert [one.bytes for one in sums] == [4 * 2.0 * 2048 * 4096]
     product = next(one for one in layer.forward if one.name == "qkv")
     assert product.repeated_bytes == 2 * 2.0 * 2048 * 4096
+
+
+def test_scales_of_whole_tensors_are_reduced_before_every_product() -> None:
+    """fp8, separate wq, wk, wv: 1 + 3 scales before the projection, 3 + 3 before its input gradients, 4 B each; none in 16 bits."""
+    lowering = Lowering(fused_attention=False, separate_projections=True)
+    layer = expand_layer(GPT, lowering, sequences=1, sequence_length=2048)
+    cast = with_casts(layer, Casting(element_bytes=1.0, passes=1, copies=2), wide_bytes=2)
+    sharding = _sharding(sequence_parallel=True, scale_reductions=True)
+    for items, count in ((block_forward(cast, sharding), 4), (block_backward(cast, sharding), 6)):
+        scales = [one for one in items if isinstance(one, Communication) and "scale" in one.name]
+        assert {one.size for one in scales} == {4.0}
+        assert sum(one.name.startswith("qkv") for one in scales) == count
+    assert block_forward(layer, sharding) == block_forward(layer, _sharding(sequence_parallel=True))
