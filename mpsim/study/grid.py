@@ -251,10 +251,12 @@ def sweep(
     >>> mpsim.sweep(scenario, {"parallelism.tp": [1, 2, 4]}).best.values  # doctest: +SKIP
     {'parallelism.tp': 2}
     """
-    points = _Points.of(scenario, combinations(values), shard)
+    report = progress or (lambda done, total: None)
+    combined = combinations(values)
+    report(0, len(combined))
+    points = _Points.of(scenario, combined, shard)
     journal = Journal(resume)
     missing = [place for place in points.order if points.names[place] not in journal]
-    report = progress or (lambda done, total: None)
     total = len(points.order)
     report(total - len(missing), total)
     with executor_for(jobs, len(missing), executor=executor, cluster=cluster) as pool:
