@@ -32,6 +32,11 @@ def compare(
     from mpsim.cli.console import print_json
     from mpsim.study import compare as compare_results
 
+    if (sets or overrides) and a.suffix == b.suffix == ".json":
+        raise typer.BadParameter(
+            "both are stored results, which nothing can change; leave it out, or give a scenario",
+            param_hint="--set" if sets else "--override",
+        )
     first, second = (_result(file, sets, overrides) for file in (a, b))
     comparison = compare_results(first, second)
     if as_json:

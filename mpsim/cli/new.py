@@ -33,6 +33,8 @@ def new(
     from mpsim.errors import ScenarioError
     from mpsim.scenario import template_names, template_text
 
+    if list_ and file is not None:
+        raise typer.BadParameter("with --list nothing is written; leave one out", param_hint="FILE")
     if list_:
         names = list(template_names())
         print_json({"templates": names}) if as_json else print_text("\n".join(names))

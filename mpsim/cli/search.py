@@ -122,6 +122,8 @@ def search(
     if plot is not None and found.rows:
         _draw(found, plot)
         wrote(plot)
+    elif plot is not None:
+        note(f"nothing was simulated, so there is nothing to draw in {plot}")
     if as_json:
         print_json(found.to_json())
     else:

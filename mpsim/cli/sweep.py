@@ -53,6 +53,10 @@ def sweep(
     if over:
         check_over(scenario, values)
     part = _shard(shard)
+    if cluster is not None and jobs is not None:
+        raise typer.BadParameter(
+            "the workers of --cluster compute; leave it out", param_hint="--jobs"
+        )
     with progress_bar(scenario.name) as report:
         result = run_sweep(
             scenario,

@@ -93,6 +93,12 @@ def verdict(comparison: Comparison) -> list[str]:
             f"{most} explains most of the difference: {parts[most]:.0%} of it; predicted {way} by "
             f"{abs(sum(bias)) / len(bias):.1%} of a step in the mean"
         )
+    memory = [one.memory_error for one in comparison.scored if one.memory_error is not None]
+    if memory:
+        mean = sum(map(abs, memory)) / len(memory)
+        lines.append(
+            f"peak memory of {len(memory)} steps: mean error {mean:.1%}, worst {max(memory, key=abs):+.1%}"
+        )
     if not comparison.tells:
         lines.append(
             f"the machine was too noisy to tell: steps spread by {comparison.noise:.0%}, the same kernel changed by "

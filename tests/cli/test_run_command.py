@@ -233,3 +233,20 @@ def test_a_setting_that_does_not_fit_says_where_it_would(mpsim_cli, quickstart, 
     outcome = mpsim_cli("check", quickstart, "--set", setting)
     assert (outcome.code, outcome.out) == (2, "")
     assert words in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("compare", "a.json", "b.json", "--set", "parallelism.tp=2"), "--set"),
+        (("compare", "a.json", "b.json", "--override", "small"), "--override"),
+        (("new", "mine.yaml", "--list"), "nothing is written"),
+        (("sweep", "{}", "--cluster", "tcp://localhost:1", "--jobs", "2"), "--jobs"),
+    ],
+)
+def test_what_would_not_count_is_refused(mpsim_cli, quickstart, arguments, words):
+    """A stored result cannot be changed, a list is not written, workers elsewhere are not processes here."""
+    outcome = mpsim_cli(*(one.format(quickstart) for one in arguments))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert words in outcome.err
+    assert "leave" in outcome.err
