@@ -33,6 +33,11 @@ class Interference:
         By how much longer a collective takes while a kernel runs beside it; 0.1 is a tenth.
     most : float
         Share of processors or memory bandwidth that all collectives together take of a kernel at most, in [0, 1).
+    lost : float
+        Share of its rate that a kernel loses on average while a collective of data parallelism runs beside it at `full_rate` or more, in [0, 1).
+    full_rate : float
+        Rate of a collective's ranks from which on it takes all that collectives take; below, it takes as much less as it is slower, because
+        a library uses as many processors as the rate needs [B/s].
     memory_bandwidth : float
         Of the device [B/s].
     constants : tuple of Constant
@@ -43,8 +48,14 @@ class Interference:
     touches: float
     drag: float
     most: float
+    lost: float
+    full_rate: float
     memory_bandwidth: float
     constants: tuple[Constant, ...]
+
+    def lost_at(self, rate: float) -> float:
+        """Share of its rate that a kernel loses beside a collective of data parallelism whose ranks send at `rate` [B/s]."""
+        return self.lost * min(1.0, rate / self.full_rate)
 
 
 def interference_of(framework: str, chip: Accelerator) -> Interference:
@@ -77,6 +88,8 @@ def interference_of(framework: str, chip: Accelerator) -> Interference:
         touches=group.value("touches"),
         drag=group.value("drag"),
         most=group.value("most"),
+        lost=group.value("lost"),
+        full_rate=group.value("full_rate"),
         memory_bandwidth=chip.memory_bandwidth,
         constants=tuple(group.values()),
     )

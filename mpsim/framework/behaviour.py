@@ -120,11 +120,18 @@ class KernelBehaviour:
         below 1 for compiled ones.
     softmax_group : int
         The fused softmax needs a microbatch's heads on a rank to be a multiple of this, else it falls apart; 0 for any number.
+    recompute_stops_early : bool
+        Whether full recomputation of a layer ends with the last value that a gradient reads (torch's non-reentrant checkpoint from 2.1 on),
+        so that the last product does not run again.
+    recompute_prunes : bool
+        Whether nothing runs again that no gradient reads, whatever kernel it is in, because the backward pass is compiled.
     """
 
     attention_kernel: str
     memory_kernel_factor: float
     softmax_group: int = 0
+    recompute_stops_early: bool = False
+    recompute_prunes: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +145,6 @@ class TensorBehaviour:
         With `tensor_overlap` micro-pipeline, in fp8 or fp4.
     narrow_gathers : bool
         Whether gathers before products in fp8 or fp4 carry elements that are cast already.
-    scale_reductions : bool
-        Whether the scale of every tensor in fp8 is found by an all-reduce over tensor parallelism, of inputs, gradients and weights in every pass
-        (dynamic scales of whole tensors).
     keeps_gathered : bool
         Whether a gathered input stays until the weight gradient, which else gathers it again.
     copies_parts : bool
@@ -156,7 +160,6 @@ class TensorBehaviour:
     tensor_overlap: TensorOverlap
     narrow_chunks: NarrowChunks = NarrowChunks.ALL
     narrow_gathers: bool = False
-    scale_reductions: bool = False
     keeps_gathered: bool = False
     copies_parts: bool = False
     loss_reductions: int = 3
@@ -345,6 +348,8 @@ class HostBehaviour:
         Exposed time of one wait of a layer or a stage [s].
     step_overhead : float
         Serial host time per step: logging, data, bookkeeping [s].
+    step_rank_time : float
+        Serial host time per step for each rank of the job: collectives of metrics whose output is one tensor a rank [s].
     """
 
     launch_cost: float
@@ -354,6 +359,7 @@ class HostBehaviour:
     backward_launch_cost: float = 0.0
     collective_launch_cost: float = 0.0
     softmax_launches: int = 6
+    step_rank_time: float = 0.0
     narrow_launches: float = 1.0
     collective_cost: float = 0.0
     layer_host_time: float = 0.0

@@ -131,8 +131,8 @@ DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
         "first_bucket_bytes": Dimension.BYTES,
         "bucket_bytes_per_replica": Dimension.BYTES,
         "launch_cost": Dimension.TIME,
-        "product_launch_cost": Dimension.TIME,
         "backward_launch_cost": Dimension.TIME,
+        "product_launch_cost": Dimension.TIME,
         "collective_cost": Dimension.TIME,
         "collective_launch_cost": Dimension.TIME,
         "layer_host_time": Dimension.TIME,
@@ -140,6 +140,7 @@ DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
         "fusion_cycle": Dimension.TIME,
         "gather_rank_time": Dimension.TIME,
         "step_overhead": Dimension.TIME,
+        "step_rank_time": Dimension.TIME,
     }
 )
 """Fields that are written with a unit."""

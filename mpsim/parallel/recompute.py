@@ -34,12 +34,19 @@ class Recompute:
         stage, each on its own; the others keep everything).
     layers : int
         As `method` says.
+    stops_early : bool
+        Whether what a whole layer runs again ends with the last value that a gradient reads, not with the layer's output; of several
+        layers that run again together all are run to their end.
+    prunes : bool
+        The same, and a product ends it also where its input is cast first.
     """
 
     granularity: str = NONE
     modules: tuple[str, ...] = ("core_attn",)
     method: str = "uniform"
     layers: int = 1
+    stops_early: bool = False
+    prunes: bool = False
 
     def chunks(self, layers: int) -> tuple[range, ...]:
         """Layers of a stage with so many that run again together from the input of the first; layers in none run again in part or not."""
@@ -58,11 +65,14 @@ class Recompute:
         if self.granularity != FULL:
             return self
         whole = any(layer in one for one in self.chunks(layers))
-        return Recompute(FULL) if whole else NOTHING
+        return self._with(FULL) if whole else NOTHING
 
     def at(self, granularity: str) -> Recompute:
         """The same, or another granularity with its defaults."""
-        return self if granularity == self.granularity else Recompute(granularity)
+        return self if granularity == self.granularity else self._with(granularity)
+
+    def _with(self, granularity: str) -> Recompute:
+        return Recompute(granularity, stops_early=self.stops_early, prunes=self.prunes)
 
 
 NOTHING: Final = Recompute()
@@ -131,7 +141,10 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
     attention's output and what sums of tensor parallelism return; all else runs again, up to the last value that a gradient reads.
     """
     if recompute.granularity == FULL:
-        return Rerun((Again(expansion.forward, _names(expansion.forward)),), together=True)
+        again = expansion.forward
+        if recompute.stops_early or recompute.prunes:
+            again = _until_read(again, prunes=recompute.prunes)
+        return Rerun((Again(again, _names(expansion.forward)),), together=True)
     if recompute.granularity == PER_OP:
         return _per_op(expansion, divided=divided)
     if recompute.granularity == NONE:
@@ -143,6 +156,20 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
             parts.append(part)
             kept.update(_less(kept, more))
     return Rerun(tuple(_distinct(parts)), kept)
+
+
+def _until_read(operators: tuple[Operator, ...], *, prunes: bool) -> tuple[Operator, ...]:
+    """Without what follows the last value that a gradient reads: what keeps nothing, and a product, which keeps its input.
+
+    A product whose input is cast first runs unless the pass `prunes`: its kernel and its casts are one function, which keeps them when it
+    is done.
+    """
+    end = max(i for i, one in enumerate(operators) if one.saved + one.saved_for_weight)
+    last = operators[end]
+    plain = prunes or not any(
+        one is not last and subject(one) == last.name for one in operators
+    )
+    return operators[: end if last.flops and plain and last.n else end + 1]
 
 
 def subject(one: Operator) -> str:

@@ -40,13 +40,15 @@ class StepRows:
 
     def overhead(self) -> NDArray[np.int64]:
         """Serial host time, at the start of every rank."""
+        host = self._plan.framework.host
+        seconds = host.step_overhead + host.step_rank_time * self._plan.mesh.world
         return self._rows.add(
             len(self._ranks),
             rank=self._ranks,
             stream=Stream.COMPUTE,
             kind=Kind.COLLECTIVE,
             part=PARTS.index("host"),
-            duration=ticks(self._plan.framework.host.step_overhead),
+            duration=ticks(seconds),
             label="step overhead",
         )
 

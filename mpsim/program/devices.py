@@ -81,16 +81,23 @@ def devices_of(program: Program, plan: Plan) -> Devices:
     communicates = np.isin(home, list(COMMUNICATION)) & (fine.up_bytes + fine.out_bytes > 0)
     axes = [COMMUNICATION.get(one, "") for one in Stream]
     held = np.array([[one.held.get(axis, 0.0) for axis in axes] for one in models])
+    lost = np.array([[one.lost * (axis == "dp") for axis in axes] for one in models])
+    full = np.array([one.full_rate * TICK for one in models])
     per_byte = np.array([one.touches / (one.memory_bandwidth * TICK) for one in models])
     moved = (fine.up_bytes + fine.out_bytes) * per_byte[rank]
     lasting = communicates & (fine.duration > 0)
+    nothing = np.zeros(len(fine))
+    speed = np.divide(
+        fine.up_bytes + fine.out_bytes, fine.duration, out=nothing.copy(), where=lasting
+    )
+    taken = lost[rank, home] * np.minimum(1.0, speed / full[rank])
     computes = (home == Stream.COMPUTE) & (fine.kind != Kind.COLLECTIVE) & (fine.part != _HOST)
     return Devices(
         program=fine,
         computes=computes & (fine.duration > 0),
         product=expanded_flops(program) > 0,
-        held=np.where(lasting, held[rank, home], 0.0),
-        traffic=np.divide(moved, fine.duration, out=np.zeros(len(fine)), where=lasting),
+        held=np.where(lasting, np.maximum(held[rank, home], taken), 0.0),
+        traffic=np.maximum(np.divide(moved, fine.duration, out=nothing, where=lasting), taken),
         drag=np.where(lasting, np.array([one.drag for one in models])[rank], 0.0),
         most=min(one.most for one in models),
     )

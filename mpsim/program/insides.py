@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mpsim.parallel import Stage
 from mpsim.program.blocks import Block, Blocks
 from mpsim.program.costs import PlanCosts
+from mpsim.program.data.beside import Beside
 from mpsim.program.data.habits import gathers, reduces
 from mpsim.program.data.hooks import Hooks, Inside
 from mpsim.program.data.passes import Passes
@@ -19,7 +20,7 @@ from mpsim.program.data.pieces import Amount, Piece, cut
 from mpsim.program.pipeline import Variants
 from mpsim.program.plan import Plan
 from mpsim.program.program import Template
-from mpsim.program.template import EMPTY
+from mpsim.program.template import EMPTY, stretched
 from mpsim.schedule import Action
 
 __all__ = ["Insides"]
@@ -48,7 +49,10 @@ class Insides:
     def __init__(self, plan: Plan, costs: PlanCosts, blocks: Blocks | None = None) -> None:
         self._plan = plan
         self._blocks = blocks or Blocks(plan, costs)
+        self._costs = costs
         self._passes = Passes(plan)
+        self._beside = Beside(plan, costs)
+        self._stretches: dict[tuple[int, float], Template] = {}
         self._templates: list[Template] = []
         self._segments: list[list[int]] = []  # templates of each variant
         self._place: dict[int, int] = {}
@@ -105,22 +109,38 @@ class Insides:
     def _variant(self, action: Action, stage: Stage, gather: bool, reduce: bool) -> int:
         """Cut an action and register the rows it becomes, once for stages of equal content."""
         blocks = self._blocks.of(stage, action)
-        key = (id(blocks), action, gather, reduce, stage.index == 0)
+        rank = int(self._plan.orders.stage_rank[stage.index])
+        where = int(self._costs.alike[rank])
+        key = (id(blocks), action, gather, reduce, stage.index == 0, where)
         if key in self._known:
             return self._known[key]
         pieces = cut(self._plan, stage, action, blocks, gather=gather, reduce=reduce)
-        rank = int(self._plan.orders.stage_rank[stage.index])
         segments: list[int] = []
         first, last, ready = [], [], []
-        for piece in pieces:
+        for piece, template in zip(pieces, self._stretched(action, pieces, rank), strict=True):
             first.append(len(segments))
             last.append(len(segments))
-            segments.append(self._join(action, self._computed(action, piece, rank)))
+            segments.append(self._register(template))
             if copies := self._passes.to_reduce(_parameters(piece.reduces), rank):
                 segments.append(self._join(action, copies))
             ready.append(len(segments) - 1)
         self._known[key] = self._add(segments, Inside(pieces, first, last, ready))
         return self._known[key]
+
+    def _stretched(self, action: Action, pieces: list[Piece], rank: int) -> list[Template]:
+        """Templates of pieces, longer by what runs beside them."""
+        alone = [self._blocks.join(action, self._computed(action, one, rank)) for one in pieces]
+        factors = self._beside.factors(pieces, alone, rank)
+        return [self._longer(*one) for one in zip(alone, factors, strict=True)]
+
+    def _longer(self, template: Template, factor: float) -> Template:
+        """The template stretched by a factor; equal ones are one."""
+        if factor == 1.0:
+            return template
+        key = (id(template), factor)
+        if key not in self._stretches:
+            self._stretches[key] = stretched(template, factor)
+        return self._stretches[key]
 
     def _add(self, segments: list[int], inside: Inside) -> int:
         self._segments.append(segments)

@@ -128,6 +128,8 @@ def _recompute(scenario: Scenario) -> Recompute:
         modules=training.recompute_modules or usual.modules,
         method=training.recompute_method or usual.method,
         layers=usual.layers if layers is None else layers,
+        stops_early=scenario.software.kernels.recompute_stops_early,
+        prunes=scenario.software.kernels.recompute_prunes,
     )
 
 

@@ -19,7 +19,7 @@ from mpsim.parallel import Communication, Compute, Item, Synchronization, Waits
 from mpsim.program.program import PARTS, TICK, Stream, Template
 from mpsim.workload import Operator, Phase
 
-__all__ = ["EMPTY", "BlockCosts", "concatenate", "evaluate_block", "exits", "ticks"]
+__all__ = ["EMPTY", "BlockCosts", "concatenate", "evaluate_block", "exits", "stretched", "ticks"]
 
 # expert-tensor groups are part of tensor-parallel ones in all stacks, and queue with them
 _STREAM = {
@@ -318,6 +318,19 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         before=before,
         parts=np.sum([block.parts for block in templates], axis=0),
     )
+
+
+def stretched(template: Template, factor: float) -> Template:
+    """The same template with every kernel and collective longer by a factor.
+
+    Ends are rounded to whole ticks, so what began when something ended still does; the largest part takes what rounding leaves.
+    """
+    start = np.rint(template.start * factor)
+    end = np.rint((template.start + template.duration) * factor)
+    parts = np.rint(template.parts * factor)
+    largest = int(np.argmax(parts))
+    parts[largest] += np.rint(template.parts.sum() * factor) - parts.sum()
+    return dataclasses.replace(template, start=start, duration=end - start, parts=parts)
 
 
 def exits(template: Template) -> NDArray[np.int64]:

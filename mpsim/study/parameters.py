@@ -147,13 +147,22 @@ def _software(plan: Plan) -> list[Parameter]:
             format_quantity(getattr(host, name), Dimension.TIME),
             field(name),
         )
-        for name in ("launch_cost", "layer_host_time", "synchronization_cost", "step_overhead")
+        for name in _HOST_TIMES
         if getattr(host, name)
     ]
     if launched:
         value = format_quantity(launched, Dimension.TIME)
         result.insert(0, Parameter("kernels.launch", "software", value, launch))
     return result
+
+
+_HOST_TIMES = (
+    "launch_cost",
+    "layer_host_time",
+    "synchronization_cost",
+    "step_overhead",
+    "step_rank_time",
+)
 
 
 def _with_chip(plan: Plan, chip: Accelerator) -> Plan:

@@ -198,3 +198,39 @@ def _layer_bytes() -> float:
 def _input_bytes() -> float:
     plan = small_plan(pp=2)
     return 2.0 * plan.sharding.tokens * plan.model.hidden
+
+
+@pytest.mark.parametrize("name", ["llama", "dense", "moe"])
+def test_recomputation_that_stops_early_leaves_out_what_no_gradient_reads(name: str) -> None:
+    """Behind the last value that is kept only a product, which keeps its input, and additions follow: they do not run again."""
+    layer = _layer(name)
+    whole, early = (
+        [one.name for one in rerun(layer, Recompute("full", stops_early=early)).parts[0].operators]
+        for early in (False, True)
+    )
+    left = whole[len(early) :]
+    assert whole[: len(early)] == early
+    saved = [one.name for one in layer.forward if one.saved + one.saved_for_weight]
+    assert set(left) & set(saved) <= {"fc2", "shared_fc2", "experts_fc2"}
+    assert ("fc2" in left) == (name != "moe")
+
+
+def test_a_product_whose_input_is_cast_runs_again_though_recomputation_stops_early() -> None:
+    """In fp8 the cast and the product are one function, which keeps its tensors when it is done."""
+    cast = dataclasses.replace(
+        _layer("llama").forward[0], name="quantise fc2", saved=0.0, saved_for_weight=0.0
+    )
+    layer = _layer("llama")
+    place = next(i for i, one in enumerate(layer.forward) if one.name == "fc2")
+    narrow = dataclasses.replace(
+        layer, forward=(*layer.forward[:place], cast, *layer.forward[place:])
+    )
+    (part,) = rerun(narrow, Recompute("full", stops_early=True)).parts
+    assert part.operators[-1].name == "fc2"
+
+
+def test_other_granularities_keep_the_habit_of_stopping_early() -> None:
+    """A search that tries another granularity runs on the same stack."""
+    habit = Recompute("full", stops_early=True)
+    assert habit.at("none").at("full") == habit
+    assert habit.of_layer(0, 1).stops_early

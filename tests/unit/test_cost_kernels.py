@@ -63,7 +63,7 @@ def test_batched_products_with_an_odd_head_dim_fall_off_a_cliff() -> None:
 
 @pytest.mark.parametrize(
     ("chip", "matrix", "plain"),
-    [("a100-sxm-80", 0.765 * 312, 19.5), ("h100-sxm", 0.67 * 989, 67.0)],
+    [("a100-sxm-80", 0.77 * 312, 19.5), ("h100-sxm", 0.65 * 989, 67.0)],
 )
 def test_the_cliff_is_as_high_as_float32_units_are_slower(
     chip: str, matrix: float, plain: float
@@ -164,9 +164,9 @@ def test_a_power_limited_h100_sustains_less() -> None:
 
 
 def test_memory_kernels_take_the_level_of_real_training() -> None:
-    """1 GB at 0.85 of 3.35 TB/s, times 1.29; norms at 0.75; eager kernels more, but not the loss."""
-    assert time(stream(OperatorKind.ELEMENTWISE)) == pytest.approx(1.29 * 1e9 / (0.85 * 3.35e12))
-    assert time(stream(OperatorKind.NORM)) == pytest.approx(1.29 * 1e9 / (0.75 * 3.35e12))
+    """1 GB at 0.85 of 3.35 TB/s, times 1.25; norms at 0.75; eager kernels more, but not the loss."""
+    assert time(stream(OperatorKind.ELEMENTWISE)) == pytest.approx(1.25 * 1e9 / (0.85 * 3.35e12))
+    assert time(stream(OperatorKind.NORM)) == pytest.approx(1.25 * 1e9 / (0.75 * 3.35e12))
     for kind, factor in ((OperatorKind.NORM, 1.7), (OperatorKind.LOSS, 1.0)):
         ratio = time(stream(kind), eager_factor=1.7) / time(stream(kind))
         assert ratio == pytest.approx(factor)

@@ -135,3 +135,31 @@ def test_narrow_layers_and_experts_launch_more():
     assert more - routed == pytest.approx(LAYERS * 2 * 10 * 1e-3, rel=0.01)
     calls, looped = 6 * 1e-3, 6 * 3 * 8e-6  # a call for the first expert of each product, a loop in C++ for the others
     assert routed - wide == pytest.approx(LAYERS * (calls + looped), rel=0.05)
+
+
+def test_metrics_gathered_from_every_rank_cost_the_host_time_for_each():
+    """Eight ranks x 1 ms a step, before the first kernel."""
+    gathered = _step(step_rank_time="1 ms")
+    assert _added(gathered, _step(), "host") == pytest.approx(8e-3)
+
+
+def test_recomputation_that_stops_early_does_not_run_the_last_product_again():
+    """torch from 2.1 on: 8 of the 24 h^2 products of a layer's forward, and the addition behind, do not run again."""
+
+    def recompute(*, early: bool) -> float:
+        scenario = {
+            "schema": 1,
+            "model": {"hidden": 8192, "layers": 2, "heads": 64, "vocab": 32000},
+            "cluster": {"preset": "dgx-a100-80gb", "nodes": 1},
+            "parallelism": {"tp": 1, "pp": 1, "dp": 8},
+            "training": {
+                "global_batch": 64,
+                "micro_batch": 8,
+                "sequence_length": 1024,
+                "recompute": "full",
+            },
+            "framework": {"preset": "torch-ddp", "recompute_stops_early": early},
+        }
+        return mpsim.simulate(mpsim.Scenario.from_mapping(scenario)).breakdown["recompute"]
+
+    assert recompute(early=True) / recompute(early=False) == pytest.approx(16 / 24, abs=0.03)

@@ -11,24 +11,28 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.cost import CollectiveModel
 from mpsim.framework import ParameterGather
+from mpsim.parallel import GroupShape
 from mpsim.program.costs import PlanCosts
 from mpsim.program.data.habits import reduction_kind
 from mpsim.program.data.hooks import Hooks
 from mpsim.program.data.issue import Exchanges, Visits, issued
 from mpsim.program.data.offload import Copies, add_copies
 from mpsim.program.data.peers import Peers, collective_columns, dense_peers, expert_peers
+from mpsim.program.data.pieces import Amount
 from mpsim.program.messages import PipelineRows
 from mpsim.program.plan import Plan
 from mpsim.program.program import PARTS, Kind, Span, Stream
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 
-__all__ = ["GATHERS", "add_collectives", "add_exchanges"]
+__all__ = ["GATHERS", "add_collectives", "add_exchanges", "exchange_times"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+_LONG = 2.0**36  # B: long enough for any group
 _EXPOSED_DP = PARTS.index("exposed_dp")
 GATHERS: Mapping[ParameterGather, str] = MappingProxyType(
     {ParameterGather.ALL_GATHER: "all_gather", ParameterGather.BROADCAST: "broadcast"}
@@ -108,15 +112,10 @@ class _Adder:
     def _collectives(self, peers: Peers, chosen: Ints, amount: Floats) -> Ints:
         """One row an exchange on the communicator of the sharers."""
         plan, these = self._plan, self._all
-        sizes, kind = plan.framework.optimizer, reduction_kind(plan)
         gather = these.is_gather[chosen]
-        gathered = GATHERS[plan.framework.data.parameter_gather]
-        kinds = np.where(gather, "all_gather" if plan.gathers_units else gathered, kind)
-        each = np.where(
-            gather,
-            plan.framework.data.gathered_bytes or sizes.parameter_bytes,
-            plan.framework.data.reduced_bytes or sizes.gradient_bytes,
-        )
+        gathered, reduced = _sent(plan, gather=True), _sent(plan, gather=False)
+        kinds = np.where(gather, gathered[0], reduced[0])
+        each = np.where(gather, gathered[1], reduced[1])
         return add_collectives(
             self._rows,
             self._costs,
@@ -211,6 +210,56 @@ class _Adder:
         """The last of each rank: a communicator's queue ends with it."""
         rank = self._all.rank[reduces]
         return done[np.flatnonzero(np.append(rank[1:] != rank[:-1], True)[: len(rank)])]
+
+
+def _sent(plan: Plan, *, gather: bool) -> tuple[str, int]:
+    """Which collective an exchange is, and bytes of a parameter in it."""
+    data, sizes = plan.framework.data, plan.framework.optimizer
+    if not gather:
+        return reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
+    kind = "all_gather" if plan.gathers_units else GATHERS[data.parameter_gather]
+    return kind, data.gathered_bytes or sizes.parameter_bytes
+
+
+def exchange_times(
+    plan: Plan, costs: PlanCosts, amount: Amount, *, gather: bool, rank: int
+) -> list[tuple[float, float]]:
+    """Times of the collectives of one exchange [s], and the rate at which each sends when it is long [B/s].
+
+    Parameters
+    ----------
+    plan : Plan
+    costs : PlanCosts
+    amount : Amount
+        Parameters on one rank that travel together.
+    gather : bool
+        Whether they are gathered; else their gradients are reduced.
+    rank : int
+        Pipeline rank.
+    """
+    kind, each = _sent(plan, gather=gather)
+    model, times = costs.of(rank).collectives, []
+    for peers, parameters in zip(
+        (dense_peers(plan, costs), expert_peers(plan, costs)), amount, strict=True
+    ):
+        if not parameters:
+            continue
+        size = parameters * each
+        where = peers.everyone if kind == "all_reduce" else peers.inside
+        times.append(_time_and_rate(model, kind, size, where(rank), peers.owners))
+        if not gather and kind != "all_reduce" and peers.copies > 1:
+            share = size / peers.sharers
+            times.append(_time_and_rate(model, "all_reduce", share, peers.between(rank), 0))
+    return times
+
+
+def _time_and_rate(
+    model: CollectiveModel, kind: str, size: float, shape: GroupShape, owners: int
+) -> tuple[float, float]:
+    """Seconds of one collective, and the rate of its ranks where latency does not count [B/s]."""
+    both = np.array([size, max(size, _LONG)])
+    seconds, up, out = collective_columns(model, kind, both, [shape, shape], owners)
+    return float(seconds[0]), float((up[1] + out[1]) / seconds[1]) if seconds[1] else 0.0
 
 
 def add_collectives(
