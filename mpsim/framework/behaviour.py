@@ -145,6 +145,9 @@ class TensorBehaviour:
         With `tensor_overlap` micro-pipeline, in fp8 or fp4.
     narrow_gathers : bool
         Whether gathers before products in fp8 or fp4 carry elements that are cast already.
+    scale_reductions : bool
+        Whether the scale of every tensor in fp8 is found by an all-reduce over tensor parallelism, of inputs, gradients and weights in every pass
+        (dynamic scales of whole tensors).
     keeps_gathered : bool
         Whether a gathered input stays until the weight gradient, which else gathers it again.
     copies_parts : bool
@@ -160,6 +163,7 @@ class TensorBehaviour:
     tensor_overlap: TensorOverlap
     narrow_chunks: NarrowChunks = NarrowChunks.ALL
     narrow_gathers: bool = False
+    scale_reductions: bool = False
     keeps_gathered: bool = False
     copies_parts: bool = False
     loss_reductions: int = 3
