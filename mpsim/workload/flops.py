@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from mpsim.workload.ends import expand_head
 from mpsim.workload.layer import expand_layer
@@ -10,9 +11,11 @@ from mpsim.workload.transformer import Lowering, Transformer
 
 __all__ = ["model_flops"]
 
+_KEPT = 64  # counts that stay ready: points of a sweep share them
 _PASSES = 3  # forward, input gradient, weight gradient: one product each
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def model_flops(
     model: Transformer, sequences: int, sequence_length: int, *, padded_vocab: int | None = None
 ) -> float:
