@@ -7,7 +7,7 @@ import pytest
 from mpsim.calibration.validate.files import KINDS, predict_row
 from mpsim.calibration.validate.rows import Cells, Row
 from mpsim.calibration.validate.rules import rule_of
-from mpsim.calibration.validate.runs import Described, described
+from mpsim.calibration.validate.runs import Described, described, fitting
 from mpsim.errors import CalibrationError
 from mpsim.result import simulate
 from mpsim.scenario import Scenario
@@ -413,6 +413,21 @@ def test_deepseek_v3_is_laid_out_before_its_further_prediction(
     scenario = _described(**row).scenario
     assert scenario["model"]["layers"] == 62
     assert scenario["parallelism"].get("layers_per_stage") == split
+
+
+def test_what_runs_again_is_as_little_as_fits_where_nobody_says_it() -> None:
+    """70B on 8-way stages of 80 GB: nothing runs again at 2,048 tokens, every layer at 32,768; a row that says none keeps it."""
+    shape = {"layers": "80", "hidden": "8192", "heads": "64", "ffn_hidden": "28672", "pp": "8"}
+    row = {**shape, "tp": "8", "dp": "1", "sequence_parallel": "1", "global_batch_seqs": "16"}
+    runs = {
+        (words, tokens): fitting(_described(**row, recompute=words, seq_len=tokens))
+        for words in ("", "none")
+        for tokens in ("2048", "32768")
+    }
+    kinds = {key: run.scenario["training"]["recompute"] for key, run in runs.items()}
+    assert kinds[("", "2048")] == kinds[("none", "2048")] == kinds[("none", "32768")] == "none"
+    assert kinds[("", "32768")] == "full"
+    assert any("does not fit" in one for one in runs[("", "32768")].assumed)
 
 
 def test_unknown_cells_are_refused_with_a_reason() -> None:

@@ -21,9 +21,10 @@ from mpsim.result import simulate
 from mpsim.result.memory import memory_constants
 from mpsim.scenario import Scenario
 
-__all__ = ["Described", "described", "filled", "rule_of", "scenario_of", "simulated"]
+__all__ = ["Described", "described", "filled", "fitting", "rule_of", "scenario_of", "simulated"]
 
 _ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
+_AGAIN = ("none", "selective", "full")
 _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
 
 
@@ -62,10 +63,13 @@ class Described:
         As a file would hold it.
     assumed : tuple of str
         What was assumed beyond the row's own columns, or exchanged for what is simulated.
+    guesses : bool
+        Whether what runs again is a guess, neither of the row nor of its family.
     """
 
     scenario: Mapping[str, Any]
     assumed: tuple[str, ...] = ()
+    guesses: bool = False
 
 
 def described(cells: Cells, rule: Mapping[str, Any]) -> Described:
@@ -78,7 +82,26 @@ def described(cells: Cells, rule: Mapping[str, Any]) -> Described:
     """
     whole = filled(cells, rule)
     scenario, exchanged = adapted(scenario_of(whole.cells, rule))
-    return Described(scenario, (*whole.assumed, *cluster_of(whole.cells)[1], *exchanged))
+    told = (*whole.assumed, *cluster_of(whole.cells)[1], *exchanged)
+    guesses = not cells.text("recompute") and "recompute" not in rule.get("assume", {})
+    return Described(scenario, told, guesses)
+
+
+def fitting(run: Described) -> Described:
+    """The run with more recomputation than was guessed, as little as fits in memory; itself where nothing was guessed, or nothing fits."""
+    if not run.guesses:
+        return run
+    room = 1.0 + float(table("assumptions")["memory"]["margin"])
+    training = dict(run.scenario["training"])
+    for kind in _AGAIN[_AGAIN.index(training["recompute"]) :]:
+        scenario = {**run.scenario, "training": {**training, "recompute": kind}}
+        if _outcome(json.dumps(scenario, sort_keys=True))["filled"] > room:
+            continue
+        if kind == training["recompute"]:
+            return run
+        told = f"recompute = {kind} ({training['recompute']} does not fit in memory)"
+        return dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, told))
+    return run
 
 
 def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,6 +184,7 @@ def _outcome(scenario: str) -> Mapping[str, float]:
         "step": float(result.summary["step_time_s"]),
         "layers": float(sum(result.breakdown[part] for part in _LAYER_PARTS)),
         "memory": float(memory["total"]),
+        "filled": float(memory["total"]) / float(memory["capacity"]),
         "reserved": float(memory["total"]) - memory_constants()["context"],
         "allocated": float(memory["total"] - memory["overhead"]),
     }

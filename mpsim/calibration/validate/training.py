@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mpsim.calibration.validate.records import Record
 from mpsim.calibration.validate.rows import Cells, Row
-from mpsim.calibration.validate.runs import described, rule_of, simulated
+from mpsim.calibration.validate.runs import described, fitting, rule_of, simulated
 
 __all__ = ["COLUMNS", "MEASURED", "blank", "fill", "group_of", "memory_record", "predict"]
 
@@ -68,7 +68,7 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
         The unit of the time in seconds.
     """
     rule = rule_of(row.configuration)
-    run = described(row.configuration, rule)
+    run = fitting(described(row.configuration, rule))
     seconds, memory = simulated(
         run.scenario,
         layer=rule.get("measures") == "layer",
