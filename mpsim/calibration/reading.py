@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from mpsim.calibration.fields import FieldReader
 from mpsim.calibration.records import (
+    DTYPES,
     FAMILIES,
     KINDS,
     PHASES,
     SCHEMA,
+    SIZES,
     Actions,
     End,
     Header,
@@ -31,6 +34,7 @@ __all__ = ["check_alike", "parse_line", "read_measured"]
 LONGEST_LINE: Final = (
     64_000_000  # characters: a line of ours is far below, a trace of one object is not read
 )
+_TOKEN = re.compile(r"\d+[FBIW]\d+|gradients|optimizer")
 
 
 def parse_line(text: str) -> Line:
@@ -69,7 +73,7 @@ def read_measured(path: str | Path, *, partial: bool = False) -> Measured:
         With the file and the line of the first mistake.
     """
     try:
-        with Path(path).open(encoding="utf-8") as stream:
+        with Path(path).open(encoding="utf-8-sig") as stream:
             return _Reading(str(path), partial).read(stream)
     except OSError as error:
         raise CalibrationError(f"{path}: {error.strerror or error}") from error
@@ -245,7 +249,20 @@ def _rank(fields: FieldReader) -> RankRecord:
     )
 
 
+def _check_case(fields: FieldReader) -> None:
+    """Refuse what no fit and no scenario could be made of: an unknown number format, or a case without its sizes."""
+    dtype, op, sizes = fields.text("dtype"), fields.text("op"), fields.sizes("shape")
+    if fields.text("family") != "collectives" and dtype not in DTYPES:
+        raise CalibrationError(f"'dtype' is {dtype!r}; known: {', '.join(DTYPES)}")
+    lacking = [name for name in SIZES.get(op, ()) if sizes.get(name, 0) < 1]
+    if lacking:
+        raise CalibrationError(
+            f"'shape' of {fields.text('id')!r} lacks {', '.join(lacking)}; {op} needs {', '.join(SIZES[op])}, each above 0"
+        )
+
+
 def _measurement(fields: FieldReader) -> Measurement:
+    _check_case(fields)
     group = tuple(fields.counts("group"))
     if not group or len(set(group)) != len(group):
         raise CalibrationError(f"'group' is {list(group)}; needed ranks, each once")
@@ -300,6 +317,11 @@ def _actions(fields: FieldReader, group: tuple[int, ...]) -> Actions:
     lengths = {len(getattr(found, one.name)) for one in dataclasses.fields(Actions)}
     if len(lengths) != 1:
         raise CalibrationError("columns of 'actions' differ in length")
+    unknown = next((one for one in found.token if not _TOKEN.fullmatch(one)), None)
+    if unknown is not None:
+        raise CalibrationError(
+            f"'actions' holds the token {unknown!r}; known: 3F0 and the like with F, B, I or W, gradients, optimizer"
+        )
     strangers = sorted(set(found.rank) - set(group))
     if strangers:
         raise CalibrationError(f"'actions' holds rank {strangers[0]}, which is not in the group")

@@ -26,10 +26,12 @@ from numpy.typing import NDArray
 from mpsim.errors import CalibrationError
 
 __all__ = [
+    "DTYPES",
     "FAMILIES",
     "KINDS",
     "PHASES",
     "SCHEMA",
+    "SIZES",
     "Actions",
     "End",
     "Header",
@@ -49,6 +51,25 @@ Words: TypeAlias = "Mapping[str, str | int | float | bool]"
 SCHEMA: Final = 1
 FAMILIES: Final = ("kernels", "collectives", "blocks", "steps")
 PHASES: Final = ("burst", "sustained")
+DTYPES: Final = (
+    *("float64", "float32", "tf32", "bfloat16", "float16", "float8_e4m3fn"),
+    *("float8_e5m2", "uint8"),
+)
+_ROW: Final = ("tokens", "features")
+_LAYER: Final = ("hidden", "heads", "ffn_hidden", "sequence", "micro_batch")
+SIZES: Final[Mapping[str, tuple[str, ...]]] = {
+    "gemm": ("m", "n", "k"),
+    "attention": ("batch", "heads", "sequence", "head_dim"),
+    **dict.fromkeys(("layer_norm", "rms_norm", "gelu", "silu_mul", "add", "dropout"), _ROW),
+    "softmax": _ROW,
+    "embedding": ("tokens", "vocabulary", "features"),
+    "cross_entropy": ("tokens", "vocabulary"),
+    "adam": ("parameters",),
+    "copy": ("bytes",),
+    **dict.fromkeys(("transformer_layer", "tensor_parallel_layer"), _LAYER),
+    "train_step": ("layers", *_LAYER, "vocab"),
+}
+"""Sizes that a case cannot do without, by its op."""
 LONGEST_LINE: Final = (
     64_000_000  # characters: a line of ours is far below, a trace of one object is not read
 )

@@ -297,6 +297,29 @@ def test_clocks_that_changed_are_warned_of(tmp_path, capsys, monkeypatch):
     assert "clocks changed" in printed.err
 
 
+def test_products_of_a_trace_alone_are_fitted_as_sustained(tmp_path):
+    """In the middle of training nothing runs in a burst: the sustained fraction is what was measured, the burst one what chips of this kind add."""
+    points = []
+    for size in (2048, 3072, 4096, 6144, 8192, 12288):
+        flops = 2.0 * size**3
+        points.append(
+            measurement(
+                *("gemm", {"m": size, "n": size, "k": size}, flops / 600e12),
+                dtype="bfloat16",
+                phase="sustained",
+                variant={"pass": "forward"},
+                flops=flops,
+            )
+        )
+    path = tmp_path / "trace.json"
+    path.write_text("{}")
+    one = Source(str(path), "torch.profiler", tuple(points), "H100 SXM", "", None)
+    found = calibrate([one], on="h100-sxm").fit.constants
+    hot, cold = (found[f"kernels.gemm.{when}_fraction"].value for when in ("sustained", "burst"))
+    assert hot == pytest.approx(600 / 989.5, rel=0.03)
+    assert hot < cold < 1.0
+
+
 def test_an_unknown_accelerator_asks_for_its_name(tmp_path, capsys):
     """nccl-tests on a GPU that the catalog does not have."""
     path = tmp_path / "all_reduce.txt"

@@ -137,6 +137,30 @@ def test_steps_of_another_device_are_refused(tmp_path):
         compare_runs(read_machine(MACHINE), [other])
 
 
+def test_steps_in_another_torch_are_warned_of(tmp_path):
+    """A kernel may be another one there."""
+    other = tmp_path / "other.jsonl"
+    text = RECORDED.read_text()
+    other.write_text(text.replace('"torch":"2.13.0', '"torch":"2.9.1', 1))
+    found = compare_runs(read_machine(MACHINE), [other])
+    assert any("ran in torch 2.9.1" in one for one in found.warnings)
+    assert not compare_runs(read_machine(MACHINE), [RECORDED]).warnings
+
+
+def test_steps_that_nothing_can_predict_are_refused(tmp_path):
+    """No table of empty rows: the reason of the first."""
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text(
+        re.sub(
+            r'(train_step.*?"shape":\{"layers":8,"hidden":)[0-9]+',
+            r"\g<1>130",
+            RECORDED.read_text(),
+        )
+    )
+    with pytest.raises(CalibrationError, match=r"none of 22 steps can be predicted.*hidden 130"):
+        compare_runs(read_machine(MACHINE), [odd])
+
+
 def test_the_command_writes_report_pictures_and_trace(tmp_path, capsys, busy):
     """Table, verdict, timelines of both; the trace has both processes of a rank."""
     trace = tmp_path / "both.json.gz"

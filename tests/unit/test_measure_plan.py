@@ -23,7 +23,7 @@ ONE = Measurement(
     "gemm/1",
     "kernels",
     "gemm",
-    {"m": 1},
+    {"m": 1, "n": 1, "k": 1},
     {},
     "float32",
     (0,),

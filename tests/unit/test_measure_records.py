@@ -130,6 +130,13 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
         ({"shape": {"m": 1.5}}, "shape.m"),
         ({"kind": "measured"}, "'kind'"),
         ({"actions": {"step": [0], "rank": [], "token": [], "start": [], "end": []}}, "differ"),
+        (
+            {"actions": {"step": [0], "rank": [0], "token": ["0X0"], "start": [0.0], "end": [1.0]}},
+            "the token '0X0'; known: 3F0",
+        ),
+        ({"op": "gemm", "shape": {"m": 4, "k": 0}}, "lacks n, k; gemm needs m, n, k"),
+        ({"op": "train_step", "family": "steps"}, "lacks layers, hidden"),
+        ({"op": "launch", "family": "kernels", "dtype": "int3"}, "'dtype' is 'int3'; known"),
     ],
 )
 def test_an_impossible_measurement_is_refused(written: Path, fields: dict, words: str) -> None:
@@ -152,6 +159,13 @@ def test_a_header_of_another_kind_is_refused(written: Path, fields: dict, words:
     """Another version, a rank that is missing, a field that is not what it should be."""
     with pytest.raises(CalibrationError, match=words):
         read_measured(replaced(written, 0, **fields))
+
+
+def test_a_byte_order_mark_is_read_over(written: Path) -> None:
+    """As some editors put one before the first line."""
+    text = written.read_bytes()
+    written.write_bytes(b"\xef\xbb\xbf" + text)
+    assert read_measured(written).measurements == (ONE,)
 
 
 def test_nan_is_refused_both_ways(written: Path) -> None:

@@ -202,6 +202,10 @@ def test_a_trace_gives_collectives_by_message(tmp_path):
         (json.dumps(trace([gpu_kernel(1, 5.0)])), "record_shapes=True"),
         (json.dumps(trace([product(1), gpu_kernel(1, None)])), "has dur None"),
         ('{"schemaVersion": 1, "nothing": 2}', "no traceEvents"),
+        (
+            '{"schemaVersion": 1, "traceEvents": [{"a": 1}, {"b"' + " " * (1 << 26) + "2}]}",
+            "event 2 is no JSON object",
+        ),
     ],
 )
 def test_traces_that_cannot_be_used_are_refused(tmp_path, text, message):
@@ -217,6 +221,16 @@ def test_a_gzipped_trace_that_breaks_off_is_refused(tmp_path):
     packed = gzip.compress(json.dumps(trace([product(i) for i in range(3000)])).encode())
     path.write_bytes(packed[: len(packed) // 2])
     refused(path, "truncated")
+
+
+def test_a_damaged_gzip_stream_is_refused(tmp_path):
+    """Bytes that changed in the middle."""
+    path = tmp_path / "trace.json.gz"
+    packed = bytearray(gzip.compress(json.dumps(trace([product(i) for i in range(9000)])).encode()))
+    packed[len(packed) // 2] ^= 0xFF
+    packed[len(packed) // 2 + 9] ^= 0xFF
+    path.write_bytes(packed)
+    refused(path, "damaged")
 
 
 def test_traces_are_streamed(tmp_path):

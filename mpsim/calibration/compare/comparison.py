@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,13 @@ class StepComparison:
         return None if self.predicted is None else self.predicted / self.measured - 1.0
 
     @property
+    def memory_error(self) -> float | None:
+        """``predicted / measured - 1`` of the peak memory; None where it was not measured."""
+        if not (self.measured_memory and self.predicted_memory):
+            return None
+        return self.predicted_memory / self.measured_memory - 1.0
+
+    @property
     def noisy(self) -> bool:
         """Whether the measured steps spread too much to tell, or were not alone."""
         return self.noise > limit("noisy_above") or self.others > limit("busy_above")
@@ -121,6 +129,7 @@ class StepComparison:
             "first_difference": self.first_difference,
             "measured_memory_bytes": self.measured_memory or None,
             "predicted_memory_bytes": self.predicted_memory or None,
+            "memory_error": self.memory_error,
             "skipped_because": self.skipped_because,
         }
 
@@ -252,15 +261,22 @@ def compare_runs(
     for one in read:
         _check_machine(machine, one)
     steps = quietest(m for one in read for m in one.of("steps"))
+    names = ", ".join(one.file for one in read)
     if not steps:
-        names = ", ".join(one.file for one in read)
         raise CalibrationError(f"{names}: no training step was measured; measure with --only steps")
     compared = []
     for done, measurement in enumerate(steps, start=1):
         compared.append(_compared(measurement, machine))
         if progress is not None:
             progress(done, len(steps))
-    warnings = tuple(text for one in read for text in one.warnings)
+    if all(one.predicted is None for one in compared):
+        raise CalibrationError(
+            f"{names}: none of {len(compared)} steps can be predicted; the first: {compared[0].skipped_because}"
+        )
+    warnings = (
+        *(text for one in read for text in one.warnings),
+        *(text for one in read for text in _other_software(machine, one)),
+    )
     drift = min(abs(one.end.yardstick[1] / one.end.yardstick[0] - 1.0) for one in read if one.end)
     return Comparison(machine.name, tuple(compared), warnings, drift, _others(machine))
 
@@ -279,6 +295,16 @@ def _check_machine(machine: Cluster, measured: Measured) -> None:
     if not same:
         raise CalibrationError(
             f"{measured.file}: was measured on {device}, but {machine.name} is {chip.title}; calibrate that machine"
+        )
+
+
+def _other_software(machine: Cluster, measured: Measured) -> Iterator[str]:
+    """A warning where the steps ran in another torch than the one the machine was calibrated with."""
+    document = machine.calibration.document if machine.calibration else {}
+    found = re.search(r"torch ([^, ]+)", str(document.get("source", "")))
+    if found and found[1] != measured.header.torch:
+        yield (
+            f"{measured.file}: ran in torch {measured.header.torch}, but {machine.name} was calibrated with torch {found[1]}"
         )
 
 

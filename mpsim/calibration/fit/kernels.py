@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -28,9 +29,15 @@ _FEWEST = 4
 
 
 def fit_gemm(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
-    """Matrix products: shape constants from the `main` precision, a fraction of the peak for every one."""
+    """Matrix products: shape constants from the `main` precision, a fraction of the peak for every one.
+
+    Where all of them ran in the middle of something else, as in a trace of training, they count as sustained.
+    """
     products = [p for p in points if p.operator and p.operator.kind is OperatorKind.GEMM]
     burst = [p for p in products if p.phase == "burst" and p.precision in chip.peak_flops]
+    hot_only = not burst
+    if hot_only:
+        burst = [p for p in products if p.precision in chip.peak_flops]
     own = [p for p in burst if p.precision == main]
     if len([p for p in own if not p.held_out]) < _FEWEST:
         if not burst:
@@ -47,7 +54,8 @@ def fit_gemm(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
     for precision in dict.fromkeys(p.precision for p in burst):
         mine = [p for p in burst if p.precision == precision]
         hot = [p for p in products if p.phase == "sustained" and p.precision == precision]
-        fits.append(_gemm_level(mine, hot, chip, precision, shape, weight.value))
+        level = functools.partial(_gemm_level, chip, precision, shape, weight.value)
+        fits.append(level(mine, () if hot_only else hot, hot_only=hot_only))
     return merged([Fit(constants), *fits])
 
 
@@ -103,14 +111,16 @@ def _gemm_shape(
 
 
 def _gemm_level(
-    burst: Sequence[Point],
-    hot: Sequence[Point],
     chip: Accelerator,
     precision: str,
     shape: Mapping[str, Estimate],
     weight: float,
+    burst: Sequence[Point],
+    hot: Sequence[Point],
+    *,
+    hot_only: bool,
 ) -> Fit:
-    """The fraction of one precision's peak, at both clocks."""
+    """The fraction of one precision's peak, at both clocks; `hot_only` where those of `burst` ran at the lower ones too."""
     fixed = {leaf: shape[leaf].value for leaf in _SHAPE} | {"weight_gradient": weight}
     train = [p for p in burst if not p.held_out]
 
@@ -125,9 +135,12 @@ def _gemm_level(
     kept, warnings = _kept_when_hot(burst, hot)
     if not hot and chip.family != "cpu":
         kept, warnings = _usually_kept(chip, precision)
+    cold = 1.0
+    if hot_only:
+        cold, kept, warnings = 1.0 / kept, 1.0, ()
     head = "" if precision in _HALF else f"{precision}_"
     constants = {
-        f"kernels.gemm.{head}burst_fraction": fitted(level, "1"),
+        f"kernels.gemm.{head}burst_fraction": fitted(level, "1", scale=cold),
         f"kernels.gemm.{head}sustained_fraction": fitted(level, "1", scale=kept),
     }
     what = f"matrix products, {precision}"

@@ -15,6 +15,7 @@ import gzip
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,8 @@ __all__ = ["is_trace", "read_trace", "stream_events"]
 
 _CHUNK = 1 << 20
 _LONGEST_HEAD = 1 << 26
+_LONGEST_EVENT = 1 << 25
+_SHOWN = 60  # characters of what cannot be read
 _MICRO = 1e-6
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _MOST_SAMPLES = 200  # of one shape: more say nothing new
@@ -59,8 +62,10 @@ def stream_events(path: Path) -> Iterator[Event]:
     try:
         with _opened(path) as stream:
             yield from _events(path, stream)
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise CalibrationError(f"{path}: truncated, the gzip stream ends early") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CalibrationError(
+            f"{path}: truncated or damaged, the gzip stream breaks off"
+        ) from error
     except UnicodeDecodeError as error:
         raise CalibrationError(f"{path}: not text in UTF-8; needed a Kineto trace") from error
 
@@ -87,7 +92,7 @@ def _events(path: Path, stream: IO[str]) -> Iterator[Event]:
 def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[Event]:
     """Objects of a list, decoded as they arrive; what was decoded is forgotten chunk by chunk."""
     decode = json.JSONDecoder().raw_decode
-    chunk = _CHUNK
+    chunk, count = _CHUNK, 0
     while True:
         while place < len(buffer) and buffer[place] in ", \t\r\n":
             place += 1
@@ -95,12 +100,16 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
             return
         try:
             event, place = decode(buffer, place)
-            chunk = _CHUNK
+            chunk, count = _CHUNK, count + 1
         except json.JSONDecodeError as error:
+            if len(buffer) - place > _LONGEST_EVENT:
+                raise CalibrationError(
+                    f"{path}: event {count + 1} is no JSON object: {buffer[place : place + _SHOWN]!r}"
+                ) from error
             more = stream.read(chunk)
             if not more:
                 raise CalibrationError(
-                    f"{path}: truncated, the list of events breaks off; export the trace again"
+                    f"{path}: truncated, the list of events breaks off after {count}; export the trace again"
                 ) from error
             buffer, place, chunk = buffer[place:] + more, 0, 2 * chunk
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -73,8 +74,10 @@ def _head(file: Path) -> str:
         else:
             with file.open("rb") as raw:
                 head = raw.read(_HEAD).decode("utf-8-sig", errors="replace")
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise CalibrationError(f"{file}: truncated, the gzip stream ends early") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CalibrationError(
+            f"{file}: truncated or damaged, the gzip stream breaks off"
+        ) from error
     except OSError as error:
         raise CalibrationError(f"{file}: {error.strerror or error}") from error
     if not head.strip():
