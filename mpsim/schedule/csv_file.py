@@ -7,12 +7,16 @@ The format is the one that ``_PipelineScheduleRuntime._load_csv(file, format="co
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 from mpsim.errors import ScheduleError
 from mpsim.schedule.orders import Orders
 
 __all__ = ["read_csv", "write_csv"]
+
+_NUMBER = re.compile(r"\d+")
+_DIGITS = 18  # of a number that are read: more are far beyond all bounds anyway
 
 
 def read_csv(path: str | Path) -> Orders:
@@ -34,6 +38,7 @@ def read_csv(path: str | Path) -> Orders:
         tokens = [[cell for cell in row if cell] for row in rows]
         while tokens and not tokens[-1]:
             tokens.pop()
+        _check_numbers(tokens)
         return Orders.from_tokens(tokens, schedule=Path(path).stem).validate()
     except OSError as error:
         raise ScheduleError(f"{path}: cannot be read: {error.strerror}") from error
@@ -43,6 +48,19 @@ def read_csv(path: str | Path) -> Orders:
         ) from error
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from error
+
+
+def _check_numbers(tokens: list[list[str]]) -> None:
+    """Refuse a stage or microbatch far beyond the actions there are, before arrays of its size are made."""
+    numbers = {
+        int(one[:_DIGITS]): cell for row in tokens for cell in row for one in _NUMBER.findall(cell)
+    }
+    most = 2 * sum(map(len, tokens))  # a cell can hold a block of two
+    largest = max(numbers, default=0)
+    if largest > most:
+        raise ScheduleError(
+            f"got {numbers[largest][:60]!r} in {most // 2} cells; needed stages and microbatches numbered from 0 without a gap"
+        )
 
 
 def write_csv(orders: Orders, path: str | Path) -> None:

@@ -149,3 +149,15 @@ def test_an_option_that_would_not_count_is_refused(mpsim_cli, tmp_path, monkeypa
     assert (outcome.code, outcome.out) == (2, "")
     assert option.split()[0] in outcome.err
     assert "leave it out" in outcome.err
+
+
+@pytest.mark.parametrize("number", [10, 10**9, 2**63, 10**40])
+def test_a_number_beyond_the_actions_of_a_file_is_refused(mpsim_cli, tmp_path, number):
+    """However large, at once and by its name."""
+    file = tmp_path / "orders.csv"
+    for token in (f"0F{number}", f"{number}F0"):
+        file.write_text(f"0F0,0B0,{token}\n")
+        outcome = mpsim_cli("schedule", file)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert token[:40] in outcome.err
+        assert "numbered from 0" in outcome.err
