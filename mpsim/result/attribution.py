@@ -178,11 +178,11 @@ def _charge_ends(parts: NDArray[np.float64], timeline: Timeline, gaps: Gaps) -> 
     flush = float(timeline.end[pipeline].max(initial=0.0))
     states = _States(timeline)
     anybody = states.covers(states.row)
-    for rank in np.unique(gaps.rank):
+    for rank in set(gaps.rank.tolist()):
         mine = gaps.rank == rank
         start, end = gaps.start[mine], gaps.end[mine]
         split = np.clip(flush, start, end)
-        before, after = states.covers(states.of(int(rank))), anybody
+        before, after = states.covers(states.of(rank)), anybody
         moved = before[0].within(start, split) + after[0].within(split, end)
         covered = before[1].within(start, split)
         busy = covered + after[1].within(split, end)

@@ -146,7 +146,7 @@ class _Busy:
         since = np.minimum(time, self._end[row]) - self._start[row]
         result = self._before[row] + np.where(self._plain[row], since, 0.0)
         kinds = self._template[row]
-        for kind in np.unique(kinds[kinds >= 0]).tolist():
+        for kind in set(kinds[kinds >= 0].tolist()):
             mine = np.flatnonzero(kinds == kind)
             result[mine] += self._inside[kind].cover.until(since[mine])
         return np.where(at >= 0, result, 0.0)

@@ -289,11 +289,11 @@ def add_collectives(
         Time each takes beyond the collective itself [s].
     """
     seconds, up, out = np.zeros((3, len(size)))
-    for kind in np.unique(kinds).tolist():
+    for kind in sorted(set(kinds.tolist())):
         mine = kinds == kind
         where = peers.everyone if kind == "all_reduce" else peers.inside
         alike = costs.alike[rank[mine]]
-        shapes = {one: where(one) for one in np.unique(alike).tolist()}
+        shapes = {one: where(one) for one in set(alike.tolist())}
         for model in costs.models(alike.tolist()):
             same = np.array([costs.of(one).collectives is model for one in alike.tolist()])
             these = np.flatnonzero(mine)[same]

@@ -136,10 +136,10 @@ def collective_columns(
     which = np.array([numbers.setdefault(one, len(numbers)) for one in shapes], dtype=np.int64)
     for shape, number in numbers.items():
         mine = which == number
-        distinct, index = np.unique(size[mine], return_inverse=True)
+        distinct = np.array(sorted(set(size[mine].tolist())))
+        index = np.searchsorted(distinct, size[mine])
         times = min(shape.ranks, owners or shape.ranks) if kind in _ROOTED else 1
         whole = _ROOTED.get(kind, kind)
-        index = index.reshape(-1)
         seconds[mine] = times * model.seconds(whole, distinct / times, shape)[index]
         sent = model.wire_bytes(whole, distinct / times, shape)
         up[mine], out[mine] = (times * one[index] for one in sent)
