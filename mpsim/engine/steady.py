@@ -108,7 +108,7 @@ class _Steady:
             return None
         passed, count = _microbatches(program), int(program.microbatch.max()) + 1
         periods = count // passed - _KEPT if passed else 0
-        if periods * passed * len(program) < _WORTH * count:
+        if periods < 1 or periods * passed * len(program) < _WORTH * count:
             return None
         chain, microbatch = _nodes(program, chains)
         middle = count // 2
@@ -121,7 +121,7 @@ class _Steady:
         takes = chains.spread(duration)
         repeats = _repeats(chains, takes, chain, step)
         mine = np.flatnonzero(step)
-        if (anchor[mine] < 0).any() or not repeats[anchor[mine]].all():
+        if not len(mine) or (anchor[mine] < 0).any() or not repeats[anchor[mine]].all():
             return None
         breaks = np.append(
             np.flatnonzero(~repeats), -1
