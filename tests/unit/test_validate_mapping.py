@@ -120,6 +120,7 @@ def _step(run: Described) -> float:
         ),
         ({"framework": "DeepSpeed ZeRO-3", **SHARDED}, "deepspeed-zero3"),
         ({"framework": "DeepSpeed", **SHARDED, "zero_stage": "2"}, "deepspeed-zero2"),
+        ({"family": "vtrain-multi-node", "framework": "Megatron-DeepSpeed"}, "deepspeed-megatron"),
         ({"framework": "GPT-NeoX"}, "gpt-neox"),
         ({"framework": "ColossalAI"}, "colossalai"),
         ({"framework": "BMTrain", **SHARDED}, "bmtrain"),
