@@ -227,6 +227,8 @@ def test_a_product_whose_input_is_cast_runs_again_though_recomputation_stops_ear
     )
     (part,) = rerun(narrow, Recompute("full", stops_early=True)).parts
     assert part.operators[-1].name == "fc2"
+    (part,) = rerun(narrow, Recompute("full", prunes=True)).parts  # compiled: functions have no bounds
+    assert part.operators[-1].name == "quantise fc2"
 
 
 def test_other_granularities_keep_the_habit_of_stopping_early() -> None:
@@ -234,3 +236,4 @@ def test_other_granularities_keep_the_habit_of_stopping_early() -> None:
     habit = Recompute("full", stops_early=True)
     assert habit.at("none").at("full") == habit
     assert habit.of_layer(0, 1).stops_early
+    assert Recompute("full", prunes=True).of_layer(0, 1).prunes
