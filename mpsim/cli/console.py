@@ -29,6 +29,7 @@ FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 STDOUT = "standard output"
+_RULE = "\u2500"  # under the header of a table
 
 
 def note(text: str) -> None:
@@ -54,7 +55,7 @@ def print_text(text: str) -> None:
     if sys.stdout is None:
         raise OSError(errno.EBADF, "it is closed", STDOUT)
     try:
-        sys.stdout.write(text.rstrip("\n") + "\n")
+        sys.stdout.write(_encodable(text.rstrip("\n") + "\n"))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -62,9 +63,22 @@ def print_text(text: str) -> None:
         raise OSError(error.errno, error.strerror, STDOUT) from error
 
 
+def _encodable(text: str) -> str:
+    """`text` as far as stdout has letters for it; rules of tables become dashes."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.replace(_RULE, "-").encode(encoding, "replace").decode(encoding)
+    return text
+
+
 def print_json(value: object) -> None:
     """One JSON object on one line of stdout; NaN and infinities are bugs, not output."""
-    print_text(json.dumps(value, allow_nan=False, ensure_ascii=False))
+    plain = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    if plain != _encodable(plain):
+        plain = json.dumps(value, allow_nan=False)
+    print_text(plain)
 
 
 def print_table(
@@ -89,7 +103,8 @@ def print_table(
     count = max([len(header), *map(len, cells)], default=0)
     for row in cells:
         row.extend([""] * (count - len(row)))
-    draw = _on_terminal if sys.stdout.isatty() else _in_file
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    draw = _on_terminal if terminal else _in_file
     if title:
         print_text(title)
     lines = draw(cells, [*header, *[""] * (count - len(header))] if header else [], set(right))
@@ -108,7 +123,7 @@ def _in_file(rows: list[list[str]], header: list[str], right: set[int]) -> Itera
     for line in head:
         yield apart.join(map(_fill, line, width, flush))
     if header:
-        yield "\u2500" * (sum(width) + len(apart) * (len(width) - 1))
+        yield _RULE * (sum(width) + len(apart) * (len(width) - 1))
     for line in itertools.chain.from_iterable(lines):
         yield apart.join(map(_fill, line, width, flush))
 

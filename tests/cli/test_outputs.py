@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from mpsim.errors import ScenarioError
 from mpsim.plot import BubbleDisplay
 
-SCENARIO = "scenarios/quickstart.yaml"
+SCENARIO = str(Path(__file__).parents[2] / "scenarios" / "quickstart.yaml")
 SCHEDULE = ("schedule", "1f1b", "--pp", 2, "--microbatches", 2)
 PICTURES = [
     ("sweep", SCENARIO),
@@ -154,9 +155,32 @@ def test_a_full_disk_has_failed_and_is_said_to_be_full(command):
     )
 
 
-def test_a_closed_standard_output_is_said_to_be_closed(mpsim_cli, monkeypatch):
-    """Whoever closes it gets a message, not a traceback."""
+@pytest.mark.parametrize(
+    "command", ["show", "schedule 1f1b --pp 2 --microbatches 2", "schedule all --pp 2 --microbatches 2"]
+)  # fmt: skip
+def test_a_closed_standard_output_is_said_to_be_closed(mpsim_cli, monkeypatch, command):
+    """Whatever is printed first."""
     monkeypatch.setattr("sys.stdout", None)
-    outcome = mpsim_cli("show")
+    outcome = mpsim_cli(*command.split())
     assert outcome.code == 1
     assert "standard output: it is closed" in outcome.err
+
+
+def test_a_standard_output_with_few_letters_gets_what_it_has(tmp_path):
+    """Tables have dashes for rules, JSON its escapes: the same data."""
+    file = tmp_path / "sch\u00e9ma.yaml"
+    text = Path(SCENARIO).read_text(encoding="utf-8").replace("name: quickstart", "")
+    file.write_text(text, encoding="utf-8")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+
+    def run(*arguments: object) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "mpsim", *map(str, arguments)],
+            capture_output=True,
+            check=True,
+            env=environment,
+        )
+        return done.stdout.decode("ascii")
+
+    assert json.loads(run("check", file, "--json"))["scenario"] == "sch\u00e9ma"
+    assert "-----" in run("schedule", "1f1b", "--pp", 2, "--microbatches", 2)
