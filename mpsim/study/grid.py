@@ -10,8 +10,8 @@ together, and a journal gets its lines in that order whoever finishes first, so 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -427,11 +427,21 @@ def compute_rows(
     return rows
 
 
-@functools.lru_cache(maxsize=1)
+class _Own(threading.local):
+    """What a thread knows of points of the scenario it computes."""
+
+    digest = ""
+    together = Together()
+
+
+_OWN = _Own()
+
+
 def _together(digest: str) -> Together:
-    """What this process knows of points of the scenario with this digest."""
-    del digest
-    return Together()
+    """What this thread knows of points of the scenario with this digest."""
+    if _OWN.digest != digest:
+        _OWN.digest, _OWN.together = digest, Together()
+    return _OWN.together
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:

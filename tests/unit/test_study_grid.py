@@ -186,6 +186,14 @@ def test_rows_of_a_large_sweep_are_what_a_run_gives(scenario, seed):
         assert json.dumps(row.summary) == json.dumps(alone)
 
 
+def test_threads_do_not_share_what_points_share(scenario):
+    """Two threads compute points of one kind at once."""
+    axes = {key: HARDWARE[key] for key in ("cluster.scale_up", "cluster.nic")}
+    with ThreadPoolExecutor(2) as executor:
+        rows = mpsim.sweep(scenario, axes, executor=executor, jobs=2).rows
+    assert rows == mpsim.sweep(scenario, axes).rows
+
+
 def test_points_of_one_kind_share_their_templates(scenario):
     """Only the network differs, and nothing inside an action meets it: every kernel is timed once for all of them."""
     values = [
