@@ -38,6 +38,11 @@ from mpsim.errors import CalibrationError
 
 __all__ = ["run"]
 
+_FAILURES = (
+    *(RuntimeError, MemoryError, NotImplementedError),
+    *(AttributeError, ImportError, TypeError, ValueError),  # another torch has other names
+)
+"""What costs one case and not the run."""
 SAY_EVERY = 5.0
 """Between lines of progress [s]."""
 TOO_LONG = 3.0
@@ -227,7 +232,7 @@ class _Run:
                 torch.cuda.reset_peak_memory_stats()
             try:
                 timed = self.timer.time(case, work, limit)
-            except (RuntimeError, MemoryError) as error:
+            except _FAILURES as error:
                 if len(case.group) > 1 and not _is_memory(error):
                     raise
                 reasons = [_why(error)]
@@ -258,7 +263,7 @@ class _Run:
             return case.prepare(self.world), ""
         except CalibrationError as error:
             return None, f"wrong result: {error}"
-        except (RuntimeError, MemoryError, NotImplementedError) as error:
+        except _FAILURES as error:
             return None, _why(error)
 
     def _measurement(self, case: Case, every: list[Timed], check: str, peak: float) -> Measurement:
