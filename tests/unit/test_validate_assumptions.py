@@ -87,3 +87,21 @@ def test_sequences_of_one_accelerator_become_those_of_its_replica() -> None:
     assert any("is of one accelerator" in told for told in found.assumed)
     twice = fill_in(Cells({**row, "global_batch_seqs": "768"}), rule)
     assert twice.cells.text("micro_batch_seqs") == "6"
+
+
+@pytest.mark.parametrize(
+    ("given", "column", "value"),
+    [
+        ({"pp": "4", "dp": "2"}, "tp", "4"),
+        ({"tp": "4", "dp": "2"}, "pp", "4"),
+        ({"tp": "4", "pp": "4"}, "dp", "2"),
+        ({"tp": "4", "pp": "2", "cp": "2"}, "dp", "2"),
+        ({"tp": "4", "pp": "4", "num_microbatches": "16"}, "micro_batch_seqs", "4"),
+        ({"dp": "3", "pp": "4"}, "tp", "1"),
+    ],
+)
+def test_what_other_columns_leave_is_no_guess(
+    given: dict[str, str], column: str, value: str
+) -> None:
+    """32 accelerators, 128 sequences: the missing degree is the quotient where there is one, a microbatch what their number leaves."""
+    assert fill_in(Cells({**FSDP, **given}), RULE).cells.text(column) == value

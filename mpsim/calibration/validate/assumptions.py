@@ -14,6 +14,7 @@ from mpsim.calibration.validate.tables import table
 __all__ = ["Filled", "fill_in", "network_of", "slices_of", "system_of"]
 
 _TILE = 256  # widths of gated MLPs are multiples of it
+_STATED = ("tp", "pp", "dp")
 _WIDEST = ("tp", "pp", "cp")  # axes that divide the accelerators before replicas do
 
 
@@ -58,14 +59,14 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     found = Filled(cells)
     for column, value in rule.get("assume", {}).items():
         found = found.with_column(column, str(value), "the family's rule")
-    found = _network(_inner(_shape(found)))
+    found = _network(_inner(_shape(_degree(found))))
     for column, entries in table("assumptions")["columns"].items():
         for entry in entries:
             if not found.cells.text(column) and _fits(found.cells, entry["where"]):
                 value = _value(found.cells, entry)
                 found = found.with_column(column, value, entry["why"]) if value else found
         if column == "pp":
-            found = _replicas(found)
+            found = _microbatch(_replicas(found))
     return _at_once(found) if rule.get("micro_batch") == "per accelerator" else found
 
 
@@ -80,6 +81,31 @@ def _value(cells: Cells, entry: Mapping[str, Any]) -> str:
     batch, replicas = cells.number("global_batch_seqs"), cells.number("dp")
     whole = batch and replicas and batch % replicas == 0
     return str(int(batch / replicas)) if batch and replicas and whole else "1"
+
+
+def _degree(found: Filled) -> Filled:
+    """The one degree of parallelism that is left out, where the others are stated and divide the accelerators."""
+    cells = found.cells
+    open_ones = [axis for axis in _STATED if not cells.text(axis)]
+    count = cells.number("num_accel")
+    if len(open_ones) != 1 or open_ones == ["dp"] or not count:
+        return found
+    taken = math.prod(cells.number(axis) or 1.0 for axis in (*_STATED, "cp"))
+    if count % taken:
+        return found
+    return found.with_column(open_ones[0], str(int(count / taken)), "what the other degrees leave")
+
+
+def _microbatch(found: Filled) -> Filled:
+    """Sequences of a microbatch, where their number is stated."""
+    cells = found.cells
+    batch, replicas, number = (
+        cells.number(one) for one in ("global_batch_seqs", "dp", "num_microbatches")
+    )
+    if not batch or not replicas or not number or batch % (replicas * number):
+        return found
+    each = str(int(batch / (replicas * number)))
+    return found.with_column("micro_batch_seqs", each, "by the number of microbatches")
 
 
 def _shape(found: Filled) -> Filled:
