@@ -224,7 +224,7 @@ def test_keys_and_values_that_fit_no_scenario_end_a_study_before_it_begins(
     [
         ("cluster.variation=3", "--set cluster.variation: unknown key 'variation'; it stands at"),
         ("cluster.tp=3", "--set cluster.tp: unknown key 'tp'; did you mean 'parallelism.tp'?"),
-        ("paralelism.tp=3", "--set paralelism: unknown key 'paralelism'; did you mean"),
+        ("paralelsm.tp=3", "--set paralelsm: unknown key 'paralelsm'; did you mean"),
         ("cluster.stages=[]", "--set cluster.stages: got 0 entries; needed 1 or more"),
     ],
 )
