@@ -302,6 +302,24 @@ def test_a_training_row_that_cannot_be_predicted_says_why(
             "defer_reduction",
             True,
         ),
+        (
+            {"family": "x", "framework": "torchtitan", "precision": "float8 row-wise"},
+            "torchtitan-2025",
+            "narrow_chunks",
+            "scatters",
+        ),
+        (
+            {"family": "x", "framework": "TorchTitan", "measured_date": "2025-11"},
+            "torchtitan-2025-12",
+            "preset",
+            "torchtitan-2025-12",
+        ),
+        (
+            {"family": "x", "framework": "torchtitan", "overlap_notes": "async TP, eager"},
+            "torchtitan-2025",
+            "memory_kernel_factor",
+            2.1,
+        ),
     ],
 )
 def test_a_row_runs_the_stack_of_its_era_with_what_its_words_say(
