@@ -244,6 +244,8 @@ def test_compiled_steps_are_predicted_on_a_gpu_with_fused_kernels(
     assert fused.lowering.fused_bias_activation
     assert not eager.lowering.fused_bias_activation
     assert (eager.kernels.attention_kernel, fused.kernels.attention_kernel) == ("flash2", "cudnn")
+    launch = scenario_of(one, machine, launch=4e-6).software.host.launch_cost
+    assert launch == pytest.approx(8e-6), "of an operator, twice an addition's"
     assert fused.host.layer_launches_forward < eager.host.layer_launches_forward
     here = Path(__file__).parents[2] / "validation" / "measured" / "cpu-2-ranks.yaml"
     with pytest.raises(CalibrationError, match="not predicted on a CPU"):

@@ -12,11 +12,12 @@ from mpsim.engine import Timeline
 from mpsim.program import TICK, Kind, Stream
 from mpsim.result import Result
 
-__all__ = ["PARTS", "Slice", "measured_slices", "parts_of", "simulated_slices"]
+__all__ = ["PARTS", "Slice", "compare_orders", "measured_slices", "parts_of", "simulated_slices"]
 
 PARTS = ("forward", "backward", "gradients", "optimizer", "waiting")
 """What a rank's step is made of: actions of each kind, the reduction of gradients, and everything between actions."""
 
+_ACTION_WORDS = ("gradients", "optimizer")
 _LETTERS = {
     Kind.FORWARD: "F",
     Kind.BACKWARD: "B",
@@ -166,3 +167,27 @@ def parts_of(
     table = np.array([[mine[part] for part in PARTS] for mine in by_rank.values()])
     means = share @ table / share.sum()
     return dict(zip(PARTS, means.tolist(), strict=True))
+
+
+def compare_orders(one: Measurement, result: Result, sample: int) -> tuple[bool | None, str]:
+    """Whether torch ran every rank's actions in the order of the plan, and where not."""
+    pp = one.shape.get("pp", 1)
+    if one.actions is None or pp == 1:
+        return None, ""
+    planned = result.plan.orders.tokens()
+    each = len(one.group) // pp
+    for rank, tokens in one.actions.orders(sample).items():
+        ran = [token for token in tokens if token not in _ACTION_WORDS]
+        wanted = planned[rank // each]
+        for place, (a, b) in enumerate(zip(ran, wanted, strict=False)):
+            if a != b:
+                return (
+                    False,
+                    f"rank {rank}, action {place + 1}: torch ran {a}, the schedule says {b}",
+                )
+        if len(ran) != len(wanted):
+            return (
+                False,
+                f"rank {rank}: torch ran {len(ran)} actions, the schedule has {len(wanted)}",
+            )
+    return True, ""

@@ -13,6 +13,7 @@ import numpy as np
 from mpsim.calibration.compare.actions import (
     PARTS,
     Slice,
+    compare_orders,
     measured_slices,
     parts_of,
     simulated_slices,
@@ -32,7 +33,6 @@ from mpsim.result import Result, simulate
 __all__ = ["Comparison", "StepComparison", "compare_runs"]
 
 Progress = Callable[[int, int], None]
-_ACTION_WORDS = ("gradients", "optimizer")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -265,8 +265,9 @@ def compare_runs(
     if not steps:
         raise CalibrationError(f"{names}: no training step was measured; measure with --only steps")
     compared = []
+    launch = _launch(read)
     for done, measurement in enumerate(steps, start=1):
-        compared.append(_compared(measurement, machine))
+        compared.append(_compared(measurement, machine, launch))
         if progress is not None:
             progress(done, len(steps))
     if all(one.predicted is None for one in compared):
@@ -314,7 +315,18 @@ def _others(machine: Cluster) -> float:
     return min((float(one.get("others", 0.0)) for one in document.get("inputs", ())), default=0.0)
 
 
-def _compared(one: Measurement, machine: Cluster) -> StepComparison:
+def _launch(read: Iterable[Measured]) -> float:
+    """Host time of one launch, the least of the files; 0 where none has it [s]."""
+    times = [
+        time_of(one)
+        for file in read
+        for one in file.of("kernels", "launch")
+        if one.variant.get("way") == "host"
+    ]
+    return min(times, default=0.0)
+
+
+def _compared(one: Measurement, machine: Cluster, launch: float) -> StepComparison:
     sample = _typical(one)
     slices = measured_slices(one, sample)
     blank = StepComparison(
@@ -337,7 +349,7 @@ def _compared(one: Measurement, machine: Cluster) -> StepComparison:
         skipped_because=None,
     )
     try:
-        result = simulate(scenario_of(one, machine))
+        result = simulate(scenario_of(one, machine, launch=launch))
     except MpsimError as error:
         return dataclasses.replace(blank, skipped_because=" ".join(str(error).split()))
     return _filled(blank, one, result, sample)
@@ -352,7 +364,7 @@ def _filled(blank: StepComparison, one: Measurement, result: Result, sample: int
     slices = tuple(simulated_slices(result))
     sizes = dict(enumerate(program.class_size.tolist()))
     step_time = result.timeline.step_time_s
-    same, first = _orders(one, result, sample)
+    same, first = compare_orders(one, result, sample)
     return dataclasses.replace(
         blank,
         predicted=step_time,
@@ -370,27 +382,3 @@ def _typical(one: Measurement) -> int:
     times = table.max(axis=0) if one.synchronous else table.mean(axis=0)
     recorded = max(one.actions.step, default=0) + 1 if one.actions else len(times)
     return int(np.argmin(np.abs(times[:recorded] - time_of(one))))
-
-
-def _orders(one: Measurement, result: Result, sample: int) -> tuple[bool | None, str]:
-    """Whether torch ran every rank's actions in the order of the plan, and where not."""
-    pp = one.shape.get("pp", 1)
-    if one.actions is None or pp == 1:
-        return None, ""
-    planned = result.plan.orders.tokens()
-    each = len(one.group) // pp
-    for rank, tokens in one.actions.orders(sample).items():
-        ran = [token for token in tokens if token not in _ACTION_WORDS]
-        wanted = planned[rank // each]
-        for place, (a, b) in enumerate(zip(ran, wanted, strict=False)):
-            if a != b:
-                return (
-                    False,
-                    f"rank {rank}, action {place + 1}: torch ran {a}, the schedule says {b}",
-                )
-        if len(ran) != len(wanted):
-            return (
-                False,
-                f"rank {rank}: torch ran {len(ran)} actions, the schedule has {len(wanted)}",
-            )
-    return True, ""

@@ -51,8 +51,16 @@ def title_of(one: Measurement) -> str:
     return ", ".join(words)
 
 
-def scenario_of(one: Measurement, machine: Cluster) -> Scenario:
+def scenario_of(one: Measurement, machine: Cluster, *, launch: float = 0.0) -> Scenario:
     """The scenario that a measured step ran.
+
+    Parameters
+    ----------
+    one : Measurement
+    machine : Cluster
+        Of a machine file.
+    launch : float
+        Host time of one launch on a GPU, as `mpsim measure` found it; 0 where it was not measured [s].
 
     Raises
     ------
@@ -95,7 +103,7 @@ def scenario_of(one: Measurement, machine: Cluster) -> Scenario:
                 "precision": precision_of(one.dtype),
                 "recompute": str(one.variant.get("recompute", "none")),
             },
-            "framework": _framework(one, machine),
+            "framework": _framework(one, machine, launch),
         }
     )
 
@@ -121,7 +129,7 @@ def _schedule(one: Measurement) -> dict[str, Any]:
     return schedule
 
 
-def _framework(one: Measurement, machine: Cluster) -> dict[str, Any]:
+def _framework(one: Measurement, machine: Cluster, launch: float) -> dict[str, Any]:
     """The stack that `mpsim measure` runs: which preset, and what its steps leave out or do otherwise."""
     table: Mapping[str, Any] = read_shipped(__package__ or "", "stacks.yaml")
     stack = _stack(one)
@@ -139,6 +147,8 @@ def _framework(one: Measurement, machine: Cluster) -> dict[str, Any]:
         each = parse_quantity(habits.get("launch_cost", "0 s"), Dimension.TIME)
         layers = one.shape["layers"] / one.shape.get("pp", 1)
         fields |= _calls(table["calls"], stack, each, layers)
+    elif launch:
+        fields["launch_cost"] = _written(launch * table["calls"]["operator"])
     return fields
 
 
