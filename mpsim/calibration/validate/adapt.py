@@ -155,6 +155,18 @@ def _batch(scenario: Sections) -> str:
     return f"global_batch_seqs = {training['global_batch']} ({batch} does not divide among {dp} replicas)"
 
 
+def _rounds(scenario: Sections) -> str:
+    """Interleaving takes microbatches in equal rounds of at least as many as there are stages."""
+    training, mesh = scenario["training"], scenario["parallelism"]
+    step = mesh["dp"] * training["micro_batch"]
+    number = training["global_batch"] // step
+    rounds = number // mesh["pp"]
+    if scenario["schedule"]["name"] not in INTERLEAVED or rounds < 1 or number % rounds == 0:
+        return ""
+    training["global_batch"] = round(number / rounds) * rounds * step
+    return f"global_batch_seqs = {training['global_batch']} ({number} microbatches are not {rounds} equal rounds)"
+
+
 def _sharers(scenario: Sections) -> str:
     """Groups that share a copy divide the replicas."""
     mesh = scenario["parallelism"]
@@ -195,4 +207,5 @@ _STEPS: tuple[Callable[[Sections], str], ...] = (
     _sharers,
     _precision,
     _batch,
+    _rounds,
 )
