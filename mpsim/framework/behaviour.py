@@ -362,7 +362,7 @@ class HostBehaviour:
     step_overhead: float
     backward_launch_cost: float = 0.0
     collective_launch_cost: float = 0.0
-    softmax_launches: int = 6
+    softmax_launches: int = 0
     step_rank_time: float = 0.0
     narrow_launches: float = 1.0
     collective_cost: float = 0.0
