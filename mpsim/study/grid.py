@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
@@ -45,6 +47,8 @@ COLUMNS = (
 )
 """What a table of results shows of each summary."""
 
+_SHORT = 16  # digits of a digest that tell one scenario from another
+_QUANTITY = re.compile(r"[0-9][0-9.eE+-]* [^ .]+")
 _TOGETHER = 64  # points computed together: what a kill can cost
 
 
@@ -254,8 +258,8 @@ def sweep(
     report = progress or (lambda done, total: None)
     combined = combinations(values)
     report(0, len(combined))
-    points = _Points.of(scenario, combined, shard)
-    journal = Journal(resume)
+    journal, base = Journal(resume), name_of("base", scenario.digest)[:_SHORT]
+    points = _Points.of(scenario, combined, shard, {} if shard else _named(journal, base))
     missing = [place for place in points.order if points.names[place] not in journal]
     total = len(points.order)
     report(total - len(missing), total)
@@ -266,7 +270,7 @@ def sweep(
         try:
             for chunk, outcomes in _computed(points, chunks, pool):
                 for place, outcome in zip(chunk, outcomes, strict=True):
-                    row = {"values": dict(points.values[place]), **outcome}
+                    row = {"base": base, "values": dict(points.values[place]), **outcome}
                     journal.add(points.names[place], row)
                 journal.flush()
                 done += len(chunk)
@@ -307,6 +311,7 @@ class _Points:
         scenario: Scenario,
         values: Sequence[Mapping[str, object]],
         shard: tuple[int, int] | None,
+        known: Mapping[str, str],
     ) -> _Points:
         names: list[str] = []
         wrong: dict[int, str] = {}
@@ -314,6 +319,10 @@ class _Points:
         base = scenario.digest
         for place, one in enumerate(values):
             likeness: tuple[object, ...] = ()
+            if known and (found := known.get(_words(one))) is not None:
+                names.append(found)
+                first.setdefault(found, (likeness, place))
+                continue
             try:
                 point = scenario.with_values(one)
             except MpsimError as error:
@@ -337,6 +346,25 @@ class _Points:
                 [moved[place] for place in chosen],
             )
         return cls(scenario, values, names, wrong, order)
+
+
+def _named(journal: Journal, base: str) -> dict[str, str]:
+    """Names of points of the scenario `base` that are in the journal, by their values: numbers and quantities, which mean the same whatever files and catalogs hold."""
+    return {
+        _words(entry["values"]): name
+        for name, entry in journal.items()
+        if entry.get("base") == base and all(map(_is_number, entry["values"].values()))
+    }
+
+
+def _words(values: Mapping[str, object]) -> str:
+    return json.dumps(values, sort_keys=True, default=str)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) or (
+        isinstance(value, str) and _QUANTITY.fullmatch(value) is not None
+    )
 
 
 def _likeness(scenario: Scenario) -> tuple[object, ...]:

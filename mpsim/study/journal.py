@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ class Journal:
         entry: dict[str, Any] = json.loads(self._lines[name])
         del entry[_DIGEST]
         return entry
+
+    def items(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every entry with its name."""
+        return ((name, self[name]) for name in self._lines)
 
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
         """Keep an entry; it is on disk once a chunk is full, or after `flush`."""

@@ -124,6 +124,30 @@ def counted(monkeypatch):
     return computed
 
 
+def test_a_resumed_sweep_names_only_what_is_not_on_disk(scenario, tmp_path, monkeypatch):
+    """Points of the same scenario with the same numbers are known by them; of another scenario, or by names of presets, they are not."""
+    journal = tmp_path / "rows.jsonl"
+    axes = {"parallelism.tp": [1, 2], "cluster.nic.bandwidth": ["100 Gb/s", "200 Gb/s"]}
+    whole = mpsim.sweep(scenario, axes, resume=journal).rows
+    before = journal.read_bytes()
+    built = []
+    with_values = type(scenario).with_values
+    monkeypatch.setattr(
+        type(scenario),
+        "with_values",
+        lambda self, values: built.append(values) or with_values(self, values),
+    )
+    assert mpsim.sweep(scenario, axes, resume=journal).rows == whole
+    assert (built, journal.read_bytes()) == ([], before)
+    other = with_values(scenario, {"training.global_batch": 64})
+    assert mpsim.sweep(other, axes, resume=journal).rows != whole
+    assert len(built) == 8
+    for _ in range(2):
+        built.clear()
+        mpsim.sweep(scenario, {"model": ["llama2-7b"]}, resume=journal)
+        assert built
+
+
 def test_points_that_are_the_same_scenario_are_computed_once(scenario, monkeypatch):
     """dp left out is the dp that is left: four rows, two simulations."""
     computed = counted(monkeypatch)
