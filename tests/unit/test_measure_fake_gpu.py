@@ -241,8 +241,9 @@ def test_compiled_steps_are_predicted_on_a_gpu_with_fused_kernels(
     )
     machine = read_machine(box)
     eager, fused = (scenario_of(each, machine).software for each in (one, changed))
-    assert fused.lowering.fused_bias_activation
-    assert not eager.lowering.fused_bias_activation
+    assert fused.lowering.fused_bias_dropout_add
+    assert not eager.lowering.fused_bias_dropout_add
+    assert eager.lowering.fused_bias_activation, "a bias in the product's epilogue is no kernel"
     assert (eager.kernels.attention_kernel, fused.kernels.attention_kernel) == ("flash2", "cudnn")
     launch = scenario_of(one, machine, launch=4e-6).software.host.launch_cost
     assert launch == pytest.approx(8e-6), "of an operator, twice an addition's"

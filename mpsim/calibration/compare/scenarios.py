@@ -135,6 +135,7 @@ def _framework(one: Measurement, machine: Cluster, launch: float) -> dict[str, A
     stack = _stack(one)
     narrow = precision_of(one.dtype) in ("bf16", "fp16")
     fields = {**table["common"], **table[stack], **table["narrow" if narrow else "wide"]}
+    fields |= {} if machine.accelerator.family == "cpu" else table["gpu"]
     kernel = table["attention"].get(one.variant.get("attention"))
     fields |= {"attention_kernel": kernel} if kernel else {}
     fields |= table["compiled"] if one.variant.get("compiled") else {}

@@ -205,7 +205,8 @@ def _prepare_vocabulary(
     def call(given: torch.Tensor) -> torch.Tensor:
         if lookup:
             return functional.embedding(ids, given)
-        return functional.cross_entropy(given, ids)
+        wide = given if given.dtype == torch.float64 else given.float()
+        return functional.cross_entropy(wide, ids)  # in 32 bits at least, as training runs it
 
     given = [one.detach() for one in make()]
     check = agrees(call(*given), call(*(one.double() for one in given)), dtype, "float64")
