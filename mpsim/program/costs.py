@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import CollectiveModel, Constant, KernelModel, host_constants
+from mpsim.cost import CollectiveModel, Constant, KernelModel, host_constants, interference_of
 from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
 from mpsim.parallel import Communication, GroupShape
@@ -22,6 +22,8 @@ from mpsim.program.template import ticks
 from mpsim.workload import Operator
 
 __all__ = ["PlanCosts", "StageCosts"]
+
+_ON_AVERAGE = (".lost", ".full_rate")  # of the constants of interference
 
 
 class PlanCosts:
@@ -110,6 +112,9 @@ class PlanCosts:
         if others:
             more = [one.provenance() for one in others]
             own = tuple(dict.fromkeys(itertools.chain(own, *more)))
+        if self.plan.exchanges_beside:
+            taken = interference_of(self.plan.framework.name, self.plan.cluster.accelerator)
+            own += tuple(one for one in taken.constants if one.name.endswith(_ON_AVERAGE))
         return own if self.plan.offload == "none" else (*own, *host_constants(self.plan.cluster))
 
     @remembered

@@ -279,6 +279,14 @@ class Plan:
         return beside and self.sharers > 1 and not self.gathers_units
 
     @property
+    def exchanges_beside(self) -> bool:
+        """Whether gathers of parameters or reductions of gradients run beside layers, which are slower for it on average."""
+        if self.interference or self.replicas == 1:  # the engine finds out which kernels are slower
+            return False
+        gathers = self.gathers_beside or (self.gathers_units and self.units_in_flight > 1)
+        return gathers or self.framework.overlaps_gradients(self.mesh.pp)
+
+    @property
     def units_in_flight(self) -> int:
         """Gathered units alive at a time."""
         return 1 if self.framework.host.launch_blocking else self.framework.data.units_in_flight

@@ -116,3 +116,14 @@ def test_stretching_keeps_what_waits_for_what() -> None:
         dataclasses.replace(longer, start=template.start, duration=template.duration).parts.sum()
         == new.max()
     )
+
+
+def test_a_result_names_the_constants_of_what_runs_beside_layers() -> None:
+    """Where layers are slower for it, the share they lose and the rate it belongs to are among the constants; elsewhere they are not."""
+
+    def named(plan: Plan) -> set[str]:
+        names = {one.name for one in PlanCosts(plan).provenance()}
+        return {one for one in names if one.startswith("interference")}
+
+    assert named(plan_of()) == {"interference.any.nccl.lost", "interference.any.nccl.full_rate"}
+    assert named(plan_of(dp=1)) == named(unhindered(plan_of())) == set()

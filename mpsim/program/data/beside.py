@@ -72,7 +72,7 @@ class Beside:
     def _queued(self, pieces: Sequence[Piece], rank: int) -> list[_Beside]:
         """What joins the queue when each piece begins: gathers for those behind it, the reduction of the one before it."""
         plan, none = self._plan, (0.0, 0.0)
-        if plan.interference or len(pieces) == 1:  # the engine finds out which kernels are slower
+        if not plan.exchanges_beside or len(pieces) == 1:
             return [none] * len(pieces)
         gathers, reduces = [none] * len(pieces), [none] * len(pieces)
         if plan.gathers_units and plan.units_in_flight > 1:
