@@ -18,6 +18,7 @@ from pathlib import Path
 from mpsim.calibration.compare import Comparison, StepComparison, compare_runs
 from mpsim.calibration.fit import Calibrated, Score, calibrate
 from mpsim.calibration.readers import read_any
+from mpsim.calibration.reading import read_measured
 from mpsim.cli.validate_runs import verdict
 from mpsim.plot.measured import BesideDisplay
 from mpsim.plot.residuals import ResidualDisplay
@@ -31,7 +32,7 @@ Written by `python validation/measured/report.py` from what `mpsim measure` reco
 predicted. The figures are blind as far as constants go, not as far as rules go: people who had seen errors of such steps added that gradients are copied into buckets and back,
 that Python has a price (hooks of FSDP2, the runtime of pipelines, backwards in two halves), and that the median of a collective counts.
 
-`cpu-2-ranks.jsonl`, and `cpu-2-ranks-again.jsonl` four minutes earlier: two gloo ranks, one thread each, on a virtual machine with two cores of an AMD EPYC on which nothing else of
+`cpu-2-ranks.jsonl` ({first}) and `cpu-2-ranks-again.jsonl` ({again}): two gloo ranks, one thread each, on a virtual machine with two cores of an AMD EPYC on which nothing else of
 ours ran (what others took is in the tables). Recorded with
 
     torchrun --nproc-per-node 2 --no-python mpsim measure --device cpu --out cpu-2-ranks.jsonl --budget 240s
@@ -46,11 +47,12 @@ Host and kernel names were replaced in their headers. To repeat it on your machi
 - Four ranks and more: the machine has two cores.
 - Steps that the budget had no room for: some of the model of 512, and the compiled ones.
 """
+ALONE = """- One rank alone is predicted 5 to 9 % too fast, and everything else with it: these recordings time a layer that is repeated alone and finds its weights in a cache. `mpsim measure`
+  times layers within a stack of four by now.
+"""
 TAIL = """
 ## What falls short
 
-- One rank alone is predicted 5 to 9 % too fast, and everything else with it: these recordings time a layer that is repeated alone and finds its weights in a cache. `mpsim measure`
-  times layers within a stack of four by now.
 - The memory's rate, and with it the optimizer, differs by half from recording to recording.
 - Collectives of less than a megabyte wait for two processes to be scheduled: repeated measurements of one size spread by a third, and their medians differ by a third from one recording to the next.
 - Where others compute on the same cores, kernels count with the time that the process itself ran; steps and collectives count in full, and are slower than predicted by about the share in the column
@@ -60,7 +62,11 @@ TAIL = """
 
 def report(found: Calibrated, comparison: Comparison, again: Comparison) -> str:
     """Tables of fits and of steps."""
-    lines = [HEAD, "\n## Steps, blind\n"]
+    read = [read_measured(path) for path in (DATA, AGAIN)]
+    first, second = (one.header.created[:16].replace("T", " ") + " UTC" for one in read)
+    layers = read[0].of("blocks", "transformer_layer")
+    alone = "" if any(one.shape.get("layers", 1) > 1 for one in layers) else ALONE
+    lines = [HEAD.format(first=first, again=second), "\n## Steps, blind\n"]
     lines += [f"- {text}" for text in verdict(comparison)]
     lines += [
         "- the other recording: " + "; ".join(verdict(again)),
@@ -87,7 +93,7 @@ def report(found: Calibrated, comparison: Comparison, again: Comparison) -> str:
     lines += ["| --- | --- | --: | --: | --: | --: | --: |", *map(_fit, found.fit.scores)]
     lines += ["", "![residuals](residuals.png)", "", "Warnings of `mpsim calibrate`:", ""]
     lines += [f"- {text}" for text in found.warnings]
-    return "\n".join([*lines, TAIL])
+    return "\n".join([*lines, TAIL + alone])
 
 
 def _repeats(first: Comparison, again: Comparison) -> str:
