@@ -78,6 +78,11 @@ def _check_given_stages(
         wrong.append(f"got {len(given)} entries, needed one for each of {spelled}")
     if sum(given) != layers:
         wrong.append(f"got {sum(given)} layers in all, needed the model's {layers}")
+    empty = [str(i) for i, count in enumerate(given) if not count and 0 < i < len(given) - 1]
+    if empty and not wrong:
+        wrong.append(
+            f"got no layer for stage {', '.join(empty)}, which has neither embedding nor head"
+        )
     if not wrong:
         return []
     message = f"{'; '.join(wrong)}; correct the list, or leave it out for an even division"
