@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+import types
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,9 +25,10 @@ def _blocks() -> list[str]:
 def test_the_printed_file_and_line_make_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """The module's text is run, its line added to the registry, and its closed forms hold."""
     file, line, claims = _blocks()
-    module: dict[str, object] = {"__name__": "slack_1f1b"}
-    exec(file, module)  # noqa: S102
-    table = {**registry._SCHEDULES, **eval("{" + line + "}", module)}  # noqa: S307
+    module = types.ModuleType("mpsim.schedule.slack_1f1b")
+    exec(file, module.__dict__)  # noqa: S102
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    table = {**registry._SCHEDULES, **eval("{" + line + "}", {})}  # noqa: S307
     monkeypatch.setattr(registry, "_SCHEDULES", MappingProxyType(table))
     assert "slack-1f1b" in schedule_names()
     exec(claims, {})  # noqa: S102
@@ -39,8 +42,8 @@ def test_scenarios_know_every_schedule_and_its_chunks() -> None:
     """The schema's list of names is the registry, and schedules of two chunks by default are the schema's."""
     assert set(SCHEDULES) == set(schedule_names())
     default = {
-        name: inspect.signature(build).parameters["virtual_stages"].default
-        for name, build in registry._SCHEDULES.items()
+        name: inspect.signature(registry._builder(name)).parameters["virtual_stages"].default
+        for name in schedule_names()
     }
     fixed = {name: chunks for name, chunks in default.items() if chunks != 1}
     assert dict(FIXED_VIRTUAL_STAGES) == fixed
