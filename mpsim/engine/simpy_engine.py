@@ -51,35 +51,37 @@ def run_simpy(program: Program) -> Timeline:
     duration = program.duration.tolist()
     pointer, after = following.ptr.tolist(), following.value.tolist()
     count = len(program)
-    start, end = [0.0] * count, [-1.0] * count
+    start = [-1.0] * count
     stream = _streams(program, environment)
     schedule = environment.schedule
 
-    def begin(row: int) -> None:
+    def begin(row: int, now: float) -> None:
         """Have an event when `row` ends."""
+        start[row] = now
         own = stream[row]
         own.row, own.callbacks = row, ended
         schedule(own, NORMAL, duration[row])
 
-    def finish(own: _Stream) -> None:
-        row = own.row
-        now = end[row] = environment.now
+    def finish(event: _Stream) -> None:
+        row, now = event.row, environment.now
         for successor in after[pointer[row] : pointer[row + 1]]:
             left = waiting[successor]
             if left > 1:
                 waiting[successor] = left - 1
-            else:
+            else:  # `begin`, written out: calling it takes a twelfth of the whole time (measured)
                 start[successor] = now
-                begin(successor)
+                own = stream[successor]
+                own.row, own.callbacks = successor, ended
+                schedule(own, NORMAL, duration[successor])
 
     ended: list[Callable[[Any], None]] = [finish]
     for row in [row for row, left in enumerate(waiting) if not left]:
-        begin(row)
+        begin(row, 0.0)
     environment.run()
-    ends = np.asarray(end)
-    if count and ends.min() < 0:
-        raise deadlock(program, waits, ends >= 0)
-    return Timeline(program=program, start=np.asarray(start), end=ends, engine="simpy")
+    starts = np.asarray(start)
+    if count and starts.min() < 0:
+        raise deadlock(program, waits, starts >= 0)
+    return Timeline(program=program, start=starts, end=starts + program.duration, engine="simpy")
 
 
 def _streams(program: Program, environment: simpy.Environment) -> list[_Stream]:

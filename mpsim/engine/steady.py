@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-_KEPT = 6  # periods that are walked: two to become steady, two that show it, two to flush (GPT-3's pipeline needs no more)
+_KEPT = 5  # periods that are walked: to become steady, two that show it, to flush (GPT-3's pipeline needs no more)
 _WORTH = 4096  # from so many nodes left out finding them costs less than walking them (measured)
 
 

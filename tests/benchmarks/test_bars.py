@@ -267,7 +267,7 @@ def _command(bytecode: Path, *arguments: str) -> float:
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(bytecode)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    script = "import sys; from mpsim.cli import main; sys.exit(main(sys.argv[1:]))"
+    script = "import sys; from mpsim.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", script, *arguments]
     subprocess.run(command, capture_output=True, check=True, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
