@@ -9,46 +9,29 @@ where it is built in): plain scalars are resolved here, by the rules of the core
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
-import re
-from collections.abc import Iterator, Mapping
-from importlib import resources
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import yaml
 
 from mpsim.errors import Problem, ScenarioError
+from mpsim.scalars import resolve
 
 __all__ = [
     "Document",
-    "load_catalog",
     "load_document",
     "parse_scalar",
     "read_document",
-    "read_shipped",
 ]
 
 MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 48
 MAX_VALUES: Final = 100_000  # after aliases are expanded
-MAX_DIGITS: Final = 400  # of one number; a double has 309 before its point
-
-Scalar: TypeAlias = str | int | float | bool | None
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_INTEGER = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
-_BASED = re.compile(r"0(?:x[0-9a-fA-F]+|o[0-7]+)")
-_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_NUMERIC = frozenset("0123456789.+-")  # what a number can begin with
 _MERGE = object()  # a plain "<<"; a quoted one is a key like any other
-_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
-_WORDS: Mapping[str, bool | None] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,24 +105,6 @@ def read_document(path: str | Path) -> Document:
     return _parse(_decode(raw, file), file)
 
 
-@functools.cache
-def read_shipped(package: str, name: str) -> Any:
-    """Plain data of a YAML file that ships with mpsim: what `load_document` reads from it, without the places.
-
-    It is read once and shared by every caller: do not change it in place.
-    """
-    text = (resources.files(package) / name).read_text(encoding="utf-8")
-    node = yaml.compose(text, Loader=_Untyped)
-    assert node is not None, f"{package}/{name} is empty"
-    return _data(node)
-
-
-def load_catalog(package: str) -> Iterator[tuple[str, Any]]:
-    """Read every ``*.yaml`` shipped in `package`, in order of name, as (stem, data); see `read_shipped`."""
-    for name in _catalog(package):
-        yield name.removesuffix(".yaml"), read_shipped(package, name)
-
-
 def parse_scalar(text: str) -> object:
     """Read `text` as the value of a key would be read (for ``--set key=value``).
 
@@ -157,46 +122,6 @@ def parse_scalar(text: str) -> object:
     if document.problems:
         raise ScenarioError(document.problems)
     return document.data
-
-
-@functools.cache
-def _catalog(package: str) -> tuple[str, ...]:
-    names = (entry.name for entry in resources.files(package).iterdir())
-    return tuple(sorted(name for name in names if name.endswith(".yaml")))
-
-
-class _Typeless:
-    """Keeps a composer of PyYAML from guessing the types of values."""
-
-    def resolve(self, kind: type, value: str | None, implicit: object) -> str:
-        del kind, value, implicit
-        return ""
-
-    def descend_resolver(self, node: object, index: object) -> None:
-        pass
-
-    def ascend_resolver(self) -> None:
-        pass
-
-
-class _Untyped(_Typeless, _Loader):  # type: ignore[misc] # which class depends on PyYAML's build
-    """Composes nodes of which every value is a text."""
-
-
-def _data(node: yaml.Node) -> Any:
-    """The value of a node of a file that ships with mpsim, which has no tag and repeats no key (tested)."""
-    if isinstance(node, yaml.ScalarNode):
-        return node.value if node.style else _resolve(node.value)
-    if isinstance(node, yaml.SequenceNode):
-        return [_data(item) for item in node.value]
-    merged: dict[Any, Any] = {}
-    data: dict[Any, Any] = {}
-    for key, value in node.value:
-        if key.value == "<<":
-            merged = _data(value)
-        else:
-            data[_data(key)] = _data(value)
-    return {**merged, **data} if merged else data
 
 
 def _reason(error: OSError) -> str:
@@ -421,20 +346,4 @@ def _scalar(event: yaml.ScalarEvent) -> object:
     """The value of a scalar: resolved if it was written plain, text if it was quoted."""
     if not event.implicit[0]:
         return event.value
-    return _MERGE if event.value == "<<" else _resolve(event.value)
-
-
-def _resolve(text: str) -> Scalar:
-    if text in _WORDS:
-        return _WORDS[text]
-    if text[0] not in _NUMERIC or len(text) > MAX_DIGITS:
-        return text
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    if _BASED.fullmatch(text):
-        return int(text[2:], 16 if text[1] == "x" else 8)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    if _NOT_FINITE.fullmatch(text):
-        return float(text.replace(".", "", 1))
-    return text
+    return _MERGE if event.value == "<<" else resolve(event.value)

@@ -13,12 +13,12 @@ import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from mpsim.document import read_shipped
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Accelerator, Link, source_of
 from mpsim.hardware.host import Host, host_of
+from mpsim.shipped import read_shipped
 
 __all__ = [
     "Constant",

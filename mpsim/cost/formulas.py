@@ -17,6 +17,7 @@ __all__ = [
     "GemmConstants",
     "attention_pairs",
     "attention_seconds",
+    "copy_seconds",
     "device_power",
     "gemm_seconds",
     "grouped_gemm_seconds",
@@ -26,6 +27,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 _OPTIMIZER_FRACTION = "kernels.optimizer.fraction"
+_COPY_FRACTION = "kernels.copy.fraction"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +275,29 @@ def optimizer_seconds(
     measured = calibration.value(_OPTIMIZER_FRACTION) if calibration else None
     fraction = measured or constant_groups("kernels")["optimizer"].value("fraction")
     return owned_parameters * bytes_per_parameter / (fraction * bandwidth)
+
+
+def copy_seconds(moved: float, bandwidth: float, calibration: Calibration | None = None) -> float:
+    """Time of a copy within the memory of a device.
+
+    Parameters
+    ----------
+    moved : float
+        Read and written [B].
+    bandwidth : float
+        Device memory [B/s].
+    calibration : Calibration, optional
+        Of the accelerator; its fraction counts.
+
+    Notes
+    -----
+    ``moved / (fraction * bandwidth)`` with the fraction that was measured (``kernels.copy.fraction``), else that of the optimizer. They differ on CPUs, whose
+    copies read what they will overwrite into the cache first.
+    """
+    measured = calibration.value(_COPY_FRACTION) if calibration else None
+    if measured is None:
+        return optimizer_seconds(moved, 1.0, bandwidth, calibration)
+    return moved / (measured * bandwidth)
 
 
 def device_power(utilisation: ArrayLike, tdp: float, idle: float) -> Floats:

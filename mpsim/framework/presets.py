@@ -6,9 +6,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim.document import load_catalog
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.framework import Framework, from_mapping
+from mpsim.shipped import load_catalog
 
 __all__ = ["framework", "framework_aliases", "framework_names"]
 

@@ -7,10 +7,10 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mpsim.document import load_catalog
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.entries import PROVENANCE, Entry, sources_of
+from mpsim.shipped import load_catalog
 from mpsim.units import Dimension
 
 __all__ = ["Host", "host_names", "host_of"]

@@ -12,12 +12,12 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mpsim.document import load_catalog
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Accelerator, Link, LinkShape, Node
 from mpsim.hardware.entries import PROVENANCE, Entry, parse_accelerator, parse_link, sources_of
 from mpsim.hardware.fabric import Fabric, FabricKind
+from mpsim.shipped import load_catalog
 from mpsim.units import Dimension, format_quantity
 
 __all__ = [

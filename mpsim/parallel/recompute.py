@@ -166,9 +166,7 @@ def _until_read(operators: tuple[Operator, ...], *, prunes: bool) -> tuple[Opera
     """
     end = max(i for i, one in enumerate(operators) if one.saved + one.saved_for_weight)
     last = operators[end]
-    plain = prunes or not any(
-        one is not last and subject(one) == last.name for one in operators
-    )
+    plain = prunes or not any(one is not last and subject(one) == last.name for one in operators)
     return operators[: end if last.flops and plain and last.n else end + 1]
 
 

@@ -7,9 +7,9 @@ import functools
 import math
 from typing import Any
 
-from mpsim.document import load_catalog
 from mpsim.framework import framework_aliases
 from mpsim.hardware import Accelerator, accelerator
+from mpsim.shipped import load_catalog
 
 __all__ = ["Validated", "nearest_validated"]
 

@@ -2,8 +2,9 @@
 
 from mpsim.study.blame import Blame
 from mpsim.study.comparison import Comparison, compare
-from mpsim.study.grid import Row, Sweep, sweep
+from mpsim.study.grid import sweep
 from mpsim.study.montecarlo import Jitter, Percentile, simulate_jitter
+from mpsim.study.rows import Row, Sweep
 from mpsim.study.schedules import (
     ScheduleChoice,
     SynthesisedSchedule,

@@ -7,9 +7,9 @@ import functools
 import math
 from collections.abc import Mapping
 
-from mpsim.document import load_catalog
 from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
+from mpsim.shipped import load_catalog
 
 __all__ = [
     "Checkpoint",

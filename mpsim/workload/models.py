@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from mpsim.document import load_catalog
 from mpsim.errors import WorkloadError, nearest
+from mpsim.shipped import load_catalog
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.transformer import Transformer
 

@@ -227,7 +227,8 @@ def test_a_product_whose_input_is_cast_runs_again_though_recomputation_stops_ear
     )
     (part,) = rerun(narrow, Recompute("full", stops_early=True)).parts
     assert part.operators[-1].name == "fc2"
-    (part,) = rerun(narrow, Recompute("full", prunes=True)).parts  # compiled: functions have no bounds
+    # compiled: functions have no bounds
+    (part,) = rerun(narrow, Recompute("full", prunes=True)).parts
     assert part.operators[-1].name == "quantise fc2"
 
 

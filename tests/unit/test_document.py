@@ -11,9 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpsim import document
-from mpsim.document import Document, load_catalog, load_document, parse_scalar, read_document
+from mpsim import document, shipped
+from mpsim.document import Document, load_document, parse_scalar, read_document
 from mpsim.errors import Problem, ScenarioError
+from mpsim.shipped import load_catalog
 
 
 @pytest.fixture(params=["C", "python"])
@@ -21,8 +22,8 @@ def loader(request, monkeypatch):
     """Both parsers of PyYAML, for machines without libyaml."""
     chosen = {"C": getattr(yaml, "CSafeLoader", yaml.SafeLoader), "python": yaml.SafeLoader}
     monkeypatch.setattr(document, "_Loader", chosen[request.param])
-    untyped = type("_Untyped", (document._Typeless, chosen[request.param]), {})
-    monkeypatch.setattr(document, "_Untyped", untyped)
+    untyped = type("_Untyped", (shipped._Typeless, chosen[request.param]), {})
+    monkeypatch.setattr(shipped, "_Untyped", untyped)
     return request.param
 
 
@@ -287,7 +288,7 @@ SHIPPED = sorted(SHIPPED_IN.glob("mpsim/**/*.yaml"))
 def test_a_shipped_file_reads_as_a_person_would_have_it_read(loader, path):
     """The quick reader of shipped files gives what the strict one does, in the same order and types; neither finds a mistake."""
     package = ".".join(path.relative_to(SHIPPED_IN).parent.parts)
-    assert repr(document.read_shipped.__wrapped__(package, path.name)) == repr(
+    assert repr(shipped.read_shipped.__wrapped__(package, path.name)) == repr(
         load_document(path).data
     )
 

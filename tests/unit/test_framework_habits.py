@@ -133,7 +133,8 @@ def test_narrow_layers_and_experts_launch_more():
     moe = {"moe": {"experts": 4, "ffn_hidden": 512, "top_k": 2}}
     routed, more = (layers("bf16", moe, expert_launches=count) for count in (0, 10))
     assert more - routed == pytest.approx(LAYERS * 2 * 10 * 1e-3, rel=0.01)
-    calls, looped = 6 * 1e-3, 6 * 3 * 8e-6  # a call for the first expert of each product, a loop in C++ for the others
+    # a call for the first expert of each product, a loop in C++ for the others
+    calls, looped = 6 * 1e-3, 6 * 3 * 8e-6
     assert routed - wide == pytest.approx(LAYERS * (calls + looped), rel=0.05)
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from mpsim.document import load_catalog
 from mpsim.errors import HardwareError
 from mpsim.hardware import Host, accelerator_names, host_names, host_of, recalled, system
+from mpsim.shipped import load_catalog
 
 
 def test_every_host_serves_accelerators_that_exist_and_none_has_two() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import mpsim
 from mpsim.errors import ScenarioError
-from mpsim.study.grid import combinations
+from mpsim.study.points import combinations
 from mpsim.study.shared import kind_of
 from mpsim.study.together import Together, simulate_together
 

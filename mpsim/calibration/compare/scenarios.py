@@ -7,10 +7,10 @@ from typing import Any
 
 from mpsim.calibration.fit.points import element_of, precision_of
 from mpsim.calibration.records import Measurement
-from mpsim.document import read_shipped
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Cluster
 from mpsim.scenario import Scenario
+from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, format_quantity, parse_quantity
 
 __all__ = ["family_of", "scenario_of", "title_of"]

@@ -16,7 +16,13 @@ import yaml
 
 from mpsim.calibration.fit.collectives import collective_points, fit_collectives, link_bandwidth
 from mpsim.calibration.fit.host import fit_host, layer_works
-from mpsim.calibration.fit.kernels import fit_attention, fit_gemm, fit_memory, fit_optimizer
+from mpsim.calibration.fit.kernels import (
+    fit_attention,
+    fit_copy,
+    fit_gemm,
+    fit_memory,
+    fit_optimizer,
+)
 from mpsim.calibration.fit.machine import (
     Frame,
     cpu_entry,
@@ -153,6 +159,7 @@ def _fitted(
             fit_attention(points, chip, main),
             fit_memory(points, chip, main),
             fit_optimizer(points, chip, main),
+            fit_copy(points, chip) if chip.family == "cpu" else Fit(),
         ]
     )
     measured = dataclasses.replace(chip, calibration=_trial(kernels))

@@ -19,7 +19,7 @@ from mpsim.cost.formulas import GemmConstants
 from mpsim.hardware import Accelerator, Fitted, MeasuredCurve
 from mpsim.workload import OperatorKind, Phase
 
-__all__ = ["fit_attention", "fit_gemm", "fit_memory", "fit_optimizer"]
+__all__ = ["fit_attention", "fit_copy", "fit_gemm", "fit_memory", "fit_optimizer"]
 
 Floats = NDArray[np.float64]
 _HALF = ("bf16", "fp16")
@@ -369,6 +369,17 @@ def _title(key: tuple[OperatorKind, str, Phase]) -> str:
 def fit_optimizer(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
     """Adam: the fraction of the memory rate at which it moves its tensors, by the largest: the states of a model lie in no cache."""
     mine = [p for p in points if p.series.startswith("adam/") and p.precision == main]
+    return _fit_stream("optimizer", mine, chip)
+
+
+def fit_copy(points: Sequence[Point], chip: Accelerator) -> Fit:
+    """Copies within the memory: the fraction of its rate at which they move, by the largest, which no cache holds."""
+    mine = [p for p in points if p.series.startswith("copy/") and p.phase == "burst"]
+    return _fit_stream("copy", mine, chip)
+
+
+def _fit_stream(name: str, mine: Sequence[Point], chip: Accelerator) -> Fit:
+    """The fraction of the memory rate of what only moves memory."""
     largest = max((p.size for p in mine), default=0.0)
     train = [p for p in mine if p.size == largest]
     if not train:
@@ -376,11 +387,11 @@ def fit_optimizer(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
     rate = chip.memory_bandwidth
     (level,), _ = fit_robust(
         lambda x: np.array([p.size for p in train]) / (x[0] * rate),
-        [unknown("optimizer")],
+        [unknown(name)],
         np.array([p.seconds for p in train]),
     )
     predicted = np.array([p.size for p in mine]) / (level.value * rate)
     return Fit(
-        {"kernels.optimizer.fraction": fitted(level, "1")},
-        scores=(score("optimizer", "constants", mine, predicted),),
+        {f"kernels.{name}.fraction": fitted(level, "1")},
+        scores=(score(name, "constants", mine, predicted),),
     )

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpsim.calibration.fit.robust import Unknown
-from mpsim.document import read_shipped
 from mpsim.hardware import Fitted
+from mpsim.shipped import read_shipped
 
 __all__ = ["limit", "range_warnings", "unknown"]
 

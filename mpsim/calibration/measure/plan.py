@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mpsim.document import read_shipped
+from mpsim.shipped import read_shipped
 
 __all__ = ["Split", "best_first", "degrees", "load_grid", "round_robin"]
 

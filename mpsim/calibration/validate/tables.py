@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim.document import load_catalog
 from mpsim.errors import CalibrationError
+from mpsim.shipped import load_catalog
 
 __all__ = ["lookup", "table"]
 

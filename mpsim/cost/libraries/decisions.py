@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-from mpsim.document import read_shipped
+from mpsim.shipped import read_shipped
 
 __all__ = ["Band", "DecisionTable", "Rung", "decision_table"]
 

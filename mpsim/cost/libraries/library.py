@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.document import read_shipped
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.parallel.group import GroupShape
+from mpsim.shipped import read_shipped
 
 __all__ = ["Library", "check_runs_on", "default_library", "library_names"]
 

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from mpsim.cost import optimizer_seconds
+from mpsim.cost import copy_seconds
 from mpsim.program.blocks import Block
 from mpsim.program.plan import Plan
 from mpsim.program.program import PARTS, Stream, Template
@@ -26,8 +26,8 @@ class Passes:
 
     Notes
     -----
-    Copies that only sharding needs count as ``exposed_dp``, adding up gradients as ``other``. A pass moves memory as fast as the
-    optimizer does (``kernels.optimizer.fraction``).
+    Copies that only sharding needs count as ``exposed_dp``, adding up gradients as ``other``. A pass moves memory as fast as
+    a copy does (`mpsim.cost.copy_seconds`).
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -56,7 +56,7 @@ class Passes:
         chip = self._plan.cluster_of(rank).accelerator
         key = (name, moved, id(chip))
         if key not in self._made:
-            seconds = optimizer_seconds(moved, 1.0, chip.memory_bandwidth, chip.calibration)
+            seconds = copy_seconds(moved, chip.memory_bandwidth, chip.calibration)
             self._made[key] = _single(name, PARTS.index(part), float(ticks(seconds)))
         return [Block(-1, self._made[key], 0.0)]
 

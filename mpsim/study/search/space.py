@@ -12,10 +12,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from mpsim.document import load_catalog
 from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.scenario import Scenario, checks
 from mpsim.scenario.sections import INTERLEAVED
+from mpsim.shipped import load_catalog
 
 __all__ = ["AXES", "Frame", "Layout", "Space", "defaults", "split_axes"]
 

@@ -1,0 +1,77 @@
+"""YAML files that ship with mpsim: plain data, read quickly and once.
+
+libyaml composes them where it is built in, and `mpsim.scalars` types them, so that they mean what `mpsim.document` would have read (tested).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from mpsim.scalars import resolve
+
+__all__ = ["load_catalog", "read_shipped"]
+
+_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@functools.cache
+def read_shipped(package: str, name: str) -> Any:
+    """Plain data of a YAML file that ships with mpsim: what `load_document` reads from it, without the places.
+
+    It is read once and shared by every caller: do not change it in place.
+    """
+    text = (resources.files(package) / name).read_text(encoding="utf-8")
+    node = yaml.compose(text, Loader=_Untyped)
+    assert node is not None, f"{package}/{name} is empty"
+    return _data(node)
+
+
+def load_catalog(package: str) -> Iterator[tuple[str, Any]]:
+    """Read every ``*.yaml`` shipped in `package`, in order of name, as (stem, data); see `read_shipped`."""
+    for name in _catalog(package):
+        yield name.removesuffix(".yaml"), read_shipped(package, name)
+
+
+@functools.cache
+def _catalog(package: str) -> tuple[str, ...]:
+    names = (entry.name for entry in resources.files(package).iterdir())
+    return tuple(sorted(name for name in names if name.endswith(".yaml")))
+
+
+class _Typeless:
+    """Keeps a composer of PyYAML from guessing the types of values."""
+
+    def resolve(self, kind: type, value: str | None, implicit: object) -> str:
+        del kind, value, implicit
+        return ""
+
+    def descend_resolver(self, node: object, index: object) -> None:
+        pass
+
+    def ascend_resolver(self) -> None:
+        pass
+
+
+class _Untyped(_Typeless, _Loader):  # type: ignore[misc] # which class depends on PyYAML's build
+    """Composes nodes of which every value is a text."""
+
+
+def _data(node: yaml.Node) -> Any:
+    """The value of a node of a file that ships with mpsim, which has no tag and repeats no key (tested)."""
+    if isinstance(node, yaml.ScalarNode):
+        return node.value if node.style else resolve(node.value)
+    if isinstance(node, yaml.SequenceNode):
+        return [_data(item) for item in node.value]
+    merged: dict[Any, Any] = {}
+    data: dict[Any, Any] = {}
+    for key, value in node.value:
+        if key.value == "<<":
+            merged = _data(value)
+        else:
+            data[_data(key)] = _data(value)
+    return {**merged, **data} if merged else data

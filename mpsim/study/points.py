@@ -1,0 +1,163 @@
+"""The points of a sweep: which there are, which are the same scenario in other words, and in which order they are computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from mpsim.errors import MpsimError, ScenarioError
+from mpsim.scenario import Scenario
+from mpsim.study.journal import Journal, name_of
+from mpsim.study.rows import reason_of
+
+__all__ = ["Points", "combinations", "named"]
+
+_QUANTITY = re.compile(r"[0-9][0-9.eE+-]* [^ .]+")
+
+
+def combinations(values: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
+    """Every combination of `values`, the last key fastest.
+
+    Raises
+    ------
+    ScenarioError
+        If there is no key, or a key without values.
+
+    Examples
+    --------
+    >>> combinations({"parallelism.tp": [1, 2], "parallelism.pp": [4]})
+    [{'parallelism.tp': 1, 'parallelism.pp': 4}, {'parallelism.tp': 2, 'parallelism.pp': 4}]
+    """
+    if not values:
+        raise ScenarioError("nothing to sweep over: give a sweep: block or keys with values")
+    empty = [key for key, choices in values.items() if not choices]
+    if empty:
+        raise ScenarioError(f"no values to sweep over for {', '.join(empty)}; give at least one")
+    return [
+        dict(zip(values, choice, strict=True)) for choice in itertools.product(*values.values())
+    ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Points:
+    """Points of a sweep.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        That is varied.
+    values : sequence of mapping
+        Of each point.
+    names : list of str
+        The same for points that are the same scenario.
+    wrong : mapping of int to str
+        Why points are none.
+    order : list of int
+        First point of each name, those of like structure next to each other.
+    """
+
+    scenario: Scenario
+    values: Sequence[Mapping[str, object]]
+    names: list[str]
+    wrong: Mapping[int, str]
+    order: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        scenario: Scenario,
+        values: Sequence[Mapping[str, object]],
+        shard: tuple[int, int] | None,
+        known: Mapping[str, str],
+    ) -> Points:
+        """Name and order the points.
+
+        Parameters
+        ----------
+        scenario : Scenario
+        values : sequence of mapping
+            Of each point.
+        shard : (int, int), optional
+            Which part of how many is asked for.
+        known : mapping of str to str
+            Names that are known already, see `named`.
+
+        Raises
+        ------
+        ScenarioError
+            If there is no such part.
+        """
+        names: list[str] = []
+        wrong: dict[int, str] = {}
+        first: dict[str, tuple[tuple[object, ...], int]] = {}
+        base = scenario.digest
+        for place, one in enumerate(values):
+            likeness: tuple[object, ...] = ()
+            if known and (found := known.get(_words(one))) is not None:
+                names.append(found)
+                first.setdefault(found, (likeness, place))
+                continue
+            try:
+                point = scenario.with_values(one)
+            except MpsimError as error:
+                wrong[place] = reason_of(error)
+                name = name_of("wrong", base, list(one.items()))
+            else:
+                name, likeness = name_of(point.digest), _likeness(point)
+            names.append(name)
+            first.setdefault(name, (likeness, place))
+        order = [place for _, place in sorted(first.values())]
+        if shard is not None:
+            chosen = _part(order, shard)
+            kept = {names[place] for place in chosen}
+            inside = [place for place, name in enumerate(names) if name in kept]
+            moved = {place: at for at, place in enumerate(inside)}
+            return cls(
+                scenario,
+                [values[place] for place in inside],
+                [names[place] for place in inside],
+                {moved[place]: text for place, text in wrong.items() if place in moved},
+                [moved[place] for place in chosen],
+            )
+        return cls(scenario, values, names, wrong, order)
+
+
+def named(journal: Journal, base: str) -> dict[str, str]:
+    """Names of points of the scenario `base` that are in the journal, by their values: numbers and quantities, which mean the same whatever files and catalogs hold."""
+    return {
+        _words(entry["values"]): name
+        for name, entry in journal.items()
+        if entry.get("base") == base and all(map(_is_number, entry["values"].values()))
+    }
+
+
+def _words(values: Mapping[str, object]) -> str:
+    return json.dumps(values, sort_keys=True, default=str)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) or (
+        isinstance(value, str) and _QUANTITY.fullmatch(value) is not None
+    )
+
+
+def _likeness(scenario: Scenario) -> tuple[object, ...]:
+    """What the structure of a program mostly follows from, comparable; structures that differ all the same are not mixed up."""
+    parallelism, schedule = scenario.parallelism, scenario.schedule
+    return (
+        str(schedule.name or schedule.file),
+        *(parallelism.pp, scenario.virtual_stages, scenario.microbatches, parallelism.zero),
+        *(scenario.dp * parallelism.cp > 1, parallelism.tp > 1),
+    )
+
+
+def _part(order: list[int], shard: tuple[int, int]) -> list[int]:
+    """The i-th of n parts, of neighbours."""
+    part, parts = shard
+    if not 1 <= part <= parts:
+        raise ScenarioError(f"got shard {part}/{parts}; needed i/n with 1 <= i <= n, such as 1/4")
+    ends = [len(order) * k // parts for k in range(parts + 1)]
+    return order[ends[part - 1] : ends[part]]

@@ -1,0 +1,167 @@
+"""The table of a sweep: one row a combination, with what it gave or why it gave nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import overload
+
+from mpsim.errors import MpsimError
+from mpsim.study.journal import Journal
+from mpsim.study.tables import write_csv
+
+__all__ = ["COLUMNS", "Row", "StoredRows", "Sweep", "reason_of"]
+
+COLUMNS = (
+    "accelerators",
+    "step_time_s",
+    "tokens_per_s",
+    "tokens_per_s_per_accelerator",
+    "mfu",
+    "hfu",
+    "bubble_fraction",
+    "peak_memory_bytes",
+    "fits_memory",
+    "energy_j_per_step",
+    "cost_per_step",
+    "engine",
+)
+"""What a table of results shows of each summary."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One combination of a sweep.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        Dotted key to the value it was given.
+    summary : mapping of str to object, or None
+        The result in the shape of ``mpsim run --json``, without ``calibration.constants``; None when it could not be simulated.
+    reason : str or None
+        Why it could not be simulated, or that it does not fit into memory; None for a good row.
+    """
+
+    values: Mapping[str, object]
+    summary: Mapping[str, object] | None
+    reason: str | None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it was simulated and fits into memory."""
+        return self.summary is not None and self.reason is None
+
+    def number(self, column: str) -> float:
+        """One figure of the summary as a float; NaN when there is none."""
+        value = self.summary.get(column) if self.summary is not None else None
+        return float(value) if isinstance(value, int | float) else float("nan")
+
+    def flat(self) -> dict[str, object]:
+        """Values, figures and reason in one mapping, in the order of the columns."""
+        summary = self.summary or {}
+        figures = {column: summary.get(column) for column in COLUMNS}
+        parts = summary.get("breakdown_s")
+        times = (
+            {f"{name}_s": part for name, part in parts.items()} if isinstance(parts, dict) else {}
+        )
+        return {**self.values, **figures, **times, "reason": self.reason}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sweep:
+    """The results of a sweep, one row a combination.
+
+    Parameters
+    ----------
+    scenario : str
+        Name of the scenario that was varied.
+    keys : tuple of str
+        Dotted keys, in the order they were given; the last varies fastest.
+    rows : sequence of Row
+    """
+
+    scenario: str
+    keys: tuple[str, ...]
+    rows: Sequence[Row]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        best = self.best
+        lead = f", best {dict(best.values)}" if best else ""
+        usable = sum(row.usable for row in self.rows)
+        return f"<Sweep {self.scenario}: {len(self.rows)} rows, {usable} usable{lead}>"
+
+    @property
+    def best(self) -> Row | None:
+        """The usable row with the most tokens per second and accelerator; the first of equals."""
+        usable = (row for row in self.rows if row.usable)
+        return max(usable, key=lambda row: row.number("tokens_per_s_per_accelerator"), default=None)
+
+    def table(self) -> list[dict[str, object]]:
+        """One flat mapping a row, all with the same keys in the same order."""
+        flat = [row.flat() for row in self.rows]
+        reasonless = dict.fromkeys(key for row in flat for key in row if key != "reason")
+        return [{key: row.get(key) for key in [*reasonless, "reason"]} for row in flat]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data: scenario, keys, and rows of values, summary and reason."""
+        rows = [dataclasses.asdict(row) for row in self.rows]
+        return {"scenario": self.scenario, "keys": list(self.keys), "rows": rows}
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Write the table as CSV, units in the column names; return the text.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            Where to write it; left out: nowhere.
+        """
+        return write_csv(self.table(), path)
+
+
+class StoredRows(Sequence[Row]):
+    """Rows made when they are asked for: a finished one takes two kilobytes of text, and five times that as mappings."""
+
+    def __init__(
+        self, values: Sequence[Mapping[str, object]], names: Sequence[str], journal: Journal
+    ) -> None:
+        self._values = values
+        self._names = names
+        self._journal = journal
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        entry = self._journal[self._names[index]]
+        return Row(self._values[index], entry["summary"], entry["reason"])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(other) != len(self):
+            return NotImplemented
+        return all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment] # a sequence of mappings
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} rows>"
+
+
+def reason_of(error: MpsimError) -> str:
+    """A mistake in one line, as a row has it."""
+    return "; ".join(str(error).splitlines())
