@@ -101,8 +101,10 @@ class SearchDisplay(Display):
         shortest = float(self.step_time.min())
         edge = min(_REACH * shortest, float(self.step_time.max()) / _BEFORE)
         beyond = int((self.step_time > edge).sum())
-        label = f"simulated ({beyond} slower ones not shown)" if beyond else "simulated"
-        others = ax.scatter(self.step_time, memory, s=12, color=EVENTS["other"], label=label)
+        left_out = f" ({beyond} slower one{'s' * (beyond != 1)} not shown)" if beyond else ""
+        others = ax.scatter(
+            self.step_time, memory, s=12, color=EVENTS["other"], label=f"simulated{left_out}"
+        )
         (line,) = ax.plot(
             self.step_time[self.front],
             memory[self.front],

@@ -184,9 +184,9 @@ class ErrorDisplay(_Points):
 
 
 def _plain_numbers(*axes: Axis) -> None:
-    """Write 100 and 300 on logarithmic axes, not powers."""
-    from matplotlib.ticker import LogFormatter
+    """Write 0.1, 100 and 300 on logarithmic axes, not powers."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter
 
     for axis in axes:
-        axis.set_major_formatter(LogFormatter())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, _FEW_DECADES)))

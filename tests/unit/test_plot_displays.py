@@ -139,7 +139,7 @@ def test_a_search_says_how_many_layouts_lie_beyond_the_edge() -> None:
     memory = np.full(3, 1e9)
     far = SearchDisplay(np.array([1.0, 1.1, 10.0]), memory, none, none).plot()
     near = SearchDisplay(np.array([1.0, 1.1, 1.2]), memory, none, none).plot()
-    assert _legend(far)[0] == "simulated (1 slower ones not shown)"
+    assert _legend(far)[0] == "simulated (1 slower one not shown)"
     assert _legend(near)[0] == "simulated"
 
 
@@ -155,6 +155,10 @@ def test_few_sizes_are_named_and_logarithmic_axes_have_plain_numbers() -> None:
     labels = [tick.get_text() for tick in agreement.ax_.get_xticklabels(which="both")]
     assert "40" in labels
     assert not any("10^" in label for label in labels)
+    seconds = [_Record("a", "training", "s", took, took, 8.0) for took in (0.02, 1.0, 200.0)]
+    wide = AgreementDisplay.from_records(seconds).plot()
+    wide.figure_.draw_without_rendering()
+    assert "0.1" in [tick.get_text() for tick in wide.ax_.get_xticklabels()]
 
 
 @dataclasses.dataclass
