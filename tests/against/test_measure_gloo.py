@@ -48,6 +48,7 @@ with World.join("cpu") as world:
                 step(*batch)
             tokens = [token for token, _, _ in recorder.rows()]
             found[f"{name} {virtual} {microbatches}"] = world.gather(tokens, world.everyone)
+    del step, place, axes
     if world.rank == 0:
         print(json.dumps(found))
 """

@@ -65,9 +65,10 @@ class World:
         world._start()
         try:
             yield world
+            if world.size > 1:  # nobody leaves while others still talk to it
+                dist.barrier(world.groups[world.everyone][1])
         finally:
-            if world.size > 1:
-                dist.destroy_process_group()
+            world._leave()
 
     @property
     def kind(self) -> str:
@@ -197,6 +198,13 @@ class World:
             if ranks not in self.groups:
                 self.groups[ranks] = (dist.new_group(ranks), self._control_of(ranks))
         self.clock_offset = self._clock_offset()
+
+    def _leave(self) -> None:
+        """Let go of every group while the interpreter is whole: threads of groups that outlive it end the process with an abort."""
+        self.groups.clear()
+        self.meshes.clear()
+        if self.size > 1:
+            dist.destroy_process_group()
 
     def _init_process_group(self) -> None:
         launch = self.launch
