@@ -55,28 +55,26 @@ def run_simpy(program: Program) -> Timeline:
     stream = _streams(program, environment)
     schedule = environment.schedule
 
-    def begin(row: int, now: float) -> None:
-        """Have an event when `row` ends."""
-        start[row] = now
-        own = stream[row]
-        own.row, own.callbacks = row, ended
-        schedule(own, NORMAL, duration[row])
-
     def finish(event: _Stream) -> None:
         row, now = event.row, environment.now
         for successor in after[pointer[row] : pointer[row + 1]]:
             left = waiting[successor]
             if left > 1:
                 waiting[successor] = left - 1
-            else:  # `begin`, written out: calling it takes a twelfth of the whole time (measured)
+            else:
                 start[successor] = now
                 own = stream[successor]
                 own.row, own.callbacks = successor, ended
                 schedule(own, NORMAL, duration[successor])
 
     ended: list[Callable[[Any], None]] = [finish]
-    for row in [row for row, left in enumerate(waiting) if not left]:
-        begin(row, 0.0)
+    # one more row ends at the very beginning: what waits for nothing else follows it
+    ready = [row for row, left in enumerate(waiting) if not left]
+    pointer.append(pointer[-1] + len(ready))
+    after += ready
+    origin = _Stream(environment)
+    origin.row = count
+    finish(origin)
     environment.run()
     starts = np.asarray(start)
     if count and starts.min() < 0:
