@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
-from mpsim.cost import copy_seconds
+from mpsim.cost import copy_seconds, optimizer_seconds
+from mpsim.hardware import Calibration
 from mpsim.program.blocks import Block
 from mpsim.program.plan import Plan
 from mpsim.program.program import PARTS, Stream, Template
@@ -14,6 +17,7 @@ from mpsim.program.template import ticks
 
 __all__ = ["Passes"]
 
+_Seconds: TypeAlias = Callable[[float, float, Calibration | None], float]
 _KEPT = 1024  # passes that stay ready: equal ones are one template, whoever asks
 
 
@@ -26,8 +30,8 @@ class Passes:
 
     Notes
     -----
-    Copies that only sharding needs count as ``exposed_dp``, adding up gradients as ``other``. A pass moves memory as fast as
-    a copy does (`mpsim.cost.copy_seconds`).
+    Copies that only sharding needs count as ``exposed_dp``, adding up gradients as ``other``. Copies move memory as fast as
+    `mpsim.cost.copy_seconds` says, additions in place as fast as the optimizer.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -47,18 +51,27 @@ class Passes:
     def added(self, parameters: float, rank: int) -> list[Block]:
         """Adding the gradients of a microbatch to those of the ones before it."""
         traffic = self._plan.framework.data.accumulation_traffic
-        return self._blocks("accumulate gradients", "other", parameters * traffic, rank)
+        return self._blocks(
+            "accumulate gradients", "other", parameters * traffic, rank, _addition_seconds
+        )
 
-    def _blocks(self, name: str, part: str, moved: float, rank: int) -> list[Block]:
+    def _blocks(
+        self, name: str, part: str, moved: float, rank: int, time: _Seconds = copy_seconds
+    ) -> list[Block]:
         """A block of one kernel that moves so many bytes, or none."""
         if not moved:
             return []
         chip = self._plan.cluster_of(rank).accelerator
         key = (name, moved, id(chip))
         if key not in self._made:
-            seconds = copy_seconds(moved, chip.memory_bandwidth, chip.calibration)
+            seconds = time(moved, chip.memory_bandwidth, chip.calibration)
             self._made[key] = _single(name, PARTS.index(part), float(ticks(seconds)))
         return [Block(-1, self._made[key], 0.0)]
+
+
+def _addition_seconds(moved: float, bandwidth: float, calibration: Calibration | None) -> float:
+    """Time of an addition in place, which reads what it overwrites anyway [s]."""
+    return optimizer_seconds(moved, 1.0, bandwidth, calibration)
 
 
 @functools.lru_cache(maxsize=_KEPT)
