@@ -2,6 +2,4 @@
 
 import importlib.util
 
-collect_ignore_glob = (
-    [] if importlib.util.find_spec("torch") else ["mpsim/calibration/measure/[!_]*.py"]
-)
+collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["mpsim/measure/[!_]*.py"]

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from mpsim.calibration import Record, Validation, validate_files
 from mpsim.plot import AgreementDisplay
+from mpsim.validate import Record, Validation, validate_files
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "validation"))
@@ -38,7 +38,7 @@ GATE = 0.005  # growth of a family's mean error that the gate lets pass
 HEAD = """# Accuracy on published runs
 
 Every row of `validation/data/published-runs.csv` and `single-node-runs.csv`, predicted from its configuration columns alone; error = predicted / measured - 1 of the
-step time. What a row leaves open is assumed by `mpsim/calibration/validate/data/training.yaml` and `assumptions.yaml`, and listed with each prediction
+step time. What a row leaves open is assumed by `mpsim/validate/data/training.yaml` and `assumptions.yaml`, and listed with each prediction
 (`mpsim validate --json`, key `assumed`). Traps (`validation/traps.yaml`) are rows that contradict their neighbours or rest on software that is known to be
 missing: they count in "all" and are left out of "without traps". Written by `python validation/accuracy.py`; a test fails where a family's mean error is more than half
 a point above [accuracy.json](accuracy.json).

@@ -20,13 +20,12 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from mpsim.calibration import Record
-from mpsim.calibration.validate import files, runs, single_node
-from mpsim.calibration.validate.machines import gpu
-from mpsim.calibration.validate.rows import Cells, read_rows
 from mpsim.cost.constants import constant_groups
 from mpsim.framework import framework, framework_aliases
 from mpsim.hardware import link
+from mpsim.importers.cells import Cells, read_rows
+from mpsim.validate import Record, files, runs, single_node
+from mpsim.validate.machines import gpu
 
 NAMED = (
     *("llm-foundry", "internevo", "bloom-tuning", "megatron-sc21", "korthikanti22-layer"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from mpsim.calibration import Family, Validation, validate_files
+from mpsim.validate import Family, Validation, validate_files
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [
@@ -22,7 +22,7 @@ HEAD = """# Training runs, predicted
 
 Every row of `validation/data/published-runs.csv` and `single-node-runs.csv`, predicted from its configuration columns alone and compared with what was
 measured; error = predicted / measured - 1. Columns and traps of the data are in their own `notes` and `assumed_fields`. How a row becomes a scenario, and what
-is assumed where it says nothing, is in `mpsim/calibration/validate/data/training.yaml`. Constants of kernels were fitted on rows of some of these
+is assumed where it says nothing, is in `mpsim/validate/data/training.yaml`. Constants of kernels were fitted on rows of some of these
 families (see `mpsim/cost/data/kernels.yaml`), so this is no blind test. Written by `python validation/runs.py`.
 """
 

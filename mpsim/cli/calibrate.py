@@ -11,7 +11,7 @@ from mpsim.cli.options import AsJson, Plots
 from mpsim.cli.paths import check_file
 
 if TYPE_CHECKING:
-    from mpsim.calibration.fit import Calibrated, Score
+    from mpsim.calibrate import Calibrated, Score
 
 __all__ = ["calibrate"]
 
@@ -51,10 +51,10 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Fit the cost models to measurements, and write a cluster that any scenario can name."""
-    from mpsim.calibration.fit import calibrate as fit
-    from mpsim.calibration.readers import read_any
+    from mpsim.calibrate import calibrate as fit
     from mpsim.cli.console import note, print_json, wrote
     from mpsim.errors import CalibrationError, HardwareError
+    from mpsim.importers import read_any
 
     wanted = _only(only or [])
     try:

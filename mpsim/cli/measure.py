@@ -14,7 +14,7 @@ from mpsim.cli.options import AsJson
 from mpsim.cli.paths import check_file_and_folder
 
 if TYPE_CHECKING:
-    from mpsim.calibration.records import Measured
+    from mpsim.measured.records import Measured
 
 __all__ = ["measure"]
 
@@ -55,9 +55,9 @@ def measure(
     as_json: AsJson = False,
 ) -> None:
     """Measure kernels, collectives, layers and training steps here; alone, under torchrun, or under Slurm."""
-    from mpsim.calibration.measure import Settings
-    from mpsim.calibration.measure import measure as run
     from mpsim.cli.console import note, print_json
+    from mpsim.measure import Settings
+    from mpsim.measure import measure as run
 
     settings = Settings(
         out=out,
@@ -89,8 +89,8 @@ def _seconds(text: str) -> float:
 
 
 def _families(text: str) -> tuple[str, ...]:
-    from mpsim.calibration.records import FAMILIES
     from mpsim.errors import nearest
+    from mpsim.measured.records import FAMILIES
 
     wanted = [one.strip() for one in text.split(",") if one.strip()]
     for one in wanted:

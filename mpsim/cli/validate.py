@@ -12,7 +12,7 @@ import typer
 from mpsim.cli.options import AsJson, Plots, Trace
 
 if TYPE_CHECKING:
-    from mpsim.calibration import Family, Validation
+    from mpsim.validate import Family, Validation
 
 __all__ = ["validate"]
 
@@ -49,9 +49,9 @@ def validate(
         return
     if trace is not None:
         raise typer.BadParameter("needs --runs: CSV rows have no timeline", param_hint="--trace")
-    from mpsim.calibration import validate_files
     from mpsim.cli.console import print_json, progress_bar
     from mpsim.errors import CalibrationError
+    from mpsim.validate import validate_files
 
     try:
         with progress_bar("rows") as progress:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from mpsim.calibration.compare import Comparison, StepComparison
+    from mpsim.validate import Comparison, StepComparison
 
 __all__ = ["validate_runs"]
 
@@ -26,10 +26,10 @@ def validate_runs(
     as_json: bool,
 ) -> None:
     """Predict every measured step on the machine file, and print how far off that is."""
-    from mpsim.calibration.compare import compare_runs, write_both
     from mpsim.cli.console import note, print_json, progress_bar, wrote
     from mpsim.errors import CalibrationError, HardwareError
     from mpsim.hardware import read_machine
+    from mpsim.validate import compare_runs, write_both
 
     if len(machines) != 1:
         raise typer.BadParameter(

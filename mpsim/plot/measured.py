@@ -22,7 +22,7 @@ _MOST_LANES = 64
 
 
 class _Slice(Protocol):
-    """What is read of a `mpsim.calibration.compare.Slice`."""
+    """What is read of a `mpsim.validate.Slice`."""
 
     @property
     def rank(self) -> int: ...
@@ -37,7 +37,7 @@ class _Slice(Protocol):
 
 
 class _Step(Protocol):
-    """What is read of a `mpsim.calibration.compare.StepComparison`."""
+    """What is read of a `mpsim.validate.StepComparison`."""
 
     @property
     def title(self) -> str: ...

@@ -40,7 +40,7 @@ _SIZES: Mapping[str, str] = MappingProxyType(
 
 
 class _Record(Protocol):
-    """What is read of a `mpsim.calibration.Record`."""
+    """What is read of a `mpsim.validate.Record`."""
 
     @property
     def family(self) -> str: ...

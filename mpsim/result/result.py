@@ -147,7 +147,7 @@ class Result:
 
     def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
-        importlib.import_module("mpsim.io").write_trace(self.timeline, path, detail=detail)
+        importlib.import_module("mpsim.exporters").write_trace(self.timeline, path, detail=detail)
 
     def to_json(self) -> str:
         """The summary as one line of JSON; equal results give equal bytes."""

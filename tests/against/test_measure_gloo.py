@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpsim.calibration.reading import read_measured
-from mpsim.calibration.records import FAMILIES, Measured
+from mpsim.measured.reading import read_measured
+from mpsim.measured.records import FAMILIES, Measured
 from mpsim.schedule import make_orders
 
 if os.environ.get("MPSIM_REQUIRE_TORCH") != "1":  # else a skipped module would pass
@@ -26,12 +26,12 @@ SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zb-v": 2}
 RUN_EVERY_SCHEDULE = """
 import json, sys
 import torch
-from mpsim.calibration.measure.model import Sizes
-from mpsim.calibration.measure.plan import Split
-from mpsim.calibration.measure.pipeline import Pipeline
-from mpsim.calibration.measure.recorder import Recorder
-from mpsim.calibration.measure.steps import _Batch, _place
-from mpsim.calibration.measure.world import World
+from mpsim.measure.model import Sizes
+from mpsim.measure.plan import Split
+from mpsim.measure.pipeline import Pipeline
+from mpsim.measure.recorder import Recorder
+from mpsim.measure.steps import _Batch, _place
+from mpsim.measure.world import World
 
 with World.join("cpu") as world:
     found = {}

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from mpsim.calibration.compare.memory import allocated_bytes
-from mpsim.calibration.compare.scenarios import scenario_of
-from mpsim.calibration.fit.machine import Frame, document_of, link_entry, sheet_entry
-from mpsim.calibration.fit.parts import Fit
-from mpsim.calibration.measure.plan import load_grid
-from mpsim.calibration.records import Measurement
+from mpsim.calibrate.machine import Frame, document_of, link_entry, sheet_entry
+from mpsim.calibrate.parts import Fit
 from mpsim.hardware import accelerator, link, machine_of
+from mpsim.measure.plan import load_grid
+from mpsim.measured.records import Measurement
 from mpsim.result import simulate
+from mpsim.validate.memory import allocated_bytes
+from mpsim.validate.step_scenarios import scenario_of
 
 if os.environ.get("MPSIM_REQUIRE_TORCH") == "1":
     import torch  # a skipped module would pass
@@ -67,7 +67,7 @@ def torch_peak(sizes, *, recompute, microbatches):
     """Most that is allocated from the first forward to the last backward, weights and both moments of Adam included [B]."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from mpsim.calibration.measure.model import Gpt, Place, loss_of
+    from mpsim.measure.model import Gpt, Place, loss_of
 
     with FakeTensorMode():
         place = Place(0, 1, None, torch.device("cpu"), torch.bfloat16)
@@ -107,7 +107,7 @@ def machine():
 @pytest.mark.parametrize("index", [0, 4], ids=["0.1B", "7B"])
 def test_peak_memory_is_what_torch_allocates(index, recompute, microbatches):
     """GPTs of 0.1 to 7 billion parameters in bf16, within half a percent."""
-    from mpsim.calibration.measure.model import Sizes
+    from mpsim.measure.model import Sizes
 
     sizes = Sizes(**load_grid()["cuda"]["models"][index])
     degrees = {"dp": 1, "tp": 1, "pp": 1, "virtual_stages": 1, "microbatches": microbatches}

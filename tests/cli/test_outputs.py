@@ -47,8 +47,8 @@ def idle(monkeypatch):
 
     for name in ("mpsim.scenario.load", "mpsim.study.time_schedule", "mpsim.study.sweep"):
         monkeypatch.setattr(name, fail)
-    monkeypatch.setattr("mpsim.calibration.readers.read_any", fail)
-    monkeypatch.setattr("mpsim.calibration.validate_files", fail)
+    monkeypatch.setattr("mpsim.importers.read_any", fail)
+    monkeypatch.setattr("mpsim.validate.validate_files", fail)
 
 
 def refused(outcome, *words):

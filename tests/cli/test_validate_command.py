@@ -90,7 +90,7 @@ def test_a_bug_is_told_from_a_row_that_cannot_be_predicted(
     mpsim_cli, collectives, monkeypatch
 ) -> None:
     """A row that meets a bug is skipped with its name, and stderr says so; the others are predicted."""
-    from mpsim.calibration.validate import collectives as module
+    from mpsim.validate import collectives as module
 
     model = module._model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.calibration import Validation, validate_files
+from mpsim.validate import Validation, validate_files
 
 FOLDER = Path(__file__).resolve().parents[2] / "validation"
 COMMITTED = json.loads((FOLDER / "accuracy.json").read_text("utf-8"))

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.calibration.validate import validate_files
 from mpsim.cost.kernels import KernelModel
 from mpsim.hardware.lookup import accelerator
+from mpsim.validate import validate_files
 from mpsim.workload.operators import Operator, OperatorKind, Phase
 
 SUBSET = Path(__file__).parent / "data" / "kernel_subset.csv"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.calibration.validate.rows import Cells, read_rows
-from mpsim.calibration.validate.runs import filled, rule_of, scenario_of
+from mpsim.importers.cells import Cells, read_rows
 from mpsim.program.planning import make_plan
 from mpsim.result import simulate
 from mpsim.result.memory import account_memory
 from mpsim.scenario import Scenario
+from mpsim.validate.runs import filled, rule_of, scenario_of
 
 DATA = Path(__file__).resolve().parents[2] / "validation" / "data" / "published-runs.csv"
 TRAPS = ("mpt-30b-s8192-a10080gb-8-bf16", "mpt-30b-s8192-h10080gb-8-bf16")

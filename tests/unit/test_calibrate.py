@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpsim.calibration.fit import calibrate
-from mpsim.calibration.fit.robust import Unknown, fit_robust
-from mpsim.calibration.readers import Source, read_any
-from mpsim.calibration.records import End, Header, Measurement, RankRecord, to_line
+from mpsim.calibrate import calibrate
+from mpsim.calibrate.robust import Unknown, fit_robust
 from mpsim.cli.app import execute
 from mpsim.cost import GemmConstants, gemm_seconds
 from mpsim.errors import CalibrationError
+from mpsim.importers import Source, read_any
+from mpsim.measured.records import End, Header, Measurement, RankRecord, to_line
 
 PEAK, BANDWIDTH = 90e9, 10e9
 TRUE = GemmConstants(compute_fraction=0.9, memory_fraction=0.8, launch=8e-6, knee=2.0)
@@ -188,8 +188,8 @@ def test_of_repeated_measurements_the_quietest_counts(files):
 
 def test_a_size_that_was_hardly_measured_moves_no_other():
     """Two samples of 8 s, then hundred of 1 s at each larger size: the curve begins at 1.0 to 1.1 s and not at their mean."""
-    from mpsim.calibration.fit.parts import best_curve
-    from mpsim.calibration.fit.points import Point
+    from mpsim.calibrate.parts import best_curve
+    from mpsim.calibrate.points import Point
 
     def point(size, seconds, samples):
         return Point("x", "s", None, size, seconds, 0.3, "", "burst", samples=samples)

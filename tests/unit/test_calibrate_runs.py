@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.calibration.compare import compare_runs
-from mpsim.calibration.compare.actions import Slice, parts_of
-from mpsim.calibration.compare.scenarios import family_of, scenario_of
-from mpsim.calibration.fit import calibrate
-from mpsim.calibration.readers import read_any
-from mpsim.calibration.reading import read_measured
+from mpsim.calibrate import calibrate
 from mpsim.cli.app import execute
 from mpsim.errors import CalibrationError
 from mpsim.hardware import read_machine
+from mpsim.importers import read_any
+from mpsim.measured.reading import read_measured
 from mpsim.shipped import read_shipped
+from mpsim.validate import compare_runs
+from mpsim.validate.actions import Slice, parts_of
+from mpsim.validate.step_scenarios import family_of, scenario_of
 
 HERE = Path(__file__).parents[2] / "validation" / "measured"
 RECORDED, MACHINE = HERE / "cpu-2-ranks.jsonl", HERE / "cpu-2-ranks.yaml"
@@ -122,7 +122,7 @@ def test_waiting_is_what_is_left_of_the_step():
 
 def test_python_has_a_price_on_a_cpu(comparison):
     """In calls of an eager operator: more of them in hooks of FSDP2, in backwards of two halves, and around each action of a pipeline."""
-    table = read_shipped("mpsim.calibration.compare", "stacks.yaml")["calls"]
+    table = read_shipped("mpsim.validate", "stacks.yaml")["calls"]
     machine = read_machine(MACHINE)
     host = {}
     for one in read_measured(RECORDED).of("steps"):

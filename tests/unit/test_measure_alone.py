@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.calibration.reading import read_measured
-from mpsim.calibration.records import partial_path
 from mpsim.errors import CalibrationError
+from mpsim.measured.reading import read_measured
+from mpsim.measured.records import partial_path
 
 if os.environ.get("MPSIM_REQUIRE_TORCH") == "1":
     import torch  # a skipped module would pass
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 @pytest.fixture
 def world():
     """One process alone, on the CPU."""
-    from mpsim.calibration.measure.world import World
+    from mpsim.measure.world import World
 
     with World.join("cpu") as alone:
         yield alone
@@ -31,7 +31,7 @@ def world():
 
 def settings(path: Path, **changes):
     """A short run of kernels."""
-    from mpsim.calibration.measure import Settings
+    from mpsim.measure import Settings
 
     given = {"budget": 1.0, "families": ("kernels",), "device": "cpu"} | changes
     return Settings(out=path, **given)
@@ -59,8 +59,8 @@ def test_kernels_are_measured_and_gone_on_with(mpsim_cli, tmp_path: Path) -> Non
 
 def test_an_interrupted_run_leaves_what_it_has(tmp_path: Path, monkeypatch) -> None:
     """The file under its own name appears only when it is whole; --resume goes on from the partial one."""
-    from mpsim.calibration.measure import measure
-    from mpsim.calibration.measure.timer import Timer
+    from mpsim.measure import measure
+    from mpsim.measure.timer import Timer
 
     path, real, count = tmp_path / "m.jsonl", Timer.time, []
 
@@ -95,7 +95,7 @@ FAILURES = [
 
 def test_what_cannot_run_is_skipped_with_its_reason(tmp_path: Path, monkeypatch) -> None:
     """Out of memory in any of torch's words, a missing kernel or a wrong result: the rest goes on."""
-    from mpsim.calibration.measure import measure, runner
+    from mpsim.measure import measure, runner
 
     real = runner.kernel_series
 
@@ -127,8 +127,8 @@ def test_what_cannot_run_is_skipped_with_its_reason(tmp_path: Path, monkeypatch)
 
 def test_what_is_larger_than_the_memory_is_not_tried(tmp_path: Path, monkeypatch) -> None:
     """The need is compared with what is free before anything is allocated."""
-    from mpsim.calibration.measure import measure
-    from mpsim.calibration.measure.world import World
+    from mpsim.measure import measure
+    from mpsim.measure.world import World
 
     monkeypatch.setattr(World, "free_bytes", lambda _: 1e3)
     measured = measure(settings(tmp_path / "m.jsonl", budget=5.0), say=lambda _: None)
@@ -139,7 +139,7 @@ def test_what_is_larger_than_the_memory_is_not_tried(tmp_path: Path, monkeypatch
 
 def test_a_wrong_result_is_noticed() -> None:
     """A product that differs from its reference by more than the format allows is no measurement."""
-    from mpsim.calibration.measure.tensors import agrees
+    from mpsim.measure.tensors import agrees
 
     right = torch.ones(3)
     assert "within 0.0e+00" in agrees(right, right, "float32", "itself")
@@ -152,8 +152,8 @@ def test_a_sample_is_the_mean_of_its_calls(world, monkeypatch) -> None:
     """A call of a known length is timed as that long, whether repeated or divided."""
     import time
 
-    from mpsim.calibration.measure.case import Case, Work
-    from mpsim.calibration.measure.timer import Timer
+    from mpsim.measure.case import Case, Work
+    from mpsim.measure.timer import Timer
 
     case = Case("kernels", "sleep", {}, {}, "float32", (0,), prepare=lambda _: Work(lambda: None))
     nap = 0.002
@@ -168,8 +168,8 @@ def test_before_is_not_timed(world) -> None:
     """What prepares a sample does not count."""
     import time
 
-    from mpsim.calibration.measure.case import Case, Work
-    from mpsim.calibration.measure.timer import Timer
+    from mpsim.measure.case import Case, Work
+    from mpsim.measure.timer import Timer
 
     case = Case("kernels", "nothing", {}, {}, "float32", (0,), prepare=lambda _: Work(lambda: None))
     work = Work(lambda: None, before=lambda: time.sleep(0.01), most_calls=1)
@@ -178,7 +178,7 @@ def test_before_is_not_timed(world) -> None:
 
 def test_working_sets_go_round(world) -> None:
     """Together they are larger than the caches, at most so many, and used in turn."""
-    from mpsim.calibration.measure.tensors import rotated
+    from mpsim.measure.tensors import rotated
 
     small = rotated(world, 1.0, lambda: object())
     first = [small() for _ in range(16)]
@@ -190,7 +190,7 @@ def test_working_sets_go_round(world) -> None:
 
 def test_flops_of_a_layer_by_hand() -> None:
     """2 tokens (12 d^2) in the products and 4 s^2 d in the attention, for a layer four times as wide inside."""
-    from mpsim.calibration.measure.model import Sizes, layer_flops
+    from mpsim.measure.model import Sizes, layer_flops
 
     sizes = Sizes(3, 64, 4, 256, 100, 10, 1)
     assert layer_flops(sizes) == 2 * 10 * 12 * 64**2 + 4 * 10**2 * 64
@@ -198,7 +198,7 @@ def test_flops_of_a_layer_by_hand() -> None:
 
 def test_parameters_are_counted_as_torch_counts(world) -> None:
     """The count that memory is judged by is that of the model that is built."""
-    from mpsim.calibration.measure.model import Gpt, Place, Sizes
+    from mpsim.measure.model import Gpt, Place, Sizes
 
     sizes = Sizes(2, 32, 4, 128, 50, 16, 1)
     model = Gpt(sizes, Place(0, 1, None, world.device, torch.float32))
@@ -207,8 +207,8 @@ def test_parameters_are_counted_as_torch_counts(world) -> None:
 
 def test_samples_that_were_disturbed_are_dropped(world, monkeypatch) -> None:
     """Of eight samples the three during which the process did not have its core go, and no more than leave the fewest."""
-    from mpsim.calibration.measure.case import Case, Work
-    from mpsim.calibration.measure.timer import Timer, _Sample
+    from mpsim.measure.case import Case, Work
+    from mpsim.measure.timer import Timer, _Sample
 
     timer = Timer(world)
     monkeypatch.setattr(world, "threads", 1)
@@ -226,8 +226,8 @@ def test_samples_that_were_disturbed_are_dropped(world, monkeypatch) -> None:
 
 def test_layers_are_timed_within_a_stack(world) -> None:
     """Each pass of a layer is that of a stack over its layers, and a backward on a CPU runs through a graph of its own each time."""
-    from mpsim.calibration.measure.blocks import block_series
-    from mpsim.calibration.measure.plan import load_grid
+    from mpsim.measure.blocks import block_series
+    from mpsim.measure.plan import load_grid
 
     grid = dict(load_grid()["cpu"]) | {"layers": [[32, 2, 64, 16, 1]], "heads": []}
     series = [one for one in block_series(world, grid) if one and one[0].op == "transformer_layer"]
@@ -245,8 +245,8 @@ def test_a_sleep_leaves_its_core_to_others(world) -> None:
     """A sample's share is the part of its time that the process ran."""
     import time
 
-    from mpsim.calibration.measure.case import Case, Work
-    from mpsim.calibration.measure.timer import Timer
+    from mpsim.measure.case import Case, Work
+    from mpsim.measure.timer import Timer
 
     case = Case("kernels", "nothing", {}, {}, "float32", (0,), prepare=lambda _: Work(lambda: None))
     work = Work(lambda: None)
@@ -257,11 +257,11 @@ def test_a_sleep_leaves_its_core_to_others(world) -> None:
 
 def test_a_step_whose_gradients_are_not_summed_is_noticed(world) -> None:
     """A replica that trains on its own half alone has another second loss than one process on the whole batch."""
-    from mpsim.calibration.measure.model import Sizes
-    from mpsim.calibration.measure.plan import Split
-    from mpsim.calibration.measure.recorder import Recorder
-    from mpsim.calibration.measure.steps import _Batch, _checked, _place
-    from mpsim.calibration.measure.training import Replica
+    from mpsim.measure.model import Sizes
+    from mpsim.measure.plan import Split
+    from mpsim.measure.recorder import Recorder
+    from mpsim.measure.steps import _Batch, _checked, _place
+    from mpsim.measure.training import Replica
 
     sizes = Sizes(2, 32, 2, 64, 64, 16, 1)
     place, axes = _place(world, Split(), "float32")

@@ -16,15 +16,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from mpsim.calibration.measure import Settings  # noqa: E402
-from mpsim.calibration.measure.case import Case, Work  # noqa: E402
-from mpsim.calibration.measure.plan import load_grid  # noqa: E402
-from mpsim.calibration.measure.runner import _rank_of, run  # noqa: E402
-from mpsim.calibration.measure.timer import Timer  # noqa: E402
-from mpsim.calibration.measure.world import World  # noqa: E402
-from mpsim.calibration.reading import read_measured  # noqa: E402
-from mpsim.calibration.records import RankRecord  # noqa: E402
 from mpsim.cli.app import execute  # noqa: E402
+from mpsim.measure import Settings  # noqa: E402
+from mpsim.measure.case import Case, Work  # noqa: E402
+from mpsim.measure.plan import load_grid  # noqa: E402
+from mpsim.measure.runner import _rank_of, run  # noqa: E402
+from mpsim.measure.timer import Timer  # noqa: E402
+from mpsim.measure.world import World  # noqa: E402
+from mpsim.measured.reading import read_measured  # noqa: E402
+from mpsim.measured.records import RankRecord  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -213,8 +213,8 @@ def test_what_training_runs_is_measured_before_the_rest() -> None:
 
 def test_layers_are_compiled_and_not_the_model(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph serves every layer, so that compiling takes as long for 32 of them as for one."""
-    from mpsim.calibration.measure.model import Gpt, Layer, Place, Sizes
-    from mpsim.calibration.measure.training import _compile
+    from mpsim.measure.model import Gpt, Layer, Place, Sizes
+    from mpsim.measure.training import _compile
 
     compiled: list[object] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: compiled.append(self))
@@ -229,9 +229,9 @@ def test_compiled_steps_are_predicted_on_a_gpu_with_fused_kernels(
     recorded: Path, tmp_path: Path
 ) -> None:
     """As layers that were compiled one by one run; on a CPU they are refused with the reason."""
-    from mpsim.calibration.compare.scenarios import scenario_of
     from mpsim.errors import CalibrationError
     from mpsim.hardware import read_machine
+    from mpsim.validate.step_scenarios import scenario_of
 
     box = tmp_path / "box.yaml"
     assert execute(["calibrate", str(recorded), "-o", str(box)]) == 0

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpsim.calibration.reading import check_alike, parse_line, read_measured
-from mpsim.calibration.records import (
+from mpsim.errors import CalibrationError
+from mpsim.measured.reading import check_alike, parse_line, read_measured
+from mpsim.measured.records import (
     Actions,
     End,
     Header,
@@ -21,7 +22,6 @@ from mpsim.calibration.records import (
     partial_path,
     to_line,
 )
-from mpsim.errors import CalibrationError
 
 HEADER = Header(
     schema=1,
@@ -231,7 +231,7 @@ def test_binary_and_absent_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path, monkeypatch) -> None:
     """A trace of gigabytes in one line is refused after the longest line there can be."""
-    monkeypatch.setattr("mpsim.calibration.reading.LONGEST_LINE", 1000)
+    monkeypatch.setattr("mpsim.measured.reading.LONGEST_LINE", 1000)
     path = tmp_path / "trace.json"
     path.write_text("[" + "1," * 2000)
     with pytest.raises(CalibrationError, match="a line of over"):

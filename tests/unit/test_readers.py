@@ -8,9 +8,9 @@ import tracemalloc
 
 import pytest
 
-from mpsim.calibration.readers import read_any
-from mpsim.calibration.readers.kineto import stream_events
 from mpsim.errors import CalibrationError
+from mpsim.importers import read_any
+from mpsim.importers.kineto import stream_events
 
 TABLE = """\
 # nccl-tests version 2.17.6 nccl-headers=22803 nccl-library=22803

@@ -8,7 +8,7 @@ import pytest
 
 from mpsim.engine import Timeline, run
 from mpsim.errors import ScenarioError
-from mpsim.io import check_trace, trace_events, write_trace
+from mpsim.exporters import check_trace, trace_events, write_trace
 from mpsim.program import PARTS, Kind, Rows, Stream, Template, from_orders
 from mpsim.schedule import make_orders
 

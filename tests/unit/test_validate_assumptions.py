@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mpsim.calibration.validate.assumptions import fill_in, slices_of
-from mpsim.calibration.validate.rows import Cells
-from mpsim.calibration.validate.runs import filled, scenario_of
+from mpsim.importers.cells import Cells
+from mpsim.validate.assumptions import fill_in, slices_of
+from mpsim.validate.runs import filled, scenario_of
 
 FSDP = {
     "family": "nobody's",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpsim.calibration.validate.decisions import decisions_of, kendall_tau, summarise_decisions
-from mpsim.calibration.validate.records import Record, Validation
+from mpsim.validate.decisions import decisions_of, kendall_tau, summarise_decisions
+from mpsim.validate.records import Record, Validation
 
 
 def _run(name: str, measured: float, predicted: float | None, **more: object) -> Record:

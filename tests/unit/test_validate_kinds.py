@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpsim.calibration.validate import validate_files
-from mpsim.calibration.validate.files import KINDS, FileKind, predict_row
-from mpsim.calibration.validate.rows import Cells, Row
-from mpsim.calibration.validate.runs import rule_of, scenario_of
-from mpsim.calibration.validate.tables import table
 from mpsim.cost import CollectiveModel, KernelModel
 from mpsim.framework import framework
 from mpsim.hardware import accelerator, system
+from mpsim.importers.cells import Cells, Row
 from mpsim.parallel import GroupShape
+from mpsim.validate import validate_files
+from mpsim.validate.files import KINDS, FileKind, predict_row
+from mpsim.validate.runs import rule_of, scenario_of
+from mpsim.validate.tables import table
 from mpsim.workload import Operator, OperatorKind, Phase
 
 TRAINING = {
@@ -402,10 +402,10 @@ def test_one_layer_is_the_difference_of_two_models() -> None:
 
 def test_every_name_in_the_tables_exists() -> None:
     """Accelerators, links, NICs, schedules and framework presets that the tables mean are in the catalogs."""
-    from mpsim.calibration.validate.tables import table
     from mpsim.framework import framework
     from mpsim.hardware import accelerator_names, link_names
     from mpsim.schedule import schedule_names
+    from mpsim.validate.tables import table
 
     hardware = table("hardware")
     chips = {one["accelerator"] for one in hardware["gpus"] if "accelerator" in one}

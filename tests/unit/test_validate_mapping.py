@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mpsim.calibration.validate.files import KINDS, predict_row
-from mpsim.calibration.validate.rows import Cells, Row
-from mpsim.calibration.validate.rules import rule_of
-from mpsim.calibration.validate.runs import Described, described, fitting
 from mpsim.errors import CalibrationError
+from mpsim.importers.cells import Cells, Row
 from mpsim.result import simulate
 from mpsim.scenario import Scenario
+from mpsim.validate.files import KINDS, predict_row
+from mpsim.validate.rules import rule_of
+from mpsim.validate.runs import Described, described, fitting
 
 LLAMA = {
     "id": "made-up",

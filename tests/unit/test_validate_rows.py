@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mpsim.calibration.validate.files import KINDS, recognise
-from mpsim.calibration.validate.records import Record, Validation, summarise
-from mpsim.calibration.validate.rows import Cells, read_rows
 from mpsim.errors import CalibrationError
+from mpsim.importers.cells import Cells, read_rows
+from mpsim.validate.files import KINDS, recognise
+from mpsim.validate.records import Record, Validation, summarise
 
 
 def _record(name: str, measured: float | None, predicted: float | None, **more: object) -> Record:

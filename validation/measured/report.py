@@ -15,13 +15,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpsim.calibration.compare import Comparison, StepComparison, compare_runs
-from mpsim.calibration.fit import Calibrated, Score, calibrate
-from mpsim.calibration.readers import read_any
-from mpsim.calibration.reading import read_measured
+from mpsim.calibrate import Calibrated, Score, calibrate
 from mpsim.cli.validate_runs import verdict
+from mpsim.importers import read_any
+from mpsim.measured.reading import read_measured
 from mpsim.plot.measured import BesideDisplay
 from mpsim.plot.residuals import ResidualDisplay
+from mpsim.validate import Comparison, StepComparison, compare_runs
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "cpu-2-ranks.jsonl"

@@ -1,0 +1,301 @@
+"""From files of measurements to a machine file."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mpsim.calibrate.collectives import collective_points, fit_collectives, link_bandwidth
+from mpsim.calibrate.host import fit_host, layer_works
+from mpsim.calibrate.kernels import (
+    fit_attention,
+    fit_copy,
+    fit_gemm,
+    fit_memory,
+    fit_optimizer,
+)
+from mpsim.calibrate.machine import (
+    Frame,
+    cpu_entry,
+    document_of,
+    input_of,
+    link_entry,
+    nic_entry,
+    sheet_entry,
+)
+from mpsim.calibrate.parts import Fit, merged
+from mpsim.calibrate.points import Point, kernel_points, precision_of, quietest
+from mpsim.calibrate.rules import limit, range_warnings
+from mpsim.errors import CalibrationError, HardwareError
+from mpsim.hardware import Accelerator, Cluster, accelerator, link, machine_of
+from mpsim.hardware.calibrated import Calibration
+from mpsim.importers import Source
+from mpsim.measured.records import Header, Measurement
+from mpsim.validate.machines import gpu
+
+__all__ = ["Calibrated", "calibrate", "write_atomically"]
+
+_BLOCK = 1 << 20
+_MAIN = ("bf16", "fp16", "fp32", "tf32")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Calibrated:
+    """What a calibration found.
+
+    Parameters
+    ----------
+    document : mapping
+        Of the machine file.
+    fit : Fit
+    warnings : tuple of str
+    """
+
+    document: Mapping[str, Any]
+    fit: Fit
+    warnings: tuple[str, ...]
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine as scenarios see it."""
+        return machine_of(self.document)
+
+    def write(self, path: str | Path) -> None:
+        """Write the machine file, whole or not at all."""
+        head = "# Written by 'mpsim calibrate'. A scenario names it: cluster: {preset: ./this-file.yaml, nodes: 1}\n"
+        text = yaml.safe_dump(dict(self.document), sort_keys=False, width=120, allow_unicode=True)
+        write_atomically(Path(path), head + text)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file under another name beside it, then give it its own."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def calibrate(sources: Sequence[Source], *, name: str = "", on: str = "") -> Calibrated:
+    """Fit every constant that the measurements say something about.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+        Of one machine; steps among them are never looked at.
+    name : str
+        What to call the machine; after its device when left out.
+    on : str
+        The accelerator of the catalog that it has; recognised by name when left out.
+
+    Raises
+    ------
+    CalibrationError
+        If the files are of different machines, or hold nothing that can be fitted.
+    """
+    _check_one_machine(sources)
+    measurements = quietest(one for source in sources for one in source.measurements)
+    header = next((source.header for source in sources if source.header), None)
+    device = next((source.device_name for source in sources if source.device_name), "")
+    points = kernel_points(measurements)
+    sheet = _datasheet(on, device, header)
+    as_of = _as_of(header)
+    entry = sheet_entry(sheet) if sheet else _cpu(header, points, as_of)
+    collectives = collective_points(measurements)
+    library = next((source.library for source in sources if source.library), "")
+    frame = Frame(
+        name=name or _slug(device or on or "machine"),
+        source=_source_text(sources, header),
+        as_of=as_of,
+        datasheet=sheet.name if sheet else "",
+        accelerator=entry,
+        scale_up=link_entry(_usual_link(sheet), None, as_of),
+        nic=nic_entry(as_of) if any(one.domains > 1 for one in collectives) else None,
+        per_node=_per_node(header, collectives),
+        nodes=max([1, *(one.domains for one in collectives)]),
+        library=library,
+        inputs=[input_of(source, _digest(source.file)) for source in sources],
+    )
+    fit, frame = _fitted(frame, points, collectives, measurements, header)
+    if not fit.constants and not fit.collectives:
+        raise CalibrationError("nothing could be fitted: the files hold too few measurements")
+    warnings = (
+        *(text for source in sources for text in source.warnings),
+        *fit.warnings,
+        *_busy_warnings(frame.inputs),
+        *range_warnings(fit.constants),
+        *_noise_warnings(fit),
+    )
+    return Calibrated(document_of(frame, fit, warnings), fit, warnings)
+
+
+def _fitted(
+    frame: Frame,
+    points: Sequence[Point],
+    collectives: Sequence[Point],
+    measurements: Sequence[Measurement],
+    header: Header | None,
+) -> tuple[Fit, Frame]:
+    """Kernels on the datasheet's chip, then what a layer adds to them, then collectives on the link they imply."""
+    bare = machine_of(document_of(frame, Fit(), ()))
+    chip = bare.accelerator
+    main = _main_precision(points, measurements, chip)
+    kernels = merged(
+        [
+            fit_gemm(points, chip, main),
+            fit_attention(points, chip, main),
+            fit_memory(points, chip, main),
+            fit_optimizer(points, chip, main),
+            fit_copy(points, chip) if chip.family == "cpu" else Fit(),
+        ]
+    )
+    measured = dataclasses.replace(chip, calibration=_trial(kernels))
+    parts = [kernels]
+    if chip.family == "cpu":
+        parts += [fit_host(layer_works(measurements, measured)), _cpu_habits(header)]
+    usual = _usual_link(accelerator(frame.datasheet)) if frame.datasheet else None
+    rate = link_bandwidth(collectives, bare)
+    frame = dataclasses.replace(frame, scale_up=link_entry(usual, rate, frame.as_of))
+    joined = machine_of(document_of(frame, Fit(), ()))
+    parts.append(fit_collectives(collectives, joined, frame.library))
+    return merged(parts), frame
+
+
+def _trial(fit: Fit) -> Calibration:
+    return Calibration("fit", "", "", fit.constants, fit.kernels, (), "", {})
+
+
+def _main_precision(
+    points: Sequence[Point], measurements: Sequence[Measurement], chip: Accelerator
+) -> str:
+    """The precision of whole layers, else the first usual one that was measured."""
+    layers = [precision_of(m.dtype) for m in measurements if m.family in ("blocks", "steps")]
+    measured = {p.precision for p in points}
+    for one in (*layers, *_MAIN):
+        if one in chip.peak_flops and (one in measured or one in layers):
+            return one
+    return next(iter(chip.peak_flops))
+
+
+def _cpu_habits(header: Header | None) -> Fit:
+    """What follows from the accelerator being the host: calls add up, and without cores to spare communication takes those of the compute."""
+    fields: dict[str, object] = {"launch_blocking": True, "step_overhead": "0 s"}
+    ranks = 1 if header is None else sum(one.host == header.ranks[0].host for one in header.ranks)
+    cores = 0 if header is None else header.cores
+    if ranks > 1 and cores < limit("overlap_cores") * ranks:
+        fields["gradient_overlap"] = "never"
+    return Fit(framework=fields)
+
+
+def _datasheet(on: str, device: str, header: Header | None) -> Accelerator | None:
+    """The accelerator of the catalog; None for a CPU."""
+    if on:
+        try:
+            return accelerator(on)
+        except HardwareError as error:
+            raise CalibrationError(str(error)) from error
+    if header is not None and header.ranks[0].device == "cpu":
+        return None
+    try:
+        return gpu(device.removeprefix("NVIDIA ").strip())
+    except CalibrationError:
+        raise CalibrationError(
+            f"which accelerator {device or 'this'!r} is stands nowhere; name it with --on, such as --on h100-sxm "
+            "('mpsim show hardware' lists them)"
+        ) from None
+
+
+def _cpu(header: Header | None, points: Sequence[Point], as_of: str) -> dict[str, Any]:
+    assert header is not None, "without a header there is a datasheet"
+    return cpu_entry(header, points, as_of)
+
+
+def _usual_link(sheet: Accelerator | None) -> Any:
+    return link(sheet.scale_up) if sheet is not None and sheet.scale_up else None
+
+
+def _per_node(header: Header | None, collectives: Sequence[Point]) -> int:
+    if header is not None:
+        return max(1, header.world_size // header.domains(range(header.world_size)))
+    return max([1, *(one.ranks // one.domains for one in collectives)])
+
+
+def _check_one_machine(sources: Sequence[Source]) -> None:
+    """Refuse files of different machines or software."""
+    if not sources:
+        raise CalibrationError("no file was given")
+    with_header = [one for one in sources if one.header]
+    for other in with_header[1:]:
+        first = with_header[0]
+        assert first.header is not None
+        assert other.header is not None
+        for field in ("device_name", "torch", "nccl", "driver"):
+            a, b = getattr(first.header, field), getattr(other.header, field)
+            if a != b:
+                raise CalibrationError(
+                    f"{other.file}: {field} is {b!r}, but {a!r} in {first.file}; calibrate each on its own"
+                )
+    named = [one for one in sources if one.device_name]
+    for other in named[1:]:
+        if _slug(other.device_name) != _slug(named[0].device_name):
+            raise CalibrationError(
+                f"{other.file}: was measured on {other.device_name!r}, but {named[0].file} on "
+                f"{named[0].device_name!r}; calibrate each on its own"
+            )
+
+
+def _busy_warnings(inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for one in inputs:
+        if one["others"] > limit("busy_above"):
+            yield (
+                f"{one['file']}: other processes used {one['others']:.0%} of the host; measure again when it is quiet, and give "
+                "both files: the quietest of each measurement counts"
+            )
+
+
+def _noise_warnings(fit: Fit) -> Iterator[str]:
+    loud = [one for one in fit.scores if one.noise > limit("noisy_above")]
+    if loud:
+        worst = max(loud, key=lambda one: one.noise)
+        yield (
+            f"{len(loud)} of {len(fit.scores)} series of measurements spread by more than {limit('noisy_above'):.0%} at one size "
+            f"({worst.what}: {worst.noise:.0%}): the machine was busy, and smaller errors cannot be told from noise"
+        )
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "machine"
+
+
+def _source_text(sources: Sequence[Source], header: Header | None) -> str:
+    tools = ", ".join(dict.fromkeys(source.tool for source in sources))
+    device = next((source.device_name for source in sources if source.device_name), "a machine")
+    software = f", torch {header.torch}, {header.backend}" if header else ""
+    return f"measured with {tools} on {device}{software}"
+
+
+def _as_of(header: Header | None) -> str:
+    if header is not None:
+        return header.created[:10]
+    return dt.datetime.now(dt.UTC).date().isoformat()
+
+
+def _digest(file: str) -> str:
+    digest = hashlib.sha256()
+    with Path(file).open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

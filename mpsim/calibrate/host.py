@@ -1,0 +1,175 @@
+"""What a host costs beside kernels: overhead of a whole layer over the sum of its kernels, and the cost of a launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.calibrate.parts import Fit, score
+from mpsim.calibrate.points import Point, hold_out, noise_of, precision_of, time_of
+from mpsim.calibrate.robust import fit_robust
+from mpsim.calibrate.rules import unknown
+from mpsim.cost import KernelModel
+from mpsim.framework import Framework, framework
+from mpsim.hardware import Accelerator
+from mpsim.measured.records import Measurement
+from mpsim.units import Dimension, format_quantity
+from mpsim.workload import Expansion, OperatorKind, Transformer, expand_layer
+
+__all__ = ["LayerWork", "fit_host", "layer_works"]
+
+Floats = NDArray[np.float64]
+_EAGER = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
+_PRESET = "torch-ddp"  # eager PyTorch: counts of launches of a layer
+_FEWEST = 4
+_MEMORY = "kernels.gemm.memory_fraction"
+_CACHE = (
+    10.0  # times the largest share of the memory rate: what is left of the memory's time is nothing
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerWork:
+    """One measured pass of a layer, and what its kernels take by the fitted constants.
+
+    Parameters
+    ----------
+    point : Point
+    streams, others : float
+        Time of norm, softmax and elementwise kernels, and of all the rest [s].
+    launches : int
+        Kernels that the pass launches.
+    """
+
+    point: Point
+    streams: float
+    others: float
+    launches: int
+
+
+def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[LayerWork]:
+    """Every measured pass of a whole layer on one rank.
+
+    A layer that is run again and again alone finds its weights in a cache, which in a training step hold other layers by then: its products are
+    timed without the memory. One that is measured within a stack of layers is timed as in a step.
+    """
+    works = []
+    cached = _cached(chip)
+    for one in measurements:
+        if one.op != "transformer_layer" or one.phase != "burst":
+            continue
+        precision = precision_of(one.dtype)
+        if precision not in chip.peak_flops:
+            continue
+        software = framework(_PRESET).in_precision(precision)
+        layer = _expanded(one, software)
+        forward = one.variant.get("pass") == "forward"
+        operators = layer.forward if forward else layer.backward
+        where = chip if one.shape.get("layers", 1) > 1 else cached
+        times = KernelModel(where, precision, clocks="sustained").seconds(operators)
+        eager = np.array([o.kind in _EAGER for o in operators])
+        host = software.host
+        works.append(
+            LayerWork(
+                _point(one, precision),
+                float(times[eager].sum()),
+                float(times[~eager].sum()),
+                host.layer_launches_forward if forward else host.layer_launches_backward,
+            )
+        )
+    points = hold_out([work.point for work in works])
+    return [
+        dataclasses.replace(work, point=point) for work, point in zip(works, points, strict=True)
+    ]
+
+
+def _cached(chip: Accelerator) -> Accelerator:
+    """The chip as if the operands of its products came from a cache."""
+    known = chip.calibration
+    if known is None or _MEMORY not in known.constants:
+        return chip
+    most = unknown("memory_fraction").high * _CACHE
+    fast = dataclasses.replace(known.constants[_MEMORY], value=most)
+    changed = dataclasses.replace(known, constants={**known.constants, _MEMORY: fast})
+    return dataclasses.replace(chip, calibration=changed)
+
+
+def _expanded(one: Measurement, software: Framework) -> Expansion:
+    hidden, heads = one.shape["hidden"], one.shape["heads"]
+    model = Transformer(
+        name="layer",
+        layers=1,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn_hidden=one.shape["ffn_hidden"],
+        vocab=1,
+    )
+    return expand_layer(
+        model,
+        software.lowering,
+        sequences=one.shape["micro_batch"],
+        sequence_length=one.shape["sequence"],
+    )
+
+
+def _point(one: Measurement, precision: str) -> Point:
+    return Point(
+        id=one.id,
+        series=f"layer/{one.variant.get('pass')}",
+        operator=None,
+        size=one.flops,
+        seconds=time_of(one),
+        noise=noise_of(one),
+        precision=precision,
+        phase=one.phase,
+    )
+
+
+def fit_host(works: Sequence[LayerWork]) -> Fit:
+    """On a CPU, where the host is the accelerator: time of a call, and of memory-bound kernels over those measured alone.
+
+    A layer's pass takes ``factor * streams + others + calls * cost``: kernels in a layer find their data in caches, or do not, and
+    autograd and the interpreter add to each call.
+    """
+    if len(works) < _FEWEST:
+        return Fit(
+            warnings=(
+                "too few layers were measured: what the host adds to kernels is taken as nothing",
+            )
+        )
+    train = [work for work in works if not work.point.held_out]
+    found, _ = fit_robust(
+        lambda x: _times(train, x),
+        [unknown("host_call"), unknown("memory_kernel_factor")],
+        np.array([work.point.seconds for work in train]),
+    )
+    call, factor = found
+    predicted = _times(works, np.array([call.value, factor.value]))
+    fields = {
+        "launch_cost": format_quantity(call.value, Dimension.TIME, digits=4),
+        "memory_kernel_factor": float(f"{factor.value:.4g}"),
+    }
+    points = [work.point for work in works]
+    warnings = tuple(
+        f"{name} of a layer is at the bound of its fit ({one.value:.3g}): kernels alone do not explain a layer"
+        for name, one in (
+            ("the cost of a call", call),
+            ("the factor of memory-bound kernels", factor),
+        )
+        if one.at_bound and one.value > 1.0
+    )
+    return Fit(
+        framework=fields,
+        scores=(score("layers", "constants", points, predicted),),
+        warnings=warnings,
+    )
+
+
+def _times(works: Sequence[LayerWork], values: Floats) -> Floats:
+    call, factor = (float(x) for x in values)
+    return np.array([factor * work.streams + work.others + call * work.launches for work in works])

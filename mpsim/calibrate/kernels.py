@@ -1,0 +1,397 @@
+"""Fits of kernels: matrix products, attention, memory-bound kernels, the optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.calibrate.parts import Fit, best_curve, fitted, merged, prefers_curve, score
+from mpsim.calibrate.points import Point
+from mpsim.calibrate.robust import Estimate, Unknown, fit_robust
+from mpsim.calibrate.rules import unknown
+from mpsim.cost import KernelModel, attention_pairs, attention_seconds, gemm_seconds, memory_seconds
+from mpsim.cost.curves import Curve
+from mpsim.cost.formulas import GemmConstants
+from mpsim.hardware import Accelerator, Fitted, MeasuredCurve
+from mpsim.workload import OperatorKind, Phase
+
+__all__ = ["fit_attention", "fit_copy", "fit_gemm", "fit_memory", "fit_optimizer"]
+
+Floats = NDArray[np.float64]
+_HALF = ("bf16", "fp16")
+_PASSES = 3.5  # FLOPs of forward and backward over those of forward (Dao 2023, FlashAttention-2, section 4.1)
+_SHAPE = ("launch", "memory_fraction", "knee")
+_FEWEST = 4
+
+
+def fit_gemm(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
+    """Matrix products: shape constants from the `main` precision, a fraction of the peak for every one.
+
+    Where all of them ran in the middle of something else, as in a trace of training, they count as sustained.
+    """
+    products = [p for p in points if p.operator and p.operator.kind is OperatorKind.GEMM]
+    burst = [p for p in products if p.phase == "burst" and p.precision in chip.peak_flops]
+    hot_only = not burst
+    if hot_only:
+        burst = [p for p in products if p.precision in chip.peak_flops]
+    own = [p for p in burst if p.precision == main]
+    if len([p for p in own if not p.held_out]) < _FEWEST:
+        if not burst:
+            return Fit()
+        return Fit(warnings=(f"fewer than {_FEWEST} matrix products in {main}: none were fitted",))
+    shape, weight = _gemm_shape(own, chip, main)
+    constants = {
+        f"kernels.gemm.{prefix}{leaf}": fitted(shape[leaf], "s" if leaf == "launch" else "1")
+        for leaf in _SHAPE
+        for prefix in ("", "burst_")
+    }
+    constants["kernels.gemm_rules.weight_gradient"] = fitted(weight, "1")
+    fits = []
+    for precision in dict.fromkeys(p.precision for p in burst):
+        mine = [p for p in burst if p.precision == precision]
+        hot = [p for p in products if p.phase == "sustained" and p.precision == precision]
+        level = functools.partial(_gemm_level, chip, precision, shape, weight.value)
+        fits.append(level(mine, () if hot_only else hot, hot_only=hot_only))
+    return merged([Fit(constants), *fits])
+
+
+def _gemm_columns(points: Sequence[Point]) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    rows = [p.operator for p in points if p.operator]
+    m, n, k, batch, moved = (
+        np.array([getattr(o, name) for o in rows], dtype=float)
+        for name in ("m", "n", "k", "batch", "bytes")
+    )
+    return m, n, k, batch, moved
+
+
+def _gemm_times(
+    points: Sequence[Point], chip: Accelerator, precision: str, values: Mapping[str, float]
+) -> Floats:
+    constants = GemmConstants(
+        compute_fraction=values["compute_fraction"],
+        memory_fraction=values["memory_fraction"],
+        launch=values["launch"],
+        knee=values["knee"],
+    )
+    times = gemm_seconds(
+        *_gemm_columns(points),
+        peak=chip.peak(precision),
+        bandwidth=chip.memory_bandwidth,
+        c=constants,
+    )
+    weight = np.array([p.operator.phase is Phase.WEIGHT_GRADIENT for p in points if p.operator])
+    result: Floats = times * np.where(weight, values.get("weight_gradient", 1.0), 1.0)
+    return result
+
+
+def _gemm_shape(
+    points: Sequence[Point], chip: Accelerator, precision: str
+) -> tuple[Mapping[str, Estimate], Estimate]:
+    train = [p for p in points if not p.held_out]
+    leaves = ("compute_fraction", *_SHAPE, "weight_gradient")
+    unknowns = [unknown(leaf) for leaf in leaves]
+    fastest = min(p.seconds for p in train)
+    bounded = [
+        dataclasses.replace(u, high=min(u.high, fastest), start=min(u.start, fastest / 2))
+        if u.name == "launch"
+        else u
+        for u in unknowns
+    ]
+    found, _ = fit_robust(
+        lambda x: _gemm_times(train, chip, precision, dict(zip(leaves, x.tolist(), strict=True))),
+        bounded,
+        np.array([p.seconds for p in train]),
+    )
+    named = {one.name: one for one in found}
+    return named, named["weight_gradient"]
+
+
+def _gemm_level(
+    chip: Accelerator,
+    precision: str,
+    shape: Mapping[str, Estimate],
+    weight: float,
+    burst: Sequence[Point],
+    hot: Sequence[Point],
+    *,
+    hot_only: bool,
+) -> Fit:
+    """The fraction of one precision's peak, at both clocks; `hot_only` where those of `burst` ran at the lower ones too."""
+    fixed = {leaf: shape[leaf].value for leaf in _SHAPE} | {"weight_gradient": weight}
+    train = [p for p in burst if not p.held_out]
+
+    def times(points: Sequence[Point], fraction: float) -> Floats:
+        return _gemm_times(points, chip, precision, {**fixed, "compute_fraction": fraction})
+
+    (level,), _ = fit_robust(
+        lambda x: times(train, float(x[0])),
+        [unknown("compute_fraction")],
+        np.array([p.seconds for p in train]),
+    )
+    kept, warnings = _kept_when_hot(burst, hot)
+    if not hot and chip.family != "cpu":
+        kept, warnings = _usually_kept(chip, precision)
+    cold = 1.0
+    if hot_only:
+        cold, kept, warnings = 1.0 / kept, 1.0, ()
+    head = "" if precision in _HALF else f"{precision}_"
+    constants = {
+        f"kernels.gemm.{head}burst_fraction": fitted(level, "1", scale=cold),
+        f"kernels.gemm.{head}sustained_fraction": fitted(level, "1", scale=kept),
+    }
+    what = f"matrix products, {precision}"
+    scored = score(what, "constants", burst, times(burst, level.value))
+    return Fit(constants, scores=(scored,), warnings=warnings)
+
+
+def _kept_when_hot(burst: Sequence[Point], hot: Sequence[Point]) -> tuple[float, tuple[str, ...]]:
+    """Share of the rate that is left after running for long: by products that were measured both ways."""
+    cold = {p.operator: p for p in burst}
+    ratios = [(cold[p.operator].seconds / p.seconds, p) for p in hot if p.operator in cold]
+    if not ratios:
+        return 1.0, ()
+    kept = float(np.median([ratio for ratio, _ in ratios]))
+    noise = max(max(p.noise, cold[p.operator].noise) for _, p in ratios)
+    if abs(kept - 1.0) <= 2 * noise:
+        return 1.0, ()
+    if kept > 1.0:
+        return 1.0, (
+            f"a sustained product ran {kept - 1:.0%} faster than a short one: clocks rose while measuring, or the machine was busy",
+        )
+    return kept, ()
+
+
+def _usually_kept(chip: Accelerator, precision: str) -> tuple[float, tuple[str, ...]]:
+    """Share of a burst's rate that training keeps on chips of this kind, where it was not measured."""
+    known = [KernelModel(chip, precision, clocks=clocks) for clocks in ("burst", "sustained")]
+    burst, hot = (one.peak_fraction(precision) for one in known)
+    text = (
+        f"nothing was measured in {precision} after running for long: training is taken to keep {hot / burst:.0%} of the rate, as "
+        f"{chip.family} chips do"
+    )
+    return hot / burst, (text,)
+
+
+def fit_attention(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
+    """Fused attention: an endless rate and a half-way sequence for every mask and width, and the share of the forward pass."""
+    mine = [
+        p
+        for p in points
+        if p.operator
+        and p.operator.kind is OperatorKind.ATTENTION
+        and p.precision == main
+        and p.phase == "burst"
+    ]
+    fits = []
+    for backend in dict.fromkeys(p.operator.name for p in mine if p.operator):
+        group = [p for p in mine if p.operator and p.operator.name == backend]
+        if len([p for p in group if not p.held_out]) >= _FEWEST:
+            fits.append(_attention_of(group, chip, main, backend))
+    return merged(fits)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Charts:
+    """Attention points with the chart (mask and width) each belongs to."""
+
+    labels: tuple[str, ...]
+    chart: NDArray[np.int64]
+    flops: Floats
+    keys: Floats
+    forward: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, points: Sequence[Point]) -> _Charts:
+        rows = [p.operator for p in points if p.operator]
+        names = [f"{'causal' if o.causal else 'full'}_{o.head_dim}" for o in rows]
+        labels = tuple(dict.fromkeys(names))
+        pairs = [attention_pairs(o.queries, o.keys, causal=o.causal, window=0) for o in rows]
+        flops = [
+            4.0 * o.sequences * o.heads * float(p) * o.head_dim
+            for o, p in zip(rows, pairs, strict=True)
+        ]
+        return cls(
+            labels,
+            np.array([labels.index(name) for name in names]),
+            np.array(flops),
+            np.array([o.keys for o in rows], dtype=float),
+            np.array([o.phase is Phase.FORWARD for o in rows]),
+        )
+
+    def seconds(self, values: Floats, peak: float) -> Floats:
+        """Times with a rate and a half of every chart, and the share of the forward pass last."""
+        count = len(self.labels)
+        rate, half, share = values[:count] * peak, values[count : 2 * count], values[-1]
+        part = _PASSES * np.where(self.forward, share, 1.0 - share)
+        return attention_seconds(
+            self.flops,
+            self.keys,
+            rate=rate[self.chart],
+            half=half[self.chart],
+            share=part,
+            launch=0.0,
+        )
+
+
+def _attention_of(points: Sequence[Point], chip: Accelerator, main: str, backend: str) -> Fit:
+    charts = _Charts.of(points)
+    train = [i for i, p in enumerate(points) if not p.held_out]
+    peak = chip.peak(main)
+    unknowns = [unknown("attention_fraction", name=f"rate_{one}") for one in charts.labels]
+    unknowns += [_half_of(charts, train, index) for index in range(len(charts.labels))]
+    unknowns.append(unknown("forward_share"))
+    times = np.array([points[i].seconds for i in train])
+    found, _ = fit_robust(lambda x: charts.seconds(x, peak)[train], unknowns, times)
+    constants = {"kernels.attention_rules.forward_share": fitted(found[-1], "1")}
+    name = "cudnn" if backend == "cudnn" else "flash2"  # of torch's scaled_dot_product_attention
+    constants |= {
+        f"kernels.attention_{name}.{leaf}": one
+        for leaf, one in _chart_constants(found, charts.labels, peak)
+    }
+    values = np.array([one.value for one in found])
+    scored = score(
+        f"attention, {main}, {backend}", "constants", points, charts.seconds(values, peak)
+    )
+    return Fit(constants, scores=(scored,))
+
+
+def _half_of(charts: _Charts, train: Sequence[int], index: int) -> Unknown:
+    """The half-way sequence; with one length alone it cannot be told from the rate."""
+    name = f"half_{charts.labels[index]}"
+    lengths = {float(charts.keys[i]) for i in train if charts.chart[i] == index}
+    asked = unknown("half", name=name)
+    if len(lengths) > 1:
+        return asked
+    return Unknown(name, asked.low, asked.low, asked.low * (1 + 1e-9))
+
+
+def _chart_constants(
+    found: Sequence[Estimate], labels: Sequence[str], peak: float
+) -> Iterator[tuple[str, Fitted]]:
+    """Leaves of an attention chart; a mask that was not measured at a width borrows the other's rate."""
+    by_name = {one.name: one for one in found}
+    yield "peak", Fitted(peak, peak, peak, "FLOP/s")
+    yield "chart_share", Fitted(1.0, 1.0, 1.0, "1")
+    for width in sorted({label.rpartition("_")[2] for label in labels}, key=int):
+        for mask in ("causal", "full"):
+            other = "full" if mask == "causal" else "causal"
+            label = f"{mask}_{width}" if f"{mask}_{width}" in labels else f"{other}_{width}"
+            yield (
+                f"rate_{mask}_{width}",
+                fitted(by_name[f"rate_{label}"], "FLOP/s", scale=peak),
+            )
+            yield f"half_{mask}_{width}", fitted(by_name[f"half_{label}"], "tokens")
+
+
+def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
+    """Memory-bound kernels: a fraction of the memory rate for each kind, or a curve for each kernel and pass."""
+    mine = [
+        p
+        for p in points
+        if p.operator
+        and p.operator.kind not in (OperatorKind.GEMM, OperatorKind.ATTENTION)
+        and p.precision == main
+        and p.phase == "burst"
+    ]
+    train = [p for p in mine if not p.held_out]
+    if len(train) < _FEWEST:
+        return Fit()
+    kinds = list(dict.fromkeys(p.operator.kind.value for p in train if p.operator))
+    known = [p for p in mine if p.operator and p.operator.kind.value in kinds]
+
+    def times(rows: Sequence[Point], values: Floats) -> Floats:
+        pick = [kinds.index(p.operator.kind.value) for p in rows if p.operator]
+        moved = np.array([p.operator.bytes for p in rows if p.operator])
+        return memory_seconds(
+            moved, bandwidth=chip.memory_bandwidth, fraction=values[pick], floor=float(values[-1])
+        )
+
+    unknowns = [*(unknown("memory_fraction", name=kind) for kind in kinds), unknown("floor")]
+    measured = np.array([p.seconds for p in train])
+    found, _ = fit_robust(lambda x: times(train, x), unknowns, measured)
+    values = np.array([one.value for one in found])
+    units = {**dict.fromkeys(kinds, "1"), "floor": "s"}
+    constants = {
+        f"kernels.memory_rules.{one.name}": fitted(one, units[one.name])
+        for one in found
+        if one.identified
+    }
+    constants |= {
+        f"kernels.memory_burst.{kind}": constants[f"kernels.memory_rules.{kind}"]
+        for kind in ("norm",)
+        if f"kernels.memory_rules.{kind}" in constants
+    }
+    one = Fitted(1.0, 1.0, 1.0, "1")  # what was measured is what a kernel takes
+    constants["kernels.memory_level.slowdown"] = one
+    curves = _memory_curves(known, times(known, values))
+    return merged([Fit(constants), *curves])
+
+
+def _memory_curves(points: Sequence[Point], by_form: Floats) -> Iterator[Fit]:
+    """For every kernel and pass the form, or where it does not hold for all kernels of their kind a curve."""
+    groups: dict[tuple[OperatorKind, str, Phase], list[int]] = {}
+    for index, p in enumerate(points):
+        if p.operator:
+            o = p.operator
+            groups.setdefault((o.kind, o.name, o.phase), []).append(index)
+    formed = {
+        key: score(_title(key), "constants", [points[i] for i in rows], by_form[rows])
+        for key, rows in groups.items()
+    }
+    missed = {
+        key[0] for key, one in formed.items() if prefers_curve(one, *_sized(points, groups[key]))
+    }
+    for key, rows in groups.items():
+        mine, sizes = _sized(points, rows)
+        curve = best_curve(mine, sizes) if key[0] in missed else None
+        if curve is None:
+            yield Fit(scores=(formed[key],))
+            continue
+        kept = MeasuredCurve(key[1], key[2].value, 0, 1, *curve)
+        read = Curve(*curve).seconds(sizes)
+        yield Fit(kernels=(kept,), scores=(score(_title(key), "curve", mine, read),))
+
+
+def _sized(points: Sequence[Point], rows: Sequence[int]) -> tuple[list[Point], Floats]:
+    """Some of the points, and the bytes that each moves."""
+    mine = [points[i] for i in rows]
+    return mine, np.array([p.operator.bytes for p in mine if p.operator])
+
+
+def _title(key: tuple[OperatorKind, str, Phase]) -> str:
+    return f"{key[1]}, {key[2].value}"
+
+
+def fit_optimizer(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
+    """Adam: the fraction of the memory rate at which it moves its tensors, by the largest: the states of a model lie in no cache."""
+    mine = [p for p in points if p.series.startswith("adam/") and p.precision == main]
+    return _fit_stream("optimizer", mine, chip)
+
+
+def fit_copy(points: Sequence[Point], chip: Accelerator) -> Fit:
+    """Copies within the memory: the fraction of its rate at which they move, by the largest, which no cache holds."""
+    mine = [p for p in points if p.series.startswith("copy/") and p.phase == "burst"]
+    return _fit_stream("copy", mine, chip)
+
+
+def _fit_stream(name: str, mine: Sequence[Point], chip: Accelerator) -> Fit:
+    """The fraction of the memory rate of what only moves memory."""
+    largest = max((p.size for p in mine), default=0.0)
+    train = [p for p in mine if p.size == largest]
+    if not train:
+        return Fit()
+    rate = chip.memory_bandwidth
+    (level,), _ = fit_robust(
+        lambda x: np.array([p.size for p in train]) / (x[0] * rate),
+        [unknown(name)],
+        np.array([p.seconds for p in train]),
+    )
+    predicted = np.array([p.size for p in mine]) / (level.value * rate)
+    return Fit(
+        {f"kernels.{name}.fraction": fitted(level, "1")},
+        scores=(score(name, "constants", mine, predicted),),
+    )

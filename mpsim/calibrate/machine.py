@@ -1,0 +1,266 @@
+"""The machine file: what was measured as the entries a catalog would hold, with the fitted constants beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpsim.calibrate.parts import Fit
+from mpsim.calibrate.points import Point
+from mpsim.errors import CalibrationError
+from mpsim.hardware import Accelerator, Link, link
+from mpsim.hardware.machine import MACHINE_SCHEMA
+from mpsim.importers import Source
+from mpsim.measured.records import Header
+from mpsim.units import Dimension, format_exact, format_quantity
+
+__all__ = ["Frame", "cpu_entry", "document_of", "link_entry", "sheet_entry"]
+
+_PERCENT = 100
+_DIGITS = 4
+_LOOPBACK = "10 GB/s"
+_WATTS = "10 W"
+_IDLE = "1 W"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+    """What a machine is, beside its constants.
+
+    Parameters
+    ----------
+    name, source, as_of : str
+    datasheet : str
+        The accelerator of the catalog that it has; empty for a CPU.
+    accelerator, scale_up : mapping
+        Entries as a catalog holds them.
+    nic : mapping or None
+    per_node, nodes : int
+    library : str
+    inputs : sequence of mapping
+        The files it came from.
+    """
+
+    name: str
+    source: str
+    as_of: str
+    datasheet: str
+    accelerator: Mapping[str, Any]
+    scale_up: Mapping[str, Any]
+    nic: Mapping[str, Any] | None
+    per_node: int
+    nodes: int
+    library: str
+    inputs: Sequence[Mapping[str, Any]]
+
+
+def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> dict[str, Any]:
+    """A rank of a CPU as an accelerator: its peaks are the fastest products that were measured.
+
+    Raises
+    ------
+    CalibrationError
+        If no product and no copy was measured, so that there is nothing to measure against.
+    """
+    rank = header.ranks[0]
+    peaks: dict[str, float] = {}
+    for one in points:
+        if one.operator is not None and one.operator.m and one.phase == "burst":
+            rate = one.operator.flops / one.seconds
+            peaks[one.precision] = max(peaks.get(one.precision, 0.0), rate)
+    streams = list(_largest_streams(points))
+    if not peaks or not streams:
+        raise CalibrationError(
+            "no matrix product, or neither a copy nor an optimizer step was measured, so a CPU has no peak and no memory rate; measure with "
+            "--only kernels, or name the accelerator with --on"
+        )
+    sharing = sum(one.host == rank.host for one in header.ranks)
+    return {
+        "title": f"{rank.device_name}, {rank.threads} thread(s) a rank",
+        "vendor": "CPU",
+        "family": "cpu",
+        "year": int(as_of[:4]),
+        "compute_units": max(rank.threads, 1),
+        "peak_flops": {
+            name: format_quantity(peak, Dimension.FLOP_RATE, digits=_DIGITS)
+            for name, peak in sorted(peaks.items())
+        },
+        "memory": format_quantity(rank.memory_bytes / sharing, Dimension.BYTES, digits=_DIGITS),
+        "memory_bandwidth": format_quantity(
+            max(one.size / one.seconds for one in streams), Dimension.BANDWIDTH, digits=_DIGITS
+        ),
+        "tdp": _WATTS,
+        "idle": _IDLE,
+        "recalled": ["tdp", "idle"],
+        "source": "measured: the fastest product; the largest copy or optimizer step, the faster of both",
+        "as_of": as_of,
+    }
+
+
+def _largest_streams(points: Sequence[Point]) -> Iterator[Point]:
+    """The largest copy and the largest optimizer step.
+
+    A copy reads what it will overwrite into the cache first, an optimizer does not: only the faster of both says what the memory can do.
+    """
+    for op in ("copy/", "adam/"):
+        mine = [one for one in points if one.series.startswith(op) and one.phase == "burst"]
+        if mine:
+            yield max(mine, key=lambda one: one.size)
+
+
+def sheet_entry(chip: Accelerator) -> dict[str, Any]:
+    """An accelerator of the catalog, as its datasheet has it: fractions of it are what was measured."""
+    peaks = {
+        name: format_exact(peak, Dimension.FLOP_RATE) for name, peak in chip.peak_flops.items()
+    }
+    entry: dict[str, Any] = {
+        "title": chip.title,
+        "vendor": chip.vendor,
+        "family": chip.family,
+        "year": chip.year,
+        "compute_units": chip.compute_units,
+        "peak_flops": peaks,
+        "memory": format_exact(chip.memory_bytes, Dimension.BYTES),
+        "memory_bandwidth": format_exact(chip.memory_bandwidth, Dimension.BANDWIDTH),
+        "tdp": format_exact(chip.tdp_w, Dimension.POWER),
+        "idle": format_exact(chip.idle_w, Dimension.POWER),
+        "source": f"datasheet, as {chip.name} of the catalog",
+        "as_of": str(chip.year),
+    }
+    if chip.scale_up is not None:
+        entry["scale_up"] = chip.scale_up
+    if chip.price_per_hour is not None:
+        entry["price_per_hour"] = format_exact(chip.price_per_hour, Dimension.PRICE_RATE)
+    return entry
+
+
+def link_entry(joined: Link | None, bandwidth: float | None, as_of: str) -> dict[str, Any]:
+    """What joins the accelerators of a node: the link of the catalog, or the host, at the rate that was measured."""
+    if joined is None:
+        rate = _LOOPBACK if bandwidth is None else _rate(bandwidth)
+        entry: dict[str, Any] = {
+            "title": "loopback of the host",
+            "shape": "host",
+            "bandwidth": rate,
+            "latency": "0 s",
+            "source": "measured: no collective was faster; latency lies in the library's constants",
+            "as_of": as_of,
+        }
+        if bandwidth is None:
+            entry |= {"recalled": ["bandwidth"], "source": "nothing was measured"}
+        return entry
+    entry = {
+        "title": joined.title,
+        "shape": joined.shape.value,
+        "bandwidth": format_exact(joined.bandwidth, Dimension.BANDWIDTH),
+        "latency": format_exact(joined.latency, Dimension.TIME),
+        "links": joined.links,
+        "in_network_reduction": joined.in_network_reduction,
+        "efficiency": joined.efficiency,
+        "source": f"datasheet, as {joined.name} of the catalog",
+        "as_of": as_of,
+    }
+    if bandwidth is not None:
+        entry["bandwidth"] = _rate(max(bandwidth, joined.bandwidth))
+    return entry
+
+
+def _rate(bandwidth: float) -> str:
+    return format_quantity(bandwidth, Dimension.BANDWIDTH, digits=_DIGITS)
+
+
+def nic_entry(as_of: str) -> dict[str, Any]:
+    """Between nodes: a generic NIC, whose share the library's measured constants and curves replace."""
+    generic = link("generic-nic")
+    return {
+        "title": "network between the measured nodes",
+        "shape": "network",
+        "bandwidth": format_exact(generic.bandwidth, Dimension.BANDWIDTH),
+        "latency": format_exact(generic.latency, Dimension.TIME),
+        "recalled": ["bandwidth", "latency"],
+        "source": "assumed; what was measured lies in curves and constants",
+        "as_of": as_of,
+    }
+
+
+def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> dict[str, Any]:
+    """The machine file as plain data."""
+    document: dict[str, Any] = {
+        "schema": MACHINE_SCHEMA,
+        "machine": frame.name,
+        "source": frame.source,
+        "as_of": frame.as_of,
+        "datasheet": frame.datasheet,
+        "accelerator": dict(frame.accelerator),
+        "scale_up": dict(frame.scale_up),
+        "accelerators_per_node": frame.per_node,
+        "nodes": frame.nodes,
+        "nics_per_node": 0 if frame.nic is None else frame.per_node,
+        "library": frame.library,
+        "framework": dict(fit.framework),
+        "constants": {
+            name: {"value": one.value, "low": one.low, "high": one.high, "unit": one.unit}
+            for name, one in sorted(fit.constants.items())
+        },
+        "kernel_curves": [
+            {
+                "kind": one.kind,
+                "phase": one.phase,
+                "bytes": list(one.sizes),
+                "seconds": list(one.times),
+            }
+            for one in fit.kernels
+        ],
+        "collective_curves": [
+            {
+                "kind": one.kind,
+                "ranks": one.ranks,
+                "domains": one.domains,
+                "bytes": list(one.sizes),
+                "seconds": list(one.times),
+            }
+            for one in fit.collectives
+        ],
+        "fits": list(_fits(fit)),
+        "warnings": list(warnings),
+        "inputs": [dict(one) for one in frame.inputs],
+    }
+    if frame.nic is not None:
+        document["nic"] = dict(frame.nic)
+    return {key: value for key, value in document.items() if value not in ("", [], {})}
+
+
+def _fits(fit: Fit) -> Iterator[dict[str, Any]]:
+    for one in fit.scores:
+        held = one.errors(held_out=True)
+        entry: dict[str, Any] = {
+            "what": one.what,
+            "form": one.form,
+            "points": len(one.ids),
+            "held_out": len(held),
+            "median_error": _share(one.median(held_out=False)),
+        }
+        if len(held):
+            entry["held_out_median_error"] = _share(one.median(held_out=True))
+            entry["held_out_worst_error"] = _share(float(held[np.argmax(np.abs(held))]))
+        entry["noise"] = _share(one.noise)
+        yield entry
+
+
+def _share(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")
+
+
+def input_of(source: Source, digest: str) -> dict[str, Any]:
+    """A file that went in, by name and content, and what else ran on its machine meanwhile."""
+    others = float(np.median([one.others for one in source.measurements]))
+    return {
+        "others": round(others, _DIGITS),
+        "file": source.file.rpartition("/")[2],
+        "tool": source.tool,
+        "measurements": len(source.measurements),
+        "sha256": digest,
+    }

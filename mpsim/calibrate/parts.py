@@ -1,0 +1,176 @@
+"""What a fit gives: constants with uncertainty, curves, and how far off points are that it saw and points that it did not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.calibrate.points import Point
+from mpsim.calibrate.robust import Estimate
+from mpsim.calibrate.rules import limit
+from mpsim.cost.curves import Curve
+from mpsim.hardware import Fitted, MeasuredCurve
+
+__all__ = ["Fit", "Score", "best_curve", "fitted", "merged", "prefers_curve", "score"]
+
+Floats = NDArray[np.float64]
+Line = tuple[tuple[float, ...], tuple[float, ...]]
+"""Sizes and times of a curve."""
+_DIGITS = 6
+_GAPS = 2  # gaps that become one where a point of a curve is left out
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Score:
+    """How far off a form or a curve is.
+
+    Parameters
+    ----------
+    what : str
+        In words.
+    form : str
+        ``constants``, ``curve`` or ``constants, refused for a curve``.
+    ids : tuple of str
+    sizes, measured, predicted : tuple of float
+        Of every point; FLOP, B, or whatever the series is ordered by, and [s].
+    held_out : tuple of bool
+        Which of them were never fitted.
+    noise : float
+        Median relative spread of the samples themselves.
+    """
+
+    what: str
+    form: str
+    ids: tuple[str, ...]
+    sizes: tuple[float, ...]
+    measured: tuple[float, ...]
+    predicted: tuple[float, ...]
+    held_out: tuple[bool, ...]
+    noise: float
+
+    def errors(self, *, held_out: bool) -> Floats:
+        """``predicted / measured - 1`` of the points that were fitted, or of those that were not."""
+        pick = np.array(self.held_out, dtype=bool) == held_out
+        ratio = np.array(self.predicted) / np.array(self.measured) - 1.0
+        return np.asarray(ratio[pick])
+
+    def median(self, *, held_out: bool) -> float | None:
+        """Median absolute error; None where there are no such points."""
+        errors = np.abs(self.errors(held_out=held_out))
+        return float(np.median(errors)) if len(errors) else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fit:
+    """Everything one part of a calibration found.
+
+    Parameters
+    ----------
+    constants : mapping of str to Fitted
+        By dotted name.
+    kernels, collectives : tuple of MeasuredCurve
+    framework : mapping
+        Fields of a framework.
+    scores : tuple of Score
+    warnings : tuple of str
+    """
+
+    constants: Mapping[str, Fitted] = dataclasses.field(default_factory=dict)
+    kernels: tuple[MeasuredCurve, ...] = ()
+    collectives: tuple[MeasuredCurve, ...] = ()
+    framework: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    scores: tuple[Score, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def merged(fits: Iterable[Fit]) -> Fit:
+    """All parts as one; later constants win."""
+    parts = list(fits)
+    return Fit(
+        {name: one for part in parts for name, one in part.constants.items()},
+        tuple(one for part in parts for one in part.kernels),
+        tuple(one for part in parts for one in part.collectives),
+        {name: one for part in parts for name, one in part.framework.items()},
+        tuple(one for part in parts for one in part.scores),
+        tuple(one for part in parts for one in part.warnings),
+    )
+
+
+def fitted(estimate: Estimate, unit: str, *, scale: float = 1.0) -> Fitted:
+    """An estimate as a constant of the cost models."""
+    low, value, high = (
+        float(f"{scale * x:.{_DIGITS}g}") for x in (estimate.low, estimate.value, estimate.high)
+    )
+    return Fitted(value, low, high, unit)
+
+
+def score(what: str, form: str, points: Sequence[Point], predicted: Floats) -> Score:
+    """Points beside their predictions."""
+    return Score(
+        what,
+        form,
+        tuple(one.id for one in points),
+        tuple(one.size for one in points),
+        tuple(one.seconds for one in points),
+        tuple(float(x) for x in predicted),
+        tuple(one.held_out for one in points),
+        float(np.median([one.noise for one in points])),
+    )
+
+
+def prefers_curve(by_form: Score, points: Sequence[Point], sizes: Floats) -> bool:
+    """Whether a curve through the fitted points takes the place of a form.
+
+    It does where the form is further off than `curve_above`, and further than half of what a curve is from each of its own points when that
+    point is left out: leaving it out doubles the gap that the curve has to bridge.
+    """
+    wrong = by_form.median(held_out=False)
+    curve = best_curve(points, sizes)
+    if curve is None or wrong is None or wrong <= limit("curve_above"):
+        return False
+    known = _times_at(points, sizes)
+    left_out = []
+    for size in curve[0][1:-1]:
+        rest = _line(known, without=size)
+        found = float(Curve(*rest).seconds(size))
+        left_out.append(abs(found / known[size][0] - 1.0))
+    return not left_out or float(np.median(left_out)) / _GAPS < wrong
+
+
+def best_curve(points: Sequence[Point], sizes: Floats) -> Line | None:
+    """Sizes and times of the points that are not held out, those of one size as their median; None with fewer than two sizes.
+
+    Times that fall are pooled, each with the weight of its samples, so that a size that was hardly measured moves no other.
+    """
+    known = _times_at(points, sizes)
+    return _line(known) if len(known) > 1 else None
+
+
+def _times_at(points: Sequence[Point], sizes: Floats) -> dict[float, tuple[float, int]]:
+    """Time and number of samples of every size that is not held out."""
+    found: dict[float, list[Point]] = {}
+    for one, size in zip(points, sizes.tolist(), strict=True):
+        if not one.held_out and size > 0:
+            found.setdefault(size, []).append(one)
+    return {
+        size: (float(np.median([one.seconds for one in rows])), sum(one.samples for one in rows))
+        for size, rows in found.items()
+    }
+
+
+def _line(known: Mapping[float, tuple[float, int]], *, without: float | None = None) -> Line:
+    """A curve that never falls through times and their weights, in logarithms (pool-adjacent-violators)."""
+    rising = sorted(size for size in known if size != without)
+    blocks: list[tuple[float, int, int]] = []  # level, weight, how many sizes
+    for size in rising:
+        time, weight = known[size]
+        blocks.append((math.log(time), weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (a, m, i), (b, n, j) = blocks[-2:]
+            blocks[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
+    levels = [level for level, _, count in blocks for _ in range(count)]
+    return tuple(rising), tuple(float(f"{math.exp(one):.{_DIGITS}g}") for one in levels)

@@ -1,6 +1,0 @@
-"""Fits: measurements into the few constants of the cost models, curves where a form does not hold, and a machine file."""
-
-from mpsim.calibration.fit.calibrate import Calibrated, calibrate
-from mpsim.calibration.fit.parts import Fit, Score
-
-__all__ = ["Calibrated", "Fit", "Score", "calibrate"]

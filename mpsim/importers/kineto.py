@@ -1,0 +1,264 @@
+"""Kineto traces of torch.profiler, read as a stream: kernels by operator and shape, collectives by message.
+
+A trace of a training run is gigabytes; events are decoded one after the other and only durations are kept. Shapes are there when the
+profiler ran with ``record_shapes=True``; without them a trace says how long kernels took, but not of what, and nothing can be fitted.
+
+References
+----------
+pytorch/kineto, ``libkineto/src/output_json.cpp``: cat ``cpu_op`` with args ``Input Dims``, ``Input type``, ``External id``; cat ``kernel`` with args
+``External id``, and for NCCL ``Collective name``, ``In msg nelems``, ``Out msg nelems``, ``Group size``, ``dtype``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from mpsim.errors import CalibrationError
+from mpsim.importers.source import Source, collective, collective_name, kernel
+from mpsim.measured.records import Measurement
+
+__all__ = ["is_trace", "read_trace", "stream_events"]
+
+_CHUNK = 1 << 20
+_LONGEST_HEAD = 1 << 26
+_LONGEST_EVENT = 1 << 25
+_SHOWN = 60  # characters of what cannot be read
+_MICRO = 1e-6
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_MOST_SAMPLES = 200  # of one shape: more say nothing new
+_ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2, "double": 8, "int": 4, "long": 8, "byte": 1}
+_TYPES = {
+    "float": "float32",
+    "c10::bfloat16": "bfloat16",
+    "c10::half": "float16",
+    "double": "float64",
+}
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+_FEWEST_DIMS = 2
+
+Event = dict[str, Any]
+
+
+def is_trace(head: str) -> bool:
+    """Whether a file that begins like this is a trace."""
+    return "traceEvents" in head or '"schemaVersion"' in head or "deviceProperties" in head
+
+
+def stream_events(path: Path) -> Iterator[Event]:
+    """Every event of a trace, one at a time; the first one is the head of the file under the name ``head``.
+
+    Raises
+    ------
+    CalibrationError
+        If there are no events, or the file breaks off.
+    """
+    try:
+        with _opened(path) as stream:
+            yield from _events(path, stream)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CalibrationError(
+            f"{path}: truncated or damaged, the gzip stream breaks off"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"{path}: not text in UTF-8; needed a Kineto trace") from error
+
+
+def _opened(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _events(path: Path, stream: IO[str]) -> Iterator[Event]:
+    buffer = stream.read(_CHUNK)
+    while (found := _EVENTS.search(buffer)) is None:
+        more = stream.read(_CHUNK)
+        if not more or len(buffer) > _LONGEST_HEAD:
+            raise CalibrationError(
+                f"{path}: has no traceEvents; needed a trace of torch.profiler (export_chrome_trace)"
+            )
+        buffer += more
+    yield {"ph": "head", "text": buffer[: found.start()]}
+    yield from _decoded(path, stream, buffer, found.end())
+
+
+def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[Event]:
+    """Objects of a list, decoded as they arrive; what was decoded is forgotten chunk by chunk."""
+    decode = json.JSONDecoder().raw_decode
+    chunk, count = _CHUNK, 0
+    while True:
+        while place < len(buffer) and buffer[place] in ", \t\r\n":
+            place += 1
+        if place < len(buffer) and buffer[place] == "]":
+            return
+        try:
+            event, place = decode(buffer, place)
+            chunk, count = _CHUNK, count + 1
+        except json.JSONDecodeError as error:
+            if len(buffer) - place > _LONGEST_EVENT:
+                raise CalibrationError(
+                    f"{path}: event {count + 1} is no JSON object: {buffer[place : place + _SHOWN]!r}"
+                ) from error
+            more = stream.read(chunk)
+            if not more:
+                raise CalibrationError(
+                    f"{path}: truncated, the list of events breaks off after {count}; export the trace again"
+                ) from error
+            buffer, place, chunk = buffer[place:] + more, 0, 2 * chunk
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+class _Kept:
+    """Durations by what they are of."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.times: dict[tuple[Any, ...], list[float]] = {}
+        self.kernels = 0
+
+    def add(self, key: tuple[Any, ...], seconds: float) -> None:
+        times = self.times.setdefault(key, [])
+        if len(times) < _MOST_SAMPLES:
+            times.append(seconds)
+
+
+def read_trace(path: Path) -> Source:
+    """Read matrix products and collectives of a trace.
+
+    Raises
+    ------
+    CalibrationError
+        If it breaks off, a duration is no number, or no event says of what shape it is.
+    """
+    kept, operators, head = _Kept(path.name), {}, ""
+    on_gpu = False
+    for event in stream_events(path):
+        if event.get("ph") == "head":
+            head = event["text"]
+            on_gpu = bool(re.search(r'"deviceProperties"\s*:\s*\[\s*\{', head))
+            continue
+        if event.get("ph") != "X":
+            continue
+        args = event.get("args") or {}
+        category = event.get("cat")
+        if category == "cpu_op" and event.get("name") in _PRODUCTS:
+            shape = _product(str(event["name"]), args)
+            if shape is not None:
+                operators[args.get("External id")] = shape
+                if not on_gpu:
+                    kept.add(shape, _duration(path, event))
+        elif category == "kernel":
+            kept.kernels += 1
+            _take_kernel(path, event, args, operators, kept)
+    measurements = tuple(_measurements(kept))
+    if not measurements:
+        raise CalibrationError(
+            f"{path}: no event has a shape ({kept.kernels} kernels without); profile with record_shapes=True"
+        )
+    return Source(
+        str(path),
+        "torch.profiler",
+        measurements,
+        device_name=_device(head),
+        library="nccl" if any(m.family == "collectives" for m in measurements) else "",
+        warnings=(
+            f"{path}: collectives in a trace include waiting for other ranks; measure them alone",
+        )
+        if any(m.family == "collectives" for m in measurements)
+        else (),
+    )
+
+
+def _take_kernel(
+    path: Path, event: Event, args: Mapping[str, Any], operators: Mapping[Any, Any], kept: _Kept
+) -> None:
+    if "Collective name" in args:
+        key = _message(args)
+        if key is not None:
+            kept.add(key, _duration(path, event))
+        return
+    shape = operators.get(args.get("External id"))
+    if shape is not None and _is_product(str(event.get("name", ""))):
+        kept.add(shape, _duration(path, event))
+
+
+def _is_product(name: str) -> bool:
+    """Whether a kernel does the product of its operator, rather than a copy or a bias on the way."""
+    return any(word in name.lower() for word in ("gemm", "cutlass", "matmul", "nvjet", "cublas"))
+
+
+def _duration(path: Path, event: Event) -> float:
+    value: Any = event.get("dur")
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        raise CalibrationError(
+            f"{path}: event {event.get('name')!r} has dur {value!r}; needed a number of microseconds"
+        )
+    return float(value) * _MICRO
+
+
+def _product(name: str, args: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Key of a product: batch, m, n, k and the number format."""
+    dims, types = args.get("Input Dims"), args.get("Input type")
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return None
+    sides = [one for one in dims if isinstance(one, list) and len(one) >= _FEWEST_DIMS]
+    if len(sides) < _FEWEST_DIMS:
+        return None
+    a, b = sides[-2], sides[-1]
+    batch = a[0] if name == "aten::bmm" else 1
+    named = [str(one).lower() for one in types if str(one).lower() in _TYPES]
+    if not named or min(*a, *b) < 1:
+        return None
+    return ("gemm", _TYPES[named[-1]], int(batch), int(a[-2]), int(b[-1]), int(a[-1]))
+
+
+def _message(args: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Key of a collective: name, bytes as our sizes count them, ranks."""
+    name = collective_name(str(args["Collective name"]).removeprefix("_"))
+    element = _ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
+    sent, received = args.get("In msg nelems"), args.get("Out msg nelems")
+    ranks = args.get("Group size")
+    if name is None or element is None or not isinstance(ranks, int) or ranks <= 1:
+        return None
+    counts = [one for one in (sent, received) if isinstance(one, int)]
+    if not counts or max(counts) < 1:
+        return None
+    return ("collective", name, max(counts) * element, ranks)
+
+
+def _measurements(kept: _Kept) -> Iterator[Measurement]:
+    for key, times in kept.times.items():
+        positive = [one for one in times if one > 0]
+        if not positive:
+            continue
+        if key[0] == "collective":
+            _, name, size, ranks = key
+            fastest = [min(positive)]  # the others waited
+            yield collective(name, size, fastest, ranks=ranks, domains=1, place=kept.file)
+            continue
+        _, dtype, batch, m, n, k = key
+        shape = {"m": m, "n": n, "k": k, "batch": batch}
+        yield kernel(
+            "gemm",
+            shape,
+            positive,
+            dtype=dtype,
+            variant={},
+            place=kept.file,
+            phase="sustained",
+            flops=2.0 * batch * m * n * k,
+        )
+
+
+def _device(head: str) -> str:
+    found = re.search(r'"deviceProperties"\s*:\s*\[.*?"name"\s*:\s*"([^"]*)"', head, re.DOTALL)
+    return found[1] if found else ""

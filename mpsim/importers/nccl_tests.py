@@ -1,0 +1,208 @@
+"""nccl-tests: the table it prints, and the JSON it writes with ``-J``.
+
+Its sizes are those of `mpsim.cost.collectives`: the whole tensor, the gathered one, or the send buffer of a rank. Times of the
+out-of-place run count, those of the in-place run where there is no other.
+
+References
+----------
+NVIDIA/nccl-tests, ``src/util.cu`` (versions 2.0 to 2.18): columns of the table, keys of the JSON, which writes numbers that are not
+finite as the string ``"nan"``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpsim.errors import CalibrationError
+from mpsim.importers.source import Source, collective, collective_name
+from mpsim.measured.records import Measurement
+
+__all__ = [
+    "is_json_report",
+    "is_text_report",
+    "parse_report",
+    "read_json_report",
+    "read_text_report",
+]
+
+_MICRO = 1e-6
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s+(.*)"
+)
+_PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b")
+_ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+(.*)")
+_JSON_VERSIONS = (1, 2)
+
+
+def is_text_report(head: str) -> bool:
+    """Whether a file that begins like this is a table of nccl-tests."""
+    return "# nThread" in head or "out-of-place" in head
+
+
+def is_json_report(data: object) -> bool:
+    """Whether parsed JSON is a report of ``-J``."""
+    return isinstance(data, dict) and {"config", "nccl_version"} <= data.keys()
+
+
+def read_text_report(path: Path, text: str) -> Source:
+    """Read the table that a program of nccl-tests prints.
+
+    Raises
+    ------
+    CalibrationError
+        If it breaks off, a rank is missing, results were wrong, or a time is no number.
+    """
+    lines = text.splitlines()
+    ranks = [seen for line in lines if (seen := _RANK.match(line))]
+    name = _named(path, next((m[1] for line in lines if (m := _PROGRAM.search(line))), ""))
+    members, hosts, device = _places(
+        path, [(int(r[1]), int(r[2] or 0), r[3], r[4].strip()) for r in ranks]
+    )
+    found: dict[int, Measurement] = {}
+    for number, line in enumerate(lines, start=1):
+        row = None if line.lstrip().startswith("#") else _ROW.match(line)
+        if row is None:
+            continue
+        cells = row[6].split()
+        size, place = int(row[1]), f"{path.name}:{number}"
+        time, wrong = _row_figures(path, number, cells)
+        _check_right(f"{path}:{number}", wrong)
+        if size:
+            found[size] = collective(
+                name, size, [time * _MICRO], ranks=members, domains=hosts, place=place
+            )
+    if not any("Avg bus bandwidth" in line for line in lines):
+        raise CalibrationError(
+            f"{path}: truncated, it has no line '# Avg bus bandwidth' after {len(found)} sizes; run it to its end"
+        )
+    return _source(path, "nccl-tests", found.values(), device)
+
+
+def _row_figures(path: Path, number: int, cells: Sequence[str]) -> tuple[float, str]:
+    """Time of the out-of-place run [us], and what it says of wrong elements."""
+    if len(cells) < 4:
+        raise CalibrationError(f"{path}:{number}: the line breaks off; the file is truncated")
+    return _time(f"{path}:{number}", cells[0]), cells[3]
+
+
+def read_json_report(path: Path, data: Mapping[str, Any]) -> Source:
+    """Read what ``-J`` wrote.
+
+    Raises
+    ------
+    CalibrationError
+        If it is of another version, has no results, a rank is missing, or results were wrong.
+    """
+    version = data.get("version", _JSON_VERSIONS[0])
+    if version not in _JSON_VERSIONS:
+        raise CalibrationError(
+            f"{path}: JSON version {version!r} of nccl-tests; this version of mpsim reads {', '.join(map(str, _JSON_VERSIONS))}"
+        )
+    if "end_time" not in data or not isinstance(data.get("results"), list):
+        raise CalibrationError(f"{path}: truncated, it has no end_time; run it to its end")
+    config = data["config"]
+    threads = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
+    devices = config.get("devices", [])
+    places = [
+        (
+            int(one["rank"]),
+            int(one.get("group", 0)),
+            str(one["hostname"]),
+            str(one.get("device_info", "")),
+        )
+        for one in devices
+    ]
+    spread = [
+        (rank + i, group, host, info) for rank, group, host, info in places for i in range(threads)
+    ]
+    members, hosts, device = _places(path, spread)
+    program = _PROGRAM.search(" ".join(map(str, data.get("args", []))))
+    name = _named(path, program[1] if program else "")
+    found: dict[int, Measurement] = {}
+    for index, row in enumerate(data["results"]):
+        place = f"{path}: results.{index}"
+        run = row.get("out_of_place") or row.get("in_place")
+        if not isinstance(run, Mapping):
+            raise CalibrationError(f"{place}: has no time; run it to its end")
+        _check_right(place, str(run.get("nwrong", "N/A")))
+        times = _json_times(place, row, run)
+        size = int(row.get("size", 0))
+        if size:
+            where = f"{path.name}#{index}"
+            found[size] = collective(name, size, times, ranks=members, domains=hosts, place=where)
+    return _source(path, "nccl-tests -J", found.values(), device)
+
+
+def _json_times(place: str, row: Mapping[str, Any], run: Mapping[str, Any]) -> list[float]:
+    """Times of every iteration where they were kept, else the mean [s]."""
+    each = row.get("out_of_place_per_iter")
+    kept = each.get("times_us") if isinstance(each, Mapping) else None
+    times = kept or [run.get("time", run.get("cpu_time"))]
+    return [_time(place, one) * _MICRO for one in times]
+
+
+def _time(place: str, value: object) -> float:
+    try:
+        time = float(str(value))
+    except ValueError:
+        time = math.nan
+    if not (math.isfinite(time) and time > 0):
+        raise CalibrationError(f"{place}: time is {value!r}; needed a number above 0")
+    return time
+
+
+def _check_right(place: str, wrong: str) -> None:
+    if wrong not in ("N/A", "None", "null") and float(wrong) != 0:
+        raise CalibrationError(f"{place}: {wrong} elements were wrong; do not calibrate on it")
+
+
+def _named(path: Path, word: str) -> str:
+    """The collective that a program, or else the name of the file, stands for."""
+    for one in (word, path.stem.removesuffix("_perf")):
+        name = collective_name(one)
+        if name is not None:
+            return name
+    raise CalibrationError(
+        f"{path}: which collective it is stands nowhere; name the file after it, such as all_reduce.txt"
+    )
+
+
+def _places(path: Path, ranks: Sequence[tuple[int, int, str, str]]) -> tuple[int, int, str]:
+    """Ranks of a communicator, nodes they sit on, and the name of their GPU, of (rank, group, host, GPU)."""
+    if not ranks:
+        raise CalibrationError(f"{path}: names no rank; needed the lines '#  Rank 0 Pid ...'")
+    numbers = sorted(rank for rank, _, _, _ in ranks)
+    missing = sorted(set(range(numbers[-1] + 1)) - set(numbers))
+    if missing:
+        raise CalibrationError(
+            f"{path}: rank {missing[0]} of {numbers[-1] + 1} is missing; join the output of all ranks"
+        )
+    devices = {info for _, _, _, info in ranks if info}
+    if len(devices) > 1:
+        raise CalibrationError(
+            f"{path}: mixes {', '.join(sorted(devices))}; calibrate each on its own"
+        )
+    first = [(host, info) for _, group, host, info in ranks if group == ranks[0][1]]
+    return len(first), len({host for host, _ in first}), next(iter(devices), "")
+
+
+def _source(path: Path, tool: str, found: Iterable[Measurement], device: str) -> Source:
+    measurements = tuple(found)
+    if not measurements:
+        raise CalibrationError(f"{path}: holds no size; needed a table of nccl-tests with rows")
+    return Source(str(path), tool, measurements, device_name=device, library="nccl")
+
+
+def parse_report(path: Path, text: str) -> object:
+    """JSON of a small file; CalibrationError with the place where it breaks off."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CalibrationError(
+            f"{path}:{error.lineno}: not whole JSON ({error.msg}); the file is truncated or not JSON"
+        ) from error

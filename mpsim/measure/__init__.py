@@ -1,0 +1,70 @@
+"""Benchmarks of the machine at hand with torch and torch.distributed; this package alone imports torch, and only when it measures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from mpsim.errors import MissingExtraError
+from mpsim.measured.records import FAMILIES, Measured
+
+__all__ = ["Settings", "measure"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """What `mpsim measure` was asked for.
+
+    Parameters
+    ----------
+    out : Path
+        The file to write.
+    budget : float
+        How long to measure at most, starting and loading excluded [s].
+    families : tuple of str
+        Which of `FAMILIES`.
+    resume : bool
+        Go on with what an earlier run left in `out`.
+    device : str
+        ``auto``, ``cpu`` or ``cuda``.
+    seed : int
+        Of the random data.
+    """
+
+    out: Path
+    budget: float
+    families: tuple[str, ...] = FAMILIES
+    resume: bool = False
+    device: str = "auto"
+    seed: int = 0
+
+
+def measure(settings: Settings, *, say: Callable[[str], None]) -> Measured | None:
+    """Measure, and write the file.
+
+    Parameters
+    ----------
+    settings : Settings
+    say : callable
+        Takes a line of progress; called on the first rank only.
+
+    Returns
+    -------
+    Measured or None
+        What the file holds; None on every rank but the first.
+
+    Raises
+    ------
+    MissingExtraError
+        If torch is not installed.
+    CalibrationError
+        If the file to go on with was measured elsewhere, or the launcher's variables contradict each other.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("torch", "validate") from error
+    from mpsim.measure.runner import run
+
+    return run(settings, say)

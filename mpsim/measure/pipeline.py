@@ -1,0 +1,167 @@
+"""A training step through torch.distributed.pipelining, with every action's start and end."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from mpsim.measure.model import Gpt, Place, Sizes, loss_of
+from mpsim.measure.plan import Split
+from mpsim.measure.recorder import Recorder
+from mpsim.measure.training import make_optimizer
+
+__all__ = ["CLASSES", "Pipeline"]
+
+CLASSES: Final[Mapping[str, str]] = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved-1f1b": "ScheduleInterleaved1F1B",
+    "zb-v": "ScheduleZBVZeroBubble",
+}
+"""Name of mpsim to class of torch."""
+SINGLE: Final = ("gpipe", "1f1b")
+"""Schedules of one stage a rank, which torch gives the stage and not a list."""
+
+
+class Pipeline:
+    """One rank of a pipeline.
+
+    Parameters
+    ----------
+    sizes : Sizes
+    split : Split
+    place : Place
+        Of this rank in its tensor-parallel group.
+    axes : mapping of str to (int, mesh)
+        Place and one-dimensional mesh along each axis.
+    recorder : Recorder
+
+    Notes
+    -----
+    torch calls ``forward_one_chunk``, ``backward_one_chunk`` and ``backward_weight_one_chunk`` of its stages; each call is one action. Waiting for a message
+    and sending one are between the actions. The loss belongs to the forward before it. On the first stage torch's I does nothing, and its W is the
+    whole backward.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        split: Split,
+        place: Place,
+        axes: Mapping[str, tuple[int, Any]],
+        recorder: Recorder,
+    ) -> None:
+        self.recorder = recorder
+        self.sizes, self.split, self.place = sizes, split, place
+        self.rank, pp = axes["pp"]
+        self.replicas = axes["dp"][1]
+        indices = self._indices()
+        self.stages = [self._stage(index, pp.get_group()) for index in indices]
+        self.first, self.last = 0 in indices, split.pp * split.virtual - 1 in indices
+        parameters = [one for stage in self.stages for one in stage.submod.parameters()]
+        self.gradients = _flat_gradients(parameters) if split.dp > 1 else None
+        self.optimizer = make_optimizer(parameters)
+        build = getattr(schedules, CLASSES[split.schedule], None)
+        if build is None:
+            raise NotImplementedError(f"torch {torch.__version__} has no {CLASSES[split.schedule]}")
+        self.schedule = build(
+            self.stages[0] if split.schedule in SINGLE else self.stages,
+            split.microbatches,
+            loss_fn=recorder.extend(loss_of(place)),
+        )
+        takes = inspect.signature(self.schedule.step).parameters
+        self.options = {"return_outputs": False} if "return_outputs" in takes else {}
+
+    def __call__(self, ids: torch.Tensor, targets: torch.Tensor) -> list[float]:
+        """Every microbatch through the pipeline, then the optimizer."""
+        losses: list[torch.Tensor] = []
+        given = (ids,) if self.first else ()
+        wanted = {"target": targets, "losses": losses} if self.last else {}
+        self.schedule.step(*given, **wanted, **self.options)
+        if self.gradients is not None:
+            self.recorder.note("gradients", self._reduce)
+        self.recorder.note("optimizer", self._update)
+        return [float(loss.detach()) for loss in losses]
+
+    def _reduce(self) -> None:
+        dist.all_reduce(self.gradients, group=self.replicas.get_group())
+        assert self.gradients is not None
+        self.gradients /= self.split.dp
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        if self.gradients is None:
+            self.optimizer.zero_grad()
+        else:
+            self.gradients.zero_()
+
+    def _indices(self) -> list[int]:
+        """Which stages this rank holds: its own, and of a V the one that comes back, else every pp-th."""
+        pp, virtual = self.split.pp, self.split.virtual
+        if self.split.schedule == "zb-v":
+            return [self.rank, 2 * pp - 1 - self.rank]
+        return [self.rank + turn * pp for turn in range(virtual)]
+
+    def _stage(self, index: int, group: Any) -> PipelineStage:
+        sizes, place = self.sizes, self.place
+        count = self.split.pp * self.split.virtual
+        each = sizes.layers // count
+        model = Gpt(sizes, place, first=index * each, last=(index + 1) * each)
+        stage = PipelineStage(
+            model,
+            index,
+            count,
+            place.device,
+            input_args=self._example(index == 0, "ids"),
+            output_args=self._example(index == count - 1, "logits"),
+            group=group,
+        )
+        _record(stage, index, self.recorder)
+        return stage
+
+    def _example(self, at_end: bool, what: str) -> torch.Tensor:
+        """A tensor like those that pass a boundary of the stage, without data."""
+        shape = (self.sizes.micro_batch, self.sizes.sequence)
+        empty = functools.partial(torch.empty, device=self.place.device)
+        if not at_end:
+            return empty(*shape, self.sizes.hidden, dtype=self.place.dtype, requires_grad=True)
+        if what == "ids":
+            return empty(*shape, dtype=torch.long)
+        width = self.sizes.vocab // self.place.size
+        return empty(*shape, width, dtype=self.place.dtype, requires_grad=True)
+
+
+def _record(stage: PipelineStage, index: int, recorder: Recorder) -> None:
+    """Let `recorder` note every action of `stage`."""
+
+    def forward(chunk: int, *_: Any, **__: Any) -> str:
+        return f"{index}F{chunk}"
+
+    def backward(chunk: int, *_: Any, full_backward: bool = True, **__: Any) -> str:
+        return f"{index}{'B' if full_backward else 'I'}{chunk}"
+
+    def weight(chunk: int, *_: Any, **__: Any) -> str:
+        return f"{index}W{chunk}"
+
+    tokens: Mapping[str, Callable[..., str]] = {
+        "forward_one_chunk": forward,
+        "backward_one_chunk": backward,
+        "backward_weight_one_chunk": weight,
+    }
+    for name, token in tokens.items():
+        setattr(stage, name, recorder.wrap(token, getattr(stage, name)))
+
+
+def _flat_gradients(parameters: list[torch.nn.Parameter]) -> torch.Tensor:
+    """One buffer that holds every gradient, so that one all-reduce sums them."""
+    sizes = [one.numel() for one in parameters]
+    flat = torch.zeros(sum(sizes), device=parameters[0].device, dtype=parameters[0].dtype)
+    for one, part in zip(parameters, torch.split(flat, sizes), strict=True):
+        one.grad = part.view_as(one)
+    return flat

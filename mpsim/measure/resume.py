@@ -1,0 +1,70 @@
+"""What an earlier run left behind, and whether it can be gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpsim.errors import CalibrationError
+from mpsim.measured.reading import read_measured
+from mpsim.measured.records import Header, Line, Measured, partial_path
+
+__all__ = ["Past", "take_up"]
+
+SAME = ("torch", "cuda", "nccl", "driver", "backend", "world_size")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Past:
+    """What was measured before.
+
+    Parameters
+    ----------
+    lines : tuple of Line
+        Header and measurements to keep; empty where there are none.
+    done : frozenset of str
+        Ids of the measurements.
+    whole : Measured or None
+        The file, where nothing is left to do.
+    """
+
+    lines: tuple[Line, ...] = ()
+    done: frozenset[str] = frozenset()
+    whole: Measured | None = None
+
+
+def take_up(path: Path, header: Header, families: Sequence[str]) -> Past:
+    """Read what was begun at `path`, if anything; what was skipped is tried again.
+
+    Raises
+    ------
+    CalibrationError
+        If it was measured on another machine, with other software or on other ranks.
+    """
+    partial = partial_path(path)
+    source = partial if partial.exists() else path
+    if not source.exists() or not source.stat().st_size:
+        return Past()
+    found = read_measured(source, partial=True)
+    _check_same(source, found.header, header)
+    if found.end is not None and found.end.complete:
+        measured = {one.family for one in found.measurements}
+        if measured.issuperset(families):
+            return Past(whole=found)
+    return Past((found.header, *found.measurements), frozenset(m.id for m in found.measurements))
+
+
+def _check_same(source: Path, old: Header, new: Header) -> None:
+    for name in SAME:
+        if getattr(old, name) != getattr(new, name):
+            raise CalibrationError(
+                f"{source}: {name} was {getattr(old, name)!r} and is {getattr(new, name)!r} now; "
+                "measure into another file, or remove this one"
+            )
+    for before, now in zip(old.ranks, new.ranks, strict=True):
+        if (before.device_name, before.threads) != (now.device_name, now.threads):
+            raise CalibrationError(
+                f"{source}: rank {now.rank} ran on {before.device_name} with {before.threads} threads and is on "
+                f"{now.device_name} with {now.threads} now; measure into another file, or remove this one"
+            )

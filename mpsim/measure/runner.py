@@ -1,0 +1,336 @@
+"""The runner: goes through the cases within the budget, and writes each as soon as it is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from mpsim.errors import CalibrationError
+from mpsim.measure import Settings
+from mpsim.measure.blocks import block_series
+from mpsim.measure.case import Case, Work
+from mpsim.measure.collectives import collective_series
+from mpsim.measure.kernels import gemm_case, kernel_series
+from mpsim.measure.load import others_share, read_usage
+from mpsim.measure.plan import load_grid, round_robin
+from mpsim.measure.recorder import join_actions
+from mpsim.measure.resume import Past, take_up
+from mpsim.measure.steps import step_series
+from mpsim.measure.timer import Timed, Timer
+from mpsim.measure.world import World
+from mpsim.measured.reading import read_measured
+from mpsim.measured.records import (
+    FAMILIES,
+    End,
+    Measured,
+    Measurement,
+    RecordWriter,
+    Skipped,
+)
+
+__all__ = ["run"]
+
+_FAILURES = (
+    *(RuntimeError, MemoryError, NotImplementedError),
+    *(AttributeError, ImportError, TypeError, ValueError),  # another torch has other names
+)
+"""What costs one case and not the run."""
+SAY_EVERY = 5.0
+"""Between lines of progress [s]."""
+TOO_LONG = 3.0
+"""A case is left out where its series says that it takes this many times its limit."""
+
+
+def run(settings: Settings, say: Callable[[str], None]) -> Measured | None:
+    """Measure what `settings` ask for; see `mpsim.measure.measure`."""
+    with World.join(settings.device) as world, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about its own names
+        torch.manual_seed(settings.seed + world.rank)
+        gc.collect()
+        gc.freeze()  # what is there stays: collecting after each case then looks at its leavings alone
+        try:
+            return _Run(settings, world, say).run()
+        finally:
+            gc.unfreeze()
+
+
+class _Run:
+    """One run of `mpsim measure` on this rank."""
+
+    def __init__(self, settings: Settings, world: World, say: Callable[[str], None]) -> None:
+        self.settings, self.world = settings, world
+        self.say = say if world.rank == 0 else (lambda _: None)
+        self.timer = Timer(world)
+        self.rules: Mapping[str, Any] = load_grid()["timing"]
+        self.writer: RecordWriter | None = None
+        self.past = Past()
+        self.known: dict[str, list[tuple[float, float]]] = {}
+        self.complete = True
+        self.count = 0
+        self.said = -math.inf
+        self.began = perf_counter()
+
+    def run(self) -> Measured | None:
+        with ExitStack() as stack:
+            self._open(stack)
+            if self.past.whole is not None:
+                return self.past.whole if self.world.rank == 0 else None
+            before = self._yardstick()
+            self.began = perf_counter()
+            self._families()
+            self._close(before, self._yardstick())
+        return read_measured(self.settings.out) if self.world.rank == 0 else None
+
+    def _open(self, stack: ExitStack) -> None:
+        """Begin the file, or take up an earlier one, on the first rank; the others learn what is there."""
+        header = self.world.header(self.settings.seed)
+        problem = ""
+        if self.world.rank == 0:
+            try:
+                if self.settings.resume:
+                    self.past = take_up(self.settings.out, header, self.settings.families)
+                if self.past.whole is None:
+                    self.writer = stack.enter_context(RecordWriter(self.settings.out))
+                    for line in self.past.lines or (header,):
+                        self.writer.write(line)
+            except (CalibrationError, OSError) as error:
+                problem = str(error)
+        problem, self.past = self.world.from_first((problem, self.past))
+        if problem:
+            raise CalibrationError(problem)
+        self.count = len(self.past.done)
+
+    def _close(self, before: float, after: float) -> None:
+        clocks = self.world.gather(self.world.clock_hz(), self.world.everyone)
+        if self.writer is not None:
+            elapsed = perf_counter() - self.began
+            self.writer.finish(
+                End(self.count, self.complete, elapsed, (before, after), tuple(clocks))
+            )
+        self.world.barrier(self.world.everyone)
+
+    def _families(self) -> None:
+        """Each family has its share of what is left when its turn comes."""
+        share = load_grid()["share"]
+        wanted = [family for family in FAMILIES if family in self.settings.families]
+        for place, family in enumerate(wanted):
+            cases = self._cases(family)
+            left = self.settings.budget - (perf_counter() - self.began)
+            part = share[family] / sum(share[one] for one in wanted[place:])
+            self._family(family, cases, left * part)
+
+    def _cases(self, family: str) -> list[Case]:
+        grid = load_grid()
+        own = grid[self.world.kind]
+        series: list[list[Case]]
+        if family == "kernels":
+            series = kernel_series(self.world, own)
+        elif family == "collectives":
+            series = collective_series(self.world, own)
+        elif family == "blocks":
+            series = block_series(self.world, own)
+        else:
+            series = step_series(self.world, own, grid["parallel"])
+        main = self._main_dtype()
+        ranked: list[list[list[Case]]] = [[], [], []]
+        for cases in series:
+            if cases:
+                ranked[_rank_of(cases[0], main)].append(cases)
+        return [case for one in ranked for case in round_robin(one)]
+
+    def _main_dtype(self) -> str:
+        """The format that training steps are measured in, which comes first."""
+        return str(load_grid()[self.world.kind]["plain_dtypes"][0])
+
+    def _family(self, family: str, cases: list[Case], seconds: float) -> None:
+        end = perf_counter() + seconds
+        open_cases = [case for case in cases if case.id not in self.past.done]
+        for number, case in enumerate(open_cases):
+            left = end - perf_counter()
+            limit = self._limit(left / (len(open_cases) - number))
+            go, limit, reason = self.world.from_first(
+                (left > 0, limit, self._too_long(case, limit))
+            )
+            if not go:
+                self.complete = False
+                self.say(f"{family}: budget spent, {len(open_cases) - number} cases left out")
+                return
+            self._progress(f"{family} {number + 1}/{len(open_cases)}: {case.id}")
+            self._case(case, limit, reason)
+
+    def _limit(self, share: float) -> float:
+        rules = self.rules["case_seconds"]
+        return min(max(share, float(rules["least"])), float(rules["most"]))
+
+    def _too_long(self, case: Case, limit: float) -> str:
+        """Why not to try, from what smaller cases of the same series took; empty where nothing speaks against it."""
+        smaller = [(size, time) for size, time in self.known.get(case.series, []) if size > 0]
+        if not smaller:
+            return ""
+        size, time = min(smaller, key=lambda one: abs(math.log(one[0] / case.size)))
+        each = time * case.size / size
+        runs = int(self.rules["samples"]["least"]) + 2
+        if case.size > size and each * runs > TOO_LONG * limit:
+            self.complete = False
+            return "would take longer than its share of the budget"
+        return ""
+
+    def _case(self, case: Case, limit: float, reason: str) -> None:
+        """Measure one case on the ranks of its group, or say why not."""
+        timed: Timed | None = None
+        check, peak, before = "", 0.0, read_usage()
+        if self.world.rank in case.group and not reason:
+            timed, check, peak, reason = self._measured(case, limit)
+        told = (timed, check, peak, reason) if self.world.rank in case.group else None
+        after = read_usage()
+        used = (after.cores, after.own - before.own)
+        everyone = self.world.gather((told, used), self.world.everyone)
+        found = [one for one, _ in everyone if one is not None]
+        reasons = [one[3] for one in found if one[3]]
+        if self.writer is None:
+            return
+        if reasons:
+            self.writer.write(Skipped(case.id, reasons[0]))
+            return
+        every = [one[0] for one in found if one[0] is not None]
+        checks = next((one[1] for one in found if one[1]), "")
+        line = self._measurement(case, every, checks, max(one[2] for one in found))
+        if self.world.kind == "cpu":  # what others do on a host hardly touches its GPUs
+            own = self._own([used for _, used in everyone], after.cores)
+            line = dataclasses.replace(line, others=others_share(before, after, own))
+        self.known.setdefault(case.series, []).append((case.size, line.median))
+        self.writer.write(line)
+        self.count += 1
+
+    def _own(
+        self, used: Sequence[tuple[tuple[int, ...], float]], cores: tuple[int, ...]
+    ) -> list[float]:
+        """CPU time of our ranks on the first rank's host and cores [s]."""
+        host = self.world.ranks[0].host
+        return [
+            seconds
+            for (where, seconds), rank in zip(used, self.world.ranks, strict=True)
+            if rank.host == host and where == cores
+        ]
+
+    def _measured(self, case: Case, limit: float) -> tuple[Timed | None, str, float, str]:
+        """Timed, check, peak memory of its own tensors, and why not; the same decision on every rank of the group."""
+        before = self._allocated()
+        work, reason = self._set_up(case)
+        reasons = [one for one in self.world.gather(reason, case.group) if one]
+        timed, peak = None, 0.0
+        if work is not None and not reasons:
+            if self.world.kind == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            try:
+                timed = self.timer.time(case, work, limit)
+            except _FAILURES as error:
+                if len(case.group) > 1 and not _is_memory(error):
+                    raise
+                reasons = [_why(error)]
+            if self.world.kind == "cuda":
+                peak = float(torch.cuda.max_memory_allocated()) - before
+        check = work.check if work is not None else ""
+        if work is not None and work.close:
+            work.close()
+        del work
+        gc.collect()
+        if self.world.kind == "cuda":
+            torch.cuda.empty_cache()
+        return timed, check, peak, reasons[0] if reasons else ""
+
+    def _allocated(self) -> float:
+        """What tensors of other cases and the workspaces of libraries take on the GPU [B]."""
+        return float(torch.cuda.memory_allocated()) if self.world.kind == "cuda" else 0.0
+
+    def _set_up(self, case: Case) -> tuple[Work | None, str]:
+        room = self.world.free_bytes() * self.rules["memory_share"]
+        short = case.memory > room > 0
+        if self.world.largest(float(short), case.group):
+            return (
+                None,
+                f"needs about {case.memory / 1e9:.2g} GB, {room / 1e9:.2g} GB are to be had",
+            )
+        try:
+            return case.prepare(self.world), ""
+        except CalibrationError as error:
+            return None, f"wrong result: {error}"
+        except _FAILURES as error:
+            return None, _why(error)
+
+    def _measurement(self, case: Case, every: list[Timed], check: str, peak: float) -> Measurement:
+        actions = None
+        if every[0].steps:
+            most = int(self.rules["action_samples"])
+            samples = zip(*(one.steps[:most] for one in every), strict=True)
+            actions = join_actions(
+                [
+                    [(rank, *step) for rank, step in zip(case.group, ranks, strict=True)]
+                    for ranks in samples
+                ]
+            )
+        names = {one.name for one in dataclasses.fields(Case)} - {"prepare", "memory"}
+        return Measurement(
+            id=case.id,
+            **{name: getattr(case, name) for name in names},
+            domains=len({self.world.ranks[rank].host for rank in case.group}),
+            method=every[0].method,
+            seconds=tuple(tuple(map(_written, one.seconds)) for one in every),
+            calls=every[0].calls,
+            check=check,
+            peak_memory_bytes=peak,
+            actions=actions,
+        )
+
+    def _yardstick(self) -> float:
+        """Time of one kernel that never changes, the slowest rank's [s]."""
+        rule = self.rules["yardstick"]
+        case = gemm_case(self.world, "forward", (rule["m"], rule["k"], rule["n"]), "float32")
+        timed = self.timer.time(case, case.prepare(self.world), float(rule["seconds"]))
+        ordered = sorted(timed.seconds)
+        return self.world.largest(ordered[len(ordered) // 2], self.world.everyone)
+
+    def _progress(self, text: str) -> None:
+        now = perf_counter()
+        if now - self.said >= SAY_EVERY:
+            self.said = now
+            self.say(f"{now - self.began:.0f} of {self.settings.budget:.0f} s, {text}")
+
+
+def _rank_of(case: Case, main: str) -> int:
+    """Which cases come first: those in the format of training steps, then products in every other one, then the rest."""
+    if case.dtype in (main, "uint8") or case.op == "launch":
+        return 0
+    return 1 if case.op == "gemm" else 2
+
+
+def _written(seconds: float) -> float:
+    """Six digits of a time: more than a clock has."""
+    return float(f"{seconds:.6g}")
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Whether memory ran out, in any of the words torch has for it."""
+    words = str(error).lower()
+    known = (
+        "out of memory",
+        "can't allocate memory",
+        "cannot allocate memory",
+        "enforce fail at alloc",
+    )
+    return isinstance(error, MemoryError) or any(word in words for word in known)
+
+
+def _why(error: BaseException) -> str:
+    if _is_memory(error):
+        return "out of memory"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{type(error).__name__}: {lines[0][:200]}"

@@ -1,0 +1,200 @@
+"""Whole training steps of small GPTs: each rank alone, and divided in every way the world allows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mpsim.measure.case import Case, Work
+from mpsim.measure.model import Gpt, Place, Sizes, attention_backend, loss_of
+from mpsim.measure.pipeline import Pipeline
+from mpsim.measure.plan import Split, degrees
+from mpsim.measure.recorder import Recorder
+from mpsim.measure.tensors import agrees, dtype_of, element_bytes, has_dtype
+from mpsim.measure.training import Replica, Step, make_optimizer
+from mpsim.measure.world import World
+
+__all__ = ["step_series"]
+
+CHECKED_STEPS = 2
+"""The second loss shows that the gradients and the optimizer of the first step were right."""
+CHECKED_FLOPS = 2e12
+"""Of a whole batch, above which no second computation on one process is worth its time."""
+
+
+def step_series(world: World, grid: Mapping[str, Any], parallel: Any) -> list[list[Case]]:
+    """Cases of every way to divide every model, a list for each way."""
+    dtype = "float32" if world.kind == "cpu" or not has_dtype("bfloat16", world) else "bfloat16"
+    models = [Sizes(**one) for one in grid["models"]]
+    series = []
+    for entry in parallel:
+        split = degrees(entry, world.size)
+        if split is None:
+            continue
+        for options in grid["variants"] if split.ranks == 1 else [{}]:
+            fitting = [sizes for sizes in models if _divides(sizes, split)]
+            series.append([_case(world, sizes, split, dtype, options) for sizes in fitting])
+    return series
+
+
+def _divides(sizes: Sizes, split: Split) -> bool:
+    stages = split.pp * split.virtual
+    parts = (sizes.heads, sizes.ffn_hidden, sizes.vocab)
+    return sizes.layers % stages == 0 and not any(part % split.tp for part in parts)
+
+
+def _case(world: World, sizes: Sizes, split: Split, dtype: str, options: Mapping[str, Any]) -> Case:
+    microbatches = split.microbatches * options.get("microbatches", 1)
+    wider = sizes.micro_batch * options.get("wider", 1)
+    sizes = dataclasses.replace(sizes, micro_batch=wider)
+    recompute, compiled = options.get("recompute", "none"), bool(options.get("compiled", False))
+    shape = {name: getattr(sizes, name) for name in Sizes.__dataclass_fields__}
+    shape |= {"dp": split.dp, "tp": split.tp, "pp": split.pp}
+    shape |= {"virtual_stages": split.virtual, "microbatches": microbatches}
+    parameters = sizes.parameters / (split.tp * split.pp) * element_bytes(dtype)
+    place = Place(0, split.tp, None, world.device, dtype_of(dtype))
+    chosen = {"attention": attention_backend(sizes, place)} if world.kind == "cuda" else {}
+    kept = sizes.tokens * (34.0 * sizes.hidden * sizes.layers / split.pp + 12.0 * sizes.vocab)
+    return Case(
+        family="steps",
+        op="train_step",
+        shape=shape,
+        variant={
+            "data_parallel": split.data_parallel,
+            "schedule": split.schedule or "none",
+            "recompute": recompute,
+            "compiled": compiled,
+            "optimizer": "adamw",
+            **chosen,
+        },
+        dtype=dtype,
+        group=world.everyone,
+        synchronous=split.ranks > 1,
+        flops=3.0 * sizes.flops * microbatches / (split.tp * split.pp),
+        memory=4.0 * parameters + kept / split.tp * min(microbatches, split.pp) * 1.2,
+        prepare=functools.partial(
+            _prepare,
+            sizes=sizes,
+            split=split,
+            microbatches=microbatches,
+            dtype=dtype,
+            recompute=recompute == "full",
+            compiled=compiled,
+        ),
+    )
+
+
+def _prepare(
+    world: World,
+    *,
+    sizes: Sizes,
+    split: Split,
+    microbatches: int,
+    dtype: str,
+    recompute: bool,
+    compiled: bool,
+) -> Work:
+    recorder = Recorder(world.kind == "cuda", world.clock_offset)
+    place, axes = _place(world, split, dtype)
+    batch = _Batch(sizes, microbatches, split.dp, world.device)
+    step: Step
+    if split.pp > 1:
+        step = Pipeline(sizes, split, place, axes, recorder)
+    else:
+        step = Replica(
+            sizes,
+            split,
+            place,
+            axes,
+            recorder,
+            microbatches=microbatches,
+            recompute=recompute,
+            compiled=compiled,
+        )
+    ids, targets = batch.part(axes["dp"][0])
+    losses = [_mean(world, split, step(ids, targets)) for _ in range(CHECKED_STEPS)]
+    check = _checked(sizes, batch, place, losses, dtype)
+    return Work(
+        run=lambda: step(ids, targets), most_calls=1, check=check, warm=True, recorder=recorder
+    )
+
+
+def _place(world: World, split: Split, dtype: str) -> tuple[Place, Mapping[str, tuple[int, Any]]]:
+    """Part of the weights that this rank holds, and its place and group along each axis."""
+    if split.ranks == 1:
+        alone: Mapping[str, tuple[int, Any]] = dict.fromkeys(("pp", "dp", "tp"), (0, None))
+        return Place(0, 1, None, world.device, dtype_of(dtype)), alone
+    mesh = world.mesh(split.pp, split.dp, split.tp)
+    axes = {axis: (mesh.get_local_rank(axis), mesh[axis]) for axis in ("pp", "dp", "tp")}
+    rank, tp = axes["tp"]
+    return Place(rank, split.tp, tp.get_group(), world.device, dtype_of(dtype)), axes
+
+
+class _Batch:
+    """The same random ids on every rank, and each replica's part of them."""
+
+    def __init__(
+        self, sizes: Sizes, microbatches: int, replicas: int, device: torch.device
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        shape = (replicas * microbatches * sizes.micro_batch, sizes.sequence + 1)
+        self.ids = torch.randint(sizes.vocab, shape, generator=generator).to(device)
+        self.replicas = replicas
+
+    def part(self, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and targets of one replica."""
+        mine = self.ids.chunk(self.replicas)[replica]
+        return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
+
+
+def _mean(world: World, split: Split, losses: list[float]) -> float:
+    """Over every replica; ranks that hold no loss have none in their list."""
+    if split.ranks == 1:
+        return sum(losses) / len(losses)
+    total = torch.tensor([sum(losses), float(len(losses))], dtype=torch.float64)
+    dist.all_reduce(total, group=world.control(world.everyone))
+    return float(total[0] / total[1])
+
+
+def _checked(sizes: Sizes, batch: _Batch, place: Place, losses: list[float], dtype: str) -> str:
+    """Compare the losses of the first steps with those of one process on the whole batch."""
+    sequences = batch.ids.shape[0]
+    if 3.0 * sizes.flops * sequences / sizes.micro_batch > CHECKED_FLOPS:
+        agrees(
+            torch.tensor(losses).isfinite().double(),
+            torch.ones(len(losses)),
+            dtype,
+            "finite losses",
+        )
+        return "losses are finite"
+    wanted = _losses_alone(sizes, batch, place.device, place.dtype)
+    what = f"{CHECKED_STEPS} steps of one process"
+    return agrees(torch.tensor(losses), torch.tensor(wanted), dtype, what, rule="loss_tolerance")
+
+
+_ALONE: dict[tuple[Sizes, int, torch.dtype], list[float]] = {}
+
+
+def _losses_alone(
+    sizes: Sizes, batch: _Batch, device: torch.device, dtype: torch.dtype
+) -> list[float]:
+    """Of the first steps of one process on the whole batch; computed once."""
+    key = (sizes, batch.ids.shape[0], dtype)
+    if key in _ALONE:
+        return _ALONE[key]
+    alone = Place(0, 1, None, device, dtype)
+    model, loss_function = Gpt(sizes, alone), loss_of(alone)
+    optimizer = make_optimizer(model.parameters())
+    losses = []
+    for _ in range(CHECKED_STEPS):
+        loss = loss_function(model(batch.ids[:, :-1]), batch.ids[:, 1:])
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    return _ALONE.setdefault(key, losses)

@@ -1,0 +1,110 @@
+"""Tensors to measure with: number formats by name, random data, working sets larger than the caches, and comparison with a reference."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from mpsim.errors import CalibrationError
+from mpsim.measure.plan import load_grid
+from mpsim.measure.world import World
+
+__all__ = ["agrees", "dtype_of", "element_bytes", "has_dtype", "random", "rotated", "set_tf32"]
+
+T = TypeVar("T")
+_FORMATS: Mapping[str, tuple[float, float]] = {
+    # least compute capability that has it in its tensor cores (CUDA C++ Programming Guide, table of arithmetic features), bytes
+    "float32": (0.0, 4),
+    "tf32": (8.0, 4),
+    "float16": (7.0, 2),
+    "bfloat16": (8.0, 2),
+    "float8_e4m3fn": (8.9, 1),
+}
+
+
+def has_dtype(name: str, world: World) -> bool:
+    """Whether the device multiplies matrices in this format."""
+    if world.kind == "cpu":
+        return name in ("float32", "float64", "bfloat16")
+    major, minor = torch.cuda.get_device_capability(world.device)
+    return major + minor / 10 >= _FORMATS[name][0]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Of the tensors; tf32 is a way to multiply float32."""
+    dtype: torch.dtype = getattr(torch, "float32" if name == "tf32" else name)
+    return dtype
+
+
+def element_bytes(name: str) -> int:
+    """Bytes of one element."""
+    return dtype_of(name).itemsize
+
+
+def set_tf32(wanted: bool) -> None:
+    """Whether float32 products on a GPU round their factors to tf32."""
+    torch.backends.cuda.matmul.allow_tf32 = wanted
+    torch.backends.cudnn.allow_tf32 = wanted
+
+
+def random(world: World, name: str, *shape: int, grad: bool = False) -> torch.Tensor:
+    """Normal random numbers: a GPU's power, and so its clock, depend on the data."""
+    pool = _pool(world.device, dtype_of(name))
+    count = math.prod(shape)
+    whole = pool if count <= len(pool) else pool.repeat(-(-count // len(pool)))
+    tensor = whole[:count].clone() if whole is pool else whole[:count]
+    return tensor.view(shape).requires_grad_(grad)
+
+
+@functools.cache
+def _pool(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers that are copied instead of drawn, which would take longer than the measurement."""
+    count = load_grid()["timing"]["pool_numbers"]
+    return torch.randn(count, device=device, dtype=torch.float32).to(dtype)
+
+
+def rotated(world: World, each: float, make: Callable[[], T]) -> Callable[[], T]:
+    """Working sets in turn, together larger than every cache, so that data come from memory as they do in training.
+
+    Parameters
+    ----------
+    world : World
+    each : float
+        Of one set [B].
+    make : callable
+        Makes one.
+    """
+    rules = load_grid()["timing"]
+    count = math.ceil(rules["rotate_bytes"][world.kind] / max(each, 1.0))
+    sets = [make() for _ in range(max(1, min(count, rules["rotate_most"])))]
+    turn = itertools.cycle(sets)
+    return lambda: next(turn)
+
+
+def agrees(
+    got: torch.Tensor, wanted: torch.Tensor, name: str, what: str, *, rule: str = "tolerance"
+) -> str:
+    """Say how far `got` is from `wanted`.
+
+    Raises
+    ------
+    CalibrationError
+        If it is further than the format allows: a kernel whose result is wrong has no time worth recording.
+    """
+    tolerance: Mapping[str, Any] = load_grid()[rule]
+    allowed = float(tolerance["float16" if name == "tf32" else name])
+    reference = wanted.detach().to(
+        got.device, torch.float64
+    )  # compared where it lies: copies to the host would take longer than measuring
+    difference = (got.detach().to(torch.float64) - reference).abs().max().item()
+    scale = max(reference.abs().max().item(), 1e-30)
+    if not difference / scale <= allowed:
+        raise CalibrationError(
+            f"the result differs from {what} by {difference / scale:.2g}; allowed {allowed:g}"
+        )
+    return f"within {difference / scale:.1e} of {what}"

@@ -1,0 +1,221 @@
+"""The timer: how often a case runs, and what counts as its time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+
+from mpsim.measure.case import Case, Work
+from mpsim.measure.plan import load_grid
+from mpsim.measure.recorder import Row
+from mpsim.measure.world import World
+
+__all__ = ["Timed", "Timer"]
+
+WARM_UP = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timed:
+    """What the timer found on this rank.
+
+    Parameters
+    ----------
+    method : str
+    calls : int
+        Executions in each sample.
+    seconds : tuple of float
+        Of one execution, a sample each [s].
+    steps : tuple of (float, rows)
+        Start and actions of each sample, where the work has a recorder [s].
+    """
+
+    method: str
+    calls: int
+    seconds: tuple[float, ...]
+    steps: tuple[tuple[float, list[Row]], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sample:
+    """One sample: how long it took [s], which share of that this process ran, and the actions of its step."""
+
+    seconds: float
+    share: float
+    step: tuple[float, list[Row]] | None = None
+
+
+class Timer:
+    """Times work, on every rank of its group alike.
+
+    Parameters
+    ----------
+    world : World
+
+    Notes
+    -----
+    On a CPU a sample is a loop of calls between two readings of the clock. On a GPU it is a CUDA graph of the calls between two events, so that
+    the host's launches do not count; where the work cannot be captured the calls are launched between the events. A sample lasts
+    `sample_seconds` at least, and begins with a barrier where the ranks work together.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rules: Mapping[str, Any] = load_grid()["timing"]
+
+    def time(self, case: Case, work: Work, limit: float) -> Timed:
+        """Run `work` for about `limit` seconds, warm-up included, and at least the fewest samples."""
+        begin = perf_counter()
+        method, execute = self._method(case, work)
+        once = self._warm_up(case, work, execute)
+        calls = self._calls(work, once)
+        if method == "cuda-graph":
+            execute = self._captured(work, calls)
+        elif calls > 1:
+            execute = _repeated(work.run, calls)
+        if case.phase == "sustained":
+            self._heat(case, execute, once * calls)
+        left = limit - (perf_counter() - begin)
+        count = self._agree(
+            case, min(max(left / (once * calls), 0.0), self.rules["samples"]["most"])
+        )
+        count = max(int(count), int(self.rules["samples"]["least"]))
+        samples = [self._sample(case, work, execute, method) for _ in range(count)]
+        samples = self._undisturbed(case, samples)
+        seconds = tuple(one.seconds / (calls * work.divide) for one in samples)
+        steps = tuple(one.step for one in samples if one.step is not None)
+        return Timed(method, calls, seconds, steps)
+
+    def _undisturbed(self, case: Case, samples: list[_Sample]) -> list[_Sample]:
+        """Without the samples during which another process had this one's core; as many on each rank, the fewest at least.
+
+        Notes
+        -----
+        Only where each rank computes by itself with one thread: waiting for others is no disturbance, and threads add up. Where too few
+        samples are left, some of the others stay with the time that this process ran. Steps count in full, for a step is what is predicted.
+        """
+        if self.world.kind != "cpu" or case.synchronous or self.world.threads > 1:
+            return samples
+        clean = sum(one.share >= self.rules["own_share"] for one in samples)
+        keep = -int(self._agree(case, -float(max(clean, self.rules["samples"]["least"]))))
+        best = sorted(range(len(samples)), key=lambda i: -samples[i].share)[:keep]
+        kept = [samples[i] for i in sorted(best)]
+        if case.family == "steps":
+            return kept
+        return [self._as_run(one) for one in kept]
+
+    def _as_run(self, sample: _Sample) -> _Sample:
+        """A sample with the time that this process had the core, where another one had it too."""
+        if sample.share >= self.rules["own_share"]:
+            return sample
+        return dataclasses.replace(sample, seconds=sample.seconds * sample.share)
+
+    def _method(self, case: Case, work: Work) -> tuple[str, Callable[[], object]]:
+        if self.world.kind == "cpu" or work.host:
+            return "perf_counter", work.run
+        if work.capturable and self._can_capture(work):
+            return "cuda-graph", work.run
+        return "cuda-events", work.run
+
+    def _warm_up(self, case: Case, work: Work, execute: Callable[[], object]) -> float:
+        """Time of one call after a few, the same on every rank [s]."""
+        for _ in range(1 if work.warm else WARM_UP):
+            if work.before:
+                work.before()
+            start = perf_counter()
+            execute()
+            self.world.synchronize()
+            once = perf_counter() - start
+        return max(self._agree(case, once), 1e-9)
+
+    def _calls(self, work: Work, once: float) -> int:
+        wanted: int = math.ceil(self.rules["sample_seconds"][self.world.kind] / once)
+        allowed = int(self.rules["most_calls"])
+        most = min(work.most_calls or allowed, allowed)
+        return max(1, min(wanted, most))
+
+    def _heat(self, case: Case, execute: Callable[[], object], each: float) -> None:
+        """Run without a pause until the device is as warm as it gets in a short run."""
+        count = math.ceil(self.rules["sustained_seconds"][self.world.kind] / each)
+        for _ in range(int(self._agree(case, count))):
+            execute()
+        self.world.synchronize()
+
+    def _sample(
+        self, case: Case, work: Work, execute: Callable[[], object], method: str
+    ) -> _Sample:
+        if work.before:
+            work.before()
+        if case.synchronous:
+            self.world.barrier(case.group)
+        else:
+            self.world.synchronize()
+        if work.recorder:
+            work.recorder.begin()
+        begin, used = perf_counter(), process_time()
+        if method == "perf_counter":
+            time = self._by_clock(execute, wait=not work.host)
+        else:
+            time = _by_events(execute)
+        share = (process_time() - used) / (perf_counter() - begin)
+        if work.recorder is None:
+            return _Sample(time, share)
+        began = work.recorder.began + work.recorder.offset
+        return _Sample(time, share, (began, work.recorder.rows()))
+
+    def _by_clock(self, execute: Callable[[], object], *, wait: bool) -> float:
+        start = perf_counter()
+        execute()
+        if wait:
+            self.world.synchronize()
+        time = perf_counter() - start
+        self.world.synchronize()
+        return time
+
+    def _can_capture(self, work: Work) -> bool:
+        try:
+            self._captured(work, 1)()
+            self.world.synchronize()
+        except RuntimeError:  # what torch raises when an operation cannot be captured
+            with contextlib.suppress(RuntimeError):  # what the capture left behind
+                self.world.synchronize()
+            return False
+        return True
+
+    def _captured(self, work: Work, calls: int) -> Callable[[], object]:
+        cuda: Any = torch.cuda
+        graph = cuda.CUDAGraph()
+        cuda.synchronize()
+        with cuda.graph(graph, stream=cuda.current_stream()):
+            for _ in range(calls):
+                work.run()
+        replay: Callable[[], object] = graph.replay
+        return replay
+
+    def _agree(self, case: Case, value: float) -> float:
+        """The largest of the group's: every rank takes as many samples of as many calls."""
+        return self.world.largest(value, case.group)
+
+
+def _repeated(run: Callable[[], object], calls: int) -> Callable[[], object]:
+    def execute() -> None:
+        for _ in range(calls):
+            run()
+
+    return execute
+
+
+def _by_events(execute: Callable[[], object]) -> float:
+    cuda: Any = torch.cuda
+    start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    execute()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3

@@ -1,0 +1,1 @@
+"""Recordings of `mpsim measure`: their format, and how they are written and read."""

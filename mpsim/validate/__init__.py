@@ -1,0 +1,20 @@
+"""Validation: measured runs, collectives, kernels and schedules, predicted row by row and scored.
+
+A row is predicted from its configuration columns alone; the measured columns are read only to score it.
+"""
+
+from mpsim.validate.files import validate_files
+from mpsim.validate.records import Family, Record, Validation
+from mpsim.validate.steps import Comparison, StepComparison, compare_runs
+from mpsim.validate.trace import write_both
+
+__all__ = [
+    "Comparison",
+    "Family",
+    "Record",
+    "StepComparison",
+    "Validation",
+    "compare_runs",
+    "validate_files",
+    "write_both",
+]

@@ -1,0 +1,193 @@
+"""Actions: what each rank did when, of a measured step and of a simulated one, in the same words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from mpsim.engine import Timeline
+from mpsim.measured.records import Actions, Measurement
+from mpsim.program import TICK, Kind, Stream
+from mpsim.result import Result
+
+__all__ = ["PARTS", "Slice", "compare_orders", "measured_slices", "parts_of", "simulated_slices"]
+
+PARTS = ("forward", "backward", "gradients", "optimizer", "waiting")
+"""What a rank's step is made of: actions of each kind, the reduction of gradients, and everything between actions."""
+
+_ACTION_WORDS = ("gradients", "optimizer")
+_LETTERS = {
+    Kind.FORWARD: "F",
+    Kind.BACKWARD: "B",
+    Kind.INPUT_GRADIENT: "I",
+    Kind.WEIGHT_GRADIENT: "W",
+}
+_PART_OF = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slice:
+    """One action of one rank.
+
+    Parameters
+    ----------
+    rank : int
+        Of the pipeline for a simulated step, of the world for a measured one.
+    token : str
+        ``3F0``, ``gradients`` or ``optimizer``.
+    start, end : float
+        [s].
+    """
+
+    rank: int
+    token: str
+    start: float
+    end: float
+
+    @property
+    def part(self) -> str:
+        """One of `PARTS`."""
+        letter = next((one for one in self.token if one in _PART_OF), "")
+        return self.token if self.token in PARTS else _PART_OF[letter]
+
+
+def measured_slices(one: Measurement, sample: int) -> list[Slice]:
+    """Actions of one sample of a measured step, by rank and start; counted from the first of them."""
+    actions = one.actions
+    if actions is None:
+        return []
+    rows = [i for i, step in enumerate(actions.step) if step == sample]
+    zero = min((actions.start[i] for i in rows), default=0.0)
+    found = [_slice(actions, i, zero) for i in rows]
+    return sorted(found, key=lambda s: (s.rank, s.start))
+
+
+def _slice(actions: Actions, i: int, zero: float) -> Slice:
+    return Slice(actions.rank[i], actions.token[i], actions.start[i] - zero, actions.end[i] - zero)
+
+
+def simulated_slices(result: Result) -> list[Slice]:
+    """Actions of every rank class of a simulated step.
+
+    Without a pipeline an action holds what it waits for, as it does where torch runs it: gathers, reductions of gradients.
+    """
+    timeline = result.timeline
+    pipeline = result.plan.mesh.pp > 1
+    python = result.plan.framework.host.step_overhead
+    found: list[Slice] = []
+    for rank in range(timeline.program.ranks):
+        mine = list(_compute(timeline, rank))
+        end = max((one.end for one in found if one.rank == rank), default=0.0)
+        if not pipeline:
+            mine = _closed(mine, end)
+        else:
+            mine += _reductions(timeline, rank, mine)
+        found += sorted((_at_the_end(one, python) for one in mine), key=lambda one: one.start)
+    return found
+
+
+def _at_the_end(one: Slice, python: float) -> Slice:
+    """An action where it runs if the serial time of a step's Python, which the timeline puts first, is that of the optimizer."""
+    end = one.end if one.token == "optimizer" else one.end - python
+    return dataclasses.replace(one, start=max(one.start - python, 0.0), end=end)
+
+
+def _compute(timeline: Timeline, rank: int) -> Iterator[Slice]:
+    """Actions on the compute stream; rows of one action together."""
+    program = timeline.program
+    open_: dict[str, list[float]] = {}
+    for row in timeline.rows(rank, Stream.COMPUTE).tolist():
+        kind = Kind(int(program.kind[row]))
+        start, end = float(timeline.start[row]) * TICK, float(timeline.end[row]) * TICK
+        if kind is Kind.OPTIMIZER:
+            token = "optimizer"
+        elif kind in _LETTERS:
+            token = f"{int(program.stage[row])}{_LETTERS[kind]}{int(program.microbatch[row])}"
+        else:
+            continue
+        span = open_.setdefault(token, [start, end])
+        span[1] = max(span[1], end)
+    for token, (start, end) in open_.items():
+        yield Slice(rank, token, start, end)
+
+
+def _closed(slices: Sequence[Slice], end: float) -> list[Slice]:
+    """Actions that follow each other without a gap: a wait belongs to the action that waits, the last one to the backward."""
+    closed: list[Slice] = []
+    ordered = sorted(slices, key=lambda one: one.start)
+    for one in ordered:
+        begin = closed[-1].end if closed else 0.0
+        if one.token == "optimizer" and closed:
+            last = closed.pop()
+            closed.append(dataclasses.replace(last, end=one.start))
+            begin = one.start
+        closed.append(dataclasses.replace(one, start=begin))
+    del end
+    return closed
+
+
+def _reductions(timeline: Timeline, rank: int, mine: Sequence[Slice]) -> Iterator[Slice]:
+    """The time between the last backward and the optimizer in which gradients are summed."""
+    rows = timeline.rows(rank, Stream.DP)
+    last = max((one.end for one in mine if one.part == "backward"), default=0.0)
+    ends = [float(timeline.end[row]) * TICK for row in rows.tolist()]
+    starts = [float(timeline.start[row]) * TICK for row in rows.tolist()]
+    if ends and max(ends) > last:
+        yield Slice(rank, "gradients", max(last, min(starts)), max(ends))
+
+
+def parts_of(
+    slices: Iterable[Slice], step_time: float | None, weights: Mapping[int, int] | None = None
+) -> dict[str, float]:
+    """Mean over ranks of the time in each part; they sum to the step [s].
+
+    Parameters
+    ----------
+    slices : iterable of Slice
+    step_time : float or None
+        [s]; None for ranks that run on their own, each as long as its actions.
+    weights : mapping of int to int, optional
+        Ranks that each rank stands for.
+    """
+    by_rank: dict[int, dict[str, float]] = {}
+    span: dict[int, tuple[float, float]] = {}
+    for one in slices:
+        mine = by_rank.setdefault(one.rank, dict.fromkeys(PARTS, 0.0))
+        mine[one.part] += one.end - one.start
+        first, last = span.get(one.rank, (one.start, one.end))
+        span[one.rank] = min(first, one.start), max(last, one.end)
+    if not by_rank:
+        return {}
+    for rank, mine in by_rank.items():
+        whole = span[rank][1] - span[rank][0] if step_time is None else step_time
+        mine["waiting"] = max(whole - sum(mine.values()), 0.0)
+    share = np.array([float((weights or {}).get(rank, 1)) for rank in by_rank])
+    table = np.array([[mine[part] for part in PARTS] for mine in by_rank.values()])
+    means = share @ table / share.sum()
+    return dict(zip(PARTS, means.tolist(), strict=True))
+
+
+def compare_orders(one: Measurement, result: Result, sample: int) -> tuple[bool | None, str]:
+    """Whether torch ran every rank's actions in the order of the plan, and where not."""
+    pp = one.shape.get("pp", 1)
+    if one.actions is None or pp == 1:
+        return None, ""
+    planned = result.plan.orders.tokens()
+    each = len(one.group) // pp
+    for rank, tokens in one.actions.orders(sample).items():
+        ran = [token for token in tokens if token not in _ACTION_WORDS]
+        wanted = planned[rank // each]
+        for place, (a, b) in enumerate(zip(ran, wanted, strict=False)):
+            if a != b:
+                return (
+                    False,
+                    f"rank {rank}, action {place + 1}: torch ran {a}, the schedule says {b}",
+                )
+        if len(ran) != len(wanted):
+            return (
+                False,
+                f"rank {rank}: torch ran {len(ran)} actions, the schedule has {len(wanted)}",
+            )
+    return True, ""

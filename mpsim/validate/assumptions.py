@@ -1,0 +1,195 @@
+"""Assumptions: what is taken for granted where a row of a training table leaves a column empty, each told to the reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.importers.cells import Cells
+from mpsim.validate.tables import table
+
+__all__ = ["Filled", "fill_in", "network_of", "slices_of", "system_of"]
+
+_TILE = 256  # widths of gated MLPs are multiples of it
+_STATED = ("tp", "pp", "dp")
+_WIDEST = ("tp", "pp", "cp")  # axes that divide the accelerators before replicas do
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Filled:
+    """A row without empty columns that matter.
+
+    Parameters
+    ----------
+    cells : Cells
+    assumed : tuple of str
+        What was assumed, one text each, such as ``micro_batch_seqs = 1 (the least)``.
+    """
+
+    cells: Cells
+    assumed: tuple[str, ...] = ()
+
+    def with_column(self, column: str, value: str, why: str) -> Filled:
+        """The same with an empty column filled, or unchanged where it is not empty."""
+        if self.cells.text(column):
+            return self
+        text = f"{column} = {value} ({why})"
+        return Filled(Cells({**self.cells.values, column: value}), (*self.assumed, text))
+
+
+def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
+    """Fill what a row leaves open: by its family's rule first, then by what is usual.
+
+    Parameters
+    ----------
+    cells : Cells
+    rule : mapping
+        Of its family; ``assume`` holds columns and values, ``micro_batch: per accelerator`` says that the column counts the sequences of
+        one accelerator although several share them, and that a replica takes all of its own at once.
+
+    Examples
+    --------
+    >>> row = Cells({"num_accel": "16", "global_batch_seqs": "64", "zero_stage": "3", "layers": "2"})
+    >>> fill_in(row, {"assume": {"recompute": "none"}}).cells.text("micro_batch_seqs")
+    '4'
+    """
+    found = Filled(cells)
+    for column, value in rule.get("assume", {}).items():
+        found = found.with_column(column, str(value), "the family's rule")
+    found = _network(_inner(_shape(_degree(found))))
+    for column, entries in table("assumptions")["columns"].items():
+        for entry in entries:
+            if not found.cells.text(column) and _fits(found.cells, entry["where"]):
+                value = _value(found.cells, entry)
+                found = found.with_column(column, value, entry["why"]) if value else found
+        if column == "pp":
+            found = _microbatch(_replicas(found))
+    return _at_once(found) if rule.get("micro_batch") == "per accelerator" else found
+
+
+def _fits(cells: Cells, where: Mapping[str, str]) -> bool:
+    return all(re.fullmatch(pattern, cells.text(column)) for column, pattern in where.items())
+
+
+def _value(cells: Cells, entry: Mapping[str, Any]) -> str:
+    """What an entry says; the sequences of one replica where it says so, if they divide."""
+    if "value" in entry:
+        return str(entry["value"])
+    batch, replicas = cells.number("global_batch_seqs"), cells.number("dp")
+    whole = batch and replicas and batch % replicas == 0
+    return str(int(batch / replicas)) if batch and replicas and whole else "1"
+
+
+def _degree(found: Filled) -> Filled:
+    """The one degree of parallelism that is left out, where the others are stated and divide the accelerators."""
+    cells = found.cells
+    open_ones = [axis for axis in _STATED if not cells.text(axis)]
+    count = cells.number("num_accel")
+    if len(open_ones) != 1 or open_ones == ["dp"] or not count:
+        return found
+    taken = math.prod(cells.number(axis) or 1.0 for axis in (*_STATED, "cp"))
+    if count % taken:
+        return found
+    return found.with_column(open_ones[0], str(int(count / taken)), "what the other degrees leave")
+
+
+def _microbatch(found: Filled) -> Filled:
+    """Sequences of a microbatch, where their number is stated."""
+    cells = found.cells
+    batch, replicas, number = (
+        cells.number(one) for one in ("global_batch_seqs", "dp", "num_microbatches")
+    )
+    if not batch or not replicas or not number or batch % (replicas * number):
+        return found
+    each = str(int(batch / (replicas * number)))
+    return found.with_column("micro_batch_seqs", each, "by the number of microbatches")
+
+
+def _shape(found: Filled) -> Filled:
+    """Attention heads of 128 where their number is not stated."""
+    cells, usual = found.cells, 128
+    width = cells.number("hidden")
+    if cells.text("heads") or not width or width % usual:
+        return found
+    return found.with_column("heads", str(int(width / usual)), "heads of 128")
+
+
+def _inner(found: Filled) -> Filled:
+    """The usual width of an MLP where it is not stated: four times the hidden size, or as many parameters in three matrices."""
+    cells = found.cells
+    width = cells.number("hidden")
+    if cells.text("ffn_hidden") or not width:
+        return found
+    if not cells.flag("gated_mlp"):
+        return found.with_column("ffn_hidden", str(int(4 * width)), "four times the hidden size")
+    inner = math.ceil(8 * width / 3 / _TILE) * _TILE
+    return found.with_column(
+        "ffn_hidden", str(inner), "as many parameters as four times the hidden size without a gate"
+    )
+
+
+def _replicas(found: Filled) -> Filled:
+    """As many replicas as the accelerators have room for."""
+    count = found.cells.number("num_accel")
+    taken = 1.0
+    for axis in _WIDEST:
+        taken *= found.cells.number(axis) or 1.0
+    if not count or count % taken:
+        return found
+    return found.with_column("dp", str(int(count / taken)), "what the accelerators have room for")
+
+
+def _at_once(found: Filled) -> Filled:
+    """The sequences of a replica as one microbatch, where the column has those of one of its accelerators."""
+    cells = found.cells
+    each, batch = cells.number("micro_batch_seqs"), cells.number("global_batch_seqs")
+    replicas, sharing = cells.number("dp"), cells.number("tp") or 1.0
+    if not each or not batch or not replicas or each * sharing * replicas != batch or sharing == 1:
+        return found
+    value = str(int(each * sharing))
+    told = f"micro_batch_seqs = {value} ({each:g} is of one accelerator, a replica has {sharing:g})"
+    return Filled(Cells({**cells.values, "micro_batch_seqs": value}), (*found.assumed, told))
+
+
+def _network(found: Filled) -> Filled:
+    """NICs of a usual node of this kind, where none are stated."""
+    entry = network_of(found.cells.text("accelerator"))
+    if entry is None or (found.cells.text("nics_per_node") and found.cells.text("nic_gbit_s")):
+        return found
+    count, each = found.cells.number("num_accel"), found.cells.number("accel_per_node")
+    if count and each and count <= each:
+        return found
+    for column in ("nics_per_node", "nic_gbit_s", "inter_node_link"):
+        found = found.with_column(column, str(entry[column]), entry["why"])
+    return found
+
+
+def network_of(accelerator: str) -> Mapping[str, Any] | None:
+    """NICs of a usual node with this accelerator, None where none are known."""
+    return _entry("networks", accelerator)
+
+
+def system_of(accelerator: str) -> str | None:
+    """The system of the catalog whose accelerators are joined beyond the node, None for the others."""
+    entry = _entry("systems", accelerator)
+    return None if entry is None else str(entry["system"])
+
+
+def slices_of(cells: Cells) -> int:
+    """How many slices of a torus the row's words name; 1 where they name none."""
+    for entry in table("assumptions")["slices"]:
+        found = re.fullmatch(entry["pattern"], cells.text(entry["column"]))
+        if found is not None:
+            return int(found[1])
+    return 1
+
+
+def _entry(section: str, text: str) -> Mapping[str, Any] | None:
+    for entry in table("assumptions")[section]:
+        if re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE):
+            result: Mapping[str, Any] = entry
+            return result
+    return None

@@ -1,0 +1,71 @@
+"""Collectives: benchmarks such as those of nccl-tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from mpsim.cost import CollectiveModel
+from mpsim.errors import CalibrationError
+from mpsim.importers.cells import Cells, Row
+from mpsim.parallel import GroupShape
+from mpsim.validate.machines import benchmark_cluster
+from mpsim.validate.records import Record
+from mpsim.validate.tables import lookup, table
+
+__all__ = ["COLUMNS", "MEASURED", "blank", "predict"]
+
+COLUMNS = frozenset({"collective", "bytes", "time_us", "gpus", "nodes"})
+MEASURED = ("time_us", "algbw_GBps", "busbw_GBps")
+_MICRO = 1e-6
+
+
+def blank(row: Row) -> list[Record]:
+    """The row's record without a prediction."""
+    cells = row.configuration
+    return [
+        Record(
+            id=row.id,
+            family=_family(cells),
+            kind="collective",
+            unit="us",
+            measured=row.measured.number("time_us"),
+            size=cells.number("bytes"),
+        )
+    ]
+
+
+def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
+    """Fill in the time on a quiet network.
+
+    Raises
+    ------
+    CalibrationError, HardwareError
+        If the row's hardware or collective is unknown.
+    """
+    cells = row.configuration
+    nodes, gpus = cells.required("nodes"), cells.required("gpus")
+    model = _model(cells.text("gpu"), cells.text("link"), cells.text("nic"), nodes, gpus)
+    kind = lookup("collectives", "collectives", cells.text("collective"))["name"]
+    inside = min(gpus, model.cluster.domain_size)
+    if gpus % inside:
+        raise CalibrationError(f"{gpus} GPUs do not fill scale-up domains of {inside}")
+    group = GroupShape(ranks=gpus, per_domain=inside, domains=gpus // inside)
+    seconds = model.seconds(kind, cells.required_number("bytes"), group)
+    return [dataclasses.replace(blanks[0], predicted=seconds / _MICRO)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _model(gpu: str, link: str, nic: str, nodes: int, gpus: int) -> CollectiveModel:
+    """The model of a cluster, made once for all rows measured on it."""
+    return CollectiveModel(benchmark_cluster(gpu, link, nic, nodes, gpus), loaded=False)
+
+
+def _family(cells: Cells) -> str:
+    """System and collective; what was forced or mis-tuned stands apart."""
+    label = f"{cells.text('system') or cells.text('gpu')} {cells.text('collective')}"
+    for entry in table("collectives")["apart"]:
+        if all(word in cells.text(column) for column, word in entry["where"].items()):
+            return f"{label} ({entry['label']})"
+    return label

@@ -1,0 +1,140 @@
+"""Files: which kind of measured data a file holds, and all its rows predicted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from mpsim.errors import CalibrationError, MpsimError
+from mpsim.importers.cells import Cells, Row, read_rows
+from mpsim.validate import collectives, kernels, schedules, single_node, training
+from mpsim.validate.records import Record, Validation
+
+__all__ = ["KINDS", "FileKind", "recognise", "validate_files"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileKind:
+    """One kind of measured data.
+
+    Parameters
+    ----------
+    title : str
+    columns : frozenset of str
+        Those that tell it from the others.
+    measured : tuple of str
+        Columns that only the score may read.
+    blank : callable
+        Records of a row without predictions.
+    predict : callable
+        The same records with predictions; MpsimError where the row cannot be predicted.
+    """
+
+    title: str
+    columns: frozenset[str]
+    measured: tuple[str, ...]
+    blank: Callable[[Row], list[Record]]
+    predict: Callable[[Row, Sequence[Record]], list[Record]]
+
+
+KINDS: tuple[FileKind, ...] = tuple(
+    FileKind(title, module.COLUMNS, module.MEASURED, module.blank, module.predict)
+    for title, module in (
+        ("training runs", training),
+        ("training runs on one node", single_node),
+        ("collectives", collectives),
+        ("kernels", kernels),
+        ("schedules", schedules),
+    )
+)
+
+
+def validate_files(paths: Iterable[str | Path], *, progress: Progress | None = None) -> Validation:
+    """Predict every row of every file that can be predicted.
+
+    Parameters
+    ----------
+    paths : iterable of str or Path
+        CSV files; their columns say what they hold.
+    progress : callable, optional
+        Called with rows done and rows in all.
+
+    Returns
+    -------
+    Validation
+        One record a row (two where a training run has a measured peak memory), in the order of the files.
+
+    Raises
+    ------
+    CalibrationError
+        If a file holds none of the known kinds.
+    OSError
+        If a file cannot be read.
+    """
+    files = [_opened(Path(path)) for path in paths]
+    total, done = sum(len(rows) for _, rows in files), 0
+    records: list[Record] = []
+    for kind, rows in files:
+        for row in rows:
+            records += predict_row(kind, row)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    return Validation(tuple(records))
+
+
+def recognise(path: Path, columns: Iterable[str]) -> FileKind:
+    """The kind of data that a file with these columns holds; CalibrationError if none is known."""
+    present = set(columns)
+    for kind in KINDS:
+        if kind.columns <= present:
+            return kind
+    wanted = "; ".join(f"{kind.title}: {', '.join(sorted(kind.columns))}" for kind in KINDS)
+    raise CalibrationError(
+        f"{path} holds no known kind of measured data; needed the columns of one of: {wanted}"
+    )
+
+
+def predict_row(kind: FileKind, row: Row) -> list[Record]:
+    """The records of a row, with predictions or with the reason why there are none."""
+    try:
+        blanks = kind.blank(row)
+    except MpsimError as error:
+        return [
+            Record(
+                id=row.id,
+                family="unreadable",
+                kind=kind.title,
+                unit="",
+                measured=None,
+                skipped_because=_line(error),
+            )
+        ]
+    try:
+        return kind.predict(row, blanks)
+    except (MpsimError, ArithmeticError, ValueError) as error:
+        return [dataclasses.replace(blank, skipped_because=_line(error)) for blank in blanks]
+
+
+def _opened(path: Path) -> tuple[FileKind, list[Row]]:
+    rows = read_rows(path)
+    kind = recognise(path, rows[0])
+    return kind, [_row(kind, values, number) for number, values in enumerate(rows, start=1)]
+
+
+def _row(kind: FileKind, values: Mapping[str, str], number: int) -> Row:
+    measured = {column: values[column] for column in kind.measured if column in values}
+    configuration = {column: cell for column, cell in values.items() if column not in measured}
+    name = values.get("id") or values.get("record_id") or str(number)
+    return Row(name, Cells(configuration), Cells(measured))
+
+
+def _line(error: Exception) -> str:
+    """An error as one line; what is no error of the row says that it is a bug."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MpsimError):
+        return text or type(error).__name__
+    return f"internal error, a bug of mpsim: {type(error).__name__}: {text}"

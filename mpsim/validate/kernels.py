@@ -1,0 +1,234 @@
+"""Kernels: GEMM, attention and memory-bound benchmarks, predicted at the clocks of a short run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpsim.cost import KernelModel
+from mpsim.cost.quantise import FORMATS, format_bytes
+from mpsim.errors import CalibrationError
+from mpsim.importers.cells import Cells, Row
+from mpsim.validate.machines import gpu
+from mpsim.validate.records import Record
+from mpsim.validate.tables import lookup, table
+from mpsim.workload import Operator, OperatorKind, Phase
+
+__all__ = ["COLUMNS", "MEASURED", "blank", "predict"]
+
+COLUMNS = frozenset({"gpu", "op", "dtype", "time_us", "tflops", "GBps"})
+MEASURED = ("time_us", "tflops", "GBps", "fraction_of_peak")
+_UNITS = {"time_us": "us", "tflops": "TFLOP/s", "GBps": "GB/s", "fraction_of_peak": "1"}
+_MICRO, _TERA, _GIGA = 1e-6, 1e12, 1e9
+_ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, **{name: format_bytes(name) for name in FORMATS}}
+_HALF_BYTES = 2
+_PASSES_OF = {"": (Phase.FORWARD,), "fwd": (Phase.FORWARD,), "bwd": (Phase.INPUT_GRADIENT,)}
+_BACKWARD_FLOPS = 2.5  # of forward: Dao, FlashAttention-2 (2023), section 4.1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Work:
+    """Operators that a benchmark runs, and how its source turns their time into a rate.
+
+    Parameters
+    ----------
+    operators : tuple of Operator
+    kernel : str
+        Generation of the attention kernel.
+    flops, moved : float
+        As the source counts them [FLOP, B].
+    cast : int
+        Elements that are cast to the narrow format.
+    clocks : str
+        Of a short run (``burst``) or of training (``sustained``).
+    """
+
+    operators: tuple[Operator, ...]
+    kernel: str
+    flops: float
+    moved: float
+    cast: int = 0
+    clocks: str = "burst"
+
+
+def blank(row: Row) -> list[Record]:
+    """The row's record without a prediction, in the unit of the first measured column that is filled."""
+    cells = row.configuration
+    column = next((one for one in MEASURED if row.measured.text(one)), MEASURED[0])
+    return [
+        Record(
+            id=row.id,
+            family=_family(cells),
+            kind="kernel",
+            unit=_UNITS[column],
+            measured=row.measured.number(column),
+        )
+    ]
+
+
+def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
+    """Fill in the time, or the rate where only a rate was measured.
+
+    Raises
+    ------
+    CalibrationError, HardwareError
+        If the GPU, the operation or the number format is unknown, or the shape is not stated.
+    """
+    cells = row.configuration
+    chip = gpu(cells.text("gpu"))
+    precision = lookup("kernels", "precisions", cells.text("dtype"))["precision"]
+    work = _work(cells, precision)
+    model = _model(cells.text("gpu"), precision, work.kernel, work.clocks)
+    seconds = float(model.seconds(work.operators).sum()) + _host_seconds(cells)
+    seconds += float(model.quantisation_seconds(work.cast)) if work.cast else 0.0
+    figure = {
+        "us": seconds / _MICRO,
+        "TFLOP/s": work.flops / seconds / _TERA,
+        "GB/s": work.moved / seconds / _GIGA,
+        "1": work.flops / seconds / chip.peak(FORMATS.get(precision, precision))
+        if work.flops
+        else 0.0,
+    }[blanks[0].unit]
+    if not figure:
+        raise CalibrationError(
+            f"the row is measured in {blanks[0].unit}, which {cells.text('op')!r} has not"
+        )
+    return [dataclasses.replace(blanks[0], predicted=figure, size=work.flops or work.moved)]
+
+
+@functools.lru_cache(maxsize=256)
+def _model(gpu_name: str, precision: str, kernel: str, clocks: str) -> KernelModel:
+    """The model of a GPU, made once for all its rows; memory-bound work asks nothing of the matrix units."""
+    chip = gpu(gpu_name)
+    usable = precision if FORMATS.get(precision, precision) in chip.peak_flops else "fp16"
+    return KernelModel(chip, usable, attention_kernel=kernel, clocks=clocks)
+
+
+def _work(cells: Cells, precision: str) -> _Work:
+    entry = lookup("kernels", "operations", cells.text("op"))
+    build = {"gemm": _gemm, "attention": _attention, "stream": _stream}[entry["form"]]
+    return build(cells, entry, precision)
+
+
+def _gemm(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
+    m, n, k = (cells.required(column) for column in "mnk")
+    batch = cells.whole("batch") or 1
+    size = _ELEMENT_BYTES.get(precision, _HALF_BYTES)
+    written = 2 * entry["accumulate"] if "accumulate" in entry else max(size, _HALF_BYTES)
+    flops = 2.0 * batch * m * n * k
+    moved = float(batch * (size * (m * k + k * n) + written * m * n))
+    product = Operator(
+        name=cells.text("op"),
+        kind=OperatorKind.GEMM,
+        phase=Phase(entry.get("phase", "forward")),
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        flops=flops,
+        bytes=moved,
+    )
+    cast = m * k if entry.get("quantised") else 0
+    return _Work((product,), "flash2", flops, moved, cast, entry.get("clocks", "burst"))
+
+
+def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
+    del precision
+    causal = cells.flag("causal") if cells.text("causal") != "not stated" else None
+    if causal is None:
+        raise CalibrationError("causal is not stated")
+    seq = cells.required("seq")
+    width, width_v = _head_dims(cells.text("head_dim"))
+    batch = cells.whole("batch") or _assumed(entry, "batch")
+    heads = cells.whole("heads") or _assumed(entry, "heads")
+    forward = Operator(
+        name="attention",
+        kind=OperatorKind.ATTENTION,
+        phase=Phase.FORWARD,
+        heads=heads,
+        kv_heads=cells.whole("kv_heads") or heads,
+        head_dim=width,
+        head_dim_v=width_v,
+        queries=seq,
+        keys=seq,
+        sequences=batch,
+        causal=causal,
+    )
+    phases = _phases(cells.text("pass"))
+    share = 0.5 if causal and entry["flops"] == "half" else 1.0
+    flops = 2.0 * batch * heads * seq * seq * (width + width_v) * share
+    counted = sum(1.0 if phase is Phase.FORWARD else _BACKWARD_FLOPS for phase in phases)
+    operators = tuple(dataclasses.replace(forward, phase=phase) for phase in phases)
+    source, by_source = cells.text("source"), entry.get("by_source", {})
+    kernel = next((name for word, name in by_source.items() if word in source), entry["kernel"])
+    return _Work(operators, kernel, flops * counted, 0.0)
+
+
+def _phases(text: str) -> tuple[Phase, ...]:
+    """Phases of words such as ``fwd+bwd``."""
+    try:
+        return tuple(phase for word in text.split("+") for phase in _PASSES_OF[word.strip()])
+    except KeyError:
+        raise CalibrationError(f"pass is {text!r}; needed fwd, bwd or fwd+bwd") from None
+
+
+def _head_dims(text: str) -> tuple[int, int]:
+    """Width of a head's queries and of its values, of ``128`` or ``192/128``."""
+    found = re.fullmatch(r"(\d+)(?:/(\d+))?", text)
+    if found is None:
+        raise CalibrationError(f"head_dim is {text!r}; needed such as 128 or 192/128")
+    return int(found[1]), int(found[2] or found[1])
+
+
+def _assumed(entry: Mapping[str, Any], column: str) -> int:
+    if column not in entry:
+        raise CalibrationError(f"{column} is not stated")
+    return int(entry[column])
+
+
+def _stream(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
+    size = _ELEMENT_BYTES.get(precision, _HALF_BYTES)
+    elements = _elements(cells)
+    if elements:
+        moved = float(elements * (entry["passes"] * size + bool(entry.get("mask"))))
+    else:
+        moved = _stated_bytes(cells)
+    count = entry.get("kernels", 1)
+    operators = (_streaming(OperatorKind(entry["kind"]), moved),) * count
+    return _Work(operators, "flash2", 0.0, moved * count)
+
+
+def _elements(cells: Cells) -> int:
+    """Elements of the tensor, from the columns m and n or from words such as ``8192x4096``; 0 where not stated."""
+    m, n = cells.whole("m"), cells.whole("n")
+    if m and n:
+        return m * n
+    found = re.search(r"\d+(?:x\d+)+", cells.text("op"))
+    return math.prod(map(int, found[0].split("x"))) if found else 0
+
+
+def _stated_bytes(cells: Cells) -> float:
+    """Bytes that the method of measurement states, else what a rate without a size is taken at."""
+    sizes = table("kernels")["sizes"]
+    found = re.fullmatch(sizes["pattern"], cells.text("timing_method"))
+    return float(found[1]) * _GIGA if found else float(table("kernels")["rates"]["bytes"])
+
+
+def _streaming(kind: OperatorKind, moved: float) -> Operator:
+    return Operator(name=kind.value, kind=kind, phase=Phase.FORWARD, bytes=moved)
+
+
+def _host_seconds(cells: Cells) -> float:
+    """Time that the method of measurement adds, as the row states it."""
+    found = re.fullmatch(table("kernels")["host"]["pattern"], cells.text("timing_method"))
+    return int(found[1]) * _MICRO if found else 0.0
+
+
+def _family(cells: Cells) -> str:
+    """GPU, kind of operation and number format."""
+    label = lookup("kernels", "families", cells.text("op"))["label"]
+    return " ".join(part for part in (cells.text("gpu"), label, cells.text("dtype")) if part)

@@ -1,0 +1,115 @@
+"""Layouts: how the parallelism columns of a training table divide the work."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.errors import CalibrationError
+from mpsim.importers.cells import Cells
+from mpsim.scenario.sections import FIXED_VIRTUAL_STAGES, INTERLEAVED
+from mpsim.validate.tables import lookup, table
+
+__all__ = ["parallelism_of", "schedule_of"]
+
+_ENDS = 2  # embedding and head, where they take the place of a layer each
+_INTERLEAVED_OF = {"1f1b": "interleaved-1f1b", "gpipe": "looped-bfs", "zb-h1": "interleaved-zb"}
+_PLAIN_OF = {interleaved: plain for plain, interleaved in _INTERLEAVED_OF.items()}
+
+
+def parallelism_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `parallelism` of a row's scenario.
+
+    Raises
+    ------
+    CalibrationError
+        If a degree, or what replicas share, is not stated.
+    """
+    degrees = {axis: cells.required(axis) for axis in ("tp", "pp", "dp")}
+    degrees |= {axis: cells.whole(axis) or 1 for axis in ("cp", "ep")}
+    if degrees["ep"] > 1 and "etp" in rule:
+        degrees["etp"] = rule["etp"]
+    return {
+        **degrees,
+        "sequence_parallel": bool(cells.flag("sequence_parallel")) and degrees["tp"] > 1,
+        **_sharding(cells, rule, degrees["dp"]),
+        **_layer_split(cells, rule, degrees["pp"] * schedule_of(cells).get("virtual_stages", 1)),
+    }
+
+
+def _sharding(cells: Cells, rule: Mapping[str, Any], dp: int) -> dict[str, Any]:
+    """What replicas share, and among how many of them where it is not all."""
+    text = cells.text("zero_stage")
+    if not text:
+        if dp > 1:
+            raise CalibrationError("zero_stage is not stated")
+        return {"zero": 0}
+    entry = lookup("training", "sharding", text)
+    shared = {"zero": int(rule.get("zero", entry["zero"]))}
+    group = _group(cells, entry, text)
+    return shared if group in (None, dp) else {**shared, "shard": group}
+
+
+def _group(cells: Cells, entry: Mapping[str, Any], text: str) -> int | None:
+    """Ranks that share one copy, where words say so."""
+    if entry.get("groups") == "node":
+        return math.gcd(cells.required("accel_per_node"), cells.required("dp"))
+    if entry.get("groups"):
+        found = re.fullmatch(entry["pattern"], text)
+        assert found is not None, "the pattern that was looked up fits"
+        return int(found[1])
+    return None
+
+
+def _layer_split(cells: Cells, rule: Mapping[str, Any], stages: int) -> dict[str, Any]:
+    """How layers are divided: evenly, with the two ends counted, or as evenly as it goes, early stages first."""
+    layers = cells.required("layers")
+    more = int(rule["model"].get("mtp_layers", 0))
+    if stages > 1 and more:
+        return {"layers_per_stage": _before_predictions(layers, more, stages)}
+    pattern = table("training")["layer_splits"]["pattern"]
+    counted = bool(re.fullmatch(pattern, cells.text("overlap_notes")))
+    if stages == 1 or (layers % stages == 0 and not counted):
+        return {}
+    if (layers + _ENDS) % stages == 0:
+        return {"embedding_counts_as_layer": True, "loss_counts_as_layer": True}
+    each, left = divmod(layers + (_ENDS if counted else 0), stages)
+    split = [each + (stage < left) for stage in range(stages)]
+    if counted:
+        split[0] -= 1
+        split[-1] -= 1
+    return {"layers_per_stage": split}
+
+
+def _before_predictions(layers: int, more: int, stages: int) -> list[int]:
+    """Equal stages but the last, which has modules of multi-token prediction and fewer layers; what it lacks for that the first gives."""
+    each = -(-layers // stages)
+    short = each * stages - layers
+    last = min(short, each)
+    if short - last > each:
+        each, left = divmod(layers, stages)
+        return [each + (stage < left) + more * (stage == stages - 1) for stage in range(stages)]
+    return [each - (short - last), *[each] * (stages - 2), each - last + more]
+
+
+def schedule_of(cells: Cells) -> dict[str, Any]:
+    """The section `schedule` of a row's scenario: as many chunks a rank as the order has, whatever is written of orders that have a fixed number.
+
+    Raises
+    ------
+    CalibrationError
+        If its words are not known.
+    """
+    if cells.required("pp") == 1:
+        return {"name": "1f1b"}
+    name = str(lookup("training", "schedules", cells.text("schedule"))["name"])
+    chunks = cells.whole("vp_chunks_per_rank") or 1
+    if name in FIXED_VIRTUAL_STAGES:
+        return {"name": name, "virtual_stages": FIXED_VIRTUAL_STAGES[name]}
+    if name in _INTERLEAVED_OF and chunks > 1:
+        name = _INTERLEAVED_OF[name]
+    if chunks > 1 and name in INTERLEAVED:
+        return {"name": name, "virtual_stages": chunks}
+    return {"name": _PLAIN_OF.get(name, name)}

@@ -1,0 +1,300 @@
+"""Runs: a row of a training table as a scenario, and what the simulator says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.errors import CalibrationError
+from mpsim.importers.cells import Cells
+from mpsim.result import simulate
+from mpsim.result.memory import memory_constants
+from mpsim.scenario import Scenario
+from mpsim.validate.adapt import adapted
+from mpsim.validate.assumptions import Filled, fill_in
+from mpsim.validate.clusters import cluster_of
+from mpsim.validate.layouts import parallelism_of, schedule_of
+from mpsim.validate.rules import on_top, rule_of
+from mpsim.validate.tables import lookup, table
+
+__all__ = ["Described", "described", "filled", "fitting", "rule_of", "scenario_of", "simulated"]
+
+_ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
+_AGAIN = ("none", "selective", "full")
+_LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
+
+
+def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
+    """The row with what its family, and then what is usual, has where columns are empty."""
+    found = fill_in(cells, rule)
+    more = tuple(f"precision: {entry}" for entry in _told("precisions", found.cells, "precision"))
+    known, text = rule.get("recomputations", {}), found.cells.text("recompute")
+    meant = [one for words, one in known.items() if re.search(words, text, re.IGNORECASE)]
+    if meant and isinstance(meant[0], Mapping) and "assumed" in meant[0]:
+        more += (f"recompute: {meant[0]['assumed']}",)
+    if not meant:
+        told = _told("recomputations", found.cells, "recompute")
+        more += tuple(f"recompute: {entry}" for entry in told)
+    for section, column in _ALSO_TOLD.items():
+        more += tuple(f"{section}: {entry}" for entry in _told(section, found.cells, column))
+    return Filled(found.cells, (*found.assumed, *more))
+
+
+def _told(section: str, cells: Cells, column: str) -> list[str]:
+    """What an entry of a table says that it leaves out, where it says so."""
+    try:
+        entry = lookup("training", section, cells.text(column))
+    except CalibrationError:
+        return []
+    return [str(entry["assumed"])] if "assumed" in entry else []
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Described:
+    """What a row describes.
+
+    Parameters
+    ----------
+    scenario : mapping
+        As a file would hold it.
+    assumed : tuple of str
+        What was assumed beyond the row's own columns, or exchanged for what is simulated.
+    guesses : bool
+        Whether what runs again is a guess, neither of the row nor of its family.
+    """
+
+    scenario: Mapping[str, Any]
+    assumed: tuple[str, ...] = ()
+    guesses: bool = False
+
+
+def described(cells: Cells, rule: Mapping[str, Any]) -> Described:
+    """The scenario of a row with what its columns leave open, and all that was assumed for it.
+
+    Raises
+    ------
+    CalibrationError
+        If the row does not say enough, or says what is not simulated.
+    """
+    whole = filled(cells, rule)
+    scenario, exchanged = adapted(scenario_of(whole.cells, rule))
+    told = (*whole.assumed, *cluster_of(whole.cells)[1], *exchanged)
+    guesses = not cells.text("recompute") and "recompute" not in rule.get("assume", {})
+    return Described(scenario, told, guesses)
+
+
+def fitting(run: Described) -> Described:
+    """The run with more recomputation than was guessed, as little as fits in memory; itself where nothing was guessed, or nothing fits."""
+    if not run.guesses:
+        return run
+    room = 1.0 + float(table("assumptions")["memory"]["margin"])
+    training = dict(run.scenario["training"])
+    for kind in _AGAIN[_AGAIN.index(training["recompute"]) :]:
+        scenario = {**run.scenario, "training": {**training, "recompute": kind}}
+        if _outcome(json.dumps(scenario, sort_keys=True))["filled"] > room:
+            continue
+        if kind == training["recompute"]:
+            return run
+        told = f"recompute = {kind} ({training['recompute']} does not fit in memory)"
+        return dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, told))
+    return run
+
+
+def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
+    """The scenario that a row with all its columns describes, as a file would hold it.
+
+    Parameters
+    ----------
+    cells : Cells
+        Configuration columns of published runs.
+    rule : mapping
+        What its family leaves unsaid.
+
+    Raises
+    ------
+    CalibrationError
+        If the row does not say enough, or says what is not simulated.
+    """
+    _refuse(cells, rule)
+    return {
+        "schema": 1,
+        "model": _model(cells, rule),
+        "cluster": cluster_of(cells)[0],
+        "parallelism": parallelism_of(cells, rule),
+        "schedule": schedule_of(cells),
+        "training": {
+            "global_batch": cells.required("global_batch_seqs"),
+            "micro_batch": cells.required("micro_batch_seqs"),
+            "sequence_length": cells.required("seq_len"),
+            "precision": _precision(cells, rule),
+            **_recompute(cells, rule),
+        },
+        "framework": dict(rule["framework"]),
+    }
+
+
+def _precision(cells: Cells, rule: Mapping[str, Any]) -> str:
+    """The number format of the row's words, or what its family's rule says they mean."""
+    found = str(lookup("training", "precisions", cells.text("precision"))["precision"])
+    return str(rule.get("precisions", {}).get(found, found))
+
+
+def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> tuple[float, float]:
+    """Time and peak memory of a scenario.
+
+    Parameters
+    ----------
+    scenario : mapping
+    layer : bool
+        Whether the time is that of one layer, forward and backward, instead of a step.
+    seen : str
+        Memory as ``memory`` (all of it), ``reserved`` (by the framework's allocator, without what libraries take beside it) or
+        ``allocated`` (handed out by it, without fragments too).
+
+    Returns
+    -------
+    float
+        Time [s].
+    float
+        Memory of the fullest rank [B].
+    """
+    if layer:
+        one, two = (_outcome(_with_layers(scenario, layers)) for layers in (1, 2))
+        return two["layers"] - one["layers"], one[seen]
+    outcome = _outcome(json.dumps(scenario, sort_keys=True))
+    return outcome["step"], outcome[seen]
+
+
+def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
+    return json.dumps(
+        {**scenario, "model": {**scenario["model"], "layers": layers}}, sort_keys=True
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _outcome(scenario: str) -> Mapping[str, float]:
+    """What is read of a simulation; equal scenarios are simulated once."""
+    result = simulate(Scenario.from_mapping(json.loads(scenario)))
+    memory = result.summary["memory"]
+    return {
+        "step": float(result.summary["step_time_s"]),
+        "layers": float(sum(result.breakdown[part] for part in _LAYER_PARTS)),
+        "memory": float(memory["total"]),
+        "filled": float(memory["total"]) / float(memory["capacity"]),
+        "reserved": float(memory["total"]) - memory_constants()["context"],
+        "allocated": float(memory["total"] - memory["overhead"]),
+    }
+
+
+def _refuse(cells: Cells, rule: Mapping[str, Any]) -> None:
+    """Refuse what is not simulated, before anything else is asked of the row."""
+    if "refused" in rule:
+        raise CalibrationError(rule["refused"])
+    lookup("training", "attention", cells.text("attention_type"))
+    if cells.text("zero_stage"):
+        lookup("training", "sharding", cells.text("zero_stage"))
+
+
+def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
+    if "preset" in rule["model"]:
+        return {**rule["model"], "layers": cells.required("layers")}
+    gated = cells.flag("gated_mlp")
+    if gated is None:
+        raise CalibrationError("gated_mlp is not stated")
+    shape = {name: cells.required(name) for name in ("layers", "hidden", "heads", "vocab")}
+    shape["layers"] += int(rule["model"].get("mtp_layers", 0))
+    more = {name: cells.whole(name) for name in ("kv_heads", "head_dim", "ffn_hidden")}
+    given = {name: value for name, value in more.items() if value is not None}
+    style = table("training")["models"]["gated" if gated else "plain"]
+    read = {
+        "name": cells.text("model") or "run",
+        **shape,
+        **given,
+        "gated_mlp": gated,
+        **style,
+        **lookup("training", "named", cells.text("model"))["model"],
+        **_attention(cells),
+        **_experts(cells),
+    }
+    return on_top(read, rule["model"])
+
+
+def _attention(cells: Cells) -> dict[str, Any]:
+    """Latent attention or a window, where the words of the row give one."""
+    text = cells.text("attention_type")
+    entry = lookup("training", "attention", text)
+    if "mla" in entry:
+        found = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
+        assert found is not None, "the pattern that was looked up fits"
+        sizes = {name: int(found[place]) for place, name in enumerate(entry["mla"], start=1)}
+        return {"mla": {**sizes, "qk_nope_head_dim": cells.required("head_dim")}}
+    if "window" in entry:
+        found = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
+        assert found is not None, "the pattern that was looked up fits"
+        return {"attention": "sliding", "window": int(found[entry["window"]])}
+    return dict(entry.get("model", {}))
+
+
+def _experts(cells: Cells) -> dict[str, Any]:
+    """Mixture of experts, where the row has one."""
+    if not cells.whole("moe_experts"):
+        if "deepseek" in cells.text("model").lower():
+            raise CalibrationError("the experts of the model are not stated")
+        return {}
+    experts = {
+        "experts": cells.required("moe_experts"),
+        "top_k": cells.required("moe_topk"),
+        "ffn_hidden": cells.required("moe_ffn_hidden"),
+        "shared_experts": cells.whole("moe_shared_experts") or 0,
+        "dense_layers": cells.whole("moe_dense_layers") or 0,
+    }
+    return {"moe": experts}
+
+
+def _meant(cells: Cells, meant: object) -> dict[str, Any]:
+    """What a rule says that words mean: a kind of recomputation, or fields, of which a fraction is of the layers of a stage."""
+    if not isinstance(meant, Mapping):
+        return {"recompute": str(meant)}
+    said = {name: value for name, value in meant.items() if name.startswith("recompute")}
+    if "fraction" in meant:
+        layers = cells.required("layers") / cells.required("pp")
+        said["recompute_layers"] = max(1, round(layers * meant["fraction"]))
+    return said
+
+
+def _modules(cells: Cells) -> list[str]:
+    """Modules run again that a row names one by one, as the framework's flag does, and that its model has."""
+    has = {
+        "experts": bool(cells.whole("moe_experts")),
+        "shared": bool(cells.whole("moe_shared_experts")),
+        "dense": bool(cells.whole("moe_dense_layers")),
+        "latent": "mla" in cells.text("attention_type").lower(),
+    }
+    has["split"] = has["experts"] or has["latent"]
+    text = cells.text("recompute").lower()
+    return [
+        str(one["module"])
+        for one in table("training")["recompute_modules"]
+        if has[one["needs"]] and re.search(one["pattern"], text)
+    ]
+
+
+def _recompute(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
+    """What is run again: what the family's rule says its words mean, else what the words say."""
+    text = cells.text("recompute")
+    for words, meant in rule.get("recomputations", {}).items():
+        if re.search(words, text, flags=re.IGNORECASE):
+            return _meant(cells, meant)
+    if named := _modules(cells):
+        return {"recompute": "selective", "recompute_modules": named}
+    entry = lookup("training", "recomputations", text)
+    said = {name: value for name, value in entry.items() if name.startswith("recompute")}
+    if "layers" in entry:
+        found = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
+        assert found is not None, "the pattern that was looked up fits"
+        said["recompute_layers"] = int(found[1])
+    return said

@@ -1,0 +1,190 @@
+"""Scenarios of measured steps: what ran, in words of a scenario; nothing that was timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.calibrate.points import element_of, precision_of
+from mpsim.errors import CalibrationError
+from mpsim.hardware import Cluster
+from mpsim.measured.records import Measurement
+from mpsim.scenario import Scenario
+from mpsim.shipped import read_shipped
+from mpsim.units import Dimension, format_quantity, parse_quantity
+
+__all__ = ["family_of", "scenario_of", "title_of"]
+
+_SIZES = ("layers", "hidden", "heads", "ffn_hidden", "vocab", "sequence", "micro_batch")
+_DEGREES = ("dp", "tp", "pp")
+_SPLIT = ("zb-v",)
+_DIGITS = 4
+
+
+def family_of(one: Measurement) -> str:
+    """What a step is summarised with: how it was divided."""
+    dp, tp, pp = (one.shape.get(axis, 1) for axis in _DEGREES)
+    names = []
+    if dp > 1:
+        names.append("fsdp2" if one.variant.get("data_parallel") == "fsdp2" else "data parallel")
+    if tp > 1:
+        names.append("tensor parallel")
+    if pp > 1:
+        names.append(f"pipeline {one.variant.get('schedule')}")
+    return ", ".join(names) or "one rank"
+
+
+def title_of(one: Measurement) -> str:
+    """A step in a few words."""
+    shape = one.shape
+    divided = " x ".join(f"{axis} {shape[axis]}" for axis in _DEGREES if shape.get(axis, 1) > 1)
+    alone = f"one rank, {shape['micro_batch']} x {shape['sequence']} tokens"
+    words = [
+        f"{shape['layers']} layers of {shape['hidden']}",
+        divided or alone,
+        *([str(one.variant["schedule"])] if shape.get("pp", 1) > 1 else []),
+        *(["fsdp2"] if one.variant.get("data_parallel") == "fsdp2" else []),
+        *([f"{shape['microbatches']} microbatches"] if shape.get("microbatches", 1) > 1 else []),
+        *(["compiled"] if one.variant.get("compiled") else []),
+        *(["recompute"] if one.variant.get("recompute", "none") != "none" else []),
+    ]
+    return ", ".join(words)
+
+
+def scenario_of(one: Measurement, machine: Cluster, *, launch: float = 0.0) -> Scenario:
+    """The scenario that a measured step ran.
+
+    Parameters
+    ----------
+    one : Measurement
+    machine : Cluster
+        Of a machine file.
+    launch : float
+        Host time of one launch on a GPU, as `mpsim measure` found it; 0 where it was not measured [s].
+
+    Raises
+    ------
+    CalibrationError
+        If it lacks a size, or ran something that no scenario can say.
+    ScenarioError
+        If its sizes contradict each other.
+    """
+    lacking = [name for name in _SIZES if name not in one.shape]
+    if lacking:
+        raise CalibrationError(f"shape lacks {', '.join(lacking)}")
+    if one.variant.get("compiled") and machine.accelerator.family == "cpu":
+        raise CalibrationError(
+            "compiled steps are not predicted on a CPU: kernels there were measured as they run eagerly"
+        )
+    assert machine.calibration is not None, "a machine file"
+    shape = one.shape
+    dp, tp, pp = (shape.get(axis, 1) for axis in _DEGREES)
+    per_node, left = divmod(dp * tp * pp, one.domains)
+    if left:
+        raise CalibrationError(f"{dp * tp * pp} ranks do not divide among {one.domains} nodes")
+    sharded = one.variant.get("data_parallel") == "fsdp2"
+    microbatches = shape.get("microbatches", 1)
+    return Scenario.from_mapping(
+        {
+            "schema": 1,
+            "name": title_of(one),
+            "model": _model(shape),
+            "cluster": {
+                "machine": dict(machine.calibration.document),
+                "accelerators_per_node": per_node,
+                "nodes": one.domains,
+            },
+            "parallelism": {"dp": dp, "tp": tp, "pp": pp, "zero": 3 if sharded else 0},
+            "schedule": _schedule(one),
+            "training": {
+                "global_batch": shape["micro_batch"] * microbatches * dp,
+                "micro_batch": shape["micro_batch"],
+                "sequence_length": shape["sequence"],
+                "precision": precision_of(one.dtype),
+                "recompute": str(one.variant.get("recompute", "none")),
+            },
+            "framework": _framework(one, machine, launch),
+        }
+    )
+
+
+def _model(shape: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "layers": shape["layers"],
+        "hidden": shape["hidden"],
+        "heads": shape["heads"],
+        "ffn_hidden": shape["ffn_hidden"],
+        "vocab": shape["vocab"],
+        "tied_embeddings": False,
+        "max_positions": shape["sequence"],
+    }
+
+
+def _schedule(one: Measurement) -> dict[str, Any]:
+    if one.shape.get("pp", 1) == 1:
+        return {"name": "1f1b"}
+    schedule: dict[str, Any] = {"name": str(one.variant["schedule"])}
+    if one.shape.get("virtual_stages", 1) > 1:
+        schedule["virtual_stages"] = one.shape["virtual_stages"]
+    return schedule
+
+
+def _framework(one: Measurement, machine: Cluster, launch: float) -> dict[str, Any]:
+    """The stack that `mpsim measure` runs: which preset, and what its steps leave out or do otherwise."""
+    table: Mapping[str, Any] = read_shipped(__package__ or "", "stacks.yaml")
+    stack = _stack(one)
+    narrow = precision_of(one.dtype) in ("bf16", "fp16")
+    fields = {**table["common"], **table[stack], **table["narrow" if narrow else "wide"]}
+    fields |= {} if machine.accelerator.family == "cpu" else table["gpu"]
+    kernel = table["attention"].get(one.variant.get("attention"))
+    fields |= {"attention_kernel": kernel} if kernel else {}
+    fields |= table["compiled"] if one.variant.get("compiled") else {}
+    element = element_of(precision_of(one.dtype))
+    fields |= {key: element * passes for key, passes in table["copies"].get(stack, {}).items()}
+    known = machine.accelerator.calibration
+    habits = known.framework if known else {}
+    fields = {key: value for key, value in fields.items() if key == "preset" or key not in habits}
+    if machine.accelerator.family == "cpu":
+        each = parse_quantity(habits.get("launch_cost", "0 s"), Dimension.TIME)
+        layers = one.shape["layers"] / one.shape.get("pp", 1)
+        fields |= _calls(table["calls"], stack, each, layers)
+    elif launch:
+        fields["launch_cost"] = _written(launch * table["calls"]["operator"])
+    return fields
+
+
+def _stack(one: Measurement) -> str:
+    if one.shape.get("pp", 1) > 1:
+        halves = one.variant.get("schedule") in _SPLIT
+        return "split-pipeline" if halves else "pipeline"
+    return "fsdp2" if one.variant.get("data_parallel") == "fsdp2" else "replica"
+
+
+def _calls(table: Mapping[str, Any], stack: str, each: float, layers: float) -> dict[str, Any]:
+    """What Python costs on a CPU, counted in eager calls.
+
+    Parameters
+    ----------
+    table : mapping
+    stack : str
+    each : float
+        Time of one call [s].
+    layers : float
+        On a rank.
+    """
+    calls = {way: count + table.get(stack, {}).get(way, 0) for way, count in table["layer"].items()}
+    fields: dict[str, Any] = {
+        "layer_launches_forward": calls["forward"],
+        "layer_launches_backward": calls["backward"],
+        "step_overhead": _written(each * calls["optimizer"] * layers),
+    }
+    if "pipeline" in stack:
+        fields |= {
+            "stage_synchronizations": 1,
+            "synchronization_cost": _written(each * table["action"]),
+        }
+    return fields
+
+
+def _written(seconds: float) -> str:
+    return format_quantity(seconds, Dimension.TIME, digits=_DIGITS)

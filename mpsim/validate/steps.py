@@ -1,0 +1,384 @@
+"""Comparison: measured steps, their predictions, and what explains the difference."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mpsim.calibrate.points import noise_of, quietest, time_of
+from mpsim.calibrate.rules import limit
+from mpsim.errors import CalibrationError, MpsimError
+from mpsim.hardware import Cluster
+from mpsim.measured.reading import read_measured
+from mpsim.measured.records import Measured, Measurement
+from mpsim.result import Result, simulate
+from mpsim.validate.actions import (
+    PARTS,
+    Slice,
+    compare_orders,
+    measured_slices,
+    parts_of,
+    simulated_slices,
+)
+from mpsim.validate.machines import gpu
+from mpsim.validate.memory import allocated_bytes
+from mpsim.validate.records import Family, Record, Validation
+from mpsim.validate.step_scenarios import family_of, scenario_of, title_of
+
+__all__ = ["Comparison", "StepComparison", "compare_runs"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepComparison:
+    """One measured step and its prediction.
+
+    Parameters
+    ----------
+    id, family, title : str
+    measured, predicted : float or None
+        [s]; the prediction is None where there is none.
+    noise : float
+        Relative spread of the measured steps.
+    samples : int
+    others : float
+        Share of the host that other processes used meanwhile.
+    measured_parts, predicted_parts : mapping of str to float
+        By `PARTS`, mean over ranks [s]; empty where the actions were not recorded.
+    same_order : bool or None
+        Whether torch ran the actions of every rank in our order; None without a pipeline.
+    first_difference : str
+        Where they part.
+    measured_memory, predicted_memory : float
+        Peak of the fullest rank, as torch's allocator counts it [B]; 0 where it is not known.
+    measured_slices, predicted_slices : tuple of Slice
+        Timelines.
+    skipped_because : str or None
+    """
+
+    id: str
+    family: str
+    title: str
+    measured: float
+    predicted: float | None
+    noise: float
+    samples: int
+    others: float
+    measured_parts: Mapping[str, float]
+    predicted_parts: Mapping[str, float]
+    same_order: bool | None
+    first_difference: str
+    measured_memory: float
+    predicted_memory: float
+    measured_slices: tuple[Slice, ...]
+    predicted_slices: tuple[Slice, ...]
+    skipped_because: str | None
+
+    @property
+    def error(self) -> float | None:
+        """``predicted / measured - 1``."""
+        return None if self.predicted is None else self.predicted / self.measured - 1.0
+
+    @property
+    def memory_error(self) -> float | None:
+        """``predicted / measured - 1`` of the peak memory; None where it was not measured."""
+        if not (self.measured_memory and self.predicted_memory):
+            return None
+        return self.predicted_memory / self.measured_memory - 1.0
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the measured steps spread too much to tell, or were not alone."""
+        return self.noise > limit("noisy_above") or self.others > limit("busy_above")
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """Predicted less measured time of each part, over the measured step."""
+        if not (self.measured_parts and self.predicted_parts):
+            return {}
+        return {
+            part: (self.predicted_parts[part] - self.measured_parts[part]) / self.measured
+            for part in PARTS
+        }
+
+    @property
+    def explained_by(self) -> str:
+        """The part that differs most; empty where parts are not known."""
+        differences = self.differences
+        return max(differences, key=lambda part: abs(differences[part]), default="")
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data, without the timelines."""
+        data = {
+            key: getattr(self, key)
+            for key in ("id", "family", "title", "measured", "predicted", "error", "noise", "noisy")
+        }
+        return data | {
+            "samples": self.samples,
+            "others": self.others,
+            "measured_parts_s": dict(self.measured_parts),
+            "predicted_parts_s": dict(self.predicted_parts),
+            "explained_by": self.explained_by,
+            "same_order": self.same_order,
+            "first_difference": self.first_difference,
+            "measured_memory_bytes": self.measured_memory or None,
+            "predicted_memory_bytes": self.predicted_memory or None,
+            "memory_error": self.memory_error,
+            "skipped_because": self.skipped_because,
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """Every measured step of some files.
+
+    Parameters
+    ----------
+    machine : str
+    steps : tuple of StepComparison
+    warnings : tuple of str
+    drift : float
+        How far the same kernel was apart at the start and the end of the quietest file.
+    others : float
+        Share of the host that other processes used while the machine was calibrated.
+    """
+
+    machine: str
+    steps: tuple[StepComparison, ...]
+    warnings: tuple[str, ...]
+    drift: float = 0.0
+    others: float = 0.0
+
+    @property
+    def scored(self) -> tuple[StepComparison, ...]:
+        """Those that were predicted."""
+        return tuple(one for one in self.steps if one.predicted is not None)
+
+    @property
+    def median_error(self) -> float | None:
+        """Median absolute error of the predicted steps."""
+        errors = [abs(one.error) for one in self.scored if one.error is not None]
+        return statistics.median(errors) if errors else None
+
+    @property
+    def noise(self) -> float:
+        """Median spread of the measured steps."""
+        return statistics.median([one.noise for one in self.steps]) if self.steps else 0.0
+
+    @property
+    def tells(self) -> bool:
+        """Whether the machine was quiet enough for the errors to mean something, while it was calibrated and while steps ran."""
+        quiet = self.busy <= limit("busy_above")
+        return quiet and max(self.noise, self.drift) <= limit("noisy_above")
+
+    @property
+    def busy(self) -> float:
+        """Share of the host that other processes used, the larger of both times."""
+        return max([self.others, statistics.median(one.others for one in self.steps)])
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Steps, and their forward and backward actions, as records of `mpsim validate`."""
+        found: list[Record] = []
+        for one in self.steps:
+            found.append(_record(one, "step", one.measured, one.predicted))
+            for part in ("forward", "backward", "optimizer"):
+                if one.measured_parts.get(part) and one.predicted_parts:
+                    pair = one.measured_parts[part], one.predicted_parts[part]
+                    found.append(_record(one, part, *pair))
+        return tuple(found)
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Errors by family and kind."""
+        return Validation(self.records).families
+
+    @property
+    def components(self) -> dict[str, float]:
+        """Share of the whole difference that each part explains: mean over steps of its absolute difference, summing to 1."""
+        rows = [one.differences for one in self.scored if one.differences]
+        if not rows:
+            return {}
+        sizes = {part: statistics.fmean(abs(row[part]) for row in rows) for part in PARTS}
+        total = sum(sizes.values())
+        return {part: size / total for part, size in sizes.items()} if total else sizes
+
+    def to_json(self) -> dict[str, object]:
+        """One object: families, steps, what explains the difference, and whether the machine was quiet enough."""
+        return {
+            "machine": self.machine,
+            "median_abs_error": self.median_error,
+            "noise": self.noise,
+            "drift": self.drift,
+            "others": self.busy,
+            "tells": self.tells,
+            "components": self.components,
+            "families": [one.to_json() for one in self.families],
+            "steps": [one.to_json() for one in self.steps],
+            "warnings": list(self.warnings),
+        }
+
+
+def _record(one: StepComparison, kind: str, measured: float, predicted: float | None) -> Record:
+    return Record(
+        id=one.id if kind == "step" else f"{one.id}#{kind}",
+        family=one.family,
+        kind=kind,
+        unit="s",
+        measured=measured,
+        predicted=predicted,
+        skipped_because=one.skipped_because,
+        size=measured,
+    )
+
+
+def compare_runs(
+    machine: Cluster, files: Iterable[str | Path], *, progress: Progress | None = None
+) -> Comparison:
+    """Predict every measured step of some files on a calibrated machine.
+
+    Parameters
+    ----------
+    machine : Cluster
+        Of a machine file.
+    files : iterable of str or Path
+        Written by `mpsim measure`; of a step that is in several the fastest counts.
+    progress : callable, optional
+        Called with steps done and steps in all.
+
+    Raises
+    ------
+    CalibrationError
+        If a file cannot be read, holds no step, or was measured on another machine.
+    """
+    read = [read_measured(path) for path in files]
+    for one in read:
+        _check_machine(machine, one)
+    steps = quietest(m for one in read for m in one.of("steps"))
+    names = ", ".join(one.file for one in read)
+    if not steps:
+        raise CalibrationError(f"{names}: no training step was measured; measure with --only steps")
+    compared = []
+    launch = _launch(read)
+    for done, measurement in enumerate(steps, start=1):
+        compared.append(_compared(measurement, machine, launch))
+        if progress is not None:
+            progress(done, len(steps))
+    if all(one.predicted is None for one in compared):
+        raise CalibrationError(
+            f"{names}: none of {len(compared)} steps can be predicted; the first: {compared[0].skipped_because}"
+        )
+    warnings = (
+        *(text for one in read for text in one.warnings),
+        *(text for one in read for text in _other_software(machine, one)),
+    )
+    drift = min(abs(one.end.yardstick[1] / one.end.yardstick[0] - 1.0) for one in read if one.end)
+    return Comparison(machine.name, tuple(compared), warnings, drift, _others(machine))
+
+
+def _check_machine(machine: Cluster, measured: Measured) -> None:
+    """Refuse steps of another kind of device than the machine was calibrated on."""
+    device, chip = measured.header.device_name, machine.accelerator
+    if measured.header.ranks[0].device == "cpu":
+        same = chip.family == "cpu" and chip.title.startswith(device)
+    else:
+        sheet = machine.calibration.document.get("datasheet", "") if machine.calibration else ""
+        try:
+            same = gpu(device.removeprefix("NVIDIA ").strip()).name == sheet
+        except CalibrationError:
+            same = bool(sheet)  # a name that only --on could tell
+    if not same:
+        raise CalibrationError(
+            f"{measured.file}: was measured on {device}, but {machine.name} is {chip.title}; calibrate that machine"
+        )
+
+
+def _other_software(machine: Cluster, measured: Measured) -> Iterator[str]:
+    """A warning where the steps ran in another torch than the one the machine was calibrated with."""
+    document = machine.calibration.document if machine.calibration else {}
+    found = re.search(r"torch ([^, ]+)", str(document.get("source", "")))
+    if found and found[1] != measured.header.torch:
+        yield (
+            f"{measured.file}: ran in torch {measured.header.torch}, but {machine.name} was calibrated with torch {found[1]}"
+        )
+
+
+def _others(machine: Cluster) -> float:
+    """Share of the host that other processes used while a machine was measured, in the quietest of its files."""
+    document = machine.calibration.document if machine.calibration else {}
+    return min((float(one.get("others", 0.0)) for one in document.get("inputs", ())), default=0.0)
+
+
+def _launch(read: Iterable[Measured]) -> float:
+    """Host time of one launch, the least of the files; 0 where none has it [s]."""
+    times = [
+        time_of(one)
+        for file in read
+        for one in file.of("kernels", "launch")
+        if one.variant.get("way") == "host"
+    ]
+    return min(times, default=0.0)
+
+
+def _compared(one: Measurement, machine: Cluster, launch: float) -> StepComparison:
+    sample = _typical(one)
+    slices = measured_slices(one, sample)
+    blank = StepComparison(
+        id=one.id,
+        family=family_of(one),
+        title=title_of(one),
+        measured=time_of(one),
+        predicted=None,
+        noise=noise_of(one),
+        samples=len(one.seconds[0]),
+        others=one.others,
+        measured_parts=parts_of(slices, _whole(slices) if one.synchronous else None),
+        predicted_parts={},
+        same_order=None,
+        first_difference="",
+        measured_memory=one.peak_memory_bytes,
+        predicted_memory=0.0,
+        measured_slices=tuple(slices),
+        predicted_slices=(),
+        skipped_because=None,
+    )
+    try:
+        result = simulate(scenario_of(one, machine, launch=launch))
+    except MpsimError as error:
+        return dataclasses.replace(blank, skipped_because=" ".join(str(error).split()))
+    return _filled(blank, one, result, sample)
+
+
+def _whole(slices: Sequence[Slice]) -> float:
+    return max((one.end for one in slices), default=0.0)
+
+
+def _filled(blank: StepComparison, one: Measurement, result: Result, sample: int) -> StepComparison:
+    program = result.timeline.program
+    slices = tuple(simulated_slices(result))
+    sizes = dict(enumerate(program.class_size.tolist()))
+    step_time = result.timeline.step_time_s
+    same, first = compare_orders(one, result, sample)
+    return dataclasses.replace(
+        blank,
+        predicted=step_time,
+        predicted_parts=parts_of(slices, step_time, sizes),
+        predicted_slices=slices,
+        predicted_memory=allocated_bytes(result, one) if one.peak_memory_bytes else 0.0,
+        same_order=same,
+        first_difference=first,
+    )
+
+
+def _typical(one: Measurement) -> int:
+    """Of the samples whose actions were recorded, the one whose time is closest to what counts as the time."""
+    table = np.array(one.seconds)
+    times = table.max(axis=0) if one.synchronous else table.mean(axis=0)
+    recorded = max(one.actions.step, default=0) + 1 if one.actions else len(times)
+    return int(np.argmin(np.abs(times[:recorded] - time_of(one))))

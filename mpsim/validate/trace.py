@@ -1,0 +1,71 @@
+"""One Perfetto file with measured and simulated timelines, a pair of processes for each rank of each step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mpsim.validate.actions import Slice
+from mpsim.validate.steps import Comparison, StepComparison
+
+__all__ = ["write_both"]
+
+_MICRO = 1e6
+_DIGITS = 3
+_GAP_S = 1e-3  # between the steps of a file
+
+
+def write_both(comparison: Comparison, path: str | Path) -> Path:
+    """Write every step, one after the other, measured above simulated; gzipped when `path` ends in ``.gz``."""
+    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in _events(comparison.scored))
+    data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'.encode()
+    file = Path(path)
+    file.write_bytes(gzip.compress(data, mtime=0) if file.suffix == ".gz" else data)
+    return file
+
+
+def _events(steps: Iterable[StepComparison]) -> Iterator[dict[str, Any]]:
+    named: set[int] = set()
+    begin = 0.0
+    for step in steps:
+        longest = max(step.measured, step.predicted or 0.0)
+        yield _event("X", "step", 1, begin, longest, {"name": step.title})
+        for what, slices, shift in (
+            ("measured", step.measured_slices, 0),
+            ("simulated", step.predicted_slices, 1),
+        ):
+            for one in slices:
+                process = 2 * one.rank + shift + 2
+                if process not in named:
+                    named.add(process)
+                    yield _name(process, f"rank {one.rank} {what}")
+                yield _slice(one, process, begin)
+        begin += longest + _GAP_S
+    yield _name(1, "steps")
+
+
+def _slice(one: Slice, process: int, begin: float) -> dict[str, Any]:
+    return _event(
+        "X", one.part, process, begin + one.start, one.end - one.start, {"name": one.token}
+    )
+
+
+def _event(
+    phase: str, category: str, process: int, start: float, length: float, more: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "ph": phase,
+        "cat": category,
+        "pid": process,
+        "tid": 1,
+        "ts": round(start * _MICRO, _DIGITS),
+        "dur": round(length * _MICRO, _DIGITS),
+        **more,
+    }
+
+
+def _name(process: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "process_name", "pid": process, "tid": 1, "args": {"name": name}}

@@ -1,0 +1,104 @@
+"""Training runs: published tables of whole steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mpsim.importers.cells import Cells, Row
+from mpsim.validate.records import Record
+from mpsim.validate.runs import described, fitting, rule_of, simulated
+
+__all__ = ["COLUMNS", "MEASURED", "blank", "fill", "group_of", "memory_record", "predict"]
+
+COLUMNS = frozenset({"id", "family", "num_accel", "global_batch_seqs", "iter_time_s"})
+MEASURED = (
+    *("iter_time_s", "iter_time_s_derived", "iter_time_stat", "tokens_per_s_per_accel"),
+    *("samples_per_s_per_accel", "reported_tflops_per_accel", "mfu_pct", "hfu_pct"),
+    *("memory_gb_reported", "check_model_tflops_per_accel"),
+    *("check_hw_full_recompute_tflops_per_accel", "check_ratio"),
+)
+_GIGA = 1e9
+
+
+def blank(row: Row) -> list[Record]:
+    """The row's records without predictions: its time, and its peak memory where that was measured."""
+    cells = row.configuration
+    time = Record(
+        id=row.id,
+        family=cells.text("family") or "family not stated",
+        kind="training",
+        unit="s",
+        measured=_time(row),
+        size=cells.number("num_accel"),
+        group=group_of(cells),
+        sequences=cells.number("global_batch_seqs") or 0.0,
+    )
+    memory = row.measured.number("memory_gb_reported")
+    return [time] if memory is None else [time, memory_record(time, memory * _GIGA)]
+
+
+def group_of(cells: Cells) -> str:
+    """What a run trains and on how many accelerators: the runs that somebody chooses between."""
+    shape = "-".join(cells.text(one) for one in ("layers", "hidden", "heads", "ffn_hidden"))
+    where = f"{cells.text('num_accel')} x {cells.text('accelerator')}"
+    return f"{cells.text('model')} ({shape}), {cells.text('seq_len')} tokens, {where}"
+
+
+def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
+    """Fill in the time of a step and the peak memory.
+
+    Raises
+    ------
+    CalibrationError, ScenarioError
+        If the row does not describe a run that can be simulated.
+    """
+    return fill(row, blanks, scale=1.0)
+
+
+def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
+    """Records of a row with predictions.
+
+    Parameters
+    ----------
+    row : Row
+        With the configuration columns of published runs.
+    blanks : sequence of Record
+    scale : float
+        The unit of the time in seconds.
+    """
+    rule = rule_of(row.configuration)
+    run = fitting(described(row.configuration, rule))
+    seconds, memory = simulated(
+        run.scenario,
+        layer=rule.get("measures") == "layer",
+        seen=rule.get("memory", "memory"),
+    )
+    return [
+        dataclasses.replace(
+            blank,
+            predicted=memory if blank.kind == "memory" else seconds / scale,
+            assumed=run.assumed,
+        )
+        for blank in blanks
+    ]
+
+
+def memory_record(time: Record, measured: float) -> Record:
+    """The second record of a row, for its peak memory [B]."""
+    return dataclasses.replace(
+        time, id=f"{time.id}#memory", kind="memory", unit="B", measured=measured
+    )
+
+
+def _time(row: Row) -> float | None:
+    """Time of a step as printed, or derived, or from the tokens a second and accelerator [s]."""
+    for column in ("iter_time_s", "iter_time_s_derived"):
+        if (seconds := row.measured.number(column)) is not None:
+            return seconds
+    rate = row.measured.number("tokens_per_s_per_accel")
+    sizes = [row.configuration.number(one) for one in ("global_batch_seqs", "seq_len", "num_accel")]
+    batch, length, count = sizes
+    if not rate or batch is None or length is None or not count:
+        return None
+    return batch * length / (rate * count)
