@@ -8,8 +8,8 @@ from typing import Any
 from mpsim.framework import framework
 from mpsim.hardware import system
 from mpsim.parallel import Mesh, Recompute, partition_layers
-from mpsim.program.plan import Plan
 from mpsim.schedule import make_orders
+from mpsim.training.plan import Plan
 from mpsim.workload import Experts, model
 
 

@@ -34,9 +34,9 @@ def check(
 
 def _derived(scenario: Scenario) -> dict[str, object]:
     """What the scenario leaves to be worked out; planning it finds what only a plan can."""
-    from mpsim.program.planning import make_plan
     from mpsim.result import check_order
     from mpsim.result.memory import account_memory
+    from mpsim.training.planning import make_plan
 
     plan = make_plan(scenario)
     check_order(scenario, plan)

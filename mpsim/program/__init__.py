@@ -1,10 +1,6 @@
-"""Scenario to Plan to Program: every operation of a step, columnar."""
+"""Program: every operation as columns, built by tiling templates, ready for any engine."""
 
-from mpsim.program.build import build_program
 from mpsim.program.expand import expand
-from mpsim.program.pipeline import from_orders
-from mpsim.program.plan import Plan
-from mpsim.program.planning import make_plan
 from mpsim.program.program import (
     COMPUTING,
     PARTS,
@@ -25,15 +21,11 @@ __all__ = [
     "PIPELINE",
     "TICK",
     "Kind",
-    "Plan",
     "Program",
     "Rows",
     "Span",
     "Stream",
     "Template",
-    "build_program",
     "expand",
-    "from_orders",
-    "make_plan",
     "unfold",
 ]

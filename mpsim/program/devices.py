@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from mpsim.cost import Constant, Interference, interference_of
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand, expanded_flops
-from mpsim.program.plan import Plan
 from mpsim.program.program import PARTS, TICK, Kind, Program, Stream
+
+if TYPE_CHECKING:
+    from mpsim.training.plan import Plan
 
 __all__ = ["COMMUNICATION", "Devices", "devices_of", "interference_constants"]
 

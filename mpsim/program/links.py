@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,10 @@ from numpy.typing import NDArray
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
 from mpsim.parallel.crossing import Flows, exchange, load, messages, ring
-from mpsim.program.plan import Plan
 from mpsim.program.program import TICK, Kind, Program, Stream
+
+if TYPE_CHECKING:
+    from mpsim.training.plan import Plan
 
 __all__ = ["Links", "links_of"]
 

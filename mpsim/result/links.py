@@ -15,7 +15,7 @@ from mpsim.engine.traffic import carried
 from mpsim.program import TICK
 from mpsim.program.expand import expand
 from mpsim.program.links import Links, links_of
-from mpsim.program.plan import Plan
+from mpsim.training.plan import Plan
 
 __all__ = ["LinkUse", "measure_links"]
 

@@ -16,16 +16,10 @@ from numpy.typing import NDArray
 from mpsim.cost import Constant
 from mpsim.engine import KernelTimes, Timeline, kernel_times, run, run_interfering
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError
-from mpsim.program.build import build_program
-from mpsim.program.costs import PlanCosts
 from mpsim.program.devices import devices_of, interference_constants
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
-from mpsim.program.pipeline import from_orders
-from mpsim.program.plan import Plan
-from mpsim.program.planning import make_plan
 from mpsim.program.program import Program
-from mpsim.program.timed import with_timed_orders
 from mpsim.result.attribution import attribute
 from mpsim.result.communication import CommunicationTime, communication_time
 from mpsim.result.links import LinkUse, measure_links
@@ -33,6 +27,12 @@ from mpsim.result.memory import Memory, MemoryCurve, account_memory, memory_curv
 from mpsim.result.summary import summarise
 from mpsim.result.utilisation import Utilisation, measure_utilisation
 from mpsim.scenario import Scenario
+from mpsim.training.build import build_program
+from mpsim.training.costs import PlanCosts
+from mpsim.training.pipeline import from_orders
+from mpsim.training.plan import Plan
+from mpsim.training.planning import make_plan
+from mpsim.training.timed_orders import with_timed_orders
 
 if TYPE_CHECKING:
     from mpsim.plot import Plots

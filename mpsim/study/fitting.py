@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from mpsim.errors import MpsimError
-from mpsim.program.planning import make_plan
 from mpsim.result.memory import account_memory
 from mpsim.scenario import Scenario
+from mpsim.training.planning import make_plan
 
 __all__ = ["Change", "changes_that_fit"]
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from mpsim.cost import CollectiveModel, KernelModel
 from mpsim.hardware import Accelerator, Node
 from mpsim.parallel import GroupShape
-from mpsim.program.costs import PlanCosts
-from mpsim.program.plan import Plan
+from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Operator, OperatorKind
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from mpsim.engine import Timeline, run
 from mpsim.errors import DeadlockError, ScheduleError
-from mpsim.program import from_orders
 from mpsim.schedule import Action, Orders, make_orders, schedule_names, schedule_options
 from mpsim.schedule.search.synthesise import synthesise
+from mpsim.training import from_orders
 
 __all__ = [
     "ScheduleChoice",
@@ -137,7 +137,7 @@ def time_schedule(orders: Orders, times: Times, *, overlap: str = "late-send") -
     times : Times
         Of one chunk.
     overlap : str
-        How fused blocks run; see `mpsim.program.from_orders`.
+        How fused blocks run; see `mpsim.training.from_orders`.
 
     Returns
     -------

@@ -11,11 +11,11 @@ import numpy as np
 from mpsim.engine import Structure, run
 from mpsim.errors import ScenarioError
 from mpsim.program import TICK, Program
-from mpsim.program.build import build_program
-from mpsim.program.costs import PlanCosts
-from mpsim.program.plan import Plan
 from mpsim.result import Result
 from mpsim.study.parameters import parameters
+from mpsim.training.build import build_program
+from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,13 +13,13 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from mpsim.parallel import Communication, Item, Waits
-from mpsim.program.blocks import Blocks
-from mpsim.program.build import build_program
-from mpsim.program.costs import PlanCosts, StageCosts
-from mpsim.program.plan import Plan
 from mpsim.program.program import Program, Template
 from mpsim.result import Memory
 from mpsim.result.memory import account_memory
+from mpsim.training.blocks import Blocks
+from mpsim.training.build import build_program
+from mpsim.training.costs import PlanCosts, StageCosts
+from mpsim.training.plan import Plan
 from mpsim.workload import Phase
 
 __all__ = ["Shared", "kind_of"]

@@ -11,15 +11,15 @@ import numpy as np
 
 from mpsim.engine import Structure, Timeline, run
 from mpsim.errors import MpsimError, ScenarioError
-from mpsim.program.build import build_program
-from mpsim.program.costs import PlanCosts
-from mpsim.program.plan import Plan
-from mpsim.program.planning import make_plan
 from mpsim.program.program import Program
-from mpsim.program.timed import with_timed_orders
 from mpsim.result import Memory, Result, check_order, simulate
 from mpsim.scenario import Scenario
 from mpsim.study.shared import Shared
+from mpsim.training.build import build_program
+from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import Plan
+from mpsim.training.planning import make_plan
+from mpsim.training.timed_orders import with_timed_orders
 
 __all__ = ["Graphs", "Together", "simulate_together"]
 

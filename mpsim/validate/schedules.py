@@ -13,10 +13,10 @@ import numpy as np
 from mpsim.engine import Timeline, run
 from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells, Row
-from mpsim.program import from_orders
 from mpsim.schedule import Action, Orders, make_orders, schedule_options
 from mpsim.schedule.search import zb_v_search
 from mpsim.study import Times
+from mpsim.training import from_orders
 from mpsim.validate.records import Record
 from mpsim.validate.tables import lookup, table
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from mpsim.engine import run
 from mpsim.plot import TimelineDisplay
-from mpsim.program import TICK, from_orders
+from mpsim.program import TICK
 from mpsim.schedule import make_orders
+from mpsim.training import from_orders
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 

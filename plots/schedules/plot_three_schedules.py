@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from mpsim.engine import run
 from mpsim.plot import TimelineDisplay
-from mpsim.program import from_orders
 from mpsim.schedule import make_orders
+from mpsim.training import from_orders
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 

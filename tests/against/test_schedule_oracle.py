@@ -26,8 +26,8 @@ import pytest
 
 from mpsim.engine import run
 from mpsim.engine.timeline import Timeline
-from mpsim.program import from_orders
 from mpsim.schedule import Action, Orders, make_orders
+from mpsim.training import from_orders
 
 NAMES = {
     "GPipe": "gpipe",

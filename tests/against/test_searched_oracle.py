@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from mpsim.engine import run
-from mpsim.program import from_orders
 from mpsim.schedule import Orders
 from mpsim.schedule.search import v_half, v_min, zb_1p, zb_2p, zb_v_search
+from mpsim.training import from_orders
 
 _FILE = Path(__file__).parent / "data" / "searched-oracle.csv"
 _COUNTS = {

@@ -23,12 +23,13 @@ import simpy
 import mpsim
 from mpsim.engine import Structure, kernel_times, reduce_templates, run
 from mpsim.engine.fluid import Fluid
-from mpsim.program import Kind, Program, Rows, Span, Stream, expand, from_orders
-from mpsim.program.build import build_program
-from mpsim.program.pipeline import Sends, Variants, add_pipeline
-from mpsim.program.planning import make_plan
+from mpsim.program import Kind, Program, Rows, Span, Stream, expand
 from mpsim.program.unfold import Unfolding
 from mpsim.schedule import make_orders
+from mpsim.training import from_orders
+from mpsim.training.build import build_program
+from mpsim.training.pipeline import Sends, Variants, add_pipeline
+from mpsim.training.planning import make_plan
 from tests.plans import small_plan
 
 pytestmark = pytest.mark.benchmark(group="bars")

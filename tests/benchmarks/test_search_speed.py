@@ -13,11 +13,11 @@ import pytest
 import simpy
 
 import mpsim
-from mpsim.program.planning import make_plan
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
 from mpsim.study.search.flight import _flight, _orders
 from mpsim.study.search.space import Space
+from mpsim.training.planning import make_plan
 
 pytestmark = pytest.mark.benchmark(group="search")
 

@@ -6,8 +6,8 @@ import pytest
 
 import mpsim
 from mpsim.engine import run
-from mpsim.program import from_orders
 from mpsim.schedule import make_orders
+from mpsim.training import from_orders
 
 TIMES = {"forward": 1000.0, "backward": 1000.0, "weight": 1000.0, "send": 10.0}
 

@@ -9,12 +9,13 @@ import pytest
 
 from mpsim.engine import run
 from mpsim.errors import ScenarioError
-from mpsim.program import Program, Stream, build_program
+from mpsim.program import Program, Stream
 from mpsim.program.expand import expand
 from mpsim.program.links import Links, links_of
 from mpsim.program.program import PARTS, TICK, Kind
 from mpsim.program.rows import Rows
 from mpsim.result.attribution import attribute
+from mpsim.training import build_program
 from tests.plans import small_plan
 
 

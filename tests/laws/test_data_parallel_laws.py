@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.engine import run
-from mpsim.program import PARTS, Program, Stream, build_program, expand
-from mpsim.program.plan import Plan
+from mpsim.program import PARTS, Program, Stream, expand
 from mpsim.result.attribution import attribute
+from mpsim.training import build_program
+from mpsim.training.plan import Plan
 from tests.plans import small_plan
 
 habits = st.fixed_dictionaries(

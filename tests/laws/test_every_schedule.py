@@ -9,10 +9,11 @@ import pytest
 
 import mpsim
 from mpsim.engine import run
-from mpsim.program import PARTS, build_program, expand, make_plan
-from mpsim.program.costs import PlanCosts
-from mpsim.program.timed import action_times, with_timed_orders
+from mpsim.program import PARTS, expand
 from mpsim.schedule import schedule_names
+from mpsim.training import build_program, make_plan
+from mpsim.training.costs import PlanCosts
+from mpsim.training.timed_orders import action_times, with_timed_orders
 from tests.plans import small_plan
 
 _NOT_WHOLE_STEPS = {"forward-only", "seq-1f1b"}

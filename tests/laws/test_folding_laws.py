@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.engine import Structure, kernel_times, run
-from mpsim.program import Kind, Program, Rows, Span, Stream, expand, from_orders, unfold
-from mpsim.program.build import build_program
+from mpsim.program import Kind, Program, Rows, Span, Stream, expand, unfold
 from mpsim.program.unfold import Unfolding
 from mpsim.schedule import make_orders
+from mpsim.training import from_orders
+from mpsim.training.build import build_program
 from tests.plans import small_plan
 
 degrees = st.fixed_dictionaries(

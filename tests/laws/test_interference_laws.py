@@ -14,14 +14,14 @@ from mpsim.engine import run, run_interfering
 from mpsim.errors import ScenarioError
 from mpsim.hardware import accelerator
 from mpsim.program import Kind, Stream
-from mpsim.program.build import build_program
 from mpsim.program.devices import Devices, devices_of
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
-from mpsim.program.planning import make_plan
 from mpsim.program.rows import Rows
 from mpsim.result.communication import AXES, communication_time
 from mpsim.scenario import Scenario
+from mpsim.training.build import build_program
+from mpsim.training.planning import make_plan
 
 MODEL = {"preset": "gpt3-175b", "layers": 8, "hidden": 4096, "heads": 32, "ffn_hidden": 16384}
 BASE: dict[str, Any] = {

@@ -11,11 +11,11 @@ import pytest
 import mpsim
 from mpsim.engine import run
 from mpsim.errors import ScenarioError
-from mpsim.program.build import build_program
-from mpsim.program.plan import Plan, ReplicaClass
-from mpsim.program.planning import make_plan
 from mpsim.result import Result
 from mpsim.scenario import Scenario
+from mpsim.training.build import build_program
+from mpsim.training.plan import Plan, ReplicaClass
+from mpsim.training.planning import make_plan
 
 MODEL = {"preset": "gpt3-175b", "layers": 16, "hidden": 8192, "heads": 64, "ffn_hidden": 32768}
 BASE: dict[str, Any] = {

@@ -15,11 +15,11 @@ from mpsim.engine.timeline import Timeline
 from mpsim.framework import ContextExchange, TensorOverlap
 from mpsim.hardware import Cluster
 from mpsim.program import PARTS, Program, Stream
-from mpsim.program.build import build_program
 from mpsim.program.expand import expand
-from mpsim.program.plan import Plan
 from mpsim.program.unfold import unfold
 from mpsim.result.attribution import attribute
+from mpsim.training.build import build_program
+from mpsim.training.plan import Plan
 from tests.plans import small_plan
 
 layouts = st.fixed_dictionaries(

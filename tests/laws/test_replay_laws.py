@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from mpsim.engine import Structure, run
 from mpsim.errors import DeadlockError
-from mpsim.program import Kind, Program, Rows, Stream, from_orders
+from mpsim.program import Kind, Program, Rows, Stream
 from mpsim.schedule import make_orders, schedule_names
+from mpsim.training import from_orders
 
 RANKS = 4
 

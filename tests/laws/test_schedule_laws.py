@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mpsim.engine import run
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScheduleError
-from mpsim.program import from_orders
 from mpsim.schedule import Orders, make_orders, schedule_names
+from mpsim.training import from_orders
 
 Times = tuple[int, int, int]
 EQUAL = (1, 1, 1)

@@ -10,7 +10,6 @@ import pytest
 
 import mpsim
 from mpsim.errors import DeadlockError, ScenarioError
-from mpsim.program.planning import make_plan
 from mpsim.result.memory import account_memory
 from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders
@@ -18,6 +17,7 @@ from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
 from mpsim.study.search.flight import Flight, Order
 from mpsim.study.search.space import AXES, Space
+from mpsim.training.planning import make_plan
 
 DENSE = {
     "schema": 1,

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from mpsim.engine import run, steady
 from mpsim.engine.chains import Chains
 from mpsim.errors import DeadlockError, ScheduleError
-from mpsim.program import Kind, Program, Rows, from_orders
-from mpsim.program.build import build_program
+from mpsim.program import Kind, Program, Rows
 from mpsim.schedule import make_orders, schedule_names
+from mpsim.training import from_orders
+from mpsim.training.build import build_program
 from tests.plans import small_plan
 
 STEADY = ("1f1b", "interleaved-1f1b", "seq-1f1b", "zb-1p", "zb-h1", "interleaved-zb", "zb-v")

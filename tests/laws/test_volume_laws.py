@@ -30,7 +30,7 @@ from mpsim.parallel import (
     block_forward,
     spread,
 )
-from mpsim.program import build_program
+from mpsim.training import build_program
 from mpsim.workload import Expansion, Experts, Lowering, expand_layer, model
 from tests.plans import small_plan
 

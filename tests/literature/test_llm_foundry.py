@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mpsim.importers.cells import Cells, read_rows
-from mpsim.program.planning import make_plan
 from mpsim.result import simulate
 from mpsim.result.memory import account_memory
 from mpsim.scenario import Scenario
+from mpsim.training.planning import make_plan
 from mpsim.validate.runs import filled, rule_of, scenario_of
 
 DATA = Path(__file__).resolve().parents[2] / "validation" / "data" / "published-runs.csv"

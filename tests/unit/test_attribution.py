@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from mpsim.engine import run
-from mpsim.program import PARTS, Kind, Program, Rows, Stream, from_orders
+from mpsim.program import PARTS, Kind, Program, Rows, Stream
 from mpsim.result.attribution import attribute
 from mpsim.schedule import make_orders
+from mpsim.training import from_orders
 
 
 def _account(program: Program) -> list[dict[str, float]]:

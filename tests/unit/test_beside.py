@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mpsim.engine import run
-from mpsim.program import build_program
 from mpsim.schedule import forwards_beside_backwards, make_orders
+from mpsim.training import build_program
 from mpsim.workload import Experts
 from tests.plans import small_plan
 

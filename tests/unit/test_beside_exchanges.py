@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from mpsim.cost import interference_of
-from mpsim.program import PARTS, TICK, Program, Stream, build_program
-from mpsim.program.costs import PlanCosts
-from mpsim.program.data.exchange import exchange_times
-from mpsim.program.data.pieces import Amount
-from mpsim.program.plan import Plan
+from mpsim.program import PARTS, TICK, Program, Stream
 from mpsim.program.template import stretched
+from mpsim.training import build_program
+from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import Plan
+from mpsim.training.replicas.exchanges import exchange_times
+from mpsim.training.replicas.segments import Amount
 from tests.unit.test_sharded_data import labelled, plan_of, step, unhindered
 
 HOST = PARTS.index("host")

@@ -7,8 +7,9 @@ import pytest
 
 from mpsim.engine import run
 from mpsim.errors import DeadlockError, ScenarioError
-from mpsim.program import Kind, Rows, Stream, from_orders
+from mpsim.program import Kind, Rows, Stream
 from mpsim.schedule import Orders, make_orders
+from mpsim.training import from_orders
 
 ENGINES = ("simpy", "replay")
 

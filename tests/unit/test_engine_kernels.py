@@ -8,7 +8,7 @@ import numpy as np
 
 from mpsim.engine import Structure, reduce_template, reduce_templates, run
 from mpsim.program import Program, expand
-from mpsim.program.build import build_program
+from mpsim.training.build import build_program
 from tests.plans import small_plan
 
 

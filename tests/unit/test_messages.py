@@ -7,9 +7,10 @@ import pytest
 
 from mpsim.engine import run
 from mpsim.engine.timeline import Timeline
-from mpsim.program import Kind, Stream, from_orders
-from mpsim.program.messages import warmup_and_flush
+from mpsim.program import Kind, Stream
 from mpsim.schedule import make_orders
+from mpsim.training import from_orders
+from mpsim.training.messages import warmup_and_flush
 
 
 def _drawn(timeline: Timeline) -> dict[tuple[str, int, int], tuple[float, float]]:

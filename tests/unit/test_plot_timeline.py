@@ -11,8 +11,9 @@ from mpsim.engine import Timeline, run
 from mpsim.plot import TimelineDisplay
 from mpsim.plot.palette import EVENTS
 from mpsim.plot.timeline import time_unit
-from mpsim.program import PARTS, Kind, Rows, Stream, from_orders
+from mpsim.program import PARTS, Kind, Rows, Stream
 from mpsim.schedule import make_orders
+from mpsim.training import from_orders
 
 MS = 1e9  # ticks
 EVENT_NAMES = list(EVENTS)

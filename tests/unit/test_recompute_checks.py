@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mpsim.errors import ScenarioError
-from mpsim.program import make_plan
 from mpsim.scenario import Scenario
+from mpsim.training import make_plan
 
 
 def _scenario(training: dict[str, Any], **changes: Any) -> Scenario:

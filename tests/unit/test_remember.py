@@ -6,10 +6,10 @@ import gc
 import weakref
 
 import mpsim
-from mpsim.program.build import build_program
-from mpsim.program.costs import PlanCosts
-from mpsim.program.planning import make_plan
 from mpsim.program.remember import remembered
+from mpsim.training.build import build_program
+from mpsim.training.costs import PlanCosts
+from mpsim.training.planning import make_plan
 
 
 class _Asked:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from mpsim.engine import run
 from mpsim.errors import DeadlockError, ScheduleError
-from mpsim.program import from_orders
 from mpsim.schedule import Action, Orders, make_orders, schedule_names
 from mpsim.schedule.search import zb_1p, zb_2p, zb_v_search
 from mpsim.schedule.search.assemble import Step, assemble, loop_map, steps_of, v_map
@@ -21,6 +20,7 @@ from mpsim.schedule.search.bound import lower_bound
 from mpsim.schedule.search.evaluate import Room, Setting, evaluate, evaluate_orders, peak_held
 from mpsim.schedule.search.greedy import Policy, build_greedily
 from mpsim.schedule.search.synthesise import synthesise
+from mpsim.training import from_orders
 
 _F, _I, _W = int(Action.F), int(Action.I), int(Action.W)
 

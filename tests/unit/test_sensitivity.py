@@ -46,7 +46,7 @@ def test_everything_twice_as_fast_takes_about_half_the_time(sensitivity):
 def test_an_elasticity_is_what_simulating_the_changed_cluster_gives(result, sensitivity):
     """NIC and memory bandwidth changed in the plan, against whole simulations of that plan."""
     from mpsim.engine import run
-    from mpsim.program.build import build_program
+    from mpsim.training.build import build_program
 
     plan = result.plan
     chip = plan.cluster.accelerator

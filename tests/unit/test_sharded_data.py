@@ -12,11 +12,12 @@ import pytest
 from mpsim.engine import run
 from mpsim.engine.timeline import Timeline
 from mpsim.hardware import host_of
-from mpsim.program import PARTS, TICK, Program, Stream, build_program
-from mpsim.program.plan import Plan
+from mpsim.program import PARTS, TICK, Program, Stream
 from mpsim.result.attribution import attribute
 from mpsim.result.memory import account_memory
 from mpsim.schedule import Action
+from mpsim.training import build_program
+from mpsim.training.plan import Plan
 from tests.plans import small_plan
 
 # Collectives run beside computing and nothing else takes time on the host: what a formula by hand needs.

@@ -11,7 +11,7 @@ from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
 from mpsim.hardware.lookup import accelerator
 from mpsim.parallel import Sharding, shard
-from mpsim.program import build_program
+from mpsim.training import build_program
 from mpsim.workload import (
     Casting,
     Expansion,

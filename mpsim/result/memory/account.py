@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.plan import Plan
 from mpsim.result.memory.activations import held_by_rank, kept_by_stage
 from mpsim.result.memory.states import buffers, gradient_scratch, model_states
 from mpsim.schedule import Action
 from mpsim.shipped import load_catalog
+from mpsim.training.plan import Plan
 
 __all__ = ["COMPONENTS", "Memory", "account_memory", "joined_memory", "memory_constants"]
 

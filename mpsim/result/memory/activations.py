@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import NOTHING, Recompute, Rerun, Sharding, Stage, rerun, shard
-from mpsim.program.plan import Plan
 from mpsim.schedule import Action
+from mpsim.training.plan import Plan
 from mpsim.workload import Expansion, Operator, OperatorKind, Phase
 
 __all__ = ["Held", "Kept", "held_by_rank", "kept_by_part", "kept_by_stage"]

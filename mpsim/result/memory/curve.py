@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.program import PIPELINE, TICK, Stream
-from mpsim.program.plan import Plan
 from mpsim.result.memory.account import Memory
 from mpsim.result.memory.activations import held_by_rank, kept_by_stage
+from mpsim.training.plan import Plan
 
 __all__ = ["MemoryCurve", "memory_curve"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import shard
-from mpsim.program.data.residency import residency
-from mpsim.program.plan import Plan
+from mpsim.training.plan import Plan
+from mpsim.training.replicas.residency import residency
 from mpsim.workload import OperatorKind, Phase
 
 __all__ = ["buffers", "gradient_scratch", "model_states"]

@@ -2,7 +2,7 @@
 
 Shapes: P ranks, S stages, M microbatches.
 
-The meaning is that of the engine on bare actions (`mpsim.program.from_orders`, fused blocks as ``late-send``), which tests hold it to:
+The meaning is that of the engine on bare actions (`mpsim.training.from_orders`, fused blocks as ``late-send``), which tests hold it to:
 an action starts when the one before it on its rank has ended and its input is there. Messages of one direction between two
 ranks go one after the other, in the order in which they are produced.
 """

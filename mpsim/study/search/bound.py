@@ -24,9 +24,6 @@ from mpsim.engine import run
 from mpsim.framework import ExpertOverlap
 from mpsim.parallel import Mesh, Stage, partition_layers
 from mpsim.program import Rows, Stream
-from mpsim.program.closing import StepRows
-from mpsim.program.costs import PlanCosts
-from mpsim.program.plan import Plan
 from mpsim.program.program import TICK
 from mpsim.program.template import ticks
 from mpsim.result.memory import buffers, gradient_scratch, memory_constants, model_states
@@ -35,6 +32,9 @@ from mpsim.study.search.exposed import Exposed, StageParts
 from mpsim.study.search.flight import Order
 from mpsim.study.search.shapes import KEPT, Shape, Shapes, content, part_names, varied
 from mpsim.study.search.space import Frame, Layout
+from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import Plan
+from mpsim.training.step_end import StepRows
 
 __all__ = ["Bounded", "Bounder"]
 

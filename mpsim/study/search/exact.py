@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpsim.program.blocks import Block, Blocks
-from mpsim.program.build import build_program
 from mpsim.program.program import TICK, Program, Template
 from mpsim.schedule import Action
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.space import Layout
 from mpsim.study.together import Graphs
+from mpsim.training.blocks import Block, Blocks
+from mpsim.training.build import build_program
 
 __all__ = ["Timer"]
 

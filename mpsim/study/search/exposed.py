@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.costs import PlanCosts
-from mpsim.program.data.habits import reduction_kind
-from mpsim.program.data.peers import collective_columns, dense_peers
-from mpsim.program.plan import Plan
 from mpsim.program.template import ticks
 from mpsim.study.search.shapes import part_names
+from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import Plan
+from mpsim.training.replicas.groups import collective_columns, dense_peers
+from mpsim.training.replicas.habits import reduction_kind
 
 __all__ = ["Exposed", "StageParts"]
 

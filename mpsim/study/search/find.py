@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from mpsim.errors import MpsimError, ScenarioError, nearest
-from mpsim.program.planning import make_plan
 from mpsim.result import simulate
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule_options
@@ -26,6 +25,7 @@ from mpsim.study.search.limits import Clock, Limits
 from mpsim.study.search.machine import price_per_hour
 from mpsim.study.search.outcome import OBJECTIVES, Found, Search
 from mpsim.study.search.space import Layout, Space, defaults, split_axes
+from mpsim.training.planning import make_plan
 
 __all__ = ["search"]
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from mpsim.framework import ExpertOverlap
 from mpsim.parallel import Stage
-from mpsim.program.blocks import Block, Blocks
-from mpsim.program.costs import PlanCosts
-from mpsim.program.plan import Plan
 from mpsim.program.program import COMPUTING
 from mpsim.result.memory import Kept, kept_by_stage
 from mpsim.schedule import Action, Orders, make_orders
+from mpsim.training.blocks import Block, Blocks
+from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import Plan
 
 __all__ = ["KEPT", "Shape", "Shapes", "content", "part_names", "varied"]
 

@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from mpsim.cost import CollectiveModel
 from mpsim.framework import ParameterGather
 from mpsim.parallel import GroupShape
-from mpsim.program.costs import PlanCosts
-from mpsim.program.data.habits import reduction_kind
-from mpsim.program.data.hooks import Hooks
-from mpsim.program.data.issue import Exchanges, Visits, issued
-from mpsim.program.data.offload import Copies, add_copies
-from mpsim.program.data.peers import Peers, collective_columns, dense_peers, expert_peers
-from mpsim.program.data.pieces import Amount
-from mpsim.program.messages import PipelineRows
-from mpsim.program.plan import Plan
 from mpsim.program.program import PARTS, Kind, Span, Stream
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
+from mpsim.training.costs import PlanCosts
+from mpsim.training.messages import PipelineRows
+from mpsim.training.plan import Plan
+from mpsim.training.replicas.groups import Peers, collective_columns, dense_peers, expert_peers
+from mpsim.training.replicas.habits import reduction_kind
+from mpsim.training.replicas.hooks import Hooks
+from mpsim.training.replicas.issue import Exchanges, Visits, issued
+from mpsim.training.replicas.offload import Copies, add_copies
+from mpsim.training.replicas.segments import Amount
 
 __all__ = ["GATHERS", "add_collectives", "add_exchanges", "exchange_times"]
 
@@ -37,7 +37,7 @@ _EXPOSED_DP = PARTS.index("exposed_dp")
 GATHERS: Mapping[ParameterGather, str] = MappingProxyType(
     {ParameterGather.ALL_GATHER: "all_gather", ParameterGather.BROADCAST: "broadcast"}
 )
-"""Collective of each way to hand out parameters, as `mpsim.program.data.peers.collective_columns` names it."""
+"""Collective of each way to hand out parameters, as `mpsim.training.replicas.groups.collective_columns` names it."""
 _LABELS = {
     "all_gather": "gather parameters",
     "broadcast": "broadcast parameters",
@@ -281,7 +281,7 @@ def add_collectives(
     costs : PlanCosts
     peers : Peers
     kinds : array of str [E]
-        See `mpsim.program.data.peers.collective_columns`.
+        See `mpsim.training.replicas.groups.collective_columns`.
     size : float64[E]
         Whole tensor [B].
     rank, stage : int64[E]

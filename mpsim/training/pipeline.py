@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.errors import ScheduleError
-from mpsim.program.messages import Messages, PipelineRows, Sends, add_messages
 from mpsim.program.program import PARTS, PIPELINE, Program, Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
+from mpsim.training.messages import Messages, PipelineRows, Sends, add_messages
 
 __all__ = [
     "OVERLAPS",
@@ -81,7 +81,7 @@ def add_pipeline(
     overlap : str
         How a fused block runs, one of `OVERLAPS`.
     blocking : bool[N], optional
-        Around which actions communication blocks (see `mpsim.program.messages`); around none by default.
+        Around which actions communication blocks (see `mpsim.training.messages`); around none by default.
 
     Returns
     -------
@@ -213,7 +213,7 @@ def from_orders(
         and sending its own output. ``late-send``: the same, but both outputs leave after the block, as PyTorch
         executes it. ``fused``: one unit that waits for both inputs.
     blocking : bool
-        Whether both ends of a message wait for it (see `mpsim.program.messages`).
+        Whether both ends of a message wait for it (see `mpsim.training.messages`).
 
     Returns
     -------

@@ -20,11 +20,11 @@ from mpsim.parallel import (
     fused_blocks,
     rerun,
 )
-from mpsim.program.costs import PlanCosts, StageCosts
-from mpsim.program.plan import Plan
 from mpsim.program.program import Template
 from mpsim.program.template import concatenate, evaluate_block
 from mpsim.schedule import Action
+from mpsim.training.costs import PlanCosts, StageCosts
+from mpsim.training.plan import Plan
 from mpsim.workload import Expansion, Phase, Split
 
 __all__ = ["Block", "Blocks"]

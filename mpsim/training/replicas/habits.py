@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.framework import Reduction
-from mpsim.program.pipeline import first_forward, last_gradient
-from mpsim.program.plan import Plan
 from mpsim.schedule import Action
+from mpsim.training.pipeline import first_forward, last_gradient
+from mpsim.training.plan import Plan
 
 __all__ = ["gathers", "reduces", "reduction_kind"]
 

@@ -14,11 +14,11 @@ from mpsim.cost import CollectiveModel, Constant, KernelModel, host_constants, i
 from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
 from mpsim.parallel import Communication, GroupShape
-from mpsim.program.messages import Sends
 from mpsim.program.places import Places
-from mpsim.program.plan import Plan
 from mpsim.program.remember import remembered
 from mpsim.program.template import ticks
+from mpsim.training.messages import Sends
+from mpsim.training.plan import Plan
 from mpsim.workload import Operator
 
 __all__ = ["PlanCosts", "StageCosts"]

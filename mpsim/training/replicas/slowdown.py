@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from mpsim.cost import interference_of
-from mpsim.program.costs import PlanCosts
-from mpsim.program.data.exchange import exchange_times
-from mpsim.program.data.pieces import Amount, Piece
-from mpsim.program.plan import Plan
 from mpsim.program.program import PARTS, TICK, Template
+from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import Plan
+from mpsim.training.replicas.exchanges import exchange_times
+from mpsim.training.replicas.segments import Amount, Piece
 
 __all__ = ["Beside"]
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from mpsim.cost import copy_seconds, optimizer_seconds
 from mpsim.hardware import Calibration
-from mpsim.program.blocks import Block
-from mpsim.program.plan import Plan
 from mpsim.program.program import PARTS, Stream, Template
 from mpsim.program.template import ticks
+from mpsim.training.blocks import Block
+from mpsim.training.plan import Plan
 
 __all__ = ["Passes"]
 

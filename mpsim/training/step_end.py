@@ -7,15 +7,15 @@ from numpy.typing import NDArray
 
 from mpsim.cost import optimizer_seconds
 from mpsim.parallel import spread
-from mpsim.program.costs import PlanCosts
-from mpsim.program.data.exchange import GATHERS, add_collectives
-from mpsim.program.data.offload import add_host_optimizer
-from mpsim.program.data.peers import Peers, dense_peers, expert_peers
-from mpsim.program.messages import PipelineRows
-from mpsim.program.plan import Plan
 from mpsim.program.program import PARTS, Kind, Span, Stream
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
+from mpsim.training.costs import PlanCosts
+from mpsim.training.messages import PipelineRows
+from mpsim.training.plan import Plan
+from mpsim.training.replicas.exchanges import GATHERS, add_collectives
+from mpsim.training.replicas.groups import Peers, dense_peers, expert_peers
+from mpsim.training.replicas.offload import add_host_optimizer
 
 __all__ = ["StepRows"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.data.pieces import Amount, Piece
+from mpsim.training.replicas.segments import Amount, Piece
 
 __all__ = ["Events", "Hooks", "Inside"]
 

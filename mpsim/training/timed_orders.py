@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim.program.blocks import Blocks
-from mpsim.program.costs import PlanCosts
-from mpsim.program.plan import Plan
 from mpsim.schedule import Action, make_orders, schedule_options
+from mpsim.training.blocks import Blocks
+from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import Plan
 
 __all__ = ["ActionTimes", "action_times", "with_timed_orders"]
 

@@ -6,19 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.framework import BlockingSends
-from mpsim.program.blocks import Blocks
-from mpsim.program.closing import StepRows
-from mpsim.program.costs import PlanCosts
-from mpsim.program.data.exchange import add_exchanges
-from mpsim.program.insides import Insides
 from mpsim.program.join import join
-from mpsim.program.messages import warmup_and_flush
-from mpsim.program.pipeline import add_pipeline
-from mpsim.program.plan import Plan
 from mpsim.program.program import Program
 from mpsim.program.rows import Rows
 from mpsim.program.unfold import spans
 from mpsim.schedule import Orders
+from mpsim.training.actions import Insides
+from mpsim.training.blocks import Blocks
+from mpsim.training.costs import PlanCosts
+from mpsim.training.messages import warmup_and_flush
+from mpsim.training.pipeline import add_pipeline
+from mpsim.training.plan import Plan
+from mpsim.training.replicas.exchanges import add_exchanges
+from mpsim.training.step_end import StepRows
 
 __all__ = ["build_program"]
 

@@ -1,6 +1,6 @@
 """The order in which each rank issues gathers and reductions.
 
-Shapes: V visits (see `mpsim.program.data.hooks`), E exchanges (a gather or a reduction each), R ranks.
+Shapes: V visits (see `mpsim.training.replicas.hooks`), E exchanges (a gather or a reduction each), R ranks.
 
 The communicator of a group of sharers is one queue. The gather for a visit is issued when the visit ``units_in_flight - 1`` before it
 begins, a reduction when the visit it belongs to has ended. In a backward pass that is gather (n - 1), reduce (n),
@@ -14,10 +14,10 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.data.hooks import Hooks
-from mpsim.program.messages import PipelineRows
-from mpsim.program.plan import Plan
 from mpsim.schedule import Action, Orders
+from mpsim.training.messages import PipelineRows
+from mpsim.training.plan import Plan
+from mpsim.training.replicas.hooks import Hooks
 
 __all__ = ["Exchanges", "Visits", "issued"]
 

@@ -11,9 +11,9 @@ from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ExpertOverlap
 from mpsim.hardware import Cluster
 from mpsim.parallel import Mesh, Recompute, Stage, partition_layers
-from mpsim.program.plan import Plan, ReplicaClass
 from mpsim.scenario import Scenario, check
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
+from mpsim.training.plan import Plan, ReplicaClass
 
 __all__ = ["make_plan"]
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpsim.parallel import Stage
-from mpsim.program.blocks import Block
-from mpsim.program.plan import Plan
 from mpsim.schedule import Action
+from mpsim.training.blocks import Block
+from mpsim.training.plan import Plan
 
 __all__ = ["Amount", "Piece", "cut"]
 

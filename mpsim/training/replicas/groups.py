@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from mpsim.cost import CollectiveModel
 from mpsim.parallel import GroupShape, placed
-from mpsim.program.costs import PlanCosts
-from mpsim.program.plan import Plan
 from mpsim.program.program import Stream
+from mpsim.training.costs import PlanCosts
+from mpsim.training.plan import Plan
 
 __all__ = ["Peers", "collective_columns", "dense_peers", "expert_peers"]
 

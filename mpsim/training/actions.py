@@ -1,6 +1,6 @@
 """The inside of every action: which templates it consists of, and where gathers and reductions hook in.
 
-An action is one row with one template, unless data parallelism cuts it (`mpsim.program.data.pieces`); then every piece is a row, and
+An action is one row with one template, unless data parallelism cuts it (`mpsim.training.replicas.segments`); then every piece is a row, and
 copies of its gradients before they are reduced another.
 """
 
@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import Stage
-from mpsim.program.blocks import Block, Blocks
-from mpsim.program.costs import PlanCosts
-from mpsim.program.data.beside import Beside
-from mpsim.program.data.habits import gathers, reduces
-from mpsim.program.data.hooks import Hooks, Inside
-from mpsim.program.data.passes import Passes
-from mpsim.program.data.pieces import Amount, Piece, cut
-from mpsim.program.pipeline import Variants
-from mpsim.program.plan import Plan
 from mpsim.program.program import Template
 from mpsim.program.template import EMPTY, stretched
 from mpsim.schedule import Action
+from mpsim.training.blocks import Block, Blocks
+from mpsim.training.costs import PlanCosts
+from mpsim.training.pipeline import Variants
+from mpsim.training.plan import Plan
+from mpsim.training.replicas.habits import gathers, reduces
+from mpsim.training.replicas.hooks import Hooks, Inside
+from mpsim.training.replicas.passes import Passes
+from mpsim.training.replicas.segments import Amount, Piece, cut
+from mpsim.training.replicas.slowdown import Beside
 
 __all__ = ["Insides"]
 

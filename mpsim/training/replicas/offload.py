@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.hardware import Host, host_of
-from mpsim.program.data.issue import Exchanges
-from mpsim.program.plan import Plan
 from mpsim.program.program import PARTS, Kind, Stream
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
+from mpsim.training.plan import Plan
+from mpsim.training.replicas.issue import Exchanges
 
 __all__ = ["Copies", "add_copies", "add_host_optimizer"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import Stage
-from mpsim.program.plan import SHARDED_GRADIENTS, Plan
+from mpsim.training.plan import SHARDED_GRADIENTS, Plan
 
 __all__ = ["Residency", "residency"]
 

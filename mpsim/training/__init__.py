@@ -1,0 +1,8 @@
+"""A training step: who runs what, the operations of the step, and what data parallelism adds to them."""
+
+from mpsim.training.build import build_program
+from mpsim.training.pipeline import from_orders
+from mpsim.training.plan import Plan
+from mpsim.training.planning import make_plan
+
+__all__ = ["Plan", "build_program", "from_orders", "make_plan"]
