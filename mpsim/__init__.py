@@ -10,7 +10,12 @@ Every public name is resolved on first use, so that ``import mpsim`` costs next 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
+
+from mpsim.accessors import offer
+from mpsim.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mpsim.errors import (
@@ -24,12 +29,11 @@ if TYPE_CHECKING:
         UnitError,
         WorkloadError,
     )
-    from mpsim.result import Result, simulate
+    from mpsim.result import Result
     from mpsim.scenario import Scenario, check, load
+    from mpsim.simulate import Prepared, prepare, simulate
     from mpsim.study import Comparison, Sweep, compare, sweep
     from mpsim.study.search import Search, search
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CalibrationError",
@@ -38,6 +42,7 @@ __all__ = [
     "HardwareError",
     "MissingExtraError",
     "MpsimError",
+    "Prepared",
     "Result",
     "Scenario",
     "ScenarioError",
@@ -49,6 +54,7 @@ __all__ = [
     "check",
     "compare",
     "load",
+    "prepare",
     "search",
     "simulate",
     "sweep",
@@ -56,6 +62,7 @@ __all__ = [
 
 _HOMES = {
     "Comparison": "mpsim.study",
+    "Prepared": "mpsim.simulate",
     "Result": "mpsim.result",
     "Scenario": "mpsim.scenario",
     "Search": "mpsim.study",
@@ -63,8 +70,9 @@ _HOMES = {
     "check": "mpsim.scenario",
     "compare": "mpsim.study",
     "load": "mpsim.scenario",
+    "prepare": "mpsim.simulate",
     "search": "mpsim.study",
-    "simulate": "mpsim.result",
+    "simulate": "mpsim.simulate",
     "sweep": "mpsim.study",
 }
 
@@ -80,3 +88,31 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _offer(name: str, home: str, function: str) -> None:
+    """Offer a function of a module that is imported when the function is first called."""
+
+    def service(*arguments: object, **options: object) -> object:
+        return getattr(importlib.import_module(home), function)(*arguments, **options)
+
+    offer(name, service)
+
+
+_offer("simulate", "mpsim.simulate", "simulate")
+_offer("result.plot", "mpsim.plot", "Plots")
+_offer("result.sensitivity", "mpsim.study", "measure_sensitivity")
+_offer("result.jitter", "mpsim.study", "simulate_jitter")
+_offer("result.variation", "mpsim.study", "simulate_variation")
+_offer("timeline.write_trace", "mpsim.exporters", "write_trace")
+
+
+class _FrontDoor(ModuleType):
+    """The package, whose function `simulate` keeps its name when the module `mpsim.simulate` is imported: Python would put the module there."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _FrontDoor

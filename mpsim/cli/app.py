@@ -17,7 +17,6 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-import mpsim
 from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note, print_text
 from mpsim.errors import (
     CalibrationError,
@@ -25,6 +24,7 @@ from mpsim.errors import (
     MissingExtraError,
     MpsimError,
 )
+from mpsim.version import __version__
 
 __all__ = ["COMMANDS", "application", "command_of", "execute"]
 
@@ -55,7 +55,7 @@ COMMANDS = (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print_text(f"mpsim {mpsim.__version__}")
+        print_text(f"mpsim {__version__}")
         raise typer.Exit
 
 

@@ -34,12 +34,10 @@ def check(
 
 def _derived(scenario: Scenario) -> dict[str, object]:
     """What the scenario leaves to be worked out; planning it finds what only a plan can."""
-    from mpsim.result import check_order
     from mpsim.result.memory import account_memory
-    from mpsim.training.planning import make_plan
+    from mpsim.simulate import resolve
 
-    plan = make_plan(scenario)
-    check_order(scenario, plan)
+    plan = resolve(scenario)
     memory = account_memory(plan)
     derived: dict[str, object] = {
         "accelerators": plan.mesh.world,

@@ -51,7 +51,7 @@ def _result(
     """The summary that a result file holds, or that simulating a scenario file gives."""
     if file.suffix == ".json":
         return _stored(file)
-    from mpsim.result import simulate
+    from mpsim.simulate import simulate
 
     return simulate(load_scenario(file, sets=sets, overrides=overrides)).summary
 

@@ -96,7 +96,7 @@ def goodput(
 ) -> None:
     """Say how much of days of training is progress, when components fail and checkpoints take time."""
     from mpsim.cli.console import print_json, wrote
-    from mpsim.result import simulate
+    from mpsim.simulate import simulate
     from mpsim.study.goodput import simulate_goodput
     from mpsim.study.reliability import Checkpoint, Reliability
 

@@ -62,7 +62,7 @@ def run(
     from mpsim.cli.console import print_json
     from mpsim.cli.studies import print_jitter, print_sensitivity
     from mpsim.cli.summary import print_summary
-    from mpsim.result import simulate
+    from mpsim.simulate import simulate
 
     if trace is not None and len(files) > 1:
         raise typer.BadParameter(

@@ -43,12 +43,12 @@ def show_fabric(name: str | None, *, nodes: int | None, plot: Path | None, as_js
 
 
 def _cluster(name: str, nodes: int | None) -> Cluster:
-    import mpsim
     from mpsim.hardware import system, system_names, with_overrides
+    from mpsim.scenario import load
 
     if name in system_names() or not Path(name).exists():
         return system(name, nodes=nodes)
-    cluster = mpsim.load(name, checked=False).hardware
+    cluster = load(name, checked=False).hardware
     return cluster if nodes is None else with_overrides(cluster, nodes=nodes)
 
 

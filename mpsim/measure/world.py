@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-import mpsim
 from mpsim.errors import CalibrationError
 from mpsim.measure.launch import Launch, read_launch
 from mpsim.measure.plan import load_grid
 from mpsim.measured.records import SCHEMA, Header, RankRecord
+from mpsim.version import __version__
 
 __all__ = ["World"]
 
@@ -152,7 +152,7 @@ class World:
         cuda = self.kind == "cuda"
         return Header(
             schema=SCHEMA,
-            mpsim=mpsim.__version__,
+            mpsim=__version__,
             torch=torch.__version__,
             python=platform.python_version(),
             os=f"{platform.system()} {platform.release()}",

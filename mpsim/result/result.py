@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import accessors
 from mpsim.cost import Constant
-from mpsim.engine import KernelTimes, Timeline, kernel_times, run, run_interfering
-from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError
-from mpsim.program.devices import devices_of, interference_constants
-from mpsim.program.expand import expand
-from mpsim.program.links import links_of
+from mpsim.engine import KernelTimes, Timeline, kernel_times
+from mpsim.errors import ScenarioError
 from mpsim.program.program import Program
 from mpsim.result.attribution import attribute
 from mpsim.result.communication import CommunicationTime, communication_time
@@ -27,18 +24,20 @@ from mpsim.result.memory import Memory, MemoryCurve, account_memory, memory_curv
 from mpsim.result.summary import summarise
 from mpsim.result.utilisation import Utilisation, measure_utilisation
 from mpsim.scenario import Scenario
-from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts
-from mpsim.training.pipeline import from_orders
 from mpsim.training.plan import Plan
-from mpsim.training.planning import make_plan
-from mpsim.training.timed_orders import with_timed_orders
+from mpsim.version import __version__
 
-if TYPE_CHECKING:
-    from mpsim.plot import Plots
-    from mpsim.study import Jitter, Sensitivity, VariedSteps
+__all__ = ["Pictures", "Result"]
 
-__all__ = ["Result", "check_order", "simulate"]
+
+class Pictures(Protocol):
+    """The pictures of a result, one method each; see `mpsim.plot.Plots`."""
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Draw every picture into `folder` as PNG; return the files written."""
+        ...
+
+    def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,22 +102,19 @@ class Result:
         return parts
 
     @property
-    def plot(self) -> Plots:
+    def plot(self) -> Pictures:
         """Pictures: ``timeline()``, ``bubbles()``, ``attribution()``, ``utilisation()``, ``links()``, ``memory()``."""
-        # Plots stand to the right of results in the layers and are looked up by name, like a plug-in.
-        plots: Plots = importlib.import_module("mpsim.plot").Plots(self)
-        return plots
+        pictures: Pictures = accessors.call("result.plot", self)
+        return pictures
 
     @functools.cached_property
     def kernels(self) -> KernelTimes:
         """When every kernel ran, inside actions too."""
         return kernel_times(self.timeline)
 
-    def sensitivity(self) -> Sensitivity:
+    def sensitivity(self) -> Any:
         """How the step time answers to each parameter of hardware and software; see `mpsim.study.measure_sensitivity`."""
-        # Studies stand to the right of results in the layers and are looked up by name, as plots are.
-        measured: Sensitivity = importlib.import_module("mpsim.study").measure_sensitivity(self)
-        return measured
+        return accessors.call("result.sensitivity", self)
 
     def jitter(
         self,
@@ -127,27 +123,24 @@ class Result:
         network: float | None = None,
         samples: int = 100,
         seed: int | None = None,
-    ) -> Jitter:
+    ) -> Any:
         """The distribution of the step time when operations vary; see `mpsim.study.simulate_jitter`."""
-        drawn: Jitter = importlib.import_module("mpsim.study").simulate_jitter(
-            self, compute, network=network, samples=samples, seed=seed
+        return accessors.call(
+            "result.jitter", self, compute, network=network, samples=samples, seed=seed
         )
-        return drawn
 
     @functools.cached_property
-    def variation(self) -> VariedSteps:
+    def variation(self) -> Any:
         """Step times, percentiles and blame under the scenario's ``variation:``; see `mpsim.study.simulate_variation`."""
-        varied: VariedSteps = importlib.import_module("mpsim.study").simulate_variation(self)
-        return varied
+        return accessors.call("result.variation", self)
 
     def save_plots(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG; return the files written."""
-        written: list[Path] = self.plot.save(folder)
-        return written
+        return self.plot.save(folder)
 
     def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
-        importlib.import_module("mpsim.exporters").write_trace(self.timeline, path, detail=detail)
+        accessors.call("timeline.write_trace", self.timeline, path, detail=detail)
 
     def to_json(self) -> str:
         """The summary as one line of JSON; equal results give equal bytes."""
@@ -155,10 +148,8 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write summary and resolved scenario, enough to rerun it."""
-        import mpsim
-
         content = {
-            "mpsim": mpsim.__version__,
+            "mpsim": __version__,
             "digest": self.scenario.digest,
             "scenario": self.scenario.resolved(),
             "summary": self.summary,
@@ -181,7 +172,7 @@ class Result:
             scenario, summary = content["scenario"], content["summary"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ScenarioError(f"{path} is not a saved result: {error}") from error
-        result = simulate(Scenario.from_mapping(scenario))
+        result: Result = accessors.call("simulate", Scenario.from_mapping(scenario))
         if json.loads(result.to_json()) != summary:
             raise ScenarioError(
                 f"{path} was written by mpsim {content.get('mpsim')} and gives other figures now; run it again"
@@ -222,73 +213,3 @@ def _accelerators(result: Result) -> str:
         title = cluster.accelerator.title
         counts[title] = counts.get(title, 0) + size
     return " + ".join(f"{count} x {title}" for title, count in counts.items())
-
-
-def check_order(scenario: Scenario, plan: Plan) -> None:
-    """Refuse an order from a file whose actions wait for each other.
-
-    Raises
-    ------
-    ScenarioError
-        It names the actions, at the place of ``schedule`` in the scenario's file.
-    """
-    if plan.schedule:
-        return
-    try:
-        run(from_orders(plan.orders, forward=1, backward=1, weight=1), "replay")
-    except DeadlockError as error:
-        problem = Problem(f"the order cannot run: {error}", key="schedule.file")
-        raise ScenarioError(scenario.locate([problem])) from None
-
-
-def simulate(scenario: Scenario) -> Result:
-    """Simulate one training step: Scenario, Plan, Program, Timeline, Result.
-
-    Parameters
-    ----------
-    scenario : Scenario
-
-    Returns
-    -------
-    Result
-
-    Raises
-    ------
-    ScenarioError
-        With every problem of the scenario.
-    DeadlockError
-        If the schedule's operations wait for each other.
-    """
-    plan = make_plan(scenario)
-    check_order(scenario, plan)
-    try:
-        costs = PlanCosts(plan)
-        timed = with_timed_orders(plan, costs)
-        if plan.classes and timed is not plan:
-            costs = PlanCosts(timed)
-        plan = timed
-        program = build_program(plan, costs)
-    except ScenarioError:
-        raise
-    except MpsimError as error:
-        raise ScenarioError(f"{plan.name}: {error}") from error
-    return Result(
-        scenario=scenario,
-        plan=plan,
-        timeline=_run(program, plan),
-        constants=(*costs.provenance(), *interference_constants(plan)),
-        program=program,
-    )
-
-
-def _run(program: Program, plan: Plan) -> Timeline:
-    if plan.interference:
-        devices = devices_of(program, plan)
-        shared = None if plan.network == "analytic" else links_of(devices.program, plan)
-        return run_interfering(devices, shared)
-    if plan.network == "analytic":
-        return run(program, plan.engine)
-    # what sends over NICs inside an action has to be a row to meet the rest there
-    if any(one.out_bytes.any() for one in program.templates):
-        program = expand(program)
-    return run(program, plan.engine, links_of(program, plan))

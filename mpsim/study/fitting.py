@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from mpsim.errors import MpsimError
 from mpsim.result.memory import account_memory
 from mpsim.scenario import Scenario
-from mpsim.training.planning import make_plan
+from mpsim.simulate import resolve
 
 __all__ = ["Change", "changes_that_fit"]
 
@@ -98,7 +98,7 @@ def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
 def _fitting(scenario: Scenario, values: Mapping[str, object]) -> float | None:
     """What the fullest rank needs after the change, if it is legal and fits [B]."""
     try:
-        memory = account_memory(make_plan(scenario.with_values(values)))
+        memory = account_memory(resolve(scenario.with_values(values)))
     except MpsimError:
         return None
     return float(memory.total.max()) if memory.fits else None

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import mpsim
 from mpsim.errors import ScenarioError
+from mpsim.version import __version__
 
 __all__ = ["Journal", "name_of"]
 
@@ -24,7 +24,7 @@ _OPENING = b'{"digest": "'
 
 def name_of(*parts: object) -> str:
     """Name of an entry that changes with any of `parts`, and with the version of mpsim."""
-    text = json.dumps([mpsim.__version__, *parts], sort_keys=True, default=str)
+    text = json.dumps([__version__, *parts], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -17,6 +17,7 @@ from mpsim.errors import ScenarioError
 from mpsim.program import TICK
 from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
+from mpsim.simulate import Prepared
 from mpsim.study.lognormal import COMPUTE, QUANTILES, VALUES, factors, peers_of, sigma_of
 
 __all__ = ["Jitter", "Percentile", "simulate_jitter"]
@@ -172,15 +173,9 @@ def simulate_jitter(
         raise ScenarioError(f"got variations of {compute:g} and {network:g}; needed 0 or more")
     if samples < 1:
         raise ScenarioError(f"got {samples} samples; needed 1 or more")
-    if plan.network != "analytic":
-        raise ScenarioError(
-            f"{plan.name}: jitter needs simulation.network: analytic, got {plan.network}"
-        )
+    if not (support := Prepared.of(result).supports("jitter")):
+        raise ScenarioError(f"{plan.name}: {support.reason}")
     seed = plan.seed if seed is None else seed
-    if plan.classes or plan.interference:
-        raise ScenarioError(
-            f"{plan.name}: jitter needs replicas that are alike and simulation.interference: false"
-        )
     draws = _Draws(result, compute, network)
     generator = np.random.default_rng(np.random.SeedSequence(seed))
     spans = np.concatenate([draws.makespans(generator, size) for size in draws.sizes(samples)])

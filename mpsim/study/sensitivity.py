@@ -12,6 +12,7 @@ from mpsim.engine import Structure, run
 from mpsim.errors import ScenarioError
 from mpsim.program import TICK, Program
 from mpsim.result import Result
+from mpsim.simulate import Prepared
 from mpsim.study.parameters import parameters
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
@@ -117,14 +118,8 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
     if not 0 < step < 1:
         raise ScenarioError(f"got a step of {step:g}; needed a share between 0 and 1")
     plan = result.plan
-    if plan.network != "analytic":
-        raise ScenarioError(
-            f"{plan.name}: sensitivity needs simulation.network: analytic, got {plan.network}"
-        )
-    if plan.stage_clusters or plan.classes or plan.interference:
-        raise ScenarioError(
-            f"{plan.name}: sensitivity needs one kind of accelerator, replicas that are alike and interference: false"
-        )
+    if not (support := Prepared.of(result).supports("sensitivity")):
+        raise ScenarioError(f"{plan.name}: {support.reason}")
     chosen = parameters(plan)
     costs = [one.scaled(factor) for one in chosen for factor in (1 - step, 1 + step)]
     spans = _step_times(plan, costs).reshape(-1, 2).tolist()

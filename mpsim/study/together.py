@@ -10,16 +10,15 @@ from typing import TypeVar
 import numpy as np
 
 from mpsim.engine import Structure, Timeline, run
-from mpsim.errors import MpsimError, ScenarioError
+from mpsim.errors import MpsimError
 from mpsim.program.program import Program
-from mpsim.result import Memory, Result, check_order, simulate
+from mpsim.result import Memory, Result
 from mpsim.scenario import Scenario
+from mpsim.simulate import Prepared, prepare, simulate
 from mpsim.study.shared import Shared
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
-from mpsim.training.planning import make_plan
-from mpsim.training.timed_orders import with_timed_orders
 
 __all__ = ["Graphs", "Together", "simulate_together"]
 
@@ -98,21 +97,12 @@ class Graphs:
 class _Ready:
     """A point that only has to be replayed."""
 
-    scenario: Scenario
-    plan: Plan
-    costs: PlanCosts
-    program: Program
+    prepared: Prepared
     memory: Memory | None
 
     def result(self, timeline: Timeline) -> Result:
         """What the timeline means."""
-        result = Result(
-            scenario=self.scenario,
-            plan=self.plan,
-            timeline=timeline,
-            constants=self.costs.provenance(),
-            program=self.program,
-        )
+        result = self.prepared.result(timeline)
         if self.memory is not None:
             vars(result)["memory"] = self.memory  # as if it had been asked for
         return result
@@ -151,7 +141,7 @@ class Together:
             except MpsimError as error:
                 outcomes[place] = error
         try:
-            timelines = self._graphs.timelines([one.program for one in ready.values()])
+            timelines = self._graphs.timelines([one.prepared.program for one in ready.values()])
         except MpsimError:  # one of them cannot run: find out which
             return [outcomes[i] if i in outcomes else _outcome(s) for i, s in enumerate(scenarios)]
         for (place, one), timeline in zip(ready.items(), timelines, strict=True):
@@ -159,20 +149,17 @@ class Together:
         return [outcomes[place] for place in range(len(scenarios))]
 
     def _prepared(self, scenario: Scenario, kind: str | None) -> _Ready:
-        plan = make_plan(scenario)
-        check_order(scenario, plan)
-        try:
-            costs = PlanCosts(plan)
-            timed = with_timed_orders(plan, costs)
-            if kind is not None and timed is plan and not (plan.classes or plan.stage_clusters):
-                program, memory = self._shared.build(kind, plan, costs)
-            else:
-                program, memory = build_program(timed, costs), None
-        except ScenarioError:
-            raise
-        except MpsimError as error:
-            raise ScenarioError(f"{plan.name}: {error}") from error
-        return _Ready(scenario, timed, costs, program, memory)
+        memory: Memory | None = None
+
+        def build(plan: Plan, costs: PlanCosts) -> Program:
+            nonlocal memory
+            searched = costs.plan is not plan  # an order of its own, searched for its own times
+            if kind is None or searched or plan.classes or plan.stage_clusters:
+                return build_program(plan, costs)
+            program, memory = self._shared.build(kind, plan, costs)
+            return program
+
+        return _Ready(prepare(scenario, build=build), memory)
 
 
 def simulate_together(scenarios: Sequence[Scenario]) -> list[Result | MpsimError]:

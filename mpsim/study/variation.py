@@ -23,6 +23,7 @@ from mpsim.program.links import links_of
 from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
 from mpsim.scenario.variation import Variation
+from mpsim.simulate import Prepared
 from mpsim.study.blame import Blame, measure_blame
 from mpsim.study.lognormal import COMPUTE, QUANTILES, VALUES, factors, peers_of, sigma_of
 from mpsim.study.montecarlo import Jitter, Percentile
@@ -130,14 +131,8 @@ def simulate_variation(
         raise ScenarioError(
             f"{plan.name}: has no variation; give one, such as variation: {{jitter: 0.02}}"
         )
-    if plan.network != "analytic":
-        raise ScenarioError(
-            f"{plan.name}: variation needs simulation.network: analytic, got {plan.network}"
-        )
-    if plan.classes or plan.interference:
-        raise ScenarioError(
-            f"{plan.name}: variation needs replicas that are alike and simulation.interference: false"
-        )
+    if not (support := Prepared.of(result).supports("variation")):
+        raise ScenarioError(f"{plan.name}: {support.reason}")
     count = (samples or chosen.samples) if chosen.is_random else 1
     seed = plan.seed if seed is None else seed
     machine = _Machine(result, chosen)

@@ -16,7 +16,8 @@ from mpsim.errors import CalibrationError, MpsimError
 from mpsim.hardware import Cluster
 from mpsim.measured.reading import read_measured
 from mpsim.measured.records import Measured, Measurement
-from mpsim.result import Result, simulate
+from mpsim.result import Result
+from mpsim.simulate import simulate
 from mpsim.validate.actions import (
     PARTS,
     Slice,

@@ -14,7 +14,7 @@ from mpsim.calibrate.parts import Fit
 from mpsim.hardware import accelerator, link, machine_of
 from mpsim.measure.plan import load_grid
 from mpsim.measured.records import Measurement
-from mpsim.result import simulate
+from mpsim.simulate import simulate
 from mpsim.validate.memory import allocated_bytes
 from mpsim.validate.step_scenarios import scenario_of
 

@@ -9,8 +9,9 @@ import yaml
 
 from mpsim.errors import HardwareError, ScenarioError
 from mpsim.hardware import read_machine
-from mpsim.result import Result, simulate
+from mpsim.result import Result
 from mpsim.scenario import Scenario, load
+from mpsim.simulate import simulate
 
 MACHINE = {
     "schema": 1,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mpsim.errors import ScenarioError
-from mpsim.result import simulate
 from mpsim.scenario import Scenario
+from mpsim.simulate import simulate
 
 RUN = {
     "schema": 1,

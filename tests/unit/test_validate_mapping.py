@@ -6,8 +6,8 @@ import pytest
 
 from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells, Row
-from mpsim.result import simulate
 from mpsim.scenario import Scenario
+from mpsim.simulate import simulate
 from mpsim.validate.files import KINDS, predict_row
 from mpsim.validate.rules import rule_of
 from mpsim.validate.runs import Described, described, fitting

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from mpsim.errors import WorkloadError
-from mpsim.result import simulate
 from mpsim.scenario import Scenario
+from mpsim.simulate import simulate
 from mpsim.workload import Lowering, Transformer, expand_head
 
 PLAIN = Transformer(

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from mpsim.errors import MpsimError, ScenarioError, nearest
-from mpsim.result import simulate
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule_options
+from mpsim.simulate import simulate
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer

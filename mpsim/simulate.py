@@ -1,0 +1,235 @@
+"""From a Scenario to a Result: the one door for commands and studies.
+
+`simulate` goes the whole way. `prepare` stops before the engine: a study changes costs or durations of what was prepared and lets it run as often as it likes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
+
+from mpsim.engine import Timeline, run, run_interfering
+from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError
+from mpsim.program.devices import devices_of, interference_constants
+from mpsim.program.expand import expand
+from mpsim.program.links import links_of
+from mpsim.program.program import Program
+from mpsim.result import Result
+from mpsim.scenario import Scenario
+from mpsim.training.build import build_program
+from mpsim.training.costs import PlanCosts
+from mpsim.training.pipeline import from_orders
+from mpsim.training.plan import Plan
+from mpsim.training.planning import make_plan
+from mpsim.training.timed_orders import with_timed_orders
+
+__all__ = ["Prepared", "Support", "check_order", "prepare", "resolve", "simulate"]
+
+Build: TypeAlias = Callable[[Plan, PlanCosts], Program]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Support:
+    """Whether something can be studied; it is false where it cannot.
+
+    Parameters
+    ----------
+    reason : str
+        Why not; empty where it can.
+    """
+
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A step that is ready to run.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    plan : Plan
+    costs : PlanCosts
+        Of the plan.
+    program : Program
+        Of the plan at these costs.
+    """
+
+    scenario: Scenario
+    plan: Plan
+    costs: PlanCosts
+    program: Program
+
+    @classmethod
+    def of(cls, result: Result) -> Prepared:
+        """What a result was simulated from."""
+        return cls(result.scenario, result.plan, PlanCosts(result.plan), result.program)
+
+    def run(self) -> Result:
+        """Simulate the step."""
+        return self.result(self.timeline())
+
+    def timeline(self) -> Timeline:
+        """Run the program on the engine that the scenario asks for."""
+        program, plan = self.program, self.plan
+        if plan.interference:
+            devices = devices_of(program, plan)
+            shared = None if plan.network == "analytic" else links_of(devices.program, plan)
+            return run_interfering(devices, shared)
+        if plan.network == "analytic":
+            return run(program, plan.engine)
+        # what sends over NICs inside an action has to be a row to meet the rest there
+        if any(template.out_bytes.any() for template in program.templates):
+            program = expand(program)
+        return run(program, plan.engine, links_of(program, plan))
+
+    def result(self, timeline: Timeline) -> Result:
+        """The result of a run of this step."""
+        return Result(
+            scenario=self.scenario,
+            plan=self.plan,
+            timeline=timeline,
+            constants=(*self.costs.provenance(), *interference_constants(self.plan)),
+            program=self.program,
+        )
+
+    def at(self, costs: PlanCosts) -> Prepared:
+        """The same actions in the same order at other costs."""
+        plan = costs.plan
+        return dataclasses.replace(self, plan=plan, costs=costs, program=build_program(plan, costs))
+
+    @property
+    def replays(self) -> bool:
+        """Whether every duration is known before the step runs, so that many steps are one array operation."""
+        return self.plan.network == "analytic" and not self.plan.interference
+
+    def supports(self, study: str) -> Support:
+        """Whether this step can be studied in a certain way.
+
+        Parameters
+        ----------
+        study : str
+            ``sensitivity``, ``jitter`` or ``variation``.
+        """
+        return Support(_REFUSALS[study](self.plan))
+
+
+def prepare(scenario: Scenario, *, build: Build = build_program) -> Prepared:
+    """Resolve a scenario, cost it and build its program.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    build : callable, optional
+        Builds the program from plan and costs; a study brings one that shares work between scenarios.
+
+    Returns
+    -------
+    Prepared
+
+    Raises
+    ------
+    ScenarioError
+        With every problem of the scenario.
+    """
+    plan = resolve(scenario)
+    try:
+        costs = PlanCosts(plan)
+        timed = with_timed_orders(plan, costs)
+        if plan.classes and timed is not plan:
+            costs = PlanCosts(timed)  # those of its classes of replicas go with their orders
+        return Prepared(scenario, timed, costs, build(timed, costs))
+    except ScenarioError:
+        raise
+    except MpsimError as error:
+        raise ScenarioError(f"{plan.name}: {error}") from error
+
+
+def simulate(scenario: Scenario) -> Result:
+    """Simulate one training step: Scenario, Plan, Program, Timeline, Result.
+
+    Parameters
+    ----------
+    scenario : Scenario
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    ScenarioError
+        With every problem of the scenario.
+    DeadlockError
+        If the schedule's operations wait for each other.
+    """
+    return prepare(scenario).run()
+
+
+def resolve(scenario: Scenario) -> Plan:
+    """Work out the Plan of a scenario, and refuse an order of actions that cannot run.
+
+    Raises
+    ------
+    ScenarioError
+        With every problem of the scenario.
+    """
+    plan = make_plan(scenario)
+    check_order(scenario, plan)
+    return plan
+
+
+def check_order(scenario: Scenario, plan: Plan) -> None:
+    """Refuse an order from a file whose actions wait for each other.
+
+    Raises
+    ------
+    ScenarioError
+        It names the actions, at the place of ``schedule`` in the scenario's file.
+    """
+    if plan.schedule:
+        return
+    try:
+        run(from_orders(plan.orders, forward=1, backward=1, weight=1), "replay")
+    except DeadlockError as error:
+        problem = Problem(f"the order cannot run: {error}", key="schedule.file")
+        raise ScenarioError(scenario.locate([problem])) from None
+
+
+def _needs_analytic(study: str) -> Callable[[Plan], str]:
+    def reason(plan: Plan) -> str:
+        if plan.network == "analytic":
+            return ""
+        return f"{study} needs simulation.network: analytic, got {plan.network}"
+
+    return reason
+
+
+def _refuses_sensitivity(plan: Plan) -> str:
+    if reason := _needs_analytic("sensitivity")(plan):
+        return reason
+    if plan.stage_clusters or plan.classes or plan.interference:
+        return "sensitivity needs one kind of accelerator, replicas that are alike and interference: false"
+    return ""
+
+
+def _refuses_draws(study: str) -> Callable[[Plan], str]:
+    def reason(plan: Plan) -> str:
+        if refused := _needs_analytic(study)(plan):
+            return refused
+        if plan.classes or plan.interference:
+            return f"{study} needs replicas that are alike and simulation.interference: false"
+        return ""
+
+    return reason
+
+
+_REFUSALS: dict[str, Callable[[Plan], str]] = {
+    "sensitivity": _refuses_sensitivity,
+    "jitter": _refuses_draws("jitter"),
+    "variation": _refuses_draws("variation"),
+}
