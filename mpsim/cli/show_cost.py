@@ -176,6 +176,7 @@ def _collective(text: str | None, asked: Asked) -> tuple[dict[str, object], Iter
         "library": found.library,
         "algorithm": found.algorithm,
         "protocol": found.protocol,
+        "tuner": found.tuner,
         "basis": found.basis,
     }, model.provenance()
 

@@ -32,14 +32,17 @@ _MODELLED = "model"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CollectiveAnswer:
-    """What one collective takes, and why.
+    """Time of one collective, and what it rests on.
 
     Parameters
     ----------
     seconds, floor : float
         Time, and the least time of any algorithm on these links [s].
     library, algorithm, protocol : str
-        What runs; ``none`` where nothing does or protocols are not told apart.
+        Those whose time `seconds` is; ``none`` where nothing runs or protocols are not told apart, ``measured`` where the time was
+        read from a curve.
+    tuner : str
+        Algorithm and protocol that the library's own rule would pick (see `CollectiveModel.choice`).
     basis : str
         ``model``, or what of a calibration the time was read from.
     """
@@ -49,6 +52,7 @@ class CollectiveAnswer:
     library: str
     algorithm: str
     protocol: str
+    tuner: str
     basis: str
 
 
@@ -150,13 +154,15 @@ class CollectiveModel:
             S as the module's docstring defines it [B].
         group : GroupShape
         """
-        algorithm, protocol = self.choice(kind, size_bytes, group)
+        algorithm, protocol = self._priced(kind, size_bytes, group)
         return CollectiveAnswer(
             self.seconds(kind, size_bytes, group),
             self.floor(kind, size_bytes, group),
             self.library.name,
             algorithm,
             protocol,
+            " ".join(part for part in self.choice(kind, size_bytes, group) if part != "none")
+            or "none",
             self._basis(kind, size_bytes, group),
         )
 
@@ -223,7 +229,7 @@ class CollectiveModel:
         )
 
     def choice(self, kind: str, size_bytes: float, group: GroupShape) -> tuple[str, str]:
-        """Algorithm and protocol that the library would pick, by its own rule.
+        """Algorithm and protocol that the library would pick, by its own rule; `answer` names those that were priced.
 
         Parameters
         ----------
@@ -266,6 +272,13 @@ class CollectiveModel:
             return None
         self._ledger.note(reading.constant)
         return reading.seconds(size)
+
+    def _priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+        if group.ranks <= 1:
+            return "none", "none"
+        if self.curves and self.curves.reading(kind, group):
+            return "measured", "none"
+        return self.library.priced(kind, size, group)
 
     def _basis(self, kind: str, size: float, group: GroupShape) -> str:
         reading = self.curves.reading(kind, group) if self.curves else None

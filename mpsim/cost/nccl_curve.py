@@ -64,6 +64,16 @@ class DomainCurve:
                 time = np.minimum(time, self._simple("all_reduce", size, members, high))
         return time + self._own_copy(kind, size, members)
 
+    def is_quick(self, kind: str, size: Floats, members: int) -> bool:
+        """Whether the low-latency regime counts: the time is less than that of Simple alone."""
+        slow = {
+            leaf: value for leaf, value in self.constants.items() if not leaf.startswith("quick")
+        }
+        simple = dataclasses.replace(
+            self, constants=dataclasses.replace(self.constants, constants=slow)
+        )
+        return bool(self.seconds(kind, size, members) < simple.seconds(kind, size, members))
+
     def bus(self, kind: str, members: int) -> float:
         """Bus bandwidth of a large collective [B/s]."""
         low, high, weight = self._between(members)

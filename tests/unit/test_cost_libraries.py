@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 
-from mpsim.cost import CollectiveModel, default_library, library_names
+from mpsim.cost import CollectiveCurves, CollectiveModel, Curve, default_library, library_names
+from mpsim.cost.libraries import FittedLibrary
 from mpsim.cost.libraries.algorithms import ALGORITHMS
 from mpsim.cost.libraries.decisions import decision_table
 from mpsim.cost.libraries.wires import Hop, Wires
@@ -248,3 +251,54 @@ def test_constants_of_a_host_library_are_accounted_for() -> None:
     names = {one.name: one for one in model.provenance()}
     assert "libraries.host.openmpi.near_latency" in names
     assert "coll_tuned_decision_fixed.c" in names["decisions.openmpi.all_reduce.regimes"].source
+
+
+SWEPT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
+
+
+@pytest.mark.parametrize("name", ["dgx-a100-80gb", "dgx-h100", "mi300x-8", "tpu-v5p-pod"])
+def test_the_algorithm_that_is_named_is_the_one_that_was_priced(name: str) -> None:
+    """Without the named algorithm a collective across domains takes longer; inside, LL is named while Simple would be slower."""
+    model = CollectiveModel(system(name, nodes=4))
+    library = model.library
+    assert isinstance(library, FittedLibrary)
+    members = min(8, model.cluster.domain_size)
+    across = GroupShape(4 * members, members, 4)
+    for kind, size in itertools.product(SWEPT, (KIB, 256 * KIB, 64 * MIB, 4096 * MIB)):
+        inside = model.answer(kind, size, GroupShape(members, members, 1))
+        assert inside.protocol in ("LL", "Simple", "none")
+        answer = model.answer(kind, size, across)
+        stem = {"P2P": "pairwise", "NVLSTree": "nvls-tree"}.get(
+            answer.algorithm, f"{answer.algorithm}-{answer.protocol}".lower()
+        )
+        poorer = copy.copy(library)
+        poorer.algorithms = tuple(g for g in library.algorithms if g.name != f"algorithm.{stem}")
+        assert len(poorer.algorithms) == len(library.algorithms) - 1
+        if kind == "all_to_all":  # has one algorithm only
+            continue
+        moved = np.asarray(0.0 if kind == "barrier" else size)
+        assert poorer.seconds(kind, moved, across) > library.seconds(kind, moved, across)
+
+
+def test_nccl_inside_a_domain_is_named_by_its_regime() -> None:
+    """H100: the low-latency regime of small collectives, the switches of a large all-reduce, a ring of four, copies of an all-to-all."""
+    model = CollectiveModel(system("dgx-h100"))
+
+    def named(kind: str, size: float, ranks: int = 8) -> tuple[str, str]:
+        answer = model.answer(kind, size, GroupShape(ranks, ranks, 1))
+        return answer.algorithm, answer.protocol
+
+    assert named("all_reduce", KIB) == ("Ring", "LL")
+    assert named("all_reduce", 4096 * MIB) == ("NVLS", "Simple")
+    assert named("all_reduce", 4096 * MIB, 4) == ("Ring", "Simple")
+    assert named("all_to_all", 4096 * MIB) == ("P2P", "Simple")
+    assert named("barrier", 0.0) == ("Ring", "LL")
+    assert model.answer("all_gather", 8 * MIB, NODE).tuner == "Ring LL128"
+
+
+def test_what_was_measured_names_no_algorithm() -> None:
+    """A curve times whatever ran."""
+    curve = {("all_reduce", 8, 1): Curve((MIB,), (1e-4,))}
+    curves = CollectiveCurves("ours", "us", "2026-11", curve)
+    answer = CollectiveModel(system("dgx-h100"), curves=curves).answer("all_reduce", MIB, NODE)
+    assert (answer.algorithm, answer.protocol) == ("measured", "none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mpsim.cost.ledger import Ledger
-from mpsim.cost.libraries.fitted import FittedLibrary, NcclLibrary, RcclLibrary
+from mpsim.cost.libraries.fitted import FittedLibrary, NcclLibrary
 from mpsim.cost.libraries.host import HostLibrary
 from mpsim.cost.libraries.library import (
     Library,
@@ -21,7 +21,6 @@ __all__ = [
     "HostLibrary",
     "Library",
     "NcclLibrary",
-    "RcclLibrary",
     "TorusLibrary",
     "default_library",
     "library_names",
@@ -30,8 +29,8 @@ __all__ = [
 
 _FITTED: Mapping[str, Callable[..., Library]] = {
     "nccl": NcclLibrary,
-    "rccl": RcclLibrary,
-    "hccl": RcclLibrary,
+    "rccl": FittedLibrary,
+    "hccl": FittedLibrary,
     "torus": TorusLibrary,
 }
 

@@ -7,8 +7,6 @@ of a few algorithms (``collectives.algorithm``).
 
 from __future__ import annotations
 
-import abc
-import dataclasses
 import math
 
 import numpy as np
@@ -31,17 +29,25 @@ from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.parallel.group import GroupShape
 
-__all__ = ["FittedLibrary", "NcclLibrary", "RcclLibrary"]
+__all__ = ["FittedLibrary", "NcclLibrary"]
 
 Floats = NDArray[np.float64]
 
+_NAMES = {
+    "algorithm.ring-simple": ("Ring", "Simple"),
+    "algorithm.ring-ll": ("Ring", "LL"),
+    "algorithm.tree-simple": ("Tree", "Simple"),
+    "algorithm.tree-ll": ("Tree", "LL"),
+    "algorithm.nvls-tree": ("NVLSTree", "Simple"),
+    "algorithm.pairwise": ("P2P", "Simple"),
+}
 _STEPS = {"all_reduce": 2, "barrier": 2}
 _ROOTED = ("broadcast", "reduce")
 _CHAINED = "broadcast"  # from one rank to the next, chunk by chunk; a reduce too, but several owners' reduces follow each other closely
 
 
-class FittedLibrary(abc.ABC):
-    """A library whose times were fitted on measurements; what all of them share.
+class FittedLibrary:
+    """A library whose times were fitted on measurements: RCCL and HCCL as it stands, NCCL and the torus with more.
 
     Parameters
     ----------
@@ -56,6 +62,8 @@ class FittedLibrary(abc.ABC):
     ----------
     inside, network : ConstantGroup
         What was fitted inside a domain and between domains.
+    algorithms : tuple of ConstantGroup
+        Algorithms across domains that are priced; the fastest counts.
     """
 
     def __init__(self, name: str, cluster: Cluster, ledger: Ledger, *, loaded: bool) -> None:
@@ -68,7 +76,7 @@ class FittedLibrary(abc.ABC):
         groups = constant_groups("collectives")
         quiet = choose_group("collectives", "quiet", nic.name, nic.shape.value)
         self.network = groups["network.loaded"] if loaded else quiet
-        self._algorithms = tuple(g for key, g in groups.items() if key.startswith("algorithm."))
+        self.algorithms = tuple(g for key, g in groups.items() if key.startswith("algorithm."))
 
     def seconds(self, kind: str, size: Floats, group: GroupShape) -> Floats:
         """Time of one collective [s]."""
@@ -92,9 +100,28 @@ class FittedLibrary(abc.ABC):
             alpha = self._use(self.inside, "send_latency")
         return alpha + size * share / rate
 
-    @abc.abstractmethod
     def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
-        """Algorithm and protocol."""
+        """Algorithm and protocol whose time counts; libraries with a rule of their own say more."""
+        return self.priced(kind, size, group)
+
+    def priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+        """Algorithm and protocol whose time counts."""
+        if kind == "send_recv":
+            return "P2P", "Simple"
+        at = np.asarray(0.0 if kind == "barrier" else size)
+        if not group.crosses:
+            return self._priced_within(kind, at, group.ranks)
+        times = self._times_across(kind, at, group)
+        return _NAMES[min(times, key=lambda name: float(times[name]))]
+
+    def _priced_within(self, kind: str, size: Floats, members: int) -> tuple[str, str]:
+        """The regime of the domain's curve; the low-latency protocols (LL, LL128) were fitted as one, which is called LL."""
+        if self._curve.is_quick(kind, size, members):
+            return "P2P" if kind == "all_to_all" else "Ring", "LL"
+        if kind == "all_to_all":
+            return "P2P", "Simple"
+        summed = kind == "all_reduce" and self._sums_in_switch(members)
+        return "NVLS" if summed else "Ring", "Simple"
 
     def reach(self, kind: str, group: GroupShape) -> str:
         """What of the group or collective nobody measured; nothing where the fit has it."""
@@ -156,7 +183,7 @@ class FittedLibrary(abc.ABC):
         return {
             algorithm.name: self._latency(algorithm, kind, group, span)
             + moved * self._use(algorithm, "traffic")
-            for algorithm in self._algorithms
+            for algorithm in self.algorithms
             if self._offers(algorithm, kind)
         }
 
@@ -227,36 +254,6 @@ class NcclLibrary(FittedLibrary):
     def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
         """As NCCL names them (``Ring``, ``LL``); ``P2P`` for what it does not tune."""
         return chosen(self.cluster, kind, size, group)
-
-
-_ALGORITHMS = {"ring": "Ring", "tree": "Tree", "pairwise": "P2P", "nvls": "Tree"}
-
-
-class RcclLibrary(FittedLibrary):
-    """RCCL, and HCCL likewise, on a mesh of direct links: rings that use every link at once; the faster protocol is what runs."""
-
-    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
-        """Algorithm and protocol whose time counts."""
-        if kind == "send_recv":
-            return "P2P", "Simple"
-        at = np.asarray(0.0 if kind == "barrier" else size)
-        if group.crosses:
-            times = self._times_across(kind, at, group)
-            stem, _, protocol = _least(times).removeprefix("algorithm.").partition("-")
-            return _ALGORITHMS[stem], {"ll": "LL"}.get(protocol, "Simple")
-        algorithm = "P2P" if kind == "all_to_all" else "Ring"
-        return algorithm, self._protocol_within(kind, at, group.ranks)
-
-    def _protocol_within(self, kind: str, size: Floats, members: int) -> str:
-        """LL where it is faster than Simple alone would be."""
-        slow = {leaf: one for leaf, one in self.inside.items() if not leaf.startswith("quick")}
-        without = dataclasses.replace(self.inside, constants=slow)
-        simple = DomainCurve(self.cluster, without, self._use).seconds(kind, size, members)
-        return "LL" if self._within(kind, size, members) < simple else "Simple"
-
-
-def _least(times: dict[str, Floats]) -> str:
-    return min(times, key=lambda name: float(times[name]))
 
 
 def _hops(shape: str, kind: str, group: GroupShape) -> tuple[float, float]:

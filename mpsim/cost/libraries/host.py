@@ -93,6 +93,10 @@ class HostLibrary:
             return "send", "none"
         return self._table.algorithm(kind, size, group.ranks), "none"
 
+    def priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+        """The table's algorithm is the one that is priced."""
+        return self.choice(kind, size, group)
+
     def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
         """Bytes a rank sends; twice a reduce-scatter's where an all-reduce is a ring (or a reduce-scatter such an all-reduce)."""
         if {kind, *self._algorithms(kind)} in _RINGS:

@@ -42,7 +42,10 @@ class Library(Protocol):
         """Time of one message while `share` of them use the link, `slowdown` times longer on its way through the fabric [s]."""
 
     def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
-        """Algorithm and protocol."""
+        """Algorithm and protocol that the library's own rule picks."""
+
+    def priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+        """Algorithm and protocol that `seconds` times."""
 
     def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
         """Bytes that a rank sends on average over its scale-up link and its NIC share [B]."""

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from mpsim.cost.libraries.fitted import FittedLibrary
 from mpsim.cost.network import TorusExtent, group_bandwidth, pair_bandwidth, torus_extents
 from mpsim.cost.traffic import ring_passes
-from mpsim.parallel.group import GroupShape
 
 __all__ = ["TorusLibrary"]
 
@@ -32,8 +31,7 @@ class TorusLibrary(FittedLibrary):
     An all-to-all is also bound by the middle of its longest axis.
     """
 
-    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
-        """Rings of the torus; across domains the hosts' network."""
+    def _priced_within(self, kind: str, size: Floats, members: int) -> tuple[str, str]:
         return "torus rings", "none"
 
     def _within(self, kind: str, size: Floats, members: int) -> Floats:
