@@ -72,6 +72,9 @@ def _kind(annotation: object, metadata: list[object]) -> tuple[str, list[type[py
     dimension = next((one.dimension for one in metadata if hasattr(one, "dimension")), None)
     if dimension is not None:
         return _quantity(dimension), []
+    names = next((one.names for one in metadata if hasattr(one, "names")), None)
+    if names is not None:
+        return ", ".join(f"`{name}`" for name in names()), []
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _kind(arguments[0], [*metadata, *arguments[1:]])

@@ -111,7 +111,7 @@ def schedule(
         _compare(pp=pp, microbatches=microbatches, times=given, memory=memory, as_json=as_json)
         return
     options = _options(option or [])
-    if name == "auto":
+    if _synthesises(name):
         ranks, count = _required(pp, microbatches, virtual)
         found = synthesise_schedule(
             pp=ranks,
@@ -204,6 +204,13 @@ def _check_name(name: str) -> None:
         )
 
 
+def _synthesises(name: str) -> bool:
+    """Whether the schedule takes a limit of memory and says how good its order is."""
+    from mpsim.schedule import schedule
+
+    return not name.endswith(".csv") and schedule(name).synthesises
+
+
 def _refuse_unused(name: str, given: Mapping[str, object]) -> None:
     """Refuse options that schedule `name` would not heed."""
     if name == "all":
@@ -212,7 +219,7 @@ def _refuse_unused(name: str, given: Mapping[str, object]) -> None:
     elif name.endswith(".csv"):
         unused = {"--option", "--memory"}
         mend = "a CSV file holds the orders as they are; leave it out"
-    elif name != "auto":
+    elif not _synthesises(name):
         unused = {"--memory"}
         mend = f"{name} holds what it holds; leave it out, or take 'all' or 'auto'"
     else:

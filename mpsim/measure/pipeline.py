@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
@@ -15,6 +16,7 @@ from mpsim.measure.model import Gpt, Place, Sizes, loss_of
 from mpsim.measure.plan import Split
 from mpsim.measure.recorder import Recorder
 from mpsim.measure.training import make_optimizer
+from mpsim.schedule import make_orders, schedule
 
 __all__ = ["CLASSES", "Pipeline"]
 
@@ -25,8 +27,6 @@ CLASSES: Final[Mapping[str, str]] = {
     "zb-v": "ScheduleZBVZeroBubble",
 }
 """Name of mpsim to class of torch."""
-SINGLE: Final = ("gpipe", "1f1b")
-"""Schedules of one stage a rank, which torch gives the stage and not a list."""
 
 
 class Pipeline:
@@ -67,11 +67,12 @@ class Pipeline:
         parameters = [one for stage in self.stages for one in stage.submod.parameters()]
         self.gradients = _flat_gradients(parameters) if split.dp > 1 else None
         self.optimizer = make_optimizer(parameters)
+        facts = schedule(split.schedule)  # of one stage a rank torch wants the stage, else a list
         build = getattr(schedules, CLASSES[split.schedule], None)
         if build is None:
             raise NotImplementedError(f"torch {torch.__version__} has no {CLASSES[split.schedule]}")
         self.schedule = build(
-            self.stages[0] if split.schedule in SINGLE else self.stages,
+            self.stages if facts.interleaves or facts.chunks != 1 else self.stages[0],
             split.microbatches,
             loss_fn=recorder.extend(loss_of(place)),
         )
@@ -102,11 +103,14 @@ class Pipeline:
             self.gradients.zero_()
 
     def _indices(self) -> list[int]:
-        """Which stages this rank holds: its own, and of a V the one that comes back, else every pp-th."""
-        pp, virtual = self.split.pp, self.split.virtual
-        if self.split.schedule == "zb-v":
-            return [self.rank, 2 * pp - 1 - self.rank]
-        return [self.rank + turn * pp for turn in range(virtual)]
+        """Stages that this rank holds, in model order."""
+        orders = make_orders(
+            self.split.schedule,
+            pp=self.split.pp,
+            microbatches=self.split.microbatches,
+            virtual_stages=self.split.virtual,
+        )
+        return [int(stage) for stage in np.flatnonzero(orders.stage_rank == self.rank)]
 
     def _stage(self, index: int, group: Any) -> PipelineStage:
         sizes, place = self.sizes, self.place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeAlias
 
 import pydantic
@@ -17,6 +18,7 @@ __all__ = [
     "Count",
     "FlopRate",
     "Name",
+    "OneOf",
     "Power",
     "PriceRate",
     "Section",
@@ -87,6 +89,20 @@ class Within:
             "pattern": r"^\s*[+]?[0-9_.]+([eE][-+]?[0-9]+)?\s*[^\s0-9].*$",
             "description": f"a number with one of the units {units}",
         }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OneOf:
+    """Text that is one of the names of a catalog, which are asked for when the schema is built."""
+
+    names: Callable[[], tuple[str, ...]]
+
+    def __get_pydantic_core_schema__(
+        self,
+        source: Any,
+        handler: pydantic.GetCoreSchemaHandler,
+    ) -> core_schema.CoreSchema:
+        return core_schema.literal_schema(list(self.names()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,15 +8,12 @@ from typing import Annotated, Any, Final, Literal, get_args
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import Name, Section
+from mpsim.scenario.fields import Name, OneOf, Section
+from mpsim.schedule import schedule, schedule_names
 
 __all__ = [
     "AXES",
-    "FIXED_VIRTUAL_STAGES",
-    "FUSING",
-    "INTERLEAVED",
     "PRECISIONS",
-    "SCHEDULES",
     "FrameworkChoice",
     "Parallelism",
     "ScheduleChoice",
@@ -24,27 +21,6 @@ __all__ = [
     "Training",
 ]
 
-ScheduleName = Literal[
-    "gpipe",
-    "1f1b",
-    "eager-1f1b",
-    "interleaved-1f1b",
-    "looped-bfs",
-    "zb-h1",
-    "interleaved-zb",
-    "zb-h2",
-    "zb-v",
-    "v-half",
-    "v-min",
-    "zb-1p",
-    "zb-2p",
-    "dualpipe",
-    "dualpipe-v",
-    "chimera",
-    "seq-1f1b",
-    "forward-only",
-    "auto",
-]
 Precision = Literal[
     "bf16", "fp16", "fp32", "tf32", "fp8", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"
 ]
@@ -52,17 +28,7 @@ RecomputeModule = Literal[
     "core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj"
 ]
 
-SCHEDULES: Final[tuple[str, ...]] = get_args(ScheduleName)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
-INTERLEAVED: Final = ("interleaved-1f1b", "looped-bfs", "interleaved-zb", "auto")
-FIXED_VIRTUAL_STAGES: Final[Mapping[str, int]] = {
-    "zb-v": 2,
-    "v-half": 2,
-    "v-min": 2,
-    "dualpipe-v": 2,
-}
-FUSING: Final = ("interleaved-1f1b", "dualpipe", "dualpipe-v")
-"""Schedules that can run the forward of one microbatch beside the backward of another."""
 AXES: Final = ("tp", "cp", "ep", "dp", "pp")
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -123,7 +89,7 @@ class Parallelism(Section):
 class ScheduleChoice(Section):
     """The order of forwards and backwards on each pipeline rank."""
 
-    name: ScheduleName | None = None
+    name: Annotated[str, OneOf(schedule_names)] | None = None
     """A schedule by name; left out only when a file is given."""
     virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Chunks of layers a pipeline rank holds; left out, what the schedule needs."""
@@ -140,9 +106,9 @@ class ScheduleChoice(Section):
     @property
     def chunks(self) -> int:
         """Virtual stages of each rank, as given or as the schedule has them."""
-        if self.virtual_stages is not None:
-            return self.virtual_stages
-        return FIXED_VIRTUAL_STAGES.get(self.name or "", 1)
+        if self.virtual_stages is not None or self.name is None:
+            return self.virtual_stages or 1
+        return schedule(self.name).chunks or 1
 
 
 class Training(Section):

@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScheduleError
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.pairing import check_counts, check_even, check_one_chunk
 from mpsim.schedule.two_way import TwoWay
 
-__all__ = ["chimera"]
+__all__ = ["CHIMERA", "chimera"]
 
 _NAME = "chimera"
 
@@ -87,3 +88,6 @@ def _in_slots(ways: TwoWay) -> tuple[NDArray[np.int64], ...]:
     slot = 2 * ways.pp * unit + start + 2 * k
     action = np.where(kind == 0, Action.F, Action.B)
     return stage, place + ways.first_microbatch[stage], action, slot
+
+
+CHIMERA = Schedule(_NAME, chimera, directions=2)

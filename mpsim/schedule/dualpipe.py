@@ -29,12 +29,13 @@ deepseek-ai/DualPipe, README and dualpipe.py, commit 3da1bbea (order of the phas
 from __future__ import annotations
 
 from mpsim.errors import ScheduleError
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, check_even, check_one_chunk
 from mpsim.schedule.tape import Tape, from_tapes
 from mpsim.schedule.two_way import TwoWay
 
-__all__ = ["dualpipe", "dualpipe_rank"]
+__all__ = ["DUALPIPE", "dualpipe", "dualpipe_rank"]
 
 _NAME = "dualpipe"
 
@@ -131,3 +132,6 @@ def dualpipe_rank(near: int, far: int, place: int, *, half: int, microbatches: i
     for _ in range(place + 1):
         tape.weight()
     return tape
+
+
+DUALPIPE = Schedule(_NAME, dualpipe, directions=2, fuses=True)

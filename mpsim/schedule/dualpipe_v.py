@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from mpsim.errors import ScheduleError
 from mpsim.schedule.dualpipe import dualpipe_rank
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, check_two_chunks
 from mpsim.schedule.tape import from_tapes
 from mpsim.schedule.zb_v import v_stage_rank
 
-__all__ = ["dualpipe_v"]
+__all__ = ["DUALPIPE_V", "dualpipe_v"]
 
 _NAME = "dualpipe-v"
 
@@ -57,3 +58,6 @@ def dualpipe_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders
         for rank in range(pp)
     ]
     return from_tapes(_NAME, tapes, microbatches=microbatches, stage_rank=v_stage_rank(pp))
+
+
+DUALPIPE_V = Schedule(_NAME, dualpipe_v, chunks=2, fuses=True)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, check_one_chunk, loop_orders
 
-__all__ = ["eager_1f1b"]
+__all__ = ["EAGER_1F1B", "eager_1f1b"]
 
 
 def eager_1f1b(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
@@ -53,3 +54,6 @@ def eager_1f1b(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders
         backward_chunk_K=chunk_K,
         backward_microbatch_K=microbatch_K,
     )
+
+
+EAGER_1F1B = Schedule("eager-1f1b", eager_1f1b)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.interleaved import chunk_table, microbatch_group
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.pairing import check_counts
 
-__all__ = ["forward_only"]
+__all__ = ["FORWARD_ONLY", "forward_only"]
 
 _NAME = "forward-only"
 
@@ -60,3 +61,6 @@ def forward_only(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orde
         microbatch=np.tile(microbatch_K.astype(np.int32), pp),
         forward_only=True,
     )
+
+
+FORWARD_ONLY = Schedule(_NAME, forward_only, trains=False)

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, check_one_chunk, loop_orders
 
-__all__ = ["gpipe"]
+__all__ = ["GPIPE", "gpipe"]
 
 
 def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1, lifo: bool = False) -> Orders:
@@ -57,3 +58,6 @@ def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1, lifo: bool = F
         backward_microbatch_K=microbatch_K[::-1] if lifo else microbatch_K,
         exchanges=True,
     )
+
+
+GPIPE = Schedule("gpipe", gpipe, interleaved="looped-bfs")

@@ -23,10 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScheduleError
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, loop_orders
 
-__all__ = ["chunk_table", "interleaved_1f1b", "microbatch_group"]
+__all__ = ["INTERLEAVED_1F1B", "chunk_table", "interleaved_1f1b", "microbatch_group"]
 
 _NAME = "interleaved-1f1b"
 
@@ -157,3 +158,8 @@ def _even_group(schedule: str, pp: int, microbatches: int) -> int:
             f"{(microbatches // pp + 1) * pp}"
         )
     return microbatches // rounds
+
+
+INTERLEAVED_1F1B = Schedule(
+    _NAME, interleaved_1f1b, chunks=None, interleaves=True, fuses=True, rounds=3
+)

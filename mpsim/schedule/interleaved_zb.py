@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.interleaved import chunk_table, microbatch_group
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts
 from mpsim.schedule.split import split_loop_orders
 
-__all__ = ["interleaved_zb"]
+__all__ = ["INTERLEAVED_ZB", "interleaved_zb"]
 
 _NAME = "interleaved-zb"
 
@@ -60,3 +61,6 @@ def interleaved_zb(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Or
         backward_chunk_K=virtual_stages - 1 - chunk_K,
         microbatch_K=microbatch_K,
     )
+
+
+INTERLEAVED_ZB = Schedule(_NAME, interleaved_zb, chunks=None, interleaves=True, splits=True)

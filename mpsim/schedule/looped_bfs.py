@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.interleaved import chunk_table
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, loop_orders
 
-__all__ = ["looped_bfs"]
+__all__ = ["LOOPED_BFS", "looped_bfs"]
 
 
 def looped_bfs(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
@@ -55,3 +56,6 @@ def looped_bfs(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders
         backward_chunk_K=chunk_K[::-1],
         backward_microbatch_K=microbatch_K[::-1],
     )
+
+
+LOOPED_BFS = Schedule("looped-bfs", looped_bfs, chunks=None, interleaves=True)

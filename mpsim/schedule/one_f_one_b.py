@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, check_one_chunk, loop_orders
 
-__all__ = ["one_f_one_b"]
+__all__ = ["ONE_F_ONE_B", "one_f_one_b"]
 
 
 def one_f_one_b(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
@@ -57,3 +58,8 @@ def one_f_one_b(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Order
         backward_microbatch_K=microbatch_K,
         exchanges=True,
     )
+
+
+ONE_F_ONE_B = Schedule(
+    "1f1b", one_f_one_b, interleaved="interleaved-1f1b", fuses_alone=True, rounds=2
+)

@@ -1,41 +1,43 @@
-"""Schedules by name: one line here and one module each, imported when it is asked for."""
+"""Schedules by name: one line here and one module each, imported when it is asked for.
+
+A module is named and not imported here, so that a command pays for the schedules it asks for and not for all of them.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from mpsim.errors import ScheduleError, nearest
 from mpsim.schedule.csv_file import read_csv
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 
-__all__ = ["make_orders", "schedule_names", "schedule_options"]
+__all__ = ["make_orders", "schedule", "schedule_names", "schedules"]
 
-_COMMON = ("pp", "microbatches", "virtual_stages")
 _SCHEDULES: Mapping[str, str] = MappingProxyType(
     {
-        "gpipe": "gpipe.gpipe",
-        "1f1b": "one_f_one_b.one_f_one_b",
-        "interleaved-1f1b": "interleaved.interleaved_1f1b",
-        "eager-1f1b": "eager_1f1b.eager_1f1b",
-        "chimera": "chimera.chimera",
-        "looped-bfs": "looped_bfs.looped_bfs",
-        "zb-h1": "zb_h1.zb_h1",
-        "interleaved-zb": "interleaved_zb.interleaved_zb",
-        "zb-h2": "zb_h2.zb_h2",
-        "zb-1p": "search.zb_auto.zb_1p",
-        "zb-2p": "search.zb_auto.zb_2p",
-        "zb-v": "zb_v.zb_v",
-        "v-half": "search.v_block.v_half",
-        "v-min": "search.v_block.v_min",
-        "seq-1f1b": "seq_1f1b.seq_1f1b",
-        "dualpipe": "dualpipe.dualpipe",
-        "dualpipe-v": "dualpipe_v.dualpipe_v",
-        "forward-only": "forward_only.forward_only",
-        "auto": "search.synthesise.auto",
+        "gpipe": "gpipe.GPIPE",
+        "1f1b": "one_f_one_b.ONE_F_ONE_B",
+        "interleaved-1f1b": "interleaved.INTERLEAVED_1F1B",
+        "eager-1f1b": "eager_1f1b.EAGER_1F1B",
+        "chimera": "chimera.CHIMERA",
+        "looped-bfs": "looped_bfs.LOOPED_BFS",
+        "zb-h1": "zb_h1.ZB_H1",
+        "interleaved-zb": "interleaved_zb.INTERLEAVED_ZB",
+        "zb-h2": "zb_h2.ZB_H2",
+        "zb-1p": "search.zb_auto.ZB_1P",
+        "zb-2p": "search.zb_auto.ZB_2P",
+        "zb-v": "zb_v.ZB_V",
+        "v-half": "search.v_block.V_HALF",
+        "v-min": "search.v_block.V_MIN",
+        "seq-1f1b": "seq_1f1b.SEQ_1F1B",
+        "dualpipe": "dualpipe.DUALPIPE",
+        "dualpipe-v": "dualpipe_v.DUALPIPE_V",
+        "forward-only": "forward_only.FORWARD_ONLY",
+        "auto": "search.synthesise.AUTO",
     }
 )
 
@@ -45,16 +47,32 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(_SCHEDULES)
 
 
-def schedule_options(name: str) -> tuple[str, ...]:
-    """Options of a schedule beyond its ranks, microbatches and virtual stages, such as ``times`` of a searched one.
+@functools.cache
+def schedule(name: str) -> Schedule:
+    """The schedule of a name, with its facts.
 
     Raises
     ------
     ScheduleError
         If the name is unknown.
+
+    Examples
+    --------
+    >>> schedule("dualpipe").directions
+    2
     """
-    parameters = inspect.signature(_builder(name)).parameters
-    return tuple(option for option in parameters if option not in _COMMON)
+    if name not in _SCHEDULES:
+        raise ScheduleError(
+            f"got schedule {name!r}; needed a known one or a .csv file; {nearest(name, _SCHEDULES)}"
+        )
+    module, _, constant = _SCHEDULES[name].rpartition(".")
+    known: Schedule = getattr(importlib.import_module(f"mpsim.schedule.{module}"), constant)
+    return known
+
+
+def schedules() -> Iterator[Schedule]:
+    """Every schedule, in the order they were invented; imports all of their modules."""
+    return map(schedule, _SCHEDULES)
 
 
 def make_orders(
@@ -79,7 +97,7 @@ def make_orders(
     virtual_stages : int, optional
         Chunks a rank; what the schedule takes by default: 2 on a V, else 1.
     **options : numbers, optional
-        Of that schedule alone (`schedule_options`), such as ``group_size`` of interleaved-1f1b or ``times`` of zb-2p.
+        Of that schedule alone (`Schedule.options`), such as ``group_size`` of interleaved-1f1b or ``times`` of zb-2p.
 
     Returns
     -------
@@ -100,24 +118,11 @@ def make_orders(
         return _from_file(
             name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages or 1
         )
-    build = _builder(name)
-    _check_options(name, schedule_options(name), options)
+    chosen = schedule(name)
+    _check_options(name, chosen.options, options)
     if virtual_stages is None:
-        return build(pp=pp, microbatches=microbatches, **options)
-    return build(pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, **options)
-
-
-@functools.cache
-def _builder(name: str) -> Callable[..., Orders]:
-    if name not in _SCHEDULES:
-        raise ScheduleError(
-            f"got schedule {name!r}; needed a known one or a .csv file; {nearest(name, _SCHEDULES)}"
-        )
-    module, _, function = _SCHEDULES[name].rpartition(".")
-    build: Callable[..., Orders] = getattr(
-        importlib.import_module(f"mpsim.schedule.{module}"), function
-    )
-    return build
+        return chosen.build(pp=pp, microbatches=microbatches, **options)
+    return chosen.build(pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, **options)
 
 
 def _check_options(name: str, known: tuple[str, ...], options: Mapping[str, object]) -> None:

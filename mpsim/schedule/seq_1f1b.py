@@ -17,10 +17,11 @@ from __future__ import annotations
 import numpy as np
 
 from mpsim.errors import ScheduleError
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, check_one_chunk, loop_orders
 
-__all__ = ["seq_1f1b"]
+__all__ = ["SEQ_1F1B", "seq_1f1b"]
 
 _NAME = "seq-1f1b"
 _SEGMENTS = 2  # the fewest that make it another schedule than 1f1b
@@ -68,3 +69,6 @@ def seq_1f1b(
         backward_chunk_K=chunk_K,
         backward_microbatch_K=unit_K.reshape(microbatches, segments)[:, ::-1].ravel(),
     )
+
+
+SEQ_1F1B = Schedule(_NAME, seq_1f1b)

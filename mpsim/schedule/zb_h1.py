@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, check_one_chunk
 from mpsim.schedule.split import split_loop_orders
 
-__all__ = ["zb_h1"]
+__all__ = ["ZB_H1", "zb_h1"]
 
 
 def zb_h1(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
@@ -57,3 +58,6 @@ def zb_h1(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
         backward_chunk_K=chunk_K,
         microbatch_K=microbatch_K,
     )
+
+
+ZB_H1 = Schedule("zb-h1", zb_h1, interleaved="interleaved-zb", splits=True)

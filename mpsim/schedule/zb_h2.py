@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, check_one_chunk
 from mpsim.schedule.split import split_loop_orders
 
-__all__ = ["zb_h2"]
+__all__ = ["ZB_H2", "zb_h2"]
 
 
 def zb_h2(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
@@ -57,3 +58,6 @@ def zb_h2(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
         backward_chunk_K=chunk_K,
         microbatch_K=microbatch_K,
     )
+
+
+ZB_H2 = Schedule("zb-h2", zb_h2, splits=True)

@@ -19,11 +19,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
 from mpsim.schedule.pairing import check_counts, check_two_chunks
 from mpsim.schedule.tape import Tape, from_tapes
 
-__all__ = ["v_stage_rank", "zb_v"]
+__all__ = ["ZB_V", "v_stage_rank", "zb_v"]
 
 
 def zb_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
@@ -87,3 +88,6 @@ def _rank(pp: int, rank: int, microbatches: int) -> Tape:
     tape.run(b, "W" * tape.waiting(b))
     tape.run(a, "W" * tape.waiting(a))
     return tape
+
+
+ZB_V = Schedule("zb-v", zb_v, chunks=2, splits=True)

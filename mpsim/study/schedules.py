@@ -11,7 +11,7 @@ import numpy as np
 
 from mpsim.engine import Timeline, run
 from mpsim.errors import DeadlockError, ScheduleError
-from mpsim.schedule import Action, Orders, make_orders, schedule_names, schedule_options
+from mpsim.schedule import Action, Orders, make_orders, schedule, schedules
 from mpsim.schedule.search.synthesise import synthesise
 from mpsim.training import from_orders
 
@@ -191,7 +191,7 @@ def named_orders(
     -------
     Orders
     """
-    known = () if name.endswith(".csv") else schedule_options(name)
+    known = () if name.endswith(".csv") else schedule(name).options
     wanted: dict[str, object] = {
         "times": (float(times.forward), float(times.backward), float(times.weight)),
         "send": float(times.send),
@@ -358,9 +358,7 @@ def compare_schedules(
     list of ScheduleChoice
         Fastest first; those that do not fit after those that do, those that cannot be built last.
     """
-    chosen = (
-        list(names) if names is not None else [n for n in schedule_names() if n != "forward-only"]
-    )
+    chosen = list(names) if names is not None else [one.name for one in schedules() if one.trains]
     results = [_choice(name, pp, microbatches, times, memory) for name in chosen]
     return sorted(results, key=_rank_of)
 
@@ -412,7 +410,7 @@ def _comparable(
 
 
 def _chunks_to_try(name: str) -> Sequence[int]:
-    several = name.startswith(("interleaved", "looped"))
+    several = schedule(name).chunks is None
     return (_COMPARED_CHUNKS,) if several else (1, _COMPARED_CHUNKS)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim.schedule import Action, make_orders, schedule_options
+from mpsim.schedule import Action, make_orders, schedule
 from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
@@ -67,7 +67,7 @@ def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
         The same, or with other orders of the same actions.
     """
     orders = plan.orders
-    known = schedule_options(plan.schedule) if plan.schedule else ()
+    known = schedule(plan.schedule).options if plan.schedule else ()
     if "times" not in known:
         return plan
     if plan.classes:

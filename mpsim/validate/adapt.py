@@ -10,7 +10,7 @@ from typing import Any
 from mpsim.errors import HardwareError
 from mpsim.framework import ContextExchange, Framework, TensorOverlap, framework
 from mpsim.hardware import accelerator
-from mpsim.scenario.sections import FIXED_VIRTUAL_STAGES, FUSING, INTERLEAVED
+from mpsim.schedule import schedule
 
 __all__ = ["adapted"]
 
@@ -63,29 +63,27 @@ def _sharding(scenario: Sections) -> str:
 
 def _chunks(scenario: Sections) -> str:
     """As many chunks a rank as the schedule has."""
-    schedule = scenario["schedule"]
-    given, name = schedule.get("virtual_stages"), schedule["name"]
-    if name in INTERLEAVED or given is None:
+    choice = scenario["schedule"]
+    given, facts = choice.get("virtual_stages"), schedule(choice["name"])
+    if facts.interleaves or given is None or facts.chunks is None:
         return ""
-    needed = FIXED_VIRTUAL_STAGES.get(name)
-    del schedule["virtual_stages"]
-    if given in (needed, 1) or name in ("dualpipe", "dualpipe-v"):
+    del choice["virtual_stages"]
+    if given in (1, facts.chunks, facts.directions):  # some count a direction as a chunk
         return ""
-    return f"vp_chunks_per_rank {given} is left out ({name} has {needed or 1})"
+    return f"vp_chunks_per_rank {given} is left out ({facts.name} has {facts.chunks})"
 
 
 def _hidden_experts(scenario: Sections) -> str:
     """Exchanges of experts hide behind another microbatch only where one is beside them."""
-    choice, schedule = scenario["framework"], scenario["schedule"]["name"]
+    choice, name = scenario["framework"], scenario["schedule"]["name"]
     if choice.get("expert_overlap") != _HIDING or not scenario["model"].get("moe"):
         return ""
-    alone = schedule == "1f1b" and scenario["parallelism"]["pp"] == 1
     training = scenario["training"]
     again = training["recompute"] == "full" or "moe" in training.get("recompute_modules", ())
-    if (schedule in FUSING or alone) and not again:
+    if schedule(name).fuses_on(scenario["parallelism"]["pp"]) and not again:
         return ""
     choice["expert_overlap"] = "none"
-    return f"expert_overlap = none (nothing runs beside a microbatch in schedule {schedule} with this recomputation)"
+    return f"expert_overlap = none (nothing runs beside a microbatch in schedule {name} with this recomputation)"
 
 
 def _expert_tensor(scenario: Sections) -> str:
@@ -161,7 +159,8 @@ def _rounds(scenario: Sections) -> str:
     step = mesh["dp"] * training["micro_batch"]
     number = training["global_batch"] // step
     rounds = number // mesh["pp"]
-    if scenario["schedule"]["name"] not in INTERLEAVED or rounds < 1 or number % rounds == 0:
+    interleaves = schedule(scenario["schedule"]["name"]).interleaves
+    if not interleaves or rounds < 1 or number % rounds == 0:
         return ""
     training["global_batch"] = round(number / rounds) * rounds * step
     return f"global_batch_seqs = {training['global_batch']} ({number} microbatches are not {rounds} equal rounds)"

@@ -9,14 +9,12 @@ from typing import Any
 
 from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells
-from mpsim.scenario.sections import FIXED_VIRTUAL_STAGES, INTERLEAVED
+from mpsim.schedule import schedule, schedules
 from mpsim.validate.tables import lookup, table
 
 __all__ = ["parallelism_of", "schedule_of"]
 
 _ENDS = 2  # embedding and head, where they take the place of a layer each
-_INTERLEAVED_OF = {"1f1b": "interleaved-1f1b", "gpipe": "looped-bfs", "zb-h1": "interleaved-zb"}
-_PLAIN_OF = {interleaved: plain for plain, interleaved in _INTERLEAVED_OF.items()}
 
 
 def parallelism_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,10 +104,11 @@ def schedule_of(cells: Cells) -> dict[str, Any]:
         return {"name": "1f1b"}
     name = str(lookup("training", "schedules", cells.text("schedule"))["name"])
     chunks = cells.whole("vp_chunks_per_rank") or 1
-    if name in FIXED_VIRTUAL_STAGES:
-        return {"name": name, "virtual_stages": FIXED_VIRTUAL_STAGES[name]}
-    if name in _INTERLEAVED_OF and chunks > 1:
-        name = _INTERLEAVED_OF[name]
-    if chunks > 1 and name in INTERLEAVED:
-        return {"name": name, "virtual_stages": chunks}
-    return {"name": _PLAIN_OF.get(name, name)}
+    facts = schedule(name)
+    if not facts.interleaves and facts.chunks != 1:
+        return {"name": name, "virtual_stages": facts.chunks}
+    if chunks == 1:
+        plain = (other.name for other in schedules() if other.interleaved == name)
+        return {"name": next(plain, name)}
+    facts = schedule(facts.interleaved or name)
+    return {"name": facts.name, **({"virtual_stages": chunks} if facts.interleaves else {})}

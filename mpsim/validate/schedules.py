@@ -13,7 +13,7 @@ import numpy as np
 from mpsim.engine import Timeline, run
 from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells, Row
-from mpsim.schedule import Action, Orders, make_orders, schedule_options
+from mpsim.schedule import Action, Orders, make_orders, schedule
 from mpsim.schedule.search import zb_v_search
 from mpsim.study import Times
 from mpsim.training import from_orders
@@ -100,7 +100,7 @@ def _orders(entry: Mapping[str, Any], cells: Cells, times: tuple[float, float, f
         cells.required("pp"),
         cells.required("microbatches"),
         cells.whole("virtual_stages") or 1,
-        times if entry.get("searched") or "times" in schedule_options(entry["name"]) else None,
+        times if entry.get("searched") or "times" in schedule(entry["name"]).options else None,
         tuple(sorted(options.items())),
     )
 

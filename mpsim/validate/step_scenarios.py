@@ -10,6 +10,7 @@ from mpsim.errors import CalibrationError
 from mpsim.hardware import Cluster
 from mpsim.measured.records import Measurement
 from mpsim.scenario import Scenario
+from mpsim.schedule import schedule
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, format_quantity, parse_quantity
 
@@ -17,7 +18,6 @@ __all__ = ["family_of", "scenario_of", "title_of"]
 
 _SIZES = ("layers", "hidden", "heads", "ffn_hidden", "vocab", "sequence", "micro_batch")
 _DEGREES = ("dp", "tp", "pp")
-_SPLIT = ("zb-v",)
 _DIGITS = 4
 
 
@@ -155,7 +155,7 @@ def _framework(one: Measurement, machine: Cluster, launch: float) -> dict[str, A
 
 def _stack(one: Measurement) -> str:
     if one.shape.get("pp", 1) > 1:
-        halves = one.variant.get("schedule") in _SPLIT
+        halves = schedule(str(one.variant["schedule"])).splits
         return "split-pipeline" if halves else "pipeline"
     return "fsdp2" if one.variant.get("data_parallel") == "fsdp2" else "replica"
 

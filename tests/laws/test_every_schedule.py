@@ -10,7 +10,7 @@ import pytest
 import mpsim
 from mpsim.engine import run
 from mpsim.program import PARTS, expand
-from mpsim.schedule import schedule_names
+from mpsim.schedule import schedule, schedule_names
 from mpsim.training import build_program, make_plan
 from mpsim.training.costs import PlanCosts
 from mpsim.training.timed_orders import action_times, with_timed_orders
@@ -18,20 +18,19 @@ from tests.plans import small_plan
 
 _NOT_WHOLE_STEPS = {"forward-only", "seq-1f1b"}
 _TRAINING = [name for name in schedule_names() if name not in _NOT_WHOLE_STEPS]
-_SEVERAL = {"interleaved-1f1b": 3, "looped-bfs": 3, "interleaved-zb": 3}
 
 
 def _scenario(name: str, **changes: Any) -> mpsim.Scenario:
-    schedule: dict[str, Any] = {"name": name}
-    if name in _SEVERAL:
-        schedule["virtual_stages"] = _SEVERAL[name]
+    choice: dict[str, Any] = {"name": name}
+    if schedule(name).chunks is None:
+        choice["virtual_stages"] = 3
     return mpsim.Scenario.from_mapping(
         {
             "schema": 1,
             "model": "gpt2-medium",
             "cluster": {"preset": "dgx-h100", "nodes": 2},
             "parallelism": {"tp": 2, "pp": 4, "dp": 2, "zero": 1},
-            "schedule": schedule,
+            "schedule": choice,
             "training": {"global_batch": 16, "sequence_length": 1024},
             "framework": "megatron-core",
             **changes,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap
 from mpsim.scenario.checks.near import divisors_near
-from mpsim.scenario.sections import FUSING
+from mpsim.schedule import schedule, schedules
 
 if TYPE_CHECKING:
     from mpsim.scenario.scenario import Scenario
@@ -80,19 +80,21 @@ def check_expert_overlap(scenario: Scenario) -> list[Problem]:
     beside = software.experts.expert_overlap is ExpertOverlap.MICROBATCH
     if scenario.transformer.moe is None or not beside:
         return []
-    alone = name == "1f1b" and scenario.parallelism.pp == 1
+    pp = scenario.parallelism.pp
     faults = []
-    if name not in FUSING and not alone:
+    if name is None or not schedule(name).fuses_on(pp):
         faults.append(
-            f"in schedule {name or 'from a file'} on pp {scenario.parallelism.pp} every one waits for the other"
+            f"in schedule {name or 'from a file'} on pp {pp} every one waits for the other"
         )
     if scenario.training.recompute == "full":
         faults.append("with full recomputation the backward has a forward of its own")
     if not faults:
         return []
+    fusing = " or ".join(known.name for known in schedules() if known.fuses)
+    alone = " or ".join(known.name for known in schedules() if known.fuses_alone)
     message = (
         f"got {ExpertOverlap.MICROBATCH.value}, which runs a forward beside a backward, but {' and '.join(faults)}; take "
-        f"schedule {' or '.join(FUSING)} (or 1f1b on pp 1) without full recomputation, or set expert_overlap to none"
+        f"schedule {fusing} (or {alone} on pp 1) without full recomputation, or set expert_overlap to none"
     )
     return [Problem(message, key="framework.expert_overlap")]
 

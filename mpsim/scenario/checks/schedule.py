@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mpsim.errors import Problem
-from mpsim.scenario.sections import FIXED_VIRTUAL_STAGES, INTERLEAVED
+from mpsim.schedule import schedule
 
 if TYPE_CHECKING:
     from mpsim.scenario.scenario import Scenario
@@ -22,21 +22,19 @@ def check_virtual_stages(scenario: Scenario) -> list[Problem]:
     key = "schedule.virtual_stages"
     if name is None:
         return []
-    if name in FIXED_VIRTUAL_STAGES:
-        needed = FIXED_VIRTUAL_STAGES[name]
-        if given in (None, needed):
-            return []
-        return [Problem(f"got {given}; {name} has {needed}: leave it out", key=key)]
-    if name in INTERLEAVED:
-        if given is not None or name == "auto":
+    facts = schedule(name)
+    if given is None:
+        if facts.chunks is not None:
             return []
         message = f"missing; {name} needs it, such as {{name: {name}, virtual_stages: 2}}"
-        return [Problem(message, key=key)]
-    if given in (None, 1):
+    elif facts.interleaves or given == facts.chunks:
         return []
-    message = (
-        f"got {given}, but {name} has one chunk a rank; take interleaved-1f1b, or leave it out"
-    )
+    elif facts.chunks == 1:
+        message = (
+            f"got {given}, but {name} has one chunk a rank; take interleaved-1f1b, or leave it out"
+        )
+    else:
+        message = f"got {given}; {name} has {facts.chunks}: leave it out"
     return [Problem(message, key=key)]
 
 

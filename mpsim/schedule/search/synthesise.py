@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.errors import DeadlockError, ScheduleError
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.pairing import check_counts
 from mpsim.schedule.search.assemble import Step, assemble, loop_map, steps_of, v_map
@@ -36,7 +37,7 @@ from mpsim.schedule.search.times import Memory
 from mpsim.schedule.search.v_search import zb_v_search
 from mpsim.schedule.search.zb_auto import zb_search
 
-__all__ = ["STAGE_MAPS", "Synthesis", "auto", "synthesise"]
+__all__ = ["AUTO", "STAGE_MAPS", "Synthesis", "auto", "synthesise"]
 
 STAGE_MAPS = {"loop": loop_map, "v": v_map}
 """How stages lie on ranks."""
@@ -386,22 +387,20 @@ def _named(setting: Setting, stage_rank: NDArray[np.int32]) -> Iterator[Orders]:
         "times": _mean_times(setting),
         "send": max(max(one) for one in setting.send),
     }
-    for name in registry.schedule_names():
-        if name == "auto":
+    for known in registry.schedules():
+        if known.synthesises:
             continue
-        known = registry.schedule_options(name)
         try:
-            orders = registry.make_orders(
-                name,
+            orders = known.build(
                 pp=setting.pp,
                 microbatches=setting.microbatches,
                 virtual_stages=len(stage_rank) // setting.pp,
-                **{key: value for key, value in given.items() if key in known},
+                **{key: value for key, value in given.items() if key in known.options},
             )
         except ScheduleError:
             continue  # not for these numbers
         if _is_whole_step(orders, setting, stage_rank):
-            yield orders if orders.schedule == name else dataclasses.replace(orders, schedule=name)
+            yield dataclasses.replace(orders, schedule=known.name)
 
 
 def _mean_times(setting: Setting) -> list[float]:
@@ -417,3 +416,6 @@ def _is_whole_step(orders: Orders, setting: Setting, stage_rank: NDArray[np.int3
         and np.array_equal(orders.model_stage, chain)
         and not orders.forward_only
     )
+
+
+AUTO = Schedule("auto", auto, interleaves=True, synthesises=True)

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.pairing import check_counts
 from mpsim.schedule.search.assemble import Step, assemble, v_map
 
-__all__ = ["v_half", "v_min"]
+__all__ = ["V_HALF", "V_MIN", "v_half", "v_min"]
 
 _PERIOD = 6
 _FA, _FB, _IB, _IA, _W = range(5)
@@ -249,3 +250,7 @@ def _order(rank: list[list[int]], r: int, pp: int) -> list[Step]:
                 weights[gradient] += 1
                 break
     return steps
+
+
+V_HALF = Schedule("v-half", v_half, chunks=2, splits=True)
+V_MIN = Schedule("v-min", v_min, chunks=2, splits=True)

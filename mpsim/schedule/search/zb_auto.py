@@ -27,12 +27,13 @@ import itertools
 from collections.abc import Sequence
 
 from mpsim.errors import ScheduleError
+from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Action, Orders
 from mpsim.schedule.pairing import check_counts, check_one_chunk
 from mpsim.schedule.search.assemble import Step, assemble, loop_map
 from mpsim.schedule.search.times import UNTIL_WEIGHT, Memory, check_times
 
-__all__ = ["zb_1p", "zb_2p", "zb_search"]
+__all__ = ["ZB_1P", "ZB_2P", "zb_1p", "zb_2p", "zb_search"]
 
 
 def zb_1p(
@@ -327,3 +328,7 @@ class _Build:
         while not memory.fits(held) and count < pending:
             held, count = held + memory.change[2], count + 1
         return count * self.cost(_W, rank)
+
+
+ZB_1P = Schedule("zb-1p", zb_1p, splits=True)
+ZB_2P = Schedule("zb-2p", zb_2p, splits=True)

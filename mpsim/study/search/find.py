@@ -16,7 +16,7 @@ import numpy as np
 
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.scenario import Scenario
-from mpsim.schedule import schedule_options
+from mpsim.schedule import schedule
 from mpsim.simulate import simulate
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.bound import Bounder
@@ -385,7 +385,7 @@ def _found(one: _Candidate, took: float) -> Found:
 def _check_schedules(names: Sequence[object]) -> None:
     """Refuse schedules that search their own order: what they hold is not known before they have."""
     for name in names:
-        if "times" in schedule_options(str(name)):
+        if "times" in schedule(str(name)).options:
             raise ScenarioError(
                 f"schedule {name} makes an order of its own for every layout; search over the others, then try it on the best"
             )

@@ -16,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule import Action, Orders, forwards_beside_backwards, make_orders
+from mpsim.schedule import Action, Orders, forwards_beside_backwards, make_orders, schedule
 
 __all__ = ["Flight", "Order"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_ROUNDS = {"1f1b": 2, "interleaved-1f1b": 3}
-"""Rounds of as many microbatches as there are ranks after which an order has shown all its moments."""
 _HELD = {Action.F: (1, 1), Action.B: (-1, -1), Action.I: (-1, 0), Action.W: (0, -1)}
 """What an action adds to microbatches held for input and for weight gradients."""
 
@@ -145,7 +143,8 @@ class Order:
 
     @property
     def _repeats(self) -> bool:
-        return self.schedule in _ROUNDS and self.microbatches % self.pp == 0
+        """Whether the order repeats itself in the middle, so that few rounds of microbatches show all its moments."""
+        return schedule(self.schedule).rounds is not None and self.microbatches % self.pp == 0
 
     def of(self, microbatches: int) -> Order:
         """The same with another number of microbatches."""
@@ -159,9 +158,9 @@ class Order:
         ScheduleError
             If the schedule cannot run so many microbatches.
         """
-        rounds = _ROUNDS.get(self.schedule, 0) * self.pp
-        shorter = self._repeats and self.microbatches > rounds
-        return _flight(self.of(rounds) if shorter else self)
+        shortest = (schedule(self.schedule).rounds or 0) * self.pp
+        shorter = self._repeats and self.microbatches > shortest
+        return _flight(self.of(shortest) if shorter else self)
 
     def orders(self) -> Orders:
         """The order itself."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.scenario import Scenario, checks
-from mpsim.scenario.sections import INTERLEAVED
+from mpsim.schedule import schedule
 from mpsim.shipped import load_catalog
 
 __all__ = ["AXES", "Frame", "Layout", "Space", "defaults", "split_axes"]
@@ -271,10 +271,10 @@ class Space:
     def _frame_choices(self, axis: str, values: Mapping[str, Any]) -> Sequence[Any]:
         """Choices that differ: without a pipeline all schedules are the same, and few have a free number of chunks."""
         if axis == "schedule" and values["pp"] == 1:
-            plain = [one for one in self.choices[axis] if one not in INTERLEAVED]
+            plain = [name for name in self.choices[axis] if not schedule(name).interleaves]
             return (plain or self.choices[axis])[:1]
         if axis == "virtual_stages":
-            return self.choices[axis] if values["schedule"] in INTERLEAVED else (None,)
+            return self.choices[axis] if schedule(values["schedule"]).interleaves else (None,)
         return self.choices[axis]
 
     def _habit(self, axis: str, frame: Frame) -> Sequence[Any]:

@@ -1,0 +1,81 @@
+"""A schedule by name: how its orders are built, and the facts others need before any order is.
+
+A scenario is checked, a search enumerates layouts and a table of measured runs is read without building orders; what they must
+know of a schedule stands here, beside its builder, and in no table elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+
+from mpsim.schedule.orders import Orders
+
+__all__ = ["Schedule"]
+
+_COMMON = ("pp", "microbatches", "virtual_stages")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Schedule:
+    """The facts of one schedule.
+
+    Parameters
+    ----------
+    name : str
+        As people write it, in the registry too.
+    build : callable
+        Makes the `Orders`, from ``pp``, ``microbatches``, ``virtual_stages`` and options of its own, all by keyword.
+    chunks : int or None
+        Virtual stages of a rank where a scenario leaves them out; None where it has to say how many.
+    interleaves : bool
+        Whether a scenario may choose another number of virtual stages.
+    interleaved : str or None
+        Schedule that is this one over several virtual stages.
+    directions : int
+        Pipelines through the same ranks, each with a copy of the weights.
+    fuses : bool
+        Whether the forward of one microbatch can run beside the backward of another, as one block.
+    fuses_alone : bool
+        Whether it can on a single pipeline rank, where no block waits for the block that it feeds.
+    splits : bool
+        Whether every backward is an input gradient and a weight gradient of their own.
+    trains : bool
+        Whether it has backwards at all.
+    rounds : int or None
+        Rounds of as many microbatches as there are ranks after which ranks have held everything that they ever hold; None where
+        nothing repeats.
+    synthesises : bool
+        Whether it starts from all the others, within a limit of memory if there is one.
+
+    Examples
+    --------
+    >>> from mpsim.schedule import schedule
+    >>> schedule("zb-v").chunks, schedule("interleaved-1f1b").chunks
+    (2, None)
+    """
+
+    name: str
+    build: Callable[..., Orders]
+    _: dataclasses.KW_ONLY
+    chunks: int | None = 1
+    interleaves: bool = False
+    interleaved: str | None = None
+    directions: int = 1
+    fuses: bool = False
+    fuses_alone: bool = False
+    splits: bool = False
+    trains: bool = True
+    rounds: int | None = None
+    synthesises: bool = False
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of the builder beyond ranks, microbatches and virtual stages, such as ``times`` of a searched schedule."""
+        parameters = inspect.signature(self.build).parameters
+        return tuple(option for option in parameters if option not in _COMMON)
+
+    def fuses_on(self, pp: int) -> bool:
+        """Whether a forward can run beside a backward on `pp` pipeline ranks."""
+        return self.fuses or (self.fuses_alone and pp == 1)
