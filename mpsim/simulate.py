@@ -15,10 +15,11 @@ from mpsim.program.devices import devices_of, interference_constants
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.program import Program
-from mpsim.result import Result
+from mpsim.result import Memory, Result
 from mpsim.scenario import Scenario
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
+from mpsim.training.job import TrainingStep, plan_of
 from mpsim.training.pipeline import from_orders
 from mpsim.training.plan import Plan
 from mpsim.training.planning import make_plan
@@ -57,17 +58,21 @@ class Prepared:
         Of the plan.
     program : Program
         Of the plan at these costs.
+    known_memory : Memory, optional
+        Of the plan, where it was accounted before.
     """
 
     scenario: Scenario
     plan: Plan
     costs: PlanCosts
     program: Program
+    known_memory: Memory | None = None
 
     @classmethod
     def of(cls, result: Result) -> Prepared:
         """What a result was simulated from."""
-        return cls(result.scenario, result.plan, PlanCosts(result.plan), result.program)
+        plan = plan_of(result)
+        return cls(result.scenario, plan, PlanCosts(plan), result.program)
 
     def run(self) -> Result:
         """Simulate the step."""
@@ -91,7 +96,7 @@ class Prepared:
         """The result of a run of this step."""
         return Result(
             scenario=self.scenario,
-            plan=self.plan,
+            job=TrainingStep(self.plan, self.known_memory),
             timeline=timeline,
             constants=(*self.costs.provenance(), *interference_constants(self.plan)),
             program=self.program,
@@ -100,7 +105,7 @@ class Prepared:
     def at(self, costs: PlanCosts) -> Prepared:
         """The same actions in the same order at other costs."""
         plan = costs.plan
-        return dataclasses.replace(self, plan=plan, costs=costs, program=build_program(plan, costs))
+        return Prepared(self.scenario, plan, costs, build_program(plan, costs))
 
     @property
     def replays(self) -> bool:

@@ -34,8 +34,8 @@ def check(
 
 def _derived(scenario: Scenario) -> dict[str, object]:
     """What the scenario leaves to be worked out; planning it finds what only a plan can."""
-    from mpsim.result.memory import account_memory
     from mpsim.simulate import resolve
+    from mpsim.training.memory import account_memory
 
     plan = resolve(scenario)
     memory = account_memory(plan)

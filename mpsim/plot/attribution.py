@@ -60,7 +60,7 @@ class AttributionDisplay(Display):
     @classmethod
     def from_timeline(cls, timeline: Timeline, *, ranks: bool = True) -> AttributionDisplay:
         """Mean over ranks and, with `ranks`, every rank class of a timeline."""
-        from mpsim.result.attribution import attribute
+        from mpsim.training.account import attribute
 
         return cls._from_ticks(timeline, attribute(timeline), ranks=ranks)
 

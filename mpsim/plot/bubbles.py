@@ -58,7 +58,7 @@ class BubbleDisplay(Display):
     @classmethod
     def from_timeline(cls, timeline: Timeline) -> BubbleDisplay:
         """Bubbles of a timeline."""
-        from mpsim.result.attribution import attribute
+        from mpsim.training.account import attribute
 
         return cls._from_ticks(timeline, attribute(timeline))
 

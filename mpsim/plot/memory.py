@@ -19,8 +19,7 @@ from mpsim.units import Dimension, parse_quantity
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mpsim.result import Result
-    from mpsim.result.memory import MemoryCurve
+    from mpsim.result import MemoryCurve, Result
 
 __all__ = ["MemoryCurveDisplay", "MemoryDisplay"]
 

@@ -1,7 +1,7 @@
-"""Results: attribution, utilisation, memory and summary of a simulated step."""
+"""Results: what any job's timeline means, from the use of compute and links to energy and price."""
 
-from mpsim.result.memory import Memory
-from mpsim.result.result import Result
+from mpsim.result.memory import Memory, MemoryCurve
+from mpsim.result.result import Job, Result
 from mpsim.result.utilisation import Utilisation
 
-__all__ = ["Memory", "Result", "Utilisation"]
+__all__ = ["Job", "Memory", "MemoryCurve", "Result", "Utilisation"]

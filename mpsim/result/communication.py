@@ -1,7 +1,7 @@
 """Communication: how long ranks communicate over each axis, and how much of it runs beside kernels.
 
 Hidden is the time in which a message or collective of a rank runs while a kernel runs on that rank; exposed is the rest of the time it runs. Unlike the
-parts of the step (`mpsim.result.attribution`), these count every transfer by itself: two at once count twice, and what is exposed here may still be
+parts of the step (`mpsim.training.account`), these count every transfer by itself: two at once count twice, and what is exposed here may still be
 waited for by nobody.
 
 Shapes: R rank classes, A axes, Q kernels of a template, W windows of time.
@@ -21,8 +21,7 @@ from mpsim.engine.timeline import Timeline
 from mpsim.program import PARTS, Kind, Program, Stream, Template
 from mpsim.program.csr import owners
 from mpsim.program.devices import COMMUNICATION
-from mpsim.result.attribution import compute_rows
-from mpsim.result.intervals import Cover
+from mpsim.result.intervals import Cover, compute_rows
 
 __all__ = ["AXES", "CommunicationTime", "communication_time"]
 

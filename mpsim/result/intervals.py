@@ -1,11 +1,20 @@
-"""Time covered by sets of intervals, for many windows at once."""
+"""Intervals of time: when compute streams are busy and idle, and how much of a window a set of intervals covers.
+
+Shapes: R rank classes, n intervals.
+"""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cover"]
+from mpsim.engine.timeline import Timeline
+from mpsim.program import COMPUTING, PARTS, Program, Stream
+from mpsim.program.csr import owners, stable_order
+
+__all__ = ["Cover", "Gaps", "busy_parts", "busy_ticks", "compute_rows", "idle_gaps"]
 
 Floats = NDArray[np.float64]
 
@@ -49,3 +58,73 @@ class Cover:
         """Covered time inside each window; 0 for a window that ends before it starts."""
         before = self.until(np.concatenate([start, np.maximum(end, start)]))
         return np.maximum(before[len(start) :] - before[: len(start)], 0.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Gaps:
+    """Idle intervals of compute streams: which rank, from when to when, before which row (-1: after the last)."""
+
+    rank: NDArray[np.int64]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    row: NDArray[np.int64]
+
+    def where(self, chosen: NDArray[np.bool_]) -> Gaps:
+        """Some of them."""
+        return Gaps(self.rank[chosen], self.start[chosen], self.end[chosen], self.row[chosen])
+
+
+def compute_rows(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rank and row of everything on compute streams, ordered by rank, then stream order."""
+    owner = owners(program.slot_ptr)
+    on_compute = program.slot % len(Stream) == Stream.COMPUTE
+    rank = program.slot[on_compute].astype(np.int64) // len(Stream)
+    order = stable_order(rank)  # owners ascend
+    return rank[order], owner[on_compute][order]
+
+
+def idle_gaps(timeline: Timeline) -> Gaps:
+    """Every interval in which a rank's compute stream is idle: before each of its rows, then after its last."""
+    program = timeline.program
+    rank, row = compute_rows(program)
+    start, end = timeline.start[row], timeline.end[row]
+    first = np.ones(len(row), dtype=bool)
+    first[1:] = rank[1:] != rank[:-1]
+    previous = np.where(first, 0.0, np.roll(end, 1))
+    last = np.zeros(program.ranks)
+    np.maximum.at(last, rank, end)
+    everyone = np.arange(program.ranks)
+    gaps = Gaps(
+        rank=np.concatenate([rank, everyone]),
+        start=np.concatenate([previous, last]),
+        end=np.concatenate([start, np.full(program.ranks, timeline.makespan)]),
+        row=np.concatenate([row, np.full(program.ranks, -1)]),
+    )
+    return gaps.where(gaps.end > gaps.start)
+
+
+def busy_parts(timeline: Timeline) -> NDArray[np.float64]:
+    """Ticks in which each rank's compute stream is busy, by part of the account [R, parts]; waits inside an action count as the part they belong to."""
+    program = timeline.program
+    rank, row = compute_rows(program)
+    template = program.template[row]
+    plain = template < 0
+    own, kinds = row[plain], len(program.templates)
+    place = rank[plain] * len(PARTS) + program.part[own]
+    size = program.ranks * len(PARTS)
+    parts = np.bincount(place, weights=program.duration[own], minlength=size).astype(np.float64)
+    parts = parts.reshape(program.ranks, len(PARTS))
+    if kinds:
+        count = np.bincount(
+            rank[~plain] * kinds + template[~plain], minlength=program.ranks * kinds
+        )
+        parts += count.reshape(-1, kinds).astype(float) @ np.stack(
+            [one.parts for one in program.templates]
+        )
+    return parts
+
+
+def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
+    """Ticks in which each rank's compute stream runs kernels [R]; waits inside an action are not busy."""
+    busy: NDArray[np.float64] = busy_parts(timeline)[:, [*COMPUTING]].sum(axis=1)
+    return busy

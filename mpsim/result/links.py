@@ -6,16 +6,16 @@ Shapes: L links, B bins, X rows of the program with what happens inside actions 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import Timeline, kernel_times
 from mpsim.engine.traffic import carried
-from mpsim.program import TICK
+from mpsim.program import TICK, Program
 from mpsim.program.expand import expand
-from mpsim.program.links import Links, links_of
-from mpsim.training.plan import Plan
+from mpsim.program.links import Links
 
 __all__ = ["LinkUse", "measure_links"]
 
@@ -64,13 +64,16 @@ class LinkUse:
         return "\n".join(["link                         mean use", *rows])
 
 
-def measure_links(timeline: Timeline, plan: Plan, *, bins: int = 200) -> LinkUse:
+def measure_links(
+    timeline: Timeline, links_of: Callable[[Program], Links], *, bins: int = 200
+) -> LinkUse:
     """Measure a finished step.
 
     Parameters
     ----------
     timeline : Timeline
-    plan : Plan
+    links_of : callable
+        Gives the links of a program of the same job.
     bins : int
         Of the series over time.
 
@@ -80,7 +83,7 @@ def measure_links(timeline: Timeline, plan: Plan, *, bins: int = 200) -> LinkUse
     moved at its own rate once its latency was paid.
     """
     program = expand(timeline.program) if timeline.program.templates else timeline.program
-    times, links = kernel_times(timeline), links_of(program, plan)
+    times, links = kernel_times(timeline), links_of(program)
     edges = np.linspace(0.0, timeline.makespan, bins + 1)
     shared = timeline.traffic
     steady = np.flatnonzero(links.cap > 0)

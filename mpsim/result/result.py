@@ -16,18 +16,51 @@ from mpsim import accessors
 from mpsim.cost import Constant
 from mpsim.engine import KernelTimes, Timeline, kernel_times
 from mpsim.errors import ScenarioError
+from mpsim.hardware import Cluster
+from mpsim.program.links import Links
 from mpsim.program.program import Program
-from mpsim.result.attribution import attribute
 from mpsim.result.communication import CommunicationTime, communication_time
 from mpsim.result.links import LinkUse, measure_links
-from mpsim.result.memory import Memory, MemoryCurve, account_memory, memory_curve
-from mpsim.result.summary import summarise
+from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.utilisation import Utilisation, measure_utilisation
 from mpsim.scenario import Scenario
-from mpsim.training.plan import Plan
 from mpsim.version import __version__
 
-__all__ = ["Pictures", "Result"]
+__all__ = ["Job", "Pictures", "Result"]
+
+
+class Job(Protocol):
+    """The job that was simulated, a training step or another: what a result asks it."""
+
+    @property
+    def plan(self) -> Any:
+        """The plan, which is of the job's own kind."""
+        ...
+
+    @property
+    def class_clusters(self) -> tuple[Cluster, ...]:
+        """The cluster as each rank class of the program has it."""
+        ...
+
+    def account(self, timeline: Timeline) -> NDArray[np.float64]:
+        """Ticks of each rank class by part of the job's account; every row sums to the makespan."""
+        ...
+
+    def links(self, program: Program) -> Links:
+        """Links that rows of one of its programs use."""
+        ...
+
+    def memory(self) -> Memory:
+        """What each rank holds at its fullest moment."""
+        ...
+
+    def memory_curve(self, timeline: Timeline, memory: Memory, rank: int) -> MemoryCurve:
+        """What a rank class holds over time."""
+        ...
+
+    def summary(self, result: Result) -> dict[str, Any]:
+        """The figures of the outside contract, SI units."""
+        ...
 
 
 class Pictures(Protocol):
@@ -42,12 +75,13 @@ class Pictures(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-    """One simulated training step.
+    """One simulated job.
 
     Parameters
     ----------
     scenario : Scenario
-    plan : Plan
+    job : Job
+        Such as a training step.
     timeline : Timeline
     constants : tuple of Constant
         Every constant the cost models used, with its source.
@@ -56,15 +90,20 @@ class Result:
     """
 
     scenario: Scenario
-    plan: Plan
+    job: Job
     timeline: Timeline
     constants: tuple[Constant, ...]
     program: Program
 
+    @property
+    def plan(self) -> Any:
+        """The plan of the job: a `mpsim.training.Plan` of a training step."""
+        return self.job.plan
+
     @functools.cached_property
     def parts(self) -> NDArray[np.float64]:
-        """Where each rank class's time went, by `mpsim.program.PARTS` [ticks]."""
-        return attribute(self.timeline)
+        """Where each rank class's time went, by part of the job's account [ticks]."""
+        return self.job.account(self.timeline)
 
     @functools.cached_property
     def communication(self) -> CommunicationTime:
@@ -74,26 +113,26 @@ class Result:
     @functools.cached_property
     def memory(self) -> Memory:
         """What each pipeline rank holds at its fullest moment."""
-        return account_memory(self.plan)
+        return self.job.memory()
 
     def memory_curve(self, rank: int) -> MemoryCurve:
         """What rank class `rank` (the pipeline rank, where replicas are alike) holds over time."""
-        return memory_curve(self.timeline, self.plan, self.memory, rank)
+        return self.job.memory_curve(self.timeline, self.memory, rank)
 
     @functools.cached_property
     def utilisation(self) -> Utilisation:
         """How busy compute and links were."""
-        return measure_utilisation(self.timeline, self.plan.class_clusters)
+        return measure_utilisation(self.timeline, self.job.class_clusters)
 
     @functools.cached_property
     def links(self) -> LinkUse:
         """What every link carried over time: ports of rank classes, and links of the fabric that could be too thin."""
-        return measure_links(self.timeline, self.plan)
+        return measure_links(self.timeline, self.job.links)
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """The figures of the outside contract, SI units."""
-        return summarise(self)
+        return self.job.summary(self)
 
     @property
     def breakdown(self) -> Mapping[str, float]:
@@ -208,7 +247,7 @@ class Result:
 def _accelerators(result: Result) -> str:
     """How many of each kind of accelerator."""
     counts: dict[str, int] = {}
-    clusters = result.plan.class_clusters
+    clusters = result.job.class_clusters
     for cluster, size in zip(clusters, result.program.class_size.tolist(), strict=True):
         title = cluster.accelerator.title
         counts[title] = counts.get(title, 0) + size

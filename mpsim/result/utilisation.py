@@ -13,7 +13,7 @@ from mpsim.engine.timeline import Timeline
 from mpsim.hardware import Cluster
 from mpsim.program import COMPUTING, TICK, Kind, Stream
 from mpsim.program.csr import owners
-from mpsim.result.attribution import busy_ticks
+from mpsim.result.intervals import busy_ticks
 
 __all__ = ["Series", "Utilisation", "measure_utilisation"]
 

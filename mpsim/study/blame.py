@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mpsim.engine import Timeline
 from mpsim.engine.graph import precedence
 from mpsim.program import TICK, Kind
-from mpsim.result.attribution import compute_rows, idle_gaps
+from mpsim.result.intervals import compute_rows, idle_gaps
 
 __all__ = ["TRANSFERS", "Blame", "measure_blame"]
 

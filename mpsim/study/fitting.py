@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from mpsim.errors import MpsimError
-from mpsim.result.memory import account_memory
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
+from mpsim.training.memory import account_memory
 
 __all__ = ["Change", "changes_that_fit"]
 

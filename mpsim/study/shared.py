@@ -15,10 +15,10 @@ import numpy as np
 from mpsim.parallel import Communication, Item, Waits
 from mpsim.program.program import Program, Template
 from mpsim.result import Memory
-from mpsim.result.memory import account_memory
 from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts, StageCosts
+from mpsim.training.memory import account_memory
 from mpsim.training.plan import Plan
 from mpsim.workload import Phase
 

@@ -93,21 +93,6 @@ class Graphs:
         return self._structures[graph]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Ready:
-    """A point that only has to be replayed."""
-
-    prepared: Prepared
-    memory: Memory | None
-
-    def result(self, timeline: Timeline) -> Result:
-        """What the timeline means."""
-        result = self.prepared.result(timeline)
-        if self.memory is not None:
-            vars(result)["memory"] = self.memory  # as if it had been asked for
-        return result
-
-
 class Together:
     """Simulates many scenarios, and keeps what the next ones may have in common with them."""
 
@@ -131,7 +116,7 @@ class Together:
         The same figures, bit for bit: programs of one structure share its order, and are replayed at once; those of one kind share templates.
         """
         outcomes: dict[int, Result | MpsimError] = {}
-        ready: dict[int, _Ready] = {}
+        ready: dict[int, Prepared] = {}
         for place, scenario in enumerate(scenarios):
             try:
                 if _replays(scenario):
@@ -141,14 +126,14 @@ class Together:
             except MpsimError as error:
                 outcomes[place] = error
         try:
-            timelines = self._graphs.timelines([one.prepared.program for one in ready.values()])
+            timelines = self._graphs.timelines([one.program for one in ready.values()])
         except MpsimError:  # one of them cannot run: find out which
             return [outcomes[i] if i in outcomes else _outcome(s) for i, s in enumerate(scenarios)]
         for (place, one), timeline in zip(ready.items(), timelines, strict=True):
             outcomes[place] = one.result(timeline)
         return [outcomes[place] for place in range(len(scenarios))]
 
-    def _prepared(self, scenario: Scenario, kind: str | None) -> _Ready:
+    def _prepared(self, scenario: Scenario, kind: str | None) -> Prepared:
         memory: Memory | None = None
 
         def build(plan: Plan, costs: PlanCosts) -> Program:
@@ -159,7 +144,7 @@ class Together:
             program, memory = self._shared.build(kind, plan, costs)
             return program
 
-        return _Ready(prepare(scenario, build=build), memory)
+        return dataclasses.replace(prepare(scenario, build=build), known_memory=memory)
 
 
 def simulate_together(scenarios: Sequence[Scenario]) -> list[Result | MpsimError]:

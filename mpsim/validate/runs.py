@@ -11,9 +11,9 @@ from typing import Any
 
 from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells
-from mpsim.result.memory import memory_constants
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
+from mpsim.training.memory import memory_constants
 from mpsim.validate.adapt import adapted
 from mpsim.validate.assumptions import Filled, fill_in
 from mpsim.validate.clusters import cluster_of

@@ -14,8 +14,8 @@ from mpsim.program.expand import expand
 from mpsim.program.links import Links, links_of
 from mpsim.program.program import PARTS, TICK, Kind
 from mpsim.program.rows import Rows
-from mpsim.result.attribution import attribute
 from mpsim.training import build_program
+from mpsim.training.account import attribute
 from tests.plans import small_plan
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mpsim.engine import run
 from mpsim.program import PARTS, Program, Stream, expand
-from mpsim.result.attribution import attribute
 from mpsim.training import build_program
+from mpsim.training.account import attribute
 from mpsim.training.plan import Plan
 from tests.plans import small_plan
 

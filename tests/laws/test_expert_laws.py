@@ -16,8 +16,8 @@ from mpsim.parallel.imbalance import expected_maximum
 from mpsim.program import PARTS
 from mpsim.program.expand import expand
 from mpsim.program.unfold import unfold
-from mpsim.result.attribution import attribute
 from mpsim.training import Plan, build_program
+from mpsim.training.account import attribute
 from mpsim.workload import Experts
 from tests.plans import small_plan
 

@@ -17,7 +17,7 @@ from mpsim.hardware import Cluster
 from mpsim.program import PARTS, Program, Stream
 from mpsim.program.expand import expand
 from mpsim.program.unfold import unfold
-from mpsim.result.attribution import attribute
+from mpsim.training.account import attribute
 from mpsim.training.build import build_program
 from mpsim.training.plan import Plan
 from tests.plans import small_plan

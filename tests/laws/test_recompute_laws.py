@@ -19,8 +19,8 @@ from mpsim.parallel import (
     block_forward,
     rerun,
 )
-from mpsim.result.memory import kept_by_stage
 from mpsim.training import build_program
+from mpsim.training.memory import kept_by_stage
 from mpsim.workload import Expansion, Lowering, expand_layer, model
 from tests.plans import small_plan
 

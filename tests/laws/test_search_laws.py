@@ -10,13 +10,13 @@ import pytest
 
 import mpsim
 from mpsim.errors import DeadlockError, ScenarioError
-from mpsim.result.memory import account_memory
 from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
 from mpsim.study.search.flight import Flight, Order
 from mpsim.study.search.space import AXES, Space
+from mpsim.training.memory import account_memory
 from mpsim.training.planning import make_plan
 
 DENSE = {

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mpsim.importers.cells import Cells, read_rows
-from mpsim.result.memory import account_memory
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
+from mpsim.training.memory import account_memory
 from mpsim.training.planning import make_plan
 from mpsim.validate.runs import filled, rule_of, scenario_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsim.parallel import Recompute
-from mpsim.result.memory import held_by_rank, kept_by_stage, model_states
+from mpsim.training.memory import held_by_rank, kept_by_stage, model_states
 from mpsim.training.plan import Plan
 from tests.plans import small_plan
 

@@ -7,9 +7,9 @@ import pytest
 
 from mpsim.engine import run
 from mpsim.program import PARTS, Kind, Program, Rows, Stream
-from mpsim.result.attribution import attribute
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
+from mpsim.training.account import attribute
 
 
 def _account(program: Program) -> list[dict[str, float]]:

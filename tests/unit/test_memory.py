@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mpsim import Scenario, simulate
-from mpsim.result.memory import account_memory, held_by_rank, kept_by_stage
-from mpsim.result.memory.activations import kept_by_part
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
+from mpsim.training.memory import account_memory, held_by_rank, kept_by_stage
+from mpsim.training.memory.activations import kept_by_part
 from mpsim.workload import model
 from tests.plans import small_plan
 

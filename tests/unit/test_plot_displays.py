@@ -22,7 +22,7 @@ from mpsim.plot import (
 from mpsim.plot.display import thin
 from mpsim.plot.memory import MemoryCurveDisplay
 from mpsim.program import PARTS
-from mpsim.result.memory import MemoryCurve
+from mpsim.result import MemoryCurve
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
 

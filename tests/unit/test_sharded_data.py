@@ -13,10 +13,10 @@ from mpsim.engine import run
 from mpsim.engine.timeline import Timeline
 from mpsim.hardware import host_of
 from mpsim.program import PARTS, TICK, Program, Stream
-from mpsim.result.attribution import attribute
-from mpsim.result.memory import account_memory
 from mpsim.schedule import Action
 from mpsim.training import build_program
+from mpsim.training.account import attribute
+from mpsim.training.memory import account_memory
 from mpsim.training.plan import Plan
 from tests.plans import small_plan
 

@@ -10,7 +10,7 @@ import pytest
 import mpsim
 from mpsim.cli import main
 from mpsim.errors import ScenarioError
-from mpsim.result.attribution import compute_rows
+from mpsim.result.intervals import compute_rows
 from mpsim.scenario.variation import Variation
 from mpsim.study import simulate_variation
 

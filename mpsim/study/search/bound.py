@@ -26,13 +26,13 @@ from mpsim.parallel import Mesh, Stage, partition_layers
 from mpsim.program import Rows, Stream
 from mpsim.program.program import TICK
 from mpsim.program.template import ticks
-from mpsim.result.memory import buffers, gradient_scratch, memory_constants, model_states
 from mpsim.schedule import Action, Orders
 from mpsim.study.search.exposed import Exposed, StageParts
 from mpsim.study.search.flight import Order
 from mpsim.study.search.shapes import KEPT, Shape, Shapes, content, part_names, varied
 from mpsim.study.search.space import Frame, Layout
 from mpsim.training.costs import PlanCosts
+from mpsim.training.memory import buffers, gradient_scratch, memory_constants, model_states
 from mpsim.training.plan import Plan
 from mpsim.training.step_end import StepRows
 
@@ -49,7 +49,7 @@ class Bounded:
     ----------
     layouts : list of Layout
     memory : float64[K]
-        What the fullest rank needs [B]: that of `mpsim.result.memory.account_memory`, to rounding.
+        What the fullest rank needs [B]: that of `mpsim.training.memory.account_memory`, to rounding.
     bound : float64[K]
         No step is shorter [s].
     """

@@ -84,12 +84,12 @@ class Flight:
         Parameters
         ----------
         kept : mapping of str to float64[K, S]
-            Fields of `mpsim.result.memory.Kept` of each stage [B].
+            Fields of `mpsim.training.memory.Kept` of each stage [B].
 
         Returns
         -------
         float64[K, P], float64[K, P]
-            As `mpsim.result.memory.held_by_rank` has it.
+            As `mpsim.training.memory.held_by_rank` has it.
         """
         for_input = kept["for_input"] + kept["logits"]
         beside = np.maximum(kept["in_layers"] - kept["logits"], kept["in_head"])

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from mpsim.framework import ExpertOverlap
 from mpsim.parallel import Stage
 from mpsim.program.program import COMPUTING
-from mpsim.result.memory import Kept, kept_by_stage
 from mpsim.schedule import Action, Orders, make_orders
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
+from mpsim.training.memory import Kept, kept_by_stage
 from mpsim.training.plan import Plan
 
 __all__ = ["KEPT", "Shape", "Shapes", "content", "part_names", "varied"]
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
     ticks : float64[4]
         Time of each `Action` [ticks]; where a block hides actions in each other, that of its kernels only.
     kept : float64[7]
-        Fields of `mpsim.result.memory.Kept` [B].
+        Fields of `mpsim.training.memory.Kept` [B].
     """
 
     ticks: Floats

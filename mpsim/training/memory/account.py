@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mpsim.result.memory.activations import held_by_rank, kept_by_stage
-from mpsim.result.memory.states import buffers, gradient_scratch, model_states
+from mpsim.result.memory import Memory, join_memory
 from mpsim.schedule import Action
 from mpsim.shipped import load_catalog
+from mpsim.training.memory.activations import held_by_rank, kept_by_stage
+from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 from mpsim.training.plan import Plan
 
-__all__ = ["COMPONENTS", "Memory", "account_memory", "joined_memory", "memory_constants"]
+__all__ = ["COMPONENTS", "account_memory", "memory_constants"]
 
 COMPONENTS = (
     "parameters",
@@ -26,47 +24,6 @@ COMPONENTS = (
     "buffers",
     "overhead",
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Memory:
-    """Bytes of every pipeline rank (of every class of replicas, where these differ) at its fullest moment.
-
-    Parameters
-    ----------
-    components : mapping of str to float64[P]
-        By `COMPONENTS` [B].
-    capacities : float64[P]
-        Of an accelerator of each rank [B].
-    when : tuple of str
-        The action of each rank during which it is fullest, such as ``backward of microbatch 3``.
-    """
-
-    components: Mapping[str, NDArray[np.float64]]
-    capacities: NDArray[np.float64]
-    when: tuple[str, ...] = ()
-
-    @property
-    def total(self) -> NDArray[np.float64]:
-        """All components of each rank [B]."""
-        total: NDArray[np.float64] = np.sum([self.components[name] for name in COMPONENTS], axis=0)
-        return total
-
-    @property
-    def fullest(self) -> int:
-        """The rank that needs most, of what it has where ranks have different capacities."""
-        alike = bool((self.capacities == self.capacities[0]).all())
-        return int(np.argmax(self.total if alike else self.total / self.capacities))
-
-    @property
-    def capacity(self) -> float:
-        """Of an accelerator of the fullest rank [B]."""
-        return float(self.capacities[self.fullest])
-
-    @property
-    def fits(self) -> bool:
-        """Whether every rank's total is within capacity."""
-        return bool((self.total <= self.capacities).all())
 
 
 def account_memory(plan: Plan) -> Memory:
@@ -87,7 +44,7 @@ def account_memory(plan: Plan) -> Memory:
     largest product are alive too. The peak is exact for the order; the bytes are those of the operator list.
     """
     if plan.classes:
-        return joined_memory([account_memory(one) for one in plan.parts])
+        return join_memory([account_memory(one) for one in plan.parts])
     constants = memory_constants()
     kept = kept_by_stage(plan)
     held = held_by_rank(plan, kept)
@@ -111,19 +68,6 @@ def account_memory(plan: Plan) -> Memory:
     )
 
 
-def joined_memory(parts: Sequence[Memory]) -> Memory:
-    """The memory of several classes of replicas, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return Memory(
-        components={
-            name: np.concatenate([one.components[name] for one in parts]) for name in COMPONENTS
-        },
-        capacities=np.concatenate([one.capacities for one in parts]),
-        when=tuple(itertools.chain(*(one.when for one in parts))),
-    )
-
-
 _NAMES = {
     Action.F: "forward",
     Action.B: "backward",
@@ -140,5 +84,5 @@ def _moment(plan: Plan, rank: int, action: int) -> str:
 
 def memory_constants() -> Mapping[str, float]:
     """``context``: what the driver and libraries take [B]; ``fragmentation``: share of activations lost between them."""
-    data = dict(load_catalog("mpsim.result.data"))["memory"]
+    data = dict(load_catalog("mpsim.training.data"))["memory"]
     return {name: float(entry["value"]) for name, entry in data["constants"].items()}

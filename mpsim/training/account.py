@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
-from mpsim.program import COMPUTING, PARTS, PIPELINE, Kind, Program, Stream
-from mpsim.program.csr import owners, stable_order
-from mpsim.result.intervals import Cover
+from mpsim.program import PARTS, PIPELINE, Kind, Stream
+from mpsim.program.csr import owners
+from mpsim.result.intervals import Cover, Gaps, busy_parts, idle_gaps
 
-__all__ = ["Gaps", "attribute", "busy_ticks", "compute_rows", "idle_gaps"]
+__all__ = ["attribute"]
 
 _DP, _BUBBLE, _OPTIMIZER, _OTHER = (
     PARTS.index(name) for name in ("exposed_dp", "bubble", "optimizer", "other")
@@ -33,16 +33,6 @@ _DP, _BUBBLE, _OPTIMIZER, _OTHER = (
 _DATA = (Stream.DP, Stream.REPLICA, Stream.EDP, Stream.COPY, Stream.HOST)
 """Streams on which model states move or are updated."""
 _TRANSFERS = (Kind.SEND, Kind.COLLECTIVE)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Gaps:
-    """Idle intervals of compute streams: which rank, from when to when, before which row (-1: after the last)."""
-
-    rank: NDArray[np.int64]
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
-    row: NDArray[np.int64]
 
 
 def attribute(timeline: Timeline) -> NDArray[np.float64]:
@@ -57,72 +47,13 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     float64[R, len(PARTS)]
         Ticks; every row sums to the makespan.
     """
-    result = _busy(timeline)
+    result = busy_parts(timeline)
     gaps = idle_gaps(timeline)
     is_pipeline = np.isin(timeline.program.kind, PIPELINE)
     before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]
-    _charge_waits(result, timeline, _select(gaps, before_action))
-    _charge_ends(result, timeline, _select(gaps, ~before_action))
+    _charge_waits(result, timeline, gaps.where(before_action))
+    _charge_ends(result, timeline, gaps.where(~before_action))
     return result
-
-
-def compute_rows(program: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rank and row of everything on compute streams, ordered by rank, then stream order."""
-    owner = owners(program.slot_ptr)
-    on_compute = program.slot % len(Stream) == Stream.COMPUTE
-    rank = program.slot[on_compute].astype(np.int64) // len(Stream)
-    order = stable_order(rank)  # owners ascend
-    return rank[order], owner[on_compute][order]
-
-
-def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
-    """Ticks in which each rank's compute stream runs kernels [R]; waits inside an action are not busy."""
-    busy: NDArray[np.float64] = _busy(timeline)[:, [*COMPUTING]].sum(axis=1)
-    return busy
-
-
-def _busy(timeline: Timeline) -> NDArray[np.float64]:
-    program = timeline.program
-    rank, row = compute_rows(program)
-    template = program.template[row]
-    plain = template < 0
-    own, kinds = row[plain], len(program.templates)
-    place = rank[plain] * len(PARTS) + program.part[own]
-    size = program.ranks * len(PARTS)
-    parts = np.bincount(place, weights=program.duration[own], minlength=size).astype(np.float64)
-    parts = parts.reshape(program.ranks, len(PARTS))
-    if kinds:
-        count = np.bincount(
-            rank[~plain] * kinds + template[~plain], minlength=program.ranks * kinds
-        )
-        parts += count.reshape(-1, kinds).astype(float) @ np.stack(
-            [one.parts for one in program.templates]
-        )
-    return parts
-
-
-def idle_gaps(timeline: Timeline) -> Gaps:
-    """Every interval in which a rank's compute stream is idle: before each of its rows, then after its last."""
-    program = timeline.program
-    rank, row = compute_rows(program)
-    start, end = timeline.start[row], timeline.end[row]
-    first = np.ones(len(row), dtype=bool)
-    first[1:] = rank[1:] != rank[:-1]
-    previous = np.where(first, 0.0, np.roll(end, 1))
-    last = np.zeros(program.ranks)
-    np.maximum.at(last, rank, end)
-    everyone = np.arange(program.ranks)
-    gaps = Gaps(
-        rank=np.concatenate([rank, everyone]),
-        start=np.concatenate([previous, last]),
-        end=np.concatenate([start, np.full(program.ranks, timeline.makespan)]),
-        row=np.concatenate([row, np.full(program.ranks, -1)]),
-    )
-    return _select(gaps, gaps.end > gaps.start)
-
-
-def _select(gaps: Gaps, chosen: NDArray[np.bool_]) -> Gaps:
-    return Gaps(gaps.rank[chosen], gaps.start[chosen], gaps.end[chosen], gaps.row[chosen])
 
 
 def _charge_waits(parts: NDArray[np.float64], timeline: Timeline, gaps: Gaps) -> None:
@@ -133,14 +64,14 @@ def _charge_waits(parts: NDArray[np.float64], timeline: Timeline, gaps: Gaps) ->
         held = np.maximum(gate, 0)
         transfers = (gate >= 0) & np.isin(program.kind[held], _TRANSFERS)
         transfers &= timeline.end[held] >= left.end
-        waits = _select(left, ~transfers)
+        waits = left.where(~transfers)
         _charge(parts, waits.rank, _BUBBLE, waits.end - waits.start)
-        left, gate = _select(left, transfers), gate[transfers]
+        left, gate = left.where(transfers), gate[transfers]
         since = np.clip(_ready(timeline, gate), left.start, left.end)
         np.add.at(parts, (left.rank, program.part[gate]), left.end - since)
         # a transfer that others held up is followed to those
         left = dataclasses.replace(left, end=since, row=gate)
-        left = _select(left, left.end > left.start)
+        left = left.where(left.end > left.start)
 
 
 def _charge(

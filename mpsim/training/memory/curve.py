@@ -5,37 +5,16 @@ Shapes: N actions of a rank, E moments.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.program import PIPELINE, TICK, Stream
-from mpsim.result.memory.account import Memory
-from mpsim.result.memory.activations import held_by_rank, kept_by_stage
+from mpsim.result.memory import Memory, MemoryCurve
+from mpsim.training.memory.activations import held_by_rank, kept_by_stage
 from mpsim.training.plan import Plan
 
-__all__ = ["MemoryCurve", "memory_curve"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class MemoryCurve:
-    """What one rank holds over time.
-
-    Parameters
-    ----------
-    time_s : float64[E]
-        Moments in order; what is held changes only there [s].
-    held : float64[E]
-        From each moment to the next [B].
-    standing : float64
-        Part of `held` that is there all the time: model states, buffers, overhead [B].
-    """
-
-    time_s: NDArray[np.float64]
-    held: NDArray[np.float64]
-    standing: float
+__all__ = ["memory_curve"]
 
 
 def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> MemoryCurve:

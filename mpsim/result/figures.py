@@ -1,0 +1,132 @@
+"""Figures that any job's summary has: traffic, utilisation, energy, price, where constants come from, what to be warned of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost import Constant, Status, device_power
+from mpsim.hardware import SCALED_FORMATS, Accelerator, recalled
+from mpsim.program import TICK
+from mpsim.result.communication import AXES
+
+if TYPE_CHECKING:
+    from mpsim.result.result import Result
+
+__all__ = [
+    "calibration",
+    "communication",
+    "energy",
+    "mean_over_accelerators",
+    "mean_over_ranks",
+    "price",
+    "unsure",
+    "utilisation",
+]
+
+
+def mean_over_ranks(result: Result, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean over all ranks of figures of rank classes [R, ...]."""
+    size = result.timeline.program.class_size
+    mean: NDArray[np.float64] = (size / size.sum()) @ values
+    return mean
+
+
+def mean_over_accelerators(result: Result, figure: Callable[[Accelerator], float]) -> float:
+    """Mean over all accelerators of a figure; of equal ones exactly what each has."""
+    values = np.array([figure(cluster.accelerator) for cluster in result.job.class_clusters])
+    if (values == values[0]).all():
+        return float(values[0])
+    return float(mean_over_ranks(result, values))
+
+
+def communication(result: Result) -> dict[str, dict[str, float]]:
+    """Mean over ranks of the time that transfers of each axis run, beside kernels and not [s]."""
+    hidden, exposed = (
+        mean_over_ranks(result, ticks) * TICK
+        for ticks in (result.communication.hidden, result.communication.exposed)
+    )
+    return {
+        axis: {"hidden": float(hidden[i]), "exposed": float(exposed[i])}
+        for i, axis in enumerate(AXES)
+    }
+
+
+def utilisation(result: Result) -> dict[str, float]:
+    """Mean over ranks of the share of the time in which each resource works."""
+    return {
+        name: float(mean_over_ranks(result, getattr(result.utilisation, name)))
+        for name in ("compute", "scale_up", "scale_out")
+    }
+
+
+def energy(result: Result) -> float:
+    """Energy of all accelerators, idle power included, hosts and network not [J]."""
+    power = np.array(
+        [
+            device_power(busy, cluster.accelerator.tdp_w, cluster.accelerator.idle_w)
+            for busy, cluster in zip(
+                result.utilisation.compute, result.job.class_clusters, strict=True
+            )
+        ]
+    )
+    size = result.timeline.program.class_size
+    return float((power * size).sum() * result.timeline.step_time_s)
+
+
+def price(result: Result) -> float | None:
+    """Price of all accelerators for the time [USD]; None where the catalog has none for one of them."""
+    chips = [cluster.accelerator for cluster in result.job.class_clusters]
+    if any(chip.price_per_hour is None for chip in chips):
+        return None
+    each = mean_over_accelerators(result, lambda chip: chip.price_per_hour or 0.0)
+    ranks = int(result.timeline.program.class_size.sum())
+    return each * ranks * result.timeline.step_time_s / 3600
+
+
+def calibration(constants: Sequence[Constant]) -> dict[str, Any]:
+    """Which constants were fitted on measurements, and which were not."""
+    return {
+        "calibrated": sum(constant.status is Status.CALIBRATED for constant in constants),
+        "family_default": sum(constant.status is Status.FAMILY_DEFAULT for constant in constants),
+        "datasheet": sum(constant.status is Status.DATASHEET for constant in constants),
+        "constants": [
+            {
+                "name": constant.name,
+                # JSON has no infinity: no limit
+                "value": constant.value if math.isfinite(constant.value) else None,
+                "unit": constant.unit,
+                "status": str(constant.status),
+                "source": constant.source,
+                "as_of": constant.as_of,
+            }
+            for constant in constants
+        ],
+    }
+
+
+def unsure(result: Result, precision: str) -> list[str]:
+    """Warnings of figures that nobody verified and of constants that were fitted on other hardware."""
+    warnings = []
+    peak = f"peak_flops.{SCALED_FORMATS.get(precision, precision)}"
+    used = ("memory_bytes", "memory_bandwidth", "tdp_w", "idle_w", peak)
+    chips = {cluster.accelerator.name: cluster.accelerator for cluster in result.job.class_clusters}
+    for name, chip in chips.items():
+        if figures := [figure for figure in recalled(chip) if figure in used]:
+            warnings.append(
+                f"figures of {name} that are recalled, not verified: {', '.join(figures)}"
+            )
+    defaults = sorted(
+        {
+            constant.name.rpartition(".")[0]
+            for constant in result.constants
+            if constant.status is Status.FAMILY_DEFAULT
+        }
+    )
+    if defaults:
+        warnings.append(f"not calibrated on this hardware: {', '.join(defaults)}")
+    return warnings

@@ -1,0 +1,89 @@
+"""Memory of a job: what each rank holds at its fullest moment, and over time.
+
+Shapes: P ranks, E moments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Memory", "MemoryCurve", "join_memory"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """Bytes of every pipeline rank (of every class of replicas, where these differ) at its fullest moment.
+
+    Parameters
+    ----------
+    components : mapping of str to float64[P]
+        In the order in which they are shown [B].
+    capacities : float64[P]
+        Of an accelerator of each rank [B].
+    when : tuple of str
+        The action of each rank during which it is fullest, such as ``backward of microbatch 3``.
+    """
+
+    components: Mapping[str, NDArray[np.float64]]
+    capacities: NDArray[np.float64]
+    when: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """All components of each rank [B]."""
+        total: NDArray[np.float64] = np.sum([*self.components.values()], axis=0)
+        return total
+
+    @property
+    def fullest(self) -> int:
+        """The rank that needs most, of what it has where ranks have different capacities."""
+        alike = bool((self.capacities == self.capacities[0]).all())
+        return int(np.argmax(self.total if alike else self.total / self.capacities))
+
+    @property
+    def capacity(self) -> float:
+        """Of an accelerator of the fullest rank [B]."""
+        return float(self.capacities[self.fullest])
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank's total is within capacity."""
+        return bool((self.total <= self.capacities).all())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class MemoryCurve:
+    """What one rank holds over time.
+
+    Parameters
+    ----------
+    time_s : float64[E]
+        Moments in order; what is held changes only there [s].
+    held : float64[E]
+        From each moment to the next [B].
+    standing : float64
+        Part of `held` that is there all the time: model states, buffers, overhead [B].
+    """
+
+    time_s: NDArray[np.float64]
+    held: NDArray[np.float64]
+    standing: float
+
+
+def join_memory(parts: Sequence[Memory]) -> Memory:
+    """The memory of several classes of replicas, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Memory(
+        components={
+            name: np.concatenate([one.components[name] for one in parts])
+            for name in parts[0].components
+        },
+        capacities=np.concatenate([one.capacities for one in parts]),
+        when=tuple(itertools.chain(*(one.when for one in parts))),
+    )

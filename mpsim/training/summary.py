@@ -1,0 +1,91 @@
+"""The summary of a training step: one flat mapping of SI numbers, the JSON of ``mpsim run``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpsim.hardware.routes import routes_of
+from mpsim.program import PARTS, TICK
+from mpsim.result import Result, figures
+from mpsim.result.validated import nearest_validated
+from mpsim.training.plan import Plan
+from mpsim.workload import model_flops
+
+__all__ = ["summarise"]
+
+
+def summarise(result: Result, plan: Plan) -> dict[str, Any]:
+    """Build the summary of a training step; every key is defined in docs/reference/metrics.md."""
+    step = result.timeline.step_time_s
+    accelerators = plan.mesh.world
+    peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(plan.precision))
+    model = model_flops(plan.model, plan.global_batch, plan.sequence_length)
+    hardware = _hardware_flops(result)
+    mean = figures.mean_over_ranks(result, result.parts) * TICK
+    breakdown = dict(zip(PARTS, mean.tolist(), strict=True))
+    tokens = plan.tokens_per_step / step
+    each = accelerators * step
+    return {
+        "scenario": plan.name,
+        "engine": result.timeline.engine,
+        "accelerators": accelerators,
+        "step_time_s": step,
+        "tokens_per_s": tokens,
+        "tokens_per_s_per_accelerator": tokens / accelerators,
+        "model_flops_per_step": model,
+        "hardware_flops_per_step": hardware,
+        "model_tflops_per_accelerator": model / each / 1e12,
+        "hardware_tflops_per_accelerator": hardware / each / 1e12,
+        "mfu": model / each / peak,
+        "hfu": hardware / each / peak,
+        "bubble_fraction": breakdown["bubble"] / step,
+        "breakdown_s": breakdown,
+        "communication_s": figures.communication(result),
+        "memory": _memory(result, plan),
+        "fits_memory": result.memory.fits,
+        "peak_memory_bytes": float(result.memory.total.max()),
+        "energy_j_per_step": figures.energy(result),
+        "cost_per_step": figures.price(result),
+        "utilisation": figures.utilisation(result),
+        "calibration": figures.calibration(result.constants),
+        "validated": nearest_validated(plan.cluster.accelerator, plan.framework.name, accelerators),
+        "warnings": _warnings(result, plan),
+        **({"variation": result.variation.to_json()} if result.scenario.variation else {}),
+    }
+
+
+def _hardware_flops(result: Result) -> float:
+    program = result.program
+    inside = np.array([template.flops.sum() for template in program.templates])
+    chosen = program.template >= 0
+    each = inside[program.template[chosen]] * program.class_size[program.rank[chosen]]
+    return float(each.sum())
+
+
+def _memory(result: Result, plan: Plan) -> dict[str, float | int]:
+    memory = result.memory
+    rank = memory.fullest
+    parts: dict[str, float | int] = {
+        name: float(held[rank]) for name, held in memory.components.items()
+    }
+    total = float(memory.total[rank])
+    stage = rank % plan.mesh.pp
+    return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": stage}
+
+
+def _warnings(result: Result, plan: Plan) -> list[str]:
+    memory = result.memory
+    warnings = []
+    if plan.network == "analytic" and plan.mesh.pp > 1 and routes_of(plan.cluster).names:
+        warnings.append(
+            "links of the fabric are thinner than the NICs below them, and network: analytic lets stages use them without "
+            "meeting each other; set simulation.network to flow"
+        )
+    if not memory.fits:
+        warnings.append(
+            f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB of "
+            f"{memory.capacity / 1e9:.1f} GB; 'mpsim check' says what would make it fit"
+        )
+    return warnings + figures.unsure(result, plan.precision)
