@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts, check_even, check_one_chunk
 from mpsim.schedule.orders import Action, Orders
-from mpsim.schedule.pairing import check_counts, check_even, check_one_chunk
-from mpsim.schedule.two_way import TwoWay
+from mpsim.schedule.stages import TwoWay
 
 __all__ = ["CHIMERA", "chimera"]
 

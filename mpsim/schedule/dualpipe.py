@@ -29,11 +29,10 @@ deepseek-ai/DualPipe, README and dualpipe.py, commit 3da1bbea (order of the phas
 from __future__ import annotations
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts, check_even, check_one_chunk
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.pairing import check_counts, check_even, check_one_chunk
+from mpsim.schedule.stages import TwoWay
 from mpsim.schedule.tape import Tape, from_tapes
-from mpsim.schedule.two_way import TwoWay
 
 __all__ = ["DUALPIPE", "dualpipe", "dualpipe_rank"]
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from mpsim.errors import ScheduleError
 from mpsim.schedule.dualpipe import dualpipe_rank
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts, check_two_chunks
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.pairing import check_counts, check_two_chunks
+from mpsim.schedule.stages import v_map
 from mpsim.schedule.tape import from_tapes
-from mpsim.schedule.zb_v import v_stage_rank
 
 __all__ = ["DUALPIPE_V", "dualpipe_v"]
 
@@ -57,7 +56,7 @@ def dualpipe_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders
         dualpipe_rank(rank, 2 * pp - 1 - rank, rank, half=pp, microbatches=microbatches)
         for rank in range(pp)
     ]
-    return from_tapes(_NAME, tapes, microbatches=microbatches, stage_rank=v_stage_rank(pp))
+    return from_tapes(_NAME, tapes, microbatches=microbatches, stage_rank=v_map(pp))
 
 
 DUALPIPE_V = Schedule(_NAME, dualpipe_v, chunks=2, fuses=True)

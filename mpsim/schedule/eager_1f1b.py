@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
+from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.pairing import check_counts, check_one_chunk, loop_orders
 
 __all__ = ["EAGER_1F1B", "eager_1f1b"]
 

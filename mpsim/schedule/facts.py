@@ -1,7 +1,7 @@
 """A schedule by name: how its orders are built, and the facts others need before any order is.
 
 A scenario is checked, a search enumerates layouts and a table of measured runs is read without building orders; what they must
-know of a schedule stands here, beside its builder, and in no table elsewhere.
+know of a schedule stands here, beside its builder, and in no table elsewhere. Sizes that several builders refuse are refused here too.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 
+from mpsim.errors import ScheduleError
 from mpsim.schedule.orders import Orders
 
-__all__ = ["Schedule"]
+__all__ = ["Schedule", "check_counts", "check_even", "check_one_chunk", "check_two_chunks"]
 
 _COMMON = ("pp", "microbatches", "virtual_stages")
 
@@ -79,3 +80,60 @@ class Schedule:
     def fuses_on(self, pp: int) -> bool:
         """Whether a forward can run beside a backward on `pp` pipeline ranks."""
         return self.fuses or (self.fuses_alone and pp == 1)
+
+
+def check_counts(schedule: str, *, pp: int, microbatches: int, virtual_stages: int) -> None:
+    """Refuse a pipeline of less than one rank, microbatch or virtual stage.
+
+    Raises
+    ------
+    ScheduleError
+    """
+    given = {"pp": pp, "microbatches": microbatches, "virtual_stages": virtual_stages}
+    for name, value in given.items():
+        if value < 1:
+            raise ScheduleError(
+                f"{schedule}: got {name} = {value}; needed at least 1; set {name} to 1 or more"
+            )
+
+
+def check_one_chunk(schedule: str, virtual_stages: int, *, instead: str) -> None:
+    """Refuse virtual stages where a schedule has one chunk a rank.
+
+    Raises
+    ------
+    ScheduleError
+    """
+    if virtual_stages != 1:
+        raise ScheduleError(
+            f"{schedule}: got virtual_stages = {virtual_stages}; needed 1; set virtual_stages to 1, or "
+            f"use {instead}"
+        )
+
+
+def check_two_chunks(schedule: str, virtual_stages: int) -> None:
+    """Refuse other than two chunks a rank, which a V has: one on the way down, one on the way up.
+
+    Raises
+    ------
+    ScheduleError
+    """
+    if virtual_stages != 2:
+        raise ScheduleError(
+            f"{schedule}: got virtual_stages = {virtual_stages}; needed 2, since each rank holds a stage on "
+            "the way down and one on the way up; set virtual_stages to 2"
+        )
+
+
+def check_even(schedule: str, name: str, value: int, *, why: str) -> None:
+    """Refuse an odd number.
+
+    Raises
+    ------
+    ScheduleError
+    """
+    if value % 2:
+        raise ScheduleError(
+            f"{schedule}: got {name} = {value}; needed an even number, since {why}; set {name} to "
+            f"{value + 1}"
+        )

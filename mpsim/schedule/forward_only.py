@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.interleaved import chunk_table, microbatch_group
 from mpsim.schedule.orders import Action, Orders
-from mpsim.schedule.pairing import check_counts
+from mpsim.schedule.stages import loop_map
 
 __all__ = ["FORWARD_ONLY", "forward_only"]
 
@@ -54,7 +54,7 @@ def forward_only(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orde
         pp=pp,
         microbatches=microbatches,
         virtual_stages=virtual_stages,
-        stage_rank=np.tile(np.arange(pp, dtype=np.int32), virtual_stages),
+        stage_rank=loop_map(pp, virtual_stages),
         rank_ptr=np.arange(pp + 1, dtype=np.int64) * count,
         kind=np.full(pp * count, Action.F, dtype=np.int8),
         stage=(chunk_K * pp + rank_P).astype(np.int32).ravel(),

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts
+from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.pairing import check_counts, loop_orders
 
 __all__ = ["INTERLEAVED_1F1B", "chunk_table", "interleaved_1f1b", "microbatch_group"]
 

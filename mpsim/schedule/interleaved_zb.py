@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.interleaved import chunk_table, microbatch_group
+from mpsim.schedule.loop import split_loop_orders
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.pairing import check_counts
-from mpsim.schedule.split import split_loop_orders
 
 __all__ = ["INTERLEAVED_ZB", "interleaved_zb"]
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.interleaved import chunk_table
+from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.pairing import check_counts, loop_orders
 
 __all__ = ["LOOPED_BFS", "looped_bfs"]
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
+from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.pairing import check_counts, check_one_chunk, loop_orders
 
 __all__ = ["ONE_F_ONE_B", "one_f_one_b"]
 

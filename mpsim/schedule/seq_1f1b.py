@@ -17,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
+from mpsim.schedule.loop import loop_orders
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.pairing import check_counts, check_one_chunk, loop_orders
 
 __all__ = ["SEQ_1F1B", "seq_1f1b"]
 

@@ -1,7 +1,7 @@
-"""A tape: what one rank does, action after action, for schedules that are written down as phases.
+"""Orders from lists: tapes, for schedules that are written down as phases, and steps, as searches write them.
 
-Each (kind, stage) counts its own microbatches, so a phase says "a forward of this stage" and the tape knows which.
-Weight gradients wait in a queue from their input gradient on.
+A tape is what one rank does, action after action. Each (kind, stage) counts its own microbatches, so a phase says "a forward
+of this stage" and the tape knows which. Weight gradients wait in a queue from their input gradient on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from mpsim.schedule.orders import Action, Orders
 
-__all__ = ["Tape", "from_tapes"]
+__all__ = ["Step", "Tape", "from_steps", "from_tapes", "steps_of"]
+
+Step = tuple[int, int, int]
+"""An action as (`Action` value, stage, microbatch)."""
 
 
 class Tape:
@@ -139,3 +142,49 @@ def from_tapes(
         fused=fused[kept],
         model_stage=part,
     )
+
+
+def from_steps(
+    schedule: str,
+    steps: Sequence[Sequence[Step]],
+    *,
+    microbatches: int,
+    stage_rank: NDArray[np.int32],
+) -> Orders:
+    """Orders whose rank r runs ``steps[r]``, validated.
+
+    Parameters
+    ----------
+    schedule : str
+        Name the orders carry.
+    steps : sequence of sequences of Step
+        One a rank.
+    microbatches : int
+        Per optimizer step.
+    stage_rank : int32[S]
+        Rank of each stage.
+
+    Returns
+    -------
+    Orders
+    """
+    flat = np.array([step for rank in steps for step in rank], dtype=np.int32).reshape(-1, 3)
+    return Orders(
+        schedule=schedule,
+        pp=len(steps),
+        microbatches=microbatches,
+        virtual_stages=len(stage_rank) // len(steps),
+        stage_rank=stage_rank,
+        rank_ptr=np.cumsum([0, *map(len, steps)]).astype(np.int64),
+        kind=flat[:, 0].astype(np.int8),
+        stage=flat[:, 1].copy(),
+        microbatch=flat[:, 2].copy(),
+    ).validate()
+
+
+def steps_of(orders: Orders) -> list[list[Step]]:
+    """The actions of every rank as lists of Step: the reverse of `from_steps`."""
+    rows = zip(orders.kind.tolist(), orders.stage.tolist(), orders.microbatch.tolist(), strict=True)
+    flat = list(rows)
+    ends = orders.rank_ptr.tolist()
+    return [flat[ends[rank] : ends[rank + 1]] for rank in range(orders.pp)]

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
+from mpsim.schedule.loop import split_loop_orders
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.pairing import check_counts, check_one_chunk
-from mpsim.schedule.split import split_loop_orders
 
 __all__ = ["ZB_H1", "zb_h1"]
 

@@ -16,15 +16,12 @@ PyTorch 2.13, torch.distributed.pipelining.ScheduleZBVZeroBubble (order of the p
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts, check_two_chunks
 from mpsim.schedule.orders import Orders
-from mpsim.schedule.pairing import check_counts, check_two_chunks
+from mpsim.schedule.stages import v_map
 from mpsim.schedule.tape import Tape, from_tapes
 
-__all__ = ["ZB_V", "v_stage_rank", "zb_v"]
+__all__ = ["ZB_V", "zb_v"]
 
 
 def zb_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
@@ -52,19 +49,7 @@ def zb_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
     check_two_chunks("zb-v", virtual_stages)
     built = max(microbatches, 2 * pp - 1)
     tapes = [_rank(pp, rank, built) for rank in range(pp)]
-    return from_tapes("zb-v", tapes, microbatches=microbatches, stage_rank=v_stage_rank(pp))
-
-
-def v_stage_rank(pp: int) -> NDArray[np.int32]:
-    """Rank of each of the 2 pp stages on a V: rank r holds stages r and 2 pp - 1 - r.
-
-    Examples
-    --------
-    >>> v_stage_rank(2).tolist()
-    [0, 1, 1, 0]
-    """
-    down = np.arange(pp, dtype=np.int32)
-    return np.concatenate([down, down[::-1]])
+    return from_tapes("zb-v", tapes, microbatches=microbatches, stage_rank=v_map(pp))
 
 
 def _rank(pp: int, rank: int, microbatches: int) -> Tape:

@@ -14,7 +14,7 @@ from mpsim.engine import Timeline, run
 from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells, Row
 from mpsim.schedule import Action, Orders, make_orders, schedule
-from mpsim.schedule.search import zb_v_search
+from mpsim.schedule.search.v_search import zb_v_search
 from mpsim.study import Times
 from mpsim.training import from_orders
 from mpsim.validate.records import Record

@@ -16,7 +16,9 @@ import pytest
 
 from mpsim.engine import run
 from mpsim.schedule import Orders
-from mpsim.schedule.search import v_half, v_min, zb_1p, zb_2p, zb_v_search
+from mpsim.schedule.search.v_block import v_half, v_min
+from mpsim.schedule.search.v_search import zb_v_search
+from mpsim.schedule.search.zb_auto import zb_1p, zb_2p
 from mpsim.training import from_orders
 
 _FILE = Path(__file__).parent / "data" / "searched-oracle.csv"

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from mpsim.engine import run
-from mpsim.schedule.search.assemble import steps_of
 from mpsim.schedule.search.evaluate import Room, peak_held
 from mpsim.schedule.search.synthesise import Synthesis, synthesise
+from mpsim.schedule.tape import steps_of
 from mpsim.training import from_orders
 
 _SETTINGS, _GROUPS = 200, 20

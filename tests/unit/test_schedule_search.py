@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from mpsim.engine import run
 from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.schedule import Action, Orders, make_orders, schedule_names
-from mpsim.schedule.search import zb_1p, zb_2p, zb_v_search
-from mpsim.schedule.search.assemble import Step, assemble, loop_map, steps_of, v_map
 from mpsim.schedule.search.bound import lower_bound
 from mpsim.schedule.search.evaluate import Room, Setting, evaluate, evaluate_orders, peak_held
 from mpsim.schedule.search.greedy import Policy, build_greedily
 from mpsim.schedule.search.synthesise import synthesise
+from mpsim.schedule.search.v_search import zb_v_search
+from mpsim.schedule.search.zb_auto import zb_1p, zb_2p
+from mpsim.schedule.stages import loop_map, v_map
+from mpsim.schedule.tape import Step, from_steps, steps_of
 from mpsim.training import from_orders
 
 _F, _I, _W = int(Action.F), int(Action.I), int(Action.W)
@@ -86,7 +88,7 @@ def test_orders_that_wait_for_each_other_are_named() -> None:
 def test_steps_and_orders_are_the_same_thing() -> None:
     """assemble undoes steps_of."""
     orders = make_orders("zb-1p", pp=3, microbatches=5)
-    again = assemble("again", steps_of(orders), microbatches=5, stage_rank=loop_map(3, 1))
+    again = from_steps("again", steps_of(orders), microbatches=5, stage_rank=loop_map(3, 1))
     assert again.tokens() == orders.tokens()
 
 

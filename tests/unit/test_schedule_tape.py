@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mpsim.schedule import Action, make_orders
+from mpsim.schedule.stages import TwoWay
 from mpsim.schedule.tape import Tape, from_tapes
-from mpsim.schedule.two_way import TwoWay
 
 
 def _tokens(tape: Tape) -> list[str]:

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpsim.errors import DeadlockError, ScheduleError
 from mpsim.schedule.orders import Action, Orders
-from mpsim.schedule.search.assemble import Step, steps_of
+from mpsim.schedule.tape import Step, steps_of
 
 __all__ = ["Room", "Run", "Setting", "by_stage", "evaluate", "evaluate_orders", "peak_held"]
 

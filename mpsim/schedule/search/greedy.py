@@ -13,8 +13,8 @@ import math
 from collections import deque
 
 from mpsim.schedule.orders import Action
-from mpsim.schedule.search.assemble import Step
 from mpsim.schedule.search.evaluate import Room, Setting
+from mpsim.schedule.tape import Step
 
 __all__ = ["Policy", "build_greedily"]
 

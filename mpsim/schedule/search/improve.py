@@ -12,8 +12,8 @@ import random
 
 from mpsim.errors import DeadlockError
 from mpsim.schedule.orders import Action
-from mpsim.schedule.search.assemble import Step
 from mpsim.schedule.search.evaluate import Room, Run, Setting, evaluate, peak_held
+from mpsim.schedule.tape import Step
 
 __all__ = ["Found", "improve"]
 

@@ -18,10 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.errors import DeadlockError, ScheduleError
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.orders import Action, Orders
-from mpsim.schedule.pairing import check_counts
-from mpsim.schedule.search.assemble import Step, assemble, loop_map, steps_of, v_map
 from mpsim.schedule.search.bound import lower_bound
 from mpsim.schedule.search.evaluate import (
     Room,
@@ -36,6 +34,8 @@ from mpsim.schedule.search.improve import Found, improve
 from mpsim.schedule.search.times import Memory
 from mpsim.schedule.search.v_search import zb_v_search
 from mpsim.schedule.search.zb_auto import zb_search
+from mpsim.schedule.stages import loop_map, v_map
+from mpsim.schedule.tape import Step, from_steps, steps_of
 
 __all__ = ["AUTO", "STAGE_MAPS", "Synthesis", "auto", "synthesise"]
 
@@ -330,7 +330,7 @@ class _Search:
             orders, makespan = self.named
         elif best:
             makespan = best.run.makespan
-            orders = assemble(
+            orders = from_steps(
                 "auto",
                 best.steps,
                 microbatches=self.setting.microbatches,

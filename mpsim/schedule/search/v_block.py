@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.orders import Action, Orders
-from mpsim.schedule.pairing import check_counts
-from mpsim.schedule.search.assemble import Step, assemble, v_map
+from mpsim.schedule.stages import v_map
+from mpsim.schedule.tape import Step, from_steps
 
 __all__ = ["V_HALF", "V_MIN", "v_half", "v_min"]
 
@@ -98,7 +98,7 @@ def _from_block(
     slots = _tightened(_moved(_with_weights(slots)))
     slots = _tightened(_with_weights(_moved([rank[:_W] for rank in slots])))
     steps = [_order(rank[:_W], r, pp) for r, rank in enumerate(slots)]
-    return assemble(schedule, steps, microbatches=microbatches, stage_rank=stage_rank)
+    return from_steps(schedule, steps, microbatches=microbatches, stage_rank=stage_rank)
 
 
 def _grid(rank: Sequence[Sequence[int]]) -> list[int]:

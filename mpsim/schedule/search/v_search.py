@@ -25,10 +25,11 @@ from collections import deque
 from collections.abc import Sequence
 
 from mpsim.errors import ScheduleError
+from mpsim.schedule.facts import check_counts
 from mpsim.schedule.orders import Action, Orders
-from mpsim.schedule.pairing import check_counts
-from mpsim.schedule.search.assemble import Step, assemble, v_map
 from mpsim.schedule.search.times import UNTIL_WEIGHT, Memory, check_times
+from mpsim.schedule.stages import v_map
+from mpsim.schedule.tape import Step, from_steps
 
 __all__ = ["zb_v_search"]
 
@@ -93,7 +94,7 @@ def zb_v_search(
         if best is None or max(build.idle) < max(best.idle):
             best = build
     assert best is not None  # four builds were made
-    return assemble(_NAME, best.order, microbatches=microbatches, stage_rank=stage_rank)
+    return from_steps(_NAME, best.order, microbatches=microbatches, stage_rank=stage_rank)
 
 
 def _refined(

@@ -27,11 +27,11 @@ import itertools
 from collections.abc import Sequence
 
 from mpsim.errors import ScheduleError
-from mpsim.schedule.facts import Schedule
+from mpsim.schedule.facts import Schedule, check_counts, check_one_chunk
 from mpsim.schedule.orders import Action, Orders
-from mpsim.schedule.pairing import check_counts, check_one_chunk
-from mpsim.schedule.search.assemble import Step, assemble, loop_map
 from mpsim.schedule.search.times import UNTIL_WEIGHT, Memory, check_times
+from mpsim.schedule.stages import loop_map
+from mpsim.schedule.tape import Step, from_steps
 
 __all__ = ["ZB_1P", "ZB_2P", "zb_1p", "zb_2p", "zb_search"]
 
@@ -118,7 +118,7 @@ def _uniform(
         send=message,
         memory=[memory] * pp,
     )
-    return assemble(name, steps, microbatches=microbatches, stage_rank=loop_map(pp, 1))
+    return from_steps(name, steps, microbatches=microbatches, stage_rank=loop_map(pp, 1))
 
 
 def zb_search(

@@ -1,4 +1,4 @@
-"""Two pipelines in opposite directions on the same ranks: where their stages are and which microbatches they take."""
+"""Where stages lie on the pipeline ranks: on a loop, on a V, or on two pipelines in opposite directions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,42 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TwoWay"]
+from mpsim.errors import ScheduleError
+
+__all__ = ["TwoWay", "loop_map", "v_map"]
+
+
+def loop_map(pp: int, virtual_stages: int) -> NDArray[np.int32]:
+    """Rank of each stage on a loop: stage s on rank s mod pp.
+
+    Examples
+    --------
+    >>> loop_map(2, 2).tolist()
+    [0, 1, 0, 1]
+    """
+    return np.tile(np.arange(pp, dtype=np.int32), virtual_stages)
+
+
+def v_map(pp: int, virtual_stages: int = 2) -> NDArray[np.int32]:
+    """Rank of each stage on a V, down through the ranks and up again: rank r holds stages r and 2 pp - 1 - r.
+
+    Raises
+    ------
+    ScheduleError
+        If there are not two chunks a rank.
+
+    Examples
+    --------
+    >>> v_map(2).tolist()
+    [0, 1, 1, 0]
+    """
+    if virtual_stages != len("Ff"):
+        raise ScheduleError(
+            f"got virtual_stages = {virtual_stages} on a V; needed 2, one chunk on the way down and one "
+            "on the way up; set virtual_stages to 2"
+        )
+    down = np.arange(pp, dtype=np.int32)
+    return np.concatenate([down, down[::-1]])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,177 @@
+"""Warm-up, then forwards and backwards in turn, then the rest, on a loop: what most schedules share.
+
+Shapes: P ranks, K actions of one kind a rank = virtual stages x microbatches.
+
+With whole backwards, forward k of a rank with w warm-up forwards is action ``k + max(0, k - w)`` of the rank and backward k is
+action ``k + min(K, w + k + 1)``; GPipe is w = K, 1F1B is w = P - 1 - r.
+
+With split backwards, round j after the warm-up runs forward w + j while there is one, input gradient j while there is one, and
+weight gradient j - l once j has reached the lag l. ZB-H1 is w = P - 1 - r and l = r; ZB-H2 doubles both. The lag is what lets an input
+gradient leave early: weight gradients are put off to where the rank would wait.
+
+A schedule says w, l and the sequence of (chunk, microbatch) in each direction; nothing here loops over actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.stages import loop_map
+
+__all__ = ["loop_orders", "split_loop_orders"]
+
+
+def loop_orders(
+    schedule: str,
+    *,
+    pp: int,
+    warmup_P: NDArray[np.int64],
+    forward_chunk_K: NDArray[np.int64],
+    forward_microbatch_K: NDArray[np.int64],
+    backward_chunk_K: NDArray[np.int64],
+    backward_microbatch_K: NDArray[np.int64],
+    exchanges: bool = False,
+) -> Orders:
+    """Pair the two sequences on every rank of a loop (stage s on rank s mod P).
+
+    Parameters
+    ----------
+    schedule : str
+        Name the orders carry.
+    pp : int
+        Ranks.
+    warmup_P : int64[P]
+        Forwards before the first backward, beyond the one of the first pair; 0 to K.
+    forward_chunk_K, forward_microbatch_K, backward_chunk_K, backward_microbatch_K : int64[K]
+        What the k-th action of each direction works on, the same on every rank.
+    exchanges : bool
+        As in `Orders`.
+
+    Returns
+    -------
+    Orders
+    """
+    count = len(forward_chunk_K)
+    rank_P = np.arange(pp)[:, None]
+    k_K = np.arange(count)
+    warmup = warmup_P[:, None]
+    forward_at = k_K + np.maximum(0, k_K - warmup)
+    backward_at = k_K + np.minimum(count, warmup + k_K + 1)
+
+    kind = np.empty((pp, 2 * count), dtype=np.int8)
+    stage = np.empty((pp, 2 * count), dtype=np.int32)
+    microbatch = np.empty((pp, 2 * count), dtype=np.int32)
+    for action, at, chunk_K, microbatch_K in (
+        (Action.F, forward_at, forward_chunk_K, forward_microbatch_K),
+        (Action.B, backward_at, backward_chunk_K, backward_microbatch_K),
+    ):
+        kind[rank_P, at] = action
+        stage[rank_P, at] = chunk_K * pp + rank_P
+        microbatch[rank_P, at] = microbatch_K
+    virtual_stages = int(forward_chunk_K.max()) + 1
+    orders = _on_loop(schedule, kind, stage, microbatch, virtual_stages=virtual_stages)
+    return dataclasses.replace(orders, exchanges=exchanges)
+
+
+def split_loop_orders(
+    schedule: str,
+    *,
+    pp: int,
+    warmup_P: NDArray[np.int64],
+    lag_P: NDArray[np.int64],
+    forward_chunk_K: NDArray[np.int64],
+    backward_chunk_K: NDArray[np.int64],
+    microbatch_K: NDArray[np.int64],
+) -> Orders:
+    """Orders on a loop (stage s on rank s mod P) with a split backward.
+
+    Parameters
+    ----------
+    schedule : str
+        Name the orders carry.
+    pp : int
+        Ranks.
+    warmup_P : int64[P]
+        Forwards before the first round, 0 to K.
+    lag_P : int64[P]
+        Rounds by which a weight gradient follows its input gradient, at least 0.
+    forward_chunk_K, backward_chunk_K, microbatch_K : int64[K]
+        What the k-th action of each kind works on, the same on every rank.
+
+    Returns
+    -------
+    Orders
+    """
+    count = len(microbatch_K)
+    action_of = {
+        Action.F: forward_chunk_K,
+        Action.I: backward_chunk_K,
+        Action.W: backward_chunk_K,
+    }
+    kind = np.empty((pp, len(action_of) * count), dtype=np.int8)
+    stage = np.empty(kind.shape, dtype=np.int32)
+    microbatch = np.empty(kind.shape, dtype=np.int32)
+    for rank, (warmup, lag) in enumerate(zip(warmup_P.tolist(), lag_P.tolist(), strict=True)):
+        places = _places(count, warmup, lag)
+        for (action, chunk_K), at_K in zip(action_of.items(), places, strict=True):
+            kind[rank, at_K] = action
+            stage[rank, at_K] = chunk_K * pp + rank
+            microbatch[rank, at_K] = microbatch_K
+    virtual_stages = int(forward_chunk_K.max()) + 1
+    return _on_loop(schedule, kind, stage, microbatch, virtual_stages=virtual_stages)
+
+
+def _places(count: int, warmup: int, lag: int) -> tuple[NDArray[np.int64], ...]:
+    """Where in a rank's order its K forwards, input gradients and weight gradients are, int64[K] each."""
+    k_K = np.arange(count)
+    round_J = np.arange(count + lag)
+    forward_J = round_J < count - warmup
+    gradient_J = round_J < count
+    size_J = forward_J.astype(np.int64) + gradient_J + (round_J >= lag)
+    start_J = warmup + np.cumsum(size_J) - size_J
+    return (
+        np.where(k_K < warmup, k_K, start_J[np.maximum(k_K - warmup, 0)]),
+        (start_J + forward_J)[:count],
+        (start_J + forward_J + gradient_J)[lag:],
+    )
+
+
+def _on_loop(
+    schedule: str,
+    kind_PA: NDArray[np.int8],
+    stage_PA: NDArray[np.int32],
+    microbatch_PA: NDArray[np.int32],
+    *,
+    virtual_stages: int,
+) -> Orders:
+    """Orders of equally many actions a rank on a loop (stage s on rank s mod P).
+
+    Parameters
+    ----------
+    schedule : str
+        Name the orders carry.
+    kind_PA, stage_PA, microbatch_PA : [P, A]
+        The A actions of every rank, in order.
+    virtual_stages : int
+
+    Returns
+    -------
+    Orders
+    """
+    pp, actions = kind_PA.shape
+    forwards = int((kind_PA[0] == Action.F).sum())
+    return Orders(
+        schedule=schedule,
+        pp=pp,
+        microbatches=forwards // virtual_stages,
+        virtual_stages=virtual_stages,
+        stage_rank=loop_map(pp, virtual_stages),
+        rank_ptr=np.arange(pp + 1, dtype=np.int64) * actions,
+        kind=kind_PA.ravel(),
+        stage=stage_PA.ravel(),
+        microbatch=microbatch_PA.ravel(),
+    )
