@@ -53,7 +53,10 @@ def read_csv(path: str | Path) -> Orders:
 def _check_numbers(tokens: list[list[str]]) -> None:
     """Refuse a stage or microbatch far beyond the actions there are, before arrays of its size are made."""
     numbers = {
-        int(one[:_DIGITS]): cell for row in tokens for cell in row for one in _NUMBER.findall(cell)
+        int(digits[:_DIGITS]): cell
+        for row in tokens
+        for cell in row
+        for digits in _NUMBER.findall(cell)
     }
     most = 2 * sum(map(len, tokens))  # a cell can hold a block of two
     largest = max(numbers, default=0)

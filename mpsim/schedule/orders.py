@@ -334,17 +334,17 @@ def _parse(token: str, rank: int, place: int) -> list[tuple[int, Action, int, bo
     block = _BLOCK.fullmatch(token)
     parts = [block[1], block[2]] if block else [token]
     matches = [_TOKEN.fullmatch(part) for part in parts]
-    found = [
+    actions = [
         (int(match[1]), Action[match[2]], int(match[3]), block is not None and i == 0)
         for i, match in enumerate(matches)
         if match is not None
     ]
-    if len(found) < len(parts):
+    if len(actions) < len(parts):
         raise ScheduleError(
             f"rank {rank}, place {place}: got {token!r}; needed <stage><F|B|I|W><microbatch> such as "
             "'3F0', or a block such as '(0F3;7B1)OVERLAP_F_B'; leave out communication and memory actions"
         )
-    return found
+    return actions
 
 
 def _with_blocks(flat: list[str], fused: list[bool], start: int, end: int) -> list[str]:
@@ -379,5 +379,5 @@ def _names(actions: Iterable[Iterable[int]]) -> str:
 
 
 def _joined(shown: list[str], total: int) -> str:
-    more = f" and {total - len(shown)} more" if total > len(shown) else ""
-    return ", ".join(shown) + more
+    rest = f" and {total - len(shown)} more" if total > len(shown) else ""
+    return ", ".join(shown) + rest

@@ -62,11 +62,11 @@ class Tape:
         self._write(Action.W, *self._waiting.pop(place))
 
     def forwards(self, stage: int) -> int:
-        """How many forwards of `stage` there are so far."""
+        """Number of forwards of `stage` there are so far."""
         return self._forwards.get(stage, 0)
 
     def waiting(self, stage: int) -> int:
-        """How many weight gradients of `stage` wait."""
+        """Number of weight gradients of `stage` that wait."""
         return sum(owner == stage for owner, _ in self._waiting)
 
     def _append(self, kind: Action, stage: int) -> None:
@@ -128,18 +128,18 @@ def from_tapes(
         )
     )
     microbatch = counted + first_S[stage]
-    kept = np.flatnonzero(microbatch < microbatches)
+    within = np.flatnonzero(microbatch < microbatches)
     return Orders(
         schedule=schedule,
         pp=len(tapes),
         microbatches=microbatches,
         virtual_stages=(int(part.max()) + 1) // len(tapes),
         stage_rank=stage_rank,
-        rank_ptr=np.searchsorted(rank[kept], np.arange(len(tapes) + 1)).astype(np.int64),
-        kind=kind[kept],
-        stage=stage[kept],
-        microbatch=microbatch[kept],
-        fused=fused[kept],
+        rank_ptr=np.searchsorted(rank[within], np.arange(len(tapes) + 1)).astype(np.int64),
+        kind=kind[within],
+        stage=stage[within],
+        microbatch=microbatch[within],
+        fused=fused[within],
         model_stage=part,
     )
 

@@ -96,8 +96,9 @@ def _fits(limit: float, time: Sequence[float], size: Sequence[float], most: int)
     With one kind the count is whole; with several it may be broken, which only raises the answer.
     """
     total, left = 0.0, limit * (1 + _ROUNDING)
-    kinds = [one for one in zip(time, size, strict=True) if one[0] > 0]
-    for duration, each in sorted(kinds, key=lambda one: one[1] / one[0]):
+    kinds = [(t, s) for t, s in zip(time, size, strict=True) if t > 0]
+    # Those that take least room for their time come first: with counts that may be broken this fills the limit best.
+    for duration, each in sorted(kinds, key=lambda kind: kind[1] / kind[0]):
         count: float = most
         if each > 0 and left < most * each:
             count = math.floor(left / each) if len(kinds) == 1 else left / each

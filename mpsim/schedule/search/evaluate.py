@@ -27,7 +27,7 @@ _F, _W = int(Action.F), int(Action.W)
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """What takes how long.
+    """Times of actions and messages, and where stages lie.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Setting:
             messages = np.broadcast_to(np.asarray(send, float), (2, stages))
         except ValueError as error:
             raise ScheduleError(f"send: {error}; needed one number, or 2 by {stages}") from error
-        checked = [by_stage("send", one, stages).tolist() for one in messages]
+        checked = [by_stage("send", row, stages).tolist() for row in messages]
         feeding = np.arange(stages) < stages - 1 if feeds is None else feeds
         local = np.append(stage_rank[1:] == stage_rank[:-1], True)
         return cls(
@@ -130,7 +130,7 @@ class Room:
     until_weight: list[float]
 
     def change(self, kind: int, stage: int) -> float:
-        """What an action adds to what its rank holds, negative where it frees."""
+        """Change of what a rank holds when it runs an action, negative where the action frees."""
         freed = {
             Action.I: self.until_input[stage],
             Action.W: self.until_weight[stage],
@@ -193,6 +193,8 @@ def evaluate(
         If actions wait for each other.
     """
     walk = _Walk(setting, steps, fused)
+    # Each rank is on the list once to begin with, and again whenever it is handed an input; a rank that is visited without a new input
+    # stops where it stopped before, so the order of the visits changes nothing but the work.
     todo = list(range(len(steps)))[::-1]
     while todo:
         todo.extend(walk.advance(todo.pop()))

@@ -61,6 +61,8 @@ def build_greedily(setting: Setting, room: Room, policy: Policy) -> list[list[St
 
 
 class _Greedy:
+    """One build: a clock of events, at each of which a rank decides what to start."""
+
     def __init__(self, setting: Setting, room: Room, policy: Policy) -> None:
         self.setting, self.room, self.policy = setting, room, policy
         stages, pp = len(setting.stage_rank), setting.pp
@@ -104,16 +106,16 @@ class _Greedy:
         return kind == _W and not self.admits_any(rank)
 
     def options(self, rank: int, time: float) -> tuple[list[tuple[tuple[int, int], Step]], float]:
-        """What could start now, each with its place in the policy, and when the next input gradient arrives."""
+        """Actions that could start now, each with its place in the policy, and when the next input gradient arrives."""
         policy = self.policy
-        found: list[tuple[tuple[int, int], Step]] = []
+        ready: list[tuple[tuple[int, int], Step]] = []
         coming = math.inf
         for stage in self.owned[rank]:
             backward = self.done[1][stage]
             if backward < self.done[0][stage] and backward < len(self.inbox[1][stage]):
                 arrival = self.inbox[1][stage][backward]
                 if arrival <= time:
-                    found.append(((1, stage), (_I, stage, backward)))
+                    ready.append(((1, stage), (_I, stage, backward)))
                 else:
                     coming = min(coming, arrival)
             forward = self.done[0][stage]
@@ -122,11 +124,11 @@ class _Greedy:
                 if arrival <= time:
                     chunk = -stage if policy.deep_first else stage
                     first = 0 if policy.forwards_first else 3
-                    found.append(((first, chunk), (_F, stage, forward)))
+                    ready.append(((first, chunk), (_F, stage, forward)))
         if self.weights[rank]:
             stage, microbatch = self.weights[rank][0]
-            found.append(((2 if policy.weights_first else 4, 0), (_W, stage, microbatch)))
-        return found, coming
+            ready.append(((2 if policy.weights_first else 4, 0), (_W, stage, microbatch)))
+        return ready, coming
 
     def admits_any(self, rank: int) -> bool:
         return any(
@@ -151,13 +153,15 @@ class _Greedy:
         """
         owned, (forwards, gradients) = self.owned[rank], self.done
         held, needed = [], []
-        for one in range(gradients[owned[0]], max(forwards[owned[0]], microbatch + 1)):
-            passed = [s for s in owned if forwards[s] > one or (s, one) == (stage, microbatch)]
-            held.append(sum(self.size[s] for s in passed if gradients[s] <= one))
+        for number in range(gradients[owned[0]], max(forwards[owned[0]], microbatch + 1)):
+            passed = [
+                s for s in owned if forwards[s] > number or (s, number) == (stage, microbatch)
+            ]
+            held.append(sum(self.size[s] for s in passed if gradients[s] <= number))
             needed.append(sum(self.size[s] for s in owned if s not in passed))
         taken = sum(held)
-        for given_back, more in zip(held, needed, strict=True):
-            if not self.room.fits(rank, taken + more):
+        for given_back, missing in zip(held, needed, strict=True):
+            if not self.room.fits(rank, taken + missing):
                 return False
             taken -= given_back
         return True

@@ -15,14 +15,14 @@ from mpsim.schedule.orders import Action
 from mpsim.schedule.search.evaluate import Room, Run, Setting, evaluate, peak_held
 from mpsim.schedule.tape import Step
 
-__all__ = ["Found", "improve"]
+__all__ = ["Candidate", "improve"]
 
 _F, _I = int(Action.F), int(Action.I)
 _LONGEST_MOVE = 8  # places; longer ones come about in several moves
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class Candidate:
     """Orders and when they run."""
 
     steps: list[list[Step]]
@@ -30,26 +30,27 @@ class Found:
 
     @property
     def cost(self) -> tuple[float, float]:
-        """What is minimised: the makespan, and among equals the sum of the ends of all ranks."""
+        """The makespan, and among equals the sum of the ends of all ranks: smaller is better."""
+        # A move off one of several critical paths leaves the makespan as it is; the sum lets it count as progress.
         return self.run.makespan, sum(ends[-1] for ends in self.run.end)
 
 
 def improve(
     setting: Setting,
     room: Room,
-    found: Found,
+    start: Candidate,
     *,
     bound: float,
     evaluations: int,
     rng: random.Random,
-) -> tuple[Found, int]:
-    """The best that local search finds from `found` on.
+) -> tuple[Candidate, int]:
+    """The best that local search finds from `start` on.
 
     Parameters
     ----------
     setting : Setting
     room : Room
-    found : Found
+    start : Candidate
         Where to start: B split into I and W, within `room`.
     bound : float
         Stop when the makespan is down to this.
@@ -60,32 +61,33 @@ def improve(
 
     Returns
     -------
-    Found
-        Never worse than `found`.
+    Candidate
+        Never worse than `start`.
     int
         Evaluations spent.
     """
-    spent = 0
-    while spent < evaluations and found.run.makespan > bound:
+    best, spent = start, 0
+    while spent < evaluations and best.run.makespan > bound:
         spent += 1  # a change that cannot be made counts too, so that this ends
-        places = _critical(setting, found)
+        places = _critical(setting, best)
         if not places:
             break
-        changed = _changed(room, found.steps, rng.choice(places), rng)
+        changed = _changed(room, best.steps, rng.choice(places), rng)
         if changed is None:
             continue
         try:
-            other = Found(changed, evaluate(setting, changed))
+            other = Candidate(changed, evaluate(setting, changed))
         except DeadlockError:
             continue
-        if other.cost <= found.cost:
-            found = other
-    return found, spent
+        # Equals too: a walk on the plateau reaches what no single move does.
+        if other.cost <= best.cost:
+            best = other
+    return best, spent
 
 
-def _critical(setting: Setting, found: Found) -> list[tuple[int, int]]:
+def _critical(setting: Setting, candidate: Candidate) -> list[tuple[int, int]]:
     """(rank, place) of the actions of a critical path that wait for the one before them on their rank."""
-    run, steps = found.run, found.steps
+    run, steps = candidate.run, candidate.steps
     rank = max(range(len(steps)), key=lambda r: run.end[r][-1])
     place = len(steps[rank]) - 1
     index = {step: (r, i) for r, order in enumerate(steps) for i, step in enumerate(order)}
@@ -127,6 +129,7 @@ def _changed(
         )  # the earlier one moves back
     step = order.pop(source)
     passed = order[min(source, target) : max(source, target)]
+    # F, I and W of one microbatch keep their order.
     if any(other[1:] == step[1:] for other in passed):
         return None
     order.insert(target, step)

@@ -30,7 +30,7 @@ from mpsim.schedule.search.evaluate import (
     peak_held,
 )
 from mpsim.schedule.search.greedy import Policy, build_greedily
-from mpsim.schedule.search.improve import Found, improve
+from mpsim.schedule.search.improve import Candidate, improve
 from mpsim.schedule.search.times import Memory
 from mpsim.schedule.search.v_search import zb_v_search
 from mpsim.schedule.search.zb_auto import zb_search
@@ -43,8 +43,10 @@ STAGE_MAPS = {"loop": loop_map, "v": v_map}
 """How stages lie on ranks."""
 
 _BUDGET = 1000  # evaluations
+# Part of an action by which a message on its way may be kept waiting.
 _PATIENCE = (0.0, 0.5, 1.0)
-_STARTS = 3  # orders that local search starts from
+# Orders that local search starts from: the best build is often not the one that improves most.
+_STARTS = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +110,7 @@ def auto(
     ScheduleError
     """
     forward, backward, weight = times
-    found = synthesise(
+    best = synthesise(
         pp=pp,
         microbatches=microbatches,
         virtual_stages=virtual_stages,
@@ -120,7 +122,7 @@ def auto(
         budget=budget,
         seed=seed,
     )
-    return dataclasses.replace(found.orders, schedule="auto")
+    return dataclasses.replace(best.orders, schedule="auto")
 
 
 def synthesise(
@@ -175,8 +177,8 @@ def synthesise(
 
     Examples
     --------
-    >>> found = synthesise(pp=2, microbatches=4, forward=1, backward=1, weight=1, memory_limit=2)
-    >>> found.makespan, found.lower_bound, found.best_named
+    >>> best = synthesise(pp=2, microbatches=4, forward=1, backward=1, weight=1, memory_limit=2)
+    >>> best.makespan, best.lower_bound, best.best_named
     (13.0, 13.0, ('zb-h1', 13.0))
     """
     check_counts("auto", pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
@@ -215,7 +217,7 @@ def _room(
 
 
 class _Search:
-    """What has been found so far."""
+    """The best orders so far, and the budget that is left."""
 
     def __init__(
         self, setting: Setting, room: Room, stage_rank: NDArray[np.int32], budget: int
@@ -224,12 +226,12 @@ class _Search:
         self.bound = lower_bound(setting, room)
         self.budget, self.spent = budget, 0
         self.named: tuple[Orders, float] | None = None
-        self.starts: list[Found] = []
+        self.starts: list[Candidate] = []
 
     @property
     def left(self) -> int:
         """Evaluations left; none once the lower bound is reached."""
-        reached = any(found.run.makespan <= self.bound for found in self.starts)
+        reached = any(start.run.makespan <= self.bound for start in self.starts)
         return 0 if reached else self.budget - self.spent
 
     def run(self, rng: random.Random) -> None:
@@ -249,7 +251,7 @@ class _Search:
         makespan = evaluate_orders(self.setting, orders).makespan
         if self.named is None or makespan < self.named[1]:
             self.named = orders, makespan
-        self.add(_split(steps))
+        self.add(_split(steps))  # the moves of local search know I and W only
 
     def fits(self, steps: Sequence[Sequence[Step]]) -> bool:
         return all(
@@ -261,10 +263,10 @@ class _Search:
         if not self.fits(steps):
             return
         try:
-            self.starts.append(Found(steps, evaluate(self.setting, steps)))
+            self.starts.append(Candidate(steps, evaluate(self.setting, steps)))
         except DeadlockError:
             return
-        self.starts.sort(key=lambda found: found.cost)  # of equals, the first found stays first
+        self.starts.sort(key=lambda start: start.cost)  # stable: of equals the earlier stays first
         del self.starts[_STARTS:]
 
     def zero_bubble(self) -> Iterator[list[list[Step]]]:
@@ -298,7 +300,7 @@ class _Search:
         pp, chunks = setting.pp, len(setting.stage_rank) // setting.pp
         if chunks != len(("down", "up")) or setting.stage_rank != v_map(pp, chunks).tolist():
             return
-        send = max(max(one) for one in setting.send)
+        send = max(map(max, setting.send))
         orders = zb_v_search(
             pp=pp, microbatches=setting.microbatches, times=_mean_times(setting), send=send
         )
@@ -311,18 +313,19 @@ class _Search:
 
     def refine(self, rng: random.Random) -> None:
         """Improve the best few, then go on with the best of them."""
-        for found in [*self.starts]:
+        for start in [*self.starts]:
+            # Half of the budget is for all starts, the rest for the best of what they become.
             share = self.left // (2 * _STARTS)
-            self.improve(found, share, rng)
+            self.improve(start, share, rng)
         if self.starts:
             self.improve(self.starts[0], self.left, rng)
 
-    def improve(self, found: Found, evaluations: int, rng: random.Random) -> None:
+    def improve(self, start: Candidate, evaluations: int, rng: random.Random) -> None:
         better, spent = improve(
-            self.setting, self.room, found, bound=self.bound, evaluations=evaluations, rng=rng
+            self.setting, self.room, start, bound=self.bound, evaluations=evaluations, rng=rng
         )
         self.spent += spent
-        self.starts = sorted([*self.starts, better], key=lambda one: one.cost)
+        self.starts = sorted([*self.starts, better], key=lambda start: start.cost)
 
     def result(self) -> Synthesis:
         best = self.starts[0] if self.starts else None
@@ -385,7 +388,7 @@ def _named(setting: Setting, stage_rank: NDArray[np.int32]) -> Iterator[Orders]:
 
     given: dict[str, float | Sequence[float]] = {
         "times": _mean_times(setting),
-        "send": max(max(one) for one in setting.send),
+        "send": max(map(max, setting.send)),
     }
     for known in registry.schedules():
         if known.synthesises:

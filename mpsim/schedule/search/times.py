@@ -1,4 +1,4 @@
-"""What a search is given: times of the three actions, and how much an activation takes."""
+"""Times of the three actions and room for activations, as the searches on measured times take them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_times(
     """
     given = [*map(float, times), float(send)]
     if len(given) != len(("F", "I", "W", "send")) or not all(
-        math.isfinite(one) and one >= 0 for one in given
+        math.isfinite(time) and time >= 0 for time in given
     ):
         raise ScheduleError(
             f"{schedule}: got times {tuple(times)} and send {send}; needed the times of F, I and W and of a "

@@ -143,7 +143,7 @@ def _held(grid: Iterable[int], *, weights: bool) -> int:
 
 
 def _needs(kind: int, rank: int, microbatch: int, pp: int) -> list[tuple[int, int, int]]:
-    """What an action comes after, besides the actions in its way: (rank, kind, microbatch)."""
+    """Actions that must end before one starts, besides those in its way: (rank, kind, microbatch)."""
     needs = []
     if kind in (_FA, _IB) and rank > 0:
         needs.append((rank - 1, kind, microbatch))

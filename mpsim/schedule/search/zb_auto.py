@@ -157,6 +157,7 @@ def zb_search(
     for overrun, put_off, eager in itertools.product((False, True), (True, False), (True, False)):
         build = _Build(microbatches, (forward, backward, weight), send, memory)
         build.run(_Switches(overrun=overrun, put_off=put_off, eager=eager))
+        # Of equals the earlier switches stay, as in the authors' code.
         if best is None or build.span() < best.span():
             best = build
     assert best is not None  # eight builds were made, or one has raised
@@ -275,13 +276,14 @@ class _Build:
         for rank in range(self.pp):
             self.make_room(_F, rank)
             self.put(_F, rank)
-        more = self.forwards_before_gradient(overrun=overrun)
+        ahead = self.forwards_before_gradient(overrun=overrun)
+        # A rank with as many forwards as the one before it would wait for the last of them, and hold up its I0.
         for rank in range(1, self.pp):
-            while 0 < more[rank] < self.m - 1 and more[rank] >= more[rank - 1]:
-                more[rank] -= 1
-            more[rank] = min(more[rank], more[rank - 1])
+            while 0 < ahead[rank] < self.m - 1 and ahead[rank] >= ahead[rank - 1]:
+                ahead[rank] -= 1
+            ahead[rank] = min(ahead[rank], ahead[rank - 1])
         for rank in range(self.pp):
-            for _ in range(more[rank]):
+            for _ in range(ahead[rank]):
                 self.put(_F, rank)
         for rank in reversed(range(self.pp)):
             self.put(_I, rank)
@@ -289,19 +291,19 @@ class _Build:
     def forwards_before_gradient(self, *, overrun: bool) -> list[int]:
         """How many forwards after F0 fit before I0 arrives, by rank."""
         last = self.pp - 1
-        more = [0] * self.pp
+        ahead = [0] * self.pp
         gradient = self.clock[last] + self.cost(_I, last)
         for rank in reversed(range(last)):
             arrival = gradient + self.send
             clock, held = self.clock[rank], self.held[rank]
             memory, cost = self.memory[rank], self.cost(_F, rank)
-            while more[rank] + 1 < self.m and memory.fits(held + memory.change[0]):
+            while ahead[rank] + 1 < self.m and memory.fits(held + memory.change[0]):
                 if clock >= arrival if overrun else clock + cost > arrival:
                     break
                 clock, held = clock + cost, held + memory.change[0]
-                more[rank] += 1
+                ahead[rank] += 1
             gradient = max(clock, arrival) + self.cost(_I, rank)
-        return more
+        return ahead
 
     def wants_forward(self, rank: int, switches: _Switches) -> bool:
         if self.done(_F, rank) >= self.m:
