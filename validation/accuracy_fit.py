@@ -24,8 +24,8 @@ from mpsim.cost.constants import constant_groups
 from mpsim.framework import framework, framework_aliases
 from mpsim.hardware import link
 from mpsim.importers.cells import Cells, read_rows
+from mpsim.importers.machines import gpu
 from mpsim.validate import Record, files, runs, single_node
-from mpsim.validate.machines import gpu
 
 NAMED = (
     *("llm-foundry", "internevo", "bloom-tuning", "megatron-sc21", "korthikanti22-layer"),

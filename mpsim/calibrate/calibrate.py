@@ -33,14 +33,14 @@ from mpsim.calibrate.machine import (
     sheet_entry,
 )
 from mpsim.calibrate.parts import Fit, merged
-from mpsim.calibrate.points import Point, kernel_points, precision_of, quietest
+from mpsim.calibrate.points import Point, kernel_points
 from mpsim.calibrate.rules import limit, range_warnings
 from mpsim.errors import CalibrationError, HardwareError
 from mpsim.hardware import Accelerator, Cluster, accelerator, link, machine_of
 from mpsim.hardware.calibrated import Calibration
-from mpsim.importers import Source
-from mpsim.measured.records import Header, Measurement
-from mpsim.validate.machines import gpu
+from mpsim.importers.machines import gpu
+from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement
+from mpsim.measured.sources import Source, quietest
 
 __all__ = ["Calibrated", "calibrate", "write_atomically"]
 
@@ -182,7 +182,7 @@ def _main_precision(
     points: Sequence[Point], measurements: Sequence[Measurement], chip: Accelerator
 ) -> str:
     """The precision of whole layers, else the first usual one that was measured."""
-    layers = [precision_of(m.dtype) for m in measurements if m.family in ("blocks", "steps")]
+    layers = [m.precision for m in measurements if m.family in ("blocks", "steps")]
     measured = {p.precision for p in points}
     for one in (*layers, *_MAIN):
         if one in chip.peak_flops and (one in measured or one in layers):
@@ -259,7 +259,7 @@ def _check_one_machine(sources: Sequence[Source]) -> None:
 
 def _busy_warnings(inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for one in inputs:
-        if one["others"] > limit("busy_above"):
+        if one["others"] > BUSY_ABOVE:
             yield (
                 f"{one['file']}: other processes used {one['others']:.0%} of the host; measure again when it is quiet, and give "
                 "both files: the quietest of each measurement counts"
@@ -267,11 +267,11 @@ def _busy_warnings(inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _noise_warnings(fit: Fit) -> Iterator[str]:
-    loud = [one for one in fit.scores if one.noise > limit("noisy_above")]
+    loud = [one for one in fit.scores if one.noise > NOISY_ABOVE]
     if loud:
         worst = max(loud, key=lambda one: one.noise)
         yield (
-            f"{len(loud)} of {len(fit.scores)} series of measurements spread by more than {limit('noisy_above'):.0%} at one size "
+            f"{len(loud)} of {len(fit.scores)} series of measurements spread by more than {NOISY_ABOVE:.0%} at one size "
             f"({worst.what}: {worst.noise:.0%}): the machine was busy, and smaller errors cannot be told from noise"
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.calibrate.parts import Fit, best_curve, fitted, merged, prefers_curve, score
-from mpsim.calibrate.points import Point, hold_out, noise_of
+from mpsim.calibrate.points import Point, hold_out
 from mpsim.calibrate.robust import fit_robust
 from mpsim.calibrate.rules import unknown
 from mpsim.cost import CollectiveModel
@@ -49,7 +49,7 @@ def collective_points(measurements: Iterable[Measurement]) -> list[Point]:
             operator=None,
             size=float(one.shape.get("bytes", 0)),
             seconds=float(np.median(one.samples)),
-            noise=noise_of(one),
+            noise=one.noise,
             precision="",
             phase=one.phase,
             ranks=len(one.group),

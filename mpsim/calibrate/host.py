@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.calibrate.parts import Fit, score
-from mpsim.calibrate.points import Point, hold_out, noise_of, precision_of, time_of
+from mpsim.calibrate.points import Point, hold_out
 from mpsim.calibrate.robust import fit_robust
 from mpsim.calibrate.rules import unknown
 from mpsim.cost import KernelModel
@@ -61,7 +61,7 @@ def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[
     for one in measurements:
         if one.op != "transformer_layer" or one.phase != "burst":
             continue
-        precision = precision_of(one.dtype)
+        precision = one.precision
         if precision not in chip.peak_flops:
             continue
         software = framework(_PRESET).in_precision(precision)
@@ -123,8 +123,8 @@ def _point(one: Measurement, precision: str) -> Point:
         series=f"layer/{one.variant.get('pass')}",
         operator=None,
         size=one.flops,
-        seconds=time_of(one),
-        noise=noise_of(one),
+        seconds=one.time,
+        noise=one.noise,
         precision=precision,
         phase=one.phase,
     )

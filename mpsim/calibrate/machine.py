@@ -13,8 +13,8 @@ from mpsim.calibrate.points import Point
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Accelerator, Link, link
 from mpsim.hardware.machine import MACHINE_SCHEMA
-from mpsim.importers import Source
 from mpsim.measured.records import Header
+from mpsim.measured.sources import Source
 from mpsim.units import Dimension, format_exact, format_quantity
 
 __all__ = ["Frame", "cpu_entry", "document_of", "link_entry", "sheet_entry"]

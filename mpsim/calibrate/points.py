@@ -8,36 +8,16 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-import numpy as np
-
-from mpsim.measured.records import Measurement
+from mpsim.measured.records import ELEMENT_BYTES, Measurement
 from mpsim.workload import Lowering, Operator, OperatorKind, Phase, Split
 from mpsim.workload.kernels import streaming
 
 __all__ = [
-    "PRECISIONS",
     "Point",
-    "element_of",
     "hold_out",
     "kernel_points",
-    "noise_of",
-    "precision_of",
-    "quietest",
-    "time_of",
 ]
 
-PRECISIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "float64": "fp64",
-        "float32": "fp32",
-        "tf32": "tf32",
-        "bfloat16": "bf16",
-        "float16": "fp16",
-        "float8_e4m3fn": "fp8",
-    }
-)
-"""torch's names of number formats, and ours."""
-_ELEMENT_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 _WIDE_RESULT = 2.0  # an 8-bit product is written in 16 bits
 _PHASES = {
     "forward": Phase.FORWARD,
@@ -54,7 +34,6 @@ _ROWS: Mapping[str, tuple[str, OperatorKind]] = MappingProxyType(
         "softmax": ("softmax", OperatorKind.SOFTMAX),
     }
 )
-_QUARTILE = 25
 _HOLD_ONE_OF = 5
 _FEWEST = 4  # points of a series before one is held out
 
@@ -101,36 +80,6 @@ class Point:
     samples: int = 1
 
 
-def precision_of(dtype: str) -> str:
-    """Our name of a number format of torch's."""
-    return PRECISIONS.get(dtype, dtype)
-
-
-def time_of(one: Measurement) -> float:
-    """What counts as the time: the lower quartile of the samples [s]."""
-    return float(np.percentile(one.samples, _QUARTILE))
-
-
-def element_of(precision: str) -> float:
-    """Bytes of a number, by our name of its format."""
-    return _ELEMENT_BYTES[precision]
-
-
-def quietest(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Of measurements with the same id, from files that repeat each other, the fastest."""
-    found: dict[str, Measurement] = {}
-    for one in measurements:
-        if one.id not in found or time_of(one) < time_of(found[one.id]):
-            found[one.id] = one
-    return list(found.values())
-
-
-def noise_of(one: Measurement) -> float:
-    """Half the distance between the quartiles of the samples, over their median."""
-    low, middle, high = np.percentile(one.samples, [25, 50, 75])
-    return float((high - low) / 2 / middle)
-
-
 def kernel_points(measurements: Iterable[Measurement]) -> list[Point]:
     """Every kernel that has a place in our cost models, with some held out."""
     points = []
@@ -146,9 +95,9 @@ def kernel_points(measurements: Iterable[Measurement]) -> list[Point]:
                 series=f"{one.op}/{words}/{one.dtype}/{one.phase}",
                 operator=operator,
                 size=size,
-                seconds=time_of(one),
-                noise=noise_of(one),
-                precision=precision_of(one.dtype),
+                seconds=one.time,
+                noise=one.noise,
+                precision=one.precision,
                 phase=one.phase,
                 samples=len(one.samples),
             )
@@ -178,7 +127,7 @@ def _operator(one: Measurement) -> Operator | None:
 def _gemm(one: Measurement) -> Operator:
     m, n, k = (one.shape[name] for name in "mnk")
     batch = one.shape.get("batch", 1)
-    element = _ELEMENT_BYTES.get(precision_of(one.dtype), _WIDE_RESULT)
+    element = ELEMENT_BYTES.get(one.precision, _WIDE_RESULT)
     written = max(element, _WIDE_RESULT)
     return Operator(
         name="gemm",
@@ -216,7 +165,7 @@ def _attention(one: Measurement) -> Operator | None:
 
 
 def _lowering(one: Measurement) -> Lowering:
-    element = int(_ELEMENT_BYTES.get(precision_of(one.dtype), _WIDE_RESULT))
+    element = int(ELEMENT_BYTES.get(one.precision, _WIDE_RESULT))
     return Lowering(activation_bytes=element, weight_grad_bytes=element)
 
 
@@ -249,7 +198,7 @@ def _gate(one: Measurement) -> Operator:
 
 
 def _embedding(one: Measurement) -> Operator:
-    element = _ELEMENT_BYTES.get(precision_of(one.dtype), _WIDE_RESULT)
+    element = ELEMENT_BYTES.get(one.precision, _WIDE_RESULT)
     moved = element * one.shape["tokens"] * one.shape["features"]
     forward = Operator(
         name="embedding", kind=OperatorKind.EMBEDDING, phase=Phase.FORWARD, bytes=2 * moved

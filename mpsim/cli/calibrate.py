@@ -54,11 +54,11 @@ def calibrate(
     from mpsim.calibrate import calibrate as fit
     from mpsim.cli.console import note, print_json, wrote
     from mpsim.errors import CalibrationError, HardwareError
-    from mpsim.importers import read_any
+    from mpsim.measured.sources import read_source
 
     wanted = _only(only or [])
     try:
-        found = fit([read_any(file, only=wanted) for file in files], name=name, on=on)
+        found = fit([read_source(file, only=wanted) for file in files], name=name, on=on)
     except (CalibrationError, HardwareError) as error:
         raise typer.BadParameter(str(error), param_hint="FILE") from error
     found.write(out)

@@ -1,10 +1,20 @@
-"""Readers: files of other tools as the records of `mpsim measure`.
+"""Importers: files of other tools as scenarios or measured points, one reader a format.
 
-A file is recognised by what it holds, not by its name: `mpsim measure`, nccl-tests (text, or JSON of ``-J``), a Kineto trace of
-torch.profiler, or CSV.
+`recognise` says which format a file has, by what it holds and not by its name; `read` gives what it says. Every reader takes its file through
+`mpsim.importers.source`, which unpacks and bounds it.
 """
 
-from mpsim.importers.recognise import read_any
-from mpsim.importers.source import Source
+from mpsim.importers.formats import FORMATS, read, recognise
+from mpsim.importers.imported import Assumed, Imported, MeasuredPoint, Points
+from mpsim.importers.source import Format
 
-__all__ = ["Source", "read_any"]
+__all__ = [
+    "FORMATS",
+    "Assumed",
+    "Format",
+    "Imported",
+    "MeasuredPoint",
+    "Points",
+    "read",
+    "recognise",
+]

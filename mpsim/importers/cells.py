@@ -1,21 +1,38 @@
-"""Rows: one line of measured data, its configuration kept apart from what was measured."""
+"""CSV tables of measured data: their rows, the cells of a row, and which kind of data their columns say they hold."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from mpsim.errors import CalibrationError
+from mpsim.importers.source import open_text
 
-__all__ = ["Cells", "Row", "read_rows"]
+__all__ = ["TABLES", "Cells", "read_rows", "table_kind"]
 
 T = TypeVar("T")
 _TRUE = ("1", "true", "yes")
 _FALSE = ("0", "false", "no")
+
+TABLES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "training runs": frozenset(
+            {"id", "family", "num_accel", "global_batch_seqs", "iter_time_s"}
+        ),
+        "training runs on one node": frozenset(
+            {"record_id", "gpus", "gpus_per_node", "iteration_time_ms", "layers"}
+        ),
+        "collectives": frozenset({"collective", "bytes", "time_us", "gpus", "nodes"}),
+        "kernels": frozenset({"gpu", "op", "dtype", "time_us", "tflops", "GBps"}),
+        "schedules": frozenset({"schedule", "pp", "microbatches", "tF", "tB", "tW", "makespan"}),
+    }
+)
+"""Columns that tell each kind of table from the others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,23 +103,6 @@ def _present(column: str, value: T | None) -> T:
     return value
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
-    """One row of a file.
-
-    Parameters
-    ----------
-    id : str
-        Its ``id`` or ``record_id``, else its number from 1.
-    configuration, measured : Cells
-        What a prediction may read, and what only the score may read.
-    """
-
-    id: str
-    configuration: Cells
-    measured: Cells
-
-
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Every row of a CSV file by column.
 
@@ -112,12 +112,30 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         If the file is not CSV with a header.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with open_text(path, needed="a CSV file", newline="") as file:
             reader = csv.DictReader(file)
             rows = [{key: value or "" for key, value in row.items() if key} for row in reader]
             columns = reader.fieldnames
-    except (csv.Error, UnicodeDecodeError) as error:
+    except csv.Error as error:
         raise CalibrationError(f"{path} is not a CSV file in UTF-8: {error}") from error
     if not columns or not rows:
         raise CalibrationError(f"{path} has no rows; needed a header and a row or more")
     return rows
+
+
+def table_kind(path: Path, columns: Iterable[str]) -> str:
+    """The kind of data, a key of `TABLES`, that a table with these columns holds.
+
+    Raises
+    ------
+    CalibrationError
+        If none is known.
+    """
+    present = set(columns)
+    for title, needed in TABLES.items():
+        if needed <= present:
+            return title
+    wanted = "; ".join(f"{title}: {', '.join(sorted(needed))}" for title, needed in TABLES.items())
+    raise CalibrationError(
+        f"{path} holds no known kind of measured data; needed the columns of one of: {wanted}"
+    )

@@ -11,20 +11,24 @@ pytorch/kineto, ``libkineto/src/output_json.cpp``: cat ``cpu_op`` with args ``In
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from mpsim.errors import CalibrationError
-from mpsim.importers.source import Source, collective, collective_name, kernel
-from mpsim.measured.records import Measurement
+from mpsim.importers.imported import (
+    MeasuredPoint,
+    Points,
+    collective_name,
+    collective_point,
+    kernel_point,
+)
+from mpsim.importers.source import Format, Head, open_text
 
-__all__ = ["is_trace", "read_trace", "stream_events"]
+__all__ = ["KINETO", "stream_events"]
 
 _CHUNK = 1 << 20
 _LONGEST_HEAD = 1 << 26
@@ -46,9 +50,9 @@ _FEWEST_DIMS = 2
 Event = dict[str, Any]
 
 
-def is_trace(head: str) -> bool:
-    """Whether a file that begins like this is a trace."""
-    return "traceEvents" in head or '"schemaVersion"' in head or "deviceProperties" in head
+def _is_trace(head: Head) -> bool:
+    marks = ("traceEvents", '"schemaVersion"', "deviceProperties")
+    return any(mark in head.text for mark in marks)
 
 
 def stream_events(path: Path) -> Iterator[Event]:
@@ -59,21 +63,8 @@ def stream_events(path: Path) -> Iterator[Event]:
     CalibrationError
         If there are no events, or the file breaks off.
     """
-    try:
-        with _opened(path) as stream:
-            yield from _events(path, stream)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise CalibrationError(
-            f"{path}: truncated or damaged, the gzip stream breaks off"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise CalibrationError(f"{path}: not text in UTF-8; needed a Kineto trace") from error
-
-
-def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+    with open_text(path, needed="a Kineto trace") as stream:
+        yield from _events(path, stream)
 
 
 def _events(path: Path, stream: IO[str]) -> Iterator[Event]:
@@ -117,7 +108,7 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
             yield event
 
 
-class _Kept:
+class _Samples:
     """Durations by what they are of."""
 
     def __init__(self, file: str) -> None:
@@ -131,7 +122,7 @@ class _Kept:
             times.append(seconds)
 
 
-def read_trace(path: Path) -> Source:
+def _read_trace(source: Head, only: Mapping[str, str]) -> Points:
     """Read matrix products and collectives of a trace.
 
     Raises
@@ -139,7 +130,9 @@ def read_trace(path: Path) -> Source:
     CalibrationError
         If it breaks off, a duration is no number, or no event says of what shape it is.
     """
-    kept, operators, head = _Kept(path.name), {}, ""
+    del only  # columns of a table; a trace has none
+    path = source.path
+    samples, operators, head = _Samples(path.name), {}, ""
     on_gpu = False
     for event in stream_events(path):
         if event.get("ph") == "head":
@@ -155,40 +148,42 @@ def read_trace(path: Path) -> Source:
             if shape is not None:
                 operators[args.get("External id")] = shape
                 if not on_gpu:
-                    kept.add(shape, _duration(path, event))
+                    samples.add(shape, _duration(path, event))
         elif category == "kernel":
-            kept.kernels += 1
-            _take_kernel(path, event, args, operators, kept)
-    measurements = tuple(_measurements(kept))
-    if not measurements:
+            samples.kernels += 1
+            _take_kernel(path, event, args, operators, samples)
+    points = tuple(_points(samples))
+    if not points:
         raise CalibrationError(
-            f"{path}: no event has a shape ({kept.kernels} kernels without); profile with record_shapes=True"
+            f"{path}: no event has a shape ({samples.kernels} kernels without); profile with record_shapes=True"
         )
-    return Source(
+    waiting = f"{path}: collectives in a trace include waiting for other ranks; measure them alone"
+    communicates = any(point.family == "collectives" for point in points)
+    return Points(
         str(path),
         "torch.profiler",
-        measurements,
+        points,
         device_name=_device(head),
-        library="nccl" if any(m.family == "collectives" for m in measurements) else "",
-        warnings=(
-            f"{path}: collectives in a trace include waiting for other ranks; measure them alone",
-        )
-        if any(m.family == "collectives" for m in measurements)
-        else (),
+        library="nccl" if communicates else "",
+        warnings=(waiting,) if communicates else (),
     )
 
 
 def _take_kernel(
-    path: Path, event: Event, args: Mapping[str, Any], operators: Mapping[Any, Any], kept: _Kept
+    path: Path,
+    event: Event,
+    args: Mapping[str, Any],
+    operators: Mapping[Any, Any],
+    samples: _Samples,
 ) -> None:
     if "Collective name" in args:
         key = _message(args)
         if key is not None:
-            kept.add(key, _duration(path, event))
+            samples.add(key, _duration(path, event))
         return
     shape = operators.get(args.get("External id"))
     if shape is not None and _is_product(str(event.get("name", ""))):
-        kept.add(shape, _duration(path, event))
+        samples.add(shape, _duration(path, event))
 
 
 def _is_product(name: str) -> bool:
@@ -235,25 +230,24 @@ def _message(args: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return ("collective", name, max(counts) * element, ranks)
 
 
-def _measurements(kept: _Kept) -> Iterator[Measurement]:
-    for key, times in kept.times.items():
-        positive = [one for one in times if one > 0]
+def _points(samples: _Samples) -> Iterator[MeasuredPoint]:
+    for key, times in samples.times.items():
+        positive = [seconds for seconds in times if seconds > 0]
         if not positive:
             continue
         if key[0] == "collective":
             _, name, size, ranks = key
             fastest = [min(positive)]  # the others waited
-            yield collective(name, size, fastest, ranks=ranks, domains=1, place=kept.file)
+            yield collective_point(name, size, fastest, ranks=ranks, domains=1, place=samples.file)
             continue
         _, dtype, batch, m, n, k = key
         shape = {"m": m, "n": n, "k": k, "batch": batch}
-        yield kernel(
+        yield kernel_point(
             "gemm",
             shape,
             positive,
             dtype=dtype,
-            variant={},
-            place=kept.file,
+            place=samples.file,
             phase="sustained",
             flops=2.0 * batch * m * n * k,
         )
@@ -262,3 +256,6 @@ def _measurements(kept: _Kept) -> Iterator[Measurement]:
 def _device(head: str) -> str:
     found = re.search(r'"deviceProperties"\s*:\s*\[.*?"name"\s*:\s*"([^"]*)"', head, re.DOTALL)
     return found[1] if found else ""
+
+
+KINETO: Final = Format("kineto", "trace of torch.profiler", "points", _is_trace, _read_trace)

@@ -11,24 +11,17 @@ finite as the string ``"nan"``.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mpsim.errors import CalibrationError
-from mpsim.importers.source import Source, collective, collective_name
-from mpsim.measured.records import Measurement
+from mpsim.importers.imported import MeasuredPoint, Points, collective_name, collective_point
+from mpsim.importers.source import Format, Head, read_text
 
-__all__ = [
-    "is_json_report",
-    "is_text_report",
-    "parse_report",
-    "read_json_report",
-    "read_text_report",
-]
+__all__ = ["NCCL_TESTS", "NCCL_TESTS_JSON"]
 
 _MICRO = 1e-6
 _RANK = re.compile(
@@ -39,17 +32,15 @@ _ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+(.*)")
 _JSON_VERSIONS = (1, 2)
 
 
-def is_text_report(head: str) -> bool:
-    """Whether a file that begins like this is a table of nccl-tests."""
-    return "# nThread" in head or "out-of-place" in head
+def _is_text_report(head: Head) -> bool:
+    return "# nThread" in head.text or "out-of-place" in head.text
 
 
-def is_json_report(data: object) -> bool:
-    """Whether parsed JSON is a report of ``-J``."""
-    return isinstance(data, dict) and {"config", "nccl_version"} <= data.keys()
+def _is_json_report(head: Head) -> bool:
+    return {"config", "nccl_version"} <= head.document.keys()
 
 
-def read_text_report(path: Path, text: str) -> Source:
+def _read_text_report(head: Head, only: Mapping[str, str]) -> Points:
     """Read the table that a program of nccl-tests prints.
 
     Raises
@@ -57,13 +48,15 @@ def read_text_report(path: Path, text: str) -> Source:
     CalibrationError
         If it breaks off, a rank is missing, results were wrong, or a time is no number.
     """
-    lines = text.splitlines()
+    del only  # columns of a table of ours; sizes are rows here
+    path = head.path
+    lines = read_text(path, needed="a report of nccl-tests").splitlines()
     ranks = [seen for line in lines if (seen := _RANK.match(line))]
     name = _named(path, next((m[1] for line in lines if (m := _PROGRAM.search(line))), ""))
     members, hosts, device = _places(
         path, [(int(r[1]), int(r[2] or 0), r[3], r[4].strip()) for r in ranks]
     )
-    found: dict[int, Measurement] = {}
+    found: dict[int, MeasuredPoint] = {}
     for number, line in enumerate(lines, start=1):
         row = None if line.lstrip().startswith("#") else _ROW.match(line)
         if row is None:
@@ -73,7 +66,7 @@ def read_text_report(path: Path, text: str) -> Source:
         time, wrong = _row_figures(path, number, cells)
         _check_right(f"{path}:{number}", wrong)
         if size:
-            found[size] = collective(
+            found[size] = collective_point(
                 name, size, [time * _MICRO], ranks=members, domains=hosts, place=place
             )
     if not any("Avg bus bandwidth" in line for line in lines):
@@ -90,7 +83,7 @@ def _row_figures(path: Path, number: int, cells: Sequence[str]) -> tuple[float, 
     return _time(f"{path}:{number}", cells[0]), cells[3]
 
 
-def read_json_report(path: Path, data: Mapping[str, Any]) -> Source:
+def _read_json_report(head: Head, only: Mapping[str, str]) -> Points:
     """Read what ``-J`` wrote.
 
     Raises
@@ -98,6 +91,8 @@ def read_json_report(path: Path, data: Mapping[str, Any]) -> Source:
     CalibrationError
         If it is of another version, has no results, a rank is missing, or results were wrong.
     """
+    del only
+    path, data = head.path, head.document
     version = data.get("version", _JSON_VERSIONS[0])
     if version not in _JSON_VERSIONS:
         raise CalibrationError(
@@ -123,7 +118,7 @@ def read_json_report(path: Path, data: Mapping[str, Any]) -> Source:
     members, hosts, device = _places(path, spread)
     program = _PROGRAM.search(" ".join(map(str, data.get("args", []))))
     name = _named(path, program[1] if program else "")
-    found: dict[int, Measurement] = {}
+    found: dict[int, MeasuredPoint] = {}
     for index, row in enumerate(data["results"]):
         place = f"{path}: results.{index}"
         run = row.get("out_of_place") or row.get("in_place")
@@ -134,7 +129,9 @@ def read_json_report(path: Path, data: Mapping[str, Any]) -> Source:
         size = int(row.get("size", 0))
         if size:
             where = f"{path.name}#{index}"
-            found[size] = collective(name, size, times, ranks=members, domains=hosts, place=where)
+            found[size] = collective_point(
+                name, size, times, ranks=members, domains=hosts, place=where
+            )
     return _source(path, "nccl-tests -J", found.values(), device)
 
 
@@ -191,18 +188,16 @@ def _places(path: Path, ranks: Sequence[tuple[int, int, str, str]]) -> tuple[int
     return len(first), len({host for host, _ in first}), next(iter(devices), "")
 
 
-def _source(path: Path, tool: str, found: Iterable[Measurement], device: str) -> Source:
-    measurements = tuple(found)
-    if not measurements:
+def _source(path: Path, tool: str, found: Iterable[MeasuredPoint], device: str) -> Points:
+    points = tuple(found)
+    if not points:
         raise CalibrationError(f"{path}: holds no size; needed a table of nccl-tests with rows")
-    return Source(str(path), tool, measurements, device_name=device, library="nccl")
+    return Points(str(path), tool, points, device_name=device, library="nccl")
 
 
-def parse_report(path: Path, text: str) -> object:
-    """JSON of a small file; CalibrationError with the place where it breaks off."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CalibrationError(
-            f"{path}:{error.lineno}: not whole JSON ({error.msg}); the file is truncated or not JSON"
-        ) from error
+NCCL_TESTS: Final = Format(
+    "nccl-tests", "table of nccl-tests", "points", _is_text_report, _read_text_report
+)
+NCCL_TESTS_JSON: Final = Format(
+    "nccl-tests-json", "JSON of nccl-tests -J", "points", _is_json_report, _read_json_report
+)

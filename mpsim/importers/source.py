@@ -1,115 +1,166 @@
-"""A file of measurements, whatever wrote it."""
+"""A file of somebody else: opened, bounded and unpacked in one place for every reader."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
 
-from mpsim.measured.records import Header, Measurement
+from mpsim.errors import CalibrationError
+from mpsim.importers.imported import Imported, Points
 
-__all__ = ["Source", "collective", "collective_name", "kernel"]
+__all__ = ["Format", "Head", "open_text", "read_head", "read_text"]
 
-_COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgatherintotensor": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallv": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "sendrecv": "send_recv",
-    "send": "send_recv",
-    "recv": "send_recv",
-    "barrier": "barrier",
-}
+_HEAD = 1 << 16
+_GZIP = b"\x1f\x8b"
+LARGEST_TEXT = 1 << 28
+"""Characters of a file that is read whole; recordings of gigabytes are streamed instead."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Source:
-    """Measurements of one file.
+@contextlib.contextmanager
+def open_text(path: Path, *, needed: str, newline: str | None = None) -> Iterator[IO[str]]:
+    """Open a text file, unpacked where it is gzipped; what fails while it is read is a CalibrationError.
 
     Parameters
     ----------
-    file : str
-    tool : str
-        What wrote it, in words.
-    measurements : tuple of Measurement
-    device_name : str
-        As the file names the accelerator; empty where it does not.
-    library : str
-        Communication library; empty where there is none.
-    header : Header or None
-        Of a file of `mpsim measure`.
-    warnings : tuple of str
+    path : Path
+    needed : str
+        What the file should be, for the message.
+    newline : str, optional
+        As for `open`.
+    """
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(len(_GZIP)) == _GZIP
+        opened: Any = gzip.open if packed else open
+        with opened(path, "rt", encoding="utf-8-sig", newline=newline) as stream:
+            yield stream
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CalibrationError(
+            f"{path}: truncated or damaged, the gzip stream breaks off"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"{path}: not text in UTF-8; needed {needed}") from error
+
+
+def read_text(path: Path, *, needed: str) -> str:
+    """The whole text of a file.
+
+    Raises
+    ------
+    CalibrationError
+        If it is no text, breaks off, or is over `LARGEST_TEXT`, unpacked.
+    """
+    with open_text(path, needed=needed) as stream:
+        text = stream.read(LARGEST_TEXT + 1)
+    if len(text) > LARGEST_TEXT:
+        raise CalibrationError(f"{path}: is over {LARGEST_TEXT >> 20} MiB; needed {needed}")
+    return text
+
+
+@dataclasses.dataclass(
+    frozen=True
+)  # no slots: the document is parsed once, by the first format that asks
+class Head:
+    """How a file begins, from which formats recognise their own.
+
+    Parameters
+    ----------
+    path : Path
+    text : str
+        Its first 65,536 characters.
     """
 
-    file: str
-    tool: str
-    measurements: tuple[Measurement, ...]
-    device_name: str = ""
-    library: str = ""
-    header: Header | None = None
-    warnings: tuple[str, ...] = ()
+    path: Path
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        """The first line, without its end."""
+        return self.text.partition("\n")[0]
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the file begins as a JSON object."""
+        return self.text.lstrip().startswith("{")
+
+    @functools.cached_property
+    def document(self) -> Mapping[str, Any]:
+        """The whole file as a JSON object; empty where it does not begin as one.
+
+        Raises
+        ------
+        CalibrationError
+            If it breaks off, with the line.
+        """
+        if not self.is_object:
+            return {}
+        try:
+            data = json.loads(read_text(self.path, needed="a report in JSON"))
+        except json.JSONDecodeError as error:
+            raise CalibrationError(
+                f"{self.path}:{error.lineno}: not whole JSON ({error.msg}); the file is truncated or not JSON"
+            ) from error
+        except RecursionError as error:
+            raise CalibrationError(f"{self.path}: JSON nested too deeply") from error
+        document: Mapping[str, Any] = data
+        return document
 
 
-def collective_name(word: str) -> str | None:
-    """Our name of a collective that another tool calls `word`; None where it is none of ours."""
-    return _COLLECTIVES.get("".join(letter for letter in word.lower() if letter.isalnum()))
+def read_head(path: Path) -> Head:
+    """The beginning of a file.
+
+    Raises
+    ------
+    CalibrationError
+        If it cannot be read, is empty, or is no text.
+    """
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(len(_GZIP)) == _GZIP
+            raw.seek(0)
+            with gzip.open(raw) if packed else raw as stream:
+                text = stream.read(_HEAD).decode("utf-8-sig", errors="replace")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CalibrationError(
+            f"{path}: truncated or damaged, the gzip stream breaks off"
+        ) from error
+    except OSError as error:
+        raise CalibrationError(f"{path}: {error.strerror or error}") from error
+    if not text.strip():
+        raise CalibrationError(f"{path}: is empty; needed measurements")
+    if "\0" in text:
+        raise CalibrationError(f"{path}: is a binary file; needed text")
+    return Head(path, text)
 
 
-def collective(
-    name: str, size: int, seconds: Sequence[float], *, ranks: int, domains: int, place: str
-) -> Measurement:
-    """A collective of `ranks` ranks on `domains` nodes; `place` makes its id unique."""
-    return Measurement(
-        id=f"{name}/{size}/{ranks}x{domains}/{place}",
-        family="collectives",
-        op=name,
-        shape={"bytes": size},
-        variant={},
-        dtype="",
-        group=tuple(range(ranks)),
-        domains=domains,
-        synchronous=True,
-        phase="burst",
-        method="",
-        seconds=(tuple(seconds),) * ranks,
-        bytes=float(size),
-    )
+@dataclasses.dataclass(frozen=True, slots=True)
+class Format:
+    """A format that files of one tool have.
 
+    Parameters
+    ----------
+    name : str
+        As commands take it.
+    title : str
+        In words.
+    gives : str
+        What reading gives: ``points``, ``scenario``, ``timeline``, or ``recording`` for the files of `mpsim measure`, which
+        `mpsim.measured` reads.
+    recognises : callable
+        Whether a file that begins like this has the format.
+    read : callable or None
+        Reader of the file, with the values that columns of a table must have; None for recordings.
+    """
 
-def kernel(
-    op: str,
-    shape: dict[str, int],
-    seconds: Sequence[float],
-    *,
-    dtype: str,
-    variant: dict[str, str | int | float | bool],
-    place: str,
-    phase: str = "burst",
-    flops: float = 0.0,
-    moved: float = 0.0,
-) -> Measurement:
-    """A kernel on one accelerator; `place` makes its id unique."""
-    words = ",".join(f"{key}={value}" for key, value in (shape | variant).items())
-    return Measurement(
-        id=f"{op}/{dtype}/{words}/{place}",
-        family="kernels",
-        op=op,
-        shape=shape,
-        variant=variant,
-        dtype=dtype,
-        group=(0,),
-        domains=1,
-        synchronous=False,
-        phase=phase,
-        method="",
-        seconds=(tuple(seconds),),
-        flops=flops,
-        bytes=moved,
-    )
+    name: str
+    title: str
+    gives: Literal["points", "scenario", "timeline", "recording"]
+    recognises: Callable[[Head], bool]
+    read: Callable[[Head, Mapping[str, str]], Imported | Points] | None = None

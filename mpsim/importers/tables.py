@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from mpsim.errors import CalibrationError, nearest
-from mpsim.importers.cells import Cells, read_rows
-from mpsim.importers.source import Source, collective, collective_name, kernel
-from mpsim.measured.records import Measurement
+from mpsim.importers.cells import TABLES, Cells, read_rows
+from mpsim.importers.imported import (
+    MeasuredPoint,
+    Points,
+    collective_name,
+    collective_point,
+    kernel_point,
+)
+from mpsim.importers.source import Format, Head
 
-__all__ = ["read_table"]
+__all__ = ["TABLE"]
 
 _MICRO, _TERA = 1e-6, 1e12
-_COLLECTIVES = frozenset({"collective", "bytes", "time_us", "gpus", "nodes"})
-_KERNELS = frozenset({"gpu", "op", "dtype", "time_us"})
+_COLLECTIVES = TABLES["collectives"]
+_KERNELS = TABLES["kernels"] - {"tflops", "GBps"}  # times alone can be fitted
 _MACHINE = ("system", "gpu", "link", "nic")
 _DTYPES = {
     "fp32": "float32",
@@ -32,12 +39,16 @@ _DTYPES = {
 _SHOWN = 6
 
 
-def read_table(path: Path, only: Mapping[str, str]) -> Source:
+def _is_table(head: Head) -> bool:
+    return "," in head.first_line and not head.is_object
+
+
+def _read_table(head: Head, only: Mapping[str, str]) -> Points:
     """Read a CSV table.
 
     Parameters
     ----------
-    path : Path
+    head : Head
     only : mapping of str to str
         Value that a column must have, for tables of several machines.
 
@@ -46,6 +57,7 @@ def read_table(path: Path, only: Mapping[str, str]) -> Source:
     CalibrationError
         If its columns are unknown, it mixes machines, or a number is none.
     """
+    path = head.path
     rows = read_rows(path)
     columns = set(rows[0])
     _check_only(path, columns, only)
@@ -62,23 +74,23 @@ def read_table(path: Path, only: Mapping[str, str]) -> Source:
     elif columns >= _KERNELS:
         read, library = _kernel, ""
     else:
-        wanted = "; or ".join(", ".join(sorted(one)) for one in (_COLLECTIVES, _KERNELS))
+        wanted = "; or ".join(", ".join(sorted(columns)) for columns in (_COLLECTIVES, _KERNELS))
         raise CalibrationError(
             f"{path}: holds neither collectives nor kernels; needed columns {wanted}"
         )
     _check_one_machine(path, [row for _, row in picked])
-    found = []
+    points = []
     for number, row in picked:
         try:
-            one = read(Cells(row), f"{path.name}:{number}")
+            point = read(Cells(row), f"{path.name}:{number}")
         except CalibrationError as error:
             raise CalibrationError(f"{path}:{number}: {error}") from error
-        if one is not None:
-            found.append(one)
-    if not found:
+        if point is not None:
+            points.append(point)
+    if not points:
         raise CalibrationError(f"{path}: no row has a shape and a time that can be fitted")
     device = picked[0][1].get("gpu", "")
-    return Source(str(path), "CSV", tuple(found), device_name=device, library=library)
+    return Points(str(path), "CSV", tuple(points), device_name=device, library=library)
 
 
 def _check_only(path: Path, columns: set[str], only: Mapping[str, str]) -> None:
@@ -101,7 +113,7 @@ def _check_one_machine(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
             )
 
 
-def _collective(cells: Cells, place: str) -> Measurement | None:
+def _collective(cells: Cells, place: str) -> MeasuredPoint | None:
     time, size = cells.number("time_us"), cells.number("bytes")
     ranks, nodes = cells.required("gpus"), cells.required("nodes")
     name = collective_name(cells.text("collective"))
@@ -109,10 +121,12 @@ def _collective(cells: Cells, place: str) -> Measurement | None:
         raise CalibrationError(f"collective is {cells.text('collective')!r}, which is none of ours")
     if not time or not size or ranks <= 1:
         return None
-    return collective(name, int(size), [time * _MICRO], ranks=ranks, domains=nodes, place=place)
+    return collective_point(
+        name, int(size), [time * _MICRO], ranks=ranks, domains=nodes, place=place
+    )
 
 
-def _kernel(cells: Cells, place: str) -> Measurement | None:
+def _kernel(cells: Cells, place: str) -> MeasuredPoint | None:
     """A matrix product with a shape and a time or rate, or fused attention with both stated; other rows are left out."""
     time, dtype = cells.number("time_us"), _DTYPES.get(cells.text("dtype"))
     if dtype is None:
@@ -125,19 +139,18 @@ def _kernel(cells: Cells, place: str) -> Measurement | None:
         if not time:
             return None
         shape = {"m": m, "n": n, "k": k, "batch": batch}
-        return kernel(
+        return kernel_point(
             "gemm",
             shape,
             [time * _MICRO],
             dtype=dtype,
-            variant={},
             place=place,
             flops=2.0 * batch * m * n * k,
         )
     return _attention(cells, place, time * _MICRO, dtype) if time else None
 
 
-def _attention(cells: Cells, place: str, seconds: float, dtype: str) -> Measurement | None:
+def _attention(cells: Cells, place: str, seconds: float, dtype: str) -> MeasuredPoint | None:
     passes = {"fwd": "forward", "bwd": "backward"}
     stated = cells.text("causal") not in ("", "not stated")
     sizes = [cells.whole(column) for column in ("batch", "heads", "seq")]
@@ -153,4 +166,9 @@ def _attention(cells: Cells, place: str, seconds: float, dtype: str) -> Measurem
         "causal": bool(cells.flag("causal")),
         "backend": "flash",
     }
-    return kernel("attention", shape, [seconds], dtype=dtype, variant=variant, place=place)
+    return kernel_point("attention", shape, [seconds], dtype=dtype, variant=variant, place=place)
+
+
+TABLE: Final = Format(
+    "table", "CSV table of kernels or collectives", "points", _is_table, _read_table
+)

@@ -73,6 +73,28 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
 LONGEST_LINE: Final = (
     64_000_000  # characters: a line of ours is far below, a trace of one object is not read
 )
+PRECISIONS: Final[Mapping[str, str]] = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "tf32": "tf32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8_e4m3fn": "fp8",
+}
+"""torch's names of number formats, and ours."""
+ELEMENT_BYTES: Final[Mapping[str, float]] = {
+    "fp64": 8.0,
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+}
+_QUARTILE = 25
+NOISY_ABOVE: Final = 0.15
+"""Spread of samples above which errors cannot be told from noise."""
+BUSY_ABOVE: Final = 0.1
+"""Share of a host that other processes used, above which times are not the machine's alone."""
 DRIFT: Final = 0.1
 """Change of the yardstick or of a clock over a file that is worth a warning."""
 
@@ -258,9 +280,25 @@ class Measurement:
         return np.asarray(table.max(axis=0) if self.synchronous else table.ravel())
 
     @property
+    def time(self) -> float:
+        """Lower quartile of the samples [s]: what else runs on a machine only ever makes it slower."""
+        return float(np.percentile(self.samples, _QUARTILE))
+
+    @property
+    def noise(self) -> float:
+        """Half the distance between the quartiles of the samples, over their median."""
+        low, middle, high = np.percentile(self.samples, [25, 50, 75])
+        return float((high - low) / 2 / middle)
+
+    @property
     def median(self) -> float:
-        """Of the samples [s]."""
+        """Median of the samples [s]."""
         return float(np.median(self.samples))
+
+    @property
+    def precision(self) -> str:
+        """Our name of the number format."""
+        return PRECISIONS.get(self.dtype, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

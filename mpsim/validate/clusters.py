@@ -9,8 +9,8 @@ from mpsim.errors import CalibrationError
 from mpsim.hardware import Accelerator, Link, LinkShape, system
 from mpsim.hardware.lookup import GENERIC_NIC
 from mpsim.importers.cells import Cells
+from mpsim.importers.machines import gpu, links_of, nic_named, rack_of
 from mpsim.validate.assumptions import slices_of, system_of
-from mpsim.validate.machines import gpu, links_of, nic_named, rack_of
 
 __all__ = ["cluster_of"]
 

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 
 from mpsim.cost import CollectiveModel
 from mpsim.errors import CalibrationError
-from mpsim.importers.cells import Cells, Row
+from mpsim.importers.cells import Cells
+from mpsim.importers.machines import benchmark_cluster
 from mpsim.parallel import GroupShape
-from mpsim.validate.machines import benchmark_cluster
-from mpsim.validate.records import Record
+from mpsim.validate.records import Record, Row
 from mpsim.validate.tables import lookup, table
 
-__all__ = ["COLUMNS", "MEASURED", "blank", "predict"]
+__all__ = ["MEASURED", "blank", "predict"]
 
-COLUMNS = frozenset({"collective", "bytes", "time_us", "gpus", "nodes"})
 MEASURED = ("time_us", "algbw_GBps", "busbw_GBps")
 _MICRO = 1e-6
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mpsim.errors import CalibrationError, MpsimError
-from mpsim.importers.cells import Cells, Row, read_rows
+from mpsim.errors import MpsimError
+from mpsim.importers.cells import TABLES, Cells, read_rows, table_kind
 from mpsim.validate import collectives, kernels, schedules, single_node, training
-from mpsim.validate.records import Record, Validation
+from mpsim.validate.records import Record, Row, Validation
 
 __all__ = ["KINDS", "FileKind", "recognise", "validate_files"]
 
@@ -41,7 +41,7 @@ class FileKind:
 
 
 KINDS: tuple[FileKind, ...] = tuple(
-    FileKind(title, module.COLUMNS, module.MEASURED, module.blank, module.predict)
+    FileKind(title, TABLES[title], module.MEASURED, module.blank, module.predict)
     for title, module in (
         ("training runs", training),
         ("training runs on one node", single_node),
@@ -88,14 +88,8 @@ def validate_files(paths: Iterable[str | Path], *, progress: Progress | None = N
 
 def recognise(path: Path, columns: Iterable[str]) -> FileKind:
     """The kind of data that a file with these columns holds; CalibrationError if none is known."""
-    present = set(columns)
-    for kind in KINDS:
-        if kind.columns <= present:
-            return kind
-    wanted = "; ".join(f"{kind.title}: {', '.join(sorted(kind.columns))}" for kind in KINDS)
-    raise CalibrationError(
-        f"{path} holds no known kind of measured data; needed the columns of one of: {wanted}"
-    )
+    title = table_kind(path, columns)
+    return next(kind for kind in KINDS if kind.title == title)
 
 
 def predict_row(kind: FileKind, row: Row) -> list[Record]:

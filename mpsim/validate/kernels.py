@@ -12,15 +12,14 @@ from typing import Any
 from mpsim.cost import KernelModel
 from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.errors import CalibrationError
-from mpsim.importers.cells import Cells, Row
-from mpsim.validate.machines import gpu
-from mpsim.validate.records import Record
+from mpsim.importers.cells import Cells
+from mpsim.importers.machines import gpu
+from mpsim.validate.records import Record, Row
 from mpsim.validate.tables import lookup, table
 from mpsim.workload import Operator, OperatorKind, Phase
 
-__all__ = ["COLUMNS", "MEASURED", "blank", "predict"]
+__all__ = ["MEASURED", "blank", "predict"]
 
-COLUMNS = frozenset({"gpu", "op", "dtype", "time_us", "tflops", "GBps"})
 MEASURED = ("time_us", "tflops", "GBps", "fraction_of_peak")
 _UNITS = {"time_us": "us", "tflops": "TFLOP/s", "GBps": "GB/s", "fraction_of_peak": "1"}
 _MICRO, _TERA, _GIGA = 1e-6, 1e12, 1e9

@@ -6,11 +6,29 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 
+from mpsim.importers.cells import Cells
 from mpsim.validate.decisions import Decisions, decisions_of, summarise_decisions
 
-__all__ = ["Family", "Record", "Validation", "summarise"]
+__all__ = ["Family", "Record", "Row", "Validation", "summarise"]
 
 _TAIL = 0.9  # the quantile of absolute errors that a family reports besides mean and median
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a file.
+
+    Parameters
+    ----------
+    id : str
+        Its ``id`` or ``record_id``, else its number from 1.
+    configuration, measured : Cells
+        What a prediction may read, and what only the score may read.
+    """
+
+    id: str
+    configuration: Cells
+    measured: Cells
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,17 +12,15 @@ import numpy as np
 
 from mpsim.engine import Timeline, run
 from mpsim.errors import CalibrationError
-from mpsim.importers.cells import Cells, Row
+from mpsim.importers.cells import Cells
 from mpsim.schedule import Action, Orders, make_orders, schedule
 from mpsim.schedule.search.v_search import zb_v_search
 from mpsim.study import Times
 from mpsim.training import from_orders
-from mpsim.validate.records import Record
+from mpsim.validate.records import Record, Row
 from mpsim.validate.tables import lookup, table
 
-__all__ = ["COLUMNS", "MEASURED", "blank", "predict"]
-
-COLUMNS = frozenset({"schedule", "pp", "microbatches", "tF", "tB", "tW", "makespan"})
+__all__ = ["MEASURED", "blank", "predict"]
 
 MEASURED = (
     *("makespan", "bubble_fraction", "peak_inflight_activations", "max_rank_span"),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mpsim.importers.cells import Cells, Row
+from mpsim.importers.cells import Cells
 from mpsim.validate import training
-from mpsim.validate.records import Record
+from mpsim.validate.records import Record, Row
 from mpsim.validate.runs import rule_of
 
-__all__ = ["COLUMNS", "MEASURED", "blank", "predict"]
+__all__ = ["MEASURED", "blank", "predict"]
 
-COLUMNS = frozenset({"record_id", "gpus", "gpus_per_node", "iteration_time_ms", "layers"})
 MEASURED = (
     *("iteration_time_ms", "op_time_us", "busbw_GBps", "tflops_per_gpu"),
     *("fraction_of_peak", "peak_mem_GiB_per_gpu"),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim.calibrate.points import element_of, precision_of
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Cluster
-from mpsim.measured.records import Measurement
+from mpsim.measured.records import ELEMENT_BYTES, Measurement
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
 from mpsim.shipped import read_shipped
@@ -100,7 +99,7 @@ def scenario_of(one: Measurement, machine: Cluster, *, launch: float = 0.0) -> S
                 "global_batch": shape["micro_batch"] * microbatches * dp,
                 "micro_batch": shape["micro_batch"],
                 "sequence_length": shape["sequence"],
-                "precision": precision_of(one.dtype),
+                "precision": one.precision,
                 "recompute": str(one.variant.get("recompute", "none")),
             },
             "framework": _framework(one, machine, launch),
@@ -133,13 +132,13 @@ def _framework(one: Measurement, machine: Cluster, launch: float) -> dict[str, A
     """The stack that `mpsim measure` runs: which preset, and what its steps leave out or do otherwise."""
     table: Mapping[str, Any] = read_shipped(__package__ or "", "stacks.yaml")
     stack = _stack(one)
-    narrow = precision_of(one.dtype) in ("bf16", "fp16")
+    narrow = one.precision in ("bf16", "fp16")
     fields = {**table["common"], **table[stack], **table["narrow" if narrow else "wide"]}
     fields |= {} if machine.accelerator.family == "cpu" else table["gpu"]
     kernel = table["attention"].get(one.variant.get("attention"))
     fields |= {"attention_kernel": kernel} if kernel else {}
     fields |= table["compiled"] if one.variant.get("compiled") else {}
-    element = element_of(precision_of(one.dtype))
+    element = ELEMENT_BYTES[one.precision]
     fields |= {key: element * passes for key, passes in table["copies"].get(stack, {}).items()}
     known = machine.accelerator.calibration
     habits = known.framework if known else {}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from mpsim.calibrate.points import noise_of, quietest, time_of
-from mpsim.calibrate.rules import limit
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.hardware import Cluster
+from mpsim.importers.machines import gpu
 from mpsim.measured.reading import read_measured
-from mpsim.measured.records import Measured, Measurement
+from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Measured, Measurement
+from mpsim.measured.sources import quietest
 from mpsim.result import Result
 from mpsim.simulate import simulate
 from mpsim.validate.actions import (
@@ -26,7 +26,6 @@ from mpsim.validate.actions import (
     parts_of,
     simulated_slices,
 )
-from mpsim.validate.machines import gpu
 from mpsim.validate.memory import allocated_bytes
 from mpsim.validate.records import Family, Record, Validation
 from mpsim.validate.step_scenarios import family_of, scenario_of, title_of
@@ -96,7 +95,7 @@ class StepComparison:
     @property
     def noisy(self) -> bool:
         """Whether the measured steps spread too much to tell, or were not alone."""
-        return self.noise > limit("noisy_above") or self.others > limit("busy_above")
+        return self.noise > NOISY_ABOVE or self.others > BUSY_ABOVE
 
     @property
     def differences(self) -> dict[str, float]:
@@ -175,8 +174,8 @@ class Comparison:
     @property
     def tells(self) -> bool:
         """Whether the machine was quiet enough for the errors to mean something, while it was calibrated and while steps ran."""
-        quiet = self.busy <= limit("busy_above")
-        return quiet and max(self.noise, self.drift) <= limit("noisy_above")
+        quiet = self.busy <= BUSY_ABOVE
+        return quiet and max(self.noise, self.drift) <= NOISY_ABOVE
 
     @property
     def busy(self) -> float:
@@ -319,7 +318,7 @@ def _others(machine: Cluster) -> float:
 def _launch(read: Iterable[Measured]) -> float:
     """Host time of one launch, the least of the files; 0 where none has it [s]."""
     times = [
-        time_of(one)
+        one.time
         for file in read
         for one in file.of("kernels", "launch")
         if one.variant.get("way") == "host"
@@ -334,9 +333,9 @@ def _compared(one: Measurement, machine: Cluster, launch: float) -> StepComparis
         id=one.id,
         family=family_of(one),
         title=title_of(one),
-        measured=time_of(one),
+        measured=one.time,
         predicted=None,
-        noise=noise_of(one),
+        noise=one.noise,
         samples=len(one.seconds[0]),
         others=one.others,
         measured_parts=parts_of(slices, _whole(slices) if one.synchronous else None),
@@ -382,4 +381,4 @@ def _typical(one: Measurement) -> int:
     table = np.array(one.seconds)
     times = table.max(axis=0) if one.synchronous else table.mean(axis=0)
     recorded = max(one.actions.step, default=0) + 1 if one.actions else len(times)
-    return int(np.argmin(np.abs(times[:recorded] - time_of(one))))
+    return int(np.argmin(np.abs(times[:recorded] - one.time)))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from mpsim.importers.cells import Cells, Row
-from mpsim.validate.records import Record
+from mpsim.importers.cells import Cells
+from mpsim.validate.records import Record, Row
 from mpsim.validate.runs import described, fitting, rule_of, simulated
 
-__all__ = ["COLUMNS", "MEASURED", "blank", "fill", "group_of", "memory_record", "predict"]
+__all__ = ["MEASURED", "blank", "fill", "group_of", "memory_record", "predict"]
 
-COLUMNS = frozenset({"id", "family", "num_accel", "global_batch_seqs", "iter_time_s"})
 MEASURED = (
     *("iter_time_s", "iter_time_s_derived", "iter_time_stat", "tokens_per_s_per_accel"),
     *("samples_per_s_per_accel", "reported_tflops_per_accel", "mfu_pct", "hfu_pct"),

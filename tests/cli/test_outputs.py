@@ -47,7 +47,7 @@ def idle(monkeypatch):
 
     for name in ("mpsim.scenario.load", "mpsim.study.time_schedule", "mpsim.study.sweep"):
         monkeypatch.setattr(name, fail)
-    monkeypatch.setattr("mpsim.importers.read_any", fail)
+    monkeypatch.setattr("mpsim.measured.sources.read_source", fail)
     monkeypatch.setattr("mpsim.validate.validate_files", fail)
 
 

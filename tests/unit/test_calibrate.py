@@ -14,8 +14,8 @@ from mpsim.calibrate.robust import Unknown, fit_robust
 from mpsim.cli.app import execute
 from mpsim.cost import GemmConstants, gemm_seconds
 from mpsim.errors import CalibrationError
-from mpsim.importers import Source, read_any
 from mpsim.measured.records import End, Header, Measurement, RankRecord, to_line
+from mpsim.measured.sources import Source, read_source
 
 PEAK, BANDWIDTH = 90e9, 10e9
 TRUE = GemmConstants(compute_fraction=0.9, memory_fraction=0.8, launch=8e-6, knee=2.0)
@@ -143,7 +143,7 @@ def test_a_constant_that_no_point_feels_is_not_identified():
 
 def test_calibrate_finds_the_constants_that_made_the_times(files):
     """Products: fraction of the peak within 2 %; held-out points, which no fit saw, within 3 %."""
-    found = calibrate([read_any(files)])
+    found = calibrate([read_source(files)])
     chip = found.cluster.accelerator
     fraction = found.document["constants"]["kernels.gemm.fp32_burst_fraction"]["value"]
     assert fraction * chip.peak("fp32") == pytest.approx(0.9 * PEAK, rel=0.02)
@@ -158,7 +158,7 @@ def test_collectives_are_reproduced_by_constants_or_curves(files):
     from mpsim.cost import CollectiveModel
     from mpsim.parallel import GroupShape
 
-    cluster = calibrate([read_any(files)]).cluster
+    cluster = calibrate([read_source(files)]).cluster
     model = CollectiveModel(cluster)
     assert model.library.name == "gloo"
     expected = 2 * ALPHA + BETA * 2**20
@@ -170,13 +170,13 @@ def test_collectives_are_reproduced_by_constants_or_curves(files):
 def test_the_same_files_give_the_same_bytes(files, tmp_path):
     """Which points are held out depends on their names alone."""
     for name in ("a.yaml", "b.yaml"):
-        calibrate([read_any(files)]).write(tmp_path / name)
+        calibrate([read_source(files)]).write(tmp_path / name)
     assert (tmp_path / "a.yaml").read_bytes() == (tmp_path / "b.yaml").read_bytes()
 
 
 def test_of_repeated_measurements_the_quietest_counts(files):
     """A second file from a busy moment changes nothing."""
-    once = read_any(files)
+    once = read_source(files)
     slow = [
         dataclasses.replace(m, seconds=tuple(tuple(2 * s for s in row) for row in m.seconds))
         for m in once.measurements
@@ -203,7 +203,7 @@ def test_a_size_that_was_hardly_measured_moves_no_other():
 
 def test_the_memory_of_a_cpu_is_as_fast_as_the_fastest_of_copy_and_optimizer(files):
     """A copy that reads what it overwrites is slower than an optimizer step, whose rate then is the memory's."""
-    one = read_any(files)
+    one = read_source(files)
     assert calibrate([one]).cluster.accelerator.memory_bandwidth == pytest.approx(
         BANDWIDTH, rel=0.01
     )
@@ -221,7 +221,7 @@ def test_the_memory_of_a_cpu_is_as_fast_as_the_fastest_of_copy_and_optimizer(fil
 
 def test_machines_are_not_mixed(files):
     """Another device or another torch: named with both values."""
-    one = read_any(files)
+    one = read_source(files)
     ranks = tuple(dataclasses.replace(rank, device_name="X") for rank in header().ranks)
     for change, text in (
         ({"torch": "2.4.0"}, "torch is '2.4.0'"),
@@ -239,7 +239,7 @@ def test_a_constant_outside_its_physical_range_is_warned_of(tmp_path):
         dataclasses.replace(m, seconds=tuple(tuple(s + 5e-3 for s in row) for row in m.seconds))
         for m in gemms(rng)
     ]
-    found = calibrate([read_any(recorded(tmp_path / "late.jsonl", [*late, *copies()]))])
+    found = calibrate([read_source(recorded(tmp_path / "late.jsonl", [*late, *copies()]))])
     assert any("launch" in text and "physical range" in text for text in found.warnings)
 
 
@@ -342,7 +342,7 @@ def test_published_products_give_back_the_shipped_constants():
     from mpsim.cost.constants import constant_groups
 
     path = Path(__file__).parents[2] / "validation" / "data" / "kernels.csv"
-    found = calibrate([read_any(path, only={"gpu": "H100 SXM 80GB"})])
+    found = calibrate([read_source(path, only={"gpu": "H100 SXM 80GB"})])
     shipped = constant_groups("kernels")["gemm.h100-sxm"]
     fitted = found.document["constants"]
     for leaf, tolerance in (("fraction", 0.02), ("memory_fraction", 0.03), ("launch", 0.05)):

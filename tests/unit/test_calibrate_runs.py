@@ -14,8 +14,8 @@ from mpsim.calibrate import calibrate
 from mpsim.cli.app import execute
 from mpsim.errors import CalibrationError
 from mpsim.hardware import read_machine
-from mpsim.importers import read_any
 from mpsim.measured.reading import read_measured
+from mpsim.measured.sources import read_source
 from mpsim.shipped import read_shipped
 from mpsim.validate import compare_runs
 from mpsim.validate.actions import Slice, parts_of
@@ -53,7 +53,7 @@ def busy(tmp_path_factory):
 
 def test_the_recorded_machine_is_what_calibrate_makes_of_the_recording():
     """Constants and curves of the file in the repository are those of its measurements."""
-    found = calibrate([read_any(RECORDED)], name="cpu-2-ranks").document
+    found = calibrate([read_source(RECORDED)], name="cpu-2-ranks").document
     kept = read_machine(MACHINE).calibration.document
     for name, one in found["constants"].items():
         assert kept["constants"][name]["value"] == pytest.approx(one["value"], rel=1e-3), name

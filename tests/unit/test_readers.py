@@ -9,8 +9,8 @@ import tracemalloc
 import pytest
 
 from mpsim.errors import CalibrationError
-from mpsim.importers import read_any
 from mpsim.importers.kineto import stream_events
+from mpsim.measured.sources import read_source
 
 TABLE = """\
 # nccl-tests version 2.17.6 nccl-headers=22803 nccl-library=22803
@@ -91,7 +91,7 @@ def gpu_kernel(external, dur, name="sm90_xmma_gemm_bf16"):
 
 def refused(path, text):
     with pytest.raises(CalibrationError) as caught:
-        read_any(path)
+        read_source(path)
     assert text in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -100,7 +100,7 @@ def test_a_table_of_nccl_tests_gives_times_by_size_and_place(tmp_path):
     """Out-of-place times, ranks and nodes as the header lists them."""
     path = tmp_path / "anything.txt"
     path.write_text(TABLE)
-    source = read_any(path)
+    source = read_source(path)
     assert [(m.op, m.shape["bytes"], m.median) for m in source.measurements] == [
         ("all_gather", 1024, pytest.approx(20.5e-6)),
         ("all_gather", 1048576, pytest.approx(55e-6)),
@@ -113,7 +113,7 @@ def test_json_of_nccl_tests_gives_the_same(tmp_path):
     """-J holds ranks, sizes and times in microseconds."""
     path = tmp_path / "out.json"
     path.write_text(json.dumps(report()))
-    (one,) = read_any(path).measurements
+    (one,) = read_source(path).measurements
     assert (one.op, one.shape["bytes"], one.median) == ("all_reduce", 4096, pytest.approx(12.5e-6))
     assert len(one.group) == 2
 
@@ -166,7 +166,7 @@ def test_a_trace_gives_products_by_shape(tmp_path):
     events += [product(2), gpu_kernel(2, 7.0)]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace(events)))
-    source = read_any(path)
+    source = read_source(path)
     (one,) = source.measurements
     assert dict(one.shape) == {"m": 64, "n": 128, "k": 32, "batch": 1}
     assert one.seconds[0] == pytest.approx((5e-6, 7e-6))
@@ -188,7 +188,7 @@ def test_a_trace_gives_collectives_by_message(tmp_path):
     ]
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps(trace(events)).encode()))
-    source = read_any(path)
+    source = read_source(path)
     (one,) = source.measurements
     assert (one.op, one.shape["bytes"], len(one.group)) == ("all_gather", 800, 4)
     assert one.median == pytest.approx(30e-6)
@@ -266,7 +266,7 @@ def test_csv_of_kernels_keeps_rows_with_shape_and_time(tmp_path):
     """A product's time follows from its rate; attention without a time is left out."""
     path = tmp_path / "kernels.csv"
     path.write_text(KERNELS)
-    found = read_any(path).measurements
+    found = read_source(path).measurements
     assert [one.op for one in found] == ["gemm", "attention", "gemm"]
     assert found[1].shape["sequence"] == 4096
     assert found[2].median == pytest.approx(2 * 4096 * 4096 * 1024 / 600e12)
@@ -277,7 +277,7 @@ def test_csv_of_several_machines_asks_for_one(tmp_path):
     path = tmp_path / "kernels.csv"
     path.write_text(KERNELS + KERNELS.splitlines()[1].replace("H100 SXM", "A100") + "\n")
     refused(path, "mixes gpus 'H100 SXM', 'A100'; pick one, such as --only gpu='H100 SXM'")
-    assert len(read_any(path, only={"gpu": "A100"}).measurements) == 1
+    assert len(read_source(path, only={"gpu": "A100"}).measurements) == 1
 
 
 @pytest.mark.parametrize(

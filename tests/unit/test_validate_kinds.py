@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from mpsim.cost import CollectiveModel, KernelModel
 from mpsim.framework import framework
 from mpsim.hardware import accelerator, system
-from mpsim.importers.cells import Cells, Row
+from mpsim.importers.cells import Cells
 from mpsim.parallel import GroupShape
 from mpsim.validate import validate_files
 from mpsim.validate.files import KINDS, FileKind, predict_row
+from mpsim.validate.records import Row
 from mpsim.validate.runs import rule_of, scenario_of
 from mpsim.validate.tables import table
 from mpsim.workload import Operator, OperatorKind, Phase
@@ -404,10 +405,11 @@ def test_every_name_in_the_tables_exists() -> None:
     """Accelerators, links, NICs, schedules and framework presets that the tables mean are in the catalogs."""
     from mpsim.framework import framework
     from mpsim.hardware import accelerator_names, link_names
+    from mpsim.importers import words
     from mpsim.schedule import schedule_names
     from mpsim.validate.tables import table
 
-    hardware = table("hardware")
+    hardware = words.table("mpsim.importers.data", "hardware")
     chips = {one["accelerator"] for one in hardware["gpus"] if "accelerator" in one}
     links = {one["link"] for one in hardware["links"]} - {"usual"}
     nics = {one["nic"] for one in hardware["nics"] if "nic" in one}

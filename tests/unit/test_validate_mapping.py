@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mpsim.errors import CalibrationError
-from mpsim.importers.cells import Cells, Row
+from mpsim.importers.cells import Cells
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
 from mpsim.validate.files import KINDS, predict_row
+from mpsim.validate.records import Row
 from mpsim.validate.rules import rule_of
 from mpsim.validate.runs import Described, described, fitting
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from mpsim.calibrate import Calibrated, Score, calibrate
 from mpsim.cli.validate_runs import verdict
-from mpsim.importers import read_any
 from mpsim.measured.reading import read_measured
+from mpsim.measured.sources import read_source
 from mpsim.plot.measured import BesideDisplay
 from mpsim.plot.residuals import ResidualDisplay
 from mpsim.validate import Comparison, StepComparison, compare_runs
@@ -183,7 +183,7 @@ def main(recordings: Sequence[str]) -> None:
     """Take new recordings where they are given; calibrate, validate, write."""
     for recording, into in zip(recordings, RECORDINGS, strict=bool(recordings)):
         take(Path(recording), into)
-    found = calibrate([read_any(DATA)], name="cpu-2-ranks")
+    found = calibrate([read_source(DATA)], name="cpu-2-ranks")
     found.write(HERE / "cpu-2-ranks.yaml")
     comparisons = [compare_runs(found.cluster, [one]) for one in RECORDINGS]
     comparison = comparisons[0]

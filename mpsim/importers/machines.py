@@ -1,4 +1,4 @@
-"""Machines: clusters put together from what a row says about its GPUs, links and NICs."""
+"""Machines: accelerators, links, NICs and clusters that other people's names mean."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Accelerator, Cluster, Link, accelerator, build_cluster, link
-from mpsim.validate.tables import lookup, table
+from mpsim.importers.words import lookup, table
 
 __all__ = ["benchmark_cluster", "gpu", "links_of", "nic_named", "rack_of"]
 
+_DATA = "mpsim.importers.data"
 _BITS = 8
 _GIGA = 1e9
 _USUAL = "usual"
@@ -33,7 +34,7 @@ def gpu(name: str, *, links_only: bool = False) -> Accelerator:
     CalibrationError
         If the name is unknown, or means several.
     """
-    entry = lookup("hardware", "gpus", name)
+    entry = lookup(_DATA, "hardware", "gpus", name)
     if entry.get("links_only") and not links_only:
         raise CalibrationError(f"gpu {name!r} is not in the catalog of accelerators")
     return accelerator(entry["accelerator"])
@@ -41,12 +42,12 @@ def gpu(name: str, *, links_only: bool = False) -> Accelerator:
 
 def per_node(name: str) -> int:
     """Accelerators in a usual node of this kind."""
-    return int(lookup("hardware", "gpus", name)["per_node"])
+    return int(lookup(_DATA, "hardware", "gpus", name)["per_node"])
 
 
 def links_of(chip: Accelerator, text: str) -> tuple[Link, int | None]:
     """The scale-up link that a row's words mean, and how many accelerators it joins where the words say so."""
-    entry = lookup("hardware", "links", text)
+    entry = lookup(_DATA, "hardware", "links", text)
     name = chip.scale_up if _is_usual(chip, entry["link"]) else entry["link"]
     if name is None:
         raise CalibrationError(f"the scale-up link of {chip.name} is not stated")
@@ -60,7 +61,7 @@ def _is_usual(chip: Accelerator, name: str) -> bool:
 
 def rack_of(name: str) -> Mapping[str, Any] | None:
     """Trays and reach of the racks that an accelerator is sold in, None where nodes stand alone."""
-    for entry in table("hardware")["racks"]:
+    for entry in table(_DATA, "hardware")["racks"]:
         if re.fullmatch(entry["pattern"], name, flags=re.IGNORECASE):
             found: Mapping[str, Any] = entry
             return found
@@ -69,7 +70,7 @@ def rack_of(name: str) -> Mapping[str, Any] | None:
 
 def nic_named(text: str, gbit: float) -> Link:
     """A NIC of the technology that a row names, at the rate it states [Gb/s per direction]."""
-    found = link(lookup("hardware", "nics", text)["nic"])
+    found = link(lookup(_DATA, "hardware", "nics", text)["nic"])
     bandwidth = gbit * _GIGA / _BITS
     if bandwidth == found.bandwidth:
         return found
@@ -123,7 +124,7 @@ def benchmark_cluster(
 
 def _ports(text: str) -> tuple[int, float]:
     """NICs of a node and the rate of each [Gb/s], of words such as ``EFA v4 8x400G``."""
-    lookup("hardware", "nics", text)  # what is refused says why
+    lookup(_DATA, "hardware", "nics", text)  # what is refused says why
     found = re.search(r"(\d+)x(\d+)G", text)
     if found is None:
         raise CalibrationError(

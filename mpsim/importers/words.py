@@ -1,0 +1,49 @@
+"""Tables of how words of other tools are to be read: regular expressions, the first that fits counts."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.errors import CalibrationError
+from mpsim.shipped import read_shipped
+
+__all__ = ["lookup", "table"]
+
+
+@functools.cache
+def table(package: str, name: str) -> Mapping[str, Any]:
+    """Sections of ``<name>.yaml``, which ships in `package`."""
+    sections: Mapping[str, Any] = read_shipped(package, f"{name}.yaml")
+    return sections
+
+
+@functools.cache
+def lookup(package: str, name: str, section: str, text: str) -> Mapping[str, Any]:
+    """Entry of a section whose ``pattern`` fits all of `text`, the first that does.
+
+    Parameters
+    ----------
+    package, name : str
+        As for `table`.
+    section : str
+    text : str
+        In the words of the file.
+
+    Raises
+    ------
+    CalibrationError
+        If none fits, or the entry says why it cannot be used (``refused``).
+    """
+    for entry in table(package, name)[section]:
+        if re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE):
+            if "refused" in entry:
+                raise CalibrationError(entry["refused"])
+            found: Mapping[str, Any] = entry
+            return found
+    what = section.removesuffix("s")
+    if not text:
+        raise CalibrationError(f"{what} is not stated")
+    raise CalibrationError(f"{what} {text!r} is not known; it would stand in {name}.yaml")

@@ -1,0 +1,119 @@
+"""Measurements of one machine, whatever tool wrote the file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from mpsim.errors import CalibrationError
+from mpsim.importers import MeasuredPoint, Points, formats
+from mpsim.measured.reading import read_measured
+from mpsim.measured.records import Header, Measurement
+
+__all__ = ["Source", "quietest", "read_source"]
+
+_LIBRARIES = {"gloo": "gloo", "nccl": "nccl", "mpi": "openmpi"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """Measurements of one file.
+
+    Parameters
+    ----------
+    file : str
+    tool : str
+        Name of the tool that wrote the file, in words.
+    measurements : tuple of Measurement
+    device_name : str
+        As the file names the accelerator; empty where it does not.
+    library : str
+        Communication library; empty where there is none.
+    header : Header or None
+        Of a file of `mpsim measure`.
+    warnings : tuple of str
+    """
+
+    file: str
+    tool: str
+    measurements: tuple[Measurement, ...]
+    device_name: str = ""
+    library: str = ""
+    header: Header | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def read_source(path: str | Path, *, only: Mapping[str, str] | None = None) -> Source:
+    """Read a file of `mpsim measure`, nccl-tests, torch.profiler, or CSV.
+
+    Parameters
+    ----------
+    path : str or Path
+    only : mapping of str to str, optional
+        Value that a column of a CSV table must have.
+
+    Raises
+    ------
+    CalibrationError
+        If nothing known wrote it, it holds no measurement, or it is truncated, mixed or impossible; it says which.
+    """
+    if formats.recognise(path) is formats.RECORDING:
+        return _recording(Path(path))
+    points = formats.read(path, only=only)
+    if not isinstance(points, Points):
+        raise CalibrationError(f"{path}: describes a run and measures nothing; needed measurements")
+    return Source(
+        points.file,
+        points.tool,
+        tuple(map(_measurement, points.points)),
+        device_name=points.device_name,
+        library=points.library,
+        warnings=points.warnings,
+    )
+
+
+def _recording(path: Path) -> Source:
+    measured = read_measured(path)
+    if not measured.measurements:
+        raise CalibrationError(f"{path}: holds no measurement; measure with a larger --budget")
+    header = measured.header
+    return Source(
+        str(path),
+        "mpsim measure",
+        measured.measurements,
+        device_name=header.device_name,
+        library=_LIBRARIES.get(header.backend, ""),
+        header=header,
+        warnings=measured.warnings,
+    )
+
+
+def _measurement(point: MeasuredPoint) -> Measurement:
+    """A point of another tool, whose ranks all took as long as its slowest."""
+    return Measurement(
+        id=point.id,
+        family=point.family,
+        op=point.op,
+        shape=dict(point.shape),
+        variant=dict(point.variant),
+        dtype=point.dtype,
+        group=tuple(range(point.ranks)),
+        domains=point.domains,
+        synchronous=point.family == "collectives",
+        phase=point.phase,
+        method="",
+        seconds=(point.seconds,) * point.ranks,
+        flops=point.flops,
+        bytes=point.bytes,
+    )
+
+
+def quietest(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Of measurements with the same id, from files that repeat each other, the fastest."""
+    fastest: dict[str, Measurement] = {}
+    for measurement in measurements:
+        known = fastest.get(measurement.id)
+        if known is None or measurement.time < known.time:
+            fastest[measurement.id] = measurement
+    return list(fastest.values())
