@@ -10,6 +10,7 @@ from typing import Any
 from mpsim.errors import HardwareError
 from mpsim.framework import ContextExchange, Framework, TensorOverlap, framework
 from mpsim.hardware import accelerator
+from mpsim.importers import Assumed
 from mpsim.schedule import schedule
 
 __all__ = ["adapted"]
@@ -21,7 +22,7 @@ _INSTEAD |= dict.fromkeys(("fp8", "mxfp8", "fp8_block"), ("bf16", "fp16"))
 _HIDING = "microbatch"  # overlap of experts that needs a forward beside a backward
 
 
-def adapted(scenario: Sections) -> tuple[Sections, tuple[str, ...]]:
+def adapted(scenario: Sections) -> tuple[Sections, tuple[Assumed, ...]]:
     """A scenario that can be simulated, as near to the given one as there is.
 
     Parameters
@@ -33,12 +34,12 @@ def adapted(scenario: Sections) -> tuple[Sections, tuple[str, ...]]:
     -------
     dict
         With all that no preset or schedule here supports exchanged.
-    tuple of str
-        What was exchanged and why, one text each.
+    tuple of Assumed
+        Each exchange and its reason.
     """
-    found = copy.deepcopy(scenario)
-    told = [said for step in _STEPS if (said := step(found))]
-    return found, tuple(told)
+    nearest = copy.deepcopy(scenario)
+    exchanged = [step(nearest) for step in _STEPS]
+    return nearest, tuple(exchange for exchange in exchanged if exchange is not None)
 
 
 def _software(scenario: Sections) -> Framework:
@@ -47,73 +48,78 @@ def _software(scenario: Sections) -> Framework:
     return framework(choice["preset"], rest)
 
 
-def _sharding(scenario: Sections) -> str:
+def _sharding(scenario: Sections) -> Assumed | None:
     """No more sharding than the framework has."""
     mesh, data = scenario["parallelism"], _software(scenario).data
     most = min(data.zero_limit, data.pipeline_zero_limit if mesh["pp"] > 1 else data.zero_limit)
     asked = mesh["zero"]
     if asked <= most:
-        return ""
+        return None
     mesh["zero"] = most
     if not most:
         mesh.pop("shard", None)
     where = " in a pipeline" if mesh["pp"] > 1 else ""
-    return f"zero_stage {asked} counts as {most} ({scenario['framework']['preset']} shards no more{where})"
+    why = f"{scenario['framework']['preset']} shards no more{where}"
+    return Assumed("zero_stage", str(most), why, f"zero_stage {asked} counts as {most} ({why})")
 
 
-def _chunks(scenario: Sections) -> str:
+def _chunks(scenario: Sections) -> Assumed | None:
     """As many chunks a rank as the schedule has."""
     choice = scenario["schedule"]
     given, facts = choice.get("virtual_stages"), schedule(choice["name"])
     if facts.interleaves or given is None or facts.chunks is None:
-        return ""
+        return None
     del choice["virtual_stages"]
     if given in (1, facts.chunks, facts.directions):  # some count a direction as a chunk
-        return ""
-    return f"vp_chunks_per_rank {given} is left out ({facts.name} has {facts.chunks})"
+        return None
+    why = f"{facts.name} has {facts.chunks}"
+    return Assumed("vp_chunks_per_rank", "", why, f"vp_chunks_per_rank {given} is left out ({why})")
 
 
-def _hidden_experts(scenario: Sections) -> str:
+def _hidden_experts(scenario: Sections) -> Assumed | None:
     """Exchanges of experts hide behind another microbatch only where one is beside them."""
     choice, name = scenario["framework"], scenario["schedule"]["name"]
     if choice.get("expert_overlap") != _HIDING or not scenario["model"].get("moe"):
-        return ""
+        return None
     training = scenario["training"]
     again = training["recompute"] == "full" or "moe" in training.get("recompute_modules", ())
     if schedule(name).fuses_on(scenario["parallelism"]["pp"]) and not again:
-        return ""
+        return None
     choice["expert_overlap"] = "none"
-    return f"expert_overlap = none (nothing runs beside a microbatch in schedule {name} with this recomputation)"
+    why = f"nothing runs beside a microbatch in schedule {name} with this recomputation"
+    return Assumed("expert_overlap", "none", why)
 
 
-def _expert_tensor(scenario: Sections) -> str:
+def _expert_tensor(scenario: Sections) -> Assumed | None:
     """Experts are not divided over tensor parallelism where nobody says so, as in published recipes."""
     mesh = scenario["parallelism"]
     if not scenario["model"].get("moe") or mesh["tp"] == 1 or "etp" in mesh:
-        return ""
+        return None
     mesh["etp"] = 1
-    return "etp = 1 (usual where experts are divided over ranks)"
+    return Assumed("etp", "1", "usual where experts are divided over ranks")
 
 
-def _expert_tokens(scenario: Sections) -> str:
+def _expert_tokens(scenario: Sections) -> Assumed | None:
     """Ranks of tensor parallelism route different tokens, so the sequence is divided among them."""
     mesh = scenario["parallelism"]
     if not scenario["model"].get("moe") or mesh["tp"] == 1 or mesh["sequence_parallel"]:
-        return ""
+        return None
     mesh["sequence_parallel"] = True
-    return "sequence_parallel = 1 (a mixture of experts with tensor parallelism needs it)"
+    return Assumed(
+        "sequence_parallel", "1", "a mixture of experts with tensor parallelism needs it"
+    )
 
 
-def _sequence(scenario: Sections) -> str:
+def _sequence(scenario: Sections) -> Assumed | None:
     """A sequence is divided over tensor parallelism only where it divides."""
     mesh, tokens = scenario["parallelism"], scenario["training"]["sequence_length"]
     if not mesh["sequence_parallel"] or tokens % (mesh["tp"] * mesh["cp"]) == 0:
-        return ""
+        return None
     mesh["sequence_parallel"] = False
-    return f"sequence_parallel = 0 ({tokens} tokens do not divide by tp {mesh['tp']})"
+    return Assumed("sequence_parallel", "0", f"{tokens} tokens do not divide by tp {mesh['tp']}")
 
 
-def _context(scenario: Sections) -> str:
+def _context(scenario: Sections) -> Assumed | None:
     """Keys and values go around a ring only where a fused kernel over the whole sequence takes them."""
     software, model = _software(scenario), scenario["model"]
     ring = software.tensor.context_exchange not in (
@@ -121,39 +127,49 @@ def _context(scenario: Sections) -> str:
         ContextExchange.ULYSSES,
     )
     if scenario["parallelism"]["cp"] == 1 or not ring:
-        return ""
+        return None
     if 0 < model.get("window", 0) < scenario["training"]["sequence_length"]:
         scenario["framework"]["context_exchange"] = ContextExchange.ALL_GATHER.value
-        return "context_exchange = all-gather (no ring skips to a window)"
+        return Assumed("context_exchange", "all-gather", "no ring skips to a window")
     if software.lowering.fused_attention:
-        return ""
+        return None
     scenario["framework"]["fused_attention"] = True
-    return "fused_attention = true (context parallelism needs a fused kernel)"
+    return Assumed("fused_attention", "true", "context parallelism needs a fused kernel")
 
 
-def _tensor_chunks(scenario: Sections) -> str:
+def _tensor_chunks(scenario: Sections) -> Assumed | None:
     """All-reduces are not cut into chunks."""
     mesh, overlap = scenario["parallelism"], _software(scenario).tensor.tensor_overlap
     if mesh["tp"] == 1 or mesh["sequence_parallel"] or overlap not in _CUT:
-        return ""
+        return None
     scenario["framework"]["tensor_overlap"] = TensorOverlap.WEIGHT_GRADIENT.value
-    return "tensor_overlap = weight-gradient (without sequence parallelism all-reduces are not cut)"
+    return Assumed(
+        "tensor_overlap", "weight-gradient", "without sequence parallelism all-reduces are not cut"
+    )
 
 
-def _batch(scenario: Sections) -> str:
+def _batch(scenario: Sections) -> Assumed | None:
     """Every replica has as many whole microbatches."""
     training, dp = scenario["training"], scenario["parallelism"]["dp"]
     batch, each = training["global_batch"], training["micro_batch"]
     if batch % (dp * each) == 0:
-        return ""
+        return None
     if batch % dp == 0:
         training["micro_batch"] = math.gcd(batch // dp, each)
-        return f"micro_batch_seqs = {training['micro_batch']} ({each} does not divide the {batch // dp} sequences of a replica)"
+        return Assumed(
+            "micro_batch_seqs",
+            str(training["micro_batch"]),
+            f"{each} does not divide the {batch // dp} sequences of a replica",
+        )
     training["global_batch"] = max(1, round(batch / (dp * each))) * dp * each
-    return f"global_batch_seqs = {training['global_batch']} ({batch} does not divide among {dp} replicas)"
+    return Assumed(
+        "global_batch_seqs",
+        str(training["global_batch"]),
+        f"{batch} does not divide among {dp} replicas",
+    )
 
 
-def _rounds(scenario: Sections) -> str:
+def _rounds(scenario: Sections) -> Assumed | None:
     """Interleaving takes microbatches in equal rounds of at least as many as there are stages."""
     training, mesh = scenario["training"], scenario["parallelism"]
     step = mesh["dp"] * training["micro_batch"]
@@ -161,29 +177,33 @@ def _rounds(scenario: Sections) -> str:
     rounds = number // mesh["pp"]
     interleaves = schedule(scenario["schedule"]["name"]).interleaves
     if not interleaves or rounds < 1 or number % rounds == 0:
-        return ""
+        return None
     training["global_batch"] = round(number / rounds) * rounds * step
-    return f"global_batch_seqs = {training['global_batch']} ({number} microbatches are not {rounds} equal rounds)"
+    return Assumed(
+        "global_batch_seqs",
+        str(training["global_batch"]),
+        f"{number} microbatches are not {rounds} equal rounds",
+    )
 
 
-def _sharers(scenario: Sections) -> str:
+def _sharers(scenario: Sections) -> Assumed | None:
     """Groups that share a copy divide the replicas."""
     mesh = scenario["parallelism"]
     shard, replicas = mesh.get("shard"), mesh["dp"] * mesh["cp"]
     if shard is None or replicas % shard == 0:
-        return ""
+        return None
     mesh["shard"] = math.gcd(shard, replicas)
-    return f"shard = {mesh['shard']} ({shard} does not divide {replicas} replicas)"
+    return Assumed("shard", str(mesh["shard"]), f"{shard} does not divide {replicas} replicas")
 
 
-def _precision(scenario: Sections) -> str:
+def _precision(scenario: Sections) -> Assumed | None:
     """A format that the accelerator has instead of one that it lacks."""
     name, asked = scenario["cluster"].get("accelerator"), scenario["training"]["precision"]
     if name is None or _has(name, asked):
-        return ""
+        return None
     instead = next((one for one in _INSTEAD.get(asked, ()) if _has(name, one)), asked)
     scenario["training"]["precision"] = instead
-    return f"precision = {instead} ({name} has no {asked})" if instead != asked else ""
+    return Assumed("precision", instead, f"{name} has no {asked}") if instead != asked else None
 
 
 def _has(name: str, precision: str) -> bool:
@@ -194,7 +214,7 @@ def _has(name: str, precision: str) -> bool:
     return True
 
 
-_STEPS: tuple[Callable[[Sections], str], ...] = (
+_STEPS: tuple[Callable[[Sections], Assumed | None], ...] = (
     _sharding,
     _chunks,
     _hidden_experts,

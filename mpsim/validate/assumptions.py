@@ -8,11 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mpsim.importers import Assumed
 from mpsim.importers.cells import Cells
 from mpsim.validate.tables import table
 
-__all__ = ["Filled", "fill_in", "network_of", "slices_of", "system_of"]
+__all__ = ["BY_FAMILY", "Filled", "fill_in", "network_of", "slices_of", "system_of"]
 
+BY_FAMILY = "the family's rule"
 _TILE = 256  # widths of gated MLPs are multiples of it
 _STATED = ("tp", "pp", "dp")
 _WIDEST = ("tp", "pp", "cp")  # axes that divide the accelerators before replicas do
@@ -25,19 +27,19 @@ class Filled:
     Parameters
     ----------
     cells : Cells
-    assumed : tuple of str
-        What was assumed, one text each, such as ``micro_batch_seqs = 1 (the least)``.
+    assumed : tuple of Assumed
+        Such as ``micro_batch_seqs = 1 (the least)``.
     """
 
     cells: Cells
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumed, ...] = ()
 
     def with_column(self, column: str, value: str, why: str) -> Filled:
         """The same with an empty column filled, or unchanged where it is not empty."""
         if self.cells.text(column):
             return self
-        text = f"{column} = {value} ({why})"
-        return Filled(Cells({**self.cells.values, column: value}), (*self.assumed, text))
+        assumption = Assumed(column, value, why)
+        return Filled(Cells({**self.cells.values, column: value}), (*self.assumed, assumption))
 
 
 def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
@@ -58,7 +60,7 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     """
     found = Filled(cells)
     for column, value in rule.get("assume", {}).items():
-        found = found.with_column(column, str(value), "the family's rule")
+        found = found.with_column(column, str(value), BY_FAMILY)
     found = _network(_inner(_shape(_degree(found))))
     for column, entries in table("assumptions")["columns"].items():
         for entry in entries:
@@ -150,8 +152,9 @@ def _at_once(found: Filled) -> Filled:
     if not each or not batch or not replicas or each * sharing * replicas != batch or sharing == 1:
         return found
     value = str(int(each * sharing))
-    told = f"micro_batch_seqs = {value} ({each:g} is of one accelerator, a replica has {sharing:g})"
-    return Filled(Cells({**cells.values, "micro_batch_seqs": value}), (*found.assumed, told))
+    why = f"{each:g} is of one accelerator, a replica has {sharing:g}"
+    assumption = Assumed("micro_batch_seqs", value, why)
+    return Filled(Cells({**cells.values, "micro_batch_seqs": value}), (*found.assumed, assumption))
 
 
 def _network(found: Filled) -> Filled:

@@ -8,6 +8,7 @@ from typing import Any
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Accelerator, Link, LinkShape, system
 from mpsim.hardware.lookup import GENERIC_NIC
+from mpsim.importers import Assumed
 from mpsim.importers.cells import Cells
 from mpsim.importers.machines import gpu, links_of, nic_named, rack_of
 from mpsim.validate.assumptions import slices_of, system_of
@@ -19,7 +20,7 @@ _GIGA = 1e9
 _SAME = 0.05  # rates this close are one figure, rounded
 
 
-def cluster_of(cells: Cells) -> tuple[dict[str, Any], tuple[str, ...]]:
+def cluster_of(cells: Cells) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
     """The cluster of a row.
 
     Parameters
@@ -31,8 +32,7 @@ def cluster_of(cells: Cells) -> tuple[dict[str, Any], tuple[str, ...]]:
     -------
     dict
         The section `cluster` of its scenario.
-    tuple of str
-        What was assumed.
+    tuple of Assumed
 
     Raises
     ------
@@ -61,16 +61,16 @@ def cluster_of(cells: Cells) -> tuple[dict[str, Any], tuple[str, ...]]:
     return cluster, (*told, *link_told, *more)
 
 
-def _links(chip: Accelerator, text: str) -> tuple[Link, int | None, tuple[str, ...]]:
+def _links(chip: Accelerator, text: str) -> tuple[Link, int | None, tuple[Assumed, ...]]:
     """The links of a node; the accelerator's usual ones where the words are not known."""
     try:
         return *links_of(chip, text), ()
     except CalibrationError:
         joined, stated = links_of(chip, "")
-        return joined, stated, (f"scale_up = {joined.name} ({text!r} is not known)",)
+        return joined, stated, (Assumed("scale_up", joined.name, f"{text!r} is not known"),)
 
 
-def _per_node(cells: Cells, count: int) -> tuple[int, tuple[str, ...]]:
+def _per_node(cells: Cells, count: int) -> tuple[int, tuple[Assumed, ...]]:
     """Accelerators that share a host; those of a tray where the row counts a whole rack as one node."""
     each = min(count, cells.required("accel_per_node"))
     rack = rack_of(cells.text("accelerator"))
@@ -79,10 +79,13 @@ def _per_node(cells: Cells, count: int) -> tuple[int, tuple[str, ...]]:
     if count % each == 0:
         return each, ()
     fits = math.gcd(count, each)
-    return fits, (f"accel_per_node = {fits} ({count} accelerators do not fill nodes of {each})",)
+    why = f"{count} accelerators do not fill nodes of {each}"
+    return fits, (Assumed("accel_per_node", str(fits), why),)
 
 
-def _domain(name: str, count: int, each: int, stated: int | None) -> tuple[int, tuple[str, ...]]:
+def _domain(
+    name: str, count: int, each: int, stated: int | None
+) -> tuple[int, tuple[Assumed, ...]]:
     """Accelerators that scale-up links join: those of a node, or of a rack, or of the part of racks that a job takes."""
     rack = rack_of(name)
     most = stated or (int(rack["domain"]) if rack else each)
@@ -90,7 +93,7 @@ def _domain(name: str, count: int, each: int, stated: int | None) -> tuple[int, 
         return count, ()
     if rack is None or most != rack["domain"] or count % most == 0 or count % rack["used"]:
         return most, ()
-    return int(rack["used"]), (f"domain = {rack['used']} ({rack['why']})",)
+    return int(rack["used"]), (Assumed("domain", str(rack["used"]), rack["why"]),)
 
 
 def _scale_up(cells: Cells, joined: Link) -> str | dict[str, str]:
@@ -114,7 +117,7 @@ def _torus(cells: Cells, name: str, count: int, each: int) -> dict[str, Any]:
     return {**nodes, "domain": count // slices}
 
 
-def _network(cells: Cells, each: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _network(cells: Cells, each: int) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
     """NICs of a node; of no special technology where the words are not known, as the row states their rate."""
     ports, rate = cells.whole("nics_per_node"), cells.number("nic_gbit_s")
     if not ports or not rate:
@@ -123,9 +126,9 @@ def _network(cells: Cells, each: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     if ports > each and stated > each and ports * each % stated == 0:
         ports = ports * each // stated  # those of a rack, of which a tray has its part
     text = cells.text("inter_node_link")
-    told: tuple[str, ...] = ()
+    told: tuple[Assumed, ...] = ()
     try:
         nic = nic_named(text, rate).name
     except CalibrationError as error:
-        nic, told = GENERIC_NIC, (f"nic = {GENERIC_NIC} ({error})",)
+        nic, told = GENERIC_NIC, (Assumed("nic", GENERIC_NIC, str(error)),)
     return {"nics_per_node": ports, "nic": {"preset": nic, "bandwidth": f"{rate:g} Gb/s"}}, told

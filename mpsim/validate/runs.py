@@ -6,22 +6,23 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpsim.errors import CalibrationError
+from mpsim.importers import Assumed, Imported
 from mpsim.importers.cells import Cells
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
 from mpsim.training.memory import memory_constants
 from mpsim.validate.adapt import adapted
-from mpsim.validate.assumptions import Filled, fill_in
+from mpsim.validate.assumptions import BY_FAMILY, Filled, fill_in
 from mpsim.validate.clusters import cluster_of
 from mpsim.validate.layouts import parallelism_of, schedule_of
 from mpsim.validate.rules import on_top, rule_of
 from mpsim.validate.tables import lookup, table
 
-__all__ = ["Described", "described", "filled", "fitting", "rule_of", "scenario_of", "simulated"]
+__all__ = ["described", "filled", "fitting", "rule_of", "scenario_of", "simulated"]
 
 _ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
 _AGAIN = ("none", "selective", "full")
@@ -30,49 +31,30 @@ _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_
 
 def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     """The row with what its family, and then what is usual, has where columns are empty."""
-    found = fill_in(cells, rule)
-    more = tuple(f"precision: {entry}" for entry in _told("precisions", found.cells, "precision"))
-    known, text = rule.get("recomputations", {}), found.cells.text("recompute")
-    meant = [one for words, one in known.items() if re.search(words, text, re.IGNORECASE)]
+    whole = fill_in(cells, rule)
+    assumed = list(_meant_by("precisions", whole.cells, "precision", to="precision"))
+    known, text = rule.get("recomputations", {}), whole.cells.text("recompute")
+    meant = [entry for words, entry in known.items() if re.search(words, text, re.IGNORECASE)]
     if meant and isinstance(meant[0], Mapping) and "assumed" in meant[0]:
-        more += (f"recompute: {meant[0]['assumed']}",)
+        assumed.append(Assumed("recompute", "", str(meant[0]["assumed"])))
     if not meant:
-        told = _told("recomputations", found.cells, "recompute")
-        more += tuple(f"recompute: {entry}" for entry in told)
+        assumed += _meant_by("recomputations", whole.cells, "recompute", to="recompute")
     for section, column in _ALSO_TOLD.items():
-        more += tuple(f"{section}: {entry}" for entry in _told(section, found.cells, column))
-    return Filled(found.cells, (*found.assumed, *more))
+        assumed += _meant_by(section, whole.cells, column, to=section)
+    return Filled(whole.cells, (*whole.assumed, *assumed))
 
 
-def _told(section: str, cells: Cells, column: str) -> list[str]:
-    """What an entry of a table says that it leaves out, where it says so."""
+def _meant_by(section: str, cells: Cells, column: str, *, to: str) -> Iterator[Assumed]:
+    """The assumption of the entry that a column's words mean, where it states one."""
     try:
         entry = lookup("training", section, cells.text(column))
     except CalibrationError:
-        return []
-    return [str(entry["assumed"])] if "assumed" in entry else []
+        return
+    if "assumed" in entry:
+        yield Assumed(to, "", str(entry["assumed"]))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Described:
-    """What a row describes.
-
-    Parameters
-    ----------
-    scenario : mapping
-        As a file would hold it.
-    assumed : tuple of str
-        What was assumed beyond the row's own columns, or exchanged for what is simulated.
-    guesses : bool
-        Whether what runs again is a guess, neither of the row nor of its family.
-    """
-
-    scenario: Mapping[str, Any]
-    assumed: tuple[str, ...] = ()
-    guesses: bool = False
-
-
-def described(cells: Cells, rule: Mapping[str, Any]) -> Described:
+def described(cells: Cells, rule: Mapping[str, Any]) -> Imported:
     """The scenario of a row with what its columns leave open, and all that was assumed for it.
 
     Raises
@@ -82,14 +64,21 @@ def described(cells: Cells, rule: Mapping[str, Any]) -> Described:
     """
     whole = filled(cells, rule)
     scenario, exchanged = adapted(scenario_of(whole.cells, rule))
-    told = (*whole.assumed, *cluster_of(whole.cells)[1], *exchanged)
-    guesses = not cells.text("recompute") and "recompute" not in rule.get("assume", {})
-    return Described(scenario, told, guesses)
+    assumed = (*whole.assumed, *cluster_of(whole.cells)[1], *exchanged)
+    return Imported(scenario=scenario, assumed=assumed)
 
 
-def fitting(run: Described) -> Described:
+def _guesses(run: Imported) -> bool:
+    """Whether the kind of recomputation is a guess, neither of the row nor of its family."""
+    return any(
+        assumption.to == "recompute" and assumption.value and assumption.why != BY_FAMILY
+        for assumption in run.assumed
+    )
+
+
+def fitting(run: Imported) -> Imported:
     """The run with more recomputation than was guessed, as little as fits in memory; itself where nothing was guessed, or nothing fits."""
-    if not run.guesses:
+    if not _guesses(run):
         return run
     room = 1.0 + float(table("assumptions")["memory"]["margin"])
     training = dict(run.scenario["training"])
@@ -99,8 +88,8 @@ def fitting(run: Described) -> Described:
             continue
         if kind == training["recompute"]:
             return run
-        told = f"recompute = {kind} ({training['recompute']} does not fit in memory)"
-        return dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, told))
+        instead = Assumed("recompute", kind, f"{training['recompute']} does not fit in memory")
+        return dataclasses.replace(run, scenario=scenario, assumed=(*run.assumed, instead))
     return run
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Cluster
+from mpsim.importers import Imported
 from mpsim.measured.records import ELEMENT_BYTES, Measurement
-from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, format_quantity, parse_quantity
 
-__all__ = ["family_of", "scenario_of", "title_of"]
+__all__ = ["family_of", "step_of", "title_of"]
 
 _SIZES = ("layers", "hidden", "heads", "ffn_hidden", "vocab", "sequence", "micro_batch")
 _DEGREES = ("dp", "tp", "pp")
@@ -50,7 +50,7 @@ def title_of(one: Measurement) -> str:
     return ", ".join(words)
 
 
-def scenario_of(one: Measurement, machine: Cluster, *, launch: float = 0.0) -> Scenario:
+def step_of(one: Measurement, machine: Cluster, *, launch: float = 0.0) -> Imported:
     """The scenario that a measured step ran.
 
     Parameters
@@ -65,8 +65,6 @@ def scenario_of(one: Measurement, machine: Cluster, *, launch: float = 0.0) -> S
     ------
     CalibrationError
         If it lacks a size, or ran something that no scenario can say.
-    ScenarioError
-        If its sizes contradict each other.
     """
     lacking = [name for name in _SIZES if name not in one.shape]
     if lacking:
@@ -83,8 +81,8 @@ def scenario_of(one: Measurement, machine: Cluster, *, launch: float = 0.0) -> S
         raise CalibrationError(f"{dp * tp * pp} ranks do not divide among {one.domains} nodes")
     sharded = one.variant.get("data_parallel") == "fsdp2"
     microbatches = shape.get("microbatches", 1)
-    return Scenario.from_mapping(
-        {
+    return Imported(
+        scenario={
             "schema": 1,
             "name": title_of(one),
             "model": _model(shape),
@@ -130,7 +128,7 @@ def _schedule(one: Measurement) -> dict[str, Any]:
 
 def _framework(one: Measurement, machine: Cluster, launch: float) -> dict[str, Any]:
     """The stack that `mpsim measure` runs: which preset, and what its steps leave out or do otherwise."""
-    table: Mapping[str, Any] = read_shipped(__package__ or "", "stacks.yaml")
+    table: Mapping[str, Any] = read_shipped("mpsim.validate.data", "stacks.yaml")
     stack = _stack(one)
     narrow = one.precision in ("bf16", "fp16")
     fields = {**table["common"], **table[stack], **table["narrow" if narrow else "wide"]}

@@ -28,7 +28,7 @@ from mpsim.validate.actions import (
 )
 from mpsim.validate.memory import allocated_bytes
 from mpsim.validate.records import Family, Record, Validation
-from mpsim.validate.step_scenarios import family_of, scenario_of, title_of
+from mpsim.validate.step_scenarios import family_of, step_of, title_of
 
 __all__ = ["Comparison", "StepComparison", "compare_runs"]
 
@@ -349,7 +349,7 @@ def _compared(one: Measurement, machine: Cluster, launch: float) -> StepComparis
         skipped_because=None,
     )
     try:
-        result = simulate(scenario_of(one, machine, launch=launch))
+        result = simulate(step_of(one, machine, launch=launch).build())
     except MpsimError as error:
         return dataclasses.replace(blank, skipped_because=" ".join(str(error).split()))
     return _filled(blank, one, result, sample)

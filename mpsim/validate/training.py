@@ -77,7 +77,7 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
         dataclasses.replace(
             blank,
             predicted=memory if blank.kind == "memory" else seconds / scale,
-            assumed=run.assumed,
+            assumed=tuple(map(str, run.assumed)),
         )
         for blank in blanks
     ]

@@ -16,7 +16,7 @@ from mpsim.measure.plan import load_grid
 from mpsim.measured.records import Measurement
 from mpsim.simulate import simulate
 from mpsim.validate.memory import allocated_bytes
-from mpsim.validate.step_scenarios import scenario_of
+from mpsim.validate.step_scenarios import step_of
 
 if os.environ.get("MPSIM_REQUIRE_TORCH") == "1":
     import torch  # a skipped module would pass
@@ -117,5 +117,5 @@ def test_peak_memory_is_what_torch_allocates(index, recompute, microbatches):
         *("bfloat16", (0,), 1, False, "burst", "cuda-events", ((1.0,),)),
     )
     measured = torch_peak(sizes, recompute=recompute == "full", microbatches=microbatches)
-    predicted = allocated_bytes(simulate(scenario_of(one, machine())), one)
+    predicted = allocated_bytes(simulate(step_of(one, machine()).build()), one)
     assert predicted == pytest.approx(measured, rel=CLOSE)

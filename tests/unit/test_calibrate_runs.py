@@ -19,7 +19,7 @@ from mpsim.measured.sources import read_source
 from mpsim.shipped import read_shipped
 from mpsim.validate import compare_runs
 from mpsim.validate.actions import Slice, parts_of
-from mpsim.validate.step_scenarios import family_of, scenario_of
+from mpsim.validate.step_scenarios import family_of, step_of
 
 HERE = Path(__file__).parents[2] / "validation" / "measured"
 RECORDED, MACHINE = HERE / "cpu-2-ranks.jsonl", HERE / "cpu-2-ranks.yaml"
@@ -122,11 +122,11 @@ def test_waiting_is_what_is_left_of_the_step():
 
 def test_python_has_a_price_on_a_cpu(comparison):
     """In calls of an eager operator: more of them in hooks of FSDP2, in backwards of two halves, and around each action of a pipeline."""
-    table = read_shipped("mpsim.validate", "stacks.yaml")["calls"]
+    table = read_shipped("mpsim.validate.data", "stacks.yaml")["calls"]
     machine = read_machine(MACHINE)
     host = {}
     for one in read_measured(RECORDED).of("steps"):
-        software = scenario_of(one, machine).software.host
+        software = step_of(one, machine).build().software.host
         host[family_of(one)] = software
     each = host["one rank"].launch_cost
     plain, sharded, split = (host[name] for name in ("one rank", "fsdp2", "pipeline zb-v"))

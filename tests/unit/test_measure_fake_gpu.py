@@ -231,7 +231,7 @@ def test_compiled_steps_are_predicted_on_a_gpu_with_fused_kernels(
     """As layers that were compiled one by one run; on a CPU they are refused with the reason."""
     from mpsim.errors import CalibrationError
     from mpsim.hardware import read_machine
-    from mpsim.validate.step_scenarios import scenario_of
+    from mpsim.validate.step_scenarios import step_of
 
     box = tmp_path / "box.yaml"
     assert execute(["calibrate", str(recorded), "-o", str(box)]) == 0
@@ -240,14 +240,14 @@ def test_compiled_steps_are_predicted_on_a_gpu_with_fused_kernels(
         one, variant={**one.variant, "compiled": True, "attention": "cudnn"}
     )
     machine = read_machine(box)
-    eager, fused = (scenario_of(each, machine).software for each in (one, changed))
+    eager, fused = (step_of(each, machine).build().software for each in (one, changed))
     assert fused.lowering.fused_bias_dropout_add
     assert not eager.lowering.fused_bias_dropout_add
     assert eager.lowering.fused_bias_activation, "a bias in the product's epilogue is no kernel"
     assert (eager.kernels.attention_kernel, fused.kernels.attention_kernel) == ("flash2", "cudnn")
-    launch = scenario_of(one, machine, launch=4e-6).software.host.launch_cost
+    launch = step_of(one, machine, launch=4e-6).build().software.host.launch_cost
     assert launch == pytest.approx(8e-6), "of an operator, twice an addition's"
     assert fused.host.layer_launches_forward < eager.host.layer_launches_forward
     here = Path(__file__).parents[2] / "validation" / "measured" / "cpu-2-ranks.yaml"
     with pytest.raises(CalibrationError, match="not predicted on a CPU"):
-        scenario_of(changed, read_machine(here))
+        step_of(changed, read_machine(here)).build()
