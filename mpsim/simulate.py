@@ -217,7 +217,7 @@ def _needs_analytic(study: str) -> Callable[[Plan], str]:
 def _refuses_sensitivity(plan: Plan) -> str:
     if reason := _needs_analytic("sensitivity")(plan):
         return reason
-    if plan.stage_clusters or plan.classes or plan.interference:
+    if plan.layout.stage_clusters or plan.classes or plan.interference:
         return "sensitivity needs one kind of accelerator, replicas that are alike and interference: false"
     return ""
 

@@ -40,15 +40,15 @@ def _derived(scenario: Scenario) -> dict[str, object]:
     plan = resolve(scenario)
     memory = account_memory(plan)
     derived: dict[str, object] = {
-        "accelerators": plan.mesh.world,
-        "dp": plan.mesh.dp,
+        "accelerators": plan.layout.mesh.world,
+        "dp": plan.layout.mesh.dp,
         "microbatches": plan.orders.microbatches,
         "virtual_stages": plan.orders.virtual_stages,
-        "layers_per_stage": [stage.layers for stage in plan.stages],
+        "layers_per_stage": [stage.layers for stage in plan.layout.stages],
         "peak_memory_bytes": float(memory.total.max()),
         "memory_capacity_bytes": memory.capacity,
         "fits_memory": memory.fits,
-        "fullest_rank": f"pp {memory.fullest % plan.mesh.pp}, in the {memory.when[memory.fullest]}",
+        "fullest_rank": f"pp {memory.fullest % plan.layout.mesh.pp}, in the {memory.when[memory.fullest]}",
     }
     if not memory.fits:
         from mpsim.study.fitting import changes_that_fit

@@ -101,7 +101,7 @@ def goodput(
     from mpsim.study.reliability import Checkpoint, Reliability
 
     result = simulate(load_scenario(file, sets=sets, overrides=overrides))
-    cluster = result.plan.cluster
+    cluster = result.plan.layout.cluster
     reliability = Reliability.of(
         cluster,
         scale=failures,

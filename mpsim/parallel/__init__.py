@@ -6,8 +6,9 @@ from mpsim.parallel.fused import fused_blocks
 from mpsim.parallel.group import GroupShape
 from mpsim.parallel.imbalance import rank_load
 from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
+from mpsim.parallel.layout import Layout
 from mpsim.parallel.mesh import AXES, EXPERT_AXES, Mesh, spread
-from mpsim.parallel.partition import Stage, partition_layers
+from mpsim.parallel.partition import Stage, partition_layers, placed_stages
 from mpsim.parallel.recompute import MODULES, NOTHING, Recompute, Rerun, rerun
 from mpsim.parallel.shard import Routing, Sharding, shard
 
@@ -20,6 +21,7 @@ __all__ = [
     "Compute",
     "GroupShape",
     "Item",
+    "Layout",
     "Mesh",
     "Recompute",
     "Rerun",
@@ -33,6 +35,7 @@ __all__ = [
     "fused_blocks",
     "partition_layers",
     "placed",
+    "placed_stages",
     "rank_load",
     "rerun",
     "shard",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mpsim.errors import Problem, ScenarioError
 
-__all__ = ["Stage", "partition_layers"]
+__all__ = ["Stage", "partition_layers", "placed_stages"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Stage:
         Its layers are ``first_layer .. first_layer + layers - 1``.
     embedding, head : bool
         Whether it holds the token embedding, the output head with its loss.
+    rank : int
+        Pipeline rank that runs it.
     """
 
     index: int
@@ -29,6 +31,7 @@ class Stage:
     layers: int
     embedding: bool
     head: bool
+    rank: int = 0
 
 
 def partition_layers(
@@ -80,6 +83,26 @@ def partition_layers(
         )
         first += count
     return tuple(result)
+
+
+def placed_stages(
+    parts: Sequence[Stage], model_stage: Sequence[int], stage_rank: Sequence[int]
+) -> tuple[Stage, ...]:
+    """Stages of a schedule: which part of the model each holds, on which pipeline rank.
+
+    Parameters
+    ----------
+    parts : sequence of Stage
+        The model in order, see `partition_layers`.
+    model_stage : sequence of int
+        Part of each stage; two stages hold the same one where pipelines run in both directions.
+    stage_rank : sequence of int
+        Pipeline rank of each stage.
+    """
+    return tuple(
+        dataclasses.replace(parts[part], index=index, rank=rank)
+        for index, (part, rank) in enumerate(zip(model_stage, stage_rank, strict=True))
+    )
 
 
 def _given(layers: int, stages: int, given: Sequence[int]) -> list[int]:

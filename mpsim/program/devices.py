@@ -108,7 +108,7 @@ def devices_of(program: Program, plan: Plan) -> Devices:
 
 def _models(plan: Plan) -> list[Interference]:
     """Constants of every rank class."""
-    name = plan.framework.name
+    name = plan.layout.framework.name
     return [interference_of(name, one.accelerator) for one in plan.class_clusters]
 
 

@@ -129,7 +129,7 @@ class _Part:
 
 def _ports(program: Program, rows: NDArray[np.int64], plan: Plan) -> _Part:
     """Ports of every rank class."""
-    kinds = list(_kinds(plan.cluster))
+    kinds = list(_kinds(plan.layout.cluster))
     rates = [[rate for _, rate, _ in _kinds(one)] for one in plan.class_clusters]
     each = len(kinds) * len(_DIRECTIONS)
     sizes = [program.out_bytes if far else program.up_bytes for _, _, far in kinds]
@@ -173,7 +173,7 @@ def _receiver(program: Program) -> NDArray[np.int64]:
 
 def _fabric(program: Program, rows: NDArray[np.int64], plan: Plan) -> _Part:
     """Links of the fabric that could be too thin."""
-    routes = routes_of(plan.cluster)
+    routes = routes_of(plan.layout.cluster)
     rows = rows[program.out_bytes[rows] > 0]
     nothing = np.zeros(0, dtype=np.int64)
     if not routes.names or not len(rows):
@@ -183,9 +183,9 @@ def _fabric(program: Program, rows: NDArray[np.int64], plan: Plan) -> _Part:
     traffic = np.stack([stream, program.rank[rows], program.peer[rows]])
     keys, pattern = np.unique(traffic, axis=1, return_inverse=True)
     loads = np.stack(
-        [load(plan.cluster, _flows(plan, *key)) for key in keys.T.tolist()], axis=1
+        [load(plan.layout.cluster, _flows(plan, *key)) for key in keys.T.tolist()], axis=1
     )  # E, P
-    rate = routes.capacity * plan.cluster.node.nic.efficiency * TICK
+    rate = routes.capacity * plan.layout.cluster.node.nic.efficiency * TICK
     names, capacity, loads = _alike(routes.names, rate, loads)
     which, link = np.nonzero(loads.T[pattern.reshape(-1)])
     return _Part(
@@ -217,7 +217,7 @@ def _alike(
 
 def _flows(plan: Plan, stream: int, rank: int, peer: int) -> Flows:
     """What all ranks of a class put on the network in a row of this stream; a message where there is a peer."""
-    mesh, cluster = plan.mesh, plan.cluster
+    mesh, cluster = plan.layout.mesh, plan.layout.cluster
     if peer >= 0:
         ends = mesh.ranks[rank], mesh.ranks[peer]
         there = messages(cluster, *ends)
@@ -232,7 +232,7 @@ def _flows(plan: Plan, stream: int, rank: int, peer: int) -> Flows:
 
 def _members(plan: Plan, stream: Stream, rank: int) -> NDArray[np.int64]:
     """Ranks of the communicators of a stream."""
-    mesh = plan.mesh
+    mesh = plan.layout.mesh
     if stream is Stream.TP:
         return mesh.groups(("tp",), rank)
     if stream is Stream.CP:

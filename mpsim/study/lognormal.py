@@ -41,7 +41,7 @@ def factors(sigma: float, peers: int) -> NDArray[np.float64]:
 
 def peers_of(result: Result) -> int:
     """Ranks of a class that meet inside actions: those over whose axes templates have collectives."""
-    program, mesh = result.timeline.program, result.plan.mesh
+    program, mesh = result.timeline.program, result.plan.layout.mesh
     streams: set[int] = set()
     for one in program.templates:
         streams |= set(np.unique(one.stream).tolist())

@@ -65,7 +65,7 @@ def parameters(plan: Plan) -> list[Parameter]:
 
 
 def _chip(plan: Plan) -> list[Parameter]:
-    chip = plan.cluster.accelerator
+    chip = plan.layout.cluster.accelerator
 
     def peak(factor: float) -> PlanCosts:
         rates = {name: rate * factor for name, rate in chip.peak_flops.items()}
@@ -75,7 +75,7 @@ def _chip(plan: Plan) -> list[Parameter]:
         faster = dataclasses.replace(chip, memory_bandwidth=chip.memory_bandwidth * factor)
         return PlanCosts(_with_chip(plan, faster))
 
-    flops = format_quantity(chip.peak(plan.precision), Dimension.FLOP_RATE)
+    flops = format_quantity(chip.peak(plan.layout.precision), Dimension.FLOP_RATE)
     bandwidth = format_quantity(chip.memory_bandwidth, Dimension.BANDWIDTH)
     return [
         Parameter("accelerator.peak_flops", "hardware", flops, peak),
@@ -84,7 +84,7 @@ def _chip(plan: Plan) -> list[Parameter]:
 
 
 def _links(plan: Plan) -> list[Parameter]:
-    node = plan.cluster.node
+    node = plan.layout.cluster.node
 
     def link(name: str) -> Callable[[float], PlanCosts]:
         one = getattr(node, name)
@@ -96,7 +96,7 @@ def _links(plan: Plan) -> list[Parameter]:
         return scaled
 
     present = ["scale_up"] if node.domain > 1 else []
-    present += ["nic"] if node.nics and plan.cluster.domains > 1 else []
+    present += ["nic"] if node.nics and plan.layout.cluster.domains > 1 else []
     return [
         Parameter(
             f"{name}.bandwidth",
@@ -116,20 +116,20 @@ def _latencies(plan: Plan) -> list[Parameter]:
         return _delayed(plan, across=factor - 1)
 
     result = []
-    if plan.cluster.node.domain > 1:
+    if plan.layout.cluster.node.domain > 1:
         result.append(Parameter("scale_up.latency", "hardware", "", inside))
-    if plan.cluster.domains > 1:
+    if plan.layout.cluster.domains > 1:
         result.append(Parameter("nic.latency", "hardware", "", across))
     return result
 
 
 def _software(plan: Plan) -> list[Parameter]:
-    host = plan.framework.host
+    host = plan.layout.framework.host
 
     def field(name: str) -> Callable[[float], PlanCosts]:
         def scaled(factor: float) -> PlanCosts:
             slower = dataclasses.replace(host, **{name: getattr(host, name) * factor})
-            changed = dataclasses.replace(plan.framework, host=slower)
+            changed = dataclasses.replace(plan.layout.framework, host=slower)
             return PlanCosts(dataclasses.replace(plan, framework=changed))
 
         return scaled
@@ -166,11 +166,11 @@ _HOST_TIMES = (
 
 
 def _with_chip(plan: Plan, chip: Accelerator) -> Plan:
-    return _with_node(plan, dataclasses.replace(plan.cluster.node, accelerator=chip))
+    return _with_node(plan, dataclasses.replace(plan.layout.cluster.node, accelerator=chip))
 
 
 def _with_node(plan: Plan, node: Node) -> Plan:
-    return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, node=node))
+    return dataclasses.replace(plan, cluster=dataclasses.replace(plan.layout.cluster, node=node))
 
 
 def _launch(plan: Plan) -> float:

@@ -139,7 +139,7 @@ class Together:
         def build(plan: Plan, costs: PlanCosts) -> Program:
             nonlocal memory
             searched = costs.plan is not plan  # an order of its own, searched for its own times
-            if kind is None or searched or plan.classes or plan.stage_clusters:
+            if kind is None or searched or plan.classes or plan.layout.stage_clusters:
                 return build_program(plan, costs)
             program, memory = self._shared.build(kind, plan, costs)
             return program

@@ -158,7 +158,7 @@ class _Machine:
     """The unfolded step, and the durations of its rows on a machine whose parts differ."""
 
     def __init__(self, result: Result, variation: Variation) -> None:
-        program, mesh = result.timeline.program, result.plan.mesh
+        program, mesh = result.timeline.program, result.plan.layout.mesh
         self._variation, self._templates = variation, program.templates
         self._peers = peers_of(result)
         self._replicas = max(1, int(program.class_size.max(initial=1)) // self._peers)
@@ -316,8 +316,8 @@ def _table(variance: float, peers: int) -> Floats:
 
 def _given(result: Result, variation: Variation) -> tuple[Floats, list[tuple[Floats, float]]]:
     """How many times longer every rank computes [P, dp, cp, tp], and sends on each thin link, with the share of time it does."""
-    plan, cluster = result.plan, result.plan.cluster
-    ranks = plan.mesh.ranks
+    plan, cluster = result.plan, result.plan.layout.cluster
+    ranks = plan.layout.mesh.ranks
     node = cluster.node_of(ranks)
     slow = np.ones(ranks.shape)
     problems = []

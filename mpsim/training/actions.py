@@ -94,7 +94,7 @@ class Insides:
         needs = zip(*(one.tolist() for one in np.unravel_index(distinct, shape)), strict=True)
         table = np.zeros(int(np.prod(shape)), dtype=np.int64)
         table[distinct] = [
-            self._variant(Action(kind), self._plan.stages[stage], bool(first), bool(last))
+            self._variant(Action(kind), self._plan.layout.stages[stage], bool(first), bool(last))
             for kind, stage, first, last in needs
         ]
         chosen: NDArray[np.int64] = table[key]
@@ -103,13 +103,13 @@ class Insides:
     def _alike(self) -> NDArray[np.int64]:
         """For each stage, the first whose actions are cut and timed as its own."""
         first: dict[tuple[object, ...], int] = {}
-        contents = [(self._blocks.content(one), one.index == 0) for one in self._plan.stages]
+        contents = [(self._blocks.content(one), one.index == 0) for one in self._plan.layout.stages]
         return np.array([first.setdefault(one, i) for i, one in enumerate(contents)])
 
     def _variant(self, action: Action, stage: Stage, gather: bool, reduce: bool) -> int:
         """Cut an action and register the rows it becomes, once for stages of equal content."""
         blocks = self._blocks.of(stage, action)
-        rank = int(self._plan.orders.stage_rank[stage.index])
+        rank = stage.rank
         where = int(self._costs.alike[rank])
         key = (id(blocks), action, gather, reduce, stage.index == 0, where)
         if key in self._known:
@@ -150,14 +150,14 @@ class Insides:
     def _fuse(self) -> None:
         """Put both actions of a block into the first one's row, where neither is cut; the second one's row is left empty."""
         orders = self._plan.orders
-        if self._plan.framework.data.accumulation_traffic:
+        if self._plan.layout.framework.data.accumulation_traffic:
             return
         whole = [_is_whole(one) for one in self._insides]
         nothing = self._alone(EMPTY)
         for head in np.flatnonzero(orders.fused).tolist():
             if not all(whole[one] for one in self.variant[head : head + 2]):
                 continue
-            ahead, behind = (self._plan.stages[orders.stage[row]] for row in (head, head + 1))
+            ahead, behind = (self._plan.layout.stages[orders.stage[row]] for row in (head, head + 1))
             both = self._blocks.fused(ahead, behind, Action(int(orders.kind[head + 1])))
             self.variant[head] = self._alone(both)
             self.variant[head + 1] = nothing

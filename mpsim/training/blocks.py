@@ -77,7 +77,7 @@ class Blocks:
         self._joined: dict[tuple[object, ...], Template] = {}
 
     def _cast(self) -> dict[str, Expansion]:
-        wide = self._plan.framework.lowering.activation_bytes
+        wide = self._plan.layout.framework.lowering.activation_bytes
         expanded = self._plan.expansions
         sharding, kernels = self._plan.sharding, self._costs.kernels
         gathered = sharding.narrow_gathers and sharding.tp > 1 and sharding.sequence_parallel
@@ -89,26 +89,26 @@ class Blocks:
         """Blocks of one action of `stage`, in the order they run; one list for stages of equal content."""
         key = (action, *self.content(stage))
         if key not in self._rows:
-            rank = int(self._plan.orders.stage_rank[stage.index])
+            rank = stage.rank
             self._rows[key] = self._row(stage, action, self._costs.stage(rank))
         return self._rows[key]
 
     def content(self, stage: Stage) -> tuple[object, ...]:
         """What decides the blocks of a stage: equal for stages of equal content."""
-        rank = int(self._plan.orders.stage_rank[stage.index])
+        rank = stage.rank
         # what a head holds depends on whether its rank has the embedding
         ends = (stage.embedding, rank if stage.head else -1)
-        return self._plan.layer_kinds(stage), *ends, self._costs.stage(rank)
+        return self._plan.layout.layer_kinds(stage), *ends, self._costs.stage(rank)
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
-        parts = self._plan.stage_parameters(stage) | self._plan.layer_parameters
-        count = {name: self._plan.held(one) for name, one in parts.items()}
-        mesh = self._plan.mesh
+        parts = self._plan.layout.stage_parameters(stage) | self._plan.layout.layer_parameters
+        count = {name: self._plan.layout.held(one) for name, one in parts.items()}
+        mesh = self._plan.layout.mesh
         experts = {
             kind: one.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
-            for kind, one in self._plan.layer_parameters.items()
+            for kind, one in self._plan.layout.layer_parameters.items()
         }
-        layers = list(zip(self._plan.layer_kinds(stage), self._again(stage, action), strict=True))
+        layers = list(zip(self._plan.layout.layer_kinds(stage), self._again(stage, action), strict=True))
         template = {
             one: self.template(one[0], action, costs, one[1]) for one in dict.fromkeys(layers)
         }
@@ -127,7 +127,7 @@ class Blocks:
 
     def _opening(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         """What comes before the first kernel of a forward or backward: waits of the host, gathers of what the stage sent."""
-        software = self._plan.framework
+        software = self._plan.layout.framework
         items: list[Item] = []
         if action is not Action.W and software.host.stage_synchronizations:
             items.append(Synchronization(software.host.stage_synchronizations))
@@ -167,7 +167,7 @@ class Blocks:
         """The same layers, with the forwards of those that run again together after the last of them: rows of a backward are turned around."""
         if action not in (Action.B, Action.I):
             return blocks
-        kinds, result = self._plan.layer_kinds(stage), list(blocks)
+        kinds, result = self._plan.layout.layer_kinds(stage), list(blocks)
         for chunk in reversed(self._plan.recompute.chunks(stage.layers)):
             if len(chunk) > 1:
                 again = [Block(i, self._run_again(kinds[i], costs), 0.0) for i in reversed(chunk)]
@@ -210,7 +210,7 @@ class Blocks:
         return self._joined[key]
 
     def _pairs(self, ahead: Stage, behind: Stage, action: Action) -> list[tuple[int, Template]]:
-        costs = self._costs.stage(int(self._plan.orders.stage_rank[ahead.index]))
+        costs = self._costs.stage(ahead.rank)
         forward, backward = self._parts(ahead), self._parts(behind)[::-1]
         row: list[tuple[int, Template]] = []
         while forward or backward:
@@ -232,7 +232,7 @@ class Blocks:
             [(-1, "embedding")] if stage.embedding else [],
             [(-1, "head")] if stage.head else [],
         )
-        return [*ends[0], *enumerate(self._plan.layer_kinds(stage)), *ends[1]]
+        return [*ends[0], *enumerate(self._plan.layout.layer_kinds(stage)), *ends[1]]
 
     def _has_experts(self, part: str) -> bool:
         return any(one.split is Split.EXPERT for one in self._expansions[part].forward)
@@ -276,7 +276,7 @@ class Blocks:
     def _timed(
         self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool
     ) -> Template:
-        host = self._plan.framework.host
+        host = self._plan.layout.framework.host
         if is_layer and host.layer_synchronizations:
             items = [*items, Synchronization(host.layer_synchronizations)]
         return evaluate_block(
@@ -294,13 +294,13 @@ class Blocks:
     @property
     def _call_seconds(self) -> float:
         """Host time of a launch; a layer in a narrow precision has more of them, for scales and casts."""
-        host = self._plan.framework.host
+        host = self._plan.layout.framework.host
         narrow = self._costs.kernels.casts
         return host.launch_cost * (host.narrow_launches if narrow else 1.0)
 
     def _expert_launch_seconds(self, items: Sequence[Item]) -> float:
         """Host time of what a layer with experts launches beyond a dense one, its forwards and backwards together."""
-        software = self._plan.framework
+        software = self._plan.layout.framework
         operators = [one.operator for one in items if isinstance(one, Compute)]
         products = [one for one in operators if one.split is Split.EXPERT and one.flops > 0]
         calls = len({(one.name, one.phase) for one in products})
@@ -314,11 +314,11 @@ class Blocks:
 
     def _launch_seconds(self, action: Action, repeated: float = 0.0) -> float:
         """Host time of the launches of one layer, with the share of its forward that is `repeated`."""
-        plan, host = self._plan, self._plan.framework.host
+        plan, host = self._plan, self._plan.layout.framework.host
         halves = {Action.F: 0.0, Action.I: 0.5, Action.W: 0.5}
         backward = halves.get(action, 1.0)
         forward = 1.0 if action is Action.F else repeated * (action in (Action.B, Action.I))
-        apart = plan.framework.lowering.fused_softmax and not plan.lowering.fused_softmax
+        apart = plan.layout.framework.lowering.fused_softmax and not plan.lowering.fused_softmax
         more = host.softmax_launches * apart
         engine = host.backward_launch_cost or host.launch_cost
         launches = forward * (host.layer_launches_forward + more) * host.launch_cost
@@ -328,7 +328,7 @@ class Blocks:
 
     def _collective_launch_seconds(self, items: Sequence[Item]) -> float:
         """Host time of issuing the collectives of a block."""
-        each = self._plan.framework.host.collective_launch_cost
+        each = self._plan.layout.framework.host.collective_launch_cost
         return each * sum(isinstance(one, Communication) for one in items)
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:

@@ -66,8 +66,8 @@ def build_program(
     reduced = step.sum_shared_weights(reduced, placed)
     step.optimizer_step(reduced)
     return rows.finish(
-        rank_name=[f"pp {rank}" for rank in range(plan.mesh.pp)],
-        class_size=np.full(plan.mesh.pp, plan.mesh.world // plan.mesh.pp),
+        rank_name=[f"pp {rank}" for rank in range(plan.layout.mesh.pp)],
+        class_size=np.full(plan.layout.mesh.pp, plan.layout.mesh.world // plan.layout.mesh.pp),
         templates=insides.templates,
     )
 
@@ -83,7 +83,7 @@ def _in_blocks(orders: Orders) -> NDArray[np.bool_]:
 
 
 def _blocking_actions(plan: Plan) -> NDArray[np.bool_]:
-    orders, software = plan.orders, plan.framework
+    orders, software = plan.orders, plan.layout.framework
     if software.pipeline.blocking_sends is BlockingSends.NEVER:
         return np.zeros(len(orders), dtype=bool)
     if software.pipeline.blocking_sends is BlockingSends.ALWAYS or orders.exchanges:

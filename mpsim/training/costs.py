@@ -42,7 +42,7 @@ class PlanCosts:
         self.collectives: CollectiveModel
         self.places: Places
         # of each pipeline rank, where they have different nodes: whose models they are
-        self._first = [plan.stage_clusters.index(one) for one in plan.stage_clusters]
+        self._first = [plan.layout.stage_clusters.index(one) for one in plan.layout.stage_clusters]
         self._others: dict[int, PlanCosts] = {}
         if like is not None:
             self.kernels, self.collectives, self.places = (
@@ -54,15 +54,15 @@ class PlanCosts:
             return
         _check_casts(plan)
         self.kernels = KernelModel(
-            plan.cluster.accelerator,
-            plan.precision,
-            attention_kernel=plan.framework.kernels.attention_kernel,
-            eager_factor=plan.framework.kernels.memory_kernel_factor,
+            plan.layout.cluster.accelerator,
+            plan.layout.precision,
+            attention_kernel=plan.layout.framework.kernels.attention_kernel,
+            eager_factor=plan.layout.framework.kernels.memory_kernel_factor,
         )
-        self.collectives, self.places = CollectiveModel(plan.cluster), Places(plan.cluster)
+        self.collectives, self.places = CollectiveModel(plan.layout.cluster), Places(plan.layout.cluster)
         self._others = {
             rank: PlanCosts(dataclasses.replace(plan, cluster=cluster, stage_clusters=()))
-            for rank, cluster in enumerate(plan.stage_clusters)
+            for rank, cluster in enumerate(plan.layout.stage_clusters)
             if rank and self._first[rank] == rank
         }
 
@@ -90,7 +90,7 @@ class PlanCosts:
 
     def cast_weights(self, parameters: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of casting so many weights of each pipeline rank to the narrow precision, once a step; 0 in a wide one [s]."""
-        wide = self.plan.framework.lowering.activation_bytes
+        wide = self.plan.layout.framework.lowering.activation_bytes
         seconds = self.kernels.weight_cast_seconds(parameters, wide)
         for rank in range(len(self._first)):
             seconds[rank] = self.of(rank).kernels.weight_cast_seconds(parameters[rank], wide)
@@ -99,11 +99,11 @@ class PlanCosts:
     @functools.cached_property
     def alike(self) -> NDArray[np.int64]:
         """For each pipeline rank, the first that has the same nodes and communicators of the same shapes."""
-        return self.places.alike(self.plan.mesh, tuple(self._first))
+        return self.places.alike(self.plan.layout.mesh, tuple(self._first))
 
     def group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
         """Where the communicator over `axes` of pipeline rank `rank` sits."""
-        return self.places.group(self.plan.mesh, axes, int(self.alike[rank]))
+        return self.places.group(self.plan.layout.mesh, axes, int(self.alike[rank]))
 
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant used so far, kernels first."""
@@ -113,9 +113,9 @@ class PlanCosts:
             more = [one.provenance() for one in others]
             own = tuple(dict.fromkeys(itertools.chain(own, *more)))
         if self.plan.exchanges_beside:
-            taken = interference_of(self.plan.framework.name, self.plan.cluster.accelerator)
+            taken = interference_of(self.plan.layout.framework.name, self.plan.layout.cluster.accelerator)
             own += tuple(one for one in taken.constants if one.name.endswith(_ON_AVERAGE))
-        return own if self.plan.offload == "none" else (*own, *host_constants(self.plan.cluster))
+        return own if self.plan.offload == "none" else (*own, *host_constants(self.plan.layout.cluster))
 
     @remembered
     def stage(self, rank: int) -> StageCosts:
@@ -140,18 +140,18 @@ class PlanCosts:
 
     def expert_group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
         """Where the communicator over `axes` of the experts' mesh sits."""
-        return self.places.expert_group(self.plan.mesh, axes, int(self.alike[rank]))
+        return self.places.expert_group(self.plan.layout.mesh, axes, int(self.alike[rank]))
 
     @property
     def scatters_messages(self) -> bool:
         """Whether tensor-parallel ranks send a part of it each, which the receivers gather."""
-        scatters = self.plan.framework.pipeline.scatter_gather and not self.plan.sequence_parallel
-        return scatters and self.plan.mesh.tp > 1
+        scatters = self.plan.layout.framework.pipeline.scatter_gather and not self.plan.layout.sequence_parallel
+        return scatters and self.plan.layout.mesh.tp > 1
 
     def sends(self) -> Sends:
         """Messages between neighbouring stages, in ticks."""
         plan = self.plan
-        stages, rank = len(plan.stages), plan.orders.stage_rank.tolist()
+        stages, rank = len(plan.layout.stages), plan.orders.stage_rank.tolist()
         columns = np.zeros((3, 2, stages))
         for stage in range(stages):
             for direction, other in ((0, stage + 1), (1, stage - 1)):
@@ -163,14 +163,14 @@ class PlanCosts:
     @remembered
     def _sent(self, source: int, target: int) -> tuple[float, float, float]:
         """A message between two pipeline ranks as the slower of them has it; see `_message`."""
-        crosses = self.places.crosses(self.plan.mesh, source, target)
+        crosses = self.places.crosses(self.plan.layout.mesh, source, target)
         receivers = self.group(("tp",), target)
         slower = self.slowdown(source, target)
         return max(self.of(end)._message(crosses, receivers, slower) for end in (source, target))
 
     def slowdown(self, source: int, target: int) -> float | None:
         """How many times longer the fabric makes messages between two pipeline ranks; None where no link of it is thin."""
-        return self.places.slowdown(self.plan.mesh, source, target)
+        return self.places.slowdown(self.plan.layout.mesh, source, target)
 
     @remembered
     def _message(
@@ -185,8 +185,8 @@ class PlanCosts:
         """
         plan, model = self.plan, self.collectives
         whole, gathers = self.plan.message_bytes, self.scatters_messages
-        size = whole / plan.mesh.tp if gathers or plan.sequence_parallel else whole
-        more = plan.framework.pipeline.send_messages - 1
+        size = whole / plan.layout.mesh.tp if gathers or plan.layout.sequence_parallel else whole
+        more = plan.layout.framework.pipeline.send_messages - 1
         first = model.send(size, crosses=crosses, slowdown=slower)
         seconds = float(first + more * model.send(0.0, crosses=crosses))
         up, out = model.send_wire_bytes(size, crosses=crosses)
@@ -226,7 +226,7 @@ class StageCosts:
     @property
     def _issued(self) -> float:
         """What the framework adds to a collective of the library [s]."""
-        return self._costs.plan.framework.host.collective_cost
+        return self._costs.plan.layout.framework.host.collective_cost
 
     def _twice(self, item: Communication, group: GroupShape) -> tuple[float, float, float]:
         """An all-to-all between the peers of each domain, beside one inside that passes on what arrives."""
@@ -244,11 +244,11 @@ class StageCosts:
 
 def _check_casts(plan: Plan) -> None:
     """Refuse stages whose accelerators cast to the narrow precision in different ways: messages between them would not fit."""
-    chips = {one.accelerator.name: one.accelerator for one in plan.stage_clusters}
-    ways = {casting(plan.precision, one) for one in chips.values()}
+    chips = {one.accelerator.name: one.accelerator for one in plan.layout.stage_clusters}
+    ways = {casting(plan.layout.precision, one) for one in chips.values()}
     if len(ways) > 1:
         raise HardwareError(
-            f"{' and '.join(chips)} cast to {plan.precision} in different ways; set training.precision to bf16"
+            f"{' and '.join(chips)} cast to {plan.layout.precision} in different ways; set training.precision to bf16"
         )
 
 

@@ -36,12 +36,12 @@ class StepRows:
         self._rows = rows
         self._plan = plan
         self._costs = costs
-        self._ranks = np.arange(plan.mesh.pp)
+        self._ranks = np.arange(plan.layout.mesh.pp)
 
     def overhead(self) -> NDArray[np.int64]:
         """Serial host time, at the start of every rank."""
-        host = self._plan.framework.host
-        seconds = host.step_overhead + host.step_rank_time * self._plan.mesh.world
+        host = self._plan.layout.framework.host
+        seconds = host.step_overhead + host.step_rank_time * self._plan.layout.mesh.world
         return self._rows.add(
             len(self._ranks),
             rank=self._ranks,
@@ -58,13 +58,13 @@ class StepRows:
         """Sum the gradients of weights that two ranks hold: a tied embedding, copies of stages."""
         plan = self._plan
         rows = [reduced]
-        if plan.ends is not None:
-            table = plan.padded_vocab * plan.model.hidden / plan.mesh.tp
-            rows.append(self._between(*plan.ends, table, "all-reduce tied embedding", placed))
-        for pair in plan.copies:
-            first, last = (int(plan.orders.stage_rank[stage.index]) for stage in pair)
-            counts = plan.stage_parameters(pair[0]).values()
-            held = sum(plan.held(count) for count in counts)
+        if plan.layout.embedding_ends is not None:
+            table = plan.layout.padded_vocab * plan.layout.model.hidden / plan.layout.mesh.tp
+            rows.append(self._between(*plan.layout.embedding_ends, table, "all-reduce tied embedding", placed))
+        for pair in plan.layout.stage_copies:
+            first, last = (stage.rank for stage in pair)
+            counts = plan.layout.stage_parameters(pair[0]).values()
+            held = sum(plan.layout.held(count) for count in counts)
             if first != last:
                 rows.append(self._between(first, last, held, "all-reduce weight copies", placed))
         return np.concatenate(rows)
@@ -74,8 +74,8 @@ class StepRows:
     ) -> NDArray[np.int64]:
         """All-reduce between two ranks: each sends half of its gradients, then half of the sums."""
         plan = self._plan
-        size = parameters * plan.framework.optimizer.gradient_bytes
-        crosses = plan.mesh.crosses(first, last, plan.cluster)
+        size = parameters * plan.layout.framework.optimizer.gradient_bytes
+        crosses = plan.layout.mesh.crosses(first, last, plan.layout.cluster)
         slower, models = self._costs.slowdown(first, last), self._costs.models((first, last))
         up, out = models[0].send_wire_bytes(size, crosses=crosses)
         row = self._rows.add(
@@ -99,10 +99,10 @@ class StepRows:
         """Clip by the global norm, update, and gather what was updated unless a forward does."""
         plan = self._plan
         waits = reduced
-        alone = plan.mesh.pp == plan.mesh.tp == 1 and not plan.shares_gradients
-        if plan.framework.optimizer.gradient_norm and not alone:
+        alone = plan.layout.mesh.pp == plan.layout.mesh.tp == 1 and not plan.shares_gradients
+        if plan.layout.framework.optimizer.gradient_norm and not alone:
             waits = self._norm(reduced)
-        dense, experts = plan.rank_dense_parameters, plan.rank_expert_parameters
+        dense, experts = plan.layout.rank_dense_parameters, plan.layout.rank_expert_parameters
         peers = (dense_peers(plan, self._costs), expert_peers(plan, self._costs))
         divided = [one.sharers if plan.zero else 1 for one in peers]
         share = dense / divided[0] + experts / divided[1]
@@ -124,8 +124,8 @@ class StepRows:
         return plan.sharers > 1 and not plan.gathers_units and not plan.gathers_beside
 
     def _update(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
-        traffic = self._plan.framework.optimizer.optimizer_traffic
-        chips = [self._plan.cluster_of(rank).accelerator for rank in self._ranks.tolist()]
+        traffic = self._plan.layout.framework.optimizer.optimizer_traffic
+        chips = [self._plan.layout.cluster_of(rank).accelerator for rank in self._ranks.tolist()]
         seconds = np.array(
             [
                 optimizer_seconds(one, traffic, chip.memory_bandwidth, chip.calibration)
@@ -148,8 +148,8 @@ class StepRows:
         """Gather what every rank has updated."""
         if not owned.any():
             return updated
-        data = self._plan.framework.data
-        element = data.gathered_bytes or self._plan.framework.optimizer.parameter_bytes
+        data = self._plan.layout.framework.data
+        element = data.gathered_bytes or self._plan.layout.framework.optimizer.parameter_bytes
         after = add_collectives(
             self._rows,
             self._costs,
@@ -166,7 +166,7 @@ class StepRows:
         """Cast the weights of the linear layers to a narrow precision; the microbatches of the next step share the casts."""
         if not self._costs.casts_weights:
             return
-        seconds = self._costs.cast_weights(self._plan.rank_linear_weights)
+        seconds = self._costs.cast_weights(self._plan.layout.rank_linear_weights)
         ids = self._rows.add(
             len(self._ranks),
             rank=self._ranks,
@@ -181,9 +181,9 @@ class StepRows:
     def _norm(self, reduced: NDArray[np.int64]) -> NDArray[np.int64]:
         """All-reduce the gradient norm among all that share one copy of the gradients: every stage waits for the last."""
         plan = self._plan
-        shape = plan.mesh.model_parallel_shape(plan.cluster)
+        shape = plan.layout.mesh.model_parallel_shape(plan.layout.cluster)
         if plan.shares_gradients:
-            shape = spread(plan.cluster.domain_of(plan.mesh.ranks.reshape(1, -1)))
+            shape = spread(plan.layout.cluster.domain_of(plan.layout.mesh.ranks.reshape(1, -1)))
         models = self._costs.models(self._ranks.tolist())
         seconds = max(one.seconds("all_reduce", 4.0, shape) for one in models)
         row = self._rows.add(

@@ -41,7 +41,7 @@ def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
     def mean(action: Action) -> float:
         ticks = [
             sum(one.template.parts.sum() for one in blocks.of(stage, action))
-            for stage in plan.stages
+            for stage in plan.layout.stages
         ]
         return float(np.mean(ticks))
 

@@ -74,8 +74,8 @@ def simulated_slices(result: Result) -> list[Slice]:
     Without a pipeline an action holds what it waits for, as it does where torch runs it: gathers, reductions of gradients.
     """
     timeline = result.timeline
-    pipeline = result.plan.mesh.pp > 1
-    python = result.plan.framework.host.step_overhead
+    pipeline = result.plan.layout.mesh.pp > 1
+    python = result.plan.layout.framework.host.step_overhead
     found: list[Slice] = []
     for rank in range(timeline.program.ranks):
         mine = list(_compute(timeline, rank))

@@ -122,7 +122,7 @@ def test_no_port_carries_more_than_its_rate() -> None:
     program = build_program(plan)
     links = links_of(program, plan)
     shared = run(program, links=links)
-    rate = plan.cluster.node.nic_bandwidth_per_accelerator * TICK
+    rate = plan.layout.cluster.node.nic_bandwidth_per_accelerator * TICK
     sends = (program.out_bytes > 0) & (program.template < 0)
     for rank in range(program.ranks):
         mine = sends & (program.rank == rank)

@@ -117,7 +117,7 @@ def test_all_gradients_are_reduced_once_a_step_or_once_a_microbatch(
     plan = plan_of(layout, overrides)
     program = build_program(plan)
     times = plan.orders.microbatches if plan.reduces_every_microbatch else 1
-    expected = plan.rank_parameters * times if plan.replicas > 1 else np.zeros(plan.mesh.pp)
+    expected = plan.layout.rank_parameters * times if plan.replicas > 1 else np.zeros(plan.layout.mesh.pp)
     assert _reduced(program, plan) == _close(expected)
 
 
@@ -128,7 +128,7 @@ def _reduced(program: Program, plan: Plan) -> list[float]:
         "reduce-scatter gradients": 1.0,
         "reduce gradients to their owners": 1.0,
     }
-    total = np.zeros(plan.mesh.pp)
+    total = np.zeros(plan.layout.mesh.pp)
     for label, passes in names.items():
         if label not in program.labels:
             continue
@@ -137,7 +137,7 @@ def _reduced(program: Program, plan: Plan) -> list[float]:
         if members == 1:
             continue
         sent = program.up_bytes[rows] + program.out_bytes[rows]
-        each = passes * (members - 1) / members * plan.framework.optimizer.gradient_bytes
+        each = passes * (members - 1) / members * plan.layout.framework.optimizer.gradient_bytes
         np.add.at(total, program.rank[rows], sent / each)
     return total.tolist()
 

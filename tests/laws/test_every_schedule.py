@@ -64,7 +64,7 @@ def test_two_pipelines_hold_the_weights_twice_and_sum_their_gradients(name: str)
     """Parameters on all ranks together are those of 1F1B twice over, and the pairs of ranks meet once a step."""
     one, two = (mpsim.simulate(_scenario(which)) for which in ("1f1b", name))
     held = [result.memory.components["parameters"].sum() for result in (one, two)]
-    tied = one.plan.padded_vocab * one.plan.model.hidden / one.plan.mesh.tp * 2
+    tied = one.plan.layout.padded_vocab * one.plan.layout.model.hidden / one.plan.layout.mesh.tp * 2
     assert held[1] == pytest.approx(
         2 * (held[0] - tied)
     )  # each end holds the table once, for both directions

@@ -87,7 +87,7 @@ def test_the_account_of_every_rank_sums_to_the_step(layout: dict[str, Any]) -> N
     parts = attribute(timeline)
     assert (parts.sum(axis=1) == timeline.makespan).all()
     assert (parts >= 0).all()
-    if plan.mesh.ep * plan.mesh.expert_tp == 1:
+    if plan.layout.mesh.ep * plan.layout.mesh.expert_tp == 1:
         assert not parts[:, EP].any()
 
 
@@ -108,7 +108,7 @@ def test_folded_equals_unfolded(layout: dict[str, Any]) -> None:
     """Every rank by itself ends the step when its class does."""
     plan = _plan(layout)
     folded = expand(build_program(plan))
-    mesh = plan.mesh
+    mesh = plan.layout.mesh
     everyone = unfold(folded, tp=mesh.tp, cp=mesh.cp, dp=mesh.dp)
     assert run(everyone, "replay").makespan == run(folded, "replay").makespan
 

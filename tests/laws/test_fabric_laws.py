@@ -211,7 +211,7 @@ def test_two_identical_jobs_on_one_spine_take_twice_as_long():
     cluster = cluster_of(nodes=nodes, over=over, placement=Placement.BY_RACK)
     plan = small_plan(tp=8, dp=nodes // 2, pp=2, cluster="dgx-h100")
     plan = dataclasses.replace(plan, cluster=cluster)
-    took, up, out = job(cluster, plan.mesh.groups(("dp",), 0), 2.0**32)
+    took, up, out = job(cluster, plan.layout.mesh.groups(("dp",), 0), 2.0**32)
     ends = []
     for jobs in ((0,), (0, 1)):
         rows = Rows()

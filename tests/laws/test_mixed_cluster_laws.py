@@ -56,10 +56,10 @@ def test_equal_parts_are_bit_equal_to_the_uniform_cluster(uniform: Result, key: 
 
 def _apart(plan: Plan) -> list[Plan]:
     """The plan with its equal parts held apart: cost models or classes of their own."""
-    twin = dataclasses.replace(plan.cluster, name="twin")
-    halves = tuple(ReplicaClass((one,), plan.cluster, plan.orders) for one in range(plan.mesh.dp))
+    twin = dataclasses.replace(plan.layout.cluster, name="twin")
+    halves = tuple(ReplicaClass((one,), plan.layout.cluster, plan.orders) for one in range(plan.layout.mesh.dp))
     return [
-        dataclasses.replace(plan, stage_clusters=(plan.cluster, twin, plan.cluster, twin)),
+        dataclasses.replace(plan, stage_clusters=(plan.layout.cluster, twin, plan.layout.cluster, twin)),
         dataclasses.replace(plan, classes=halves),
     ]
 
@@ -73,9 +73,9 @@ def test_parts_held_apart_give_the_same_times(zero: int, engine: str):
     by_stage, by_replica = (run(build_program(one), engine) for one in _apart(plan))
     np.testing.assert_array_equal(by_stage.end, whole.end)
     assert by_replica.makespan == whole.makespan
-    each = [np.sort(whole.end[whole.program.rank == rank]) for rank in range(plan.mesh.pp)]
+    each = [np.sort(whole.end[whole.program.rank == rank]) for rank in range(plan.layout.mesh.pp)]
     joined = by_replica.program
-    for rank in range(plan.mesh.pp):
+    for rank in range(plan.layout.mesh.pp):
         # rows in which the replicas meet are of the first class
         np.testing.assert_array_equal(np.sort(by_replica.end[joined.rank == rank]), each[rank])
 
@@ -107,7 +107,7 @@ def test_the_account_of_a_mixed_cluster_sums(sections: dict[str, Any]):
     """Parts of every rank class sum to the step, classes to all ranks, and energy and price are sums over parts."""
     result = simulated(**sections)
     np.testing.assert_array_equal(result.parts.sum(axis=1), result.timeline.makespan)
-    assert result.program.class_size.sum() == result.plan.mesh.world
+    assert result.program.class_size.sum() == result.plan.layout.mesh.world
     assert sum(result.breakdown.values()) == pytest.approx(result.summary["step_time_s"])
     prices = [one.accelerator.price_per_hour for one in result.plan.class_clusters]
     hours = result.summary["step_time_s"] / 3600

@@ -134,7 +134,7 @@ def test_faster_hardware_never_slows_a_step(
 ) -> None:
     """Chip, memory, scale-up link or NIC made faster: the step is no longer than before."""
     plan = _plan(layout)
-    better = dataclasses.replace(plan, cluster=_faster(plan.cluster, what, factor))
+    better = dataclasses.replace(plan, cluster=_faster(plan.layout.cluster, what, factor))
     assert _step(better).makespan <= _step(plan).makespan
 
 
@@ -144,7 +144,7 @@ def test_no_link_carries_more_than_its_bandwidth(layout: dict[str, Any]) -> None
     """Every collective and message takes at least its bytes over the link's rate in one direction."""
     plan = _plan(layout)
     program = expand(build_program(plan))
-    node = plan.cluster.node
+    node = plan.layout.cluster.node
     up = program.up_bytes / node.scale_up.bandwidth
     out = program.out_bytes / node.nic_bandwidth_per_accelerator
     assert (program.duration * 1e-12 >= np.maximum(up, out) * (1 - 1e-9) - 1e-12).all()
@@ -205,7 +205,7 @@ def test_folded_equals_unfolded(layout: dict[str, Any]) -> None:
     layout = {**layout, "model_name": "gpt2-medium", "sequence_length": 1024, "microbatches": 4}
     plan = _plan(layout)
     folded = expand(build_program(plan))
-    mesh = plan.mesh
+    mesh = plan.layout.mesh
     everyone = unfold(folded, tp=mesh.tp, cp=mesh.cp, dp=mesh.dp)
     assert everyone.ranks == mesh.world
     one, other = run(folded, "replay"), run(everyone, "replay")

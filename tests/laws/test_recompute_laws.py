@@ -197,7 +197,7 @@ def _layer_bytes() -> float:
 
 def _input_bytes() -> float:
     plan = small_plan(pp=2)
-    return 2.0 * plan.sharding.tokens * plan.model.hidden
+    return 2.0 * plan.sharding.tokens * plan.layout.model.hidden
 
 
 @pytest.mark.parametrize("name", ["llama", "dense", "moe"])

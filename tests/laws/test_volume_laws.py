@@ -239,8 +239,8 @@ def test_a_step_sends_what_its_layers_and_ends_do() -> None:
     """tp 4, 4 microbatches: 24 layers of 4 all-reduces, embedding, head and three statistics a token."""
     plan = small_plan(tp=4, pp=1, dp=1, microbatches=4, recompute="none")
     program = build_program(plan)
-    tokens, hidden = plan.sequence_length, plan.model.hidden
-    activations = (4 * plan.model.layers + 2) * tokens * hidden * 2
+    tokens, hidden = plan.sequence_length, plan.layout.model.hidden
+    activations = (4 * plan.layout.model.layers + 2) * tokens * hidden * 2
     sent = 4 * 2 * 3 / 4 * (activations + 3 * 4 * tokens)
     inside = program.template >= 0
     total = float((program.up_bytes + program.out_bytes)[inside].sum())

@@ -18,7 +18,7 @@ def _states(plan: Plan) -> float:
 def test_states_are_18_bytes_or_6_and_a_share_of_12(zero: int, each: float) -> None:
     """Megatron-LM megatron/training/theoretical_memory_usage.py: 18 B a parameter, 6 + 12 / dp with the distributed optimizer."""
     plan = small_plan(tp=1, pp=1, dp=4, preset="megatron-core", zero=zero)
-    assert _states(plan) == each * float(plan.rank_parameters[0])
+    assert _states(plan) == each * float(plan.layout.rank_parameters[0])
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
@@ -32,7 +32,7 @@ def test_a_layer_with_selective_recomputation_keeps_18_and_4_ffn_over_h(tp: int)
         overrides={"fused_attention": False},
         model_name="gpt-1.7b",
     )
-    model, one = plan.model, kept_by_stage(plan)[0]
+    model, one = plan.layout.model, kept_by_stage(plan)[0]
     s_b_h = plan.sequence_length * plan.micro_batch * model.hidden
     masks = model.dropout > 0
     each = s_b_h * ((18 if masks else 16) + 4 * model.ffn_hidden / model.hidden) / tp
@@ -53,7 +53,7 @@ def test_zero_2_is_deepspeeds_estimate() -> None:
     """estimate_zero2_model_states_mem_needs: 4 P + 16 P / N; fp16 gradients of a backward, fp32 ones of the share; 2 P with offload."""
     copies = {"gradient_bytes": 4, "microbatch_gradients": 2}
     plan = small_plan(tp=1, pp=1, dp=8, zero=2, preset="deepspeed-zero2", overrides=copies)
-    p = float(plan.rank_parameters[0])
+    p = float(plan.layout.rank_parameters[0])
     collected = kept_by_stage(plan)[0].collected
     assert _states(plan) + collected == pytest.approx(4 * p + 16 * p / 8, rel=1e-12)
     held = held_by_rank(plan, kept_by_stage(plan))[0]
@@ -74,4 +74,4 @@ def test_zero_3_is_deepspeeds_estimate(offload: str, each: float) -> None:
         overrides={"gradient_bytes": 4},
         offload=offload,
     )
-    assert _states(plan) == pytest.approx(each * float(plan.rank_parameters[0]) / 8, rel=1e-12)
+    assert _states(plan) == pytest.approx(each * float(plan.layout.rank_parameters[0]) / 8, rel=1e-12)

@@ -28,7 +28,7 @@ def _pieces(plan: Plan) -> tuple[Program, np.ndarray]:
 
 
 def _lost(plan: Plan) -> float:
-    return interference_of(plan.framework.name, plan.cluster.accelerator).lost
+    return interference_of(plan.layout.framework.name, plan.layout.cluster.accelerator).lost
 
 
 def test_a_unit_of_a_forward_loses_a_share_of_the_gather_beside_it() -> None:
@@ -97,7 +97,7 @@ def test_an_exchange_is_as_long_beside_as_in_its_row() -> None:
     """Estimates of what runs beside a piece come from the same costs as the rows of the exchanges."""
     plan = plan_of(zero=3)
     program = build_program(plan)
-    layer = plan.layer_parameters["dense"].per_rank(1)
+    layer = plan.layout.layer_parameters["dense"].per_rank(1)
     for label, gather in (("gather", True), ("reduce-scatter", False)):
         rows = labelled(program, label)
         ((seconds, _),) = exchange_times(

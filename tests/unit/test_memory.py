@@ -92,7 +92,7 @@ def test_nothing_is_proposed_where_nothing_helps() -> None:
 def test_the_loss_is_as_large_as_its_tensors_at_a_time() -> None:
     """torchtitan 2024: log-softmax, its gradient and that of the likelihood in fp32, 12 B a logit; compiled, bf16 logits and gradient."""
     plan = small_plan(tp=1, pp=1, dp=8, zero=3, preset="torchtitan-2024", recompute="full")
-    logits = plan.sequence_length * plan.padded_vocab
+    logits = plan.sequence_length * plan.layout.padded_vocab
     memory = account_memory(plan)
     assert memory.components["logits"][0] == 12 * logits
     compiled = small_plan(tp=1, pp=1, dp=8, zero=3, preset="torchtitan-2025", recompute="full")
@@ -108,11 +108,11 @@ def test_gradients_of_a_whole_backward_move_the_peak_to_its_end() -> None:
     kept = kept_by_stage(plan)
     held, less = held_by_rank(plan, kept)[0], held_by_rank(without, kept_by_stage(without))[0]
     end = held.fullest
-    assert held.collected[end] == 2 * plan.rank_parameters[0]
+    assert held.collected[end] == 2 * plan.layout.rank_parameters[0]
     assert held.most[end] == held.after[end] + kept[0].in_layers + held.collected[end]
     assert held.most.max() > less.most.max()
     components = account_memory(plan).components
-    assert components["gradients"][0] == 6 * plan.rank_parameters[0]
+    assert components["gradients"][0] == 6 * plan.layout.rank_parameters[0]
 
 
 def test_a_gathered_input_that_stays_is_kept_whole() -> None:

@@ -49,17 +49,17 @@ def test_an_elasticity_is_what_simulating_the_changed_cluster_gives(result, sens
     from mpsim.training.build import build_program
 
     plan = result.plan
-    chip = plan.cluster.accelerator
+    chip = plan.layout.cluster.accelerator
     faster = dataclasses.replace(chip, memory_bandwidth=chip.memory_bandwidth * 1.01)
-    node = dataclasses.replace(plan.cluster.node, accelerator=faster)
-    changed = dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, node=node))
+    node = dataclasses.replace(plan.layout.cluster.node, accelerator=faster)
+    changed = dataclasses.replace(plan, cluster=dataclasses.replace(plan.layout.cluster, node=node))
     timeline = run(build_program(changed), "simpy")
     assert sensitivity["accelerator.memory_bandwidth"].more_s == timeline.step_time_s
 
 
 def test_a_host_time_that_stands_alone_is_its_share_of_the_step(result, sensitivity):
     """Step overhead delays every rank: elasticity is overhead / step."""
-    share = result.plan.framework.host.step_overhead / result.timeline.step_time_s
+    share = result.plan.layout.framework.host.step_overhead / result.timeline.step_time_s
     assert sensitivity["host.step_overhead"].elasticity == pytest.approx(share, rel=1e-3)
 
 

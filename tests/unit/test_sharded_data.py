@@ -82,8 +82,8 @@ def test_traffic_of_a_step_is_two_or_three_times_the_parameters(zero: int, facto
         sent(program, name) for name in ("gather", "reduce-scatter", "all-reduce gradients")
     )
     ring = (plan.replicas - 1) / plan.replicas * 2.0
-    stage = plan.stages[0]
-    parts = {name: one.per_rank(1) for name, one in plan.stage_parameters(stage).items()}
+    stage = plan.layout.stages[0]
+    parts = {name: one.per_rank(1) for name, one in plan.layout.stage_parameters(stage).items()}
     everything = sum(parts.values())
     again = parts["layers"] if zero == 3 else 0.0
     expected = ring * ((2.0 if zero == 3 else factor) * everything + again)
@@ -101,7 +101,7 @@ def test_gathers_and_reductions_of_a_backward_alternate_in_one_queue() -> None:
     timeline = run(program, "replay")
     rows = timeline.rows(0, Stream.DP)
     kinds = "".join(program.labels[one][0] for one in program.label[rows])
-    layers = plan.model.layers
+    layers = plan.layout.model.layers
     # root and layers, then two gathers ahead of the first reduction, then in turn, last the reduction of layer 0 and of the root
     assert kinds == "g" * (1 + layers) + "gg" + "rg" * (layers - 2) + "rr" + "r"
 
@@ -163,8 +163,8 @@ def test_hybrid_shards_gather_inside_a_group_and_sum_between_groups() -> None:
     """Each rank reduce-scatters with its 8 peers and all-reduces an eighth of the gradient with the other group."""
     plan = plan_of(shard=8)
     program = build_program(plan)
-    layers = plan.model.layers
-    total = float(plan.rank_parameters[0])
+    layers = plan.layout.model.layers
+    total = float(plan.layout.rank_parameters[0])
     replica = labelled(program, "all-reduce gradients between copies")
     assert len(replica) == layers + 1
     assert (program.stream[replica] == Stream.REPLICA).all()
@@ -258,7 +258,7 @@ def test_copies_around_units_run_on_the_compute_stream_and_count_as_data_paralle
 
 def plan_layers(plan: Plan) -> dict[str, float]:
     """Parameters of the layers, and of everything."""
-    parts = {k: v.per_rank(1) for k, v in plan.stage_parameters(plan.stages[0]).items()}
+    parts = {k: v.per_rank(1) for k, v in plan.layout.stage_parameters(plan.layout.stages[0]).items()}
     return {"layers": parts["layers"], "all": sum(parts.values())}
 
 
@@ -273,7 +273,7 @@ def test_gradients_are_added_up_after_every_backward() -> None:
     plan = plan_of(zero=1, microbatches=3, overrides={"accumulation_traffic": 12.0})
     busy = attribute_busy(build_program(unhindered(plan)))["other"] * TICK
     expected = (
-        3 * 12.0 * plan_layers(plan)["all"] / (0.8 * plan.cluster.accelerator.memory_bandwidth)
+        3 * 12.0 * plan_layers(plan)["all"] / (0.8 * plan.layout.cluster.accelerator.memory_bandwidth)
     )
     assert busy == pytest.approx(expected, rel=1e-6)
 
@@ -328,8 +328,8 @@ def test_an_offloaded_optimizer_runs_on_the_host_after_its_gradients_came() -> N
     """Each GPU takes its share down, the node's 8 GPUs share its memory, and the share returns: all in a row by hand."""
     plan = plan_of(offload="optimizer", overrides={"optimizer_traffic": 40.0})
     timeline = step(plan)
-    program, host = timeline.program, host_of(plan.cluster)
-    share = float(plan.rank_parameters[0]) / 16
+    program, host = timeline.program, host_of(plan.layout.cluster)
+    share = float(plan.layout.rank_parameters[0]) / 16
     (adam,) = labelled(program, "optimizer step on host")
     (back,) = labelled(program, "return parameters")
     down = labelled(program, "take gradients")
@@ -348,7 +348,7 @@ def test_offloaded_parameters_are_fetched_before_every_gather() -> None:
     """From drives at the node's rate over 8, or over the accelerator's own link, whichever is slower; none return afterwards."""
     plan = plan_of(offload="parameters", offload_to="nvme")
     timeline = step(plan)
-    program, host = timeline.program, host_of(plan.cluster)
+    program, host = timeline.program, host_of(plan.layout.cluster)
     fetched, gathers = labelled(program, "fetch"), labelled(program, "gather")
     assert len(fetched) == len(gathers)
     assert (timeline.start[gathers] >= np.sort(timeline.end[fetched])).all()
@@ -403,7 +403,7 @@ def test_states_on_a_device_are_those_of_the_zero_paper() -> None:
 
     Whatever is gathered or reduced for the moment is a buffer.
     """
-    psi, n = float(plan_of().rank_parameters[0]), 16
+    psi, n = float(plan_of().layout.rank_parameters[0]), 16
     expected = {
         0: (2 * psi, 2 * psi, 12 * psi),
         1: (2 * psi, 2 * psi, 12 * psi / n),
@@ -420,7 +420,7 @@ def test_gathered_units_are_buffers_and_hybrid_shards_keep_more() -> None:
     """Two layers and the root are gathered at a time, and gradients of two layers are on their way; everything, once kept gathered."""
     plan = plan_of()
     layers = plan_layers(plan)
-    layer = layers["layers"] / plan.model.layers
+    layer = layers["layers"] / plan.layout.model.layers
     root = layers["all"] - layers["layers"]
     assert account_memory(plan).components["buffers"][0] == pytest.approx(
         2 * (root + 2 * layer) + 2 * 2 * layer

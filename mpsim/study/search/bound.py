@@ -90,13 +90,13 @@ class Bounder:
     def order(self, layout: Layout) -> Order:
         """The order of actions of a layout."""
         frame, plan = layout.frame, self._plan
-        beside = plan.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
+        beside = plan.layout.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
         return Order(
             frame.schedule,
             frame.pp,
             plan.global_batch // (frame.dp * layout.micro_batch),
             frame.virtual_stages,
-            beside and plan.model.moe is not None,
+            beside and plan.layout.model.moe is not None,
         )
 
     def plan(self, layout: Layout, orders: Orders) -> Plan:
@@ -135,25 +135,25 @@ class Bounder:
 
     def step(self, plan: Plan, costs: PlanCosts) -> tuple[Floats, float]:
         """Ticks after which each rank is done once all gradients are reduced, float64[P], and host time before the first action."""
-        key = (plan.mesh, plan.zero, plan.rank_parameters.tobytes())
+        key = (plan.layout.mesh, plan.zero, plan.layout.rank_parameters.tobytes())
         if key not in self._steps:
             rows = Rows()
             closing = StepRows(rows, plan, costs)
             closing.optimizer_step(np.zeros(0, dtype=np.int64))
             program = rows.finish(
-                rank_name=[f"pp {rank}" for rank in range(plan.mesh.pp)],
-                class_size=np.ones(plan.mesh.pp),
+                rank_name=[f"pp {rank}" for rank in range(plan.layout.mesh.pp)],
+                class_size=np.ones(plan.layout.mesh.pp),
             )
             timeline = run(program, "replay")
             owner = np.repeat(np.arange(len(program)), np.diff(program.slot_ptr))
-            done = np.zeros(plan.mesh.pp)
+            done = np.zeros(plan.layout.mesh.pp)
             np.maximum.at(done, program.slot // len(Stream), timeline.end[owner])
-            self._steps[key] = done, float(ticks(plan.framework.host.step_overhead))
+            self._steps[key] = done, float(ticks(plan.layout.framework.host.step_overhead))
         return self._steps[key]
 
     def standing(self, plan: Plan) -> Floats:
         """Model states of each rank, float64[P] [B]."""
-        states = np.zeros(plan.mesh.pp)
+        states = np.zeros(plan.layout.mesh.pp)
         for one in model_states(plan).values():
             states += one
         return states
@@ -162,13 +162,13 @@ class Bounder:
         key = (frame.tp, frame.cp, frame.ep, frame.dp, frame.pp)
         if key not in self._meshes:
             self._meshes[key] = dataclasses.replace(
-                self._plan.mesh, tp=frame.tp, cp=frame.cp, ep=frame.ep, dp=frame.dp, pp=frame.pp
+                self._plan.layout.mesh, tp=frame.tp, cp=frame.cp, ep=frame.ep, dp=frame.dp, pp=frame.pp
             )
         return self._meshes[key]
 
     def _stages(self, orders: Orders) -> tuple[Stage, ...]:
         parts = partition_layers(
-            self._plan.model.layers,
+            self._plan.layout.model.layers,
             int(orders.model_stage.max()) + 1,
             given=self._given,
             **self._counts,
@@ -195,8 +195,8 @@ class _Around:
     def __init__(self, bounder: Bounder, frame: Frame, plan: Plan) -> None:
         self._bounder, self._frame, self._plan = bounder, frame, plan
         costs = bounder.shapes.costs(plan)
-        keys = [content(plan, costs, stage) for stage in plan.stages]
-        self._distinct = dict(zip(reversed(keys), reversed(plan.stages), strict=True))
+        keys = [content(plan, costs, stage) for stage in plan.layout.stages]
+        self._distinct = dict(zip(reversed(keys), reversed(plan.layout.stages), strict=True))
         places = {key: place for place, key in enumerate(self._distinct)}
         self._which = np.array([places[key] for key in keys])
         orders = plan.orders
@@ -206,9 +206,9 @@ class _Around:
         self._splits = Action.W in self._actions
         self._chains = int(self._chain.max()) + 1
         names = part_names(plan)
-        count = np.zeros((len(plan.stages), len(names)))
-        for place, stage in enumerate(plan.stages):
-            for kind in plan.layer_kinds(stage):
+        count = np.zeros((len(plan.layout.stages), len(names)))
+        for place, stage in enumerate(plan.layout.stages):
+            for kind in plan.layout.layer_kinds(stage):
                 count[place, names.index(kind)] += 1
             count[place, -2:] = stage.embedding, stage.head
         self._held = StageParts(self._rank, count)
@@ -288,7 +288,7 @@ class _Around:
         tail = self._summed(backward + back) - backward
         each = microbatches / self._chains
         own = each * (forward + gradients)
-        ranks = self._plan.mesh.pp
+        ranks = self._plan.layout.mesh.pp
         busy = np.zeros((len(own), ranks))
         first, last = (np.full((len(own), ranks), np.inf) for _ in range(2))
         for stage, rank in enumerate(self._rank.tolist()):
@@ -314,7 +314,7 @@ class _Around:
     def _joins(self) -> bool:
         """Whether all ranks wait for the norm of all gradients."""
         plan = self._plan
-        return plan.framework.optimizer.gradient_norm and (plan.mesh.pp > 1 or plan.mesh.tp > 1)
+        return plan.layout.framework.optimizer.gradient_norm and (plan.layout.mesh.pp > 1 or plan.layout.mesh.tp > 1)
 
     def _least_at_start(self, reduces: Floats) -> Floats:
         """Least reduction of ranks on which a gradient can end its way back, float64[K]."""
@@ -324,7 +324,7 @@ class _Around:
 
     def _messages(self, sends: Floats) -> tuple[Floats, Floats]:
         """Ticks from each stage to the next, and to the one before, float64[K, S] each; 0 at the ends of a chain."""
-        pp, stages = self._plan.mesh.pp, len(self._rank)
+        pp, stages = self._plan.layout.mesh.pp, len(self._rank)
         onward, back = np.zeros((2, len(sends), stages))
         for stage in range(stages - 1):
             here, there = self._rank[stage], self._rank[stage + 1]

@@ -58,10 +58,10 @@ class StageParts:
 
     def exposed(self, plan: Plan, costs: PlanCosts) -> Exposed:
         """What ranks exchange for data parallelism and nothing, or not everything, hides."""
-        none = np.zeros(plan.mesh.pp)
+        none = np.zeros(plan.layout.mesh.pp)
         if plan.replicas == 1:
             return Exposed(none, none, none)
-        sizes, data = plan.framework.optimizer, plan.framework.data
+        sizes, data = plan.layout.framework.optimizer, plan.layout.framework.data
         reduce = self._collective(
             plan, costs, reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
         )
@@ -72,7 +72,7 @@ class StageParts:
                 plan, costs, "all_gather", data.gathered_bytes or sizes.parameter_bytes
             )
             queued = queued + gather * (2 if data.reshard_after_forward else 1)
-        hidden = plan.framework.overlaps_gradients(plan.mesh.pp) or plan.gathers_units
+        hidden = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) or plan.gathers_units
         return Exposed(
             once=none if hidden or every else reduce,
             each=reduce if every and not hidden else none,
@@ -87,7 +87,7 @@ class StageParts:
             size = self._dense(plan) * element
             seconds, _, _ = collective_columns(costs.collectives, kind, size, inside, peers.owners)
             return self._by_rank(plan, ticks(seconds))
-        layers, unit = self.count[:, :-2].sum(axis=1), plan.framework.data.unit_layers
+        layers, unit = self.count[:, :-2].sum(axis=1), plan.layout.framework.data.unit_layers
         least = self._each(plan).min() * unit * element
         seconds, _, _ = collective_columns(
             costs.collectives, kind, np.full(len(layers), least), inside, peers.owners
@@ -96,22 +96,22 @@ class StageParts:
 
     def _by_rank(self, plan: Plan, values: Floats) -> Floats:
         """Sums over the stages of each rank, float64[S] to float64[P]."""
-        sums = np.zeros(plan.mesh.pp)
+        sums = np.zeros(plan.layout.mesh.pp)
         np.add.at(sums, self.rank, values)
         return sums
 
     def _each(self, plan: Plan) -> Floats:
         """Parameters of a layer of each kind that every replica holds, on one tensor-parallel rank."""
-        tp, layers = plan.mesh.tp, plan.layer_parameters
+        tp, layers = plan.layout.mesh.tp, plan.layout.layer_parameters
         names = part_names(plan)[:-2]
         return np.array([layers[one].sharded / tp + layers[one].replicated for one in names])
 
     def _dense(self, plan: Plan) -> Floats:
         """Parameters of each stage that every replica holds, on one tensor-parallel rank, float64[S]."""
-        tp = plan.mesh.tp
+        tp = plan.layout.mesh.tp
         dense: Floats = self.count[:, :-2] @ self._each(plan)
         for place in np.flatnonzero(self.count[:, -2:].any(axis=1)).tolist():
-            parts = plan.stage_parameters(plan.stages[place])
+            parts = plan.layout.stage_parameters(plan.layout.stages[place])
             ends = (parts[name] for name in ("embedding", "head") if name in parts)
             dense[place] += sum(one.sharded / tp + one.replicated for one in ends)
         return dense

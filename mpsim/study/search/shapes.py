@@ -49,15 +49,15 @@ class Shape(NamedTuple):
 
 def part_names(plan: Plan) -> tuple[str, ...]:
     """Kinds of layers, then embedding and head."""
-    return (*dict.fromkeys(plan.model.layer_kinds), "embedding", "head")
+    return (*dict.fromkeys(plan.layout.model.layer_kinds), "embedding", "head")
 
 
 def content(plan: Plan, costs: PlanCosts, stage: Stage) -> tuple[object, ...]:
     """What decides the shape of a stage beside its division: its layers, its ends, and where its communicators sit."""
-    rank = int(plan.orders.stage_rank[stage.index])
-    shared = plan.shares_embedding(stage) if stage.head else False
+    rank = stage.rank
+    shared = plan.layout.shares_embedding(stage) if stage.head else False
     return (
-        *(plan.layer_kinds(stage), stage.embedding, stage.head, shared),
+        *(plan.layout.layer_kinds(stage), stage.embedding, stage.head, shared),
         costs.stage(rank).key,
     )
 
@@ -119,13 +119,13 @@ class Shapes:
 
     def sends(self, plan: Plan) -> Floats:
         """Ticks of a message from every pipeline rank to the next and to the one before, float64[2, P]."""
-        pp = plan.mesh.pp
+        pp = plan.layout.mesh.pp
         if pp == 1:
             return np.zeros((2, 1))
-        key = (plan.mesh, plan.micro_batch, plan.sequence_parallel)
+        key = (plan.layout.mesh, plan.micro_batch, plan.layout.sequence_parallel)
         if key not in self._sends:
-            loop = dataclasses.replace(plan, orders=_loop(pp), stages=plan.stages)
-            twice = dataclasses.replace(loop, stages=(plan.stages[0],) * (2 * pp))
+            loop = dataclasses.replace(plan, orders=_loop(pp), stages=plan.layout.stages)
+            twice = dataclasses.replace(loop, stages=(plan.layout.stages[0],) * (2 * pp))
             probe = self.costs(twice)
             ticks = probe.sends().duration
             onward = ticks[0, :pp]
@@ -141,16 +141,16 @@ def _loop(pp: int) -> Orders:
 
 def _division(plan: Plan, *, recompute: bool = True) -> tuple[object, ...]:
     """What decides the operators of a part on one rank, with or without what runs again."""
-    mesh = plan.mesh
+    mesh = plan.layout.mesh
     return (
         *(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp),
-        *(plan.micro_batch, plan.sequence_parallel, plan.recompute if recompute else None),
+        *(plan.micro_batch, plan.layout.sequence_parallel, plan.recompute if recompute else None),
     )
 
 
 def _ticks(plan: Plan, blocks: Sequence[Block]) -> float:
     """Time of an action [ticks]; its kernels only, where exchanges hide beside another."""
-    hides = plan.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
+    hides = plan.layout.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
     parts = (one.template.parts for one in blocks)
     return float(sum(one[[*COMPUTING]].sum() if hides else one.sum() for one in parts))
 

@@ -62,7 +62,7 @@ def account_memory(plan: Plan) -> Memory:
     return Memory(
         components=states,
         capacities=np.array(
-            [plan.cluster_of(rank).accelerator.memory_bytes for rank in range(plan.mesh.pp)]
+            [plan.layout.cluster_of(rank).accelerator.memory_bytes for rank in range(plan.layout.mesh.pp)]
         ),
         when=tuple(_moment(plan, rank, one.fullest) for rank, one in enumerate(held)),
     )

@@ -103,11 +103,11 @@ def kept_by_stage(plan: Plan) -> list[Kept]:
     parts = kept_by_part(plan)
     stacks = {
         kinds: _layers(plan, kinds)
-        for kinds in dict.fromkeys(plan.layer_kinds(stage) for stage in plan.stages)
+        for kinds in dict.fromkeys(plan.layout.layer_kinds(stage) for stage in plan.layout.stages)
     }
     result = []
-    for stage in plan.stages:
-        kept = stacks[plan.layer_kinds(stage)]
+    for stage in plan.layout.stages:
+        kept = stacks[plan.layout.layer_kinds(stage)]
         kept = kept + parts["embedding"] if stage.embedding else kept
         kept = dataclasses.replace(kept, collected=_collected(plan, stage))
         result.append(kept + parts["head"] if stage.head else kept)
@@ -118,11 +118,11 @@ def kept_by_part(plan: Plan) -> dict[str, Kept]:
     """What a layer of each kind (by that name), the embedding and the head keep of a microbatch."""
     parts = plan.expansions
     again = plan.recompute.of_layer(0, 1)
-    kinds = dict.fromkeys(plan.model.layer_kinds)
+    kinds = dict.fromkeys(plan.layout.model.layer_kinds)
     layers = {kind: _layer(parts[kind], plan.sharding, again) for kind in kinds}
     ends = {
         "embedding": _all(parts["embedding"], plan.sharding),
-        "head": _head(parts["head"], plan.sharding, plan.framework.lowering.loss_peak_bytes),
+        "head": _head(parts["head"], plan.sharding, plan.layout.framework.lowering.loss_peak_bytes),
     }
     return layers | ends
 
@@ -169,8 +169,8 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
 
 def _collected(plan: Plan, stage: Stage) -> float:
     """Gradients of a stage on one rank, where a whole backward collects them [B]."""
-    element = plan.framework.optimizer.microbatch_gradients
-    held = sum(plan.held(count) for count in plan.stage_parameters(stage).values())
+    element = plan.layout.framework.optimizer.microbatch_gradients
+    held = sum(plan.layout.held(count) for count in plan.layout.stage_parameters(stage).values())
     return float(element * held)
 
 

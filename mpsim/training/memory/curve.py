@@ -40,8 +40,8 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     While an action runs its fullest moment counts; between actions what it has left.
     """
     start, end = _actions(timeline, rank)
-    part = plan.parts[rank // plan.mesh.pp]
-    held = held_by_rank(part, kept_by_stage(part))[rank % plan.mesh.pp]
+    part = plan.parts[rank // plan.layout.mesh.pp]
+    held = held_by_rank(part, kept_by_stage(part))[rank % plan.layout.mesh.pp]
     most = float(held.most[held.fullest])
     standing = float(memory.total[rank]) - most
     time = np.concatenate([[0.0], np.stack([start, end], axis=1).ravel(), [timeline.makespan]])

@@ -27,7 +27,7 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
     What `parallelism.zero` shares is divided among ranks that hold the same parameters: data- and context-parallel peers, or a group of
     them (`parallelism.shard`), for most, only those that hold the same experts for experts. What the host keeps is not on the device.
     """
-    sizes, held = plan.framework.optimizer, residency(plan)
+    sizes, held = plan.layout.framework.optimizer, residency(plan)
     return {
         "parameters": held.parameters * sizes.parameter_bytes,
         "gradients": held.gradients * sizes.gradient_bytes,
@@ -37,25 +37,25 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
 
 def buffers(plan: Plan) -> NDArray[np.float64]:
     """Messages of both directions, a bucket of gradients, gathered units, float64[P] [B]."""
-    divided = plan.mesh.tp if plan.sequence_parallel else 1
-    messages = _MESSAGES * plan.message_bytes / divided if plan.mesh.pp > 1 else 0.0
-    overlapped = plan.framework.overlaps_gradients(plan.mesh.pp) and plan.replicas > 1
-    bucket = plan.framework.data.bucket_bytes if overlapped and not plan.gathers_units else 0.0
-    return np.full(plan.mesh.pp, messages + bucket) + _units(plan)
+    divided = plan.layout.mesh.tp if plan.layout.sequence_parallel else 1
+    messages = _MESSAGES * plan.message_bytes / divided if plan.layout.mesh.pp > 1 else 0.0
+    overlapped = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) and plan.replicas > 1
+    bucket = plan.layout.framework.data.bucket_bytes if overlapped and not plan.gathers_units else 0.0
+    return np.full(plan.layout.mesh.pp, messages + bucket) + _units(plan)
 
 
 def _units(plan: Plan) -> NDArray[np.float64]:
     """Gathered units of sharded parameters, and gradients of units under way, float64[P] [B]."""
-    sizes, data, held = plan.framework.optimizer, plan.framework.data, residency(plan)
+    sizes, data, held = plan.layout.framework.optimizer, plan.layout.framework.data, residency(plan)
     gathered = held.gathered * (data.gathered_bytes or sizes.parameter_bytes)
     return gathered + held.reducing * (data.reduced_bytes or sizes.gradient_bytes)
 
 
 def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
     """One buffer for each distinct shape of a layer's weights, where the stack has them, float64[P] [B]."""
-    element = plan.framework.optimizer.gradient_scratch
+    element = plan.layout.framework.optimizer.gradient_scratch
     if not element:
-        return np.zeros(plan.mesh.pp)
+        return np.zeros(plan.layout.mesh.pp)
     parts = plan.expansions
     shapes = {
         kind: {
@@ -63,12 +63,12 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
             for one in (shard(whole, plan.sharding) for whole in parts[kind].backward)
             if one.phase is Phase.WEIGHT_GRADIENT and one.kind in _WEIGHTS
         }
-        for kind in dict.fromkeys(plan.model.layer_kinds)
+        for kind in dict.fromkeys(plan.layout.model.layer_kinds)
     }
     held = [
         set().union(
-            *(shapes[kind] for stage in plan.rank_stages(rank) for kind in plan.layer_kinds(stage))
+            *(shapes[kind] for stage in plan.layout.rank_stages(rank) for kind in plan.layout.layer_kinds(stage))
         )
-        for rank in range(plan.mesh.pp)
+        for rank in range(plan.layout.mesh.pp)
     ]
     return np.array([float(element * sum(m * n for m, n in one)) for one in held])

@@ -124,7 +124,7 @@ class _Adder:
             amount * each,
             rank=these.rank[chosen],
             stage=these.stage[chosen],
-            more=np.where(gather, plan.framework.data.gather_rank_time * peers.sharers, 0.0),
+            more=np.where(gather, plan.layout.framework.data.gather_rank_time * peers.sharers, 0.0),
         )
 
     def _start(self, ids: Ints, chosen: Ints, start: Ints, copies: Copies, cycles: Ints) -> None:
@@ -139,7 +139,7 @@ class _Adder:
 
     def _cycles(self) -> Ints:
         """Rows in which reductions wait for the next look at what is ready, half a cycle on average; -1 for none [E]."""
-        these, cycle = self._all, self._plan.framework.data.fusion_cycle
+        these, cycle = self._all, self._plan.layout.framework.data.fusion_cycle
         ids = np.full(len(these), -1, dtype=np.int64)
         reduces = np.flatnonzero(~these.is_gather)
         if cycle and len(reduces):
@@ -160,9 +160,9 @@ class _Adder:
         """Let computing wait for reductions, as far as they may not run beside it."""
         plan, these = self._plan, self._all
         ready, ranks = these.after[reduces], these.rank[reduces]
-        if not plan.framework.overlaps_gradients(plan.mesh.pp):
+        if not plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp):
             self._resume(ready + 1, ranks, ids[reduces], placed)
-        elif under_way := plan.framework.data.buckets_in_flight:
+        elif under_way := plan.layout.framework.data.buckets_in_flight:
             later, earlier = reduces[under_way:], reduces[:-under_way]
             same = these.rank[later] == these.rank[earlier]
             later, earlier = later[same], earlier[same]
@@ -184,7 +184,7 @@ class _Adder:
         plan = self._plan
         if peers.copies == 1 or reduction_kind(plan) == "all_reduce" or not len(ids):
             return ids
-        size = plan.framework.data.reduced_bytes or plan.framework.optimizer.gradient_bytes
+        size = plan.layout.framework.data.reduced_bytes or plan.layout.framework.optimizer.gradient_bytes
         between = Peers(
             name=f"{peers.name} between copies",
             stream=Stream.REPLICA,
@@ -214,7 +214,7 @@ class _Adder:
 
 def _sent(plan: Plan, *, gather: bool) -> tuple[str, int]:
     """Which collective an exchange is, and bytes of a parameter in it."""
-    data, sizes = plan.framework.data, plan.framework.optimizer
+    data, sizes = plan.layout.framework.data, plan.layout.framework.optimizer
     if not gather:
         return reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
     kind = "all_gather" if plan.gathers_units else GATHERS[data.parameter_gather]

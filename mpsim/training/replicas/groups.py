@@ -51,7 +51,7 @@ class Peers:
 
 def dense_peers(plan: Plan, costs: PlanCosts) -> Peers:
     """Data- and context-parallel peers: context-parallel ranks hold the same parameters."""
-    mesh, cluster = plan.mesh, plan.cluster
+    mesh, cluster = plan.layout.mesh, plan.layout.cluster
     sharers = plan.sharers if plan.zero else plan.replicas
 
     def everyone(rank: int) -> GroupShape:
@@ -72,7 +72,7 @@ def dense_peers(plan: Plan, costs: PlanCosts) -> Peers:
         inside=everyone if whole else inside,
         between=between,
         everyone=everyone,
-        owners=plan.framework.data.owned_tensors * -(-plan.model.layers // mesh.pp),
+        owners=plan.layout.framework.data.owned_tensors * -(-plan.layout.model.layers // mesh.pp),
     )
 
 
@@ -83,7 +83,7 @@ def expert_peers(plan: Plan, costs: PlanCosts) -> Peers:
     -----
     A group of sharers spans as many copies as that of the dense parameters does, as far as there are experts' peers for it.
     """
-    mesh, cluster = plan.mesh, plan.cluster
+    mesh, cluster = plan.layout.mesh, plan.layout.cluster
     copies = plan.replicas // plan.sharers if plan.zero else 1
     copies = copies if mesh.edp % copies == 0 else 1
     sharers = mesh.edp // copies

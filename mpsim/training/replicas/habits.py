@@ -30,7 +30,7 @@ def gathers(plan: Plan) -> NDArray[np.bool_]:
     """
     orders = plan.orders
     if plan.gathers_units and not plan.keeps_gathered:
-        again = _NEEDING if plan.framework.data.reshard_after_forward else (Action.F,)
+        again = _NEEDING if plan.layout.framework.data.reshard_after_forward else (Action.F,)
         return np.isin(orders.kind, [int(kind) for kind in again])
     once = plan.gathers_units or plan.gathers_beside
     return _only(plan, first_forward(plan.orders) if once else None)
@@ -55,7 +55,7 @@ def reduction_kind(plan: Plan) -> str:
         Reduction.REDUCE_SCATTER: "reduce_scatter",
         Reduction.ALL_REDUCE: "all_reduce",
         Reduction.ROOTED: "rooted",
-    }[plan.framework.data.gradient_reduction]
+    }[plan.layout.framework.data.gradient_reduction]
 
 
 def _only(plan: Plan, actions: NDArray[np.int64] | None) -> NDArray[np.bool_]:

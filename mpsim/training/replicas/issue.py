@@ -136,7 +136,7 @@ def _completed(plan: Plan, hooks: Hooks, visits: Visits, placed: PipelineRows) -
     visit = hooks.reduces.visit
     if plan.keeps_gathered:
         return visit, placed.last[hooks.action[visit]]
-    if plan.framework.overlaps_gradients(plan.mesh.pp) or plan.reduces_every_microbatch:
+    if plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) or plan.reduces_every_microbatch:
         return visit, visits.ready[visit]
     final = placed.last[plan.orders.rank_ptr[1:] - 1]
     return np.full_like(visit, len(visits.rank)), final[visits.rank[visit]]
@@ -144,7 +144,7 @@ def _completed(plan: Plan, hooks: Hooks, visits: Visits, placed: PipelineRows) -
 
 def _places(plan: Plan, hooks: Hooks) -> tuple[Ints, Ints]:
     """For every gather: at which visit it is queued, and whether before or behind that visit's reduction."""
-    visit, data = hooks.gathers.visit, plan.framework.data
+    visit, data = hooks.gathers.visit, plan.layout.framework.data
     if not plan.gathers_units:  # from the start of the step
         return np.full_like(visit, -1), np.zeros_like(visit)
     late = (plan.orders.kind[hooks.action[visit]] != Action.F) & (not data.prefetch_backward)

@@ -73,7 +73,7 @@ def add_copies(rows: Rows, plan: Plan, exchanges: Exchanges, sharers: tuple[int,
     chosen = chosen[np.lexsort((exchanges.is_gather[chosen] == 0, ahead, exchanges.rank[chosen]))]
     gather = exchanges.is_gather[chosen]
     share = exchanges.dense[chosen] / sharers[0] + exchanges.experts[chosen] / sharers[1]
-    sizes, data = plan.framework.optimizer, plan.framework.data
+    sizes, data = plan.layout.framework.optimizer, plan.layout.framework.data
     moved = share * np.where(
         gather,
         data.gathered_bytes or sizes.parameter_bytes,
@@ -118,9 +118,9 @@ def add_host_optimizer(rows: Rows, plan: Plan, share: Floats) -> tuple[Ints, Int
     The host moves ``optimizer_traffic`` bytes a parameter through its memory. States on drives are read before and written after,
     one after the other (DeepSpeed's default).
     """
-    host, rank = host_of(plan.cluster), np.arange(plan.mesh.pp)
-    near = plan.cluster.node.accelerators
-    sizes = plan.framework.optimizer
+    host, rank = host_of(plan.layout.cluster), np.arange(plan.layout.mesh.pp)
+    near = plan.layout.cluster.node.accelerators
+    sizes = plan.layout.framework.optimizer
     steps = [("optimizer step on host", sizes.optimizer_traffic * share, host.memory_bandwidth)]
     if plan.offload_to == "nvme":
         states = sizes.optimizer_bytes * share
@@ -151,9 +151,9 @@ def _rates(plan: Plan) -> tuple[float, float]:
 
     Gradients stay in the host's memory; only parameters and optimizer states move to drives.
     """
-    host: Host = host_of(plan.cluster)
+    host: Host = host_of(plan.layout.cluster)
     if plan.offload_to == "nvme":
-        share = host.nvme_read / plan.cluster.node.accelerators
+        share = host.nvme_read / plan.layout.cluster.node.accelerators
         return min(host.link_bandwidth, share), host.link_bandwidth
     return host.link_bandwidth, host.link_bandwidth
 

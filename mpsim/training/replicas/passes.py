@@ -40,17 +40,17 @@ class Passes:
 
     def gathered(self, parameters: float, rank: int) -> list[Block]:
         """Laying out a gathered unit on a pipeline rank."""
-        traffic = self._plan.framework.data.gather_copy_traffic
+        traffic = self._plan.layout.framework.data.gather_copy_traffic
         return self._blocks("copy gathered parameters", "exposed_dp", parameters * traffic, rank)
 
     def to_reduce(self, parameters: float, rank: int) -> list[Block]:
         """Laying out gradients before they are reduced."""
-        traffic = self._plan.framework.data.reduce_copy_traffic
+        traffic = self._plan.layout.framework.data.reduce_copy_traffic
         return self._blocks("copy gradients", "exposed_dp", parameters * traffic, rank)
 
     def added(self, parameters: float, rank: int) -> list[Block]:
         """Adding the gradients of a microbatch to those of the ones before it."""
-        traffic = self._plan.framework.data.accumulation_traffic
+        traffic = self._plan.layout.framework.data.accumulation_traffic
         return self._blocks(
             "accumulate gradients", "other", parameters * traffic, rank, _addition_seconds
         )
@@ -61,7 +61,7 @@ class Passes:
         """A block of one kernel that moves so many bytes, or none."""
         if not moved:
             return []
-        chip = self._plan.cluster_of(rank).accelerator
+        chip = self._plan.layout.cluster_of(rank).accelerator
         key = (name, moved, id(chip))
         if key not in self._made:
             seconds = time(moved, chip.memory_bandwidth, chip.calibration)

@@ -62,16 +62,16 @@ def residency(plan: Plan) -> Residency:
     kept after the forward. One unit's whole gradients exist while the one before is being reduced. What the host keeps, the
     device does not.
     """
-    dense, experts = plan.rank_dense_parameters, plan.rank_expert_parameters
+    dense, experts = plan.layout.rank_dense_parameters, plan.layout.rank_expert_parameters
     owned = dense + experts
     copies = plan.replicas // plan.sharers if plan.zero else 1
-    peers = max(plan.mesh.edp // copies, 1) if plan.zero else 1
+    peers = max(plan.layout.mesh.edp // copies, 1) if plan.zero else 1
     share = dense / plan.sharers + experts / peers
     nothing = np.zeros_like(owned)
     gathered = reducing = nothing
     if plan.gathers_units:
         largest, root = _units(plan)
-        kept = plan.keeps_gathered or not plan.framework.data.reshard_after_forward
+        kept = plan.keeps_gathered or not plan.layout.framework.data.reshard_after_forward
         gathered = owned if kept else np.minimum(owned, root + plan.units_in_flight * largest)
         reducing = np.minimum(owned, 2 * largest)
     divided = plan.zero >= SHARDED_GRADIENTS and plan.reduces_every_microbatch
@@ -92,12 +92,12 @@ def residency(plan: Plan) -> Residency:
 
 def _units(plan: Plan) -> tuple[Floats, Floats]:
     """Largest unit of each rank, and its root (0 where embedding and head are units of their own)."""
-    largest, root = np.zeros((2, plan.mesh.pp))
-    for stage in plan.stages:
-        rank = int(plan.orders.stage_rank[stage.index])
-        parts = plan.stage_parameters(stage)
-        ends = [plan.held(parts[name]) for name in ("embedding", "head") if name in parts]
-        if plan.framework.data.root_unit:
+    largest, root = np.zeros((2, plan.layout.mesh.pp))
+    for stage in plan.layout.stages:
+        rank = stage.rank
+        parts = plan.layout.stage_parameters(stage)
+        ends = [plan.layout.held(parts[name]) for name in ("embedding", "head") if name in parts]
+        if plan.layout.framework.data.root_unit:
             root[rank] += sum(ends)
             ends = []
         largest[rank] = max(largest[rank], *ends, *_layers(plan, stage), 0.0)
@@ -106,7 +106,7 @@ def _units(plan: Plan) -> tuple[Floats, Floats]:
 
 def _layers(plan: Plan, stage: Stage) -> list[float]:
     """Parameters of every unit of layers of a stage."""
-    each = plan.layer_parameters
-    held = [plan.held(each[kind]) for kind in plan.layer_kinds(stage)]
-    size = plan.framework.data.unit_layers
+    each = plan.layout.layer_parameters
+    held = [plan.layout.held(each[kind]) for kind in plan.layout.layer_kinds(stage)]
+    size = plan.layout.framework.data.unit_layers
     return [sum(held[at : at + size]) for at in range(0, len(held), size)]

@@ -73,7 +73,7 @@ def cut(
     """
     if plan.gathers_units:
         return _units(plan, action, blocks, gather=gather, reduce=reduce)
-    beside = gather or (reduce and plan.framework.overlaps_gradients(plan.mesh.pp))
+    beside = gather or (reduce and plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp))
     groups = _buckets(plan, stage, blocks) if beside else [list(blocks)]
     amounts = [(_amount(group),) for group in groups]
     return [
@@ -89,11 +89,11 @@ def _amount(blocks: Sequence[Block]) -> Amount:
 
 def _buckets(plan: Plan, stage: Stage, blocks: Sequence[Block]) -> list[list[Block]]:
     """Group blocks until each group's gradients fill a bucket."""
-    data, orders = plan.framework.data, plan.orders
+    data, orders = plan.layout.framework.data, plan.orders
     first_chunk = orders.stage_rank[stage.index] == 0 and orders.stage_chunk[stage.index] == 0
     if data.first_chunk_buckets and not first_chunk:
         return [list(blocks)]
-    element = plan.framework.optimizer.gradient_bytes
+    element = plan.layout.framework.optimizer.gradient_bytes
     usual = max(data.bucket_bytes, data.bucket_bytes_per_replica * plan.replicas) / element
     size = data.first_bucket_bytes / element or usual
     groups: list[list[Block]] = [[]]
@@ -113,9 +113,9 @@ def _units(
     The root is gathered with the first unit of a forward and kept until its gradients are reduced after the last unit of the
     backward. A head of its own is kept too: its backward follows its forward.
     """
-    groups = _unit_groups(blocks, plan.framework.data.unit_layers)
+    groups = _unit_groups(blocks, plan.layout.framework.data.unit_layers)
     ends = [one for one in blocks if one.layer < 0]
-    root = _amount(ends) if plan.framework.data.root_unit and ends else None
+    root = _amount(ends) if plan.layout.framework.data.root_unit and ends else None
     pieces = []
     for place, group in enumerate(groups):
         is_end = group[0].layer < 0

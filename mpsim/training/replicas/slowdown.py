@@ -79,7 +79,7 @@ class Beside:
             gathers[:-1] = [self._times(one.gathers, rank, gather=True) for one in pieces[1:]]
         elif plan.gathers_beside:
             gathers[0] = _sum(self._times(one.gathers, rank, gather=True) for one in pieces[1:])
-        if plan.framework.overlaps_gradients(plan.mesh.pp) and not plan.keeps_gathered:
+        if plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) and not plan.keeps_gathered:
             reduces[1:] = [self._times(one.reduces, rank, gather=False) for one in pieces[:-1]]
         return [_sum(both) for both in zip(gathers, reduces, strict=True)]
 
@@ -93,8 +93,8 @@ class Beside:
 
     def _time(self, amount: Amount, rank: int, *, gather: bool) -> _Beside:
         plan, costs = self._plan, self._costs
-        chip = plan.cluster_of(rank).accelerator
-        taken = interference_of(plan.framework.name, chip)
+        chip = plan.layout.cluster_of(rank).accelerator
+        taken = interference_of(plan.layout.framework.name, chip)
         times = exchange_times(plan, costs, amount, gather=gather, rank=rank)
         return _sum((seconds, seconds * taken.lost_at(rate)) for seconds, rate in times)
 

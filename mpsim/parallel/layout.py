@@ -1,0 +1,370 @@
+"""Layout: who holds what of a model on which cluster, whatever the job is.
+
+Training and serving build their plans on it: nothing here knows batches, gradients or requests. What depends on how many tokens
+pass through is a method that takes them.
+
+Shapes: P pipeline ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.errors import Problem, ScenarioError
+from mpsim.framework import ContextExchange, Framework
+from mpsim.hardware import Cluster
+from mpsim.parallel.imbalance import rank_load
+from mpsim.parallel.mesh import Mesh
+from mpsim.parallel.partition import Stage
+from mpsim.parallel.shard import Routing, Sharding
+from mpsim.workload import (
+    Count,
+    Expansion,
+    Experts,
+    Lowering,
+    Parameters,
+    Transformer,
+    expand_embedding,
+    expand_head,
+    expand_layer,
+)
+
+__all__ = ["Layout"]
+
+Floats = NDArray[np.float64]
+
+_VOCAB_MULTIPLE = 128  # Megatron-LM --make-vocab-size-divisible-by, times tp
+_KEPT = 256  # models, divisions and pipelines whose derived values stay ready: a search meets them again and again
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A model divided over the ranks of a cluster.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    model : Transformer
+    framework : Framework
+    mesh : Mesh
+    stages : tuple of Stage
+        Virtual stages in model order, with the pipeline rank that runs each.
+    precision : str
+        Format of the matrix products.
+    sequence_parallel : bool
+        Whether activations outside tensor-parallel regions are divided too.
+    stage_clusters : tuple of Cluster
+        The cluster as each pipeline rank has it; empty where all are alike.
+    """
+
+    cluster: Cluster
+    model: Transformer
+    framework: Framework
+    mesh: Mesh
+    stages: tuple[Stage, ...]
+    precision: str
+    sequence_parallel: bool = False
+    stage_clusters: tuple[Cluster, ...] = ()
+
+    def __repr__(self) -> str:
+        mesh = self.mesh
+        degrees = " ".join(f"{axis} {getattr(mesh, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp"))
+        return (
+            f"Layout({self.model.layers} layers in {len(self.stages)} stages, {degrees}: {mesh.world} of "
+            f"{self.cluster.node.accelerator.name}, {self.precision}, {self.framework.name})"
+        )
+
+    def cluster_of(self, rank: int) -> Cluster:
+        """The cluster as pipeline rank `rank` has it."""
+        return self.stage_clusters[rank] if self.stage_clusters else self.cluster
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of embedding and head once every tensor-parallel rank has the same number."""
+        return _padded_vocab(self.model, self.mesh.tp)
+
+    @property
+    def resident_model(self) -> Transformer:
+        """The model as tensor-parallel ranks hold it: key-value heads repeated where there are fewer than ranks."""
+        return _resident(self.model, self.mesh.tp)
+
+    @property
+    def parameters(self) -> Parameters:
+        """Parameters of the resident model, vocabulary padded."""
+        return _parameters(self.model, self.mesh.tp)
+
+    @property
+    def layer_parameters(self) -> Mapping[str, Count]:
+        """Parameters of one layer of each kind."""
+        return self.parameters.layers
+
+    def lowering(self, sequences: int) -> Lowering:
+        """Kernels that the framework fuses, where the shapes of so many sequences let it."""
+        lowering, group = self.framework.lowering, self.framework.kernels.softmax_group
+        if not group or lowering.fused_attention:
+            return lowering
+        fits = sequences * self.model.heads // self.mesh.tp % group == 0
+        return dataclasses.replace(lowering, fused_softmax=lowering.fused_softmax and fits)
+
+    def expansions(self, sequences: int, sequence_length: int) -> Mapping[str, Expansion]:
+        """Operators of a layer of each kind (by that name), of the embedding and of the head, before tensor parallelism.
+
+        Parameters
+        ----------
+        sequences, sequence_length : int
+            That pass through at once, and tokens of each.
+        """
+        return _expansions(
+            self.resident_model,
+            self.lowering(sequences),
+            self.padded_vocab,
+            sequences=sequences,
+            sequence_length=sequence_length,
+            context=self.mesh.cp,
+        )
+
+    def message_bytes(self, tokens: int) -> float:
+        """Whole message from a stage to the next about so many tokens of one context-parallel rank [B]."""
+        return float(tokens * self.model.hidden * self.framework.lowering.activation_bytes)
+
+    def sharding(self, tokens: int) -> Sharding:
+        """How operators are divided inside a stage, for so many tokens on one context-parallel rank.
+
+        Raises
+        ------
+        ScenarioError
+            If heads do not divide among the context-parallel ranks of a scale-up domain that exchange them.
+        """
+        tensor = self.framework.tensor
+        return Sharding(
+            tp=self.mesh.tp,
+            cp=self.mesh.cp,
+            ep=self.mesh.ep,
+            etp=self.mesh.expert_tp,
+            tokens=tokens,
+            hidden=self.model.hidden,
+            sequence_parallel=self.sequence_parallel,
+            tensor_overlap=tensor.tensor_overlap,
+            narrow_chunks=tensor.narrow_chunks,
+            narrow_gathers=tensor.narrow_gathers,
+            scale_reductions=tensor.scale_reductions,
+            keeps_gathered=tensor.keeps_gathered,
+            copies_parts=tensor.copies_parts,
+            context_exchange=tensor.context_exchange,
+            context_inside=self._context_inside,
+            routing=self._routing,
+            activation_bytes=self.framework.lowering.activation_bytes,
+            loss_reductions=tensor.loss_reductions,
+            norm_reductions=tensor.norm_reductions,
+        )
+
+    @property
+    def _context_inside(self) -> int:
+        """Context-parallel ranks that share a scale-up domain, where that decides how they exchange keys and values."""
+        if self.framework.tensor.context_exchange is not ContextExchange.HIERARCHICAL:
+            return 1
+        shape = self.mesh.shape(("cp",), 0, self.cluster)
+        heads, inside = self.model.heads, shape.per_domain
+        fault = ""
+        if inside * shape.domains != shape.ranks:
+            fault = f"unevenly spread over {shape.domains} scale-up domains; needed as many in each"
+        elif heads % (self.mesh.tp * inside):
+            fault = (
+                f"of which {inside} in each scale-up domain divide {heads} heads with tp {self.mesh.tp}; "
+                "needed a divisor"
+            )
+        if fault:
+            message = (
+                f"got {shape.ranks} context-parallel ranks {fault}: hierarchical context_exchange is an all-to-all of heads "
+                "inside a domain; choose another cp, or set framework.context_exchange to ring"
+            )
+            raise ScenarioError([Problem(message, key="parallelism.cp")])
+        return inside
+
+    @property
+    def _routing(self) -> Routing | None:
+        moe, experts = self.model.moe, self.framework.experts
+        if moe is None:
+            return None
+        shape = self.mesh.expert_shape(("ep",), 0, self.cluster)
+        return Routing(
+            experts=moe.experts,
+            top_k=moe.top_k,
+            load=self._load(moe),
+            capacity=moe.capacity_factor or 1.0,
+            dispatch=experts.expert_dispatch,
+            overlap=experts.expert_overlap,
+            grouped_gemm=experts.grouped_gemm,
+            synchronizations=experts.expert_synchronizations,
+            launches=experts.expert_launches,
+            domains=shape.domains if shape.domains * shape.per_domain == shape.ranks else 1,
+        )
+
+    def _load(self, moe: Experts) -> float:
+        """Tokens of the busiest rank over the mean; experts with a capacity all compute on that many."""
+        if moe.capacity_factor:
+            return 1.0
+        return moe.imbalance * rank_load(moe.experts, self.mesh.ep, moe.spread)
+
+    def layer_kinds(self, stage: Stage) -> tuple[str, ...]:
+        """Kind of every layer of a stage."""
+        return _kinds(self.model)[stage.first_layer : stage.first_layer + stage.layers]
+
+    def stage_parameters(self, stage: Stage) -> dict[str, Count]:
+        """Parameters of a stage by part (``embedding``, ``layers``, ``head``).
+
+        A tied output projection that does not share a rank with the embedding is a second copy of it.
+        """
+        shared = stage.head and self.shares_embedding(stage)
+        return _stage_parameters(self.model, self.mesh.tp, stage, shared=shared)
+
+    def rank_stages(self, rank: int) -> list[Stage]:
+        """Virtual stages of one pipeline rank, in model order."""
+        return [stage for stage in self.stages if stage.rank == rank]
+
+    def shares_embedding(self, head: Stage) -> bool:
+        """Whether the rank of a stage with the head has the embedding too, so that tied weights are one tensor."""
+        return any(stage.embedding for stage in self.rank_stages(head.rank))
+
+    @property
+    def embedding_ends(self) -> tuple[int, int] | None:
+        """Ranks of the first and the last stage when each has a copy of a tied embedding, else None."""
+        head = next(stage for stage in self.stages if stage.head)
+        if not self.model.tied_embeddings or self.shares_embedding(head):
+            return None
+        return self.stages[0].rank, head.rank
+
+    @property
+    def stage_copies(self) -> tuple[tuple[Stage, Stage], ...]:
+        """Pairs of stages that hold the same part of the model (two pipelines in opposite directions)."""
+        # the stages of one pipeline come first and end with the head
+        parts = next(stage.index for stage in self.stages if stage.head) + 1
+        return tuple(zip(self.stages[:parts], self.stages[parts:], strict=False))
+
+    def held(self, count: Count) -> float:
+        """How many of these parameters one rank holds."""
+        return count.per_rank(self.mesh.tp, ep=self.mesh.ep, etp=self.mesh.expert_tp)
+
+    @property
+    def rank_parameters(self) -> Floats:
+        """Parameters of each pipeline rank on one tensor-parallel rank, float64[P]."""
+        dense, experts = self._rank_parameters
+        return dense + experts
+
+    @property
+    def rank_dense_parameters(self) -> Floats:
+        """Parameters that every data-parallel replica holds, float64[P]."""
+        return self._rank_parameters[0]
+
+    @property
+    def rank_expert_parameters(self) -> Floats:
+        """Parameters of routed experts, float64[P]."""
+        return self._rank_parameters[1]
+
+    @property
+    def _rank_parameters(self) -> tuple[Floats, Floats]:
+        mesh = self.mesh
+        degrees = (mesh.tp, mesh.ep, mesh.expert_tp)
+        return _rank_parameters(self.model, *degrees, pp=mesh.pp, stages=self.stages)
+
+    @property
+    def rank_linear_weights(self) -> Floats:
+        """Weights of the linear layers and experts of each pipeline rank on one tensor-parallel rank, float64[P]."""
+        layers = (
+            sum((self.stage_parameters(stage)["layers"] for stage in self.rank_stages(rank)), Count())
+            for rank in range(self.mesh.pp)
+        )
+        linear = (dataclasses.replace(count, replicated=0) for count in layers)
+        return np.array([self.held(count) for count in linear])
+
+
+# Derived values are found again by content: a frozen layout holds no cache, and layouts that differ in their nodes, their replicas or
+# their stages share what their model and their degrees decide.
+
+
+def _padded_vocab(model: Transformer, tp: int) -> int:
+    return model.padded_vocab(_VOCAB_MULTIPLE * tp)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _kinds(model: Transformer) -> tuple[str, ...]:
+    return model.layer_kinds
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _resident(model: Transformer, tp: int) -> Transformer:
+    return model if tp <= model.kv_heads else dataclasses.replace(model, kv_heads=tp)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _parameters(model: Transformer, tp: int) -> Parameters:
+    return _resident(model, tp).parameters(padded_vocab=_padded_vocab(model, tp))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _expansions(
+    model: Transformer,
+    lowering: Lowering,
+    padded_vocab: int,
+    *,
+    sequences: int,
+    sequence_length: int,
+    context: int,
+) -> Mapping[str, Expansion]:
+    shape = {"sequences": sequences, "sequence_length": sequence_length, "context": context}
+    layers = {kind: expand_layer(model, lowering, kind=kind, **shape) for kind in dict.fromkeys(_kinds(model))}
+    ends = {
+        "embedding": expand_embedding(model, lowering, **shape),
+        "head": expand_head(model, lowering, **shape, padded_vocab=padded_vocab),
+    }
+    return MappingProxyType({**layers, **ends})
+
+
+def _stage_parameters(
+    model: Transformer, tp: int, stage: Stage, *, shared: bool
+) -> dict[str, Count]:
+    """Parameters of a stage by part; `shared` says whether the rank of a head has the embedding too."""
+    count = _parameters(model, tp)
+    kinds = _kinds(model)[stage.first_layer : stage.first_layer + stage.layers]
+    parts = {"layers": sum((count.layers[kind] for kind in kinds), Count())}
+    if stage.embedding:
+        parts["embedding"] = count.embedding
+    if stage.head:
+        copied = model.tied_embeddings and not shared
+        table = _padded_vocab(model, tp) * model.hidden if copied else count.output_head.sharded
+        parts["head"] = Count(table, count.final_norm.replicated)
+    return parts
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _rank_parameters(
+    model: Transformer, tp: int, ep: int, etp: int, *, pp: int, stages: tuple[Stage, ...]
+) -> tuple[Floats, Floats]:
+    """Dense and expert parameters of each pipeline rank."""
+    first = {stage.rank for stage in stages if stage.embedding}
+    known: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
+    dense: list[list[float]] = [[] for _ in range(pp)]
+    experts: list[list[float]] = [[] for _ in range(pp)]
+    kinds = _kinds(model)
+    for stage in stages:
+        shared = stage.head and stage.rank in first
+        layers = kinds[stage.first_layer : stage.first_layer + stage.layers]
+        key = (layers, stage.embedding, stage.head, shared)
+        if key not in known:
+            counts = _stage_parameters(model, tp, stage, shared=shared).values()
+            known[key] = (
+                [count.sharded / tp + count.replicated for count in counts],
+                [count.experts_per_rank(ep=ep, etp=etp) for count in counts],
+            )
+        dense[stage.rank] += known[key][0]
+        experts[stage.rank] += known[key][1]
+    sums = tuple(np.array([sum(parts) for parts in held], dtype=float) for held in (dense, experts))
+    for column in sums:
+        column.setflags(write=False)  # the cache hands out the same arrays again
+    return sums[0], sums[1]
