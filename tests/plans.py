@@ -7,7 +7,7 @@ from typing import Any
 
 from mpsim.framework import framework
 from mpsim.hardware import system
-from mpsim.parallel import Mesh, Recompute, partition_layers
+from mpsim.parallel import Layout, Mesh, Recompute, partition_layers, placed_stages
 from mpsim.schedule import make_orders
 from mpsim.training.plan import Plan
 from mpsim.workload import Experts, model
@@ -43,20 +43,24 @@ def small_plan(
     name = schedule or ("interleaved-1f1b" if virtual_stages > 1 else "1f1b")
     shape = dataclasses.replace(model(model_name), moe=moe)
     hardware = system(cluster, nodes=-(-tp * pp * dp * cp // 8))
+    orders = make_orders(name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    parts = partition_layers(shape.layers, int(orders.model_stage.max()) + 1)
     return Plan(
         name="small",
-        cluster=hardware,
-        model=shape,
-        framework=framework(preset, overrides),
-        mesh=Mesh(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, etp=etp),
-        stages=partition_layers(shape.layers, pp * virtual_stages),
-        orders=make_orders(name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages),
+        layout=Layout(
+            cluster=hardware,
+            model=shape,
+            framework=framework(preset, overrides),
+            mesh=Mesh(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, etp=etp),
+            stages=placed_stages(parts, orders.model_stage.tolist(), orders.stage_rank.tolist()),
+            precision=precision,
+            sequence_parallel=sequence_parallel,
+        ),
+        orders=orders,
         micro_batch=micro_batch,
         global_batch=microbatches * dp * micro_batch,
         sequence_length=sequence_length,
-        precision=precision,
         recompute=Recompute(recompute) if isinstance(recompute, str) else recompute,
-        sequence_parallel=sequence_parallel,
         zero=zero,
         engine="auto",
         seed=0,

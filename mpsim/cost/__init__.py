@@ -19,6 +19,7 @@ from mpsim.cost.formulas import (
 )
 from mpsim.cost.interference import INTERFERENCE_AXES, Interference, interference_of
 from mpsim.cost.kernels import KernelModel
+from mpsim.cost.layout import LayoutCosts, StageCosts
 from mpsim.cost.libraries import default_library, library_names
 from mpsim.cost.quantise import launch_seconds, quantise_seconds
 
@@ -33,6 +34,8 @@ __all__ = [
     "GemmConstants",
     "Interference",
     "KernelModel",
+    "LayoutCosts",
+    "StageCosts",
     "Status",
     "attention_pairs",
     "attention_seconds",

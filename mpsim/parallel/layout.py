@@ -74,7 +74,9 @@ class Layout:
 
     def __repr__(self) -> str:
         mesh = self.mesh
-        degrees = " ".join(f"{axis} {getattr(mesh, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp"))
+        degrees = " ".join(
+            f"{axis} {getattr(mesh, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp")
+        )
         return (
             f"Layout({self.model.layers} layers in {len(self.stages)} stages, {degrees}: {mesh.world} of "
             f"{self.cluster.node.accelerator.name}, {self.precision}, {self.framework.name})"
@@ -277,7 +279,10 @@ class Layout:
     def rank_linear_weights(self) -> Floats:
         """Weights of the linear layers and experts of each pipeline rank on one tensor-parallel rank, float64[P]."""
         layers = (
-            sum((self.stage_parameters(stage)["layers"] for stage in self.rank_stages(rank)), Count())
+            sum(
+                (self.stage_parameters(stage)["layers"] for stage in self.rank_stages(rank)),
+                Count(),
+            )
             for rank in range(self.mesh.pp)
         )
         linear = (dataclasses.replace(count, replicated=0) for count in layers)
@@ -318,7 +323,10 @@ def _expansions(
     context: int,
 ) -> Mapping[str, Expansion]:
     shape = {"sequences": sequences, "sequence_length": sequence_length, "context": context}
-    layers = {kind: expand_layer(model, lowering, kind=kind, **shape) for kind in dict.fromkeys(_kinds(model))}
+    layers = {
+        kind: expand_layer(model, lowering, kind=kind, **shape)
+        for kind in dict.fromkeys(_kinds(model))
+    }
     ends = {
         "embedding": expand_embedding(model, lowering, **shape),
         "head": expand_head(model, lowering, **shape, padded_vocab=padded_vocab),

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from mpsim.program.csr import Lists, owners
 from mpsim.program.program import Program, Span, Stream
-from mpsim.program.remember import remembered
 
 __all__ = ["Unfolding", "spans", "unfold"]
 
@@ -120,10 +119,11 @@ class Unfolding:
         }
         self._grid = tuple(len(self._parts[name]) for name, _ in _AXES)
         self.copies = int(np.prod(self._grid))
-        self._each = np.array([int(self._members(one).max()) + 1 for one in self._spans])
+        self._member = [self._members(span) for span in self._spans]
+        self._known: dict[tuple[int, int], Ints] = {}
+        self._each = np.array([int(rows.max()) + 1 for rows in self._member])
         self.count: Ints = self._each[program.span]
 
-    @remembered
     def _members(self, span: int) -> Ints:
         """Which of the rows that one of `span` becomes each copy takes part in [A]."""
         free = [
@@ -132,12 +132,13 @@ class Unfolding:
         number = np.arange(int(np.prod(free))).reshape(free)
         return np.broadcast_to(number, self._grid).ravel()
 
-    @remembered
     def _partners(self, span: int, other: int) -> Ints:
         """Rows of `other` that share a rank with each row of `span` [rows of span, partners]."""
-        here, there = self._members(span), self._members(other)
-        pairs = np.unique(np.stack([here, there], axis=1), axis=0)
-        return pairs[:, 1].reshape(int(here.max()) + 1, -1)
+        if (span, other) not in self._known:  # dependencies and slots of every draw ask again
+            here, there = self._member[span], self._member[other]
+            pairs = np.unique(np.stack([here, there], axis=1), axis=0)
+            self._known[span, other] = pairs[:, 1].reshape(int(here.max()) + 1, -1)
+        return self._known[span, other]
 
     def lists(self, lists: Lists, order: Ints | None = None) -> Lists:
         """Lists of rows for every folded row, such as its dependencies, become lists for every unfolded one.

@@ -130,7 +130,7 @@ def _software(plan: Plan) -> list[Parameter]:
         def scaled(factor: float) -> PlanCosts:
             slower = dataclasses.replace(host, **{name: getattr(host, name) * factor})
             changed = dataclasses.replace(plan.layout.framework, host=slower)
-            return PlanCosts(dataclasses.replace(plan, framework=changed))
+            return PlanCosts(plan.on(dataclasses.replace(plan.layout, framework=changed)))
 
         return scaled
 
@@ -170,7 +170,8 @@ def _with_chip(plan: Plan, chip: Accelerator) -> Plan:
 
 
 def _with_node(plan: Plan, node: Node) -> Plan:
-    return dataclasses.replace(plan, cluster=dataclasses.replace(plan.layout.cluster, node=node))
+    cluster = dataclasses.replace(plan.layout.cluster, node=node)
+    return plan.on(dataclasses.replace(plan.layout, cluster=cluster))
 
 
 def _launch(plan: Plan) -> float:

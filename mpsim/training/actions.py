@@ -157,7 +157,9 @@ class Insides:
         for head in np.flatnonzero(orders.fused).tolist():
             if not all(whole[one] for one in self.variant[head : head + 2]):
                 continue
-            ahead, behind = (self._plan.layout.stages[orders.stage[row]] for row in (head, head + 1))
+            ahead, behind = (
+                self._plan.layout.stages[orders.stage[row]] for row in (head, head + 1)
+            )
             both = self._blocks.fused(ahead, behind, Action(int(orders.kind[head + 1])))
             self.variant[head] = self._alone(both)
             self.variant[head + 1] = nothing

@@ -101,14 +101,16 @@ class Blocks:
         return self._plan.layout.layer_kinds(stage), *ends, self._costs.stage(rank)
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
-        parts = self._plan.layout.stage_parameters(stage) | self._plan.layout.layer_parameters
+        parts = {**self._plan.layout.stage_parameters(stage), **self._plan.layout.layer_parameters}
         count = {name: self._plan.layout.held(one) for name, one in parts.items()}
         mesh = self._plan.layout.mesh
         experts = {
             kind: one.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
             for kind, one in self._plan.layout.layer_parameters.items()
         }
-        layers = list(zip(self._plan.layout.layer_kinds(stage), self._again(stage, action), strict=True))
+        layers = list(
+            zip(self._plan.layout.layer_kinds(stage), self._again(stage, action), strict=True)
+        )
         template = {
             one: self.template(one[0], action, costs, one[1]) for one in dict.fromkeys(layers)
         }
@@ -318,7 +320,10 @@ class Blocks:
         halves = {Action.F: 0.0, Action.I: 0.5, Action.W: 0.5}
         backward = halves.get(action, 1.0)
         forward = 1.0 if action is Action.F else repeated * (action in (Action.B, Action.I))
-        apart = plan.layout.framework.lowering.fused_softmax and not plan.lowering.fused_softmax
+        apart = (
+            plan.layout.framework.lowering.fused_softmax
+            and not plan.layout.lowering(plan.micro_batch).fused_softmax
+        )
         more = host.softmax_launches * apart
         engine = host.backward_launch_cost or host.launch_cost
         launches = forward * (host.layer_launches_forward + more) * host.launch_cost

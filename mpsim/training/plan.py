@@ -111,6 +111,10 @@ class Plan:
             for replicas in self.classes
         )
 
+    def on(self, layout: Layout) -> Plan:
+        """The same step on another layout."""
+        return dataclasses.replace(self, layout=layout)
+
     @property
     def class_clusters(self) -> tuple[Cluster, ...]:
         """The cluster as each rank class of the program has it: pipeline ranks of the first class of replicas first."""
@@ -181,12 +185,20 @@ class Plan:
     @property
     def units_in_flight(self) -> int:
         """Gathered units alive at a time."""
-        return 1 if self.layout.framework.host.launch_blocking else self.layout.framework.data.units_in_flight
+        return (
+            1
+            if self.layout.framework.host.launch_blocking
+            else self.layout.framework.data.units_in_flight
+        )
 
     @property
     def keeps_gathered(self) -> bool:
         """Whether a stage gathers its parameters once a step and keeps them, as pipelining over sharded parameters does."""
-        return self.gathers_units and self.layout.mesh.pp > 1 and self.layout.framework.data.pipeline_unsharded
+        return (
+            self.gathers_units
+            and self.layout.mesh.pp > 1
+            and self.layout.framework.data.pipeline_unsharded
+        )
 
     @property
     def reduces_every_microbatch(self) -> bool:

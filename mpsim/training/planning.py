@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ExpertOverlap
 from mpsim.hardware import Cluster
-from mpsim.parallel import Mesh, Recompute, Stage, partition_layers
+from mpsim.parallel import Layout, Mesh, Recompute, Stage, partition_layers, placed_stages
 from mpsim.scenario import Scenario, check
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
 from mpsim.training.plan import Plan, ReplicaClass
@@ -50,18 +49,21 @@ def make_plan(scenario: Scenario) -> Plan:
     nodes = _nodes(scenario, mesh)
     return Plan(
         name=scenario.name,
-        cluster=nodes[0] if nodes else scenario.hardware,
-        model=scenario.transformer,
-        framework=scenario.software.in_precision(training.precision),
-        mesh=mesh,
-        stages=_stages(scenario, orders),
+        layout=Layout(
+            cluster=nodes[0] if nodes else scenario.hardware,
+            model=scenario.transformer,
+            framework=scenario.software.in_precision(training.precision),
+            mesh=mesh,
+            stages=_stages(scenario, orders),
+            precision=training.precision,
+            sequence_parallel=parallelism.sequence_parallel,
+            stage_clusters=nodes if scenario.stage_clusters and len(scenario.clusters) > 1 else (),
+        ),
         orders=orders,
         micro_batch=training.micro_batch,
         global_batch=training.global_batch,
         sequence_length=training.sequence_length,
-        precision=training.precision,
         recompute=_recompute(scenario),
-        sequence_parallel=parallelism.sequence_parallel,
         zero=parallelism.zero,
         engine=scenario.simulation.engine,
         seed=scenario.simulation.seed,
@@ -70,7 +72,6 @@ def make_plan(scenario: Scenario) -> Plan:
         shard=parallelism.shard,
         offload=parallelism.offload,
         offload_to=parallelism.offload_to,
-        stage_clusters=nodes if scenario.stage_clusters and len(scenario.clusters) > 1 else (),
         classes=_classes(scenario) if scenario.has_uneven_replicas else (),
         interference=scenario.simulation.interference,
     )
@@ -88,8 +89,7 @@ def _nodes(scenario: Scenario, mesh: Mesh) -> tuple[Cluster, ...]:
     nodes = stages or replicas or ()
     if len(scenario.clusters) == 1:
         return nodes
-    number = {id(one): i for i, one in enumerate(scenario.clusters)}
-    kinds = np.array([number[id(one)] for one in nodes])
+    kinds = np.array([scenario.clusters.index(cluster) for cluster in nodes])
     kind = np.broadcast_to(
         kinds.reshape((-1, 1, 1, 1) if stages else (-1, 1, 1)), mesh.ranks.shape
     ).ravel()
@@ -112,7 +112,7 @@ def _classes(scenario: Scenario) -> tuple[ReplicaClass, ...]:
     nodes = scenario.replica_clusters or (scenario.hardware,) * scenario.dp
     alike: dict[tuple[int, int], list[int]] = {}
     for replica, cluster in enumerate(nodes):
-        key = (scenario.microbatches_of(replica), id(cluster))
+        key = (scenario.microbatches_of(replica), nodes.index(cluster))
         alike.setdefault(key, []).append(replica)
     return tuple(
         ReplicaClass(tuple(members), nodes[members[0]], _orders(scenario, microbatches))
@@ -145,10 +145,7 @@ def _stages(scenario: Scenario, orders: Orders) -> tuple[Stage, ...]:
         )
     except ScenarioError as error:
         raise ScenarioError(scenario.locate(error.problems)) from None
-    return tuple(
-        dataclasses.replace(parts[part], index=index)
-        for index, part in enumerate(orders.model_stage.tolist())
-    )
+    return placed_stages(parts, orders.model_stage.tolist(), orders.stage_rank.tolist())
 
 
 def _orders(scenario: Scenario, microbatches: int) -> Orders:

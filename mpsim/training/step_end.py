@@ -60,7 +60,11 @@ class StepRows:
         rows = [reduced]
         if plan.layout.embedding_ends is not None:
             table = plan.layout.padded_vocab * plan.layout.model.hidden / plan.layout.mesh.tp
-            rows.append(self._between(*plan.layout.embedding_ends, table, "all-reduce tied embedding", placed))
+            rows.append(
+                self._between(
+                    *plan.layout.embedding_ends, table, "all-reduce tied embedding", placed
+                )
+            )
         for pair in plan.layout.stage_copies:
             first, last = (stage.rank for stage in pair)
             counts = plan.layout.stage_parameters(pair[0]).values()

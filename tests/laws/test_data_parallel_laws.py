@@ -117,7 +117,9 @@ def test_all_gradients_are_reduced_once_a_step_or_once_a_microbatch(
     plan = plan_of(layout, overrides)
     program = build_program(plan)
     times = plan.orders.microbatches if plan.reduces_every_microbatch else 1
-    expected = plan.layout.rank_parameters * times if plan.replicas > 1 else np.zeros(plan.layout.mesh.pp)
+    expected = (
+        plan.layout.rank_parameters * times if plan.replicas > 1 else np.zeros(plan.layout.mesh.pp)
+    )
     assert _reduced(program, plan) == _close(expected)
 
 

@@ -180,9 +180,9 @@ def test_alone_every_collective_takes_its_analytic_time_on_every_fabric(kind, li
     plan = small_plan(tp=8, dp=32, pp=1, cluster="dgx-h100")
     for over, placement in itertools.product((1.0, 7.0), (Placement.PACKED, Placement.BY_RACK)):
         cluster = cluster_of(kind, nodes=32, over=over, placement=placement)
-        mine = dataclasses.replace(plan, cluster=cluster)
+        mine = plan.on(dataclasses.replace(plan.layout, cluster=cluster))
         model = CollectiveModel(cluster, library=library)
-        group = placed(cluster, mine.mesh.groups(("dp",), 0))
+        group = placed(cluster, mine.layout.mesh.groups(("dp",), 0))
         for name, size in itertools.product(
             ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"),
             (2.0**14, 2.0**24, 2.0**30),
@@ -210,7 +210,7 @@ def test_two_identical_jobs_on_one_spine_take_twice_as_long():
     nodes, over = 24, 3.0  # six a rack, of which each job has three
     cluster = cluster_of(nodes=nodes, over=over, placement=Placement.BY_RACK)
     plan = small_plan(tp=8, dp=nodes // 2, pp=2, cluster="dgx-h100")
-    plan = dataclasses.replace(plan, cluster=cluster)
+    plan = plan.on(dataclasses.replace(plan.layout, cluster=cluster))
     took, up, out = job(cluster, plan.layout.mesh.groups(("dp",), 0), 2.0**32)
     ends = []
     for jobs in ((0,), (0, 1)):

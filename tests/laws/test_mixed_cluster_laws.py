@@ -57,9 +57,12 @@ def test_equal_parts_are_bit_equal_to_the_uniform_cluster(uniform: Result, key: 
 def _apart(plan: Plan) -> list[Plan]:
     """The plan with its equal parts held apart: cost models or classes of their own."""
     twin = dataclasses.replace(plan.layout.cluster, name="twin")
-    halves = tuple(ReplicaClass((one,), plan.layout.cluster, plan.orders) for one in range(plan.layout.mesh.dp))
+    halves = tuple(
+        ReplicaClass((one,), plan.layout.cluster, plan.orders) for one in range(plan.layout.mesh.dp)
+    )
+    clusters = (plan.layout.cluster, twin, plan.layout.cluster, twin)
     return [
-        dataclasses.replace(plan, stage_clusters=(plan.layout.cluster, twin, plan.layout.cluster, twin)),
+        plan.on(dataclasses.replace(plan.layout, stage_clusters=clusters)),
         dataclasses.replace(plan, classes=halves),
     ]
 

@@ -134,7 +134,8 @@ def test_faster_hardware_never_slows_a_step(
 ) -> None:
     """Chip, memory, scale-up link or NIC made faster: the step is no longer than before."""
     plan = _plan(layout)
-    better = dataclasses.replace(plan, cluster=_faster(plan.layout.cluster, what, factor))
+    cluster = _faster(plan.layout.cluster, what, factor)
+    better = plan.on(dataclasses.replace(plan.layout, cluster=cluster))
     assert _step(better).makespan <= _step(plan).makespan
 
 

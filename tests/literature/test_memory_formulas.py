@@ -74,4 +74,6 @@ def test_zero_3_is_deepspeeds_estimate(offload: str, each: float) -> None:
         overrides={"gradient_bytes": 4},
         offload=offload,
     )
-    assert _states(plan) == pytest.approx(each * float(plan.layout.rank_parameters[0]) / 8, rel=1e-12)
+    assert _states(plan) == pytest.approx(
+        each * float(plan.layout.rank_parameters[0]) / 8, rel=1e-12
+    )

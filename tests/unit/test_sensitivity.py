@@ -52,7 +52,8 @@ def test_an_elasticity_is_what_simulating_the_changed_cluster_gives(result, sens
     chip = plan.layout.cluster.accelerator
     faster = dataclasses.replace(chip, memory_bandwidth=chip.memory_bandwidth * 1.01)
     node = dataclasses.replace(plan.layout.cluster.node, accelerator=faster)
-    changed = dataclasses.replace(plan, cluster=dataclasses.replace(plan.layout.cluster, node=node))
+    cluster = dataclasses.replace(plan.layout.cluster, node=node)
+    changed = plan.on(dataclasses.replace(plan.layout, cluster=cluster))
     timeline = run(build_program(changed), "simpy")
     assert sensitivity["accelerator.memory_bandwidth"].more_s == timeline.step_time_s
 

@@ -247,7 +247,7 @@ def test_copies_around_units_run_on_the_compute_stream_and_count_as_data_paralle
     plain, copied = plan_of(), plan_of(overrides=traffic)
     layers = plan_layers(plain)
     moved = 4.0 * (layers["all"] + layers["layers"]) + 6.0 * layers["all"]
-    expected = moved / (0.8 * plain.cluster.accelerator.memory_bandwidth)
+    expected = moved / (0.8 * plain.layout.cluster.accelerator.memory_bandwidth)
     busy = [
         attribute_busy(build_program(unhindered(one))).get("exposed_dp", 0.0) * TICK
         for one in (plain, copied)
@@ -258,7 +258,9 @@ def test_copies_around_units_run_on_the_compute_stream_and_count_as_data_paralle
 
 def plan_layers(plan: Plan) -> dict[str, float]:
     """Parameters of the layers, and of everything."""
-    parts = {k: v.per_rank(1) for k, v in plan.layout.stage_parameters(plan.layout.stages[0]).items()}
+    parts = {
+        k: v.per_rank(1) for k, v in plan.layout.stage_parameters(plan.layout.stages[0]).items()
+    }
     return {"layers": parts["layers"], "all": sum(parts.values())}
 
 
@@ -273,7 +275,10 @@ def test_gradients_are_added_up_after_every_backward() -> None:
     plan = plan_of(zero=1, microbatches=3, overrides={"accumulation_traffic": 12.0})
     busy = attribute_busy(build_program(unhindered(plan)))["other"] * TICK
     expected = (
-        3 * 12.0 * plan_layers(plan)["all"] / (0.8 * plan.layout.cluster.accelerator.memory_bandwidth)
+        3
+        * 12.0
+        * plan_layers(plan)["all"]
+        / (0.8 * plan.layout.cluster.accelerator.memory_bandwidth)
     )
     assert busy == pytest.approx(expected, rel=1e-6)
 

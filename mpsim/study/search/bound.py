@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine import run
 from mpsim.framework import ExpertOverlap
-from mpsim.parallel import Mesh, Stage, partition_layers
+from mpsim.parallel import Mesh, Stage, partition_layers, placed_stages
 from mpsim.program import Rows, Stream
 from mpsim.program.program import TICK
 from mpsim.program.template import ticks
@@ -103,12 +103,15 @@ class Bounder:
         """The plan of a layout, with the given orders."""
         return dataclasses.replace(
             self._plan,
-            mesh=self._mesh(layout.frame),
+            layout=dataclasses.replace(
+                self._plan.layout,
+                mesh=self._mesh(layout.frame),
+                stages=self._stages(orders),
+                sequence_parallel=layout.sequence_parallel,
+            ),
             orders=orders,
-            stages=self._stages(orders),
             schedule=layout.frame.schedule,
             micro_batch=layout.micro_batch,
-            sequence_parallel=layout.sequence_parallel,
             zero=layout.zero,
             recompute=self._plan.recompute.at(layout.recompute),
         )
@@ -162,7 +165,12 @@ class Bounder:
         key = (frame.tp, frame.cp, frame.ep, frame.dp, frame.pp)
         if key not in self._meshes:
             self._meshes[key] = dataclasses.replace(
-                self._plan.layout.mesh, tp=frame.tp, cp=frame.cp, ep=frame.ep, dp=frame.dp, pp=frame.pp
+                self._plan.layout.mesh,
+                tp=frame.tp,
+                cp=frame.cp,
+                ep=frame.ep,
+                dp=frame.dp,
+                pp=frame.pp,
             )
         return self._meshes[key]
 
@@ -173,10 +181,7 @@ class Bounder:
             given=self._given,
             **self._counts,
         )
-        return tuple(
-            dataclasses.replace(parts[part], index=index)
-            for index, part in enumerate(orders.model_stage.tolist())
-        )
+        return placed_stages(parts, orders.model_stage.tolist(), orders.stage_rank.tolist())
 
 
 class _Zero(NamedTuple):
@@ -314,7 +319,9 @@ class _Around:
     def _joins(self) -> bool:
         """Whether all ranks wait for the norm of all gradients."""
         plan = self._plan
-        return plan.layout.framework.optimizer.gradient_norm and (plan.layout.mesh.pp > 1 or plan.layout.mesh.tp > 1)
+        return plan.layout.framework.optimizer.gradient_norm and (
+            plan.layout.mesh.pp > 1 or plan.layout.mesh.tp > 1
+        )
 
     def _least_at_start(self, reduces: Floats) -> Floats:
         """Least reduction of ranks on which a gradient can end its way back, float64[K]."""
@@ -346,7 +353,7 @@ class _Around:
     def _at(self, zero: int) -> _Zero:
         """What a ZeRO stage adds."""
         if zero not in self._by_zero:
-            plan = varied(self._plan, zero=zero)
+            plan = dataclasses.replace(self._plan, zero=zero)
             costs = self._bounder.shapes.costs(plan)
             done, overhead = self._bounder.step(plan, costs)
             reduces = self._held.exposed(plan, costs)

@@ -8,7 +8,6 @@ Shapes: D distinct stages, P pipeline ranks.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from mpsim.framework import ExpertOverlap
 from mpsim.parallel import Stage
 from mpsim.program.program import COMPUTING
-from mpsim.schedule import Action, Orders, make_orders
+from mpsim.schedule import Action
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory import Kept, kept_by_stage
@@ -104,7 +103,7 @@ class Shapes:
         """
         division = (*_division(plan), actions)
         if any((*division, *key) not in self._shapes for key in stages):
-            few = varied(plan, stages=tuple(stages.values()))
+            few = plan.on(dataclasses.replace(plan.layout, stages=tuple(stages.values())))
             blocks = self.blocks(few, self.costs(few))
             for (key, stage), kept in zip(stages.items(), kept_by_stage(few), strict=True):
                 ticks = np.zeros(len(Action))
@@ -124,19 +123,16 @@ class Shapes:
             return np.zeros((2, 1))
         key = (plan.layout.mesh, plan.micro_batch, plan.layout.sequence_parallel)
         if key not in self._sends:
-            loop = dataclasses.replace(plan, orders=_loop(pp), stages=plan.layout.stages)
-            twice = dataclasses.replace(loop, stages=(plan.layout.stages[0],) * (2 * pp))
-            probe = self.costs(twice)
+            twice = tuple(
+                dataclasses.replace(plan.layout.stages[0], index=index, rank=index % pp)
+                for index in range(2 * pp)
+            )
+            probe = self.costs(plan.on(dataclasses.replace(plan.layout, stages=twice)))
             ticks = probe.sends().duration
             onward = ticks[0, :pp]
             back = np.roll(ticks[1, 1 : pp + 1], 1)
             self._sends[key] = np.stack([onward, back])
         return self._sends[key]
-
-
-@functools.lru_cache(maxsize=64)
-def _loop(pp: int) -> Orders:
-    return make_orders("interleaved-1f1b", pp=pp, microbatches=pp, virtual_stages=2)
 
 
 def _division(plan: Plan, *, recompute: bool = True) -> tuple[object, ...]:
@@ -155,13 +151,7 @@ def _ticks(plan: Plan, blocks: Sequence[Block]) -> float:
     return float(sum(one[[*COMPUTING]].sum() if hides else one.sum() for one in parts))
 
 
-_OF_MODEL = ("resident_model", "resident_parameters", "_kinds")
-_OF_RANKS = ("rank_parameters", "rank_dense_parameters", "rank_expert_parameters")
-
-
-def varied(plan: Plan, **changes: object) -> Plan:
-    """`plan` with another microbatch, sharing or recomputation, or fewer stages, which keeps what it knows of its parameters."""
-    other = dataclasses.replace(plan, **changes)  # type: ignore[arg-type] # names are those of fields
-    kept = _OF_MODEL if "stages" in changes else (*_OF_MODEL, *_OF_RANKS)
-    other.__dict__.update({name: getattr(plan, name) for name in kept})
-    return other
+def varied(plan: Plan, *, sequence_parallel: bool, **changes: object) -> Plan:
+    """`plan` with another microbatch, sharing or recomputation."""
+    layout = dataclasses.replace(plan.layout, sequence_parallel=sequence_parallel)
+    return dataclasses.replace(plan, layout=layout, **changes)  # type: ignore[arg-type] # names are those of fields

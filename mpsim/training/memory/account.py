@@ -62,7 +62,10 @@ def account_memory(plan: Plan) -> Memory:
     return Memory(
         components=states,
         capacities=np.array(
-            [plan.layout.cluster_of(rank).accelerator.memory_bytes for rank in range(plan.layout.mesh.pp)]
+            [
+                plan.layout.cluster_of(rank).accelerator.memory_bytes
+                for rank in range(plan.layout.mesh.pp)
+            ]
         ),
         when=tuple(_moment(plan, rank, one.fullest) for rank, one in enumerate(held)),
     )

@@ -40,7 +40,9 @@ def buffers(plan: Plan) -> NDArray[np.float64]:
     divided = plan.layout.mesh.tp if plan.layout.sequence_parallel else 1
     messages = _MESSAGES * plan.message_bytes / divided if plan.layout.mesh.pp > 1 else 0.0
     overlapped = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) and plan.replicas > 1
-    bucket = plan.layout.framework.data.bucket_bytes if overlapped and not plan.gathers_units else 0.0
+    bucket = (
+        plan.layout.framework.data.bucket_bytes if overlapped and not plan.gathers_units else 0.0
+    )
     return np.full(plan.layout.mesh.pp, messages + bucket) + _units(plan)
 
 
@@ -67,7 +69,11 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
     }
     held = [
         set().union(
-            *(shapes[kind] for stage in plan.layout.rank_stages(rank) for kind in plan.layout.layer_kinds(stage))
+            *(
+                shapes[kind]
+                for stage in plan.layout.rank_stages(rank)
+                for kind in plan.layout.layer_kinds(stage)
+            )
         )
         for rank in range(plan.layout.mesh.pp)
     ]

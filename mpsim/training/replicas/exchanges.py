@@ -184,7 +184,10 @@ class _Adder:
         plan = self._plan
         if peers.copies == 1 or reduction_kind(plan) == "all_reduce" or not len(ids):
             return ids
-        size = plan.layout.framework.data.reduced_bytes or plan.layout.framework.optimizer.gradient_bytes
+        size = (
+            plan.layout.framework.data.reduced_bytes
+            or plan.layout.framework.optimizer.gradient_bytes
+        )
         between = Peers(
             name=f"{peers.name} between copies",
             stream=Stream.REPLICA,

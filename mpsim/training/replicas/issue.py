@@ -136,7 +136,10 @@ def _completed(plan: Plan, hooks: Hooks, visits: Visits, placed: PipelineRows) -
     visit = hooks.reduces.visit
     if plan.keeps_gathered:
         return visit, placed.last[hooks.action[visit]]
-    if plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) or plan.reduces_every_microbatch:
+    if (
+        plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp)
+        or plan.reduces_every_microbatch
+    ):
         return visit, visits.ready[visit]
     final = placed.last[plan.orders.rank_ptr[1:] - 1]
     return np.full_like(visit, len(visits.rank)), final[visits.rank[visit]]

@@ -79,7 +79,10 @@ class Beside:
             gathers[:-1] = [self._times(one.gathers, rank, gather=True) for one in pieces[1:]]
         elif plan.gathers_beside:
             gathers[0] = _sum(self._times(one.gathers, rank, gather=True) for one in pieces[1:])
-        if plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp) and not plan.keeps_gathered:
+        if (
+            plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp)
+            and not plan.keeps_gathered
+        ):
             reduces[1:] = [self._times(one.reduces, rank, gather=False) for one in pieces[:-1]]
         return [_sum(both) for both in zip(gathers, reduces, strict=True)]
 

@@ -1,6 +1,9 @@
-"""Places: where the ranks of meshes sit on one cluster, each found once for all plans that ask."""
+"""Where the communicators and messages of meshes sit on one cluster, each found once for all layouts that ask."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,33 +12,41 @@ from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
 from mpsim.parallel import GroupShape, Mesh
 from mpsim.parallel.crossing import messages, slowdown
-from mpsim.program.remember import remembered
 
 __all__ = ["Places"]
 
+R = TypeVar("R")
+
 
 class Places:
-    """Answers for meshes on one cluster.
+    """Shapes of communicators on one cluster.
 
     Parameters
     ----------
     cluster : Cluster
+
+    Notes
+    -----
+    A search asks for thousands of layouts on one cluster, of which most have a mesh in common with others; answers are kept by mesh, axes
+    and rank for as long as the object lives.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._known: dict[tuple[object, ...], object] = {}
 
-    @remembered
     def group(self, mesh: Mesh, axes: tuple[str, ...], rank: int) -> GroupShape:
         """Where the communicator over `axes` of pipeline rank `rank` sits."""
-        return mesh.shape(axes, rank, self._cluster)
+        return self._once(
+            ("group", mesh, axes, rank), lambda: mesh.shape(axes, rank, self._cluster)
+        )
 
-    @remembered
     def expert_group(self, mesh: Mesh, axes: tuple[str, ...], rank: int) -> GroupShape:
         """Where the communicator over `axes` of the experts' mesh sits."""
-        return mesh.expert_shape(axes, rank, self._cluster)
+        return self._once(
+            ("experts", mesh, axes, rank), lambda: mesh.expert_shape(axes, rank, self._cluster)
+        )
 
-    @remembered
     def alike(self, mesh: Mesh, nodes: tuple[int, ...]) -> NDArray[np.int64]:
         """For each pipeline rank, the first whose ranks sit in scale-up domains the same way: every communicator has the same shape.
 
@@ -45,6 +56,9 @@ class Places:
         nodes : tuple of int
             Number of each pipeline rank's kind of node; empty where all are alike.
         """
+        return self._once(("alike", mesh, nodes), lambda: self._alike(mesh, nodes))
+
+    def _alike(self, mesh: Mesh, nodes: tuple[int, ...]) -> NDArray[np.int64]:
         first: dict[tuple[object, ...], int] = {}
         alike = []
         for rank, own in enumerate(self._domains(mesh)):
@@ -52,30 +66,36 @@ class Places:
             alike.append(first.setdefault(where, rank))
         return np.array(alike)
 
-    @remembered
     def crosses(self, mesh: Mesh, source: int, target: int) -> bool:
         """Whether any message between two pipeline ranks leaves its scale-up domain."""
         domains = self._domains(mesh)
         return bool((domains[source] != domains[target]).any())
 
-    @remembered
     def slowdown(self, mesh: Mesh, source: int, target: int) -> float | None:
         """How many times longer the fabric makes messages between two pipeline ranks; None where no link of it is thin."""
         if not routes_of(self._cluster).names:
             return None
-        ranks = mesh.ranks
-        return slowdown(self._cluster, messages(self._cluster, ranks[source], ranks[target]))
 
-    @remembered
+        def slower() -> float | None:
+            ranks = mesh.ranks
+            return slowdown(self._cluster, messages(self._cluster, ranks[source], ranks[target]))
+
+        return self._once(("slowdown", mesh, source, target), slower)
+
     def _domains(self, mesh: Mesh) -> NDArray[np.int64]:
         """Scale-up domain of every rank, by pipeline rank."""
-        return self._cluster.domain_of(mesh.ranks)
+        return self._once(("domains", mesh), lambda: self._cluster.domain_of(mesh.ranks))
 
     def _offset(self, mesh: Mesh, rank: int) -> int:
         """Where ranks begin within what the thin links of the fabric repeat over; 0 where none is thin."""
         cluster = self._cluster
         if not routes_of(cluster).names:
             return 0
-        thin = [one.nodes for one in cluster.tiers if one.up_bandwidth]
+        thin = [tier.nodes for tier in cluster.tiers if tier.up_bandwidth]
         period = thin[-1] if thin else cluster.nodes
         return int(cluster.node_of(mesh.ranks[rank]).min()) % period
+
+    def _once(self, key: tuple[object, ...], find: Callable[[], R]) -> R:
+        if key not in self._known:
+            self._known[key] = find()
+        return cast(R, self._known[key])

@@ -1,0 +1,250 @@
+"""Costs of a Layout: the cost models bound to its accelerators, its communicators and its messages, in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost.collectives import CollectiveModel
+from mpsim.cost.constants import Constant
+from mpsim.cost.kernels import KernelModel
+from mpsim.cost.places import Places
+from mpsim.cost.quantise import casting
+from mpsim.errors import HardwareError
+from mpsim.parallel import Communication, GroupShape, Layout
+from mpsim.workload import Operator
+
+__all__ = ["LayoutCosts", "StageCosts"]
+
+
+class LayoutCosts:
+    """Cost models of one Layout.
+
+    Parameters
+    ----------
+    layout : Layout
+    like : LayoutCosts, optional
+        Of a layout on the same cluster, in the same precision and framework: what its models remember serves here too.
+    """
+
+    def __init__(self, layout: Layout, *, like: LayoutCosts | None = None) -> None:
+        self.layout = layout
+        self.kernels: KernelModel
+        self.collectives: CollectiveModel
+        self.places: Places
+        clusters = layout.stage_clusters
+        # of each pipeline rank, where they have different nodes: the first rank with the same ones, whose models it uses
+        self._first = [clusters.index(cluster) for cluster in clusters]
+        self._others: dict[int, LayoutCosts] = {}
+        self._stages: dict[int, StageCosts] = {}
+        self._sent: dict[tuple[int, int, float], tuple[float, float, float]] = {}
+        self._messages: dict[tuple[object, ...], tuple[float, float, float]] = {}
+        if like is not None:
+            self.kernels, self.collectives = like.kernels, like.collectives
+            self.places, self._others = like.places, like._others
+            return
+        _check_casts(layout)
+        self.kernels = KernelModel(
+            layout.cluster.accelerator,
+            layout.precision,
+            attention_kernel=layout.framework.kernels.attention_kernel,
+            eager_factor=layout.framework.kernels.memory_kernel_factor,
+        )
+        self.collectives, self.places = CollectiveModel(layout.cluster), Places(layout.cluster)
+        self._others = {
+            rank: LayoutCosts(dataclasses.replace(layout, cluster=cluster, stage_clusters=()))
+            for rank, cluster in enumerate(clusters)
+            if rank and self._first[rank] == rank
+        }
+
+    def of(self, rank: int) -> LayoutCosts:
+        """The cost models of pipeline rank `rank`: these, unless its nodes are others."""
+        return self._others.get(self._first[rank], self) if self._first else self
+
+    def models(self, ranks: Sequence[int]) -> list[CollectiveModel]:
+        """Distinct models of collectives of pipeline ranks that meet; the slowest of them decides."""
+        if not self._first:
+            return [self.collectives]
+        return [self.of(rank).collectives for rank in dict.fromkeys(self._first[r] for r in ranks)]
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether linear layers compute in a precision narrower than their weights'."""
+        return any(costs.kernels.casts for costs in (self, *self._others.values()))
+
+    def cast_weights(self, parameters: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of casting so many weights of each pipeline rank to the narrow precision; 0 in a wide one [s]."""
+        wide = self.layout.framework.lowering.activation_bytes
+        seconds = self.kernels.weight_cast_seconds(parameters, wide)
+        for rank in range(len(self._first)):
+            seconds[rank] = self.of(rank).kernels.weight_cast_seconds(parameters[rank], wide)
+        return seconds
+
+    @functools.cached_property
+    def alike(self) -> NDArray[np.int64]:
+        """For each pipeline rank, the first that has the same nodes and communicators of the same shapes."""
+        return self.places.alike(self.layout.mesh, tuple(self._first))
+
+    def group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
+        """Where the communicator over `axes` of pipeline rank `rank` sits."""
+        return self.places.group(self.layout.mesh, axes, int(self.alike[rank]))
+
+    def expert_group(self, axes: tuple[str, ...], rank: int) -> GroupShape:
+        """Where the communicator over `axes` of the experts' mesh sits."""
+        return self.places.expert_group(self.layout.mesh, axes, int(self.alike[rank]))
+
+    def provenance(self) -> tuple[Constant, ...]:
+        """Every constant used so far, kernels first."""
+        own = (*self.kernels.provenance(), *self.collectives.provenance())
+        if not self._others:
+            return own
+        others = [costs.provenance() for costs in self._others.values()]
+        return tuple(dict.fromkeys(itertools.chain(own, *others)))
+
+    def stage(self, rank: int) -> StageCosts:
+        """Costs inside the stages of pipeline rank `rank`; one object for ranks that are alike."""
+        first = int(self.alike[rank])
+        if first not in self._stages:
+            cp = self.group(("cp",), first)
+            self._stages[first] = StageCosts(
+                self.of(first),
+                self._first[first] if self._first else 0,
+                {
+                    "tp": self.group(("tp",), first),
+                    "cp": cp,
+                    "cp-inside": GroupShape(cp.per_domain, cp.per_domain, 1),
+                    "cp-across": _across(cp),
+                    "ep": self.expert_group(("ep",), first),
+                    "etp": self.expert_group(("etp",), first),
+                    "etp-ep": self.expert_group(("etp", "ep"), first),
+                },
+            )
+        return self._stages[first]
+
+    @property
+    def scatters_messages(self) -> bool:
+        """Whether tensor-parallel ranks send a part of a message each, which the receivers gather."""
+        layout = self.layout
+        scatters = layout.framework.pipeline.scatter_gather and not layout.sequence_parallel
+        return scatters and layout.mesh.tp > 1
+
+    def message(self, source: int, target: int, size: float) -> tuple[float, float, float]:
+        """A message between two pipeline ranks, as the slower of them has it.
+
+        Parameters
+        ----------
+        source, target : int
+            Pipeline ranks.
+        size : float
+            Whole message, before tensor-parallel ranks divide it [B].
+
+        Returns
+        -------
+        tuple of float
+            Seconds, and bytes one rank sends for it over scale-up and scale-out links.
+        """
+        key = (source, target, size)
+        if key not in self._sent:
+            crosses = self.places.crosses(self.layout.mesh, source, target)
+            receivers = self.group(("tp",), target)
+            slower = self.slowdown(source, target)
+            self._sent[key] = max(
+                self.of(end)._message(size, crosses, receivers, slower) for end in (source, target)
+            )
+        return self._sent[key]
+
+    def slowdown(self, source: int, target: int) -> float | None:
+        """How many times longer the fabric makes messages between two pipeline ranks; None where no link of it is thin."""
+        return self.places.slowdown(self.layout.mesh, source, target)
+
+    def _message(
+        self, whole: float, crosses: bool, receivers: GroupShape, slower: float | None
+    ) -> tuple[float, float, float]:
+        """Seconds of one message, and bytes one rank sends for it over scale-up and scale-out links.
+
+        Notes
+        -----
+        With sequence parallelism each tensor-parallel rank sends the 1/t of the tokens that it has. Without, it sends
+        everything, or with scatter/gather 1/t, which the receivers all-gather over scale-up links.
+        """
+        key = (whole, crosses, receivers, slower)
+        if key in self._messages:
+            return self._messages[key]
+        layout, model, gathers = self.layout, self.collectives, self.scatters_messages
+        size = whole / layout.mesh.tp if gathers or layout.sequence_parallel else whole
+        # a framework may announce every message by others that carry next to nothing
+        announcements = layout.framework.pipeline.send_messages - 1
+        first = model.send(size, crosses=crosses, slowdown=slower)
+        seconds = float(first + announcements * model.send(0.0, crosses=crosses))
+        up, out = model.send_wire_bytes(size, crosses=crosses)
+        if gathers:
+            seconds += float(model.seconds("all_gather", whole, receivers))
+            gathered = model.wire_bytes("all_gather", whole, receivers)
+            up, out = up + gathered[0], out + gathered[1]
+        self._messages[key] = seconds, float(up), float(out)
+        return self._messages[key]
+
+
+class StageCosts:
+    """Costs inside the blocks of one pipeline rank; equal keys for ranks whose groups sit alike."""
+
+    def __init__(self, costs: LayoutCosts, nodes: int, groups: Mapping[str, GroupShape]) -> None:
+        self._costs = costs
+        self._groups = groups
+        self.key = (nodes, *groups.values())
+
+    def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
+        """Seconds of sharded operators [s]."""
+        return self._costs.kernels.seconds(operators)
+
+    def collective(self, item: Communication) -> tuple[float, float, float]:
+        """Seconds of a collective and bytes one rank sends over scale-up and scale-out links."""
+        group = self._groups[item.axis]
+        model = self._costs.collectives
+        if item.kind == "send":
+            out = item.size * group.domains / group.ranks if group.crosses else 0.0
+            took = model.send(item.size, crosses=group.crosses, slowdown=group.ring_slowdown)
+            return float(took), item.size - out, out
+        if item.across:
+            return self._twice(item, group)
+        up, out = model.wire_bytes(item.kind, item.size, group)
+        seconds = self._issued + float(model.seconds(item.kind, item.size, group))
+        return seconds, float(up), float(out)
+
+    @property
+    def _issued(self) -> float:
+        """What the framework adds to a collective of the library [s]."""
+        return self._costs.layout.framework.host.collective_cost
+
+    def _twice(self, item: Communication, group: GroupShape) -> tuple[float, float, float]:
+        """An all-to-all between the peers of each domain, beside one inside that passes on what arrives."""
+        model = self._costs.collectives
+        inside = GroupShape(group.per_domain, group.per_domain, 1)
+        across = _across(group)
+        slower = max(
+            model.seconds(item.kind, item.size, inside),
+            model.seconds(item.kind, item.across, across),
+        )
+        up, _ = model.wire_bytes(item.kind, item.size, inside)
+        out = item.across * (1.0 - 1.0 / group.domains)
+        return self._issued + float(slower), float(up), float(out)
+
+
+def _check_casts(layout: Layout) -> None:
+    """Refuse stages whose accelerators cast to the narrow precision in different ways: messages between them would not fit."""
+    chips = {cluster.accelerator.name: cluster.accelerator for cluster in layout.stage_clusters}
+    ways = {casting(layout.precision, chip) for chip in chips.values()}
+    if len(ways) > 1:
+        raise HardwareError(
+            f"{' and '.join(chips)} cast to {layout.precision} in different ways; set training.precision to bf16"
+        )
+
+
+def _across(group: GroupShape) -> GroupShape:
+    """One member of every scale-up domain of a group."""
+    return dataclasses.replace(group, ranks=group.domains, per_domain=1)
