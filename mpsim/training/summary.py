@@ -19,9 +19,9 @@ __all__ = ["summarise"]
 def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     """Build the summary of a training step; every key is defined in docs/reference/metrics.md."""
     step = result.timeline.step_time_s
-    accelerators = plan.mesh.world
-    peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(plan.precision))
-    model = model_flops(plan.model, plan.global_batch, plan.sequence_length)
+    accelerators = plan.layout.mesh.world
+    peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(plan.layout.precision))
+    model = model_flops(plan.layout.model, plan.global_batch, plan.sequence_length)
     hardware = _hardware_flops(result)
     mean = figures.mean_over_ranks(result, result.parts) * TICK
     breakdown = dict(zip(PARTS, mean.tolist(), strict=True))
@@ -50,7 +50,9 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "cost_per_step": figures.price(result),
         "utilisation": figures.utilisation(result),
         "calibration": figures.calibration(result.constants),
-        "validated": nearest_validated(plan.cluster.accelerator, plan.framework.name, accelerators),
+        "validated": nearest_validated(
+            plan.layout.cluster.accelerator, plan.layout.framework.name, accelerators
+        ),
         "warnings": _warnings(result, plan),
         **({"variation": result.variation.to_json()} if result.scenario.variation else {}),
     }
@@ -71,14 +73,18 @@ def _memory(result: Result, plan: Plan) -> dict[str, float | int]:
         name: float(held[rank]) for name, held in memory.components.items()
     }
     total = float(memory.total[rank])
-    stage = rank % plan.mesh.pp
+    stage = rank % plan.layout.mesh.pp
     return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": stage}
 
 
 def _warnings(result: Result, plan: Plan) -> list[str]:
     memory = result.memory
     warnings = []
-    if plan.network == "analytic" and plan.mesh.pp > 1 and routes_of(plan.cluster).names:
+    if (
+        plan.network == "analytic"
+        and plan.layout.mesh.pp > 1
+        and routes_of(plan.layout.cluster).names
+    ):
         warnings.append(
             "links of the fabric are thinner than the NICs below them, and network: analytic lets stages use them without "
             "meeting each other; set simulation.network to flow"
@@ -88,4 +94,4 @@ def _warnings(result: Result, plan: Plan) -> list[str]:
             f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB of "
             f"{memory.capacity / 1e9:.1f} GB; 'mpsim check' says what would make it fit"
         )
-    return warnings + figures.unsure(result, plan.precision)
+    return warnings + figures.unsure(result, plan.layout.precision)
