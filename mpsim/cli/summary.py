@@ -10,8 +10,6 @@ from mpsim.units import Dimension, format_quantity
 
 __all__ = ["percent", "print_summary", "summary_rows"]
 
-EXPOSED = ("exposed_tp", "exposed_cp", "exposed_ep", "exposed_pp", "exposed_dp")
-
 
 def percent(share: float) -> str:
     """A share as a percentage with one decimal.
@@ -37,13 +35,14 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     flops = summary["model_tflops_per_accelerator"], summary["hardware_tflops_per_accelerator"]
     throughput = f"{rate[0]:,.0f} tokens/s; {rate[1]:,.1f} tokens/s per accelerator"
     shares = f"MFU {percent(summary['mfu'])}, HFU {percent(summary['hfu'])}"
+    exposed = tuple(part for part in summary["breakdown_s"] if part.startswith("exposed_"))
     return [
         ("accelerators", f"{summary['accelerators']}"),
         ("step time", format_quantity(summary["step_time_s"], Dimension.TIME)),
         ("throughput", throughput),
         ("utilisation", f"{shares} ({flops[0]:.1f} and {flops[1]:.1f} TFLOP/s per accelerator)"),
-        ("where time goes", _shares(summary, skip=EXPOSED)),
-        ("exposed comm.", _shares(summary, only=EXPOSED) or "none"),
+        ("where time goes", _shares(summary, skip=exposed)),
+        ("exposed comm.", _shares(summary, only=exposed) or "none"),
         ("hidden comm.", _hidden(summary) or "none"),
         ("pipeline bubble", f"{percent(summary['bubble_fraction'])} of all rank time"),
         ("memory", _memory(summary)),

@@ -17,7 +17,7 @@ from mpsim.cost.formulas import (
     memory_seconds,
     optimizer_seconds,
 )
-from mpsim.cost.interference import INTERFERENCE_AXES, Interference, interference_of
+from mpsim.cost.interference import Interference, interference_of
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.layout import LayoutCosts, StageCosts
 from mpsim.cost.libraries import default_library, library_names
@@ -25,7 +25,6 @@ from mpsim.cost.quantise import launch_seconds, quantise_seconds
 
 __all__ = [
     "COLLECTIVES",
-    "INTERFERENCE_AXES",
     "CollectiveAnswer",
     "CollectiveCurves",
     "CollectiveModel",

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from mpsim.cost.constants import Constant, choose_group, constant_groups
 from mpsim.hardware.components import Accelerator
+from mpsim.parallel.axes import AXIS_NAMES
 
-__all__ = ["INTERFERENCE_AXES", "Interference", "interference_of"]
+__all__ = ["Interference", "interference_of"]
 
-INTERFERENCE_AXES = ("tp", "cp", "ep", "dp", "pp")
 _STEM = "interference"
 _OTHERS = "any"
 
@@ -82,8 +82,7 @@ def interference_of(framework: str, chip: Accelerator) -> Interference:
     group = choose_group(_STEM, prefix, chip.name, chip.family, chip.calibration)
     return Interference(
         held={
-            axis: min(1.0, group.value(f"units_{axis}") / chip.compute_units)
-            for axis in INTERFERENCE_AXES
+            axis: min(1.0, group.value(f"units_{axis}") / chip.compute_units) for axis in AXIS_NAMES
         },
         touches=group.value("touches"),
         drag=group.value("drag"),

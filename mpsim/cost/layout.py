@@ -16,7 +16,8 @@ from mpsim.cost.kernels import KernelModel
 from mpsim.cost.places import Places
 from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
-from mpsim.parallel import Communication, GroupShape, Layout
+from mpsim.parallel import AXES, Communication, GroupShape, Layout
+from mpsim.parallel.axes import Communicator
 from mpsim.workload import Operator
 
 __all__ = ["LayoutCosts", "StageCosts"]
@@ -110,21 +111,23 @@ class LayoutCosts:
         """Costs inside the stages of pipeline rank `rank`; one object for ranks that are alike."""
         first = int(self.alike[rank])
         if first not in self._stages:
-            cp = self.group(("cp",), first)
             self._stages[first] = StageCosts(
                 self.of(first),
                 self._first[first] if self._first else 0,
                 {
-                    "tp": self.group(("tp",), first),
-                    "cp": cp,
-                    "cp-inside": GroupShape(cp.per_domain, cp.per_domain, 1),
-                    "cp-across": _across(cp),
-                    "ep": self.expert_group(("ep",), first),
-                    "etp": self.expert_group(("etp",), first),
-                    "etp-ep": self.expert_group(("etp", "ep"), first),
+                    group.name: self.communicator(group, first)
+                    for axis in AXES
+                    for group in axis.communicators
                 },
             )
         return self._stages[first]
+
+    def communicator(self, group: Communicator, rank: int) -> GroupShape:
+        """Where a communicator of layers of pipeline rank `rank` sits."""
+        whole = (self.expert_group if group.of_experts else self.group)(group.axes, rank)
+        if group.part == "inside":
+            return GroupShape(whole.per_domain, whole.per_domain, 1)
+        return _across(whole) if group.part == "across" else whole
 
     @property
     def scatters_messages(self) -> bool:

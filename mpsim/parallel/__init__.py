@@ -1,5 +1,6 @@
 """Who holds what: the mesh on the cluster, layers on stages, operators on ranks."""
 
+from mpsim.parallel.axes import ACCOUNTED, AXES, AXIS_NAMES, FOLDED, REPLICATING, Axis, Span, Stream
 from mpsim.parallel.blocks import block_backward, block_forward
 from mpsim.parallel.crossing import placed
 from mpsim.parallel.fused import fused_blocks
@@ -7,16 +8,21 @@ from mpsim.parallel.group import GroupShape
 from mpsim.parallel.imbalance import rank_load
 from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
 from mpsim.parallel.layout import Layout
-from mpsim.parallel.mesh import AXES, EXPERT_AXES, Mesh, spread
+from mpsim.parallel.mesh import EXPERT_AXES, Mesh, spread
 from mpsim.parallel.partition import Stage, partition_layers, placed_stages
 from mpsim.parallel.recompute import MODULES, NOTHING, Recompute, Rerun, rerun
 from mpsim.parallel.shard import Routing, Sharding, shard
 
 __all__ = [
+    "ACCOUNTED",
     "AXES",
+    "AXIS_NAMES",
     "EXPERT_AXES",
+    "FOLDED",
     "MODULES",
     "NOTHING",
+    "REPLICATING",
+    "Axis",
     "Communication",
     "Compute",
     "GroupShape",
@@ -27,7 +33,9 @@ __all__ = [
     "Rerun",
     "Routing",
     "Sharding",
+    "Span",
     "Stage",
+    "Stream",
     "Synchronization",
     "Waits",
     "block_backward",

@@ -27,8 +27,7 @@ class Communication:
     ----------
     name : str
     axis : str
-        ``tp``, ``cp``, ``ep`` or ``etp``; ``cp-inside`` and ``cp-across`` are the parts of a context-parallel group inside one
-        scale-up domain and across them, ``etp-ep`` all ranks that share a set of experts.
+        Name of its communicator in the table of axes (`mpsim.parallel.axes.Communicator`).
     kind : str
         As the collective cost model names it: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``; or ``send``,
         from every member to the next of a ring.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange, Framework
 from mpsim.hardware import Cluster
+from mpsim.parallel.axes import ACCOUNTED
 from mpsim.parallel.imbalance import rank_load
 from mpsim.parallel.mesh import Mesh
 from mpsim.parallel.partition import Stage
@@ -74,9 +75,7 @@ class Layout:
 
     def __repr__(self) -> str:
         mesh = self.mesh
-        degrees = " ".join(
-            f"{axis} {getattr(mesh, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp")
-        )
+        degrees = " ".join(f"{axis.name} {mesh.degree(axis.name)}" for axis in ACCOUNTED)
         return (
             f"Layout({self.model.layers} layers in {len(self.stages)} stages, {degrees}: {mesh.world} of "
             f"{self.cluster.node.accelerator.name}, {self.precision}, {self.framework.name})"

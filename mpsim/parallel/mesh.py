@@ -1,4 +1,4 @@
-"""The mesh: which accelerator is which coordinate of tp, cp, ep, dp and pp."""
+"""The mesh: which accelerator is which coordinate of every axis."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from numpy.typing import NDArray
 
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster
+from mpsim.parallel.axes import AXES, AXIS_NAMES, FOLDED, REPLICATING
 from mpsim.parallel.crossing import placed, spread
 from mpsim.parallel.group import GroupShape
 
-__all__ = ["AXES", "EXPERT_AXES", "Mesh", "spread"]
+__all__ = ["EXPERT_AXES", "Mesh", "spread"]
 
-AXES = ("tp", "cp", "ep", "dp", "pp")
-EXPERT_AXES = ("etp", "ep", "edp")
+EXPERT_AXES = tuple(axis.of_experts for axis in AXES if axis.of_experts)
+"""Axes of the experts' mesh, fastest first."""
+_OF_EXPERTS = {axis.name: axis.of_experts for axis in AXES if axis.of_experts}
+_OF_STAGE = tuple(axis.name for axis in reversed(FOLDED))  # slowest first
+_GRID = ("pp", *_OF_STAGE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """Degrees of the five axes and the order in which they are laid on accelerators.
+    """Degrees of the axes and the order in which they are laid on accelerators.
 
     Ranks are accelerators, numbered node by node; the first axis of `order` changes fastest. Experts lay a mesh of their own over
     the ranks of a stage, so `ep` does not multiply the world: ``etp x ep x edp = tp x cp x dp``, with etp in the place of tp and edp
@@ -34,7 +38,7 @@ class Mesh:
     tp, cp, ep, dp, pp : int
         Degrees, at least 1.
     order : tuple of str
-        A permutation of `AXES`, fastest first.
+        A permutation of `mpsim.parallel.axes.AXIS_NAMES`, fastest first.
     etp : int, optional
         Tensor parallelism of experts; left out, `tp` with experts divided (as it was before there was a choice).
     """
@@ -44,19 +48,19 @@ class Mesh:
     ep: int = 1
     dp: int = 1
     pp: int = 1
-    order: tuple[str, ...] = AXES
+    order: tuple[str, ...] = AXIS_NAMES
     etp: int | None = None
 
     def __post_init__(self) -> None:
         problems = [
             Problem(f"got {size!r}; needed a whole number of at least 1", key=f"parallelism.{axis}")
-            for axis in AXES
+            for axis in AXIS_NAMES
             if not isinstance(size := getattr(self, axis), int) or size < 1
         ]
-        if sorted(self.order) != sorted(AXES):
+        if sorted(self.order) != sorted(AXIS_NAMES):
             problems.append(
                 Problem(
-                    f"got {'-'.join(self.order)}; needed every one of {', '.join(AXES)} once, "
+                    f"got {'-'.join(self.order)}; needed every one of {', '.join(AXIS_NAMES)} once, "
                     "joined by '-', fastest first",
                     key="parallelism.order",
                 )
@@ -66,8 +70,23 @@ class Mesh:
 
     @property
     def world(self) -> int:
-        """Ranks: tp x cp x dp x pp."""
-        return self.tp * self.cp * self.dp * self.pp
+        """Ranks of all axes that multiply them."""
+        return math.prod(self.degree(axis) for axis in _GRID)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters."""
+        return math.prod(self.degree(axis) for axis in REPLICATING)
+
+    @property
+    def of_layers(self) -> tuple[int, ...]:
+        """Degrees that divide what a rank computes of a layer, those of experts last."""
+        own = (self.degree(axis.name) for axis in AXES if axis.communicators)
+        return (*own, self.expert_tp)
+
+    def degree(self, axis: str) -> int:
+        """Ranks along the axis of that name."""
+        return int(getattr(self, axis))
 
     @property
     def expert_tp(self) -> int:
@@ -77,17 +96,14 @@ class Mesh:
     @property
     def edp(self) -> int:
         """Ranks of a stage that hold the same part of the same experts."""
-        return self.tp * self.cp * self.dp // (self.expert_tp * self.ep)
+        return self.world // self.pp // (self.expert_tp * self.ep)
 
     @functools.cached_property
     def ranks(self) -> NDArray[np.int64]:
-        """Rank of every coordinate; axes in the order pp, dp, cp, tp."""
-        laid = [axis for axis in self.order if axis != "ep"]
-        shape = [int(getattr(self, axis)) for axis in reversed(laid)]
-        grid = np.arange(self.world).reshape(shape)
-        return np.moveaxis(
-            grid, [laid[::-1].index(axis) for axis in ("pp", "dp", "cp", "tp")], range(4)
-        )
+        """Rank of every coordinate; the pipeline comes first, then the axes of a stage, slowest first (pp, dp, cp, tp)."""
+        laid = [axis for axis in reversed(self.order) if axis in _GRID]
+        grid = np.arange(self.world).reshape([self.degree(axis) for axis in laid])
+        return np.moveaxis(grid, [laid.index(axis) for axis in _GRID], range(len(_GRID)))
 
     def groups(self, axes: Sequence[str], stage: int) -> NDArray[np.int64]:
         """Members of every communicator over `axes` among the ranks of one pipeline rank.
@@ -96,11 +112,12 @@ class Mesh:
         -------
         int64[groups, members]
         """
-        names = ("dp", "cp", "tp")
         grid = self.ranks[stage]
-        inside = [names.index(axis) for axis in names if axis in axes]
-        moved: NDArray[np.int64] = np.moveaxis(grid, inside, range(3 - len(inside), 3))
-        return moved.reshape(-1, math.prod(getattr(self, axis) for axis in names if axis in axes))
+        inside = [place for place, axis in enumerate(_OF_STAGE) if axis in axes]
+        moved: NDArray[np.int64] = np.moveaxis(
+            grid, inside, range(grid.ndim - len(inside), grid.ndim)
+        )
+        return moved.reshape(-1, math.prod(self.degree(axis) for axis in _OF_STAGE if axis in axes))
 
     def shape(self, axes: Sequence[str], stage: int, cluster: Cluster) -> GroupShape:
         """Where the members of a communicator sit; a bound on all of them, where they differ.
@@ -108,7 +125,7 @@ class Mesh:
         Parameters
         ----------
         axes : sequence of str
-            Among tp, cp, dp.
+            Among those of one stage.
         stage : int
             Pipeline rank.
         cluster : Cluster
@@ -132,8 +149,7 @@ class Mesh:
         int64[groups, members]
         """
         degree = {"etp": self.expert_tp, "ep": self.ep, "edp": self.edp}
-        place = {"tp": "etp", "ep": "ep", "dp": "edp"}
-        slowest_first = [place[axis] for axis in reversed(self.order) if axis in place]
+        slowest_first = [_OF_EXPERTS[axis] for axis in reversed(self.order) if axis in _OF_EXPERTS]
         grid = np.sort(self.ranks[stage].ravel()).reshape([degree[one] for one in slowest_first])
         inside = [slowest_first.index(axis) for axis in slowest_first if axis in axes]
         moved: NDArray[np.int64] = np.moveaxis(
@@ -148,13 +164,13 @@ class Mesh:
     def shard_groups(self, shard: int, stage: int) -> NDArray[np.int64]:
         """Members of every group of `shard` neighbouring replicas of one pipeline rank, int64[groups, shard].
 
-        Neighbours are next to each other in context parallelism, then in data parallelism.
+        Neighbours are next to each other along the axis that changes fastest.
         """
-        return self.groups(("dp", "cp"), stage).reshape(-1, shard)
+        return self.groups(REPLICATING, stage).reshape(-1, shard)
 
     def replica_groups(self, shard: int, stage: int) -> NDArray[np.int64]:
         """Members of every communicator between groups of `shard` replicas: those with the same share, int64[groups, replicas]."""
-        groups = self.groups(("dp", "cp"), stage)
+        groups = self.groups(REPLICATING, stage)
         return (
             groups.reshape(len(groups), -1, shard)
             .swapaxes(1, 2)
@@ -162,9 +178,14 @@ class Mesh:
         )
 
     def model_parallel_shape(self, cluster: Cluster) -> GroupShape:
-        """Where the ranks of one model replica sit: the communicator over tensor and pipeline parallelism."""
-        replicas = np.moveaxis(self.ranks, 0, 2).reshape(-1, self.pp * self.tp)
-        return spread(cluster.domain_of(replicas))
+        """Where the ranks of one model replica sit."""
+        return spread(cluster.domain_of(self.model_groups()))
+
+    def model_groups(self) -> NDArray[np.int64]:
+        """Ranks of every replica of the model, int64[replicas, ranks]."""
+        replicas = [_GRID.index(axis) for axis in REPLICATING]
+        grid = np.moveaxis(self.ranks, replicas, range(len(replicas)))
+        return grid.reshape(self.replicas, -1)
 
     def crosses(self, source: int, target: int, cluster: Cluster) -> bool:
         """Whether any message from pipeline rank `source` to `target` leaves its scale-up domain."""

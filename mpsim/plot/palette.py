@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.parallel import ACCOUNTED, AXIS_NAMES
 from mpsim.program import PARTS
 
 __all__ = [
@@ -33,11 +34,7 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "input_gradient": "#F5F51C",
         "weight_gradient": "#00C067",
         "recompute": "#E680B2",
-        "tp": "#C5700B",
-        "cp": "#854E82",
-        "ep": "#88CCEE",
-        "pp": "#332288",
-        "dp": "#4699F3",
+        **{axis.name: axis.colour for axis in ACCOUNTED},
         "bubble": "#E8E8E8",
         "optimizer": "#222222",
         "host": "#765C2C",
@@ -51,17 +48,13 @@ LABELS: Mapping[str, str] = MappingProxyType(
         "input_gradient": "input gradient",
         "weight_gradient": "weight gradient",
         "recompute": "recomputation",
-        "tp": "tensor-parallel comm.",
-        "cp": "context-parallel comm.",
-        "ep": "expert-parallel comm.",
-        "pp": "pipeline send",
-        "dp": "data-parallel comm.",
+        **{axis.name: axis.label for axis in ACCOUNTED},
         "host": "host launch",
     }
 )
 """What legends say, where it is not the kind's own name."""
 
-COMMUNICATION = frozenset({"tp", "cp", "ep", "pp", "dp"})
+COMMUNICATION = frozenset(AXIS_NAMES)
 """Kinds that are hatched in stacked bars."""
 
 RESOURCES: Mapping[str, str] = MappingProxyType(

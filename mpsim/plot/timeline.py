@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.parallel import AXES
 from mpsim.plot.display import Display, event_patches, legend_above, thin
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, event_of_part, shades
 from mpsim.program import PARTS, TICK, Kind, Program, Stream
@@ -32,7 +33,7 @@ _OF_KIND = {
     Kind.WEIGHT_GRADIENT: "weight_gradient",
     Kind.SEND: "pp",
 }
-_OF_STREAM = {Stream.TP: "tp", Stream.CP: "cp", Stream.EP: "ep", Stream.DP: "dp"}
+_OF_STREAM = {axis.streams[0]: axis.name for axis in AXES}
 
 _ROW_INCHES, _WIDTH_INCHES, _TALLEST_INCHES = 0.36, 12.0, 13.0
 _COMPUTE_LANE, _COMMUNICATION_LANE, _ALONE_LANE = (-0.42, 0.52), (0.14, 0.24), (-0.42, 0.84)

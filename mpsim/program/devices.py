@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import Constant, Interference, interference_of
+from mpsim.parallel.axes import AXES
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand, expanded_flops
 from mpsim.program.program import PARTS, TICK, Kind, Program, Stream
@@ -22,15 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMUNICATION", "Devices", "devices_of", "interference_constants"]
 
-COMMUNICATION = {
-    Stream.TP: "tp",
-    Stream.CP: "cp",
-    Stream.EP: "ep",
-    Stream.DP: "dp",
-    Stream.REPLICA: "dp",
-    Stream.EDP: "dp",
-    **dict.fromkeys([one for one in Stream if one.name.startswith(("SEND", "RECV"))], "pp"),
-}
+COMMUNICATION = {stream: axis.name for axis in AXES for stream in axis.streams}
 """Axis of every stream on which ranks communicate."""
 
 _HOST = PARTS.index("host")

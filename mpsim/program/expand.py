@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.parallel.axes import AXES
 from mpsim.program.csr import Lists, compress, owners
-from mpsim.program.program import Kind, Program, Span, Stream, Template
+from mpsim.program.program import Kind, Program, Stream, Template
 from mpsim.program.template import exits
 
 __all__ = ["expand", "expanded_flops"]
@@ -23,9 +24,9 @@ __all__ = ["expand", "expanded_flops"]
 Ints = NDArray[np.int64]
 
 _SPANS = np.zeros(len(Stream), dtype=np.int8)
-_SPANS[Stream.TP], _SPANS[Stream.CP] = Span.TP, Span.CP
-# experts' groups are cut from all ranks of a stage, across its axes: whoever waits for one of them is taken to wait for all
-_SPANS[Stream.EP] = Span.TP | Span.CP | Span.DP
+for _axis in AXES:
+    if _axis.communicators:  # templates have no others
+        _SPANS[_axis.streams[0]] = _axis.span
 
 
 def expand(program: Program) -> Program:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
+from mpsim.parallel.axes import FOLDED, REPLICATING
 from mpsim.parallel.crossing import Flows, exchange, load, messages, ring
 from mpsim.program.program import TICK, Kind, Program, Stream
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Links", "links_of"]
 
 _DIRECTIONS = ("out", "in")
+_INSIDE_LAYERS = {axis.streams[0]: axis.name for axis in FOLDED if axis.communicators}
 _DIGITS = 9  # of a load: what agrees to so many is one link
 
 
@@ -233,10 +235,8 @@ def _flows(plan: Plan, stream: int, rank: int, peer: int) -> Flows:
 def _members(plan: Plan, stream: Stream, rank: int) -> NDArray[np.int64]:
     """Ranks of the communicators of a stream."""
     mesh = plan.layout.mesh
-    if stream is Stream.TP:
-        return mesh.groups(("tp",), rank)
-    if stream is Stream.CP:
-        return mesh.groups(("cp",), rank)
+    if stream in _INSIDE_LAYERS:
+        return mesh.groups((_INSIDE_LAYERS[stream],), rank)
     if stream is Stream.EDP:
         return mesh.expert_groups(("edp",), rank)
     if stream is Stream.REPLICA:
@@ -244,7 +244,5 @@ def _members(plan: Plan, stream: Stream, rank: int) -> NDArray[np.int64]:
     if stream is Stream.DP and plan.zero:
         return mesh.shard_groups(plan.sharers, rank)
     if stream is Stream.DP:
-        return mesh.groups(("dp", "cp"), rank)
-    return np.moveaxis(mesh.ranks, 0, 2).reshape(
-        -1, mesh.pp * mesh.tp
-    )  # the norm: all that share a model
+        return mesh.groups(REPLICATING, rank)
+    return mesh.model_groups()  # the norm: all that share a model

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.parallel.axes import ACCOUNTED, Span, Stream
 from mpsim.program.csr import owners, stable_order
 
 __all__ = [
@@ -37,11 +38,7 @@ PARTS = (
     "backward",
     "weight_gradient",
     "recompute",
-    "exposed_tp",
-    "exposed_cp",
-    "exposed_ep",
-    "exposed_pp",
-    "exposed_dp",
+    *(axis.part for axis in ACCOUNTED),
     "bubble",
     "optimizer",
     "host",
@@ -70,37 +67,6 @@ class Kind(enum.IntEnum):
 
 PIPELINE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 """Kinds of rows that are the actions of a schedule."""
-
-
-class Stream(enum.IntEnum):
-    """In-order queues of one rank."""
-
-    COMPUTE = 0
-    TP = 1  # tensor-parallel communicator
-    CP = 2
-    EP = 3
-    DP = 4
-    SEND_NEXT = 5  # to the rank of the next stage: activations
-    SEND_PREV = 6  # to the rank of the previous stage: gradients
-    RECV_PREV = 7  # activations
-    RECV_NEXT = 8  # gradients
-    SEND_NEXT_BACK = 9  # as above against the usual direction (V-shaped stage maps)
-    SEND_PREV_BACK = 10
-    RECV_PREV_BACK = 11
-    RECV_NEXT_BACK = 12
-    REPLICA = 13  # between sharded groups of replicas (HSDP)
-    EDP = 14  # data parallelism of experts
-    COPY = 15  # device to host and back
-    HOST = 16  # work of the host (an offloaded optimizer)
-
-
-class Span(enum.IntFlag):
-    """Over which axes the ranks of a class take part in one row together; 0 where each does its own."""
-
-    NONE = 0
-    TP = 1
-    CP = 2
-    DP = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -15,27 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import Communication, Compute, Item, Synchronization, Waits
+from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization, Waits
 from mpsim.program.program import PARTS, TICK, Stream, Template
 from mpsim.workload import Operator, Phase
 
 __all__ = ["EMPTY", "BlockCosts", "concatenate", "evaluate_block", "exits", "stretched", "ticks"]
 
-# expert-tensor groups are part of tensor-parallel ones in all stacks, and queue with them
-_STREAM = {
-    "tp": Stream.TP,
-    "cp": Stream.CP,
-    "cp-inside": Stream.CP,
-    "cp-across": Stream.CP,
-    "ep": Stream.EP,
-    "etp": Stream.TP,
-    "etp-ep": Stream.EP,
-}
-_EXPOSED = {
-    Stream.TP: PARTS.index("exposed_tp"),
-    Stream.CP: PARTS.index("exposed_cp"),
-    Stream.EP: PARTS.index("exposed_ep"),
-}
+_STREAM = {group.name: axis.streams[0] for axis in AXES for group in axis.communicators}
+_EXPOSED = {axis.streams[0]: PARTS.index(axis.part) for axis in AXES if axis.communicators}
 _PART_OF_PHASE = {
     Phase.FORWARD: PARTS.index("forward"),
     Phase.INPUT_GRADIENT: PARTS.index("backward"),

@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.parallel.axes import FOLDED
 from mpsim.program.csr import Lists, owners
 from mpsim.program.program import Program, Span, Stream
 
@@ -25,17 +26,15 @@ __all__ = ["Unfolding", "spans", "unfold"]
 
 Ints = NDArray[np.int64]
 
-_AXES = (("dp", Span.DP), ("cp", Span.CP), ("tp", Span.TP))  # slowest first
+_AXES = tuple((axis.name, axis.span) for axis in reversed(FOLDED))  # slowest first
 _NOT_BY_ROW = frozenset("labels class_size rank_name dep_ptr dep slot_ptr slot templates".split())
 
 
 def unfold(
     program: Program,
+    degrees: Mapping[str, int],
     *,
-    tp: int,
-    cp: int,
-    dp: int,
-    touched: Iterable[tuple[int, int, int]] | None = None,
+    touched: Mapping[str, Iterable[int]] | None = None,
 ) -> Program:
     """Give ranks rows of their own.
 
@@ -43,10 +42,10 @@ def unfold(
     ----------
     program : Program
         Expanded: collectives inside templates have no members to meet.
-    tp, cp, dp : int
-        Degrees that the classes were folded over.
-    touched : iterable of (int, int, int), optional
-        Coordinates (tp, cp, dp) of the ranks that will differ from the others of their class; all by default.
+    degrees : mapping of str to int
+        Ranks that the classes were folded over, by axis; 1 where one is left out.
+    touched : mapping of str to iterable of int, optional
+        Coordinates that will differ from the others of their class, by axis; all of all axes by default.
 
     Returns
     -------
@@ -58,7 +57,7 @@ def unfold(
     ValueError
         If the program still has templates, or a coordinate is not there.
     """
-    return Unfolding(program, tp=tp, cp=cp, dp=dp, touched=touched).program()
+    return Unfolding(program, degrees, touched=touched).program()
 
 
 def _parts(degree: int, touched: Iterable[int] | None) -> list[list[int]]:
@@ -86,7 +85,7 @@ class Unfolding:
 
     Parameters
     ----------
-    program, tp, cp, dp, touched
+    program, degrees, touched
         As for `unfold`.
 
     Attributes
@@ -102,20 +101,16 @@ class Unfolding:
     def __init__(
         self,
         program: Program,
+        degrees: Mapping[str, int],
         *,
-        tp: int,
-        cp: int,
-        dp: int,
-        touched: Iterable[tuple[int, int, int]] | None = None,
+        touched: Mapping[str, Iterable[int]] | None = None,
     ) -> None:
         if program.templates:
             raise ValueError("unfold needs an expanded program: call expand(program) first")
         self._folded = program
-        chosen = None if touched is None else list(touched)
-        degree = {"tp": tp, "cp": cp, "dp": dp}
         self._parts = {
-            name: _parts(degree[name], None if chosen is None else {one[i] for one in chosen})
-            for i, name in enumerate(("tp", "cp", "dp"))
+            name: _parts(degrees.get(name, 1), None if touched is None else touched.get(name, ()))
+            for name, _ in _AXES
         }
         self._grid = tuple(len(self._parts[name]) for name, _ in _AXES)
         self.copies = int(np.prod(self._grid))

@@ -16,22 +16,25 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import INTERFERENCE_AXES
 from mpsim.engine.timeline import Timeline
+from mpsim.parallel.axes import AXIS_NAMES
 from mpsim.program import PARTS, Kind, Program, Stream, Template
 from mpsim.program.csr import owners
 from mpsim.program.devices import COMMUNICATION
 from mpsim.result.intervals import Cover, compute_rows
 
-__all__ = ["AXES", "CommunicationTime", "communication_time"]
+__all__ = ["CommunicationTime", "communication_time"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-AXES = INTERFERENCE_AXES
-"""Axes by which time is told."""
 _HOST = PARTS.index("host")
-_AXIS = np.array([AXES.index(COMMUNICATION[one]) if one in COMMUNICATION else -1 for one in Stream])
+_AXIS = np.array(
+    [
+        AXIS_NAMES.index(COMMUNICATION[stream]) if stream in COMMUNICATION else -1
+        for stream in Stream
+    ]
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +44,7 @@ class CommunicationTime:
     Parameters
     ----------
     hidden, exposed : float64[R, A]
-        Ticks of each rank class, by `AXES`; their sum is the time that transfers run.
+        Ticks of each rank class, by `mpsim.parallel.axes.AXIS_NAMES`; their sum is the time that transfers run.
     """
 
     hidden: Floats
@@ -57,7 +60,7 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
         Of a program with templates or without.
     """
     program = timeline.program
-    total, hidden = np.zeros((2, program.ranks, len(AXES)))
+    total, hidden = np.zeros((2, program.ranks, len(AXIS_NAMES)))
     inside = [_inside(one) for one in program.templates]
     rank, row = compute_rows(program)
     template = program.template[row]
@@ -99,7 +102,7 @@ class _Inside:
         kernels = (template.stream == Stream.COMPUTE) & (template.part != _HOST)
         self.cover = Cover(start[kernels], end[kernels])
         self.whole = float(self.cover.until(np.array([np.inf]))[0])
-        self.total, self.hidden = np.zeros((2, len(AXES)))
+        self.total, self.hidden = np.zeros((2, len(AXIS_NAMES)))
         axis = _AXIS[template.stream]
         moves = axis >= 0
         np.add.at(self.total, axis[moves], template.duration[moves])

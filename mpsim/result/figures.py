@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from mpsim.cost import Constant, Status, device_power
 from mpsim.hardware import SCALED_FORMATS, Accelerator, recalled
+from mpsim.parallel import AXIS_NAMES
 from mpsim.program import TICK
-from mpsim.result.communication import AXES
 
 if TYPE_CHECKING:
     from mpsim.result.result import Result
@@ -52,7 +52,7 @@ def communication(result: Result) -> dict[str, dict[str, float]]:
     )
     return {
         axis: {"hidden": float(hidden[i]), "exposed": float(exposed[i])}
-        for i, axis in enumerate(AXES)
+        for i, axis in enumerate(AXIS_NAMES)
     }
 
 

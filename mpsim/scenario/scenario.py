@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,11 +27,14 @@ from mpsim.scenario.mixture import clusters_of
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.resolved import digest_of, resolved_data
 from mpsim.scenario.sections import (
+    AXES,
+    REPLICATING,
     FrameworkChoice,
     Parallelism,
     ScheduleChoice,
     Simulation,
     Training,
+    factors,
 )
 from mpsim.scenario.sweep import SweepValues, points
 from mpsim.scenario.translate import translate
@@ -140,9 +144,19 @@ class Scenario(Section):
     @property
     def dp(self) -> int:
         """Data-parallel replicas: as given, or what the cluster has room for."""
-        each = self.parallelism.tp * self.parallelism.pp * self.parallelism.cp
         given = self.parallelism.dp
-        return self.world_size // each if given is None else given
+        return self.world_size // self.parallelism.replica_ranks if given is None else given
+
+    @property
+    def degrees(self) -> Mapping[str, int]:
+        """Degree of every axis, that of data parallelism resolved."""
+        given = {axis: getattr(self.parallelism, axis) for axis in AXES}
+        return {**given, "dp": self.dp}
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters."""
+        return math.prod(self.degrees[axis] for axis in REPLICATING)
 
     @property
     def virtual_stages(self) -> int:
@@ -244,7 +258,7 @@ class Scenario(Section):
         return (
             f"{self.name or 'scenario'}: {self.transformer.name} on {cluster.nodes} x "
             f"{cluster.node.accelerators} {cluster.accelerator.name}; "
-            f"tp {p.tp} x pp {p.pp} x cp {p.cp} x dp {self.dp}, {schedule}; "
+            f"{factors(p.dividing)} x dp {self.dp}, {schedule}; "
             f"{training.global_batch} sequences of {training.sequence_length} tokens a step"
         )
 

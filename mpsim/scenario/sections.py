@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -13,12 +14,16 @@ from mpsim.schedule import schedule, schedule_names
 
 __all__ = [
     "AXES",
+    "DIVIDING",
+    "OF_STAGE",
     "PRECISIONS",
+    "REPLICATING",
     "FrameworkChoice",
     "Parallelism",
     "ScheduleChoice",
     "Simulation",
     "Training",
+    "factors",
 ]
 
 Precision = Literal[
@@ -30,6 +35,19 @@ RecomputeModule = Literal[
 
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 AXES: Final = ("tp", "cp", "ep", "dp", "pp")
+"""Fields of `Parallelism` that are degrees of axes, as `mpsim.parallel.axes.AXES` has them."""
+DIVIDING: Final = ("tp", "pp", "cp")
+"""Axes among whose ranks one replica of the model is divided."""
+REPLICATING: Final = ("dp", "cp")
+"""Axes whose ranks hold the same parameters."""
+OF_STAGE: Final = tuple(axis for axis in AXES if axis != "pp" and axis in DIVIDING + REPLICATING)
+"""Axes whose degrees multiply to the ranks of one pipeline stage."""
+
+
+def factors(degrees: Mapping[str, int]) -> str:
+    """Write ``tp 8 x pp 2``."""
+    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+
 
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -84,6 +102,16 @@ class Parallelism(Section):
     def axes(self) -> tuple[str, ...]:
         """The axes of `order`, fastest first."""
         return tuple(self.order.split("-"))
+
+    @property
+    def dividing(self) -> Mapping[str, int]:
+        """Degrees of the axes that divide one replica."""
+        return {axis: getattr(self, axis) for axis in DIVIDING}
+
+    @property
+    def replica_ranks(self) -> int:
+        """Ranks that compute for one replica."""
+        return math.prod(self.dividing.values())
 
 
 class ScheduleChoice(Section):

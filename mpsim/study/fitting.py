@@ -72,7 +72,7 @@ def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
 def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
     """Single steps towards less memory, cheapest in time first."""
     parallelism, training = scenario.parallelism, scenario.training
-    if scenario.dp * parallelism.cp > 1 and parallelism.zero == 0:
+    if scenario.replicas > 1 and parallelism.zero == 0:
         yield {"parallelism.zero": 1}
     if parallelism.tp > 1 and not parallelism.sequence_parallel:
         yield {"parallelism.sequence_parallel": True}
@@ -85,13 +85,13 @@ def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
     if training.recompute != "full":
         modules = {"training.recompute_modules": None} if training.recompute_modules else {}
         yield {"training.recompute": "full", **modules}
-    for axis in ("tp", "pp", "cp"):
+    for axis, degree in parallelism.dividing.items():
         for factor in (2, 4):
             if scenario.dp % factor == 0:
-                values = {f"parallelism.{axis}": getattr(parallelism, axis) * factor}
+                values: dict[str, object] = {f"parallelism.{axis}": degree * factor}
                 given = parallelism.dp
                 yield values if given is None else {**values, "parallelism.dp": given // factor}
-    if scenario.dp * parallelism.cp > 1 and parallelism.zero < 3:
+    if scenario.replicas > 1 and parallelism.zero < 3:
         yield {"parallelism.zero": 3}
 
 

@@ -11,6 +11,7 @@ import statistics
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.parallel import FOLDED
 from mpsim.program import PIPELINE, Kind, Stream
 from mpsim.result import Result
 
@@ -47,5 +48,4 @@ def peers_of(result: Result) -> int:
         streams |= set(np.unique(one.stream).tolist())
     if Stream.EP in streams:  # experts' groups are cut from all ranks of a stage
         return int(program.class_size.max(initial=1))
-    axes = {Stream.TP: mesh.tp, Stream.CP: mesh.cp, Stream.DP: mesh.dp}
-    return math.prod(degree for stream, degree in axes.items() if stream in streams)
+    return math.prod(mesh.degree(axis.name) for axis in FOLDED if axis.streams[0] in streams)

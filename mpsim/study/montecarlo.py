@@ -192,7 +192,7 @@ class _Draws:
         folded = dataclasses.replace(
             program, templates=(), template=np.full(len(program), -1, dtype=np.int32)
         )
-        unfolding = Unfolding(folded, tp=1, cp=1, dp=replicas)
+        unfolding = Unfolding(folded, {"dp": replicas})
         self._structure = Structure.unfolded(folded, unfolding)
         self._duration = np.repeat(program.duration, unfolding.count)
         computes = np.repeat(np.isin(program.kind, COMPUTE), unfolding.count)

@@ -150,7 +150,7 @@ def _likeness(scenario: Scenario) -> tuple[object, ...]:
     return (
         str(schedule.name or schedule.file),
         *(parallelism.pp, scenario.virtual_stages, scenario.microbatches, parallelism.zero),
-        *(scenario.dp * parallelism.cp > 1, parallelism.tp > 1),
+        *(scenario.replicas > 1, parallelism.tp > 1),
     )
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine import Structure, Timeline, reduce_template
 from mpsim.errors import Problem, ScenarioError
+from mpsim.parallel import FOLDED
 from mpsim.program import TICK, Program, Stream
 from mpsim.program.links import links_of
 from mpsim.program.unfold import Unfolding
@@ -37,7 +38,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _GRID = 33  # factors at which the time of an action is computed; between them it is interpolated
-_FOLDED = " cp 0 tp 0"  # ranks that meet inside actions stay together: these say nothing
+# ranks that meet inside actions stay together: their coordinates say nothing
+_FOLDED = "".join(f" {axis.name} 0" for axis in reversed(FOLDED) if axis.name != "dp")
 _EXPERTS = "experts"  # how the names of their kernels begin
 
 
@@ -170,9 +172,8 @@ class _Machine:
         plain = dataclasses.replace(
             program, templates=(), template=np.full(len(program), -1, dtype=np.int32)
         )
-        touched = None if len(self._copies) == self._replicas else self._alone
-        unfolding = Unfolding(plain, tp=1, cp=1, dp=self._replicas,
-                              touched=None if touched is None else [(0, 0, one) for one in touched])  # fmt: skip
+        touched = None if len(self._copies) == self._replicas else {"dp": self._alone}
+        unfolding = Unfolding(plain, {"dp": self._replicas}, touched=touched)
         unfolded = unfolding.program()
         names = tuple(name.replace(_FOLDED, "") for name in unfolded.rank_name)
         sizes = unfolded.class_size * self._peers

@@ -150,7 +150,7 @@ class Plan:
     @property
     def replicas(self) -> int:
         """Ranks that hold the same parameters: data- and context-parallel peers."""
-        return self.layout.mesh.dp * self.layout.mesh.cp
+        return self.layout.mesh.replicas
 
     @property
     def sharers(self) -> int:

@@ -37,11 +37,7 @@ def make_plan(scenario: Scenario) -> Plan:
         raise ScenarioError(problems)
     parallelism, training = scenario.parallelism, scenario.training
     mesh = Mesh(
-        tp=parallelism.tp,
-        cp=parallelism.cp,
-        ep=parallelism.ep,
-        dp=scenario.dp,
-        pp=parallelism.pp,
+        **scenario.degrees,
         order=parallelism.axes,
         etp=parallelism.etp,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from mpsim.importers import Assumed
 from mpsim.importers.cells import Cells
+from mpsim.parallel import AXES
 from mpsim.validate.tables import table
 
 __all__ = ["BY_FAMILY", "Filled", "fill_in", "network_of", "slices_of", "system_of"]
@@ -17,7 +18,7 @@ __all__ = ["BY_FAMILY", "Filled", "fill_in", "network_of", "slices_of", "system_
 BY_FAMILY = "the family's rule"
 _TILE = 256  # widths of gated MLPs are multiples of it
 _STATED = ("tp", "pp", "dp")
-_WIDEST = ("tp", "pp", "cp")  # axes that divide the accelerators before replicas do
+_MULTIPLYING = tuple(axis.name for axis in AXES if axis.multiplies)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def _degree(found: Filled) -> Filled:
     count = cells.number("num_accel")
     if len(open_ones) != 1 or open_ones == ["dp"] or not count:
         return found
-    taken = math.prod(cells.number(axis) or 1.0 for axis in (*_STATED, "cp"))
+    taken = math.prod(cells.number(axis) or 1.0 for axis in _MULTIPLYING)
     if count % taken:
         return found
     return found.with_column(open_ones[0], str(int(count / taken)), "what the other degrees leave")
@@ -136,9 +137,7 @@ def _inner(found: Filled) -> Filled:
 def _replicas(found: Filled) -> Filled:
     """As many replicas as the accelerators have room for."""
     count = found.cells.number("num_accel")
-    taken = 1.0
-    for axis in _WIDEST:
-        taken *= found.cells.number(axis) or 1.0
+    taken = math.prod(found.cells.number(axis) or 1.0 for axis in _MULTIPLYING if axis != "dp")
     if not count or count % taken:
         return found
     return found.with_column("dp", str(int(count / taken)), "what the accelerators have room for")

@@ -9,11 +9,13 @@ from typing import Any
 
 from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells
+from mpsim.parallel import AXIS_NAMES
 from mpsim.schedule import schedule, schedules
 from mpsim.validate.tables import lookup, table
 
 __all__ = ["parallelism_of", "schedule_of"]
 
+_STATED = ("tp", "pp", "dp")  # a row names them; it leaves out other axes that it does not use
 _ENDS = 2  # embedding and head, where they take the place of a layer each
 
 
@@ -25,8 +27,8 @@ def parallelism_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     CalibrationError
         If a degree, or what replicas share, is not stated.
     """
-    degrees = {axis: cells.required(axis) for axis in ("tp", "pp", "dp")}
-    degrees |= {axis: cells.whole(axis) or 1 for axis in ("cp", "ep")}
+    degrees = {axis: cells.required(axis) for axis in _STATED}
+    degrees |= {axis: cells.whole(axis) or 1 for axis in AXIS_NAMES if axis not in _STATED}
     if degrees["ep"] > 1 and "etp" in rule:
         degrees["etp"] = rule["etp"]
     return {

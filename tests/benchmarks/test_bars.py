@@ -227,7 +227,7 @@ def unfolded_step() -> tuple[int, float, float]:
     """16,384 ranks unfolded: operations, processor time of build, order and replay [s], and peak memory [B]."""
     begin = time.process_time()
     folded = _folded(16, 64)
-    unfolding = Unfolding(folded, tp=8, cp=1, dp=128)
+    unfolding = Unfolding(folded, {"tp": 8, "dp": 128})
     program = unfolding.program()
     timeline = Structure.unfolded(folded, unfolding).timeline(program)
     took = time.process_time() - begin

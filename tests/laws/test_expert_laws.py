@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpsim.engine import Timeline, run
 from mpsim.framework import ExpertDispatch, ExpertOverlap
-from mpsim.parallel import rank_load
+from mpsim.parallel import FOLDED, rank_load
 from mpsim.parallel.imbalance import expected_maximum
 from mpsim.program import PARTS
 from mpsim.program.expand import expand
@@ -109,7 +109,7 @@ def test_folded_equals_unfolded(layout: dict[str, Any]) -> None:
     plan = _plan(layout)
     folded = expand(build_program(plan))
     mesh = plan.layout.mesh
-    everyone = unfold(folded, tp=mesh.tp, cp=mesh.cp, dp=mesh.dp)
+    everyone = unfold(folded, {axis.name: mesh.degree(axis.name) for axis in FOLDED})
     assert run(everyone, "replay").makespan == run(folded, "replay").makespan
 
 

@@ -49,7 +49,7 @@ def _uniform(seed: int, *, rows: int = 60, ranks: int = 3) -> Program:
 def test_every_copy_does_what_the_folded_rank_does(seed: int, degree: dict[str, int]) -> None:
     """Uniform durations: each unfolded row starts and ends when its folded one does, bit for bit."""
     folded = _uniform(seed)
-    unfolding = Unfolding(folded, **degree)
+    unfolding = Unfolding(folded, degree)
     unfolded = unfolding.program()
     one, other = run(folded), run(unfolded, "simpy")
     assert np.array_equal(other.start, np.repeat(one.start, unfolding.count))
@@ -78,8 +78,10 @@ def test_partly_folded_equals_fully_unfolded(
     folded = _uniform(seed)
     tp, cp, dp = (int(draw.integers(0, degree[axis])) for axis in ("tp", "cp", "dp"))
     rank = f"pp {draw.integers(0, folded.ranks)} dp {dp} cp {cp} tp {tp}"
-    partly = _slowed(unfold(folded, **degree, touched=[(tp, cp, dp)]), rank, factor)
-    fully = _slowed(unfold(folded, **degree), rank, factor)
+    partly = _slowed(
+        unfold(folded, degree, touched={"tp": [tp], "cp": [cp], "dp": [dp]}), rank, factor
+    )
+    fully = _slowed(unfold(folded, degree), rank, factor)
     one, other = run(partly), run(fully)
     assert one.makespan == other.makespan
     assert partly.ranks <= 8 * folded.ranks
@@ -117,7 +119,7 @@ def _members(name: str) -> list[str]:
 def test_a_touched_rank_unfolds_exactly_what_it_touches() -> None:
     """One of 8 x 16: alone, its tensor peers, its replicas, and all the rest; two touched coordinates share an axis."""
     folded = from_orders(make_orders("1f1b", pp=2, microbatches=2), forward=1, backward=1)
-    one = unfold(folded, tp=8, cp=1, dp=16, touched=[(3, 0, 0)])
+    one = unfold(folded, {"tp": 8, "dp": 16}, touched={"tp": [3], "dp": [0]})
     assert one.rank_name[:4] == (
         "pp 0 dp 0 cp 0 tp 0-2,4-7",
         "pp 0 dp 0 cp 0 tp 3",
@@ -125,10 +127,10 @@ def test_a_touched_rank_unfolds_exactly_what_it_touches() -> None:
         "pp 0 dp 1-15 cp 0 tp 3",
     )
     assert one.class_size.tolist() == [7, 1, 105, 15] * 2
-    nobody = unfold(folded, tp=8, cp=1, dp=16, touched=[])
+    nobody = unfold(folded, {"tp": 8, "dp": 16}, touched={})
     assert nobody.class_size.tolist() == [128, 128]
     with pytest.raises(ValueError, match="axis of 8"):
-        unfold(folded, tp=8, cp=1, dp=16, touched=[(8, 0, 0)])
+        unfold(folded, {"tp": 8, "dp": 16}, touched={"tp": [8]})
 
 
 @settings(max_examples=25)

@@ -13,12 +13,13 @@ from mpsim.cost import interference_of
 from mpsim.engine import run, run_interfering
 from mpsim.errors import ScenarioError
 from mpsim.hardware import accelerator
+from mpsim.parallel import AXIS_NAMES
 from mpsim.program import Kind, Stream
 from mpsim.program.devices import Devices, devices_of
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.rows import Rows
-from mpsim.result.communication import AXES, communication_time
+from mpsim.result.communication import communication_time
 from mpsim.scenario import Scenario
 from mpsim.training.build import build_program
 from mpsim.training.planning import make_plan
@@ -190,7 +191,7 @@ def test_hidden_and_exposed_are_all_of_the_time_transfers_run():
     tp = fine.program.slot % len(Stream) == Stream.TP
     row = np.searchsorted(fine.program.slot_ptr, np.flatnonzero(tp), side="right") - 1
     total = fine.program.duration[row].sum()
-    assert (coarse.hidden + coarse.exposed)[:, AXES.index("tp")].sum() == total
+    assert (coarse.hidden + coarse.exposed)[:, AXIS_NAMES.index("tp")].sum() == total
 
 
 def test_hidden_is_the_overlap_with_kernels():
@@ -205,6 +206,6 @@ def test_hidden_is_the_overlap_with_kernels():
     rows.depend(second, first)
     rows.depend(moved, wait)
     found = communication_time(run(rows.finish(rank_name=["pp 0"], class_size=[1])))
-    place = AXES.index("dp")
+    place = AXIS_NAMES.index("dp")
     assert (found.hidden[0, place], found.exposed[0, place]) == (30, 20)
     assert found.hidden.sum() + found.exposed.sum() == 50

@@ -18,7 +18,7 @@ from mpsim.cost.traffic import sent_bytes
 from mpsim.framework import ContextExchange, ExpertDispatch, ExpertOverlap, TensorOverlap
 from mpsim.hardware import system
 from mpsim.parallel import (
-    AXES,
+    AXIS_NAMES,
     Communication,
     GroupShape,
     Item,
@@ -61,7 +61,9 @@ def layouts(draw: st.DrawFn) -> Layout:
     experts = draw(st.booleans())
     etp, ep = (draw(degrees), draw(degrees)) if experts else (tp, 1)
     assume(tp * cp * dp % (etp * ep) == 0)
-    mesh = Mesh(tp=tp, cp=cp, dp=dp, ep=ep, etp=etp, order=draw(st.permutations(AXES).map(tuple)))
+    mesh = Mesh(
+        tp=tp, cp=cp, dp=dp, ep=ep, etp=etp, order=draw(st.permutations(AXIS_NAMES).map(tuple))
+    )
     routing = Routing(
         experts=16,
         top_k=4,

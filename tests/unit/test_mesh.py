@@ -9,7 +9,7 @@ import pytest
 
 from mpsim.errors import ScenarioError
 from mpsim.hardware import system
-from mpsim.parallel import AXES, GroupShape, Mesh, spread
+from mpsim.parallel import AXIS_NAMES, GroupShape, Mesh, spread
 
 
 def test_the_first_axis_of_the_order_changes_fastest() -> None:
@@ -25,7 +25,7 @@ def test_another_order_lays_the_axes_differently() -> None:
     assert mesh.ranks[0, 0, 0, :].tolist() == [0, 3]
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(AXES))[::7])
+@pytest.mark.parametrize("order", list(itertools.permutations(AXIS_NAMES))[::7])
 def test_every_rank_has_one_coordinate_in_any_order(order: tuple[str, ...]) -> None:
     """The mesh is a permutation of all ranks, and each stage's groups partition its ranks."""
     mesh = Mesh(tp=2, cp=2, dp=3, pp=2, order=order)
@@ -84,7 +84,7 @@ def test_experts_are_divided_as_other_layers_where_nothing_is_said() -> None:
     assert mesh.expert_groups(("ep",), 0).tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(AXES))[::7])
+@pytest.mark.parametrize("order", list(itertools.permutations(AXIS_NAMES))[::7])
 def test_experts_groups_partition_a_stage_in_any_order(order: tuple[str, ...]) -> None:
     """Each rank is in one group over any axes; etp x ep x edp = tp x cp x dp."""
     mesh = Mesh(tp=2, cp=2, dp=4, pp=2, ep=4, etp=1, order=order)

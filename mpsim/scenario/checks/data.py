@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mpsim.errors import Problem
+from mpsim.scenario.sections import REPLICATING, factors
 
 if TYPE_CHECKING:
     from mpsim.scenario.scenario import Scenario
@@ -40,7 +41,7 @@ def check_shard(scenario: Scenario) -> list[Problem]:
     p = scenario.parallelism
     if p.shard is None or scenario.dp < 1:
         return []
-    shard, replicas, key = p.shard, scenario.dp * p.cp, "parallelism.shard"
+    shard, replicas, key = p.shard, scenario.replicas, "parallelism.shard"
     if p.zero == 0:
         message = (
             f"got {p.shard}, but zero 0 shares nothing; set zero to 1, 2 or 3, or leave shard out"
@@ -48,9 +49,10 @@ def check_shard(scenario: Scenario) -> list[Problem]:
         return [Problem(message, key=key)]
     if replicas % p.shard:
         divisors = [n for n in range(1, replicas + 1) if replicas % n == 0]
+        product = factors({axis: scenario.degrees[axis] for axis in REPLICATING})
         near = sorted(sorted(divisors, key=lambda n: abs(n - shard))[:2])
         message = (
-            f"got {p.shard}, which does not divide dp {scenario.dp} x cp {p.cp} = {replicas}; set it to "
+            f"got {p.shard}, which does not divide {product} = {replicas}; set it to "
             f"{' or '.join(map(str, near))}"
         )
         return [Problem(message, key=key)]

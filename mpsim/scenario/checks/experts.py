@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap
 from mpsim.scenario.checks.near import divisors_near
+from mpsim.scenario.sections import OF_STAGE, factors
 from mpsim.schedule import schedule, schedules
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def check_expert_ranks(scenario: Scenario) -> list[Problem]:
     ranks, etp = _ranks(scenario), p.etp or p.tp
     if moe is None or ranks < 1 or ranks % (etp * p.ep) == 0:
         return []
-    have = f"tp {p.tp} x cp {p.cp} x dp {scenario.dp} = {ranks} ranks of a stage"
+    have = f"{factors(_degrees(scenario))} = {ranks} ranks of a stage"
     if ranks % etp:
         message = (
             f"got {etp}, but {have} do not divide by it; set etp to {divisors_near(ranks, etp)}"
@@ -101,5 +102,8 @@ def check_expert_overlap(scenario: Scenario) -> list[Problem]:
 
 def _ranks(scenario: Scenario) -> int:
     """Ranks of a pipeline stage; 0 where the world does not divide."""
-    p = scenario.parallelism
-    return p.tp * p.cp * max(scenario.dp, 0)
+    return math.prod(_degrees(scenario).values())
+
+
+def _degrees(scenario: Scenario) -> dict[str, int]:
+    return {axis: scenario.degrees[axis] for axis in OF_STAGE}

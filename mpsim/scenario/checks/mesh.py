@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
 from mpsim.scenario.checks.near import multiples
+from mpsim.scenario.sections import factors
 
 if TYPE_CHECKING:
     from mpsim.scenario.scenario import Scenario
@@ -19,17 +20,16 @@ def check_world(scenario: Scenario) -> list[Problem]:
     """Degrees multiply to the number of accelerators."""
     p, cluster = scenario.parallelism, scenario.hardware
     world = cluster.accelerators
-    each = p.tp * p.pp * p.cp
+    each, product = p.replica_ranks, factors(p.dividing)
     have = f"the cluster has {cluster.nodes} nodes x {cluster.node.accelerators} = {world} accelerators"
-    factors = f"tp {p.tp} x pp {p.pp} x cp {p.cp}"
     per_node = cluster.node.accelerators
     if p.dp is None:
         if world % each == 0:
             return []
         whole = multiples(world, math.lcm(each, per_node))
         nodes = " or ".join(str(size // per_node) for size in whole)
-        message = f"{factors} = {each}, but {have}, not a multiple; set cluster.nodes to {nodes}"
-        return [Problem(f"{message}, or change a degree", key=_blamed(p.tp, p.pp, p.cp))]
+        message = f"{product} = {each}, but {have}, not a multiple; set cluster.nodes to {nodes}"
+        return [Problem(f"{message}, or change a degree", key=_blamed(p.dividing))]
     need = each * p.dp
     if need == world:
         return []
@@ -39,9 +39,10 @@ def check_world(scenario: Scenario) -> list[Problem]:
     if need % per_node == 0:
         mends.append(f"set cluster.nodes to {need // per_node}")
     mend = ", or ".join(mends) or "change a degree"
-    return [Problem(f"{factors} x dp {p.dp} = {need}, but {have}; {mend}", key="parallelism.dp")]
+    return [Problem(f"{product} x dp {p.dp} = {need}, but {have}; {mend}", key="parallelism.dp")]
 
 
-def _blamed(tp: int, pp: int, cp: int) -> str:
-    degrees: Mapping[str, int] = {"pp": pp, "tp": tp, "cp": cp}
-    return f"parallelism.{max(degrees, key=lambda axis: degrees[axis])}"
+def _blamed(degrees: Mapping[str, int]) -> str:
+    """Key of the largest degree; of the pipeline's among equals."""
+    largest = max(degrees, key=lambda axis: (degrees[axis], axis == "pp"))
+    return f"parallelism.{largest}"

@@ -19,7 +19,7 @@ def check_batch(scenario: Scenario) -> list[Problem]:
     micro, p = scenario.training.micro_batch, scenario.parallelism
     if dp < 1 or batch % (dp * micro) == 0 or scenario.training.batch_per_replica is not None:
         return []
-    if p.dp is None and scenario.world_size % (p.tp * p.pp * p.cp):
+    if p.dp is None and scenario.world_size % p.replica_ranks:
         return []  # how many replicas there are is not known yet
     near = " or ".join(map(str, multiples(batch, dp * micro)))
     message = f"got {batch}, not a multiple of dp {dp} x micro_batch {micro} = {dp * micro}; set it to {near}"

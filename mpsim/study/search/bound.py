@@ -162,16 +162,10 @@ class Bounder:
         return states
 
     def _mesh(self, frame: Frame) -> Mesh:
-        key = (frame.tp, frame.cp, frame.ep, frame.dp, frame.pp)
+        key = tuple(frame.degrees.values())
         if key not in self._meshes:
-            self._meshes[key] = dataclasses.replace(
-                self._plan.layout.mesh,
-                tp=frame.tp,
-                cp=frame.cp,
-                ep=frame.ep,
-                dp=frame.dp,
-                pp=frame.pp,
-            )
+            mesh = self._plan.layout.mesh
+            self._meshes[key] = Mesh(order=mesh.order, etp=mesh.etp, **frame.degrees)
         return self._meshes[key]
 
     def _stages(self, orders: Orders) -> tuple[Stage, ...]:

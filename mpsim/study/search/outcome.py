@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from mpsim.parallel import AXIS_NAMES
+from mpsim.study.search.space import ALWAYS_SAID
 from mpsim.study.tables import write_csv
 
 __all__ = ["OBJECTIVES", "REASONS", "Found", "Search"]
@@ -203,8 +205,7 @@ _SHORT: Mapping[str, str] = {
     "name": "",
 }
 _USUAL: Mapping[str, object] = {
-    "cp": 1,
-    "ep": 1,
+    **{axis: 1 for axis in AXIS_NAMES if axis not in ALWAYS_SAID},
     "sequence_parallel": False,
     "zero": 0,
     "virtual_stages": None,

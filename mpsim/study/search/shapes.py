@@ -139,7 +139,7 @@ def _division(plan: Plan, *, recompute: bool = True) -> tuple[object, ...]:
     """What decides the operators of a part on one rank, with or without what runs again."""
     mesh = plan.layout.mesh
     return (
-        *(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp),
+        *mesh.of_layers,
         *(plan.micro_batch, plan.layout.sequence_parallel, plan.recompute if recompute else None),
     )
 

@@ -9,23 +9,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mpsim.errors import MpsimError, Problem, ScenarioError
+from mpsim.parallel import AXES as MESH_AXES
+from mpsim.parallel import AXIS_NAMES, REPLICATING
 from mpsim.scenario import Scenario, checks
 from mpsim.schedule import schedule
 from mpsim.shipped import load_catalog
 
-__all__ = ["AXES", "Frame", "Layout", "Space", "defaults", "split_axes"]
+__all__ = ["ALWAYS_SAID", "AXES", "Frame", "Layout", "Space", "defaults", "split_axes"]
 
 Check = Callable[[Scenario], list[Problem]]
 
+# data parallelism follows from the others
+_MESH = tuple(axis.name for axis in MESH_AXES if axis.multiplies and axis.name != "dp")
+_DEGREES = (*_MESH, *(axis.name for axis in MESH_AXES if not axis.multiplies))
+
 AXES: Final[Mapping[str, str]] = {
-    "tp": "parallelism.tp",
-    "cp": "parallelism.cp",
-    "pp": "parallelism.pp",
-    "ep": "parallelism.ep",
+    **{axis: f"parallelism.{axis}" for axis in _DEGREES},
     "schedule": "schedule.name",
     "virtual_stages": "schedule.virtual_stages",
     "micro_batch": "training.micro_batch",
@@ -35,9 +39,10 @@ AXES: Final[Mapping[str, str]] = {
 }
 """What a search varies: name of each axis, and its key in a scenario."""
 
-_FRAME = ("tp", "cp", "pp", "ep", "schedule", "virtual_stages")
+_FRAME = (*_DEGREES, "schedule", "virtual_stages")
+ALWAYS_SAID = ("tp", "pp", "dp")
+"""Degrees that every description of a layout has, also where they are 1."""
 _HABITS = ("sequence_parallel", "zero", "recompute")
-_MESH = ("tp", "cp", "pp")
 _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_model": (),
     "check_cluster": (),
@@ -96,6 +101,11 @@ class Frame:
     virtual_stages: int | None
     dp: int
 
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Degree of every axis."""
+        return {axis: getattr(self, axis) for axis in AXIS_NAMES}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
@@ -120,11 +130,10 @@ class Layout:
         """Values by dotted key that `Scenario.with_values` takes."""
         frame = self.frame
         return {
-            "parallelism.tp": frame.tp,
-            "parallelism.pp": frame.pp,
-            "parallelism.dp": frame.dp,
-            "parallelism.cp": frame.cp,
-            "parallelism.ep": frame.ep,
+            **{
+                f"parallelism.{axis}": frame.degrees[axis]
+                for axis in dict.fromkeys((*ALWAYS_SAID, *AXIS_NAMES))
+            },
             "parallelism.sequence_parallel": self.sequence_parallel,
             "parallelism.zero": self.zero,
             "schedule.name": frame.schedule,
@@ -239,7 +248,7 @@ class Space:
         base = self._base
         parallel = {
             axis: values[axis]
-            for axis in ("tp", "cp", "pp", "ep", "sequence_parallel", "zero")
+            for axis in (*_DEGREES, "sequence_parallel", "zero")
             if axis in values
         }
         schedule = {
@@ -259,7 +268,7 @@ class Space:
     def _grow(self, values: dict[str, Any], rules: Sequence[Sequence[str]]) -> Iterator[Frame]:
         depth = len(values)
         if depth == len(_FRAME):
-            each = values["tp"] * values["cp"] * values["pp"]
+            each = math.prod(values[axis] for axis in _MESH)
             yield Frame(**values, dp=self._base.world_size // each)
             return
         axis = _FRAME[depth]
@@ -282,7 +291,7 @@ class Space:
         choices = self.choices[axis]
         alone = {
             "sequence_parallel": frame.tp == 1,
-            "zero": frame.dp * frame.cp == 1,
+            "zero": math.prod(frame.degrees[axis] for axis in REPLICATING) == 1,
             "recompute": False,
         }
         return choices[:1] if alone[axis] else choices

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import CollectiveModel
-from mpsim.parallel import GroupShape, placed
+from mpsim.parallel import REPLICATING, GroupShape, placed
 from mpsim.program.program import Stream
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
@@ -55,7 +55,7 @@ def dense_peers(plan: Plan, costs: PlanCosts) -> Peers:
     sharers = plan.sharers if plan.zero else plan.replicas
 
     def everyone(rank: int) -> GroupShape:
-        return costs.group(("dp", "cp"), rank)
+        return costs.group(REPLICATING, rank)
 
     def inside(rank: int) -> GroupShape:
         return placed(cluster, mesh.shard_groups(sharers, rank))

@@ -1,0 +1,199 @@
+"""Axes: the one table of how work is divided among ranks, and the queues of a rank that follow from it.
+
+Every other module asks this table: the mesh for the order in which axes are laid on accelerators, the program for the stream of a
+communicator, the account for the part that exposed time counts as, pictures for the colour. Only modules that say what an axis *does*
+(`mpsim.parallel.context` what context parallelism does inside a layer) name it.
+
+A scenario stands to the left of this table and keeps its own fields: a key that a person writes has a documentation, bounds and checks
+that no table can give it. `mpsim.scenario.sections.AXES` has the same names, which a test holds to these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Literal
+
+__all__ = [
+    "ACCOUNTED",
+    "AXES",
+    "AXIS_NAMES",
+    "FOLDED",
+    "REPLICATING",
+    "Axis",
+    "Communicator",
+    "Span",
+    "Stream",
+]
+
+
+class Stream(enum.IntEnum):
+    """In-order queues of one rank: of its kernels, of its communicators by axis, of copies and of its host."""
+
+    COMPUTE = 0
+    TP = 1
+    CP = 2
+    EP = 3
+    DP = 4
+    SEND_NEXT = 5  # to the rank of the next stage: activations
+    SEND_PREV = 6  # to the rank of the previous stage: what comes back for them
+    RECV_PREV = 7
+    RECV_NEXT = 8
+    SEND_NEXT_BACK = 9  # as above against the usual direction (V-shaped stage maps)
+    SEND_PREV_BACK = 10
+    RECV_PREV_BACK = 11
+    RECV_NEXT_BACK = 12
+    REPLICA = 13  # between sharded groups of replicas (HSDP)
+    EDP = 14  # data parallelism of experts
+    COPY = 15  # device to host and back
+    HOST = 16  # work of the host
+
+
+class Span(enum.IntFlag):
+    """Over which axes the ranks of a class take part in one row together; 0 where each does its own."""
+
+    NONE = 0
+    TP = 1
+    CP = 2
+    DP = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Communicator:
+    """A group of ranks that communicate inside layers.
+
+    Parameters
+    ----------
+    name : str
+        As `mpsim.parallel.items.Communication` names it.
+    axes : tuple of str
+        Axes it extends over.
+    of_experts : bool
+        Whether these are axes of the experts' mesh.
+    part : {'all', 'inside', 'across'}
+        All its ranks, those of one scale-up domain, or one of each domain.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    of_experts: bool = False
+    part: Literal["all", "inside", "across"] = "all"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of the mesh.
+
+    Parameters
+    ----------
+    name : str
+        Key of its degree in a scenario.
+    label : str
+        What legends call its communication.
+    streams : tuple of Stream
+        Queues of its communicators; the first is that of collectives inside layers, or of what replicas exchange.
+    colour : str
+        Of its communication in every picture, ``#RRGGBB``.
+    accounted : int
+        Place among the parts of exposed communication in the account of a step.
+    span : Span
+        Ranks of a class that a collective over this axis brings together.
+    multiplies : bool
+        Whether its degree multiplies the number of ranks; experts are laid over ranks that are there already.
+    replicates : bool
+        Whether its ranks hold the same parameters, as replicas do.
+    of_experts : str
+        Its name in the experts' mesh; empty where experts do not use it.
+    communicators : tuple of Communicator
+        Groups that communicate inside layers.
+    """
+
+    name: str
+    label: str
+    streams: tuple[Stream, ...]
+    colour: str
+    accounted: int
+    span: Span = Span.NONE
+    multiplies: bool = True
+    replicates: bool = False
+    of_experts: str = ""
+    communicators: tuple[Communicator, ...] = ()
+
+    @property
+    def part(self) -> str:
+        """Part of the account that its exposed communication counts as."""
+        return f"exposed_{self.name}"
+
+
+AXES = (
+    Axis(
+        name="tp",
+        label="tensor-parallel comm.",
+        streams=(Stream.TP,),
+        colour="#C5700B",
+        accounted=0,
+        span=Span.TP,
+        of_experts="etp",
+        # experts' tensor-parallel groups are part of the others in all stacks, and queue with them
+        communicators=(Communicator("tp", ("tp",)), Communicator("etp", ("etp",), of_experts=True)),
+    ),
+    Axis(
+        name="cp",
+        label="context-parallel comm.",
+        streams=(Stream.CP,),
+        colour="#854E82",
+        accounted=1,
+        span=Span.CP,
+        replicates=True,
+        communicators=(
+            Communicator("cp", ("cp",)),
+            Communicator("cp-inside", ("cp",), part="inside"),
+            Communicator("cp-across", ("cp",), part="across"),
+        ),
+    ),
+    Axis(
+        name="ep",
+        label="expert-parallel comm.",
+        streams=(Stream.EP,),
+        colour="#88CCEE",
+        accounted=2,
+        # its groups are cut from all ranks of a stage: whoever waits for one of them is taken to wait for all
+        span=Span.TP | Span.CP | Span.DP,
+        multiplies=False,
+        of_experts="ep",
+        communicators=(
+            Communicator("ep", ("ep",), of_experts=True),
+            Communicator("etp-ep", ("etp", "ep"), of_experts=True),
+        ),
+    ),
+    Axis(
+        name="dp",
+        label="data-parallel comm.",
+        streams=(Stream.DP, Stream.REPLICA, Stream.EDP),
+        colour="#4699F3",
+        accounted=4,
+        span=Span.DP,
+        replicates=True,
+        of_experts="edp",
+    ),
+    Axis(
+        name="pp",
+        label="pipeline send",
+        streams=tuple(stream for stream in Stream if stream.name.startswith(("SEND", "RECV"))),
+        colour="#332288",
+        accounted=3,
+    ),
+)
+"""Every axis, in the order in which a mesh lays them on accelerators unless told otherwise, fastest first."""
+
+AXIS_NAMES = tuple(axis.name for axis in AXES)
+"""Names of the axes."""
+
+ACCOUNTED = tuple(sorted(AXES, key=lambda axis: axis.accounted))
+"""Axes in the order of the account."""
+
+FOLDED = tuple(axis for axis in AXES if axis.multiplies and axis.span)
+"""Axes whose ranks a rank class stands for: those of one stage, fastest first."""
+
+REPLICATING = tuple(axis.name for axis in reversed(AXES) if axis.replicates)
+"""Axes whose ranks hold the same parameters, slowest first."""
