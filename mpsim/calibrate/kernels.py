@@ -14,10 +14,10 @@ from mpsim.calibrate.points import Point
 from mpsim.calibrate.robust import Estimate, Unknown, fit_robust
 from mpsim.calibrate.rules import unknown
 from mpsim.cost import KernelModel, attention_pairs, attention_seconds, gemm_seconds, memory_seconds
-from mpsim.cost.curves import Curve
+from mpsim.cost.curves import Curve, kernel_class
 from mpsim.cost.formulas import GemmConstants
 from mpsim.hardware import Accelerator, Fitted, MeasuredCurve
-from mpsim.workload import OperatorKind, Phase
+from mpsim.workload import OperatorKind, Phase, attention_flops
 
 __all__ = ["fit_attention", "fit_copy", "fit_gemm", "fit_memory", "fit_optimizer"]
 
@@ -187,8 +187,8 @@ def fit_attention(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
         and p.phase == "burst"
     ]
     fits = []
-    for backend in dict.fromkeys(p.operator.name for p in mine if p.operator):
-        group = [p for p in mine if p.operator and p.operator.name == backend]
+    for backend in dict.fromkeys(p.backend for p in mine):
+        group = [p for p in mine if p.backend == backend]
         if len([p for p in group if not p.held_out]) >= _FEWEST:
             fits.append(_attention_of(group, chip, main, backend))
     return merged(fits)
@@ -211,7 +211,7 @@ class _Charts:
         labels = tuple(dict.fromkeys(names))
         pairs = [attention_pairs(o.queries, o.keys, causal=o.causal, window=0) for o in rows]
         flops = [
-            4.0 * o.sequences * o.heads * float(p) * o.head_dim
+            attention_flops(o.sequences * o.heads * float(p), o.head_dim, o.head_dim)
             for o, p in zip(rows, pairs, strict=True)
         ]
         return cls(
@@ -337,7 +337,7 @@ def _memory_curves(points: Sequence[Point], by_form: Floats) -> Iterator[Fit]:
     for index, p in enumerate(points):
         if p.operator:
             o = p.operator
-            groups.setdefault((o.kind, o.name, o.phase), []).append(index)
+            groups.setdefault((o.kind, kernel_class(o), o.phase), []).append(index)
     formed = {
         key: score(_title(key), "constants", [points[i] for i in rows], by_form[rows])
         for key, rows in groups.items()

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from mpsim.measured.records import ELEMENT_BYTES, Measurement
-from mpsim.workload import Lowering, Operator, OperatorKind, Phase, Split
-from mpsim.workload.kernels import streaming
+from mpsim.workload import (
+    Lowering,
+    Operator,
+    OperatorKind,
+    Phase,
+    Role,
+    Split,
+    make_attention,
+    make_elementwise,
+    make_gemm,
+)
+from mpsim.workload.builders import streaming
 
 __all__ = [
     "Point",
@@ -25,13 +34,13 @@ _PHASES = {
     "wgrad": Phase.WEIGHT_GRADIENT,
     "backward": Phase.INPUT_GRADIENT,
 }
-_ROWS: Mapping[str, tuple[str, OperatorKind]] = MappingProxyType(
+_ROWS: Mapping[str, str] = MappingProxyType(
     {
-        "layer_norm": ("norm", OperatorKind.NORM),
-        "gelu": ("activation", OperatorKind.ELEMENTWISE),
-        "add": ("residual_add", OperatorKind.ELEMENTWISE),
-        "dropout": ("dropout", OperatorKind.ELEMENTWISE),
-        "softmax": ("softmax", OperatorKind.SOFTMAX),
+        "layer_norm": "norm",
+        "gelu": "activation",
+        "add": "residual_add",
+        "dropout": "dropout",
+        "softmax": "softmax",
     }
 )
 _HOLD_ONE_OF = 5
@@ -63,7 +72,9 @@ class Point:
     held_out : bool
         Kept from every fit, to say how good it is.
     samples : int
-        How many there are, over all ranks.
+        Count of them, over all ranks.
+    backend : str
+        Of attention: whose kernel it was.
     """
 
     id: str
@@ -78,6 +89,7 @@ class Point:
     domains: int = 1
     held_out: bool = False
     samples: int = 1
+    backend: str = ""
 
 
 def kernel_points(measurements: Iterable[Measurement]) -> list[Point]:
@@ -100,6 +112,7 @@ def kernel_points(measurements: Iterable[Measurement]) -> list[Point]:
                 precision=one.precision,
                 phase=one.phase,
                 samples=len(one.samples),
+                backend=_backend(one) if one.op == "attention" else "",
             )
         )
     return hold_out(points)
@@ -128,40 +141,40 @@ def _gemm(one: Measurement) -> Operator:
     m, n, k = (one.shape[name] for name in "mnk")
     batch = one.shape.get("batch", 1)
     element = ELEMENT_BYTES.get(one.precision, _WIDE_RESULT)
-    written = max(element, _WIDE_RESULT)
-    return Operator(
-        name="gemm",
-        kind=OperatorKind.GEMM,
-        phase=_PHASES[str(one.variant.get("pass", "forward"))],
+    return make_gemm(
+        Role.KERNEL,
+        _PHASES[str(one.variant.get("pass", "forward"))],
         m=m,
         n=n,
         k=k,
         batch=batch,
-        flops=2.0 * batch * m * n * k,
-        bytes=batch * (element * (m * k + k * n) + written * m * n),
+        element_bytes=element,
+        result_bytes=max(element, _WIDE_RESULT),
     )
 
 
 def _attention(one: Measurement) -> Operator | None:
-    if one.variant.get("backend", "flash") not in ("flash", "cudnn"):
+    if _backend(one) not in ("flash", "cudnn"):
         return None
     batch, heads, sequence, width = (
         one.shape[name] for name in ("batch", "heads", "sequence", "head_dim")
     )
-    return Operator(
-        name=str(one.variant.get("backend", "flash")),
-        kind=OperatorKind.ATTENTION,
-        phase=_PHASES[str(one.variant.get("pass", "forward"))],
+    forward = make_attention(
+        Phase.FORWARD,
+        sequences=batch,
+        queries=sequence,
+        keys=sequence,
         heads=heads,
         kv_heads=one.shape.get("kv_heads", heads),
         head_dim=width,
-        head_dim_v=width,
-        queries=sequence,
-        keys=sequence,
-        sequences=batch,
         causal=bool(one.variant.get("causal", True)),
-        flops=4.0 * batch * heads * math.pow(sequence, 2) * width,
     )
+    # points of both passes are compared by the FLOPs of forward
+    return dataclasses.replace(forward, phase=_PHASES[str(one.variant.get("pass", "forward"))])
+
+
+def _backend(one: Measurement) -> str:
+    return str(one.variant.get("backend", "flash"))
 
 
 def _lowering(one: Measurement) -> Lowering:
@@ -171,14 +184,11 @@ def _lowering(one: Measurement) -> Lowering:
 
 def _row(one: Measurement) -> Operator:
     """A kernel over (tokens, features), counted as a layer counts it."""
-    name, kind = _ROWS[one.op]
     step = streaming(
-        name,
-        name,
+        _ROWS[one.op],
         Split.NONE,
         elements=one.shape["tokens"] * one.shape["features"],
         lowering=_lowering(one),
-        kind=kind,
     )
     return _of_pass(one, step.forward, step.backward[0])
 
@@ -187,7 +197,7 @@ def _gate(one: Measurement) -> Operator:
     """The two kernels of an unfused gated activation as one."""
     elements, lowering = one.shape["tokens"] * one.shape["features"], _lowering(one)
     parts = [
-        streaming(name, name, Split.NONE, elements=elements, lowering=lowering)
+        streaming(name, Split.NONE, elements=elements, lowering=lowering)
         for name in ("gate", "gate_times_up")
     ]
     forward = dataclasses.replace(parts[0].forward, bytes=sum(p.forward.bytes for p in parts))
@@ -200,8 +210,8 @@ def _gate(one: Measurement) -> Operator:
 def _embedding(one: Measurement) -> Operator:
     element = ELEMENT_BYTES.get(one.precision, _WIDE_RESULT)
     moved = element * one.shape["tokens"] * one.shape["features"]
-    forward = Operator(
-        name="embedding", kind=OperatorKind.EMBEDDING, phase=Phase.FORWARD, bytes=2 * moved
+    forward = make_elementwise(
+        Role.EMBEDDING, Phase.FORWARD, moved=2 * moved, kind=OperatorKind.EMBEDDING
     )
     backward = dataclasses.replace(forward, phase=Phase.WEIGHT_GRADIENT, bytes=3 * moved)
     return _of_pass(one, forward, backward)
@@ -210,7 +220,7 @@ def _embedding(one: Measurement) -> Operator:
 def _loss(one: Measurement) -> Operator:
     logits = float(one.shape["tokens"] * one.shape["vocabulary"])
     moved = Lowering().loss_bytes_per_logit / 2 * logits
-    forward = Operator(name="loss", kind=OperatorKind.LOSS, phase=Phase.FORWARD, bytes=moved)
+    forward = make_elementwise(Role.LOSS, Phase.FORWARD, moved=moved, kind=OperatorKind.LOSS)
     return _of_pass(one, forward, dataclasses.replace(forward, phase=Phase.INPUT_GRADIENT))
 
 

@@ -77,7 +77,7 @@ def read_question(name: str, value: str, precision: str, chip: Accelerator) -> Q
     typer.BadParameter
         If the kernel, a size or a word is not known.
     """
-    from mpsim.workload.kernels import PASSES
+    from mpsim.workload.builders import PASSES
 
     sizes, *words = (part.strip() for part in value.split(","))
     readers = {**_READERS, **dict.fromkeys(PASSES, _streaming)}
@@ -121,102 +121,87 @@ def _gemm(name: str, text: _Text) -> Question:
 
 def _product(kind: OperatorKind, batch: int, shape: tuple[int, int, int], text: _Text) -> Operator:
     """A product; a weight gradient adds into a float32 buffer."""
-    from mpsim.workload import Operator, Phase
+    from mpsim.workload import Phase, Role, make_gemm
 
     m, n, k = shape
     phase = text.phase(_PHASES)
-    written = 8.0 if phase is Phase.WEIGHT_GRADIENT else max(2.0, text.element)
-    return Operator(
-        name="gemm",
-        kind=kind,
-        phase=phase,
+    return make_gemm(
+        Role.KERNEL,
+        phase,
         m=m,
         n=n,
         k=k,
         batch=batch,
-        flops=2.0 * batch * m * n * k,
-        bytes=batch * (text.element * (m * k + k * n) + written * m * n),
+        element_bytes=text.element,
+        result_bytes=max(2.0, text.element),
+        accumulate_bytes=4 if phase is Phase.WEIGHT_GRADIENT else 0,
+        kind=kind,
     )
 
 
 def _attention(name: str, text: _Text) -> Question:
-    from mpsim.workload import Operator, OperatorKind
+    from mpsim.workload import make_attention
 
     sequences, tokens, heads, width = text.sizes(4, 4)
     phase = text.phase(_PASSES)
-    values, kv = text.numbers.get("v", width), text.numbers.get("kv", heads)
+    kv = text.numbers.get("kv", heads)
     if heads % kv:
         raise _bad(f"got kv={kv} for {heads} heads; needed a divisor")
     if "unfused" in text.words:
         return Question(_unfused(sequences * heads, tokens, width, phase))
-    operator = Operator(
-        name=name,
-        kind=OperatorKind.ATTENTION,
-        phase=phase,
+    operator = make_attention(
+        phase,
+        sequences=sequences,
+        queries=tokens,
+        keys=tokens,
         heads=heads,
         kv_heads=kv,
         head_dim=width,
-        head_dim_v=values,
-        queries=tokens,
-        keys=tokens,
-        sequences=sequences,
+        head_dim_v=text.numbers.get("v", width),
         causal="full" not in text.words,
         window=text.numbers.get("window", 0),
+        statistics=False,
+        name=name,
     )
     return Question((_counted(operator),))
 
 
-def _counted(one: Operator) -> Operator:
-    """With the FLOPs of the pairs worked on, and the tensors read and written once."""
+def _counted(attention: Operator) -> Operator:
+    """Attention with the FLOPs of the pairs worked on, not of all pairs."""
     from mpsim.cost import attention_pairs
-    from mpsim.workload import Phase
+    from mpsim.workload import Phase, attention_flops
+    from mpsim.workload.builders import BACKWARD_ATTENTION
 
-    pairs = float(attention_pairs(one.queries, one.keys, causal=one.causal, window=one.window))
-    forward = one.phase is Phase.FORWARD
-    flops = 2.0 * one.sequences * one.heads * pairs * (one.head_dim + one.head_dim_v)
-    width = one.head_dim + one.head_dim_v
-    tensors = 2.0 * one.sequences * one.keys * (one.heads + one.kv_heads) * width
-    return dataclasses.replace(
-        one, flops=flops * (1.0 if forward else 2.5), bytes=tensors * (1.0 if forward else 2.0)
-    )
+    o = attention
+    pairs = float(attention_pairs(o.queries, o.keys, causal=o.causal, window=o.window))
+    flops = attention_flops(o.sequences * o.heads * pairs, o.head_dim, o.head_dim_v)
+    times = 1.0 if o.phase is Phase.FORWARD else BACKWARD_ATTENTION
+    return dataclasses.replace(attention, flops=flops * times)
 
 
 def _unfused(batch: int, tokens: int, width: int, phase: Phase) -> tuple[Operator, ...]:
     """Scores, softmax and context as kernels of their own, or the kernels of their gradients; every pair is worked on."""
-    from mpsim.workload import Lowering, OperatorKind, Phase, Split
-    from mpsim.workload.kernels import batched_product, streaming
+    from mpsim.workload import Lowering, Phase, Role, Split, make_gemm
+    from mpsim.workload.builders import streaming
 
-    lowering = Lowering()
-    scores = (batch, tokens, tokens, width)
-    context = (batch, tokens, width, tokens)
+    scores, context = (tokens, tokens, width), (tokens, width, tokens)
     shapes = [scores, context] if phase is Phase.FORWARD else [scores, context] * 2
-    softmax = streaming(
-        "softmax",
-        "softmax",
-        Split.TENSOR,
-        elements=batch * tokens * tokens,
-        lowering=lowering,
-        kind=OperatorKind.SOFTMAX,
+    products = (
+        make_gemm(Role.SCORES, phase, m=m, n=n, k=k, batch=batch, split=Split.TENSOR)
+        for m, n, k in shapes
     )
-    pointwise: Operator = softmax.forward if phase is Phase.FORWARD else softmax.backward[0]
-    products = (batched_product("scores", phase, shape, lowering) for shape in shapes)
+    elements = batch * tokens * tokens
+    softmax = streaming("softmax", Split.TENSOR, elements=elements, lowering=Lowering())
+    pointwise = softmax.forward if phase is Phase.FORWARD else softmax.backward[0]
     return (*products, pointwise)
 
 
 def _streaming(name: str, text: _Text) -> Question:
-    from mpsim.workload import Lowering, OperatorKind, Phase, Split
-    from mpsim.workload.kernels import streaming
+    from mpsim.workload import Lowering, Phase, Split
+    from mpsim.workload.builders import streaming
 
     rows, columns = text.sizes(2, 2)
-    kinds = {"norm": OperatorKind.NORM, "softmax": OperatorKind.SOFTMAX}
-    step = streaming(
-        name,
-        name,
-        Split.NONE,
-        elements=rows * columns,
-        lowering=Lowering(),
-        kind=kinds.get(name, OperatorKind.ELEMENTWISE),
-    )
+    step = streaming(name, Split.NONE, elements=rows * columns, lowering=Lowering())
     return Question((step.forward if text.phase(_PASSES) is Phase.FORWARD else step.backward[0],))
 
 
@@ -252,9 +237,9 @@ def _bytes(_name: str, text: _Text) -> Question:
 
 
 def _moving(kind: OperatorKind, moved: float) -> Question:
-    from mpsim.workload import Operator, Phase
+    from mpsim.workload import Phase, Role, make_elementwise
 
-    return Question((Operator(name=kind.value, kind=kind, phase=Phase.FORWARD, bytes=moved),))
+    return Question((make_elementwise(Role.KERNEL, Phase.FORWARD, moved=moved, kind=kind),))
 
 
 def _adam(_name: str, text: _Text) -> Question:

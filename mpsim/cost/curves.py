@@ -16,7 +16,6 @@ A calibration file holds them (docs/reference/calibration.md). It is YAML, or JS
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from mpsim.cost.constants import Constant, Status
 from mpsim.errors import CalibrationError
 from mpsim.hardware.calibrated import Calibration
 from mpsim.parallel.group import GroupShape
+from mpsim.workload.operators import Module, Operator, OperatorKind, Role
 
 __all__ = [
     "CollectiveCurves",
@@ -266,39 +266,45 @@ class CollectiveCurves:
         return Reading(pair, weight, about, constant)
 
 
-_LIKE = {"gate_times_up": "gate", "gated_activation": "gate"}
-_OF_KIND = {"elementwise": "residual_add"}
+_ELEMENTWISE = "residual_add"  # what no curve of its own was measured for
+_CURVES = {
+    Role.ACTIVATION: "activation",
+    Role.GATE: "gate",
+    Role.GATE_TIMES_UP: "gate",
+    Role.RESIDUAL_DROPOUT: "dropout",
+    Role.ATTENTION_DROPOUT: "dropout",
+}
 
 
-@functools.lru_cache(maxsize=1024)
-def kernel_class(name: str) -> str:
-    """What an operator does, of its name: ``norm`` of ``norm1`` and ``final_norm``."""
-    plain = name.removesuffix("_cross").rstrip("0123456789")
-    plain = next((one for one in ("norm", "softmax", "dropout") if plain.endswith(one)), plain)
-    return _LIKE.get(plain, plain)
+def kernel_class(operator: Operator) -> str:
+    """Which measured curve a memory-bound kernel reads: that of its kind, or where it is elementwise of what it computes."""
+    if operator.kind is not OperatorKind.ELEMENTWISE:
+        return operator.kind.value
+    if operator.module in (Module.EXPERTS, Module.SHARED_EXPERTS):
+        return _ELEMENTWISE
+    return _CURVES.get(operator.role, _ELEMENTWISE)
 
 
-def kernel_reading(
-    calibration: Calibration | None, name: str, kind: str, phase: str
-) -> Reading | None:
-    """What a calibration says about a memory-bound kernel, by bytes moved: of its class, or else of its kind; None without such a curve."""
+def kernel_reading(calibration: Calibration | None, kernel: str, phase: str) -> Reading | None:
+    """The curve of a class of memory-bound kernels (`kernel_class`) by bytes moved; None where a calibration has none."""
     if calibration is None or not calibration.kernels:
         return None
-    found = calibration.kernel_curve(kernel_class(name), phase)
-    found = found or calibration.kernel_curve(_OF_KIND.get(kind, kind), phase)
-    if found is None:
+    curve = calibration.kernel_curve(kernel, phase)
+    if curve is None and kernel in _CURVES.values():
+        curve = calibration.kernel_curve(_ELEMENTWISE, phase)
+    if curve is None:
         return None
-    name = f"calibration.kernels.{found.kind}.{found.phase}.points"
+    name = f"calibration.kernels.{curve.kind}.{curve.phase}.points"
     constant = Constant(
         name,
-        float(len(found.sizes)),
+        float(len(curve.sizes)),
         "1",
         calibration.source,
         calibration.as_of,
         Status.CALIBRATED,
     )
-    about = f"measured {found.kind} {found.phase}"
-    return Reading((Curve(found.sizes, found.times),), 0.0, about, constant)
+    about = f"measured {curve.kind} {curve.phase}"
+    return Reading((Curve(curve.sizes, curve.times),), 0.0, about, constant)
 
 
 def machine_curves(calibration: Calibration | None, library: str) -> CollectiveCurves | None:

@@ -34,7 +34,7 @@ from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator
 from mpsim.workload.casts import with_casts
 from mpsim.workload.expansion import Expansion
-from mpsim.workload.operators import Operator, OperatorKind, Phase
+from mpsim.workload.operators import Operator, OperatorKind, Phase, Role
 
 __all__ = [
     "CLOCKS",
@@ -108,6 +108,7 @@ class KernelModel:
         self._used: dict[str, Constant] = {}
         measured = accelerator.calibration
         self._rules = calibrated_groups("kernels", measured)
+        self._wide_roles = frozenset(map(Role, self._rules["gemm_precision"].words["wide_roles"]))
         self._hot = clocks == "sustained"
         self._level = self._power_level(self._rules["power.h100-low"]) if self._hot else 1.0
         wide = _WIDE if precision in _NARROW else precision
@@ -173,12 +174,11 @@ class KernelModel:
         """The same operators with the casts of a narrow precision before the linear layers, as `mpsim.workload.with_casts` has them."""
         if self._casting is None:
             return expansion
-        wide = self._rules["gemm_precision"].words["wide_operators"]
         return with_casts(
             expansion,
             self._casting,
             wide_bytes=wide_bytes,
-            wide_operators=wide,
+            wide_roles=self._wide_roles,
             gathered=gathered,
         )
 
@@ -292,8 +292,8 @@ class KernelModel:
 
     def _precision_of(self, operator: Operator) -> str:
         """Narrow precisions are for linear layers; batched attention products and the output projection stay wide."""
-        wide_names = self._rules["gemm_precision"].words["wide_operators"]
-        return self._wide if operator.batch > 1 or operator.name in wide_names else self.precision
+        wide = operator.batch > 1 or operator.role in self._wide_roles
+        return self._wide if wide else self.precision
 
     def _gemm_factors(self, operators: Sequence[Operator]) -> Floats:
         weight = np.array([o.phase is Phase.WEIGHT_GRADIENT for o in operators])
@@ -336,16 +336,17 @@ class KernelModel:
         if self.accelerator.calibration is None:
             return self._stream_seconds(operators[0].kind, moved)
         times = np.empty(len(operators))
-        for row, one in enumerate(operators):
-            times[row] = self._stream_seconds(one.kind, moved[row], one)
+        for row, operator in enumerate(operators):
+            times[row] = self._stream_seconds(operator.kind, moved[row], operator)
         return times
 
     def _stream_seconds(
-        self, kind: OperatorKind, moved: Floats, one: Operator | None = None
+        self, kind: OperatorKind, moved: Floats, operator: Operator | None = None
     ) -> Floats:
         eager = self.eager_factor if kind in _EAGER_KINDS else 1.0
-        name, phase = (one.name, one.phase) if one else ("", Phase.FORWARD)
-        reading = kernel_reading(self.accelerator.calibration, name, kind.value, phase.value)
+        curve = kernel_class(operator) if operator else kind.value
+        phase = operator.phase if operator else Phase.FORWARD
+        reading = kernel_reading(self.accelerator.calibration, curve, phase.value)
         if reading is not None:
             self._note(reading.constant)
             return reading.seconds(moved) * eager
@@ -379,8 +380,8 @@ def _columns(operators: Sequence[Operator], *fields: str) -> list[Floats]:
 def _shape(o: Operator) -> Shape:
     """What the time of an operator depends on."""
     if o.kind in (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM):
-        return (o.kind, o.name, o.phase, o.m, o.n, o.k, o.batch, o.bytes, o.weights)
+        return (o.kind, o.role, o.phase, o.m, o.n, o.k, o.batch, o.bytes, o.weights)
     if o.kind is OperatorKind.ATTENTION:
         shape = (o.heads, o.head_dim, o.head_dim_v, o.queries, o.keys, o.sequences)
         return (o.kind, o.phase, *shape, o.causal, o.window)
-    return (o.kind, o.phase, kernel_class(o.name), o.bytes)
+    return (o.kind, o.phase, kernel_class(o), o.bytes)

@@ -27,6 +27,7 @@ from mpsim.importers.imported import (
     kernel_point,
 )
 from mpsim.importers.source import Format, Head, open_text
+from mpsim.workload import gemm_flops
 
 __all__ = ["KINETO", "stream_events"]
 
@@ -249,7 +250,7 @@ def _points(samples: _Samples) -> Iterator[MeasuredPoint]:
             dtype=dtype,
             place=samples.file,
             phase="sustained",
-            flops=2.0 * batch * m * n * k,
+            flops=gemm_flops(m, n, k, batch),
         )
 
 

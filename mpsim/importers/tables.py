@@ -19,6 +19,7 @@ from mpsim.importers.imported import (
     kernel_point,
 )
 from mpsim.importers.source import Format, Head
+from mpsim.workload import gemm_flops
 
 __all__ = ["TABLE"]
 
@@ -135,7 +136,8 @@ def _kernel(cells: Cells, place: str) -> MeasuredPoint | None:
     if m and n and k and cells.text("op").partition(" (")[0] == "gemm":
         batch = cells.whole("batch") or 1
         rate = cells.number("tflops")
-        time = time or (2.0 * batch * m * n * k / (rate * _TERA * _MICRO) if rate else None)
+        flops = gemm_flops(m, n, k, batch)
+        time = time or (flops / (rate * _TERA * _MICRO) if rate else None)
         if not time:
             return None
         shape = {"m": m, "n": n, "k": k, "batch": batch}
@@ -145,7 +147,7 @@ def _kernel(cells: Cells, place: str) -> MeasuredPoint | None:
             [time * _MICRO],
             dtype=dtype,
             place=place,
-            flops=2.0 * batch * m * n * k,
+            flops=flops,
         )
     return _attention(cells, place, time * _MICRO, dtype) if time else None
 

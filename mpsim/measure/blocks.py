@@ -24,6 +24,7 @@ from mpsim.measure.model import (
 )
 from mpsim.measure.tensors import agrees, dtype_of, element_bytes, has_dtype
 from mpsim.measure.world import World
+from mpsim.workload import gemm_flops
 
 __all__ = ["block_series"]
 
@@ -145,7 +146,7 @@ def _pass(
 
 
 def _end_case(world: World, op: str, sizes: Sizes, dtype: str, kind: str) -> Case:
-    products = 2.0 * sizes.tokens * sizes.hidden * sizes.vocab if op == "head" else 0.0
+    products = gemm_flops(sizes.tokens, sizes.vocab, sizes.hidden) if op == "head" else 0.0
     element = element_bytes(dtype)
     return Case(
         family="blocks",

@@ -23,6 +23,7 @@ from mpsim.measure.tensors import (
     set_tf32,
 )
 from mpsim.measure.world import World
+from mpsim.workload import attention_flops, gemm_flops
 
 __all__ = ["gemm_case", "kernel_series"]
 
@@ -74,7 +75,7 @@ def gemm_case(
         dtype=dtype,
         group=world.everyone,
         phase=phase,
-        flops=2.0 * m * n * k,
+        flops=gemm_flops(m, n, k),
         bytes=traffic,
         memory=traffic * 2,
         prepare=functools.partial(_prepare_gemm, kind=kind, mnk=(m, n, k), dtype=dtype),
@@ -144,7 +145,8 @@ def _attention_case(
         variant={"pass": kind, "causal": causal, "backend": backend},
         dtype=dtype,
         group=world.everyone,
-        flops=(8.0 if backward else 4.0) * batch * heads * sequence**2 * head_dim,
+        flops=attention_flops(batch * heads * sequence**2, head_dim, head_dim)
+        * (2 if backward else 1),
         bytes=tensor * (8 if backward else 4),
         memory=tensor * 16 + 4.0 * scores,
         prepare=functools.partial(

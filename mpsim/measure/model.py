@@ -17,6 +17,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.utils.checkpoint import checkpoint
 
+from mpsim.workload import attention_flops, gemm_flops
+
 __all__ = [
     "Embedding",
     "Gpt",
@@ -61,15 +63,16 @@ class Sizes:
     @property
     def flops(self) -> float:
         """Of one microbatch's forward, matrix products only, every query against every key [FLOP]."""
-        head = 2.0 * self.tokens * self.hidden * self.vocab
+        head = gemm_flops(self.tokens, self.vocab, self.hidden)
         return self.layers * layer_flops(self) + head
 
 
 def layer_flops(sizes: Sizes) -> float:
-    """Of one layer's forward [FLOP]."""
+    """FLOPs of one layer's forward [FLOP]."""
     products = 4 * sizes.hidden**2 + 2 * sizes.hidden * sizes.ffn_hidden
-    attention = 4.0 * sizes.micro_batch * sizes.sequence**2 * sizes.hidden
-    return 2.0 * sizes.tokens * products + attention
+    pairs = sizes.micro_batch * sizes.sequence**2  # of one head as wide as the layer
+    attention = attention_flops(pairs, sizes.hidden, sizes.hidden)
+    return gemm_flops(sizes.tokens, 1, products) + attention
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from mpsim.parallel.experts import (
     way_back,
 )
 from mpsim.parallel.items import Compute, Item
-from mpsim.parallel.recompute import NOTHING, Again, Recompute, rerun, subject
+from mpsim.parallel.recompute import NOTHING, Again, Recompute, rerun
 from mpsim.parallel.shard import Sharding, shard
 from mpsim.parallel.tensor import backward_items, forward_items, norm_items
 from mpsim.workload import Expansion, Operator, Phase
@@ -59,20 +59,18 @@ def block_forward(
         Mark everything as run again.
     """
     items: list[Item] = []
-    if core := _core_names(expansion):
+    if any(operator.in_attention_core for operator in expansion.forward):
         items += norm_items(expansion.forward[0], sharding, recompute=recompute)
-    return items + _forward(expansion.forward, sharding, core, recompute=recompute)
+    return items + _forward(expansion.forward, sharding, recompute=recompute)
 
 
-def _forward(
-    operators: Sequence[Operator], sharding: Sharding, core: tuple[str, ...], *, recompute: bool
-) -> list[Item]:
+def _forward(operators: Sequence[Operator], sharding: Sharding, *, recompute: bool) -> list[Item]:
     def plain(one: Operator) -> Iterator[Item]:
         return forward_items(one, sharding, recompute=recompute)
 
     items: list[Item] = []
     shared = _hidden_shared(operators, sharding)
-    for before, run in _with_previous(_runs(operators, sharding, core)):
+    for before, run in _with_previous(_runs(operators, sharding)):
         if run.part is _Part.CORE:
             items += core_forward(run.operators, sharding, recompute=recompute)
         elif run.part is _Part.EXPERTS:
@@ -112,7 +110,7 @@ def block_backward(
         yield from backward_items(one, sharding, together=len(phases) > 1)
 
     items: list[Item] = []
-    for before, run in _with_previous(_runs(wanted, sharding, _core_names(expansion))):
+    for before, run in _with_previous(_runs(wanted, sharding)):
         if run.part is _Part.CORE:
             items += again.before(run.operators)
             items += core_backward(run.operators, sharding)
@@ -149,27 +147,22 @@ class _Repeats:
             yield item
 
     def _due(self, operators: Sequence[Operator], *, late: bool) -> list[Again]:
-        names = {subject(one) for one in operators}
-        due = [part for part in self._left if part.late is late and part.before & names]
+        places = {operator.place for operator in operators}
+        due = [part for part in self._left if part.late is late and part.before & places]
         self._left = [part for part in self._left if part not in due]
         return due
 
     def _items(self, part: Again) -> list[Item]:
         if part.operators == self._expansion.forward:
             return block_forward(self._expansion, self._sharding, recompute=True)
-        core = _core_names(self._expansion)
-        return _forward(part.operators, self._sharding, core, recompute=True)
+        return _forward(part.operators, self._sharding, recompute=True)
 
 
-def _core_names(expansion: Expansion) -> tuple[str, ...]:
-    return tuple(one.name for one in expansion.forward if one.recomputed_selectively)
-
-
-def _runs(operators: Sequence[Operator], sharding: Sharding, core: tuple[str, ...]) -> list[_Run]:
-    def part(one: Operator) -> _Part:
-        if one.name.startswith(core):  # scores_dq answers scores
+def _runs(operators: Sequence[Operator], sharding: Sharding) -> list[_Run]:
+    def part(operator: Operator) -> _Part:
+        if operator.in_attention_core:
             return _Part.CORE
-        return _Part.EXPERTS if is_of_experts(one) else _Part.OTHER
+        return _Part.EXPERTS if is_of_experts(operator) else _Part.OTHER
 
     kept = [one for one in operators if not is_fused_away(one, sharding)]
     return [_Run(which, tuple(run)) for which, run in itertools.groupby(kept, key=part)]

@@ -14,7 +14,7 @@ from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange
 from mpsim.parallel.items import Communication, Compute, Item, Waits
 from mpsim.parallel.shard import Sharding, shard
-from mpsim.workload import Operator, OperatorKind, Phase
+from mpsim.workload import Operator, OperatorKind, Phase, Role, make_elementwise
 
 __all__ = ["core_backward", "core_forward"]
 
@@ -144,11 +144,11 @@ def _correction(
     width = whole.head_dim if backward else whole.head_dim_v
     tensor = whole.sequences * whole.queries * whole.heads * width
     moved = _ADD_TRAFFIC * (ranks - 1) * tensor * sharding.activation_bytes / sharding.tp
-    return Operator(
+    return make_elementwise(
+        Role.SUM,
+        whole.phase,
+        moved=moved + (_ADD_TRAFFIC * ranks * block if backward else 0.0),
         name="attention gradient sum" if backward else "softmax correction",
-        kind=OperatorKind.ELEMENTWISE,
-        phase=whole.phase,
-        bytes=moved + (_ADD_TRAFFIC * ranks * block if backward else 0.0),
     )
 
 
@@ -171,7 +171,7 @@ def _heads_for_tokens(one: Operator, inside: int, tp: int) -> Operator:
             one, queries=one.queries * inside, heads=one.heads // inside, kv_heads=kv_heads
         )
     if one.kind is OperatorKind.GEMM:
-        rows = "k" if one.name.endswith(("_dk", "_dv")) else "m"
+        rows = one.dimension("q")
         shape = {"batch": one.batch // inside, rows: getattr(one, rows) * inside}
         return dataclasses.replace(one, **shape)
     return one
@@ -206,10 +206,8 @@ def _shape(core: Sequence[Operator]) -> _Shape:
         return _Shape(
             one.sequences, one.queries, one.heads, one.kv_heads, one.head_dim, one.head_dim_v
         )
-    # context_dp = (queries, head_dim) @ (head_dim, keys), scores likewise: batch counts sequences x heads
-    product = next(
-        x for x in core if x.kind is OperatorKind.GEMM and x.name in ("scores", "context_dp")
-    )
+    # the product that makes scores, or their gradients, has a batch of sequences x heads
+    product = next(kernel for kernel in core if kernel.attends == "qkd")
     return _Shape(1, product.m, product.batch, product.batch, product.k, product.k)
 
 
@@ -222,14 +220,7 @@ def _key_value_elements(operator: Operator) -> float:
     if operator.kind is OperatorKind.ATTENTION:
         width = operator.kv_heads * (operator.head_dim + operator.head_dim_v)
         return float(operator.sequences * operator.keys * width)
-    # scores, context_dp: (queries, head_dim) @ (head_dim, keys); context, scores_dq: (queries, keys) @ (keys, head_dim);
-    # scores_dk, context_dv: (keys, queries) @ (queries, head_dim)
-    keys, width = {
-        "scores": (operator.n, operator.k),
-        "context_dp": (operator.n, operator.k),
-        "context": (operator.k, operator.n),
-        "scores_dq": (operator.k, operator.n),
-    }.get(operator.name, (operator.m, operator.n))
+    keys, width = (getattr(operator, operator.dimension(letter)) for letter in "kd")
     return float(2 * operator.batch * keys * width)
 
 

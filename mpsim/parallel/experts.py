@@ -17,7 +17,15 @@ from typing import Final
 from mpsim.framework import ExpertDispatch, ExpertOverlap
 from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
 from mpsim.parallel.shard import Routing, Sharding, shard
-from mpsim.workload import Operator, OperatorKind, Phase, Split
+from mpsim.workload import (
+    Module,
+    Operator,
+    OperatorKind,
+    Phase,
+    Role,
+    Split,
+    make_elementwise,
+)
 
 __all__ = [
     "expert_backward",
@@ -33,7 +41,7 @@ __all__ = [
 
 Beside = tuple[Sequence[Item], Sequence[Item]]
 
-_PERMUTING: Final = ("permute", "unpermute")
+_PERMUTING: Final = (Role.PERMUTE, Role.UNPERMUTE)
 
 
 def is_of_experts(operator: Operator) -> bool:
@@ -43,7 +51,7 @@ def is_of_experts(operator: Operator) -> bool:
 
 def is_shared(operator: Operator) -> bool:
     """Whether it belongs to the shared experts (or casts what they read)."""
-    return "shared_" in operator.name
+    return operator.module is Module.SHARED_EXPERTS
 
 
 def expert_forward(
@@ -114,14 +122,15 @@ def overlaps_shared(sharding: Sharding) -> bool:
 def is_fused_away(operator: Operator, sharding: Sharding) -> bool:
     """Whether the kernel that sends tokens does this operator's work too."""
     fused = sharding.routing is not None and sharding.routing.dispatch is ExpertDispatch.FUSED
-    return fused and sharding.ep > 1 and operator.name in _PERMUTING
+    return fused and sharding.ep > 1 and operator.role in _PERMUTING
 
 
 def split_shared(operators: Sequence[Operator]) -> tuple[list[Operator], list[Operator]]:
     """Shared-expert operators before and from the second product: what hides dispatch, and what hides combine."""
     backward = any(one.phase is not Phase.FORWARD for one in operators)
-    second = "shared_fc1" if backward else "shared_fc2"
-    cut = next((i for i, one in enumerate(operators) if second in one.name), len(operators))
+    second = Role.UP if backward else Role.DOWN
+    places = (i for i, operator in enumerate(operators) if operator.role is second)
+    cut = next(places, len(operators))
     return list(operators[:cut]), list(operators[cut:])
 
 
@@ -213,13 +222,8 @@ def _arrives_by_rank(sharding: Sharding) -> bool:
 def _regrouping(name: str, phase: Phase, sharding: Sharding) -> Operator:
     """A copy of every row that the rank's experts work on: read and written once."""
     rows = sent_tokens(sharding) * sharding.etp
-    return Operator(
-        name=name,
-        kind=OperatorKind.ELEMENTWISE,
-        phase=phase,
-        split=Split.EXPERT,
-        bytes=2.0 * rows * sharding.hidden * sharding.activation_bytes,
-    )
+    moved = 2.0 * rows * sharding.hidden * sharding.activation_bytes
+    return make_elementwise(Role.COPY, phase, moved=moved, name=name, split=Split.EXPERT)
 
 
 def _kernels(operators: Sequence[Operator], sharding: Sharding) -> Iterator[Operator]:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from mpsim.parallel.shard import reshaped
-from mpsim.workload import Expansion, Operator, Split
+from mpsim.workload import Expansion, Module, Operator, OperatorKind, Role, Split
 
-__all__ = ["MODULES", "NOTHING", "Again", "Recompute", "Rerun", "rerun", "subject"]
+__all__ = ["MODULES", "NOTHING", "Again", "Recompute", "Rerun", "rerun"]
 
 NONE, SELECTIVE, FULL, PER_OP = "none", "selective", "full", "per-op"
 Bytes = tuple[float, float]  # kept until the input gradient, until the weight gradient
+Place = tuple[Module, Role]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,14 +87,14 @@ class Again:
     ----------
     operators : tuple of Operator
         Of the forward, in order.
-    before : set of str
-        Forward operators (`subject`): the first gradient of any of them waits for it.
+    before : set of (Module, Role)
+        Places of forward operators: the first gradient in any of them waits for it.
     late : bool
         Whether they run when the gradient has arrived at the rank that computes it, not before it is sent there.
     """
 
     operators: tuple[Operator, ...]
-    before: frozenset[str]
+    before: frozenset[Place]
     late: bool = False
 
 
@@ -104,19 +105,20 @@ class Rerun:
     Parameters
     ----------
     parts : tuple of Again
-    kept : mapping of str to (float, float)
-        Bytes of forward operators that keep others than they report: until the input gradient, until the weight gradient [B].
+    kept : mapping of (Module, Role) to (float, float)
+        Bytes of forward operators that keep others than they report, by their place: until the input gradient, until the weight gradient [B].
     together : bool
         Whether all that was not kept is alive at once while the layer is differentiated, not one half of the layer after the other.
     """
 
     parts: tuple[Again, ...] = ()
-    kept: Mapping[str, Bytes] = dataclasses.field(default_factory=dict)
+    kept: Mapping[Place, Bytes] = dataclasses.field(default_factory=dict)
     together: bool = False
 
-    def of(self, one: Operator) -> Bytes:
+    def of(self, operator: Operator) -> Bytes:
         """Bytes that a forward operator keeps, before any parallelism [B]."""
-        return self.kept.get(one.name, (one.saved, one.saved_for_weight))
+        reported = operator.saved, operator.saved_for_weight
+        return reported if operator.is_cast else self.kept.get(operator.place, reported)
 
 
 def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) -> Rerun:
@@ -144,13 +146,13 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
         again = expansion.forward
         if recompute.stops_early or recompute.prunes:
             again = _until_read(again, prunes=recompute.prunes)
-        return Rerun((Again(again, _names(expansion.forward)),), together=True)
+        return Rerun((Again(again, _places(expansion.forward)),), together=True)
     if recompute.granularity == PER_OP:
         return _per_op(expansion, divided=divided)
     if recompute.granularity == NONE:
         return Rerun()
     parts: list[Again] = []
-    kept: dict[str, Bytes] = {}
+    kept: dict[Place, Bytes] = {}
     for module in recompute.modules:
         for part, more in MODULES[module](expansion):
             parts.append(part)
@@ -166,29 +168,23 @@ def _until_read(operators: tuple[Operator, ...], *, prunes: bool) -> tuple[Opera
     """
     end = max(i for i, one in enumerate(operators) if one.saved + one.saved_for_weight)
     last = operators[end]
-    plain = prunes or not any(one is not last and subject(one) == last.name for one in operators)
+    plain = prunes or not any(one.is_cast and one.place == last.place for one in operators)
     return operators[: end if last.flops and plain and last.n else end + 1]
 
 
-def subject(one: Operator) -> str:
-    """Name of the forward operator that a gradient or a cast belongs to."""
-    name = one.name.split()[1] if one.name.startswith("quantise ") else one.name
-    for ending in ("_dq", "_dk", "_dp", "_dv"):
-        name = name.removesuffix(ending)
-    return name
-
-
-def _less(known: Mapping[str, Bytes], more: Mapping[str, Bytes]) -> dict[str, Bytes]:
-    """What is kept where two modules both drop something of an operator."""
+def _less(known: Mapping[Place, Bytes], more: Mapping[Place, Bytes]) -> dict[Place, Bytes]:
+    """Bytes kept where two modules both drop something of an operator: the fewer of each."""
     return {
-        name: (min(now[0], known[name][0]), min(now[1], known[name][1])) if name in known else now
-        for name, now in more.items()
+        place: (min(now[0], known[place][0]), min(now[1], known[place][1]))
+        if place in known
+        else now
+        for place, now in more.items()
     }
 
 
 def _distinct(parts: list[Again]) -> Iterator[Again]:
     """Leave out what another part runs again anyway."""
-    sets = [_names(one.operators) for one in parts]
+    sets = [_places(one.operators) for one in parts]
     for place, one in enumerate(parts):
         inside = (
             sets[place] < other or (sets[place] == other and at < place)
@@ -201,79 +197,78 @@ def _distinct(parts: list[Again]) -> Iterator[Again]:
 
 # --- modules ---------------------------------------------------------------------------------------------------------------------
 
-Module = Callable[[Expansion], Iterator[tuple[Again, dict[str, Bytes]]]]
-_MLP: Final = frozenset({"fc1", "fc1_bias", "activation", "gate", "gate_times_up", "fc2"})
-_ROUTING: Final = frozenset({"router", "topk", "permute", "unpermute", "shared_add"})
-_UP: Final = frozenset({"q_norm", "q_up", "kv_norm", "kv_up", "rotary"})
+Rule = Callable[[Expansion], Iterator[tuple[Again, dict[Place, Bytes]]]]
+_MLP: Final = frozenset(
+    {Role.UP, Role.BIAS, Role.ACTIVATION, Role.GATE, Role.GATE_TIMES_UP, Role.DOWN}
+)
+_LATENT: Final = frozenset(
+    {Role.QUERY_NORM, Role.QUERY_UP, Role.KEY_VALUE_NORM, Role.KEY_VALUE_UP, Role.ROTARY}
+)
+_RESIDUAL: Final = frozenset({Role.BIAS_DROPOUT_ADD, Role.RESIDUAL_ADD, Role.POST_NORM})
 
 
-def _core_attention(expansion: Expansion) -> Iterator[tuple[Again, dict[str, Bytes]]]:
-    prefixes = ("cross_", "")
-    for prefix in prefixes:
-        core = [
-            one
-            for one in expansion.forward
-            if one.recomputed_selectively and one.name.startswith("cross_") == bool(prefix)
-        ]
+def _core_attention(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+    for module in (Module.CROSS_ATTENTION, Module.ATTENTION):
+        core = [one for one in _inside(expansion, module) if one.in_attention_core]
         if core:
             yield _checkpoint(core)
 
 
-def _plain_mlp(expansion: Expansion) -> Iterator[tuple[Again, dict[str, Bytes]]]:
-    if not _routes(expansion) and (inside := _those(expansion, _MLP.__contains__)):
+def _plain_mlp(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+    inside = [one for one in _inside(expansion, Module.MLP) if one.role in _MLP]
+    if inside and not _routes(expansion):
         yield _checkpoint(inside)
 
 
-def _experts(expansion: Expansion) -> Iterator[tuple[Again, dict[str, Bytes]]]:
+def _experts(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
     if _routes(expansion):
-        yield _checkpoint(_those(expansion, _is_of_mixture))
+        yield _checkpoint(_inside(expansion, Module.EXPERTS, Module.SHARED_EXPERTS))
 
 
-def _shared_experts(expansion: Expansion) -> Iterator[tuple[Again, dict[str, Bytes]]]:
-    def shared(name: str) -> bool:
-        return name.startswith("shared_") and name != "shared_add"
-
-    if inside := _those(expansion, shared):
+def _shared_experts(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+    shared = _inside(expansion, Module.SHARED_EXPERTS)
+    if inside := [one for one in shared if one.role is not Role.EXPERT_SUM]:
         yield _checkpoint(inside)
 
 
-def _expert_activation(expansion: Expansion) -> Iterator[tuple[Again, dict[str, Bytes]]]:
-    products = ("experts_fc1", "experts_fc2")
-    inside = _those(expansion, lambda name: name.startswith("experts_") and name not in products)
+def _expert_activation(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+    experts = _inside(expansion, Module.EXPERTS)
+    inside = [one for one in experts if one.role in _MLP - {Role.UP, Role.DOWN}]
     if not inside:
         return
-    (down,) = (one for one in expansion.forward if one.name == products[1])
-    again = (*inside, *_casts(expansion, products[1]))
-    kept = {one.name: (0.0, 0.0) for one in inside} | {down.name: (down.saved, 0.0)}
-    yield Again(again, frozenset({products[1]}), late=True), kept
+    (down,) = (one for one in experts if one.role is Role.DOWN and not one.is_cast)
+    casts = (one for one in experts if one.role is Role.DOWN and one.is_cast)
+    kept = {one.place: (0.0, 0.0) for one in inside} | {down.place: (down.saved, 0.0)}
+    yield Again((*inside, *casts), frozenset({down.place}), late=True), kept
 
 
-def _layer_norms(expansion: Expansion) -> Iterator[tuple[Again, dict[str, Bytes]]]:
-    names = [one.name for one in expansion.forward]
-    latent, routes = "kv_down" in names, _routes(expansion)
-    for name, stands_alone in (("norm1", latent), ("norm2", routes)):
+def _layer_norms(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+    latent = any(one.role is Role.KEY_VALUE_DOWN for one in expansion.forward)
+    routes = _routes(expansion)
+    for module, stands_alone in ((Module.ATTENTION, latent), (Module.MLP, routes)):
         if not stands_alone:
             continue
-        place = names.index(name)
-        norm, behind = expansion.forward[place], expansion.forward[place + 1 :]
-        half = _names(behind[: _end_of_half(behind)])
-        yield Again((norm,), half), {name: (norm.saved, 0.0)}
+        places = [one.place for one in expansion.forward]
+        at = places.index((module, Role.NORM))
+        norm, behind = expansion.forward[at], expansion.forward[at + 1 :]
+        half = _places(behind[: _end_of_half(behind)])
+        yield Again((norm,), half), {norm.place: (norm.saved, 0.0)}
 
 
-def _latent_projections(expansion: Expansion) -> Iterator[tuple[Again, dict[str, Bytes]]]:
-    inside = _those(expansion, _UP.__contains__)
-    if not any(one.name == "kv_up" for one in inside):
+def _latent_projections(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+    inside = [one for one in expansion.forward if one.role in _LATENT]
+    if not any(one.role is Role.KEY_VALUE_UP for one in inside):
         return
-    core = frozenset(one.name for one in expansion.forward if one.recomputed_selectively)
+    core = _places(one for one in expansion.forward if one.in_attention_core)
     kept = {
-        one.name: (one.saved if one.name.endswith("_norm") else 0.0, 0.0)
+        one.place: (one.saved if one.kind is OperatorKind.NORM else 0.0, 0.0)
         for one in inside
-        if not one.name.startswith("quantise ")
+        if not one.is_cast
     }
     yield Again(tuple(inside), core), kept
 
 
-MODULES: Final[Mapping[str, Module]] = {
+MODULES: Final[Mapping[str, Rule]] = {
     "core_attn": _core_attention,
     "layernorm": _layer_norms,
     "mlp": _plain_mlp,
@@ -282,109 +277,104 @@ MODULES: Final[Mapping[str, Module]] = {
     "shared_experts": _shared_experts,
     "mla_up_proj": _latent_projections,
 }
-"""What each module of selective recomputation runs again in a layer; nothing where the layer has no such module."""
+"""Rules of selective recomputation: what each module runs again in a layer, nothing where the layer has no such module."""
 
 
-def _checkpoint(inside: Collection[Operator]) -> tuple[Again, dict[str, Bytes]]:
-    return Again(tuple(inside), _names(inside)), {one.name: (0.0, 0.0) for one in inside}
+def _checkpoint(inside: Collection[Operator]) -> tuple[Again, dict[Place, Bytes]]:
+    return Again(tuple(inside), _places(inside)), {one.place: (0.0, 0.0) for one in inside}
 
 
-def _those(expansion: Expansion, belongs: Callable[[str], bool]) -> list[Operator]:
-    return [one for one in expansion.forward if belongs(subject(one))]
-
-
-def _is_of_mixture(name: str) -> bool:
-    return name in _ROUTING or name.startswith(("experts_", "shared_"))
+def _inside(expansion: Expansion, *modules: Module) -> list[Operator]:
+    return [one for one in expansion.forward if one.module in modules]
 
 
 def _routes(expansion: Expansion) -> bool:
     return any(one.split is Split.EXPERT for one in expansion.forward)
 
 
-def _casts(expansion: Expansion, name: str) -> tuple[Operator, ...]:
-    """Casts of what a product reads."""
-    return tuple(one for one in expansion.forward if one.name != name and subject(one) == name)
-
-
-def _names(operators: Iterable[Operator]) -> frozenset[str]:
-    return frozenset(subject(one) for one in operators)
+def _places(operators: Iterable[Operator]) -> frozenset[Place]:
+    return frozenset(one.place for one in operators)
 
 
 def _end_of_half(operators: Collection[Operator]) -> int:
     """Where the residual addition of a half layer begins."""
-    sums = ("bias_dropout_add", "residual_add", "post_norm")
-    places = [i for i, one in enumerate(operators) if one.name.startswith(sums)]
+    places = [i for i, one in enumerate(operators) if one.role in _RESIDUAL]
     return places[0] if places else len(operators)
 
 
 # --- per-op ----------------------------------------------------------------------------------------------------------------------
 
 
+_QKV: Final = (Module.ATTENTION, Role.QKV)
+_OUTPUT: Final = (Module.ATTENTION, Role.PROJECTION)
+_UP: Final = (Module.MLP, Role.UP)
+_DOWN: Final = (Module.MLP, Role.DOWN)
+_SECOND_NORM: Final = (Module.MLP, Role.NORM)
+
+
 def _per_op(expansion: Expansion, *, divided: bool) -> Rerun:
-    by_name = {one.name: one for one in expansion.forward}
+    by_place = {one.place: one for one in expansion.forward if not one.is_cast}
     again: list[Operator] = []
-    features = _kept_features(by_name)
-    output = by_name["proj"]
+    features = _kept_features(by_place)
+    output = by_place[_OUTPUT]
     for one in expansion.forward[: _last_needed(expansion.forward)]:
-        left = _left(one, by_name, features)
+        left = _left(one, by_place, features)
         if one is output:  # its sum was kept
             again.append(dataclasses.replace(one, split=Split.TENSOR))
         elif left:
             again.append(left)
     feature = output.saved_for_weight / output.k  # a tensor of one feature
-    kept = {one.name: (0.0, 0.0) for one in again}
-    kept |= {name: (count * feature, 0.0) for name, count in features.items()}
-    compiled = (
-        "gate_times_up" not in by_name
-    )  # else nobody drops the last product, which is odd but never read
-    last = 0.0 if compiled else by_name["fc2"].n * feature
-    kept |= {"proj": (0.0, output.saved_for_weight), "fc2": (last, 0.0)}
+    kept = {one.place: (0.0, 0.0) for one in again if not one.is_cast}
+    kept |= {place: (count * feature, 0.0) for place, count in features.items()}
+    # in eager mode nobody drops the last product, which is odd but never read
+    eager = any(role is Role.GATE_TIMES_UP for _, role in by_place)
+    last = by_place[_DOWN].n * feature if eager else 0.0
+    kept |= {_OUTPUT: (0.0, output.saved_for_weight), _DOWN: (last, 0.0)}
     first = expansion.forward[0]
-    kept[first.name] = (first.saved, 0.0)  # the input of the layer
+    kept[first.place] = (first.saved, 0.0)  # the input of the layer
     if divided:  # what the sum behind the attention returned stands in for its residual
-        kept["norm2"] = (by_name["norm2"].saved, 0.0)
-    part = Again(tuple(again), _names(expansion.forward))
+        kept[_SECOND_NORM] = (by_place[_SECOND_NORM].saved, 0.0)
+    part = Again(tuple(again), _places(expansion.forward))
     return Rerun((part,), kept, together=True)
 
 
 def _left(
-    one: Operator, by_name: Mapping[str, Operator], features: Mapping[str, int]
+    one: Operator, by_place: Mapping[Place, Operator], features: Mapping[Place, int]
 ) -> Operator | None:
     """The part of an operator that runs again: not attention, and of a projection the features that were not kept."""
-    if one.recomputed_selectively:
+    if one.in_attention_core:
         return None
-    whole = by_name.get(subject(one), one)
-    if whole.name not in features:
+    if one.place not in features:
         return one
-    left = whole.n - features[whole.name]
+    whole = by_place[one.place]
+    left = whole.n - features[whole.place]
     if not left or left == whole.n or one is not whole:
         return one if left else None
     part = reshaped(one, {"n": left})
     return dataclasses.replace(part, flops=one.flops * left / one.n, weights=1)
 
 
-def _kept_features(by_name: Mapping[str, Operator]) -> dict[str, int]:
+def _kept_features(by_place: Mapping[Place, Operator]) -> dict[Place, int]:
     """Output features that stay of every projection: those of odd products; products are numbered from 1 as torchtitan's are."""
-    core = next(one for one in by_name.values() if one.recomputed_selectively)
-    assert core.heads, "per-op recomputation without fused attention"
-    up, down = by_name["fc1"], by_name["fc2"]
+    core = by_place[Module.ATTENTION, Role.ATTENTION]
+    up, down = by_place[_UP], by_place[_DOWN]
     widths = {
-        "qkv": (
+        _QKV: (
             core.heads * core.head_dim,
             core.kv_heads * core.head_dim,
             core.kv_heads * core.head_dim_v,
         ),
-        "proj": (by_name["proj"].n,),
-        "fc1": (down.k,) * (up.n // down.k),
+        _OUTPUT: (by_place[_OUTPUT].n,),
+        _UP: (down.k,) * (up.n // down.k),
     }
     kept, number = dict.fromkeys(widths, 0), 0
-    for name, parts in widths.items():
+    for place, parts in widths.items():
         for width in parts:
             number += 1
-            kept[name] += width if number % 2 else 0
+            kept[place] += width if number % 2 else 0
     return kept
 
 
 def _last_needed(operators: Collection[Operator]) -> int:
-    """Where what no gradient of the layer reads begins: the second product of the MLP."""
-    return next(i for i, one in enumerate(operators) if subject(one) == "fc2")
+    """Where what no gradient of the layer reads begins: the second product of the MLP, or its cast."""
+    return next(i for i, one in enumerate(operators) if one.place == _DOWN)

@@ -190,22 +190,17 @@ def reshaped(operator: Operator, shape: Mapping[str, int]) -> Operator:
     """Another shape, with bytes counted again."""
     batch, m, n, k = (shape.get(dim, getattr(operator, dim)) for dim in ("batch", "m", "n", "k"))
     mine = dataclasses.replace(operator, batch=batch, m=m, n=n, k=k)
-    return dataclasses.replace(mine, bytes=_moved(operator, _operands(operator), _operands(mine)))
+    return dataclasses.replace(mine, bytes=_moved(operator, mine))
 
 
-def _moved(operator: Operator, whole: tuple[int, int, int], mine: tuple[int, int, int]) -> float:
-    """Bytes of a product with operands `mine`, where it moves ``operator.bytes`` with operands `whole`."""
+def _moved(operator: Operator, mine: Operator) -> float:
+    """Bytes of a product of another shape, where `operator` moves ``operator.bytes``."""
+    whole, part = operator.operands, mine.operands
     if operator.accumulate_bytes:
-        element = (operator.bytes - 2 * operator.accumulate_bytes * whole[2]) / (
-            whole[0] + whole[1]
-        )
-        return element * (mine[0] + mine[1]) + 2 * operator.accumulate_bytes * mine[2]
+        buffer = 2 * operator.accumulate_bytes
+        element = (operator.bytes - buffer * whole[2]) / (whole[0] + whole[1])
+        return element * (part[0] + part[1]) + buffer * part[2]
     if operator.operand_bytes:
         written = operator.bytes - operator.operand_bytes * (whole[0] + whole[1])
-        return operator.operand_bytes * (mine[0] + mine[1]) + written * mine[2] / whole[2]
-    return operator.bytes * sum(mine) / sum(whole)
-
-
-def _operands(one: Operator) -> tuple[int, int, int]:
-    """Elements of the two inputs and of the output."""
-    return one.batch * one.m * one.k, one.batch * one.k * one.n, one.batch * one.m * one.n
+        return operator.operand_bytes * (part[0] + part[1]) + written * part[2] / whole[2]
+    return operator.bytes * sum(part) / sum(whole)

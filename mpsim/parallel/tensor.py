@@ -9,12 +9,11 @@ from typing import Final
 from mpsim.framework import NarrowChunks, TensorOverlap
 from mpsim.parallel.items import Communication, Compute, Item, Waits
 from mpsim.parallel.shard import Sharding, resized, shard
-from mpsim.workload import Operator, OperatorKind, Phase, Split
+from mpsim.workload import Operator, OperatorKind, Phase, Role, Split, make_elementwise
 
 __all__ = ["backward_items", "forward_items", "norm_items"]
 
 _STATISTIC_BYTES: Final = 4  # float32
-_OUTPUT_LAYER: Final = "logits"  # never cut in chunks: the output layer is no user-buffer module, nor compiled with a layer
 _BESIDE: Final = (TensorOverlap.WEIGHT_GRADIENT, TensorOverlap.DECOMPOSED)
 _CUT: Final = (TensorOverlap.DECOMPOSED, TensorOverlap.MICRO_PIPELINE)
 
@@ -100,17 +99,20 @@ def _scatters(sharding: Sharding) -> bool:
 
 def _is_partial_sum(operator: Operator) -> bool:
     """Whether every rank holds a partial sum: row GEMMs, and the lookup in a divided table."""
-    return operator.split is Split.ROW or operator.name.endswith("embedding")
+    return operator.split is Split.ROW or operator.role is Role.EMBEDDING
 
 
 def _is_cut(operator: Operator, sharding: Sharding, what: NarrowChunks) -> bool:
-    """Whether a product is cut in chunks that run beside the steps of its ring; `what` is on the way there."""
+    """Whether a product is cut in chunks that run beside the steps of its ring; `what` is on the way there.
+
+    The output projection never is: it is no user-buffer module, nor compiled with a layer.
+    """
     narrow = operator.operand_bytes and sharding.tensor_overlap is TensorOverlap.MICRO_PIPELINE
     return (
         sharding.tensor_overlap in _CUT
         and sharding.sequence_parallel
         and operator.kind is OperatorKind.GEMM
-        and operator.name != _OUTPUT_LAYER
+        and operator.role is not Role.LOGITS
         and (not narrow or sharding.narrow_chunks in (NarrowChunks.ALL, what))
     )
 
@@ -173,17 +175,17 @@ def _reduce(
 
 def _copy(name: str, phase: Phase, size: float) -> Operator:
     """Read and write so many bytes."""
-    return Operator(name=name, kind=OperatorKind.ELEMENTWISE, phase=phase, bytes=2.0 * size)
+    return make_elementwise(Role.COPY, phase, moved=2.0 * size, name=name)
 
 
 def _gradient_sum(product: Operator, sharding: Sharding) -> Operator:
     """Add up the input gradients of several weights: all are read, their sum is written."""
-    tensor = product.batch * product.m * product.n * sharding.activation_bytes
-    return Operator(
+    tensor = product.operands[2] * sharding.activation_bytes
+    return make_elementwise(
+        Role.SUM,
+        product.phase,
+        moved=(product.weights + 1) * tensor,
         name=f"{product.name} gradient sum",
-        kind=OperatorKind.ELEMENTWISE,
-        phase=product.phase,
-        bytes=float((product.weights + 1) * tensor),
     )
 
 
@@ -240,11 +242,11 @@ def _scatter_beside(
         yield Compute(chunk, recompute)
         if step < steps - 1:
             yield _ring_step(mine, arrived, step + 1, "scatter", sharding, recompute=recompute)
-    add = Operator(
+    add = make_elementwise(
+        Role.SUM,
+        mine.phase,
+        moved=arrived + arrived / steps,
         name=f"{mine.name} add chunks",
-        kind=OperatorKind.ELEMENTWISE,
-        phase=mine.phase,
-        bytes=arrived + arrived / steps,
     )
     yield Compute(add, recompute, _tags(mine, "scatter", steps - 1))
 

@@ -25,7 +25,7 @@ from mpsim.program.template import concatenate, evaluate_block
 from mpsim.schedule import Action
 from mpsim.training.costs import PlanCosts, StageCosts
 from mpsim.training.plan import Plan
-from mpsim.workload import Expansion, Phase, Split
+from mpsim.workload import Expansion, Phase, Role, Split
 
 __all__ = ["Block", "Blocks"]
 
@@ -305,11 +305,11 @@ class Blocks:
         software = self._plan.layout.framework
         operators = [one.operator for one in items if isinstance(one, Compute)]
         products = [one for one in operators if one.split is Split.EXPERT and one.flops > 0]
-        calls = len({(one.name, one.phase) for one in products})
+        calls = len({(one.role, one.phase) for one in products})
         each = software.experts.product_launch_cost or self._call_seconds
         looped = each * (len(products) - calls)
         passes = sum(
-            one.name == "router" and one.phase is not Phase.WEIGHT_GRADIENT for one in operators
+            one.role is Role.ROUTER and one.phase is not Phase.WEIGHT_GRADIENT for one in operators
         )
         bookkeeping = software.host.launch_cost * software.experts.expert_launches
         return self._call_seconds * calls + looped + passes * bookkeeping

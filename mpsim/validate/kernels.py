@@ -16,7 +16,16 @@ from mpsim.importers.cells import Cells
 from mpsim.importers.machines import gpu
 from mpsim.validate.records import Record, Row
 from mpsim.validate.tables import lookup, table
-from mpsim.workload import Operator, OperatorKind, Phase
+from mpsim.workload import (
+    Operator,
+    OperatorKind,
+    Phase,
+    Role,
+    make_attention,
+    make_elementwise,
+    make_gemm,
+)
+from mpsim.workload.builders import BACKWARD_ATTENTION
 
 __all__ = ["MEASURED", "blank", "predict"]
 
@@ -26,7 +35,6 @@ _MICRO, _TERA, _GIGA = 1e-6, 1e12, 1e9
 _ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, **{name: format_bytes(name) for name in FORMATS}}
 _HALF_BYTES = 2
 _PASSES_OF = {"": (Phase.FORWARD,), "fwd": (Phase.FORWARD,), "bwd": (Phase.INPUT_GRADIENT,)}
-_BACKWARD_FLOPS = 2.5  # of forward: Dao, FlashAttention-2 (2023), section 4.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,22 +125,20 @@ def _gemm(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
     m, n, k = (cells.required(column) for column in "mnk")
     batch = cells.whole("batch") or 1
     size = _ELEMENT_BYTES.get(precision, _HALF_BYTES)
-    written = 2 * entry["accumulate"] if "accumulate" in entry else max(size, _HALF_BYTES)
-    flops = 2.0 * batch * m * n * k
-    moved = float(batch * (size * (m * k + k * n) + written * m * n))
-    product = Operator(
-        name=cells.text("op"),
-        kind=OperatorKind.GEMM,
-        phase=Phase(entry.get("phase", "forward")),
+    product = make_gemm(
+        Role.KERNEL,
+        Phase(entry.get("phase", "forward")),
         m=m,
         n=n,
         k=k,
         batch=batch,
-        flops=flops,
-        bytes=moved,
+        element_bytes=size,
+        result_bytes=max(size, _HALF_BYTES),
+        accumulate_bytes=entry.get("accumulate", 0),
     )
     cast = m * k if entry.get("quantised") else 0
-    return _Work((product,), "flash2", flops, moved, cast, entry.get("clocks", "burst"))
+    clocks = entry.get("clocks", "burst")
+    return _Work((product,), "flash2", product.flops, product.bytes, cast, clocks)
 
 
 def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
@@ -144,23 +150,21 @@ def _attention(cells: Cells, entry: Mapping[str, Any], precision: str) -> _Work:
     width, width_v = _head_dims(cells.text("head_dim"))
     batch = cells.whole("batch") or _assumed(entry, "batch")
     heads = cells.whole("heads") or _assumed(entry, "heads")
-    forward = Operator(
-        name="attention",
-        kind=OperatorKind.ATTENTION,
-        phase=Phase.FORWARD,
+    forward = make_attention(
+        Phase.FORWARD,
+        sequences=batch,
+        queries=seq,
+        keys=seq,
         heads=heads,
         kv_heads=cells.whole("kv_heads") or heads,
         head_dim=width,
         head_dim_v=width_v,
-        queries=seq,
-        keys=seq,
-        sequences=batch,
         causal=causal,
     )
     phases = _phases(cells.text("pass"))
     share = 0.5 if causal and entry["flops"] == "half" else 1.0
-    flops = 2.0 * batch * heads * seq * seq * (width + width_v) * share
-    counted = sum(1.0 if phase is Phase.FORWARD else _BACKWARD_FLOPS for phase in phases)
+    flops = forward.flops * share
+    counted = sum(1.0 if phase is Phase.FORWARD else BACKWARD_ATTENTION for phase in phases)
     operators = tuple(dataclasses.replace(forward, phase=phase) for phase in phases)
     source, by_source = cells.text("source"), entry.get("by_source", {})
     kernel = next((name for word, name in by_source.items() if word in source), entry["kernel"])
@@ -218,7 +222,7 @@ def _stated_bytes(cells: Cells) -> float:
 
 
 def _streaming(kind: OperatorKind, moved: float) -> Operator:
-    return Operator(name=kind.value, kind=kind, phase=Phase.FORWARD, bytes=moved)
+    return make_elementwise(Role.KERNEL, Phase.FORWARD, moved=moved, kind=kind)
 
 
 def _host_seconds(cells: Cells) -> float:

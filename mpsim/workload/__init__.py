@@ -1,5 +1,12 @@
 """The workload: a transformer, its parameters, and the operators that one microbatch asks for."""
 
+from mpsim.workload.builders import (
+    attention_flops,
+    gemm_flops,
+    make_attention,
+    make_elementwise,
+    make_gemm,
+)
 from mpsim.workload.casts import Casting, with_casts
 from mpsim.workload.ends import expand_embedding, expand_head
 from mpsim.workload.expansion import Expansion
@@ -7,7 +14,7 @@ from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.flops import model_flops
 from mpsim.workload.layer import expand_layer
 from mpsim.workload.models import model, model_names
-from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
+from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parameters import Count, Parameters
 from mpsim.workload.transformer import Lowering, Transformer
 
@@ -18,15 +25,22 @@ __all__ = [
     "Experts",
     "LatentAttention",
     "Lowering",
+    "Module",
     "Operator",
     "OperatorKind",
     "Parameters",
     "Phase",
+    "Role",
     "Split",
     "Transformer",
+    "attention_flops",
     "expand_embedding",
     "expand_head",
     "expand_layer",
+    "gemm_flops",
+    "make_attention",
+    "make_elementwise",
+    "make_gemm",
     "model",
     "model_flops",
     "model_names",

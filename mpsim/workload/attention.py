@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from mpsim.workload.builders import make_attention, make_gemm, streaming
 from mpsim.workload.expansion import Step, Tokens
-from mpsim.workload.kernels import STATISTIC_BYTES, batched_product, streaming
 from mpsim.workload.kinds import LayerKind
-from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
+from mpsim.workload.operators import Module, Operator, Phase, Role, Split
 from mpsim.workload.transformer import Lowering, Transformer
 
 __all__ = ["Core", "attention_core"]
-
-# Forward is two products, scores over the width of a key and context over that of a value; the fused
-# backward runs five: the scores again, and the gradients of values, probabilities, queries and keys.
-_BACKWARD_KEY_PRODUCTS = 3
-_BACKWARD_VALUE_PRODUCTS = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +20,8 @@ class Core:
 
     Parameters
     ----------
-    prefix : str
-        Before the names of its operators: ``cross_`` where a decoder attends to the encoder.
+    module : Module
+        ATTENTION, or CROSS_ATTENTION where a decoder attends to the encoder.
     heads, kv_heads, head_dim, head_dim_v : int
     causal : bool
     window : int
@@ -34,7 +29,7 @@ class Core:
     dropout : bool
     """
 
-    prefix: str
+    module: Module
     heads: int
     kv_heads: int
     head_dim: int
@@ -48,7 +43,7 @@ class Core:
         """The core of a layer's own attention, or of that to the encoder."""
         mla = model.mla
         return cls(
-            prefix="cross_" if cross else "",
+            module=Module.CROSS_ATTENTION if cross else Module.ATTENTION,
             heads=model.heads,
             kv_heads=model.kv_heads,
             head_dim=mla.qk_head_dim if mla else model.head_dim,
@@ -57,6 +52,11 @@ class Core:
             window=0 if cross else kind.window,
             dropout=model.dropout > 0,
         )
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of its operators' names."""
+        return "cross_" if self.module is Module.CROSS_ATTENTION else ""
 
 
 def attention_core(core: Core, lowering: Lowering, tokens: Tokens) -> list[Step]:
@@ -73,107 +73,110 @@ def attention_core(core: Core, lowering: Lowering, tokens: Tokens) -> list[Step]
     Returns
     -------
     list of Step
-        All flagged as recomputed selectively. Queries, keys and values, which recomputation needs,
-        are saved by what comes before; the output by the projection after it.
+        Queries, keys and values are saved by what comes before; the output by the projection after it.
 
     References
     ----------
-    Dao, FlashAttention-2 (2023), section 4.1: backward has 2.5 times the FLOPs of forward.
     Korthikanti et al. (2022), section 4.1: 5 a s^2 b saved bytes of the unfused core.
     """
-    steps = (
-        [_fused(core, lowering, tokens)]
-        if lowering.fused_attention
-        else list(_unfused(core, lowering, tokens))
-    )
-    return [
-        Step(dataclasses.replace(one.forward, recomputed_selectively=True), one.backward)
-        for one in steps
-    ]
+    if lowering.fused_attention:
+        return [_fused(core, lowering, tokens)]
+    return list(_unfused(core, lowering, tokens))
 
 
 def _fused(core: Core, lowering: Lowering, tokens: Tokens) -> Step:
-    pairs = tokens.sequences * core.heads * tokens.queries * tokens.keys
-    size = lowering.activation_bytes
-    query, output = (
-        size * tokens.count * core.heads * width for width in (core.head_dim, core.head_dim_v)
-    )
-    both = core.head_dim + core.head_dim_v
-    key_value = size * tokens.sequences * tokens.keys * core.kv_heads * both
-    logsumexp = float(STATISTIC_BYTES * tokens.count * core.heads)
-    forward = Operator(
-        name=f"{core.prefix}attention",
-        kind=OperatorKind.ATTENTION,
-        phase=Phase.FORWARD,
-        split=Split.TENSOR,
-        heads=core.heads,
-        kv_heads=core.kv_heads,
-        head_dim=core.head_dim,
-        head_dim_v=core.head_dim_v,
-        queries=tokens.queries,
-        keys=tokens.keys,
-        sequences=tokens.sequences,
-        causal=core.causal,
-        window=core.window,
-        flops=float(2 * pairs * both),
-        bytes=query + output + key_value + logsumexp,  # q, k, v in; output and statistics out
-        saved=logsumexp,
-        saved_split=Split.TENSOR,
-    )
-    products = _BACKWARD_KEY_PRODUCTS * core.head_dim + _BACKWARD_VALUE_PRODUCTS * core.head_dim_v
-    backward = dataclasses.replace(
-        forward,
-        phase=Phase.INPUT_GRADIENT,
-        flops=float(2 * pairs * products),
-        # q, output and its gradient in, dq out; k, v in, dk, dv out
-        bytes=2 * query + 2 * output + 2 * key_value + logsumexp,
-        saved=0.0,
-        saved_split=Split.NONE,
+    forward, backward = (
+        make_attention(
+            phase,
+            sequences=tokens.sequences,
+            queries=tokens.queries,
+            keys=tokens.keys,
+            heads=core.heads,
+            kv_heads=core.kv_heads,
+            head_dim=core.head_dim,
+            head_dim_v=core.head_dim_v,
+            causal=core.causal,
+            window=core.window,
+            element_bytes=lowering.activation_bytes,
+            module=core.module,
+            name=f"{core.prefix}attention",
+        )
+        for phase in (Phase.FORWARD, Phase.INPUT_GRADIENT)
     )
     return Step(forward, (backward,))
 
 
 def _unfused(core: Core, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
-    yield _products(core, lowering, tokens, "scores")
     scores = tokens.sequences * core.heads * tokens.queries * tokens.keys
     probabilities = float(lowering.activation_bytes * scores)
-    before = () if lowering.fused_softmax else ("scale", "mask")
-    for name in before:
-        yield streaming(core.prefix + name, name, Split.TENSOR, elements=scores, lowering=lowering)
-    yield streaming(
-        f"{core.prefix}softmax",
-        "softmax",
-        Split.TENSOR,
-        elements=scores,
-        lowering=lowering,
-        kind=OperatorKind.SOFTMAX,
-        saved=probabilities,
-    )
-    if core.dropout:
-        yield streaming(
-            f"{core.prefix}attention_dropout",
-            "dropout",
+
+    def kernel(passes: str, role: Role, saved: float = 0.0, name: str = "") -> Step:
+        return streaming(
+            passes,
             Split.TENSOR,
             elements=scores,
             lowering=lowering,
-            saved=probabilities,  # what is left of them multiplies the values
+            role=role,
+            module=core.module,
+            name=core.prefix + (name or passes),
+            saved=saved,
         )
-    yield _products(core, lowering, tokens, "context")
+
+    yield _scores(core, lowering, tokens)
+    if not lowering.fused_softmax:
+        yield kernel("scale", Role.SCALE)
+        yield kernel("mask", Role.MASK)
+    yield kernel("softmax", Role.SOFTMAX, probabilities)
+    if core.dropout:  # what is left of the probabilities multiplies the values
+        yield kernel("dropout", Role.ATTENTION_DROPOUT, probabilities, "attention_dropout")
+    yield _context(core, lowering, tokens)
 
 
-def _products(core: Core, lowering: Lowering, tokens: Tokens, name: str) -> Step:
-    """Build scores = q k^T or context = p v, and the two products of its gradients."""
-    batch = tokens.sequences * core.heads
-    queries, keys = tokens.queries, tokens.keys
-    width = core.head_dim if name == "scores" else core.head_dim_v
-    square = (batch, queries, keys, width)
-    to_queries, to_keys = (batch, queries, width, keys), (batch, keys, width, queries)
-    shape, gradients = {
-        "scores": (square, {"scores_dq": to_queries, "scores_dk": to_keys}),
-        "context": (to_queries, {"context_dp": square, "context_dv": to_keys}),
-    }[name]
-    backward = tuple(
-        batched_product(core.prefix + gradient, Phase.INPUT_GRADIENT, form, lowering)
-        for gradient, form in gradients.items()
+def _scores(core: Core, lowering: Lowering, tokens: Tokens) -> Step:
+    """Scores q k^T, and the products that give the gradients of q and k."""
+    product = _products(core, lowering, tokens, Role.SCORES, core.head_dim)
+    return Step(
+        product("scores", Phase.FORWARD, "qkd"),
+        (
+            product("scores_dq", Phase.INPUT_GRADIENT, "qdk"),
+            product("scores_dk", Phase.INPUT_GRADIENT, "kdq"),
+        ),
     )
-    return Step(batched_product(core.prefix + name, Phase.FORWARD, shape, lowering), backward)
+
+
+def _context(core: Core, lowering: Lowering, tokens: Tokens) -> Step:
+    """Context p v, and the products that give the gradients of p and v."""
+    product = _products(core, lowering, tokens, Role.CONTEXT, core.head_dim_v)
+    return Step(
+        product("context", Phase.FORWARD, "qdk"),
+        (
+            product("context_dp", Phase.INPUT_GRADIENT, "qkd"),
+            product("context_dv", Phase.INPUT_GRADIENT, "kdq"),
+        ),
+    )
+
+
+def _products(
+    core: Core, lowering: Lowering, tokens: Tokens, role: Role, features: int
+) -> Callable[[str, Phase, str], Operator]:
+    """Builder of batched products, one for every head of every sequence, from what their m, n and k are."""
+    sizes = {"q": tokens.queries, "k": tokens.keys, "d": features}
+
+    def product(name: str, phase: Phase, attends: str) -> Operator:
+        m, n, k = (sizes[letter] for letter in attends)
+        return make_gemm(
+            role,
+            phase,
+            m=m,
+            n=n,
+            k=k,
+            batch=tokens.sequences * core.heads,
+            element_bytes=lowering.activation_bytes,
+            module=core.module,
+            name=core.prefix + name,
+            split=Split.TENSOR,
+            sharded_dim="batch",
+            attends=attends,
+        )
+
+    return product

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 
+from mpsim.workload.builders import make_elementwise
 from mpsim.workload.expansion import Expansion
-from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
+from mpsim.workload.operators import Operator, OperatorKind, Phase, Role, Split
 
 __all__ = ["Casting", "with_casts"]
 
@@ -57,7 +58,7 @@ def with_casts(
     casting: Casting,
     *,
     wide_bytes: float,
-    wide_operators: Collection[str] = (),
+    wide_roles: Collection[Role] = (),
     gathered: bool = False,
 ) -> Expansion:
     """Put casts before the linear layers, whose products then read narrow elements.
@@ -69,7 +70,7 @@ def with_casts(
     casting : Casting
     wide_bytes : float
         Of an element before its cast [B].
-    wide_operators : collection of str
+    wide_roles : collection of Role
         Linear layers that stay wide.
     gathered : bool
         Whether tensor-parallel ranks gather narrow elements: each casts its share and transposes the whole.
@@ -85,10 +86,10 @@ def with_casts(
     >>> from mpsim.workload import Lowering, expand_layer, model
     >>> layer = expand_layer(model("gpt2-small"), Lowering(), sequences=1, sequence_length=1024)
     >>> cast = with_casts(layer, Casting(element_bytes=1, passes=1, copies=2), wide_bytes=2)
-    >>> [one.name for one in cast.forward][:3]
+    >>> [operator.name for operator in cast.forward][:3]
     ['norm1', 'quantise qkv input', 'qkv']
     """
-    rules = _Rules(casting, wide_bytes, frozenset(wide_operators), gathered)
+    rules = _Rules(casting, wide_bytes, frozenset(wide_roles), gathered)
 
     def cast(operators: Iterable[Operator]) -> tuple[Operator, ...]:
         return tuple(_cast(operators, rules))
@@ -100,77 +101,78 @@ def with_casts(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Rules:
-    """How linear layers are cast: as `with_casts` is told."""
+    """Rules by which linear layers are cast, as `with_casts` takes them."""
 
     casting: Casting
     wide_bytes: float
-    wide: frozenset[str]
+    wide: frozenset[Role]
     gathered: bool
 
 
 def _cast(operators: Iterable[Operator], rules: _Rules) -> Iterator[Operator]:
     narrow = rules.casting.element_bytes
-    for one in operators:
-        if not _is_linear(one) or one.name in rules.wide:
-            yield one
+    for operator in operators:
+        if not _is_linear(operator) or operator.role in rules.wide:
+            yield operator
             continue
-        if one.phase is Phase.WEIGHT_GRADIENT:
-            yield from _late(one, rules)
+        if operator.phase is Phase.WEIGHT_GRADIENT:
+            yield from _late(operator, rules)
         else:
-            yield _quantise(one, rules)
-        operands = one.batch * (one.m * one.k + one.k * one.n)
-        saved = (rules.wide_bytes - narrow) * operands
-        yield dataclasses.replace(one, bytes=one.bytes - saved, operand_bytes=narrow)
+            yield _quantise(operator, rules)
+        left, right, _ = operator.operands
+        saved = (rules.wide_bytes - narrow) * (left + right)
+        yield dataclasses.replace(operator, bytes=operator.bytes - saved, operand_bytes=narrow)
 
 
-def _is_linear(one: Operator) -> bool:
+def _is_linear(operator: Operator) -> bool:
     """Whether it multiplies by weights: projections, and experts with one kernel for all."""
-    linear = one.kind is OperatorKind.GEMM and one.split is not Split.TENSOR
-    return linear or one.kind is OperatorKind.GROUPED_GEMM
+    linear = operator.kind is OperatorKind.GEMM and operator.split is not Split.TENSOR
+    return linear or operator.kind is OperatorKind.GROUPED_GEMM
 
 
-def _quantise(one: Operator, rules: _Rules) -> Operator:
-    """Cast of what product `one` reads besides the weight: its left operand."""
-    forward = one.phase is Phase.FORWARD
-    split = _split(one, "input" if forward else "gradient", rules)
-    elements = float(one.batch * one.m * one.k)
+def _quantise(product: Operator, rules: _Rules) -> Operator:
+    """Cast of what a product reads besides the weight: its left operand."""
+    what = "input" if product.phase is Phase.FORWARD else "gradient"
+    split = _split(product, what, rules)
+    elements = float(product.operands[0])
     whole = not (rules.gathered and split is Split.SEQUENCE)
-    return Operator(
-        name=f"quantise {one.name} {'input' if forward else 'gradient'}",
+    moved = rules.casting.first_bytes(elements, rules.wide_bytes, transposed=whole)
+    return _kernel(product, what, split, moved)
+
+
+def _late(product: Operator, rules: _Rules) -> Iterator[Operator]:
+    """Casts that a weight gradient needs beyond the first ones of its operands: others, or transposed copies of what was gathered."""
+    casting = rules.casting
+    for what, elements in zip(("gradient", "input"), product.operands[:2], strict=True):
+        split = _split(product, what, rules)
+        moved = casting.late_bytes(float(elements), rules.wide_bytes)
+        if not moved and rules.gathered and split is Split.SEQUENCE:
+            moved, split = casting.transposing_bytes(float(elements)), Split.NONE
+        if moved:
+            yield _kernel(product, f"{what} for the weight", split, moved)
+
+
+def _kernel(product: Operator, what: str, split: Split, moved: float) -> Operator:
+    return make_elementwise(
+        product.role,
+        product.phase,
+        moved=moved,
         kind=OperatorKind.QUANTISE,
-        phase=one.phase,
+        module=product.module,
+        name=f"quantise {product.name} {what}",
         split=split,
-        bytes=rules.casting.first_bytes(elements, rules.wide_bytes, transposed=whole),
     )
 
 
-def _late(one: Operator, rules: _Rules) -> Iterator[Operator]:
-    """What weight gradient `one` needs of its operands beyond their first casts: others, or transposed copies of what was gathered."""
-    casting = rules.casting
-    for what, elements in (("gradient", one.m * one.k), ("input", one.k * one.n)):
-        split = _split(one, what, rules)
-        moved = casting.late_bytes(float(one.batch * elements), rules.wide_bytes)
-        if not moved and rules.gathered and split is Split.SEQUENCE:
-            moved, split = casting.transposing_bytes(float(one.batch * elements)), Split.NONE
-        if moved:
-            yield Operator(
-                name=f"quantise {one.name} {what} for the weight",
-                kind=OperatorKind.QUANTISE,
-                phase=one.phase,
-                split=split,
-                bytes=moved,
-            )
-
-
-def _split(one: Operator, what: str, rules: _Rules) -> Split:
+def _split(product: Operator, what: str, rules: _Rules) -> Split:
     """How the input or the gradient of a layer is divided when it is cast.
 
     Between a column and a row layer tensors are divided by tensor parallelism, elsewhere only with sequence parallelism, and not at all once
     they are gathered; those of experts as experts are.
     """
-    if one.split is Split.EXPERT:
+    if product.split is Split.EXPERT:
         return Split.EXPERT
-    inside = one.split is (Split.ROW if what == "input" else Split.COLUMN)
+    inside = product.split is (Split.ROW if what == "input" else Split.COLUMN)
     if inside:
         return Split.TENSOR
     return Split.NONE if rules.casting.late_passes else Split.SEQUENCE

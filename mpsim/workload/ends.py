@@ -6,9 +6,16 @@ import dataclasses
 from collections.abc import Iterator
 
 from mpsim.errors import WorkloadError
+from mpsim.workload.builders import (
+    LABEL_BYTES,
+    STATISTIC_BYTES,
+    linear,
+    make_elementwise,
+    moving,
+    streaming,
+)
 from mpsim.workload.expansion import Expansion, Step, Tokens
-from mpsim.workload.kernels import LABEL_BYTES, STATISTIC_BYTES, gemm, streaming
-from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
+from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import Lowering, Transformer
 
@@ -49,7 +56,7 @@ def expand_embedding(
     if model.encoder_layers:
         target = Tokens.of(sequences, model.decoder_length, context)
         steps += _renamed("decoder_", _embedding(model, lowering, target))
-        steps.append(Part(model, lowering, tokens).norm("encoder_norm"))
+        steps.append(Part(model, lowering, tokens).norm(Module.EMBEDDING, "encoder_norm"))
     return Expansion.of(
         steps,
         input_bytes=float(LABEL_BYTES * tokens.count),
@@ -94,16 +101,17 @@ def expand_head(
         raise WorkloadError(
             f"padded_vocab is {vocab} but {model.name} has {model.vocab} tokens; pad upwards"
         )
-    projection = gemm(
-        "logits",
+    projection = linear(
+        Role.LOGITS,
         Split.COLUMN,
         tokens=tokens.count,
         features_out=vocab,
         features_in=model.hidden,
         lowering=lowering,
+        module=Module.HEAD,
     )
     part = Part(model, lowering, tokens)
-    once = (part.norm("final_norm"), projection, _loss(lowering, tokens, vocab))
+    once = (part.norm(Module.HEAD, "final_norm"), projection, _loss(lowering, tokens, vocab))
     steps = [*once]
     for _ in range(model.mtp_layers):
         steps += [*_joined(part), *once]
@@ -117,39 +125,31 @@ def expand_head(
 def _joined(part: Part) -> Iterator[Step]:
     """Norms of states and of the next token's embedding, and the projection of both to the hidden width."""
     width = 2 * part.model.hidden
-    yield part.norm("mtp_norm", width)
-    yield part.replicated("mtp_projection", part.model.hidden, features_in=width)
+    yield part.norm(Module.HEAD, "mtp_norm", width)
+    join = Module.HEAD, Role.JOIN
+    yield part.replicated(join, "mtp_projection", part.model.hidden, features_in=width)
 
 
 def _loss(lowering: Lowering, tokens: Tokens, vocab: int) -> Step:
     logits = tokens.count * vocab
     each_way = lowering.loss_bytes_per_logit / 2 * logits
     each = lowering.loss_kept_bytes or lowering.activation_bytes + STATISTIC_BYTES
-    kept = float(each * logits)
-    forward = Operator(
-        name="loss",
+    return moving(
+        Role.LOSS,
+        Split.TENSOR,
+        (each_way, each_way),
         kind=OperatorKind.LOSS,
-        phase=Phase.FORWARD,
-        split=Split.TENSOR,
-        bytes=each_way,
-        saved=kept,
+        module=Module.HEAD,
+        saved=float(each * logits),
         saved_split=Split.TENSOR,
     )
-    backward = Operator(
-        name="loss",
-        kind=OperatorKind.LOSS,
-        phase=Phase.INPUT_GRADIENT,
-        split=Split.TENSOR,
-        bytes=each_way,
-    )
-    return Step(forward, (backward,))
 
 
 def _renamed(prefix: str, steps: Iterator[Step]) -> Iterator[Step]:
     for step in steps:
         forward, *backward = (
-            dataclasses.replace(one, name=prefix + one.name)
-            for one in (step.forward, *step.backward)
+            dataclasses.replace(operator, name=prefix + operator.name)
+            for operator in (step.forward, *step.backward)
         )
         yield Step(forward, tuple(backward))
 
@@ -157,67 +157,60 @@ def _renamed(prefix: str, steps: Iterator[Step]) -> Iterator[Step]:
 def _embedding(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
     elements = tokens.count * model.hidden
     size = lowering.activation_bytes
-    labels = float(LABEL_BYTES * tokens.count)
     if lowering.embedding_product:
         yield from _product_lookup(model, lowering, tokens)
     else:
-        yield _lookup(
-            "embedding", (2 * size * elements, elements), tokens, model.hidden, lowering, labels
-        )
+        labels = float(LABEL_BYTES * tokens.count)
+        traffic = 2 * size * elements, elements
+        yield _lookup(Role.EMBEDDING, traffic, tokens, model.hidden, lowering, labels)
     if model.positions == "learned":
         rows = tokens.queries * model.hidden  # the same for every sequence
         moved = size * (2 * elements + rows)
-        yield _lookup("positions", (moved, rows), tokens, model.hidden, lowering, 0.0)
+        yield _lookup(Role.POSITIONS, (moved, rows), tokens, model.hidden, lowering, 0.0)
     if model.embedding_norm:
-        yield _embedding_norm(model, lowering, tokens)
+        part = Part(model, lowering, tokens)
+        yield part.norm(Module.EMBEDDING, "embedding_norm", feeds=False)
     if model.dropout:
         yield streaming(
-            "embedding_dropout", "dropout", Split.SEQUENCE, elements=elements, lowering=lowering
+            "dropout",
+            Split.SEQUENCE,
+            elements=elements,
+            lowering=lowering,
+            module=Module.EMBEDDING,
+            name="embedding_dropout",
         )
-
-
-def _embedding_norm(model: Transformer, lowering: Lowering, tokens: Tokens) -> Step:
-    elements = tokens.count * model.hidden
-    return streaming(
-        "embedding_norm",
-        "norm",
-        Split.SEQUENCE,
-        elements=elements,
-        lowering=lowering,
-        kind=OperatorKind.NORM,
-        saved=float(lowering.activation_bytes * elements),
-    )
 
 
 def _product_lookup(model: Transformer, lowering: Lowering, tokens: Tokens) -> Iterator[Step]:
     """One-hot rows, written once, and their product with the table; the gradient of the table is the other product."""
     labels = float(LABEL_BYTES * tokens.count)
     written = float(lowering.activation_bytes * tokens.count * model.vocab)
-    rows = Operator(
-        name="one_hot",
-        kind=OperatorKind.ELEMENTWISE,
-        phase=Phase.FORWARD,
+    rows = make_elementwise(
+        Role.ONE_HOT,
+        Phase.FORWARD,
+        moved=labels + written,
+        module=Module.EMBEDDING,
         split=Split.TENSOR,
-        bytes=labels + written,
         saved_for_weight=labels,
     )
     yield Step(
         rows, (dataclasses.replace(rows, phase=Phase.WEIGHT_GRADIENT, saved_for_weight=0.0),)
     )
-    step = gemm(
-        "embedding",
+    step = linear(
+        Role.EMBEDDING,
         Split.ROW,
         tokens=tokens.count,
         features_out=model.hidden,
         features_in=model.vocab,
         lowering=lowering,
+        module=Module.EMBEDDING,
     )
-    gradient = next(one for one in step.backward if one.phase is Phase.WEIGHT_GRADIENT)
-    yield Step(step.forward, (gradient,))
+    _, gradient_of_table = step.backward  # labels have no gradient
+    yield Step(step.forward, (gradient_of_table,))
 
 
 def _lookup(
-    name: str,
+    role: Role,
     traffic: tuple[int, int],
     tokens: Tokens,
     hidden: int,
@@ -227,22 +220,19 @@ def _lookup(
     """Build a table lookup; `traffic` is bytes forward and elements of the table's gradient."""
     moved, updated = traffic
     accumulate = float(lowering.weight_grad_bytes)
-    forward = Operator(
-        name=name,
-        kind=OperatorKind.EMBEDDING,
-        phase=Phase.FORWARD,
-        sequences=tokens.sequences,
-        queries=tokens.queries,
-        bytes=moved + labels,
-        saved_for_weight=labels,
-    )
-    backward = Operator(
-        name=name,
-        kind=OperatorKind.EMBEDDING,
-        phase=Phase.WEIGHT_GRADIENT,
-        sequences=tokens.sequences,
-        queries=tokens.queries,
-        bytes=lowering.activation_bytes * tokens.count * hidden + labels + 2 * accumulate * updated,
-        accumulate_bytes=accumulate,
-    )
-    return Step(forward, (backward,))
+    written = lowering.activation_bytes * tokens.count * hidden
+
+    def kernel(phase: Phase, moved: float, kept: float) -> Operator:
+        lookup = make_elementwise(
+            role,
+            phase,
+            moved=moved,
+            kind=OperatorKind.EMBEDDING,
+            module=Module.EMBEDDING,
+            saved_for_weight=kept,
+        )
+        return dataclasses.replace(lookup, sequences=tokens.sequences, queries=tokens.queries)
+
+    forward = kernel(Phase.FORWARD, moved + labels, labels)
+    backward = kernel(Phase.WEIGHT_GRADIENT, written + labels + 2 * accumulate * updated, 0.0)
+    return Step(forward, (dataclasses.replace(backward, accumulate_bytes=accumulate),))

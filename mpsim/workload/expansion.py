@@ -90,7 +90,7 @@ class Expansion:
         ordered = tuple(steps)
         return cls(
             forward=tuple(step.forward for step in ordered),
-            backward=tuple(one for step in reversed(ordered) for one in step.backward),
+            backward=tuple(gradient for step in reversed(ordered) for gradient in step.backward),
             input_bytes=input_bytes,
             input_split=input_split,
         )
@@ -98,12 +98,12 @@ class Expansion:
     @property
     def forward_flops(self) -> float:
         """Matrix work of the forward pass, before tensor parallelism [FLOP]."""
-        return sum(one.flops for one in self.forward)
+        return sum(operator.flops for operator in self.forward)
 
     @property
     def backward_flops(self) -> float:
         """Matrix work of the backward pass, before tensor parallelism [FLOP]."""
-        return sum(one.flops for one in self.backward)
+        return sum(operator.flops for operator in self.backward)
 
     def saved_bytes(
         self, *, tp: int = 1, sequence_parallel: bool = False, selective: bool = False
@@ -133,9 +133,9 @@ class Expansion:
         share[Split.NONE] = 1.0
         share[Split.SEQUENCE] = 1.0 / tp if sequence_parallel else 1.0
         return sum(
-            (one.saved + one.saved_for_weight) * share[one.saved_split]
-            for one in self.forward
-            if not (selective and one.recomputed_selectively)
+            (operator.saved + operator.saved_for_weight) * share[operator.saved_split]
+            for operator in self.forward
+            if not (selective and operator.in_attention_core)
         )
 
 

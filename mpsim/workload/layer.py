@@ -9,7 +9,7 @@ from mpsim.workload.attention import Core, attention_core
 from mpsim.workload.expansion import Expansion, Step, Tokens
 from mpsim.workload.kinds import LayerKind
 from mpsim.workload.mlp import activation, expert_mlp, gate_and_up, plain_mlp
-from mpsim.workload.operators import Split
+from mpsim.workload.operators import Module, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.projections import (
     QKV_WEIGHTS,
@@ -73,55 +73,56 @@ def expand_layer(
     --------
     >>> from mpsim.workload import Lowering, model
     >>> layer = expand_layer(model("gpt2-small"), Lowering(), sequences=1, sequence_length=1024)
-    >>> [one.name for one in layer.forward][:4]
-    ['norm1', 'qkv', 'attention', 'proj']
+    >>> [operator.role.value for operator in layer.forward][:4]
+    ['norm', 'qkv', 'attention', 'projection']
     """
-    what = model.kind(kind)
+    layer = model.kind(kind)
     tokens = Tokens.of(sequences, sequence_length, context)
-    if what.cross:
+    if layer.cross:
         mine = Tokens.of(sequences, model.decoder_length, context)
         memory = dataclasses.replace(tokens, queries=tokens.keys)  # every rank needs all of them
         part = Part(model, lowering, mine)
-        steps = _decoder_block(part, what, memory)
+        steps = _decoder_block(part, layer, memory)
     else:
         part = Part(model, lowering, tokens)
-        steps = (_parallel_block if model.parallel_block else _serial_block)(part, what)
+        steps = (_parallel_block if model.parallel_block else _serial_block)(part, layer)
     return Expansion.of(steps, input_bytes=part.size(model.hidden), input_split=Split.SEQUENCE)
 
 
 def _serial_block(part: Part, kind: LayerKind) -> Iterator[Step]:
-    yield part.norm("norm1")
+    yield part.norm(Module.ATTENTION, "norm1")
     yield from own_attention(part, kind)
-    yield from part.add("1")
+    yield from part.add(Module.ATTENTION, "1")
     yield from _mlp(part, kind)
 
 
 def _decoder_block(part: Part, kind: LayerKind, memory: Tokens) -> Iterator[Step]:
-    yield part.norm("norm1")
+    yield part.norm(Module.ATTENTION, "norm1")
     yield from own_attention(part, kind)
-    yield from part.add("1")
-    yield part.norm("norm_cross")
+    yield from part.add(Module.ATTENTION, "1")
+    yield part.norm(Module.CROSS_ATTENTION, "norm_cross")
     yield from cross_attention(part, kind, memory)
-    yield from part.add("_cross")
+    yield from part.add(Module.CROSS_ATTENTION, "_cross")
     yield from _mlp(part, kind)
 
 
 def _mlp(part: Part, kind: LayerKind) -> Iterator[Step]:
-    yield part.norm("norm2")
+    yield part.norm(Module.MLP, "norm2")
     moe = part.model.moe
     yield from expert_mlp(part, moe) if kind.experts and moe else plain_mlp(part)
-    yield from part.add("2")
+    yield from part.add(Module.MLP, "2")
 
 
 def _parallel_block(part: Part, kind: LayerKind) -> Iterator[Step]:
     model = part.model
-    yield part.norm("norm1")
+    yield part.norm(Module.ATTENTION, "norm1")
     features = model.qkv_features + model.fc1_features
     weights = QKV_WEIGHTS + gate_and_up(model)
     kept = kept_of_qkv(part) + model.fc1_features
-    yield part.column("qkv_fc1", features, kept, weights=weights)
+    yield part.column((Module.ATTENTION, Role.QKV_UP), "qkv_fc1", features, kept, weights=weights)
     yield from activation(part)
     yield from positions(part)
     yield from attention_core(Core.of(model, kind), part.lowering, part.tokens)
-    yield part.row("proj_fc2", model.query_features + model.ffn_hidden)
-    yield from part.add("1")
+    down = Module.ATTENTION, Role.PROJECTION_DOWN
+    yield part.row(down, "proj_fc2", model.query_features + model.ffn_hidden)
+    yield from part.add(Module.ATTENTION, "1")

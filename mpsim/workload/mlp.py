@@ -5,10 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from mpsim.workload.builders import (
+    LABEL_BYTES,
+    STATISTIC_BYTES,
+    gemm_flops,
+    linear,
+    moving,
+    streaming,
+)
 from mpsim.workload.expansion import Step
 from mpsim.workload.experts import Experts
-from mpsim.workload.kernels import LABEL_BYTES, STATISTIC_BYTES, gemm, streaming
-from mpsim.workload.operators import Operator, OperatorKind, Phase, Split
+from mpsim.workload.operators import Module, OperatorKind, Role, Split
 from mpsim.workload.parts import Part
 from mpsim.workload.transformer import Transformer
 
@@ -19,9 +26,10 @@ def plain_mlp(part: Part) -> Iterator[Step]:
     """Expand the MLP between its norm and its residual addition."""
     model = part.model
     weights = gate_and_up(model)
-    yield part.column("fc1", model.fc1_features, model.fc1_features, weights=weights)
+    up = Module.MLP, Role.UP
+    yield part.column(up, "fc1", model.fc1_features, model.fc1_features, weights=weights)
     yield from activation(part)
-    yield part.row("fc2", model.ffn_hidden)
+    yield part.row((Module.MLP, Role.DOWN), "fc2", model.ffn_hidden)
 
 
 def gate_and_up(model: Transformer) -> int:
@@ -32,7 +40,8 @@ def gate_and_up(model: Transformer) -> int:
 def activation(part: Part) -> Iterator[Step]:
     """Expand what lies between the two GEMMs of the plain MLP."""
     model = part.model
-    yield from _activation(part, "", model.ffn_hidden * part.tokens.count, gated=model.gated_mlp)
+    elements = model.ffn_hidden * part.tokens.count
+    yield from _activation(part, Module.MLP, elements, gated=model.gated_mlp)
 
 
 def expert_mlp(part: Part, moe: Experts) -> Iterator[Step]:
@@ -58,13 +67,13 @@ def expert_mlp(part: Part, moe: Experts) -> Iterator[Step]:
     inner, gated = moe.ffn_hidden, model.gated_experts
     fc1 = inner * (2 if gated else 1)
     size = part.lowering.activation_bytes
-    yield part.replicated("router", moe.experts)
+    yield part.replicated((Module.EXPERTS, Role.ROUTER), "router", moe.experts)
     yield _choice(part, moe)
     yield _permute(part, rows)
-    yield _grouped(part, moe, "experts_fc1", Split.COLUMN, (fc1, model.hidden), size * rows * fc1)
+    yield _grouped(part, moe, Role.UP, (fc1, model.hidden), size * rows * fc1)
     elements = round(rows * inner)
-    yield from _activation(part, "experts_", elements, gated=gated, split=Split.EXPERT)
-    yield _grouped(part, moe, "experts_fc2", Split.ROW, (model.hidden, inner), size * rows * inner)
+    yield from _activation(part, Module.EXPERTS, elements, gated=gated, split=Split.EXPERT)
+    yield _grouped(part, moe, Role.DOWN, (model.hidden, inner), size * rows * inner)
     yield _unpermute(part, rows)
     if moe.shared_features:
         yield from _shared(part, moe.shared_features)
@@ -74,51 +83,65 @@ def _shared(part: Part, inner: int) -> Iterator[Step]:
     model, tokens = part.model, part.tokens.count
     weights = gate_and_up(model)
     features = inner * weights
-    yield part.column("shared_fc1", features, features, weights=weights)
-    yield from _activation(part, "shared_", inner * tokens, gated=model.gated_mlp)
-    yield part.row("shared_fc2", inner)
+    shared = Module.SHARED_EXPERTS
+    yield part.column((shared, Role.UP), "shared_fc1", features, features, weights=weights)
+    yield from _activation(part, shared, inner * tokens, gated=model.gated_mlp)
+    yield part.row((shared, Role.DOWN), "shared_fc2", inner)
     yield streaming(
-        "shared_add",
         "residual_add",
         Split.SEQUENCE,
         elements=tokens * model.hidden,
         lowering=part.lowering,
+        role=Role.EXPERT_SUM,
+        module=shared,
+        name="shared_add",
     )
 
 
+_PREFIXES = {Module.MLP: "", Module.EXPERTS: "experts_", Module.SHARED_EXPERTS: "shared_"}
+
+
 def _activation(
-    part: Part, prefix: str, elements: int, *, gated: bool, split: Split = Split.TENSOR
+    part: Part, module: Module, elements: int, *, gated: bool, split: Split = Split.TENSOR
 ) -> Iterator[Step]:
     """Expand an activation of so many elements: bias, gate and product, in one kernel or in one each."""
-    lowering = part.lowering
+    lowering, prefix = part.lowering, _PREFIXES[module]
 
-    def kernel(name: str, passes: str, count: int, saved: float = 0.0) -> Step:
+    def kernel(passes: str, count: int, saved: float = 0.0, name: str = "") -> Step:
         return streaming(
-            prefix + name, passes, split, elements=count, lowering=lowering, saved=saved
+            passes,
+            split,
+            elements=count,
+            lowering=lowering,
+            module=module,
+            name=prefix + (name or passes),
+            saved=saved,
         )
 
     fused = lowering.fused_bias_activation
-    bias = f"{'' if prefix else 'fc1_'}bias"
     if part.model.bias and not fused:
-        yield kernel(bias, "bias", elements * (2 if gated else 1))
+        name = "fc1_bias" if module is Module.MLP else "bias"
+        yield kernel("bias", elements * (2 if gated else 1), name=name)
     if gated and not fused:
-        yield kernel("gate", "gate", elements, float(lowering.activation_bytes * elements))
-        yield kernel("gate_times_up", "gate_times_up", elements)
+        yield kernel("gate", elements, float(lowering.activation_bytes * elements))
+        yield kernel("gate_times_up", elements)
     else:
-        yield kernel("activation", "gated_activation" if gated else "activation", elements)
+        yield kernel("gated_activation" if gated else "activation", elements, name="activation")
 
 
 def _choice(part: Part, moe: Experts) -> Step:
     """Scores of all experts in float32 and the best of them; scores and their places are kept."""
     scores = part.tokens.count * moe.experts
     places = part.tokens.count * moe.top_k * (STATISTIC_BYTES + LABEL_BYTES)
-    return _moving(
-        "topk",
+    return moving(
+        Role.TOP_K,
         Split.SEQUENCE,
         (
             float((part.lowering.activation_bytes + STATISTIC_BYTES) * scores + places),
             float((part.lowering.activation_bytes + STATISTIC_BYTES) * scores + places),
         ),
+        module=Module.EXPERTS,
+        name="topk",
         saved=float(STATISTIC_BYTES * scores + places),
         saved_split=Split.SEQUENCE,
     )
@@ -127,10 +150,11 @@ def _choice(part: Part, moe: Experts) -> Step:
 def _permute(part: Part, rows: float) -> Step:
     """Copy the rows of every expert together; backward sums the gradients of a token's copies."""
     sent = part.lowering.activation_bytes * rows * part.model.hidden
-    return _moving(
-        "permute",
+    return moving(
+        Role.PERMUTE,
         Split.SEQUENCE,
         (2 * sent, sent + part.size(part.model.hidden)),
+        module=Module.EXPERTS,
         saved_for_weight=sent,
         saved_split=Split.EXPERT,
     )
@@ -140,71 +164,42 @@ def _unpermute(part: Part, rows: float) -> Step:
     """Weigh and sum what the experts of a token return."""
     sent = part.lowering.activation_bytes * rows * part.model.hidden
     kept = 0.0 if part.lowering.weighted_activation else sent
-    return _moving(
-        "unpermute",
+    return moving(
+        Role.UNPERMUTE,
         Split.SEQUENCE,
         (sent + part.size(part.model.hidden), 2 * sent + kept),
+        module=Module.EXPERTS,
         saved=kept,
         saved_split=Split.EXPERT,
     )
 
 
-def _moving(
-    name: str,
-    split: Split,
-    moved: tuple[float, float],
-    *,
-    saved: float = 0.0,
-    saved_for_weight: float = 0.0,
-    saved_split: Split,
-) -> Step:
-    """Build a memory-bound kernel from the bytes it moves forward and backward."""
-    forward = Operator(
-        name=name,
-        kind=OperatorKind.ELEMENTWISE,
-        phase=Phase.FORWARD,
-        split=split,
-        bytes=moved[0],
-        saved=saved,
-        saved_for_weight=saved_for_weight,
-        saved_split=saved_split,
-    )
-    backward = Operator(
-        name=name,
-        kind=OperatorKind.ELEMENTWISE,
-        phase=Phase.INPUT_GRADIENT,
-        split=split,
-        bytes=moved[1],
-    )
-    return Step(forward, (backward,))
-
-
-def _grouped(
-    part: Part, moe: Experts, name: str, side: Split, features: tuple[int, int], kept: float
-) -> Step:
+def _grouped(part: Part, moe: Experts, role: Role, features: tuple[int, int], kept: float) -> Step:
     """Build the same GEMM of every expert, on the mean of rows one gets; FLOPs count the rows exactly."""
     rows = moe.rows(part.tokens.count)
     out, into = features
-    one = gemm(
-        name,
-        side,
+    column = role is Role.UP
+    step = linear(
+        role,
+        Split.COLUMN if column else Split.ROW,
         tokens=max(1, round(rows / moe.experts)),
         features_out=out,
         features_in=into,
         lowering=part.lowering,
+        module=Module.EXPERTS,
+        name="experts_fc1" if column else "experts_fc2",
     )
     forward, *backward = (
         dataclasses.replace(
-            each,
+            product,
             kind=OperatorKind.GROUPED_GEMM,
             split=Split.EXPERT,
             batch=moe.experts,
-            flops=2.0 * rows * out * into,
-            bytes=moe.experts * each.bytes,
+            flops=gemm_flops(rows, out, into),
+            bytes=moe.experts * product.bytes,
         )
-        for each in (one.forward, *one.backward)
+        for product in (step.forward, *step.backward)
     )
-    column = side is Split.COLUMN
     saving = dataclasses.replace(
         forward,
         saved=kept if column else 0.0,

@@ -7,9 +7,12 @@ knowing what it is.
 Backward operators keep the ``split`` of their forward operator: the input gradient of a COLUMN GEMM is the one whose result
 has to be reduced, that of a ROW GEMM the one whose incoming gradient is whole (or gathered).
 
+What an operator is for stands in its `Role` and in the `Module` it belongs to, never in its name: a name is what a trace shows. Gradients
+keep role and module of their forward operator, and so do the casts of what a product reads.
+
 Only forward operators report saved bytes. Every kept tensor is reported once, by an operator placed so that dropping the
-``saved`` of all operators flagged ``recomputed_selectively`` is exactly what recomputing them saves: what goes into the
-attention core (q, k, v) is reported before it, what comes out of it by ``proj``.
+``saved`` of the attention core is exactly what running it again saves: what goes into the core (q, k, v) is reported before it, what comes
+out of it by the output projection.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-__all__ = ["Operator", "OperatorKind", "Phase", "Split"]
+__all__ = ["ATTENTION_CORE", "Module", "Operator", "OperatorKind", "Phase", "Role", "Split"]
 
 
 class OperatorKind(enum.StrEnum):
@@ -32,6 +35,95 @@ class OperatorKind(enum.StrEnum):
     EMBEDDING = "embedding"  # memory bound gather or scatter-add
     LOSS = "loss"  # memory bound, over the vocabulary
     QUANTISE = "quantise"  # memory bound, cast to a narrow format
+
+
+class Module(enum.StrEnum):
+    """Part of the model that an operator belongs to; norm and residual addition belong to the module between them."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    CROSS_ATTENTION = "cross_attention"  # of a decoder, to the output of the encoder
+    MLP = "mlp"
+    EXPERTS = "experts"  # router, dispatch and routed experts
+    SHARED_EXPERTS = "shared_experts"
+    HEAD = "head"
+    NONE = "none"  # a kernel on its own, or one that only sharding brings
+
+
+class Role(enum.StrEnum):
+    """What an operator is for in its module."""
+
+    # before the first layer
+    EMBEDDING = "embedding"
+    ONE_HOT = "one_hot"
+    POSITIONS = "positions"
+    # between modules
+    NORM = "norm"
+    POST_NORM = "post_norm"
+    RESIDUAL_BIAS = "residual_bias"
+    RESIDUAL_DROPOUT = "residual_dropout"
+    RESIDUAL_ADD = "residual_add"
+    BIAS_DROPOUT_ADD = "bias_dropout_add"
+    # attention: into the core
+    QKV = "qkv"
+    QKV_UP = "qkv_up"  # of a parallel block: both first projections
+    QUERY = "query"
+    KEY_VALUE = "key_value"
+    QUERY_DOWN = "query_down"
+    QUERY_NORM = "query_norm"
+    QUERY_UP = "query_up"
+    KEY_VALUE_DOWN = "key_value_down"
+    KEY_VALUE_NORM = "key_value_norm"
+    KEY_VALUE_UP = "key_value_up"
+    QK_NORM = "qk_norm"
+    ROTARY = "rotary"
+    # attention: the core
+    ATTENTION = "attention"
+    SCORES = "scores"
+    SCALE = "scale"
+    MASK = "mask"
+    SOFTMAX = "softmax"
+    ATTENTION_DROPOUT = "attention_dropout"
+    CONTEXT = "context"
+    # attention: out of the core
+    PROJECTION = "projection"
+    PROJECTION_DOWN = "projection_down"  # of a parallel block: both last projections
+    # MLP, plain or of experts
+    UP = "up"  # with the gate's where there is one
+    BIAS = "bias"
+    GATE = "gate"
+    GATE_TIMES_UP = "gate_times_up"
+    ACTIVATION = "activation"
+    DOWN = "down"
+    # experts
+    ROUTER = "router"
+    TOP_K = "top_k"
+    PERMUTE = "permute"
+    UNPERMUTE = "unpermute"
+    EXPERT_SUM = "expert_sum"
+    # after the last layer
+    JOIN = "join"  # of states and the next token's embedding, in multi-token prediction
+    LOGITS = "logits"
+    LOSS = "loss"
+    # what sharding adds
+    COPY = "copy"
+    SUM = "sum"
+    # a kernel by itself, as benchmarks run it
+    KERNEL = "kernel"
+
+
+ATTENTION_CORE = frozenset(
+    {
+        Role.ATTENTION,
+        Role.SCORES,
+        Role.SCALE,
+        Role.MASK,
+        Role.SOFTMAX,
+        Role.ATTENTION_DROPOUT,
+        Role.CONTEXT,
+    }
+)
+"""Roles of the attention core: one fused kernel, or the kernels it stands for."""
 
 
 class Phase(enum.StrEnum):
@@ -60,8 +152,10 @@ class Operator:
     Parameters
     ----------
     name : str
-        What the field calls it: ``qkv``, ``attention``, ``proj``, ``fc1``, ``norm1``, ``dropout_add`` ...
+        What traces show: ``qkv``, ``attention``, ``proj``, ``fc1``, ``norm1``, ``dropout_add`` ... Nothing is read out of it.
     kind : OperatorKind
+    role : Role
+    module : Module
     phase : Phase
     split : Split
     m, n, k, batch : int
@@ -73,6 +167,8 @@ class Operator:
     heads, kv_heads, head_dim, head_dim_v, queries, keys, sequences : int
         Shape of a fused attention kernel; `queries` and `keys` are sequence lengths, `sequences` the batch. A lookup in a table has
         the last and `queries` too.
+    attends : str
+        What m, n and k of a product of the attention core are, such as ``qkd``: queries, keys, features (d).
     causal : bool
         Whether the kernel skips the masked half (time); FLOPs are counted in full either way.
     window : int
@@ -90,8 +186,6 @@ class Operator:
     saved_split : Split
         How tensor parallelism divides `saved` and `saved_for_weight`: TENSOR by t, SEQUENCE by t with sequence parallelism
         only, NONE never.
-    recomputed_selectively : bool
-        Whether it belongs to the attention core that selective recomputation runs again instead of saving (forward only).
     accumulate_bytes : float
         Bytes of an element of the buffer a weight gradient adds into, 0 for other operators; reading and writing that buffer
         is counted in `bytes` instead of writing the product.
@@ -103,7 +197,9 @@ class Operator:
 
     name: str
     kind: OperatorKind
+    role: Role
     phase: Phase
+    module: Module = Module.NONE
     split: Split = Split.NONE
     m: int = 0
     n: int = 0
@@ -117,6 +213,7 @@ class Operator:
     queries: int = 0
     keys: int = 0
     sequences: int = 0
+    attends: str = ""
     causal: bool = True
     window: int = 0
     flops: float = 0.0
@@ -124,18 +221,42 @@ class Operator:
     saved: float = 0.0
     saved_for_weight: float = 0.0
     saved_split: Split = Split.NONE
-    recomputed_selectively: bool = False
     accumulate_bytes: float = 0.0
     operand_bytes: float = 0.0
     weights: int = 1
+
+    @property
+    def place(self) -> tuple[Module, Role]:
+        """Where in a layer it stands: a forward operator, its gradients and the casts for them share a place."""
+        return self.module, self.role
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether it converts what the product in its place reads."""
+        return self.kind is OperatorKind.QUANTISE
+
+    @property
+    def in_attention_core(self) -> bool:
+        """Whether it is the attention core, or one of its kernels where they are not fused."""
+        return self.role in ATTENTION_CORE
+
+    def dimension(self, letter: str) -> str:
+        """Which of m, n and k of a product of the attention core is queries (``q``), keys (``k``) or features (``d``)."""
+        return "mnk"[self.attends.index(letter)]
+
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """Elements of the two operands of a product, and of its result."""
+        batch, m, n, k = self.batch, self.m, self.n, self.k
+        return batch * m * k, batch * k * n, batch * m * n
 
     @property
     def repeated_bytes(self) -> float:
         """Moved beyond `bytes` because several weights share what is multiplied: what they read or write anew [B]."""
         if self.weights == 1:
             return 0.0
-        ins = self.batch * (self.m * self.k + self.k * self.n)
-        out = self.batch * self.m * self.n
+        left, right, out = self.operands
+        ins = left + right
         element = self.operand_bytes
         if self.accumulate_bytes:
             element = (self.bytes - 2 * self.accumulate_bytes * out) / ins
@@ -143,5 +264,5 @@ class Operator:
         if self.phase is Phase.INPUT_GRADIENT:
             written = (self.bytes - element * ins) / out
             return (self.weights - 1) * written * out
-        shared = self.m * self.k if self.phase is Phase.FORWARD else self.k * self.n
-        return (self.weights - 1) * element * self.batch * shared
+        shared = left if self.phase is Phase.FORWARD else right
+        return (self.weights - 1) * element * shared

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from mpsim.workload.builders import linear, streaming
 from mpsim.workload.expansion import Step, Tokens
-from mpsim.workload.kernels import gemm, streaming
-from mpsim.workload.operators import OperatorKind, Split
+from mpsim.workload.operators import Module, Role, Split
 from mpsim.workload.transformer import Lowering, Transformer
 
 __all__ = ["Part"]
@@ -34,9 +34,11 @@ class Part:
 
     def norm(
         self,
+        module: Module,
         name: str,
         features: int = 0,
         *,
+        role: Role = Role.NORM,
         split: Split = Split.SEQUENCE,
         keeps: bool = True,
         feeds: bool = True,
@@ -47,86 +49,97 @@ class Part:
         """
         width = features or self.model.hidden
         return streaming(
-            name,
             "norm",
             split,
             elements=self.tokens.count * width,
             lowering=self.lowering,
-            kind=OperatorKind.NORM,
+            role=role,
+            module=module,
+            name=name,
             saved=self.size(width) if keeps else 0.0,
             saved_for_weight=self.size(width) if feeds else 0.0,
         )
 
     def column(
-        self, name: str, features: int, kept: int, *, features_in: int = 0, weights: int = 1
+        self,
+        place: tuple[Module, Role],
+        name: str,
+        features: int,
+        kept: int,
+        *,
+        features_in: int = 0,
+        weights: int = 1,
     ) -> Step:
         """Build a GEMM from the hidden width, or from `features_in`; it saves `kept` features of its output.
 
         Where projections are separate it stands for as many as there are `weights`.
         """
-        step = gemm(
-            name,
+        module, role = place
+        return linear(
+            role,
             Split.COLUMN,
             tokens=self.tokens.count,
             features_out=features,
             features_in=features_in or self.model.hidden,
             lowering=self.lowering,
+            module=module,
+            name=name,
+            weights=weights if self.lowering.separate_projections else 1,
             saved=self.size(kept),
         )
-        if weights == 1 or not self.lowering.separate_projections:
-            return step
-        forward, *backward = (
-            dataclasses.replace(one, weights=weights) for one in (step.forward, *step.backward)
-        )
-        return Step(forward, tuple(backward))
 
-    def row(self, name: str, features: int) -> Step:
+    def row(self, place: tuple[Module, Role], name: str, features: int) -> Step:
         """Build a GEMM back to the hidden width; it saves its input."""
-        return gemm(
-            name,
+        module, role = place
+        return linear(
+            role,
             Split.ROW,
             tokens=self.tokens.count,
             features_out=self.model.hidden,
             features_in=features,
             lowering=self.lowering,
+            module=module,
+            name=name,
             saved_for_weight=self.size(features),
         )
 
-    def replicated(self, name: str, features: int, *, features_in: int = 0) -> Step:
+    def replicated(
+        self, place: tuple[Module, Role], name: str, features: int, *, features_in: int = 0
+    ) -> Step:
         """Build a narrow GEMM whose weight every tensor-parallel rank has; with sequence parallelism each does its tokens.
 
         From the hidden width, or from `features_in`.
         """
-        step = gemm(
-            name,
-            Split.COLUMN,
+        module, role = place
+        return linear(
+            role,
+            Split.SEQUENCE,
             tokens=self.tokens.count,
             features_out=features,
             features_in=features_in or self.model.hidden,
             lowering=self.lowering,
+            module=module,
+            name=name,
         )
-        tokens = ("m", "m", "k")  # where they are in the product and in those of its two gradients
-        forward, *backward = (
-            dataclasses.replace(one, split=Split.SEQUENCE, sharded_dim=dim)
-            for one, dim in zip((step.forward, *step.backward), tokens, strict=True)
-        )
-        return Step(dataclasses.replace(forward, saved_split=Split.SEQUENCE), tuple(backward))
 
-    def add(self, suffix: str) -> Iterator[Step]:
+    def add(self, module: Module, suffix: str) -> Iterator[Step]:
         """Build bias, dropout and residual addition, in one kernel or in one each; a norm before them where there is one."""
         model = self.model
         if model.post_norm:
-            yield self.norm(f"post_norm{suffix}", feeds=False)
-        kernels = ["bias_dropout_add"]
+            yield self.norm(module, f"post_norm{suffix}", role=Role.POST_NORM, feeds=False)
+        kernels = {"bias_dropout_add": Role.BIAS_DROPOUT_ADD}
         if not self.lowering.fused_bias_dropout_add:
-            asked = (("bias", model.bias), ("dropout", model.dropout > 0), ("residual_add", True))
-            kernels = [name for name, present in asked if present]
-        for name in kernels:
+            kernels = {"bias": Role.RESIDUAL_BIAS} if model.bias else {}
+            kernels |= {"dropout": Role.RESIDUAL_DROPOUT} if model.dropout > 0 else {}
+            kernels["residual_add"] = Role.RESIDUAL_ADD
+        for passes, role in kernels.items():
             yield streaming(
-                name + suffix,
-                name,
+                passes,
                 Split.SEQUENCE,
                 elements=self.tokens.count * model.hidden,
                 lowering=self.lowering,
+                role=role,
+                module=module,
+                name=passes + suffix,
                 masked=model.dropout > 0,
             )

@@ -6,16 +6,19 @@ import dataclasses
 from collections.abc import Iterator
 
 from mpsim.workload.attention import Core, attention_core
+from mpsim.workload.builders import streaming
 from mpsim.workload.expansion import Step, Tokens
 from mpsim.workload.experts import LatentAttention
-from mpsim.workload.kernels import streaming
 from mpsim.workload.kinds import LayerKind
-from mpsim.workload.operators import Split
+from mpsim.workload.operators import Module, Role, Split
 from mpsim.workload.parts import Part
 
 __all__ = ["QKV_WEIGHTS", "cross_attention", "kept_of_qkv", "own_attention", "positions"]
 
 QKV_WEIGHTS = 3  # queries, keys, values
+
+_OWN = Module.ATTENTION
+_CROSS = Module.CROSS_ATTENTION
 
 
 def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
@@ -24,10 +27,12 @@ def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
     if model.mla is not None:
         yield from _latent(part, model.mla)
     else:
-        yield part.column("qkv", model.qkv_features, kept_of_qkv(part), weights=QKV_WEIGHTS)
+        kept = kept_of_qkv(part)
+        qkv = _OWN, Role.QKV
+        yield part.column(qkv, "qkv", model.qkv_features, kept, weights=QKV_WEIGHTS)
         yield from positions(part)
     yield from attention_core(Core.of(model, kind), part.lowering, part.tokens)
-    yield part.row("proj", model.context_features)
+    yield part.row((_OWN, Role.PROJECTION), "proj", model.context_features)
 
 
 def cross_attention(part: Part, kind: LayerKind, memory: Tokens) -> Iterator[Step]:
@@ -38,10 +43,11 @@ def cross_attention(part: Part, kind: LayerKind, memory: Tokens) -> Iterator[Ste
     model = part.model
     to_encoder = dataclasses.replace(part.tokens, keys=memory.keys)
     key_value = 2 * model.kv_features
-    yield part.column("cross_q", model.query_features, model.query_features)
-    yield dataclasses.replace(part, tokens=memory).column("cross_kv", key_value, key_value)
+    yield part.column((_CROSS, Role.QUERY), "cross_q", model.query_features, model.query_features)
+    encoded = dataclasses.replace(part, tokens=memory)
+    yield encoded.column((_CROSS, Role.KEY_VALUE), "cross_kv", key_value, key_value)
     yield from attention_core(Core.of(model, kind, cross=True), part.lowering, to_encoder)
-    yield part.row("cross_proj", model.query_features)
+    yield part.row((_CROSS, Role.PROJECTION), "cross_proj", model.query_features)
 
 
 def kept_of_qkv(part: Part) -> int:
@@ -60,7 +66,13 @@ def positions(part: Part) -> Iterator[Step]:
         rotated = model.positions == "rotary"
         merged = part.lowering.merged_qkv  # then the projection has kept what is normed
         yield part.norm(
-            "qk_norm", features, split=Split.TENSOR, feeds=not rotated, keeps=not merged
+            _OWN,
+            "qk_norm",
+            features,
+            role=Role.QK_NORM,
+            split=Split.TENSOR,
+            feeds=not rotated,
+            keeps=not merged,
         )
     if model.positions == "rotary":
         yield _rotary(part, features)
@@ -69,10 +81,10 @@ def positions(part: Part) -> Iterator[Step]:
 def _rotary(part: Part, features: int) -> Step:
     return streaming(
         "rotary",
-        "rotary",
         Split.TENSOR,
         elements=part.tokens.count * features,
         lowering=part.lowering,
+        module=_OWN,
         saved=part.size(features),
     )
 
@@ -81,13 +93,18 @@ def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
     """Queries and keys are assembled from a part without position and a rotated one: whole tensors, kept."""
     model = part.model
     if mla.q_lora_rank:
-        yield part.replicated("q_down", mla.q_lora_rank)
-    yield part.replicated("kv_down", mla.kv_lora_rank + mla.qk_rope_head_dim)
+        yield part.replicated((_OWN, Role.QUERY_DOWN), "q_down", mla.q_lora_rank)
+    yield part.replicated(
+        (_OWN, Role.KEY_VALUE_DOWN), "kv_down", mla.kv_lora_rank + mla.qk_rope_head_dim
+    )
     if mla.q_lora_rank:
-        yield part.norm("q_norm", mla.q_lora_rank)
-    yield part.column("q_up", model.query_features, 0, features_in=mla.q_lora_rank)
-    yield part.norm("kv_norm", mla.kv_lora_rank)
+        yield part.norm(_OWN, "q_norm", mla.q_lora_rank, role=Role.QUERY_NORM)
+    yield part.column(
+        (_OWN, Role.QUERY_UP), "q_up", model.query_features, 0, features_in=mla.q_lora_rank
+    )
+    yield part.norm(_OWN, "kv_norm", mla.kv_lora_rank, role=Role.KEY_VALUE_NORM)
     key_value = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     kept = key_value if part.lowering.merged_qkv else model.context_features
-    yield part.column("kv_up", key_value, kept, features_in=mla.kv_lora_rank)
+    up = _OWN, Role.KEY_VALUE_UP
+    yield part.column(up, "kv_up", key_value, kept, features_in=mla.kv_lora_rank)
     yield _rotary(part, 2 * model.query_features)

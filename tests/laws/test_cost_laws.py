@@ -14,7 +14,13 @@ from mpsim.cost.network import group_bandwidth, nic_bandwidth
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.lookup import accelerator, accelerator_names, system
 from mpsim.parallel.group import GroupShape
-from mpsim.workload.operators import Operator, OperatorKind, Phase
+from mpsim.workload import (
+    Operator,
+    Phase,
+    Role,
+    make_attention,
+    make_gemm,
+)
 
 CHIPS = ("a100-sxm-80", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x", "tpu-v5p", "h20", "trainium2")
 SYSTEMS = {  # name: nodes, so that groups can leave their scale-up domain
@@ -41,16 +47,7 @@ dims = st.integers(1, 30_000)
 
 
 def product(m: int, n: int, k: int, batch: int = 1, phase: Phase = Phase.FORWARD) -> Operator:
-    return Operator(
-        name="product",
-        kind=OperatorKind.GEMM,
-        phase=phase,
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
-        bytes=2.0 * batch * (m * k + k * n + m * n),
-    )
+    return make_gemm(Role.KERNEL, phase, m=m, n=n, k=k, batch=batch)
 
 
 @st.composite
@@ -119,17 +116,13 @@ def test_attention_is_bounded_by_the_peak_and_grows_with_the_sequence(
     board = accelerator(chip)
 
     def attend(tokens: int) -> Operator:
-        return Operator(
-            name="attention",
-            kind=OperatorKind.ATTENTION,
-            phase=phase,
-            heads=4,
-            kv_heads=4,
-            head_dim=head_dim,
-            head_dim_v=head_dim,
+        return make_attention(
+            phase,
+            sequences=1,
             queries=tokens,
             keys=tokens,
-            sequences=1,
+            heads=4,
+            head_dim=head_dim,
             causal=causal,
         )
 

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from mpsim.cost import KernelModel
 from mpsim.cost.quantise import FORMATS, format_bytes, quantise_seconds
 from mpsim.hardware.lookup import accelerator
-from mpsim.workload import Operator, OperatorKind, Phase
+from mpsim.workload import (
+    Operator,
+    OperatorKind,
+    Phase,
+    Role,
+    make_attention,
+    make_elementwise,
+    make_gemm,
+)
 
 CHIPS = ("a100-sxm-80", "h100-sxm", "b200-sxm", "l40s", "mi300x", "v100-sxm2-32", "tpu-v5p")
 NARROW = [("h100-sxm", "fp8"), ("h100-sxm", "fp8_block"), ("b200-sxm", "nvfp4"), ("l40s", "fp8")]
@@ -19,32 +27,20 @@ sizes = st.integers(1, 20_000)
 
 
 def product(m: int, n: int, k: int, batch: int = 1, element: float = 2.0) -> Operator:
-    moved = batch * (element * (m * k + k * n) + 2.0 * m * n)
-    return Operator(
-        name="fc1",
-        kind=OperatorKind.GEMM,
-        phase=Phase.FORWARD,
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
-        bytes=moved,
-    )
+    shape = {"m": m, "n": n, "k": k, "batch": batch}
+    return make_gemm(Role.UP, Phase.FORWARD, element_bytes=element, result_bytes=2.0, **shape)
 
 
 def attend(kernel: str, sequence: int, heads: int, phase: Phase, window: int = 0) -> Operator:
-    return Operator(
-        name=kernel,
-        kind=OperatorKind.ATTENTION,
-        phase=phase,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=128,
-        head_dim_v=128,
+    return make_attention(
+        phase,
+        sequences=1,
         queries=sequence,
         keys=sequence,
-        sequences=1,
+        heads=heads,
+        head_dim=128,
         window=window,
+        name=kernel,
     )
 
 
@@ -112,8 +108,8 @@ def test_a_faster_board_is_never_slower(
     work = [
         product(*shape),
         attend("attention", shape[0], 8, Phase.INPUT_GRADIENT),
-        Operator(
-            name="norm", kind=OperatorKind.NORM, phase=Phase.FORWARD, bytes=float(shape[1]) ** 2
+        make_elementwise(
+            Role.NORM, Phase.FORWARD, moved=float(shape[1]) ** 2, kind=OperatorKind.NORM
         ),
     ]
     plain, quick = (

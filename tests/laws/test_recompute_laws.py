@@ -21,7 +21,16 @@ from mpsim.parallel import (
 )
 from mpsim.training import build_program
 from mpsim.training.memory import kept_by_stage
-from mpsim.workload import Expansion, Lowering, expand_layer, model
+from mpsim.workload import (
+    Expansion,
+    Lowering,
+    OperatorKind,
+    Phase,
+    Role,
+    expand_layer,
+    make_elementwise,
+    model,
+)
 from tests.plans import small_plan
 
 LAYERS = 12  # of a stage: gpt-1.7b has 24 on 2 ranks
@@ -217,19 +226,20 @@ def test_recomputation_that_stops_early_leaves_out_what_no_gradient_reads(name: 
 
 def test_a_product_whose_input_is_cast_runs_again_though_recomputation_stops_early() -> None:
     """In fp8 the cast and the product are one function, which keeps its tensors when it is done."""
-    cast = dataclasses.replace(
-        _layer("llama").forward[0], name="quantise fc2", saved=0.0, saved_for_weight=0.0
-    )
     layer = _layer("llama")
-    place = next(i for i, one in enumerate(layer.forward) if one.name == "fc2")
+    place = next(i for i, one in enumerate(layer.forward) if one.role is Role.DOWN)
+    product = layer.forward[place]
+    cast = make_elementwise(
+        Role.DOWN, Phase.FORWARD, moved=1.0, kind=OperatorKind.QUANTISE, module=product.module
+    )
     narrow = dataclasses.replace(
         layer, forward=(*layer.forward[:place], cast, *layer.forward[place:])
     )
     (part,) = rerun(narrow, Recompute("full", stops_early=True)).parts
-    assert part.operators[-1].name == "fc2"
+    assert part.operators[-1] == product
     # compiled: functions have no bounds
     (part,) = rerun(narrow, Recompute("full", prunes=True)).parts
-    assert part.operators[-1].name == "quantise fc2"
+    assert part.operators[-1] == cast
 
 
 def test_other_granularities_keep_the_habit_of_stopping_early() -> None:

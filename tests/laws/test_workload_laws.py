@@ -189,7 +189,6 @@ def test_operators_are_consistent_with_their_shape(
         assert one.saved_split in (Split.TENSOR, Split.SEQUENCE, Split.EXPERT, Split.NONE)
     assert {one.phase for one in layer.forward} == {Phase.FORWARD}
     assert not any(one.saved or one.saved_for_weight for one in layer.backward)
-    assert not any(one.recomputed_selectively for one in layer.backward)
 
 
 @settings(max_examples=50)

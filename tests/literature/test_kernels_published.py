@@ -18,7 +18,13 @@ import pytest
 from mpsim.cost.kernels import KernelModel
 from mpsim.hardware.lookup import accelerator
 from mpsim.validate import validate_files
-from mpsim.workload.operators import Operator, OperatorKind, Phase
+from mpsim.workload import (
+    Operator,
+    Phase,
+    Role,
+    make_attention,
+    make_gemm,
+)
 
 SUBSET = Path(__file__).parent / "data" / "kernel_subset.csv"
 NAMES = {
@@ -42,15 +48,7 @@ def rows(op: str) -> list[dict[str, str]]:
 
 def gemm_error(row: dict[str, str]) -> float:
     m, n, k = (int(row[field]) for field in "mnk")
-    product = Operator(
-        name="product",
-        kind=OperatorKind.GEMM,
-        phase=Phase.FORWARD,
-        m=m,
-        n=n,
-        k=k,
-        bytes=2.0 * (m * k + k * n + m * n),
-    )
+    product = make_gemm(Role.KERNEL, Phase.FORWARD, m=m, n=n, k=k)
     model = KernelModel(accelerator(NAMES[row["gpu"]]), row["dtype"], clocks="burst")
     return float(model.seconds([product])[0]) / (float(row["time_us"]) * 1e-6) - 1.0
 
@@ -58,17 +56,13 @@ def gemm_error(row: dict[str, str]) -> float:
 def attention_pass(row: dict[str, str], phase: Phase) -> Operator:
     sequence = int(row["seq"])
     dim = int(row["head_dim"])
-    return Operator(
-        name="attention",
-        kind=OperatorKind.ATTENTION,
-        phase=phase,
-        heads=int(row["heads"]),
-        kv_heads=int(row["heads"]),
-        head_dim=dim,
-        head_dim_v=dim,
+    return make_attention(
+        phase,
+        sequences=int(row["batch"]),
         queries=sequence,
         keys=sequence,
-        sequences=int(row["batch"]),
+        heads=int(row["heads"]),
+        head_dim=dim,
         causal=row["causal"] == "yes",
     )
 
@@ -108,15 +102,7 @@ def test_attention_rate_reproduces_the_flash_attention_2_chart(row: dict[str, st
 def test_h200_large_square_product_runs_at_the_measured_burst_rate() -> None:
     """8192^3 in bf16 on H200: 769-798 TFLOP/s were measured, the model must land in 740-830 (and below that sustained)."""
     size = 8192
-    product = Operator(
-        name="product",
-        kind=OperatorKind.GEMM,
-        phase=Phase.FORWARD,
-        m=size,
-        n=size,
-        k=size,
-        bytes=6.0 * size**2,
-    )
+    product = make_gemm(Role.KERNEL, Phase.FORWARD, m=size, n=size, k=size)
     h200 = accelerator("h200-sxm")
     burst, sustained = (
         2.0 * size**3 / KernelModel(h200, "bf16", clocks=clocks).seconds([product])[0]

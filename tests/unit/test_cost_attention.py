@@ -8,13 +8,19 @@ import pytest
 from mpsim.cost import KernelModel
 from mpsim.cost.attention import waiting
 from mpsim.hardware.lookup import accelerator
-from mpsim.workload import Operator, OperatorKind, Phase
+from mpsim.workload import (
+    Operator,
+    OperatorKind,
+    Phase,
+    Role,
+)
 
 
 def attention(**changes: object) -> Operator:
     fields: dict[str, object] = {
         "name": "attention",
         "kind": OperatorKind.ATTENTION,
+        "role": Role.ATTENTION,
         "phase": Phase.FORWARD,
         "heads": 16,
         "kv_heads": 16,

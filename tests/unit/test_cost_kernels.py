@@ -10,19 +10,29 @@ import pytest
 from mpsim.cost import KernelModel, Status
 from mpsim.errors import HardwareError
 from mpsim.hardware.lookup import accelerator
-from mpsim.workload import Lowering, Operator, OperatorKind, Phase, expand_layer, model
+from mpsim.workload import (
+    Lowering,
+    Operator,
+    OperatorKind,
+    Phase,
+    Role,
+    expand_layer,
+    make_elementwise,
+    model,
+)
 
 
 def product(**changes: object) -> Operator:
     shape: dict[str, object] = {"m": 4096, "n": 4096, "k": 4096, "bytes": 6.0 * 4096**2}
-    fields = {"name": "fc1", "kind": OperatorKind.GEMM, "phase": Phase.FORWARD, **shape, **changes}
-    return Operator(**fields)  # type: ignore[arg-type]
+    fields = {"name": "up", "kind": OperatorKind.GEMM, "role": Role.UP, "phase": Phase.FORWARD}
+    return Operator(**{**fields, **shape, **changes})  # type: ignore[arg-type]
 
 
 def attention(**changes: object) -> Operator:
     fields: dict[str, object] = {
         "name": "attention",
         "kind": OperatorKind.ATTENTION,
+        "role": Role.ATTENTION,
         "phase": Phase.FORWARD,
         "heads": 32,
         "kv_heads": 32,
@@ -36,7 +46,7 @@ def attention(**changes: object) -> Operator:
 
 
 def stream(kind: OperatorKind, moved: float = 1e9) -> Operator:
-    return Operator(name=kind.value, kind=kind, phase=Phase.FORWARD, bytes=moved)
+    return make_elementwise(Role.KERNEL, Phase.FORWARD, moved=moved, kind=kind)
 
 
 def time(
@@ -89,7 +99,7 @@ def test_linear_layers_do_not_pay_for_an_odd_width() -> None:
 def test_fp8_runs_linear_layers_faster_and_leaves_the_logits_and_attention_in_bf16() -> None:
     """Attention products, fused attention and the output projection keep their bf16 time."""
     assert time(product(), precision="fp8") < 0.65 * time(product())
-    for wide in (product(name="logits"), product(batch=8), attention()):
+    for wide in (product(role=Role.LOGITS), product(batch=8), attention()):
         assert time(wide, precision="fp8") == time(wide)
 
 

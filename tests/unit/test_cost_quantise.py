@@ -10,21 +10,21 @@ from mpsim.cost.quantise import FORMATS, format_bytes, launch_seconds, quantise_
 from mpsim.cost.waves import group_padding
 from mpsim.errors import HardwareError
 from mpsim.hardware.lookup import accelerator
-from mpsim.workload import Operator, OperatorKind, Phase
+from mpsim.workload import (
+    Operator,
+    OperatorKind,
+    Phase,
+    Role,
+    make_gemm,
+)
 
 C = GemmConstants(compute_fraction=0.8, memory_fraction=0.8, launch=3e-6, knee=3.0)
 SIZE = 8192
 
 
 def rate(chip: str, precision: str, clocks: str = "burst") -> float:
-    work = Operator(
-        name="fc1",
-        kind=OperatorKind.GEMM,
-        phase=Phase.FORWARD,
-        m=SIZE,
-        n=SIZE,
-        k=SIZE,
-        bytes=4.0 * SIZE**2,
+    work = make_gemm(
+        Role.UP, Phase.FORWARD, m=SIZE, n=SIZE, k=SIZE, element_bytes=1, result_bytes=2
     )
     time = KernelModel(accelerator(chip), precision, clocks=clocks).seconds([work])[0]
     return float(2.0 * SIZE**3 / time)
@@ -127,16 +127,8 @@ def test_a_graph_launches_cheaper_than_a_compiler_and_that_than_eager() -> None:
 def experts(m: int, batch: int, phase: Phase = Phase.FORWARD) -> Operator:
     """`batch` experts of 4096 x 2048 with `m` tokens each in the mean."""
     rows, columns, inner = (4096, 2048, m) if phase is Phase.WEIGHT_GRADIENT else (m, 4096, 2048)
-    return Operator(
-        name="expert_fc1",
-        kind=OperatorKind.GROUPED_GEMM,
-        phase=phase,
-        batch=batch,
-        m=rows,
-        n=columns,
-        k=inner,
-        bytes=2.0 * batch * (rows * inner + inner * columns + rows * columns),
-    )
+    shape = {"m": rows, "n": columns, "k": inner, "batch": batch}
+    return make_gemm(Role.UP, phase, kind=OperatorKind.GROUPED_GEMM, **shape)
 
 
 def test_experts_waste_half_a_tile_each_and_more_of_them_waste_more() -> None:

@@ -9,7 +9,11 @@ from mpsim.cost import GemmConstants, KernelModel
 from mpsim.cost.constants import constant_groups
 from mpsim.cost.waves import Tiling, read_tiling, tiled_gemm_seconds, wave_padding
 from mpsim.hardware.lookup import accelerator
-from mpsim.workload import Operator, OperatorKind, Phase
+from mpsim.workload import (
+    Phase,
+    Role,
+    make_gemm,
+)
 
 FLAT = GemmConstants(compute_fraction=1.0, memory_fraction=1.0, launch=0.0, knee=64.0)
 
@@ -67,16 +71,7 @@ def test_the_step_of_a100_is_there_in_a_burst_and_not_in_training() -> None:
     chip = accelerator("a100-sxm-80")
 
     def rate(n: int, clocks: str) -> float:
-        moved = 2.0 * (256 * 4096 + 4096 * n + 256 * n)
-        work = Operator(
-            name="p",
-            kind=OperatorKind.GEMM,
-            phase=Phase.FORWARD,
-            m=256,
-            n=n,
-            k=4096,
-            bytes=moved,
-        )
+        work = make_gemm(Role.KERNEL, Phase.FORWARD, m=256, n=n, k=4096)
         time = KernelModel(chip, "bf16", clocks=clocks).seconds([work])[0]
         return float(2.0 * 256 * n * 4096 / time / chip.peak("bf16"))
 

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from mpsim.parallel import Communication, Compute, Synchronization, Waits
 from mpsim.program import PARTS, TICK, Template
 from mpsim.program.template import concatenate, evaluate_block, exits
-from mpsim.workload import Operator, OperatorKind, Phase
+from mpsim.workload import (
+    Operator,
+    Phase,
+    Role,
+    make_gemm,
+)
 
 US = 1e-6
 
@@ -27,7 +32,8 @@ class _Costs:
 
 
 def _kernel(name: str, microseconds: float, phase: Phase = Phase.FORWARD) -> Compute:
-    return Compute(Operator(name=name, kind=OperatorKind.GEMM, phase=phase, flops=microseconds))
+    operator = make_gemm(Role.KERNEL, phase, m=0, n=0, k=0, name=name)
+    return Compute(dataclasses.replace(operator, flops=microseconds))
 
 
 def _collective(microseconds: float, waits: Waits = Waits.ALL, axis: str = "tp") -> Communication:

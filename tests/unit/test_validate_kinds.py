@@ -20,7 +20,11 @@ from mpsim.validate.files import KINDS, FileKind, predict_row
 from mpsim.validate.records import Row
 from mpsim.validate.runs import rule_of, scenario_of
 from mpsim.validate.tables import table
-from mpsim.workload import Operator, OperatorKind, Phase
+from mpsim.workload import (
+    Phase,
+    Role,
+    make_gemm,
+)
 
 TRAINING = {
     "id": "sc21-7.5B",
@@ -184,9 +188,7 @@ def test_a_kernel_is_predicted_at_burst_clocks() -> None:
     """A 4096^3 product on an H100: the kernel model's burst time, in microseconds."""
     model = KernelModel(accelerator("h100-sxm"), "bf16", clocks="burst")
     n = 4096
-    product = Operator(
-        name="x", kind=OperatorKind.GEMM, phase=Phase.FORWARD, m=n, n=n, k=n, bytes=6.0 * n * n
-    )
+    product = make_gemm(Role.KERNEL, Phase.FORWARD, m=n, n=n, k=n)
     (record,) = _predict(KERNEL)
     assert record.predicted == pytest.approx(1e6 * float(model.seconds([product])[0]))
     (rate,) = _predict({**KERNEL, "time_us": "", "tflops": "700"})

@@ -18,6 +18,7 @@ from mpsim.workload import (
     Lowering,
     OperatorKind,
     Phase,
+    Role,
     Split,
     expand_head,
     expand_layer,
@@ -62,7 +63,7 @@ def test_products_of_attention_and_the_output_projection_stay_wide() -> None:
     cast = with_casts(layer(fused=False), TWO_COPIES, wide_bytes=2)
     assert all(one.operand_bytes == 0 for one in cast.forward if one.name in ("scores", "context"))
     whole = expand_head(model("gpt2-small"), Lowering(), sequences=1, sequence_length=TOKENS)
-    assert with_casts(whole, TWO_COPIES, wide_bytes=2, wide_operators=("logits",)) == whole
+    assert with_casts(whole, TWO_COPIES, wide_bytes=2, wide_roles=(Role.LOGITS,)) == whole
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

@@ -9,12 +9,14 @@ from mpsim.errors import WorkloadError
 from mpsim.workload import (
     Expansion,
     Lowering,
+    Module,
     Operator,
     OperatorKind,
     Phase,
     Split,
     Transformer,
     expand_layer,
+    make_attention,
     model,
 )
 
@@ -110,10 +112,54 @@ def test_palm_layer_has_one_norm_and_two_fused_gemms() -> None:
     assert index["proj_fc2", Phase.FORWARD].k == 48 * 256 + 73728
 
 
+def test_an_operator_without_a_role_cannot_be_built() -> None:
+    """What an operator is for is a field that has no default; its name says nothing to anybody."""
+    with pytest.raises(TypeError, match="role"):
+        Operator(name="qkv", kind=OperatorKind.GEMM, phase=Phase.FORWARD)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt3-175b", "llama3-70b", "palm-540b", "mixtral-8x7b", "deepseek-v3", "t5-11b"]
+)
+@pytest.mark.parametrize("fused", [True, False])
+def test_every_kernel_of_a_layer_has_a_place_of_its_own(name: str, fused: bool) -> None:
+    """No two forward kernels of a layer share module and role, and every gradient has the place of one of them."""
+    lowering = Lowering(
+        fused_attention=fused,
+        fused_softmax=fused,
+        fused_bias_activation=fused,
+        fused_bias_dropout_add=fused,
+    )
+    published = model(name)
+    for kind in set(published.layer_kinds):
+        layer = expand_layer(published, lowering, sequences=1, sequence_length=512, kind=kind)
+        places = [operator.place for operator in layer.forward]
+        assert len(set(places)) == len(places)
+        assert {operator.place for operator in layer.backward} <= set(places)
+        assert all(operator.module is not Module.NONE for operator in layer.forward)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(512, 512), (64, 512), (1, 512)])
+def test_attention_takes_any_queries_and_keys(queries: int, keys: int) -> None:
+    """A whole prompt, a chunk of it, and one token: 4 FLOPs a pair and feature; keys and values are read whole, queries once."""
+    kernel = make_attention(
+        Phase.FORWARD,
+        sequences=3,
+        queries=queries,
+        keys=keys,
+        heads=8,
+        kv_heads=2,
+        head_dim=64,
+        statistics=False,
+    )
+    assert kernel.flops == 4.0 * 3 * 8 * queries * keys * 64
+    assert kernel.bytes == 2.0 * 3 * 64 * 2 * (8 * queries + 2 * keys)
+
+
 def test_unfused_attention_is_two_products_forward_and_four_backward() -> None:
     """Materialised scores: each product is answered by two, softmax and dropout lie between."""
     layer = expand(change(dropout=0.1), Lowering(fused_attention=False))
-    core = [one for one in layer.forward if one.recomputed_selectively]
+    core = [one for one in layer.forward if one.in_attention_core]
     assert names(tuple(core)) == ["scores", "softmax", "attention_dropout", "context"]
     backward = names(layer.backward)
     start = backward.index("context_dp")

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from mpsim.parallel import NOTHING, Recompute, Rerun, Sharding, Stage, rerun, shard
 from mpsim.schedule import Action
 from mpsim.training.plan import Plan
-from mpsim.workload import Expansion, Operator, OperatorKind, Phase
+from mpsim.workload import Expansion, Module, Operator, OperatorKind, Phase, Role
 
 __all__ = ["Held", "Kept", "held_by_rank", "kept_by_part", "kept_by_stage"]
 
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
-_SECOND_HALF = "norm2"  # where it begins
+_SECOND_HALF = (Module.MLP, Role.NORM)  # where it begins
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def _dropped(expansion: Expansion, sharding: Sharding, repeated: Rerun) -> float
     halves = [0.0, 0.0]
     half = 0
     for one in expansion.forward:
-        if one.name == _SECOND_HALF and not repeated.together:
+        if one.place == _SECOND_HALF and not repeated.together:
             half = 1
         until_input, until_weight = repeated.of(one)
         halves[half] += (one.saved - until_input) / sharding.divisor(one.saved_split)
@@ -221,7 +221,7 @@ def _dropped(expansion: Expansion, sharding: Sharding, repeated: Rerun) -> float
 def _head(expansion: Expansion, sharding: Sharding, peak: float) -> Kept:
     """The output head; its loss has `peak` bytes per logit alive at a time in its backward."""
     kept = _all(expansion, sharding)
-    projection = next(one for one in expansion.forward if one.name == "logits")
+    projection = next(one for one in expansion.forward if one.role is Role.LOGITS)
     logits = projection.m * projection.n / sharding.divisor(projection.split)
     in_loss = max(peak * logits - kept.logits, 0.0)
     in_head = max(in_loss, _gradients(expansion.backward, sharding))

@@ -1,0 +1,469 @@
+"""Builders of operators: the one place that counts FLOPs and bytes of a kernel, by its shape or by the tensors it moves.
+
+`make_gemm`, `make_attention` and `make_elementwise` build one operator of one phase; `linear` and `streaming` a forward kernel with the
+gradients that answer it.
+
+Legend: A bytes of an activation, G bytes of a gradient buffer element, (m, n, k) the product (m, k) @ (k, n).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from mpsim.workload.expansion import Step
+from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
+from mpsim.workload.transformer import Lowering
+
+__all__ = [
+    "BACKWARD_ATTENTION",
+    "LABEL_BYTES",
+    "MASK_BYTES",
+    "PASSES",
+    "STATISTIC_BYTES",
+    "Passes",
+    "attention_flops",
+    "gemm_flops",
+    "linear",
+    "make_attention",
+    "make_elementwise",
+    "make_gemm",
+    "moving",
+    "streaming",
+]
+
+MASK_BYTES: Final = 1  # torch.bool
+STATISTIC_BYTES: Final = 4  # float32, whatever the activations are
+LABEL_BYTES: Final = 8  # torch.int64
+
+BACKWARD_ATTENTION: Final = 2.5
+"""FLOPs of fused attention backward over forward where keys and values are equally wide (Dao 2023, section 4.1)."""
+
+_MULTIPLY_ADD: Final = 2
+# Forward is two products, scores over the width of a key and context over that of a value; the fused
+# backward runs five: the scores again, and the gradients of values, probabilities, queries and keys.
+_BACKWARD_KEY_PRODUCTS: Final = 3
+_BACKWARD_VALUE_PRODUCTS: Final = 2
+
+
+def gemm_flops(m: float, n: float, k: float, batch: float = 1) -> float:
+    """FLOPs of ``batch`` products (m, k) @ (k, n): a multiply and an add for each m, n and k [FLOP]."""
+    return float(_MULTIPLY_ADD * batch * m * n * k)
+
+
+def attention_flops(
+    pairs: float, head_dim: int, head_dim_v: int, phase: Phase = Phase.FORWARD
+) -> float:
+    """FLOPs of attention over so many pairs of a query and a key, those of all heads and sequences [FLOP].
+
+    Parameters
+    ----------
+    pairs : float
+        ``sequences * heads * queries * keys``, or those that a mask leaves.
+    head_dim, head_dim_v : int
+        Width of a key, and of a value.
+    phase : Phase
+        Forward, or the fused backward.
+
+    References
+    ----------
+    Dao, FlashAttention-2 (2023), section 4.1: backward has 2.5 times the FLOPs of forward.
+    """
+    features = head_dim + head_dim_v
+    if phase is not Phase.FORWARD:
+        features = _BACKWARD_KEY_PRODUCTS * head_dim + _BACKWARD_VALUE_PRODUCTS * head_dim_v
+    return gemm_flops(pairs, 1, features)
+
+
+def make_gemm(
+    role: Role,
+    phase: Phase,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    element_bytes: float = 2,
+    result_bytes: float | None = None,
+    accumulate_bytes: float = 0,
+    kind: OperatorKind = OperatorKind.GEMM,
+    module: Module = Module.NONE,
+    name: str = "",
+    split: Split = Split.NONE,
+    sharded_dim: str = "",
+    attends: str = "",
+    weights: int = 1,
+    saved: float = 0.0,
+    saved_for_weight: float = 0.0,
+    saved_split: Split = Split.NONE,
+) -> Operator:
+    """Build a matrix product, or a batch of them.
+
+    Parameters
+    ----------
+    role : Role
+    phase : Phase
+    m, n, k, batch : int
+        (batch x) (m, k) @ (k, n) of this phase's own product.
+    element_bytes : float
+        Of an element of both operands [B].
+    result_bytes : float, optional
+        Moved for an element of the result; as of an operand by default [B].
+    accumulate_bytes : float
+        Of an element of the buffer that the result is added into, which is read and written; 0 where it is only written [B].
+    kind : OperatorKind
+        GEMM or GROUPED_GEMM.
+    module, name, split, sharded_dim, attends, weights, saved, saved_for_weight, saved_split
+        As of `Operator`; the name is the role's by default.
+    """
+    written = element_bytes if result_bytes is None else result_bytes
+    if accumulate_bytes:
+        written = 2 * accumulate_bytes
+    return Operator(
+        name=name or role.value,
+        kind=kind,
+        role=role,
+        phase=phase,
+        module=module,
+        split=split,
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        sharded_dim=sharded_dim,
+        attends=attends,
+        flops=gemm_flops(m, n, k, batch),
+        bytes=float(batch * (element_bytes * (m * k + k * n) + written * m * n)),
+        accumulate_bytes=float(accumulate_bytes),
+        weights=weights,
+        saved=saved,
+        saved_for_weight=saved_for_weight,
+        saved_split=saved_split,
+    )
+
+
+def make_attention(
+    phase: Phase,
+    *,
+    sequences: int,
+    queries: int,
+    keys: int,
+    heads: int,
+    head_dim: int,
+    head_dim_v: int = 0,
+    kv_heads: int = 0,
+    causal: bool = True,
+    window: int = 0,
+    element_bytes: float = 2,
+    statistics: bool = True,
+    module: Module = Module.ATTENTION,
+    name: str = "",
+    split: Split = Split.TENSOR,
+) -> Operator:
+    """Build fused attention of some queries to some keys: all of a sequence, a chunk of it, or the next token to all before it.
+
+    Parameters
+    ----------
+    phase : Phase
+        Forward, or the fused backward (an input gradient).
+    sequences, queries, keys : int
+        Sequences, and queries and keys of each.
+    heads, head_dim : int
+        Query heads, and the width of a query and a key.
+    head_dim_v, kv_heads : int
+        Width of a value, and heads of keys and values; as of queries by default.
+    causal, window
+        As of `Operator`; FLOPs count every pair either way.
+    element_bytes : float
+        Of an element of queries, keys, values and output [B].
+    statistics : bool
+        Whether a number for each query and head is written for the backward, or read there.
+    module, name, split
+        As of `Operator`; the name is the role's by default.
+
+    Notes
+    -----
+    Forward reads q, k, v and writes the output; backward reads them with the output and its gradient and writes the gradients of
+    q, k and v.
+    """
+    width, kv = head_dim_v or head_dim, kv_heads or heads
+    tokens, pairs = sequences * queries, sequences * heads * queries * keys
+    query, output = (element_bytes * tokens * heads * each for each in (head_dim, width))
+    key_value = element_bytes * sequences * keys * kv * (head_dim + width)
+    logsumexp = float(STATISTIC_BYTES * tokens * heads) if statistics else 0.0
+    forward = phase is Phase.FORWARD
+    moved = query + output + key_value
+    return Operator(
+        name=name or Role.ATTENTION.value,
+        kind=OperatorKind.ATTENTION,
+        role=Role.ATTENTION,
+        phase=phase,
+        module=module,
+        split=split,
+        heads=heads,
+        kv_heads=kv,
+        head_dim=head_dim,
+        head_dim_v=width,
+        queries=queries,
+        keys=keys,
+        sequences=sequences,
+        causal=causal,
+        window=window,
+        flops=attention_flops(pairs, head_dim, width, phase),
+        bytes=(moved if forward else 2 * moved) + logsumexp,
+        saved=logsumexp if forward else 0.0,
+        saved_split=split if forward else Split.NONE,
+    )
+
+
+def make_elementwise(
+    role: Role,
+    phase: Phase,
+    *,
+    moved: float,
+    kind: OperatorKind = OperatorKind.ELEMENTWISE,
+    module: Module = Module.NONE,
+    name: str = "",
+    split: Split = Split.NONE,
+    saved: float = 0.0,
+    saved_for_weight: float = 0.0,
+    saved_split: Split = Split.NONE,
+) -> Operator:
+    """Build a memory-bound kernel: elementwise, a norm, a softmax, a loss or a cast, by its `kind`.
+
+    Parameters
+    ----------
+    role : Role
+    phase : Phase
+    moved : float
+        Bytes read and written [B].
+    kind, module, name, split, saved, saved_for_weight, saved_split
+        As of `Operator`; the name is the role's by default.
+    """
+    return Operator(
+        name=name or role.value,
+        kind=kind,
+        role=role,
+        phase=phase,
+        module=module,
+        split=split,
+        bytes=float(moved),
+        saved=saved,
+        saved_for_weight=saved_for_weight,
+        saved_split=saved_split,
+    )
+
+
+# --- a forward kernel with its gradients -----------------------------------------------------------------------------------------
+
+
+_SHARDED: Final = {Split.COLUMN: ("n", "k", "m"), Split.ROW: ("k", "n", "n")}
+_TOKENS: Final = ("m", "m", "k")
+"""Dimension that tensor parallelism divides in a product and in those of its two gradients; where tokens are in them."""
+
+
+def linear(
+    role: Role,
+    split: Split,
+    *,
+    tokens: int,
+    features_out: int,
+    features_in: int,
+    lowering: Lowering,
+    module: Module = Module.NONE,
+    name: str = "",
+    weights: int = 1,
+    saved: float = 0.0,
+    saved_for_weight: float = 0.0,
+) -> Step:
+    """Build a linear projection: its product and the two products of its gradients.
+
+    Parameters
+    ----------
+    role : Role
+    split : Split
+        COLUMN or ROW; or SEQUENCE where every tensor-parallel rank has the weight and, with sequence parallelism, its share of the tokens.
+    tokens, features_out, features_in : int
+        The product is (tokens, features_in) @ (features_in, features_out).
+    lowering : Lowering
+    module, name, weights
+        As of `Operator`.
+    saved, saved_for_weight : float
+        Bytes kept, divided as TENSOR, or as SEQUENCE where the product is [B].
+
+    Returns
+    -------
+    Step
+        The product; its input gradient, then its weight gradient.
+    """
+    shapes = (
+        (tokens, features_out, features_in),
+        (tokens, features_in, features_out),
+        (features_out, features_in, tokens),
+    )
+
+    def product(phase: Phase, place: int, accumulate: int, **kept: Any) -> Operator:
+        m, n, k = shapes[place]
+        return make_gemm(
+            role,
+            phase,
+            m=m,
+            n=n,
+            k=k,
+            element_bytes=lowering.activation_bytes,
+            accumulate_bytes=accumulate,
+            module=module,
+            name=name,
+            split=split,
+            sharded_dim=_SHARDED.get(split, _TOKENS)[place],
+            weights=weights,
+            **kept,
+        )
+
+    kept_split = Split.SEQUENCE if split is Split.SEQUENCE else Split.TENSOR
+    forward = product(
+        Phase.FORWARD,
+        0,
+        0,
+        saved=saved,
+        saved_for_weight=saved_for_weight,
+        saved_split=kept_split,
+    )
+    backward = (
+        product(Phase.INPUT_GRADIENT, 1, 0),
+        product(Phase.WEIGHT_GRADIENT, 2, lowering.weight_grad_bytes),
+    )
+    return Step(forward, backward)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Passes:
+    """Activation tensors that a memory-bound kernel reads and writes, forward and backward.
+
+    A kernel with `mask` also writes a dropout mask forward and reads it backward.
+    """
+
+    role: Role
+    forward: int
+    backward: int
+    mask: bool = False
+    kind: OperatorKind = OperatorKind.ELEMENTWISE
+
+
+# Counted per element of the tensor named first. "grad" is the gradient of the output.
+PASSES: Mapping[str, Passes] = MappingProxyType(
+    {
+        # x in, y out | grad and x in, dx out, and a second reading for the weight's gradient
+        "norm": Passes(Role.NORM, 2, 4, kind=OperatorKind.NORM),
+        # q, k in and out | the same rotation backwards
+        "rotary": Passes(Role.ROTARY, 2, 2),
+        # x in, y out | grad, x in, dx out
+        "activation": Passes(Role.ACTIVATION, 2, 3),
+        # gate, up in, y out | grad, gate, up in, dgate, dup out
+        "gated_activation": Passes(Role.ACTIVATION, 3, 5),
+        # the two kernels of an unfused gated activation: silu(gate), then times up
+        "gate": Passes(Role.GATE, 2, 3),
+        "gate_times_up": Passes(Role.GATE_TIMES_UP, 3, 5),
+        # x in, y out | grad in, summed over tokens into the bias gradient
+        "bias": Passes(Role.BIAS, 2, 1),
+        # x in, y and mask out | grad and mask in, dx out
+        "dropout": Passes(Role.RESIDUAL_DROPOUT, 2, 2, mask=True),
+        # x, residual in, y out | the gradients of both branches in, their sum out
+        "residual_add": Passes(Role.RESIDUAL_ADD, 3, 3),
+        # all three at once; the gradients of both branches in, their sum out
+        "bias_dropout_add": Passes(Role.BIAS_DROPOUT_ADD, 3, 3, mask=True),
+        # scores in, probabilities out | grad, probabilities in, dscores out
+        "softmax": Passes(Role.SOFTMAX, 2, 3, kind=OperatorKind.SOFTMAX),
+        # scores in and out | grad in and out
+        "scale": Passes(Role.SCALE, 2, 2),
+        "mask": Passes(Role.MASK, 2, 2),
+    }
+)
+
+
+def streaming(
+    passes: str,
+    split: Split,
+    *,
+    elements: int,
+    lowering: Lowering,
+    role: Role | None = None,
+    module: Module = Module.NONE,
+    name: str = "",
+    masked: bool = True,
+    saved: float = 0.0,
+    saved_for_weight: float = 0.0,
+) -> Step:
+    """Build a memory-bound kernel and its backward kernel.
+
+    Parameters
+    ----------
+    passes : str
+        Row of `PASSES`.
+    split : Split
+        Of its work and of what it saves.
+    elements : int
+        Of the tensor that `passes` counts.
+    lowering : Lowering
+    role : Role, optional
+        As `passes` has it by default.
+    module, name
+        As of `Operator`; the name is `passes` by default.
+    masked : bool
+        Whether the mask of `passes` exists; false when dropout is 0.
+    saved, saved_for_weight : float
+        Bytes kept besides the mask [B].
+    """
+    count = PASSES[passes]
+    mask = float(MASK_BYTES * elements) if count.mask and masked else 0.0
+    tensor = elements * lowering.activation_bytes
+    return moving(
+        role or count.role,
+        split,
+        (count.forward * tensor + mask, count.backward * tensor + mask),
+        kind=count.kind,
+        module=module,
+        name=name or passes,
+        saved=saved + mask,
+        saved_for_weight=saved_for_weight,
+        saved_split=split,
+    )
+
+
+def moving(
+    role: Role,
+    split: Split,
+    moved: tuple[float, float],
+    *,
+    kind: OperatorKind = OperatorKind.ELEMENTWISE,
+    module: Module = Module.NONE,
+    name: str = "",
+    saved: float = 0.0,
+    saved_for_weight: float = 0.0,
+    saved_split: Split = Split.NONE,
+) -> Step:
+    """Build a memory-bound kernel and its backward kernel from the bytes that each moves; only the forward keeps any."""
+    forward = make_elementwise(
+        role,
+        Phase.FORWARD,
+        moved=moved[0],
+        kind=kind,
+        module=module,
+        name=name,
+        split=split,
+        saved=saved,
+        saved_for_weight=saved_for_weight,
+        saved_split=saved_split,
+    )
+    backward = make_elementwise(
+        role,
+        Phase.INPUT_GRADIENT,
+        moved=moved[1],
+        kind=kind,
+        module=module,
+        name=name,
+        split=split,
+    )
+    return Step(forward, (backward,))
