@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpsim.errors import CalibrationError
-from mpsim.measured.reading import read_measured
-from mpsim.measured.records import Header, Line, Measured, partial_path
+from mpsim.measured.files import partial_path, read_measured
+from mpsim.measured.records import Header, Line, Measured
 
 __all__ = ["Past", "take_up"]
 

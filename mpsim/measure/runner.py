@@ -26,15 +26,8 @@ from mpsim.measure.resume import Past, take_up
 from mpsim.measure.steps import step_series
 from mpsim.measure.timer import Timed, Timer
 from mpsim.measure.world import World
-from mpsim.measured.reading import read_measured
-from mpsim.measured.records import (
-    FAMILIES,
-    End,
-    Measured,
-    Measurement,
-    RecordWriter,
-    Skipped,
-)
+from mpsim.measured.files import RecordWriter, read_measured
+from mpsim.measured.records import FAMILIES, End, Measured, Measurement, Skipped
 
 __all__ = ["run"]
 

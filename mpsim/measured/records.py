@@ -9,26 +9,26 @@
     {"kind": "end", "measurements": 1, "complete": true, "yardstick": [0.00201, 0.00203], "clocks_hz": [0.0, 0.0]}
 
 `seconds` has one list of samples for each rank of `group`, in its order. A file without its end line is truncated. docs/how-to/calibrate.md
-explains every field; the classes below are the schema, and `mpsim.measured.reading` reads it.
+explains every field; the classes below are the schema, checked whenever one is made, and `mpsim.measured.files` reads and writes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Final, Self, TextIO, TypeAlias
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
 
-from mpsim.errors import CalibrationError
+from mpsim.errors import nearest
 
 __all__ = [
     "DTYPES",
     "FAMILIES",
-    "KINDS",
     "PHASES",
     "SCHEMA",
     "SIZES",
@@ -39,10 +39,7 @@ __all__ = [
     "Measured",
     "Measurement",
     "RankRecord",
-    "RecordWriter",
     "Skipped",
-    "partial_path",
-    "to_line",
 ]
 
 Floats = NDArray[np.float64]
@@ -55,6 +52,7 @@ DTYPES: Final = (
     *("float64", "float32", "tf32", "bfloat16", "float16", "float8_e4m3fn"),
     *("float8_e5m2", "uint8"),
 )
+_TOKEN = re.compile(r"\d+[FBIW]\d+|gradients|optimizer")
 _ROW: Final = ("tokens", "features")
 _LAYER: Final = ("hidden", "heads", "ffn_hidden", "sequence", "micro_batch")
 SIZES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -70,9 +68,6 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "train_step": ("layers", *_LAYER, "vocab"),
 }
 """Sizes that a case cannot do without, by its op."""
-LONGEST_LINE: Final = (
-    64_000_000  # characters: a line of ours is far below, a trace of one object is not read
-)
 PRECISIONS: Final[Mapping[str, str]] = {
     "float64": "fp64",
     "float32": "fp32",
@@ -99,9 +94,35 @@ DRIFT: Final = 0.1
 """Change of the yardstick or of a clock over a file that is worth a warning."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+Positive: TypeAlias = Annotated[int, Field(ge=1)]
+Amount: TypeAlias = Annotated[float, Field(ge=0)]
+Duration: TypeAlias = Annotated[float, Field(gt=0)]
+
+
+def _known_schema(schema: object) -> object:
+    if type(schema) is not int or schema != SCHEMA:
+        raise ValueError(
+            f"schema {schema!r}; this mpsim reads schema {SCHEMA}: measure again, or install the mpsim that wrote it"
+        )
+    return schema
+
+
+def _among(known: Sequence[str]) -> Callable[[object], object]:
+    """A check that a word is one of the known ones, which names the nearest."""
+
+    def check(word: object) -> object:
+        if isinstance(word, str) and word not in known:
+            raise ValueError(f"{word!r} is not known; {nearest(word, known)}")
+        return word
+
+    return check
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class RankRecord:
-    """What one rank ran on.
+    """The device that one rank ran on.
 
     Parameters
     ----------
@@ -119,16 +140,16 @@ class RankRecord:
         When the run began [Hz]; 0 where nothing tells.
     """
 
-    rank: int
+    rank: Count
     host: str
     device: str
     device_name: str
-    threads: int
-    memory_bytes: float
-    clock_hz: float = 0.0
+    threads: Positive
+    memory_bytes: Amount
+    clock_hz: Amount = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Header:
     """The first line: where, when and with what.
 
@@ -151,7 +172,7 @@ class Header:
     seed : int
     """
 
-    schema: int
+    schema: Annotated[int, BeforeValidator(_known_schema)]
     mpsim: str
     torch: str
     python: str
@@ -161,24 +182,37 @@ class Header:
     driver: str
     created: str
     backend: str
-    world_size: int
+    world_size: Positive
     ranks: tuple[RankRecord, ...]
-    cores: int
-    seed: int
+    cores: Positive
+    seed: Count
+    kind: Literal["header"] = "header"
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        here = [record.rank for record in self.ranks]
+        missing = sorted(set(range(self.world_size)) - set(here))
+        if missing:
+            raise ValueError(
+                f"rank {missing[0]} of {self.world_size} is missing from the header; measure again with every rank alive"
+            )
+        if here != list(range(self.world_size)):
+            raise ValueError(f"ranks are not 0 to {self.world_size - 1}, each once and in order")
+        return self
 
     @property
     def device_name(self) -> str:
-        """Of the first rank."""
+        """Name of the first rank's device."""
         return self.ranks[0].device_name
 
     def domains(self, group: Sequence[int]) -> int:
-        """How many hosts the ranks of `group` sit on."""
+        """Number of hosts that the ranks of `group` sit on."""
         return len({self.ranks[rank].host for rank in group})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Actions:
-    """When each action of a pipeline ran, columnar: N actions over ranks and steps.
+    """Starts and ends of the actions of a pipeline, columnar: N actions over ranks and steps.
 
     Parameters
     ----------
@@ -191,25 +225,39 @@ class Actions:
         From the start of the step on that rank's group, on one clock [s].
     """
 
-    step: tuple[int, ...]
-    rank: tuple[int, ...]
+    step: tuple[Count, ...]
+    rank: tuple[Count, ...]
     token: tuple[str, ...]
-    start: tuple[float, ...]
-    end: tuple[float, ...]
+    start: tuple[Amount, ...]
+    end: tuple[Amount, ...]
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        columns = (self.step, self.rank, self.token, self.start, self.end)
+        if len(set(map(len, columns))) != 1:
+            raise ValueError("columns of 'actions' differ in length")
+        for token in self.token:
+            if not _TOKEN.fullmatch(token):
+                raise ValueError(
+                    f"'actions' holds the token {token!r}; known: 3F0 and the like with F, B, I or W, gradients, optimizer"
+                )
+        if any(end < start for start, end in zip(self.start, self.end, strict=True)):
+            raise ValueError("an action ends before it begins")
+        return self
 
     def __len__(self) -> int:
         return len(self.token)
 
     def orders(self, step: int) -> dict[int, list[str]]:
         """The tokens of each rank in the order they began, of one step."""
-        rows = [i for i, one in enumerate(self.step) if one == step]
-        found: dict[int, list[str]] = {}
-        for i in sorted(rows, key=lambda i: self.start[i]):
-            found.setdefault(self.rank[i], []).append(self.token[i])
-        return found
+        rows = [row for row, number in enumerate(self.step) if number == step]
+        orders: dict[int, list[str]] = {}
+        for row in sorted(rows, key=lambda row: self.start[row]):
+            orders.setdefault(self.rank[row], []).append(self.token[row])
+        return orders
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Measurement:
     """One line: every sample of one operation of one shape.
 
@@ -254,28 +302,59 @@ class Measurement:
     """
 
     id: str
-    family: str
+    family: Annotated[str, BeforeValidator(_among(FAMILIES))]
     op: str
-    shape: Mapping[str, int]
+    shape: Mapping[str, Count]
     variant: Words
     dtype: str
-    group: tuple[int, ...]
-    domains: int
+    group: tuple[Count, ...]
+    domains: Positive
     synchronous: bool
-    phase: str
+    phase: Annotated[str, BeforeValidator(_among(PHASES))]
     method: str
-    seconds: tuple[tuple[float, ...], ...]
-    flops: float = 0.0
-    bytes: float = 0.0
-    calls: int = 1
+    seconds: tuple[tuple[Duration, ...], ...]
+    flops: Amount = 0.0
+    bytes: Amount = 0.0
+    calls: Positive = 1
     check: str = ""
-    peak_memory_bytes: float = 0.0
-    others: float = 0.0
+    peak_memory_bytes: Amount = 0.0
+    others: Amount = 0.0
     actions: Actions | None = None
+    kind: Literal["measurement"] = "measurement"
+
+    @model_validator(mode="after")
+    def _check_case(self) -> Self:
+        """Refuse what no fit and no scenario could be made of: an unknown number format, or a case without its sizes."""
+        if self.family != "collectives" and self.dtype not in DTYPES:
+            raise ValueError(f"'dtype' is {self.dtype!r}; known: {', '.join(DTYPES)}")
+        lacking = [name for name in SIZES.get(self.op, ()) if self.shape.get(name, 0) < 1]
+        if lacking:
+            raise ValueError(
+                f"'shape' of {self.id!r} lacks {', '.join(lacking)}; {self.op} needs {', '.join(SIZES[self.op])}, each above 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_group(self) -> Self:
+        if not self.group or len(set(self.group)) != len(self.group):
+            raise ValueError(f"'group' is {list(self.group)}; needed ranks, each once")
+        where = f"'seconds' of {self.id!r}"
+        if len(self.seconds) != len(self.group):
+            raise ValueError(
+                f"{where} holds {len(self.seconds)} ranks, its group {len(self.group)}; a rank is missing, measure again"
+            )
+        if not all(self.seconds):
+            raise ValueError(f"{where} has no sample; needed at least one for each rank")
+        if len(set(map(len, self.seconds))) > 1:
+            raise ValueError(f"{where} has more samples of one rank than of another")
+        strangers = sorted(set(self.actions.rank if self.actions else ()) - set(self.group))
+        if strangers:
+            raise ValueError(f"'actions' holds rank {strangers[0]}, which is not in the group")
+        return self
 
     @property
     def samples(self) -> Floats:
-        """What counts as the time [s]: of the slowest rank where they began together, else every rank's samples in a row."""
+        """Times [s]: those of the slowest rank where all began together, else every rank's samples in a row."""
         table = np.array(self.seconds, dtype=np.float64)
         return np.asarray(table.max(axis=0) if self.synchronous else table.ravel())
 
@@ -301,15 +380,16 @@ class Measurement:
         return PRECISIONS.get(self.dtype, self.dtype)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Skipped:
     """A measurement that was not taken, and why."""
 
     id: str
     reason: str
+    kind: Literal["skipped"] = "skipped"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class End:
     """The last line.
 
@@ -327,20 +407,15 @@ class End:
         Of the device of each rank at the end [Hz]; 0 where nothing tells.
     """
 
-    measurements: int
+    measurements: Count
     complete: bool
-    elapsed: float
-    yardstick: tuple[float, float]
-    clocks_hz: tuple[float, ...]
+    elapsed: Amount
+    yardstick: tuple[Duration, Duration]
+    clocks_hz: tuple[Amount, ...]
+    kind: Literal["end"] = "end"
 
 
 Line: TypeAlias = Header | Measurement | Skipped | End
-KINDS: Final[Mapping[type, str]] = {
-    Header: "header",
-    Measurement: "measurement",
-    Skipped: "skipped",
-    End: "end",
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -390,67 +465,3 @@ class Measured:
                     f"{self.file}: rank {rank.rank} began at {rank.clock_hz / 1e6:.0f} MHz and ended at {clock / 1e6:.0f} MHz; "
                     "lock the clocks, or trust the sustained measurements alone"
                 )
-
-
-def to_line(line: Line) -> str:
-    """One line of the file, without its end; NaN and infinities are refused.
-
-    Raises
-    ------
-    CalibrationError
-        If a number is not finite.
-    """
-    data = {"kind": KINDS[type(line)], **dataclasses.asdict(line)}
-    if data.get("actions", 0) is None:
-        del data["actions"]
-    try:
-        return json.dumps(data, allow_nan=False, separators=(",", ":"))
-    except ValueError as error:
-        raise CalibrationError(
-            f"{data['kind']} {data.get('id', '')}: a number is not finite"
-        ) from error
-
-
-class RecordWriter:
-    """Lines of a file that is being measured; ``with RecordWriter(path) as writer``.
-
-    Parameters
-    ----------
-    path : Path
-        The file that will be written. Until `finish` the lines go to ``<path>.partial``, so that a file under its own name is whole.
-    append : bool
-        Go on with the partial file that is there.
-    """
-
-    def __init__(self, path: Path, *, append: bool = False) -> None:
-        self.path = path
-        self.partial = partial_path(path)
-        self.append = append
-        self._stream: TextIO | None = None
-
-    def __enter__(self) -> Self:
-        self.partial.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = self.partial.open("a" if self.append else "w", encoding="utf-8")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def write(self, line: Line) -> None:
-        """Add one line, on disk before this returns."""
-        assert self._stream is not None
-        self._stream.write(to_line(line) + "\n")
-        self._stream.flush()
-
-    def finish(self, end: End) -> None:
-        """Write the end line and give the file its name."""
-        self.write(end)
-        self.__exit__()
-        self.partial.replace(self.path)
-
-
-def partial_path(path: Path) -> Path:
-    """Where the lines of `path` are while it is being measured."""
-    return path.with_name(path.name + ".partial")

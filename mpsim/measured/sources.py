@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpsim.errors import CalibrationError
 from mpsim.importers import MeasuredPoint, Points, formats
-from mpsim.measured.reading import read_measured
+from mpsim.measured.files import read_measured
 from mpsim.measured.records import Header, Measurement
 
 __all__ = ["Source", "quietest", "read_source"]

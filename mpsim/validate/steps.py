@@ -13,7 +13,7 @@ import numpy as np
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.hardware import Cluster
 from mpsim.importers.machines import gpu
-from mpsim.measured.reading import read_measured
+from mpsim.measured.files import read_measured
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Measured, Measurement
 from mpsim.measured.sources import quietest
 from mpsim.result import Result

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpsim.measured.reading import read_measured
+from mpsim.measured.files import read_measured
 from mpsim.measured.records import FAMILIES, Measured
 from mpsim.schedule import make_orders
 

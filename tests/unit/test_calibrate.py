@@ -14,7 +14,8 @@ from mpsim.calibrate.robust import Unknown, fit_robust
 from mpsim.cli.app import execute
 from mpsim.cost import GemmConstants, gemm_seconds
 from mpsim.errors import CalibrationError
-from mpsim.measured.records import End, Header, Measurement, RankRecord, to_line
+from mpsim.measured.files import to_line
+from mpsim.measured.records import End, Header, Measurement, RankRecord
 from mpsim.measured.sources import Source, read_source
 
 PEAK, BANDWIDTH = 90e9, 10e9

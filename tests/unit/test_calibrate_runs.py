@@ -14,7 +14,7 @@ from mpsim.calibrate import calibrate
 from mpsim.cli.app import execute
 from mpsim.errors import CalibrationError
 from mpsim.hardware import read_machine
-from mpsim.measured.reading import read_measured
+from mpsim.measured.files import read_measured
 from mpsim.measured.sources import read_source
 from mpsim.shipped import read_shipped
 from mpsim.validate import compare_runs

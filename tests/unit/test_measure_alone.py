@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import CalibrationError
-from mpsim.measured.reading import read_measured
-from mpsim.measured.records import partial_path
+from mpsim.measured.files import partial_path, read_measured
 
 if os.environ.get("MPSIM_REQUIRE_TORCH") == "1":
     import torch  # a skipped module would pass

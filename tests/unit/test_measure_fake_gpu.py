@@ -23,7 +23,7 @@ from mpsim.measure.plan import load_grid  # noqa: E402
 from mpsim.measure.runner import _rank_of, run  # noqa: E402
 from mpsim.measure.timer import Timer  # noqa: E402
 from mpsim.measure.world import World  # noqa: E402
-from mpsim.measured.reading import read_measured  # noqa: E402
+from mpsim.measured.files import read_measured  # noqa: E402
 from mpsim.measured.records import RankRecord  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -12,7 +12,8 @@ from mpsim.errors import CalibrationError
 from mpsim.measure.launch import Launch, read_launch
 from mpsim.measure.plan import Split, best_first, degrees, load_grid, round_robin
 from mpsim.measure.resume import take_up
-from mpsim.measured.records import FAMILIES, End, Header, Measurement, RankRecord, RecordWriter
+from mpsim.measured.files import RecordWriter
+from mpsim.measured.records import FAMILIES, End, Header, Measurement, RankRecord
 
 PORTS = {"port": 29500, "ports": 1000}
 RANK = RankRecord(0, "node", "cpu", "some CPU", 1, 8e9)

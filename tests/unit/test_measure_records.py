@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 
 from mpsim.errors import CalibrationError
-from mpsim.measured.reading import check_alike, parse_line, read_measured
-from mpsim.measured.records import (
-    Actions,
-    End,
-    Header,
-    Measurement,
-    RankRecord,
+from mpsim.measured.files import (
     RecordWriter,
-    Skipped,
+    check_alike,
+    parse_line,
     partial_path,
+    read_measured,
     to_line,
 )
+from mpsim.measured.records import Actions, End, Header, Measurement, RankRecord, Skipped
 
 HEADER = Header(
     schema=1,
@@ -120,9 +117,9 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
         ({"seconds": [[1.0]]}, "a rank is missing"),
         ({"seconds": [[], []]}, "no sample"),
         ({"seconds": [[1.0], [1.0, 2.0]]}, "more samples of one rank"),
-        ({"seconds": [[1.0], [0.0]]}, "not a finite number above 0"),
-        ({"seconds": [[1.0], [None]]}, "holds null"),
-        ({"seconds": [[1.0], [-1.0]]}, "not negative"),
+        ({"seconds": [[1.0], [0.0]]}, "'seconds.1.0' is 0.0; input should be greater than 0"),
+        ({"seconds": [[1.0], [None]]}, "'seconds.1.0' is null; input should be a valid number"),
+        ({"seconds": [[1.0], [-1.0]]}, "'seconds.1.0' is -1.0; input should be greater than 0"),
         ({"group": [0, 2], "actions": None}, "rank 2"),
         ({"group": [0, 0]}, "each once"),
         ({"family": "kernel"}, "'kernels'"),
@@ -152,7 +149,7 @@ def test_an_impossible_measurement_is_refused(written: Path, fields: dict, words
         ({"schema": 2}, "schema 2; this mpsim reads schema 1"),
         ({"world_size": 3}, "rank 2 of 3 is missing"),
         ({"ranks": []}, "rank 0 of 2 is missing"),
-        ({"torch": None}, "'torch' holds null"),
+        ({"torch": None}, "'torch' is null; input should be a valid string"),
     ],
 )
 def test_a_header_of_another_kind_is_refused(written: Path, fields: dict, words: str) -> None:
@@ -169,9 +166,9 @@ def test_a_byte_order_mark_is_read_over(written: Path) -> None:
 
 
 def test_nan_is_refused_both_ways(written: Path) -> None:
-    """NaN is neither written nor read."""
-    with pytest.raises(CalibrationError, match="not finite"):
-        to_line(dataclasses.replace(ONE, seconds=((float("nan"),), (1.0,))))
+    """NaN is neither measured nor read."""
+    with pytest.raises(ValueError, match="finite number"):
+        dataclasses.replace(ONE, seconds=((float("nan"),), (1.0,)))
     written.write_text(written.read_text().replace("0.0003", "NaN"))
     with pytest.raises(CalibrationError, match=":2: NaN is not a measured time"):
         read_measured(written)
@@ -231,7 +228,7 @@ def test_binary_and_absent_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path, monkeypatch) -> None:
     """A trace of gigabytes in one line is refused after the longest line there can be."""
-    monkeypatch.setattr("mpsim.measured.reading.LONGEST_LINE", 1000)
+    monkeypatch.setattr("mpsim.measured.files.LONGEST_LINE", 1000)
     path = tmp_path / "trace.json"
     path.write_text("[" + "1," * 2000)
     with pytest.raises(CalibrationError, match="a line of over"):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mpsim.calibrate import Calibrated, Score, calibrate
 from mpsim.cli.validate_runs import verdict
-from mpsim.measured.reading import read_measured
+from mpsim.measured.files import read_measured
 from mpsim.measured.sources import read_source
 from mpsim.plot.measured import BesideDisplay
 from mpsim.plot.residuals import ResidualDisplay

@@ -1,0 +1,264 @@
+"""Files of `mpsim measure`, written and read: what is truncated, joined, of another version or impossible is refused with its line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final, Self, TextIO
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from mpsim.errors import CalibrationError, nearest
+from mpsim.measured.records import (
+    Actions,
+    End,
+    Header,
+    Line,
+    Measured,
+    Measurement,
+    RankRecord,
+    Skipped,
+)
+
+__all__ = [
+    "RecordWriter",
+    "check_alike",
+    "parse_line",
+    "partial_path",
+    "read_measured",
+    "to_line",
+]
+
+LONGEST_LINE: Final = (
+    64_000_000  # characters: a line of ours is far below, a trace of one object is not read
+)
+_KINDS: Final = {"header": Header, "measurement": Measurement, "skipped": Skipped, "end": End}
+_PARTS: Final = {"ranks": RankRecord, "actions": Actions}
+_LINES: Final[TypeAdapter[Line]] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
+
+
+def parse_line(text: str) -> Line:
+    """Read one line strictly.
+
+    Raises
+    ------
+    CalibrationError
+        If it is not JSON, not of this schema, or holds no sample, a time at or below 0, or ranks that do not match.
+    """
+    try:
+        return _LINES.validate_json(text)
+    except ValidationError as error:
+        raise CalibrationError(_first(error.errors(include_url=False)[0])) from error
+
+
+def _first(mistake: ErrorDetails) -> str:
+    """The first mistake of a line, in a sentence with its key."""
+    kind, value, message = mistake["type"], mistake["input"], mistake["msg"]
+    line, *keys = mistake["loc"] or ("",)
+    key = ".".join(map(str, keys))
+    if kind == "json_invalid":
+        return f"not JSON ({message}); the file is damaged or truncated"
+    if kind.startswith("union_tag") and isinstance(value, dict):
+        return f"'kind' is {value.get('kind')!r}; needed {', '.join(_KINDS)}"
+    if not keys and kind != "value_error":
+        return f"got {type(value).__name__}; needed an object on each line"
+    if kind == "missing":
+        return f"field {key!r} is missing"
+    if kind == "unexpected_keyword_argument":
+        holder = _PARTS.get(str(keys[0]), _KINDS[str(line)])
+        fields = [field.name for field in dataclasses.fields(holder)]
+        return f"unknown field {key!r}; {nearest(str(keys[-1]), fields)}"
+    if kind == "finite_number":
+        return f"{json.dumps(value)} is not a measured time; the run that wrote it went wrong"
+    if kind == "value_error":
+        return str(mistake["ctx"]["error"])
+    return f"{key!r} is {json.dumps(value)}; {message[:1].lower()}{message[1:]}"
+
+
+def to_line(line: Line) -> str:
+    """One line of the file, without its end."""
+    data = {"kind": line.kind, **dataclasses.asdict(line)}
+    if data.get("actions", 0) is None:
+        del data["actions"]
+    return json.dumps(data, allow_nan=False, separators=(",", ":"))
+
+
+def read_measured(path: str | Path, *, partial: bool = False) -> Measured:
+    """Read a file of measurements, line by line.
+
+    Parameters
+    ----------
+    path : str or Path
+    partial : bool
+        Whether a file without its end line, or with a broken last line, is read as far as it goes; else it is refused.
+
+    Raises
+    ------
+    CalibrationError
+        With the file and the line of the first mistake.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig") as stream:
+            return _Reading(str(path), partial).read(stream)
+    except OSError as error:
+        raise CalibrationError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CalibrationError(
+            f"{path}: not text in UTF-8; needed a file of 'mpsim measure'"
+        ) from error
+
+
+def check_alike(files: Sequence[Measured]) -> None:
+    """Refuse files that were not measured on the same kind of machine with the same software.
+
+    Raises
+    ------
+    CalibrationError
+        Naming the first field that differs, both values and both files.
+    """
+    for other in files[1:]:
+        for field in ("device_name", "torch", "nccl", "cuda", "driver", "backend"):
+            a, b = getattr(files[0].header, field), getattr(other.header, field)
+            if a != b and not (field == "backend" and "none" in (a, b)):
+                raise CalibrationError(
+                    f"{other.file}: {field} is {b!r}, but {a!r} in {files[0].file}; calibrate each on its own"
+                )
+
+
+class _Reading:
+    """One pass over the lines of one file."""
+
+    def __init__(self, file: str, partial: bool) -> None:
+        self.file = file
+        self.partial = partial
+        self.header: Header | None = None
+        self.measurements: dict[str, Measurement] = {}
+        self.skipped: list[Skipped] = []
+        self.end: End | None = None
+
+    def read(self, stream: TextIO) -> Measured:
+        for number, text in enumerate(_lines(stream), start=1):
+            try:
+                self._take(text)
+            except CalibrationError as error:
+                if self.partial and self.header and not text.endswith("\n"):
+                    break  # the line that was being written when the run ended
+                raise CalibrationError(f"{self.file}:{number}: {error}") from error
+        if self.header is None:
+            raise CalibrationError(f"{self.file}: is empty; needed a file of 'mpsim measure'")
+        if self.end is None and not self.partial:
+            raise CalibrationError(
+                f"{self.file}: truncated, it has no end line after {len(self.measurements)} measurements; "
+                "finish it with 'mpsim measure --resume'"
+            )
+        return Measured(
+            self.header,
+            tuple(self.measurements.values()),
+            tuple(self.skipped),
+            self.end,
+            self.file,
+        )
+
+    def _take(self, text: str) -> None:
+        if not text.endswith("\n") and text.strip() and self.header and '"end"' not in text[:20]:
+            raise CalibrationError("the line breaks off; the file is truncated")
+        line = parse_line(text)
+        if self.header is None and not isinstance(line, Header):
+            raise CalibrationError("the first line is no header; needed a file of 'mpsim measure'")
+        if self.end is not None:
+            raise CalibrationError(
+                "a line after the end line; two files were joined, give each by itself"
+            )
+        if isinstance(line, Header):
+            self._take_header(line)
+        elif isinstance(line, Measurement):
+            self._take_measurement(line)
+        elif isinstance(line, Skipped):
+            self.skipped.append(line)
+        else:
+            self._take_end(line)
+
+    def _take_header(self, header: Header) -> None:
+        if self.header is not None:
+            raise CalibrationError("a second header; two files were joined, give each by itself")
+        self.header = header
+
+    def _take_measurement(self, one: Measurement) -> None:
+        assert self.header is not None
+        if one.id in self.measurements:
+            raise CalibrationError(f"measurement {one.id!r} was given before")
+        outside = [rank for rank in one.group if rank >= self.header.world_size]
+        if outside:
+            raise CalibrationError(
+                f"rank {outside[0]} of {one.id!r} is not among the {self.header.world_size} of the header"
+            )
+        self.measurements[one.id] = one
+
+    def _take_end(self, end: End) -> None:
+        assert self.header is not None
+        if end.measurements != len(self.measurements):
+            raise CalibrationError(
+                f"the end line counts {end.measurements} measurements, the file has {len(self.measurements)}; lines are missing"
+            )
+        if len(end.clocks_hz) != self.header.world_size:
+            raise CalibrationError(
+                f"the end line has clocks of {len(end.clocks_hz)} ranks; needed {self.header.world_size}"
+            )
+        self.end = end
+
+
+def _lines(stream: TextIO) -> Iterator[str]:
+    while text := stream.readline(LONGEST_LINE):
+        if len(text) == LONGEST_LINE:
+            raise CalibrationError(
+                f"{stream.name}: a line of over {LONGEST_LINE // 10**6} MB; needed a file of 'mpsim measure'"
+            )
+        yield text
+
+
+class RecordWriter:
+    """Lines of a file that is being measured; ``with RecordWriter(path) as writer``.
+
+    Parameters
+    ----------
+    path : Path
+        The file that will be written. Until `finish` the lines go to ``<path>.partial``, so that a file under its own name is whole.
+    append : bool
+        Go on with the partial file that is there.
+    """
+
+    def __init__(self, path: Path, *, append: bool = False) -> None:
+        self.path = path
+        self.partial = partial_path(path)
+        self.append = append
+        self._stream: TextIO | None = None
+
+    def __enter__(self) -> Self:
+        self.partial.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = self.partial.open("a" if self.append else "w", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def write(self, line: Line) -> None:
+        """Add one line, on disk before this returns."""
+        assert self._stream is not None
+        self._stream.write(to_line(line) + "\n")
+        self._stream.flush()
+
+    def finish(self, end: End) -> None:
+        """Write the end line and give the file its name."""
+        self.write(end)
+        self.__exit__()
+        self.partial.replace(self.path)
+
+
+def partial_path(path: Path) -> Path:
+    """Where the lines of `path` are while it is being measured."""
+    return path.with_name(path.name + ".partial")
