@@ -118,7 +118,7 @@ class Prepared:
         Parameters
         ----------
         study : str
-            ``sensitivity``, ``jitter`` or ``variation``.
+            ``jitter`` or ``variation``.
         """
         return Support(_REFUSALS[study](self.plan))
 
@@ -234,7 +234,6 @@ def _refuses_draws(study: str) -> Callable[[Plan], str]:
 
 
 _REFUSALS: dict[str, Callable[[Plan], str]] = {
-    "sensitivity": _refuses_sensitivity,
     "jitter": _refuses_draws("jitter"),
     "variation": _refuses_draws("variation"),
 }

@@ -2,20 +2,20 @@
 
 Bandwidths, rates and host times are changed in the Plan, and the step is costed again. Latencies are in no one place, since the calibrated
 curves of collectives have their own: the latency of a link class is the time that the same collective or message takes with next to no data,
-and a share of that is added. So is a share of the launch of matrix products.
+and a share of that is added. So is a share of the launch of matrix products. On a mixed cluster every kind of node has figures of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import CollectiveModel, KernelModel
-from mpsim.hardware import Accelerator, Node
+from mpsim.hardware import Accelerator, Cluster, Node
 from mpsim.parallel import GroupShape
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
@@ -61,19 +61,20 @@ def parameters(plan: Plan) -> list[Parameter]:
     list of Parameter
         Hardware first.
     """
-    return [*_chip(plan), *_links(plan), *_latencies(plan), *_software(plan)]
+    return [*_chips(plan), *_links(plan), *_latencies(plan), *_software(plan)]
 
 
 def _chip(plan: Plan) -> list[Parameter]:
     chip = plan.layout.cluster.accelerator
 
-    def peak(factor: float) -> PlanCosts:
-        rates = {name: rate * factor for name, rate in chip.peak_flops.items()}
-        return PlanCosts(_with_chip(plan, dataclasses.replace(chip, peak_flops=rates)))
+        def peak(factor: float, node: Node = node, chip: Accelerator = chip) -> PlanCosts:
+            rates = {name: rate * factor for name, rate in chip.peak_flops.items()}
+            faster = dataclasses.replace(chip, peak_flops=rates)
+            return _with_node(plan, node, dataclasses.replace(node, accelerator=faster))
 
-    def memory(factor: float) -> PlanCosts:
-        faster = dataclasses.replace(chip, memory_bandwidth=chip.memory_bandwidth * factor)
-        return PlanCosts(_with_chip(plan, faster))
+        def memory(factor: float, node: Node = node, chip: Accelerator = chip) -> PlanCosts:
+            faster = dataclasses.replace(chip, memory_bandwidth=chip.memory_bandwidth * factor)
+            return _with_node(plan, node, dataclasses.replace(node, accelerator=faster))
 
     flops = format_quantity(chip.peak(plan.layout.precision), Dimension.FLOP_RATE)
     bandwidth = format_quantity(chip.memory_bandwidth, Dimension.BANDWIDTH)
@@ -86,8 +87,10 @@ def _chip(plan: Plan) -> list[Parameter]:
 def _links(plan: Plan) -> list[Parameter]:
     node = plan.layout.cluster.node
 
-    def link(name: str) -> Callable[[float], PlanCosts]:
-        one = getattr(node, name)
+            def scaled(factor: float, node: Node = node, name: str = name) -> PlanCosts:
+                link = getattr(node, name)
+                faster = dataclasses.replace(link, bandwidth=link.bandwidth * factor)
+                return _with_node(plan, node, dataclasses.replace(node, **{name: faster}))
 
         def scaled(factor: float) -> PlanCosts:
             faster = dataclasses.replace(one, bandwidth=one.bandwidth * factor)
@@ -108,7 +111,7 @@ def _links(plan: Plan) -> list[Parameter]:
     ]
 
 
-def _latencies(plan: Plan) -> list[Parameter]:
+def _latencies(plan: Plan) -> Iterator[Parameter]:
     def inside(factor: float) -> PlanCosts:
         return _delayed(plan, inside=factor - 1)
 
@@ -132,28 +135,8 @@ def _software(plan: Plan) -> list[Parameter]:
             changed = dataclasses.replace(plan.layout.framework, host=slower)
             return PlanCosts(plan.on(dataclasses.replace(plan.layout, framework=changed)))
 
-        return scaled
-
-    def launch(factor: float) -> PlanCosts:
-        costs = PlanCosts(plan)
-        costs.kernels = cast(KernelModel, _Launches(costs.kernels, launched * (factor - 1)))
-        return costs
-
-    launched = _launch(plan)
-    result = [
-        Parameter(
-            f"host.{name}",
-            "software",
-            format_quantity(getattr(host, name), Dimension.TIME),
-            field(name),
-        )
-        for name in _HOST_TIMES
-        if getattr(host, name)
-    ]
-    if launched:
-        value = format_quantity(launched, Dimension.TIME)
-        result.insert(0, Parameter("kernels.launch", "software", value, launch))
-    return result
+            value = format_quantity(seconds, Dimension.TIME)
+            yield Parameter(f"host.{name}", "software", value, scaled)
 
 
 _HOST_TIMES = (
@@ -174,19 +157,21 @@ def _with_node(plan: Plan, node: Node) -> Plan:
     return plan.on(dataclasses.replace(plan.layout, cluster=cluster))
 
 
-def _launch(plan: Plan) -> float:
-    """Fixed time of a matrix product on this accelerator, 0 where the cost model has none [s]."""
+def _launch(plan: Plan, node: Node) -> float:
+    """Fixed time of a matrix product on the accelerator of a node, 0 where the cost model has none [s]."""
+    models = (part.kernels for part in PlanCosts(plan).each() if part.plan.cluster.node == node)
     launches = [
-        one.value
-        for one in PlanCosts(plan).kernels.provenance()
-        if one.name.startswith("kernels.gemm.") and one.name.endswith(".launch")
+        constant.value
+        for constant in next(models).provenance()
+        if constant.name.startswith("kernels.gemm.") and constant.name.endswith(".launch")
     ]
     return launches[0] if launches else 0.0
 
 
 def _delayed(plan: Plan, *, inside: float = 0.0, across: float = 0.0) -> PlanCosts:
     costs = PlanCosts(plan)
-    costs.collectives = cast(CollectiveModel, _Later(costs.collectives, inside, across))
+    for part in costs.each():
+        part.collectives = cast(CollectiveModel, _Later(part.collectives, inside, across))
     return costs
 
 
@@ -233,5 +218,7 @@ class _Launches:
         return getattr(self._model, name)
 
     def seconds(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
-        products = np.array([one.kind is OperatorKind.GEMM for one in operators], dtype=bool)
+        products = np.array(
+            [operator.kind is OperatorKind.GEMM for operator in operators], dtype=bool
+        )
         return self._model.seconds(operators) + self._extra * products

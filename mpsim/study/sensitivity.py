@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mpsim.engine import Structure, run
+from mpsim.engine import Structure
 from mpsim.errors import ScenarioError
 from mpsim.program import TICK, Program
 from mpsim.result import Result
 from mpsim.simulate import Prepared
 from mpsim.study.parameters import parameters
-from mpsim.training.build import build_program
-from mpsim.training.costs import PlanCosts
-from mpsim.training.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +73,7 @@ class Sensitivity:
     rows: tuple[Elasticity, ...]
 
     def __getitem__(self, name: str) -> Elasticity:
-        return next(one for one in self.rows if one.name == name)
+        return next(row for row in self.rows if row.name == name)
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -87,7 +86,7 @@ class Sensitivity:
         return SensitivityDisplay.from_sensitivity(self).plot(ax)
 
     def __repr__(self) -> str:
-        lines = [f"{one.name:<32} {one.elasticity:+.3f}  {one.value}" for one in self.rows]
+        lines = [f"{row.name:<32} {row.elasticity:+.3f}  {row.value}" for row in self.rows]
         return "\n".join([f"elasticity of the step time of {self.scenario}", *lines])
 
 
@@ -97,7 +96,7 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
     Parameters
     ----------
     result : Result
-        Of a scenario whose network is analytic: durations that change while the step runs are not known beforehand.
+        Where rates change while a step runs (``network: flow``, ``interference``), each variant is simulated on its own.
     step : float
         By which share each parameter is made smaller and larger, in (0, 1).
 
@@ -108,44 +107,51 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
     Raises
     ------
     ScenarioError
-        If the step is out of range or the network is not analytic.
+        If the step is out of range.
 
     Notes
     -----
     Elasticity is ``d ln T / d ln x`` by central difference. The order of actions, buckets and waits stay; every operation is costed again,
-    and one replay evaluates all variants. Elasticities over all parameters need not sum to a whole: what a formula fixes is in none of them.
+    and where durations are known beforehand one replay evaluates all variants. Elasticities over all parameters need not sum to a whole: what a formula fixes is in none of them.
     """
     if not 0 < step < 1:
         raise ScenarioError(f"got a step of {step:g}; needed a share between 0 and 1")
-    plan = result.plan
-    if not (support := Prepared.of(result).supports("sensitivity")):
-        raise ScenarioError(f"{plan.name}: {support.reason}")
-    chosen = parameters(plan)
-    costs = [one.scaled(factor) for one in chosen for factor in (1 - step, 1 + step)]
-    spans = _step_times(plan, costs).reshape(-1, 2).tolist()
+    base = Prepared.of(result)
+    chosen = parameters(base.plan)
+    variants = [
+        base.at(parameter.scaled(factor)) for parameter in chosen for factor in (1 - step, 1 + step)
+    ]
+    spans = _step_times(base, variants).reshape(-1, 2).tolist()
     width = math.log((1 + step) / (1 - step))
     rows = [
-        Elasticity(one.name, one.kind, one.value, less, more, math.log(more / less) / width)
-        for one, (less, more) in zip(chosen, spans, strict=True)
+        Elasticity(
+            parameter.name,
+            parameter.kind,
+            parameter.value,
+            less,
+            more,
+            math.log(more / less) / width,
+        )
+        for parameter, (less, more) in zip(chosen, spans, strict=True)
     ]
-    rows.sort(key=lambda one: -abs(one.elasticity))
-    return Sensitivity(plan.name, result.timeline.step_time_s, step, tuple(rows))
+    rows.sort(key=lambda row: -abs(row.elasticity))
+    return Sensitivity(base.plan.name, result.timeline.step_time_s, step, tuple(rows))
 
 
-def _step_times(plan: Plan, costs: list[PlanCosts]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Step time of the plan at each of `costs` [s]."""
-    programs = [build_program(one.plan, one) for one in costs]
-    first = build_program(plan)
-    if all(_alike(first, one) for one in programs):
-        spans = Structure.of(first).makespans(np.stack([one.duration for one in programs]))
-    else:  # a cost decided how something is cut
-        spans = np.array([run(one, "replay").makespan for one in programs])
+def _step_times(base: Prepared, variants: Sequence[Prepared]) -> NDArray[np.float64]:
+    """Step time of each variant of a step [s]."""
+    programs = [variant.program for variant in variants]
+    if base.replays and all(_alike(base.program, program) for program in programs):
+        durations = np.stack([program.duration for program in programs])
+        spans = Structure.of(base.program).makespans(durations)
+    else:  # rates change while a step runs, or a cost decided how something is cut
+        spans = np.array([variant.timeline().makespan for variant in variants])
     return spans * TICK
 
 
-def _alike(one: Program, other: Program) -> bool:
+def _alike(program: Program, other: Program) -> bool:
     """Whether two programs have the same structure."""
     return all(
-        np.array_equal(getattr(one, name), getattr(other, name))
+        np.array_equal(getattr(program, name), getattr(other, name))
         for name in ("dep_ptr", "dep", "slot_ptr", "slot")
     )

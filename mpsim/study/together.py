@@ -119,10 +119,11 @@ class Together:
         ready: dict[int, Prepared] = {}
         for place, scenario in enumerate(scenarios):
             try:
-                if _replays(scenario):
-                    ready[place] = self._prepared(scenario, kinds[place] if kinds else None)
+                prepared = self._prepared(scenario, kinds[place] if kinds else None)
+                if prepared.replays and prepared.plan.engine != "simpy":
+                    ready[place] = prepared
                 else:
-                    outcomes[place] = simulate(scenario)
+                    outcomes[place] = prepared.run()
             except MpsimError as error:
                 outcomes[place] = error
         try:
@@ -157,12 +158,6 @@ def _outcome(scenario: Scenario) -> Result | MpsimError:
         return simulate(scenario)
     except MpsimError as error:
         return error
-
-
-def _replays(scenario: Scenario) -> bool:
-    """Whether durations cannot change while the step runs."""
-    simulation = scenario.simulation
-    return simulation.network == "analytic" and simulation.engine != "simpy"
 
 
 def _durations(programs: Sequence[Program]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

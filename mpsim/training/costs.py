@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 
+
 import numpy as np
 
 from mpsim.cost import Constant, LayoutCosts, StageCosts, host_constants, interference_of

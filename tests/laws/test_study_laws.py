@@ -1,0 +1,110 @@
+"""Laws of studies of one step: they hold whatever the network, the devices and the mixture of nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpsim
+from mpsim.scenario import Scenario
+from mpsim.simulate import prepare
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "scenarios" / "quickstart.yaml"
+FLOW = {"simulation.network": "flow"}
+BESIDE = {"simulation.interference": True}
+MIXED: dict[str, Any] = {
+    "schema": 1,
+    "model": {
+        "preset": "gpt3-175b",
+        "layers": 8,
+        "hidden": 4096,
+        "heads": 32,
+        "ffn_hidden": 16384,
+    },
+    "cluster": {"preset": "dgx-h100", "nodes": 4},
+    "parallelism": {"tp": 8, "pp": 2},
+    "training": {"global_batch": 8, "sequence_length": 1024},
+    "framework": {"preset": "megatron-core"},
+}
+SLOW = {"accelerator": "a100-sxm-80", "nic": "ib-hdr"}
+
+
+def small(**values: object) -> Scenario:
+    """The quickstart with few layers and microbatches, and some keys replaced."""
+    few = {"training.global_batch": 8, "model.layers": 8}
+    return mpsim.load(QUICKSTART).with_values({**few, **values})
+
+
+def mixed(key: str, slow: dict[str, Any] | None = None) -> Scenario:
+    """Two parts, by stages or by replicas; the second with other nodes."""
+    parts = [{"count": 1}, {"count": 1, **(SLOW if slow is None else slow)}]
+    return Scenario.from_mapping({**MIXED, "cluster": {**MIXED["cluster"], key: parts}})
+
+
+@pytest.mark.parametrize("values", [FLOW, BESIDE, {**FLOW, **BESIDE}])
+@pytest.mark.parametrize("name", ["nic", "scale_up"])
+def test_an_elasticity_is_that_of_whole_simulations(values: dict[str, object], name: str):
+    """Where rates change while the step runs, each variant is the simulation of a scenario with that link."""
+    scenario = small(**values)
+    row = mpsim.simulate(scenario).sensitivity()[f"{name}.bandwidth"]
+    link = getattr(scenario.hardware.node, name)
+    # the nameplate in bits or bytes a second, as the scenario spells it
+    for share, seconds in ((0.99, row.less_s), (1.01, row.more_s)):
+        prepared = prepare(scenario)
+        plan = prepared.plan
+        faster = dataclasses.replace(link, bandwidth=link.bandwidth * share)
+        node = dataclasses.replace(plan.cluster.node, **{name: faster})
+        cluster = dataclasses.replace(plan.cluster, node=node)
+        costs = type(prepared.costs)(dataclasses.replace(plan, cluster=cluster))
+        assert prepared.at(costs).timeline().step_time_s == seconds
+
+
+@pytest.mark.parametrize("values", [FLOW, BESIDE])
+def test_everything_faster_is_a_faster_step_where_rates_change(values: dict[str, object]):
+    """The sum rule: rates and times together are all that a step takes, but for what formulas fix."""
+    sensitivity = mpsim.simulate(small(**values)).sensitivity()
+    for row in sensitivity.rows:
+        helps = row.name.endswith(("bandwidth", "flops"))
+        assert row.elasticity <= 1e-3 if helps else row.elasticity >= -1e-3, row.name
+    assert 0.85 < sum(abs(row.elasticity) for row in sensitivity.rows) < 1.05
+
+
+@pytest.mark.parametrize("key", ["stages", "replicas"])
+def test_elasticities_of_equal_parts_sum_to_that_of_the_whole(key: str):
+    """Two parts whose nodes differ in nothing that takes time share what one kind has."""
+    scenario = mixed(key, {"price_per_hour": "1 USD/h"})
+    assert scenario.is_mixed
+    whole = mpsim.simulate(Scenario.from_mapping(MIXED)).sensitivity()
+    parts = mpsim.simulate(scenario).sensitivity()
+    assert parts.step_time_s == whole.step_time_s
+    for row in whole.rows:
+        shares = [one.elasticity for one in parts.rows if one.name.startswith(row.name)]
+        assert len(shares) in (1, 2)
+        assert sum(shares) == pytest.approx(row.elasticity, abs=5e-3), row.name
+
+
+@pytest.mark.parametrize("key", ["stages", "replicas"])
+def test_only_what_a_step_waits_for_is_worth_more(key: str):
+    """Where replicas differ in speed, the slower ones' processors decide and the others' are worth nothing."""
+    sensitivity = mpsim.simulate(mixed(key)).sensitivity()
+    fast, slow = (
+        sensitivity[f"accelerator.peak_flops of {name}"].elasticity
+        for name in ("h100-sxm", "a100-sxm-80")
+    )
+    assert slow < -0.01
+    if key == "replicas":
+        assert fast == pytest.approx(0.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("values", [FLOW, BESIDE])
+def test_a_sweep_gives_what_single_runs_give(values: dict[str, object]):
+    """Points whose rates change while they run are not replayed."""
+    scenario = small(**values)
+    for row in mpsim.sweep(scenario, {"parallelism.tp": [2, 4]}):
+        alone = mpsim.simulate(scenario.with_values(row.values)).summary
+        assert row.summary is not None
+        assert row.summary["engine"] == alone["engine"] == "simpy"
+        assert row.number("step_time_s") == alone["step_time_s"]
