@@ -107,6 +107,18 @@ class Prepared:
         plan = costs.plan
         return Prepared(self.scenario, plan, costs, build_program(plan, costs))
 
+    def with_replicas_apart(self) -> Prepared:
+        """The same step with every data-parallel replica a class of its own, where classes of replicas differ; itself where all are alike."""
+        plan = self.plan
+        if not plan.classes:
+            return self
+        classes = tuple(
+            dataclasses.replace(replicas, replicas=(replica,))
+            for replicas in plan.classes
+            for replica in replicas.replicas
+        )
+        return self.at(PlanCosts(dataclasses.replace(plan, classes=classes)))
+
     @property
     def replays(self) -> bool:
         """Whether every duration is known before the step runs, so that many steps are one array operation."""
@@ -214,14 +226,6 @@ def _needs_analytic(study: str) -> Callable[[Plan], str]:
     return reason
 
 
-def _refuses_sensitivity(plan: Plan) -> str:
-    if reason := _needs_analytic("sensitivity")(plan):
-        return reason
-    if plan.layout.stage_clusters or plan.classes or plan.interference:
-        return "sensitivity needs one kind of accelerator, replicas that are alike and interference: false"
-    return ""
-
-
 def _refuses_draws(study: str) -> Callable[[Plan], str]:
     def reason(plan: Plan) -> str:
         if refused := _needs_analytic(study)(plan):
@@ -234,6 +238,5 @@ def _refuses_draws(study: str) -> Callable[[Plan], str]:
 
 
 _REFUSALS: dict[str, Callable[[Plan], str]] = {
-    "jitter": _refuses_draws("jitter"),
     "variation": _refuses_draws("variation"),
 }

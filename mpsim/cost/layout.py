@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,11 @@ class LayoutCosts:
     def of(self, rank: int) -> LayoutCosts:
         """The cost models of pipeline rank `rank`: these, unless its nodes are others."""
         return self._others.get(self._first[rank], self) if self._first else self
+
+    def each(self) -> Iterator[LayoutCosts]:
+        """These costs, and those of pipeline ranks with other nodes."""
+        yield self
+        yield from self._others.values()
 
     def models(self, ranks: Sequence[int]) -> list[CollectiveModel]:
         """Distinct models of collectives of pipeline ranks that meet; the slowest of them decides."""

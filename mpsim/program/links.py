@@ -53,6 +53,8 @@ class Links:
         Rate of a row that nobody disturbs [B/tick]; 0 for rows that use no link.
     work : float64[N]
         The part of the row's duration in which it moves at that rate [ticks]; latency goes before it and uses nothing.
+    ports : int
+        Links that belong to rank classes and come first, as many of each class: out and in of the scale-up domain, then of the NICs if there are any.
     """
 
     names: tuple[str, ...]
@@ -62,6 +64,7 @@ class Links:
     use: NDArray[np.float64]
     cap: NDArray[np.float64]
     work: NDArray[np.float64]
+    ports: int = 0
 
     def uses(self) -> list[dict[int, float]]:
         """Links of every row with what it takes of each."""
@@ -115,7 +118,7 @@ def links_of(program: Program, plan: Plan) -> Links:
     # what a measured rate above the link's own would take beyond it counts as a full link
     use = np.minimum(amount, capacity[link] * work[row]) / unit[row]
     names = tuple(name for one in parts for name in one.names)
-    return Links(names, capacity, row, link, use, cap, work)
+    return Links(names, capacity, row, link, use, cap, work, ports=len(parts[0].names))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

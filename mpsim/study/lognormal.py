@@ -11,9 +11,8 @@ import statistics
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import FOLDED
-from mpsim.program import PIPELINE, Kind, Stream
-from mpsim.result import Result
+from mpsim.parallel import FOLDED, Mesh
+from mpsim.program import PIPELINE, Kind, Program, Stream
 
 __all__ = ["COMPUTE", "QUANTILES", "VALUES", "factors", "peers_of", "sigma_of"]
 
@@ -40,12 +39,11 @@ def factors(sigma: float, peers: int) -> NDArray[np.float64]:
     return result
 
 
-def peers_of(result: Result) -> int:
+def peers_of(program: Program, mesh: Mesh) -> int:
     """Ranks of a class that meet inside actions: those over whose axes templates have collectives."""
-    program, mesh = result.timeline.program, result.plan.layout.mesh
     streams: set[int] = set()
-    for one in program.templates:
-        streams |= set(np.unique(one.stream).tolist())
+    for template in program.templates:
+        streams |= set(np.unique(template.stream).tolist())
     if Stream.EP in streams:  # experts' groups are cut from all ranks of a stage
         return int(program.class_size.max(initial=1))
     return math.prod(mesh.degree(axis.name) for axis in FOLDED if axis.streams[0] in streams)

@@ -19,6 +19,8 @@ from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
 from mpsim.simulate import Prepared
 from mpsim.study.lognormal import COMPUTE, QUANTILES, VALUES, factors, peers_of, sigma_of
+from mpsim.study.steps import Steps, folded_actions
+from mpsim.training.job import plan_of
 
 __all__ = ["Jitter", "Percentile", "simulate_jitter"]
 
@@ -141,7 +143,7 @@ def simulate_jitter(
     Parameters
     ----------
     result : Result
-        Of a scenario whose network is analytic.
+        Where rates change while a step runs (``network: flow``, ``interference``), each step is simulated on its own.
     compute : float
         Coefficient of variation of an action on one rank [1].
     network : float, optional
@@ -158,43 +160,43 @@ def simulate_jitter(
     Raises
     ------
     ScenarioError
-        If a coefficient is negative, there is no sample, or the network is not analytic.
+        If a coefficient is negative, or there is no sample.
 
     Notes
     -----
     Every action takes its time times a lognormal factor of mean 1, on every rank by itself. Ranks that meet inside the action, in the
     collectives of its layers, all take the time of the slowest: with n of them the factor is the largest of n, drawn from its own distribution.
     Replicas that meet only between actions, as data-parallel ones do in the reduction of gradients, are unfolded, each with its
-    own times.
+    own times. A transfer that shares links holds them as long as it would take alone.
     """
-    plan = result.plan
+    plan = plan_of(result)
     network = compute if network is None else network
     if not (compute >= 0 and network >= 0):
         raise ScenarioError(f"got variations of {compute:g} and {network:g}; needed 0 or more")
     if samples < 1:
         raise ScenarioError(f"got {samples} samples; needed 1 or more")
-    if not (support := Prepared.of(result).supports("jitter")):
-        raise ScenarioError(f"{plan.name}: {support.reason}")
     seed = plan.seed if seed is None else seed
-    draws = _Draws(result, compute, network)
+    draws = _Draws(Prepared.of(result).with_replicas_apart(), compute, network)
     generator = np.random.default_rng(np.random.SeedSequence(seed))
     spans = np.concatenate([draws.makespans(generator, size) for size in draws.sizes(samples)])
     return Jitter(plan.name, compute, network, seed, result.timeline.step_time_s, spans * TICK)
 
 
 class _Draws:
-    """The unfolded structure of a result, and how its durations vary."""
+    """The unfolded step, and how its durations vary."""
 
-    def __init__(self, result: Result, compute: float, network: float) -> None:
-        program = result.timeline.program
-        peers = peers_of(result)
+    def __init__(self, prepared: Prepared, compute: float, network: float) -> None:
+        program = prepared.program
+        peers = peers_of(program, prepared.plan.layout.mesh)
         replicas = max(1, int(program.class_size.max(initial=1)) // peers)
-        folded = dataclasses.replace(
-            program, templates=(), template=np.full(len(program), -1, dtype=np.int32)
-        )
+        folded = folded_actions(program)
         unfolding = Unfolding(folded, {"dp": replicas})
-        self._structure = Structure.unfolded(folded, unfolding)
         self._duration = np.repeat(program.duration, unfolding.count)
+        if prepared.replays:
+            self._structure = Structure.unfolded(folded, unfolding)
+            self._steps = None
+        else:
+            self._steps = Steps(prepared, replicas)
         computes = np.repeat(np.isin(program.kind, COMPUTE), unfolding.count)
         tables = [factors(sigma_of(network), 1), factors(sigma_of(compute), peers)]
         self._factors = np.concatenate(tables)
@@ -210,9 +212,12 @@ class _Draws:
         """Makespans of so many steps [ticks]."""
         shape = (len(self._duration), size)
         drawn = generator.integers(0, QUANTILES, shape, dtype=np.uint16)
-        durations = self._factors.take(self._base + drawn)
-        durations *= self._duration[:, None]
-        return self._structure.makespans(np.rint(durations, out=durations).T)
+        factor = self._factors.take(self._base + drawn)
+        if self._steps is not None:
+            steps = self._steps
+            return np.array([steps.timeline(one[steps.coarse]).makespan for one in factor.T])
+        factor *= self._duration[:, None]
+        return self._structure.makespans(np.rint(factor, out=factor).T)
 
 
 def _enclosing(count: int, share: float) -> tuple[int | None, int | None]:

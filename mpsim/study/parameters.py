@@ -64,8 +64,9 @@ def parameters(plan: Plan) -> list[Parameter]:
     return [*_chips(plan), *_links(plan), *_latencies(plan), *_software(plan)]
 
 
-def _chip(plan: Plan) -> list[Parameter]:
-    chip = plan.layout.cluster.accelerator
+def _chips(plan: Plan) -> Iterator[Parameter]:
+    for suffix, node in _nodes(plan):
+        chip = node.accelerator
 
         def peak(factor: float, node: Node = node, chip: Accelerator = chip) -> PlanCosts:
             rates = {name: rate * factor for name, rate in chip.peak_flops.items()}
@@ -76,39 +77,25 @@ def _chip(plan: Plan) -> list[Parameter]:
             faster = dataclasses.replace(chip, memory_bandwidth=chip.memory_bandwidth * factor)
             return _with_node(plan, node, dataclasses.replace(node, accelerator=faster))
 
-    flops = format_quantity(chip.peak(plan.layout.precision), Dimension.FLOP_RATE)
-    bandwidth = format_quantity(chip.memory_bandwidth, Dimension.BANDWIDTH)
-    return [
-        Parameter("accelerator.peak_flops", "hardware", flops, peak),
-        Parameter("accelerator.memory_bandwidth", "hardware", bandwidth, memory),
-    ]
+        flops = format_quantity(chip.peak(plan.layout.precision), Dimension.FLOP_RATE)
+        bandwidth = format_quantity(chip.memory_bandwidth, Dimension.BANDWIDTH)
+        yield Parameter(f"accelerator.peak_flops{suffix}", "hardware", flops, peak)
+        yield Parameter(f"accelerator.memory_bandwidth{suffix}", "hardware", bandwidth, memory)
 
 
-def _links(plan: Plan) -> list[Parameter]:
-    node = plan.layout.cluster.node
+def _links(plan: Plan) -> Iterator[Parameter]:
+    for suffix, node in _nodes(plan):
+        present = ["scale_up"] if node.domain > 1 else []
+        present += ["nic"] if node.nics and plan.layout.cluster.domains > 1 else []
+        for name in present:
 
             def scaled(factor: float, node: Node = node, name: str = name) -> PlanCosts:
                 link = getattr(node, name)
                 faster = dataclasses.replace(link, bandwidth=link.bandwidth * factor)
                 return _with_node(plan, node, dataclasses.replace(node, **{name: faster}))
 
-        def scaled(factor: float) -> PlanCosts:
-            faster = dataclasses.replace(one, bandwidth=one.bandwidth * factor)
-            return PlanCosts(_with_node(plan, dataclasses.replace(node, **{name: faster})))
-
-        return scaled
-
-    present = ["scale_up"] if node.domain > 1 else []
-    present += ["nic"] if node.nics and plan.layout.cluster.domains > 1 else []
-    return [
-        Parameter(
-            f"{name}.bandwidth",
-            "hardware",
-            format_quantity(getattr(node, name).bandwidth, Dimension.BANDWIDTH),
-            link(name),
-        )
-        for name in present
-    ]
+            bandwidth = format_quantity(getattr(node, name).bandwidth, Dimension.BANDWIDTH)
+            yield Parameter(f"{name}.bandwidth{suffix}", "hardware", bandwidth, scaled)
 
 
 def _latencies(plan: Plan) -> Iterator[Parameter]:
@@ -118,22 +105,34 @@ def _latencies(plan: Plan) -> Iterator[Parameter]:
     def across(factor: float) -> PlanCosts:
         return _delayed(plan, across=factor - 1)
 
-    result = []
     if plan.layout.cluster.node.domain > 1:
-        result.append(Parameter("scale_up.latency", "hardware", "", inside))
+        yield Parameter("scale_up.latency", "hardware", "", inside)
     if plan.layout.cluster.domains > 1:
-        result.append(Parameter("nic.latency", "hardware", "", across))
-    return result
+        yield Parameter("nic.latency", "hardware", "", across)
 
 
-def _software(plan: Plan) -> list[Parameter]:
+def _software(plan: Plan) -> Iterator[Parameter]:
+    for suffix, node in _nodes(plan):
+        if launched := _launch(plan, node):
+
+            def launch(factor: float, node: Node = node, launched: float = launched) -> PlanCosts:
+                costs = PlanCosts(plan)
+                for part in costs.each():
+                    if part.layout.cluster.node == node:
+                        longer = _Launches(part.kernels, launched * (factor - 1))
+                        part.kernels = cast(KernelModel, longer)
+                return costs
+
+            value = format_quantity(launched, Dimension.TIME)
+            yield Parameter(f"kernels.launch{suffix}", "software", value, launch)
     host = plan.layout.framework.host
+    for name in _HOST_TIMES:
+        if seconds := getattr(host, name):
 
-    def field(name: str) -> Callable[[float], PlanCosts]:
-        def scaled(factor: float) -> PlanCosts:
-            slower = dataclasses.replace(host, **{name: getattr(host, name) * factor})
-            changed = dataclasses.replace(plan.layout.framework, host=slower)
-            return PlanCosts(plan.on(dataclasses.replace(plan.layout, framework=changed)))
+            def scaled(factor: float, name: str = name) -> PlanCosts:
+                slower = dataclasses.replace(host, **{name: getattr(host, name) * factor})
+                changed = dataclasses.replace(plan.layout.framework, host=slower)
+                return PlanCosts(plan.on(dataclasses.replace(plan.layout, framework=changed)))
 
             value = format_quantity(seconds, Dimension.TIME)
             yield Parameter(f"host.{name}", "software", value, scaled)
@@ -148,18 +147,42 @@ _HOST_TIMES = (
 )
 
 
-def _with_chip(plan: Plan, chip: Accelerator) -> Plan:
-    return _with_node(plan, dataclasses.replace(plan.layout.cluster.node, accelerator=chip))
+def _nodes(plan: Plan) -> list[tuple[str, Node]]:
+    """Kinds of nodes, and how the parameters of each are marked where there are several."""
+    nodes: list[Node] = []
+    for cluster in plan.class_clusters:
+        if cluster.node not in nodes:
+            nodes.append(cluster.node)
+    if len(nodes) == 1:
+        return [("", nodes[0])]
+    names = [node.accelerator.name for node in nodes]
+    return [
+        (f" of {name}" + (f" in part {place}" if names.count(name) > 1 else ""), node)
+        for place, (name, node) in enumerate(zip(names, nodes, strict=True))
+    ]
 
 
-def _with_node(plan: Plan, node: Node) -> Plan:
-    cluster = dataclasses.replace(plan.layout.cluster, node=node)
-    return plan.on(dataclasses.replace(plan.layout, cluster=cluster))
+def _with_node(plan: Plan, old: Node, new: Node) -> PlanCosts:
+    """Costs of the plan with one kind of nodes replaced, wherever it stands."""
+
+    def changed(cluster: Cluster) -> Cluster:
+        return dataclasses.replace(cluster, node=new) if cluster.node == old else cluster
+
+    layout = dataclasses.replace(
+        plan.layout,
+        cluster=changed(plan.layout.cluster),
+        stage_clusters=tuple(map(changed, plan.layout.stage_clusters)),
+    )
+    classes = tuple(
+        dataclasses.replace(replicas, cluster=changed(replicas.cluster))
+        for replicas in plan.classes
+    )
+    return PlanCosts(dataclasses.replace(plan, layout=layout, classes=classes))
 
 
 def _launch(plan: Plan, node: Node) -> float:
     """Fixed time of a matrix product on the accelerator of a node, 0 where the cost model has none [s]."""
-    models = (part.kernels for part in PlanCosts(plan).each() if part.plan.cluster.node == node)
+    models = (part.kernels for part in PlanCosts(plan).each() if part.layout.cluster.node == node)
     launches = [
         constant.value
         for constant in next(models).provenance()

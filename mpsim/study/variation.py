@@ -162,7 +162,7 @@ class _Machine:
     def __init__(self, result: Result, variation: Variation) -> None:
         program, mesh = result.timeline.program, result.plan.layout.mesh
         self._variation, self._templates = variation, program.templates
-        self._peers = peers_of(result)
+        self._peers = peers_of(program, mesh)
         self._replicas = max(1, int(program.class_size.max(initial=1)) // self._peers)
         self._shape = (mesh.pp, self._replicas, -1)
         slow, thin = _given(result, variation)

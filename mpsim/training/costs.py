@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 
 
 import numpy as np
@@ -38,6 +39,13 @@ class PlanCosts(LayoutCosts):
         if not self.plan.classes:
             return (self,)
         return tuple(PlanCosts(part) for part in self.plan.parts)
+
+    def each(self) -> Iterator[LayoutCosts]:
+        """Costs of every kind of nodes, in every class of replicas."""
+        if not self.plan.classes:
+            yield from super().each()
+        else:
+            yield from itertools.chain(*(part.each() for part in self.parts))
 
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant used so far, kernels first."""
