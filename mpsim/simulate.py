@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from mpsim.engine import Timeline, run, run_interfering
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError
@@ -27,6 +27,7 @@ from mpsim.training.timed_orders import with_timed_orders
 
 __all__ = ["Prepared", "Support", "check_order", "prepare", "resolve", "simulate"]
 
+Study: TypeAlias = Literal["replay", "sensitivity", "jitter", "variation"]
 Build: TypeAlias = Callable[[Plan, PlanCosts], Program]
 
 
@@ -124,15 +125,20 @@ class Prepared:
         """Whether every duration is known before the step runs, so that many steps are one array operation."""
         return self.plan.network == "analytic" and not self.plan.interference
 
-    def supports(self, study: str) -> Support:
+    def supports(self, study: Study) -> Support:
         """Whether this step can be studied in a certain way.
 
         Parameters
         ----------
-        study : str
-            ``jitter`` or ``variation``.
+        study : {"replay", "sensitivity", "jitter", "variation"}
+            ``replay``: many steps at once, as their durations are known beforehand.
         """
-        return Support(_REFUSALS[study](self.plan))
+        plan = self.plan
+        if study == "replay" and not self.replays:
+            return Support("rates change while a step runs: each is simulated on its own")
+        if study == "variation" and plan.classes:
+            return Support("variation needs replicas that are alike")
+        return Support()
 
 
 def prepare(scenario: Scenario, *, build: Build = build_program) -> Prepared:
@@ -215,28 +221,3 @@ def check_order(scenario: Scenario, plan: Plan) -> None:
     except DeadlockError as error:
         problem = Problem(f"the order cannot run: {error}", key="schedule.file")
         raise ScenarioError(scenario.locate([problem])) from None
-
-
-def _needs_analytic(study: str) -> Callable[[Plan], str]:
-    def reason(plan: Plan) -> str:
-        if plan.network == "analytic":
-            return ""
-        return f"{study} needs simulation.network: analytic, got {plan.network}"
-
-    return reason
-
-
-def _refuses_draws(study: str) -> Callable[[Plan], str]:
-    def reason(plan: Plan) -> str:
-        if refused := _needs_analytic(study)(plan):
-            return refused
-        if plan.classes or plan.interference:
-            return f"{study} needs replicas that are alike and simulation.interference: false"
-        return ""
-
-    return reason
-
-
-_REFUSALS: dict[str, Callable[[Plan], str]] = {
-    "variation": _refuses_draws("variation"),
-}

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from mpsim.simulate import Prepared
 from mpsim.study.blame import Blame, measure_blame
 from mpsim.study.lognormal import COMPUTE, QUANTILES, VALUES, factors, peers_of, sigma_of
 from mpsim.study.montecarlo import Jitter, Percentile
+from mpsim.study.steps import Steps, folded_actions
 
 if TYPE_CHECKING:
     from mpsim.plot.blame import BlameDisplay
@@ -112,7 +114,7 @@ def simulate_variation(
     Parameters
     ----------
     result : Result
-        Of a scenario whose network is analytic.
+        Where rates change while a step runs (``network: flow``, ``interference``), each step is simulated on its own.
     variation : Variation, optional
         That of the scenario by default.
     samples, seed : int, optional
@@ -125,7 +127,7 @@ def simulate_variation(
     Raises
     ------
     ScenarioError
-        If there is no variation, it names a rank or node that does not exist, or the network is not analytic.
+        If there is no variation, it names a rank or node that does not exist, or data-parallel replicas differ.
     """
     plan = result.plan
     chosen = variation or result.scenario.variation
@@ -139,76 +141,123 @@ def simulate_variation(
     seed = plan.seed if seed is None else seed
     machine = _Machine(result, chosen)
     generator = np.random.default_rng(np.random.SeedSequence(seed))
-    base = machine.timeline(*machine.structure.replay(machine.base), machine.base)
+    base = machine.undisturbed()
     spans: list[Floats] = []
-    first: Floats | None = None
+    first: _Draw | None = None
     for begin in range(0, count, machine.at_once):
         drawn = range(begin, min(begin + machine.at_once, count))
-        durations = np.stack([machine.draw(generator) for _ in drawn])
-        first = durations[0] if first is None else first
-        spans.append(machine.structure.makespans(durations))
+        draws = [machine.draw(generator) for _ in drawn]
+        first = first or draws[0]
+        spans.append(machine.makespans(draws))
     assert first is not None
-    start, end = machine.structure.replay(first)
-    varied = machine.timeline(start, end, first)
+    varied = machine.timeline(first)
     blame = measure_blame(varied, base, machine.culprit)
     times = np.concatenate(spans) * TICK
     steps = Jitter(plan.name, chosen.jitter, chosen.network_jitter, seed, base.step_time_s, times)
     return VariedSteps(steps, chosen, blame, varied)
 
 
+class _Draw(NamedTuple):
+    """One step on one machine.
+
+    Parameters
+    ----------
+    slow, thin : float64[R]
+        How many times longer the kernels of each rank class take, and what it sends over NICs.
+    jitter : float64[N]
+        How many times longer each action, message and collective takes.
+    load : float64[N]
+        What the experts of each action have to do, of what they have on average.
+    """
+
+    slow: Floats
+    thin: Floats
+    jitter: Floats
+    load: Floats
+
+
 class _Machine:
     """The unfolded step, and the durations of its rows on a machine whose parts differ."""
 
     def __init__(self, result: Result, variation: Variation) -> None:
-        program, mesh = result.timeline.program, result.plan.layout.mesh
+        prepared = Prepared.of(result)
+        program, mesh = prepared.program, prepared.plan.layout.mesh
         self._variation, self._templates = variation, program.templates
         self._peers = peers_of(program, mesh)
         self._replicas = max(1, int(program.class_size.max(initial=1)) // self._peers)
         self._shape = (mesh.pp, self._replicas, -1)
         slow, thin = _given(result, variation)
         self._slow = slow.reshape(self._shape)
-        self._thin = [(one.reshape(self._shape), time) for one, time in thin]
+        self._thin = [(share.reshape(self._shape), time) for share, time in thin]
         self._copies = self._parts(variation)
-        plain = dataclasses.replace(
-            program, templates=(), template=np.full(len(program), -1, dtype=np.int32)
-        )
-        touched = None if len(self._copies) == self._replicas else {"dp": self._alone}
-        unfolding = Unfolding(plain, {"dp": self._replicas}, touched=touched)
+        plain = folded_actions(program)
+        touched = None if len(self._copies) == self._replicas else self._alone
+        alone = None if touched is None else {"dp": touched}
+        unfolding = Unfolding(plain, {"dp": self._replicas}, touched=alone)
         unfolded = unfolding.program()
-        names = tuple(name.replace(_FOLDED, "") for name in unfolded.rank_name)
-        sizes = unfolded.class_size * self._peers
-        self.program: Program = dataclasses.replace(unfolded, rank_name=names, class_size=sizes)
-        self.structure = Structure.unfolded(plain, unfolding)
+        self.program: Program = self._named(unfolded)
         self.base = self.program.duration
-        self._row = np.repeat(np.arange(len(program)), unfolding.count)
-        self._template = program.template[self._row]
+        self._template = np.repeat(program.template, unfolding.count)
         self._computes = np.isin(self.program.kind, COMPUTE) & (
             self.program.stream == Stream.COMPUTE
         )
-        self._moving = np.repeat(links_of(plain, result.plan).work, unfolding.count)
         self._far = self.program.out_bytes > 0
         self.at_once = max(1, VALUES // max(len(self.base), 1))
+        self._moving = np.repeat(links_of(plain, prepared.plan).work, unfolding.count)
+        self._steps: Steps | None = None
+        if prepared.replays:
+            self._structure = Structure.unfolded(plain, unfolding)
+        else:
+            self._steps = Steps(prepared, self._replicas, touched)
+            self._steps.program = self._named(self._steps.program)
 
-    def timeline(self, start: Floats, end: Floats, duration: Floats) -> Timeline:
+    def _named(self, unfolded: Program) -> Program:
+        """A program whose rank classes are named by what differs, with the ranks that each stands for."""
+        names = tuple(name.replace(_FOLDED, "") for name in unfolded.rank_name)
+        sizes = unfolded.class_size * self._peers
+        return dataclasses.replace(unfolded, rank_name=names, class_size=sizes)
+
+    def undisturbed(self) -> Timeline:
+        """The step of a machine without variation."""
+        if self._steps is not None:
+            return self._steps.timeline(np.ones(len(self._steps.program)))
+        return self._replayed(self.base)
+
+    def timeline(self, draw: _Draw) -> Timeline:
         """The unfolded step as it ran."""
+        if self._steps is None:
+            return self._replayed(self._durations(draw))
+        steps = self._steps
+        narrow = None if steps.links is None else steps.thinned(draw.thin)
+        return steps.timeline(self._scale(steps, draw), narrow)
+
+    def makespans(self, draws: Sequence[_Draw]) -> Floats:
+        """Makespans of several steps [ticks]."""
+        if self._steps is None:
+            return self._structure.makespans(np.stack([self._durations(draw) for draw in draws]))
+        return np.array([self.timeline(draw).makespan for draw in draws])
+
+    def _replayed(self, duration: Floats) -> Timeline:
+        start, end = self._structure.replay(duration)
         program = dataclasses.replace(self.program, duration=duration)
         return Timeline(program=program, start=start, end=end, engine="replay")
 
     @property
     def culprit(self) -> Ints:
         """Rank class with the thinnest link that each row uses, -1 where none is thin [N]."""
-        thin = np.ones(self.program.ranks)
+        program = self.program if self._steps is None else self._steps.program
+        thin = np.ones(program.ranks)
         for share, _ in self._thin:
             thin = np.maximum(thin, self._of_classes(share))
-        rank = self.program.slot // len(Stream)
-        pointer = self.program.slot_ptr
-        owner = np.repeat(np.arange(len(self.program)), np.diff(pointer))
+        rank = program.slot // len(Stream)
+        pointer = program.slot_ptr
+        owner = np.repeat(np.arange(len(program)), np.diff(pointer))
         order = np.lexsort((thin[rank], owner))
         worst = rank[order][pointer[1:] - 1]
-        return np.where(self._far & (thin[worst] > 1), worst, -1)
+        return np.where((program.out_bytes > 0) & (thin[worst] > 1), worst, -1)
 
-    def draw(self, generator: np.random.Generator) -> Floats:
-        """Durations of every row in one step on one machine [N]."""
+    def draw(self, generator: np.random.Generator) -> _Draw:
+        """Draw a step on a machine."""
         variation = self._variation
         slow = self._slow
         if variation.speed:
@@ -220,8 +269,55 @@ class _Machine:
             # a link that flaps is down for whole steps: long against an operation, short against a run
             if time >= 1 or generator.random() < time:
                 thin = np.maximum(thin, self._of_classes(share))
-        durations = self._slowed(factor, thin)
-        return self._jittered(durations, generator)
+        jitter, load = np.ones(len(self.base)), np.ones(len(self.base))
+        for variance, peers, rows in (
+            (variation.jitter, self._peers, self._computes),
+            (variation.network_jitter, 1, ~self._computes),
+        ):
+            if variance:
+                drawn = generator.integers(0, QUANTILES, int(rows.sum()))
+                jitter[rows] = _table(variance, peers)[drawn]
+        if variation.experts:
+            for template in self._loaded:
+                rows = self._template == template
+                drawn = generator.integers(0, QUANTILES, int(rows.sum()))
+                load[rows] = _table(variation.experts, 1)[drawn]
+        return _Draw(factor, thin, jitter, load)
+
+    def _durations(self, draw: _Draw) -> Floats:
+        """Durations of actions, messages and collectives [N]."""
+        durations = self._slowed(draw.slow, draw.thin) * draw.jitter
+        return np.rint(self._loaded_with(draw, durations))
+
+    def _loaded_with(self, draw: _Draw, durations: Floats) -> Floats:
+        """Durations, those of actions with what their experts have to do."""
+        if self._variation.experts:
+            for template, (loads, times) in self._loaded.items():
+                rows = self._template == template
+                durations[rows] *= np.interp(draw.load[rows], loads, times)
+        return durations
+
+    def _scale(self, steps: Steps, draw: _Draw) -> Floats:
+        """How many times longer every row takes where kernels and transfers are rows that meet; thin links see to themselves."""
+        program, home = steps.program, steps.program.rank
+        computes = np.isin(program.kind, COMPUTE) & (program.stream == Stream.COMPUTE)
+        scale: Floats = draw.jitter[steps.coarse]
+        whole = program.template >= 0
+        kernels = computes & ~whole
+        scale[kernels] *= draw.slow[home[kernels]]
+        if whole.any():  # no action sends over NICs, so that it takes its own time
+            coarse = steps.coarse[whole]
+            durations = self._loaded_with(draw, self._slowed(draw.slow, np.ones_like(draw.thin)))
+            scale[whole] *= durations[coarse] / self.base[coarse]
+        else:
+            names = np.array([name.startswith(_EXPERTS) for name in program.labels])
+            routed = (program.stream == Stream.EP) | names[program.label]
+            routed &= self._template[steps.coarse] >= 0
+            scale[routed] *= draw.load[steps.coarse[routed]]
+        if steps.links is None:  # nothing else makes what leaves the domain slower
+            far = program.out_bytes > 0
+            scale[far] *= draw.thin[home[far]]
+        return scale
 
     def _parts(self, variation: Variation) -> list[list[int]]:
         """Replicas that stay together: all that are alike, and each that is not."""
@@ -277,22 +373,6 @@ class _Machine:
         scale = np.where(kernels, np.array(factors)[:, None], 1.0)
         scale = scale * np.where(one.out_bytes > 0, thin, 1.0)
         return reduce_template(one, np.rint(one.duration * scale))[1]
-
-    def _jittered(self, durations: Floats, generator: np.random.Generator) -> Floats:
-        variation = self._variation
-        for variance, peers, rows in (
-            (variation.jitter, self._peers, self._computes),
-            (variation.network_jitter, 1, ~self._computes),
-        ):
-            if variance:
-                drawn = generator.integers(0, QUANTILES, int(rows.sum()))
-                durations[rows] *= _table(variance, peers)[drawn]
-        if variation.experts:
-            for template, (loads, times) in self._loaded.items():
-                rows = self._template == template
-                drawn = generator.integers(0, QUANTILES, int(rows.sum()))
-                durations[rows] *= np.interp(_table(variation.experts, 1)[drawn], loads, times)
-        return np.rint(durations)
 
     @functools.cached_property
     def _loaded(self) -> dict[int, tuple[Floats, Floats]]:

@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Iterator
 
-
 import numpy as np
 
 from mpsim.cost import Constant, LayoutCosts, StageCosts, host_constants, interference_of

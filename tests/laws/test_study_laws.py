@@ -10,7 +10,9 @@ import pytest
 
 import mpsim
 from mpsim.scenario import Scenario
+from mpsim.scenario.variation import Variation
 from mpsim.simulate import prepare
+from mpsim.study import VariedSteps, simulate_variation
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "scenarios" / "quickstart.yaml"
 FLOW = {"simulation.network": "flow"}
@@ -56,9 +58,9 @@ def test_an_elasticity_is_that_of_whole_simulations(values: dict[str, object], n
         prepared = prepare(scenario)
         plan = prepared.plan
         faster = dataclasses.replace(link, bandwidth=link.bandwidth * share)
-        node = dataclasses.replace(plan.cluster.node, **{name: faster})
-        cluster = dataclasses.replace(plan.cluster, node=node)
-        costs = type(prepared.costs)(dataclasses.replace(plan, cluster=cluster))
+        node = dataclasses.replace(plan.layout.cluster.node, **{name: faster})
+        cluster = dataclasses.replace(plan.layout.cluster, node=node)
+        costs = type(prepared.costs)(plan.on(dataclasses.replace(plan.layout, cluster=cluster)))
         assert prepared.at(costs).timeline().step_time_s == seconds
 
 
@@ -149,3 +151,64 @@ def test_parts_that_are_equal_jitter_as_one_does(key: str):
     whole = mpsim.simulate(Scenario.from_mapping(MIXED)).jitter(0.1, samples=200)
     parts = mpsim.simulate(mixed(key, {"price_per_hour": "1 USD/h"})).jitter(0.1, samples=200)
     assert parts.mean_s == pytest.approx(whole.mean_s, rel=5e-3)
+
+
+def varied(result: mpsim.Result, **section: Any) -> VariedSteps:
+    """What a ``variation:`` section gives."""
+    return simulate_variation(result, Variation.model_validate(section))
+
+
+@pytest.mark.parametrize("values", [FLOW, BESIDE, {**FLOW, **BESIDE}])
+def test_without_anything_to_vary_the_step_is_the_plain_one(values: dict[str, object]):
+    """An empty section, a speed of 1 and a link with all its bandwidth change nothing, and nobody is to blame."""
+    result = mpsim.simulate(small(**values))
+    for section in (
+        {},
+        {"slow": [{"node": 1, "speed": 1.0}]},
+        {"links": [{"node": 0, "bandwidth": 1.0}]},
+    ):
+        steps = varied(result, **section)
+        assert steps.steps.step_times_s.tolist() == [result.timeline.step_time_s]
+        assert steps.blame.worst() == []
+
+
+@pytest.mark.parametrize("values", [FLOW, BESIDE])
+def test_a_slow_rank_is_to_blame_whatever_else_meets(values: dict[str, object]):
+    """The class of the slow rank (the sixth: second stage, first replica) causes most of the waiting; a slower one makes a longer step."""
+    result = mpsim.simulate(small(**values))
+    slow, slower = (varied(result, slow=[{"ranks": [5], "speed": speed}]) for speed in (0.8, 0.5))
+    assert 1.0 < slow.slowdown < slower.slowdown
+    assert slower.blame.worst(1)[0][0].startswith("pp 1 dp 0")
+
+
+def test_variation_is_the_same_where_no_two_transfers_meet():
+    """The same draws give the same steps, replayed or simulated."""
+    alone = {"parallelism.pp": 2, "parallelism.tp": 8, "training.micro_batch": 4}
+    section = {"speed": 0.05, "jitter": 0.05, "network_jitter": 0.05, "samples": 5}
+    first, second = (
+        varied(mpsim.simulate(small(**alone, **values)), **section) for values in ({}, FLOW)
+    )
+    assert first.steps.step_times_s == pytest.approx(second.steps.step_times_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("values", [FLOW, BESIDE])
+def test_a_thin_link_is_as_slow_as_half_the_nodes_links(values: dict[str, object]):
+    """A node with half its bandwidth is slower than none and no slower than a cluster with half of it everywhere."""
+    plain = mpsim.simulate(small(**values))
+    thin = varied(plain, links=[{"node": 0, "bandwidth": 0.25}])
+    assert thin.slowdown > 1.0
+    everywhere = varied(plain, links=[{"node": node, "bandwidth": 0.25} for node in (0, 1)])
+    assert thin.mean_s <= everywhere.mean_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("values", [FLOW, BESIDE])
+def test_experts_with_more_to_do_take_as_much_longer_where_rates_change(values: dict[str, object]):
+    """The same draws of loads slow the step down by the same share, whether actions are replayed whole or their kernels meet."""
+    scenario = mpsim.load(QUICKSTART.parent / "mixtral-8x7b-h100.yaml")
+    cut = {"model.layers": 4, "training.global_batch": 32, "parallelism.pp": 1}
+    plain, changed = (
+        varied(mpsim.simulate(scenario.with_values({**cut, **more})), experts=0.3, samples=3)
+        for more in ({}, values)
+    )
+    assert plain.slowdown != 1.0
+    assert changed.slowdown == pytest.approx(plain.slowdown, abs=2e-3)

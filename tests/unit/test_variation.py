@@ -175,8 +175,24 @@ def test_run_reports_it_and_draws_it(tmp_path, capsys):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_flows_and_variation_do_not_go_together_yet():
-    """The flow network has no classes for replicas that differ: it says so."""
-    data = {**DATA, "variation": {"jitter": 0.1}, "simulation": {"network": "flow"}}
-    with pytest.raises(ScenarioError, match="analytic"):
-        _ = mpsim.simulate(mpsim.Scenario.from_mapping(data)).summary
+def test_variation_shows_in_the_summary_under_flow():
+    """Steps whose transfers share links vary as those whose transfers do not."""
+    data = {
+        **DATA,
+        "variation": {"jitter": 0.1, "samples": 3},
+        "simulation": {"network": "flow"},
+    }
+    varied = mpsim.simulate(mpsim.Scenario.from_mapping(data)).summary["variation"]
+    assert varied["slowdown"] > 1.0
+
+
+def test_replicas_that_differ_do_not_vary_yet():
+    """Each of their classes would have to fall apart by itself: it says so."""
+    parts = [{"count": 2}, {"count": 2, "nic": "ib-hdr", "price_per_hour": "1 USD/h"}]
+    cluster = {**DATA["cluster"], "replicas": parts}
+    data = {**DATA, "cluster": cluster, "variation": {"jitter": 0.1}}
+    prepared = mpsim.prepare(mpsim.Scenario.from_mapping(data))
+    assert not prepared.supports("variation")
+    assert prepared.supports("jitter")
+    with pytest.raises(ScenarioError, match="alike"):
+        _ = prepared.run().summary
