@@ -20,8 +20,10 @@ __all__ = [
     "EVENTS",
     "LABELS",
     "LUMINANCE",
+    "MARKERS",
     "MEMORY",
     "RESOURCES",
+    "SERIES",
     "event_of_part",
     "rgb",
     "shades",
@@ -42,6 +44,15 @@ EVENTS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Kind of event to colour."""
+
+SERIES = (
+    *(EVENTS[kind] for kind in ("forward", "backward", "weight_gradient", "recompute")),
+    *("#854E82", EVENTS["optimizer"], "#88CCEE", EVENTS["host"]),
+)
+"""Colours of lines that are no kinds of event, such as the values of a sweep."""
+
+MARKERS = "osD^vPX*"
+"""Marks of their points."""
 
 LABELS: Mapping[str, str] = MappingProxyType(
     {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError, nearest
 from mpsim.plot.display import Display, legend_above
-from mpsim.plot.palette import EVENTS
+from mpsim.plot.palette import EVENTS, MARKERS, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,9 +34,6 @@ METRICS: Mapping[str, tuple[str, float]] = MappingProxyType(
     }
 )
 """Figures of a summary that can be drawn: what the axis says, and the factor from SI to that."""
-
-_COLOURS = ("forward", "backward", "weight_gradient", "recompute", "cp", "optimizer", "ep", "host")
-_MARKERS = "osD^vPX*"
 
 
 class _Row(Protocol):
@@ -159,9 +156,9 @@ class SweepDisplay(Display):
         """Draw one line with its marks; return its legend entry."""
         from matplotlib.lines import Line2D
 
-        colour = EVENTS[_COLOURS[number % len(_COLOURS)]]
-        marker = _MARKERS[number % len(_MARKERS)]
-        style: Any = "-" if number < len(_COLOURS) else "--"
+        colour = SERIES[number % len(SERIES)]
+        marker = MARKERS[number % len(MARKERS)]
+        style: Any = "-" if number < len(SERIES) else "--"
         place = np.arange(len(values))
         ax.plot(place, values, color=colour, linestyle=style, linewidth=1.3)
         for fits, face in ((True, colour), (False, "white")):

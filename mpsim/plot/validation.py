@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.plot.display import Display, legend_above
-from mpsim.plot.palette import EVENTS
+from mpsim.plot.palette import EVENTS, MARKERS, SERIES
 from mpsim.units import Dimension, parse_quantity
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AgreementDisplay", "ErrorDisplay"]
 
-_COLOURS = ("forward", "backward", "weight_gradient", "recompute", "cp", "optimizer", "ep", "host")
-_MARKERS = "osD^vPX*"
 _MOST_NAMED = 12  # families that get a mark of their own
 _REST = "other families"
 _MOST_TICKS = 8  # sizes that get a tick each
@@ -113,8 +111,8 @@ class _Points(Display):
         handles: list[Line2D] = []
         for number, name in enumerate(dict.fromkeys(names.tolist())):
             rest = name == _REST
-            colour = EVENTS["other" if rest else _COLOURS[number % len(_COLOURS)]]
-            marker = "." if rest else _MARKERS[(number // len(_COLOURS) + number) % len(_MARKERS)]
+            colour = EVENTS["other"] if rest else SERIES[number % len(SERIES)]
+            marker = "." if rest else MARKERS[(number // len(SERIES) + number) % len(MARKERS)]
             chosen = names == name
             ax.plot(
                 x[chosen],

@@ -50,7 +50,7 @@ def unfold(
     Returns
     -------
     Program
-        Each rank class in its parts, which follow each other, tp fastest, named ``pp 1 dp 0 cp 0 tp 2-7`` and the like.
+        Each rank class in its parts, which follow each other, the fastest axis first, named ``pp 1 dp 0 ... tp 2-7`` and the like.
 
     Raises
     ------

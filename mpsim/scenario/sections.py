@@ -94,7 +94,7 @@ class Parallelism(Section):
         if sorted(order.split("-")) != sorted(AXES):
             raise ValueError(
                 f"got {order!r}; needed each of {', '.join(AXES)} once, joined by '-', "
-                "such as 'tp-cp-ep-dp-pp'"
+                f"such as '{'-'.join(AXES)}'"
             )
         return order
 

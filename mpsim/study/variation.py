@@ -396,7 +396,7 @@ def _table(variance: float, peers: int) -> Floats:
 
 
 def _given(result: Result, variation: Variation) -> tuple[Floats, list[tuple[Floats, float]]]:
-    """How many times longer every rank computes [P, dp, cp, tp], and sends on each thin link, with the share of time it does."""
+    """How many times longer every rank computes [coordinates of the mesh], and sends on each thin link, with the share of time it does."""
     plan, cluster = result.plan, result.plan.layout.cluster
     ranks = plan.layout.mesh.ranks
     node = cluster.node_of(ranks)

@@ -39,7 +39,7 @@ def build_program(
     Returns
     -------
     Program
-        One rank class a pipeline rank; each stands for tp x cp x dp ranks that do the same at the same time. Where replicas
+        One rank class a pipeline rank; each stands for all ranks of its stage, which do the same at the same time. Where replicas
         differ, one a pipeline rank and class of replicas.
     """
     costs = costs or PlanCosts(plan)
