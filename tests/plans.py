@@ -7,9 +7,10 @@ from typing import Any
 
 from mpsim.framework import framework
 from mpsim.hardware import system
-from mpsim.parallel import Layout, Mesh, Recompute, partition_layers, placed_stages
+from mpsim.parallel import Layout, Mesh, partition_layers, placed_stages
 from mpsim.schedule import make_orders
 from mpsim.training.plan import Plan
+from mpsim.training.recompute import Recompute
 from mpsim.workload import Experts, model
 
 

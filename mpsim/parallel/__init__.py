@@ -6,12 +6,19 @@ from mpsim.parallel.crossing import placed
 from mpsim.parallel.fused import fused_blocks
 from mpsim.parallel.group import GroupShape
 from mpsim.parallel.imbalance import rank_load
-from mpsim.parallel.items import Communication, Compute, Item, Synchronization, Waits
+from mpsim.parallel.items import (
+    Communication,
+    Compute,
+    Item,
+    Repeat,
+    Synchronization,
+    Waits,
+    repeated,
+)
 from mpsim.parallel.layout import Layout
 from mpsim.parallel.mesh import EXPERT_AXES, Mesh, spread
 from mpsim.parallel.partition import Stage, partition_layers, placed_stages
-from mpsim.parallel.recompute import MODULES, NOTHING, Recompute, Rerun, rerun
-from mpsim.parallel.shard import Routing, Sharding, shard
+from mpsim.parallel.shard import Routing, Sharding, reshaped, shard
 
 __all__ = [
     "ACCOUNTED",
@@ -19,8 +26,6 @@ __all__ = [
     "AXIS_NAMES",
     "EXPERT_AXES",
     "FOLDED",
-    "MODULES",
-    "NOTHING",
     "REPLICATING",
     "Axis",
     "Communication",
@@ -29,8 +34,7 @@ __all__ = [
     "Item",
     "Layout",
     "Mesh",
-    "Recompute",
-    "Rerun",
+    "Repeat",
     "Routing",
     "Sharding",
     "Span",
@@ -45,7 +49,8 @@ __all__ = [
     "placed",
     "placed_stages",
     "rank_load",
-    "rerun",
+    "repeated",
+    "reshaped",
     "shard",
     "spread",
 ]

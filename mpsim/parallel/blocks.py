@@ -21,8 +21,7 @@ from mpsim.parallel.experts import (
     split_shared,
     way_back,
 )
-from mpsim.parallel.items import Compute, Item
-from mpsim.parallel.recompute import NOTHING, Again, Recompute, rerun
+from mpsim.parallel.items import Compute, Item, Repeat, repeated
 from mpsim.parallel.shard import Sharding, shard
 from mpsim.parallel.tensor import backward_items, forward_items, norm_items
 from mpsim.workload import Expansion, Operator, Phase
@@ -46,36 +45,32 @@ class _Run:
     operators: tuple[Operator, ...]
 
 
-def block_forward(
-    expansion: Expansion, sharding: Sharding, *, recompute: bool = False
-) -> list[Item]:
+def block_forward(expansion: Expansion, sharding: Sharding) -> list[Item]:
     """Forward of one layer (or embedding, or head) on one rank, with its collectives.
 
     Parameters
     ----------
     expansion : Expansion
     sharding : Sharding
-    recompute : bool
-        Mark everything as run again.
     """
     items: list[Item] = []
     if any(operator.in_attention_core for operator in expansion.forward):
-        items += norm_items(expansion.forward[0], sharding, recompute=recompute)
-    return items + _forward(expansion.forward, sharding, recompute=recompute)
+        items += norm_items(expansion.forward[0], sharding)
+    return items + _forward(expansion.forward, sharding)
 
 
-def _forward(operators: Sequence[Operator], sharding: Sharding, *, recompute: bool) -> list[Item]:
+def _forward(operators: Sequence[Operator], sharding: Sharding) -> list[Item]:
     def plain(one: Operator) -> Iterator[Item]:
-        return forward_items(one, sharding, recompute=recompute)
+        return forward_items(one, sharding)
 
     items: list[Item] = []
     shared = _hidden_shared(operators, sharding)
     for before, run in _with_previous(_runs(operators, sharding)):
         if run.part is _Part.CORE:
-            items += core_forward(run.operators, sharding, recompute=recompute)
+            items += core_forward(run.operators, sharding)
         elif run.part is _Part.EXPERTS:
             beside = _beside(shared, plain)
-            items += expert_forward(run.operators, sharding, beside=beside, recompute=recompute)
+            items += expert_forward(run.operators, sharding, beside=beside)
         else:
             returned = way_back(sharding, backward=False) if shared and before else frozenset()
             items += _in_turn(run, plain, shared, returned)
@@ -86,7 +81,7 @@ def block_backward(
     expansion: Expansion,
     sharding: Sharding,
     *,
-    recompute: Recompute = NOTHING,
+    again: Sequence[Repeat] = (),
     phases: frozenset[Phase] = frozenset({Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT}),
 ) -> list[Item]:
     """Backward of one layer (or embedding, or head) on one rank, with its collectives.
@@ -95,29 +90,29 @@ def block_backward(
     ----------
     expansion : Expansion
     sharding : Sharding
-    recompute : Recompute
-        Of this layer: what runs again before which of its gradients.
+    again : sequence of Repeat
+        Forward kernels that run again, before the first kernel of `Phase.INPUT_GRADIENT` that waits for them.
     phases : set of Phase
         Both for a full backward; one of them where the schedule splits it.
     """
     splits = Phase.INPUT_GRADIENT in phases
-    again = _Repeats(expansion, sharding, recompute if splits else NOTHING)
+    repeats = _Repeats(expansion, sharding, again if splits else ())
     wanted = [one for one in expansion.backward if one.phase in phases]
     shared = _hidden_shared(wanted, sharding) if splits else []
 
     def plain(one: Operator) -> Iterator[Item]:
-        yield from again.before([one])
+        yield from repeats.before([one])
         yield from backward_items(one, sharding, together=len(phases) > 1)
 
     items: list[Item] = []
     for before, run in _with_previous(_runs(wanted, sharding)):
         if run.part is _Part.CORE:
-            items += again.before(run.operators)
+            items += repeats.before(run.operators)
             items += core_backward(run.operators, sharding)
         elif run.part is _Part.EXPERTS:
-            items += again.before(run.operators)
+            items += repeats.before(run.operators)
             beside = _beside(shared, plain)
-            items += again.among(expert_backward(run.operators, sharding, beside=beside))
+            items += repeats.among(expert_backward(run.operators, sharding, beside=beside))
         else:
             returned = way_back(sharding, backward=True) if shared and before else frozenset()
             items += _in_turn(run, plain, shared, returned)
@@ -125,12 +120,12 @@ def block_backward(
 
 
 class _Repeats:
-    """What runs again in one backward, each part once, before the first gradient that needs it."""
+    """Parts of a forward that run again in one backward, each once, before the first kernel that needs it."""
 
-    def __init__(self, expansion: Expansion, sharding: Sharding, recompute: Recompute) -> None:
+    def __init__(self, expansion: Expansion, sharding: Sharding, again: Sequence[Repeat]) -> None:
         self._expansion = expansion
         self._sharding = sharding
-        self._left = list(rerun(expansion, recompute, divided=sharding.tp > 1).parts)
+        self._left = list(again)
 
     def before(self, operators: Sequence[Operator]) -> Iterator[Item]:
         """What has to run before the first of these backward operators."""
@@ -138,24 +133,24 @@ class _Repeats:
             yield from self._items(part)
 
     def among(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The same items, with what runs again once a gradient has arrived right before the kernel that reads it."""
+        """The same items, with what runs again late right before the kernel that waits for it."""
         for item in items:
             if isinstance(item, Compute):
                 for part in self._due([item.operator], late=True):
                     for one in part.operators:
-                        yield Compute(shard(one, self._sharding), recompute=True, needs=item.needs)
+                        yield Compute(shard(one, self._sharding), repeated=True, needs=item.needs)
             yield item
 
-    def _due(self, operators: Sequence[Operator], *, late: bool) -> list[Again]:
+    def _due(self, operators: Sequence[Operator], *, late: bool) -> list[Repeat]:
         places = {operator.place for operator in operators}
         due = [part for part in self._left if part.late is late and part.before & places]
         self._left = [part for part in self._left if part not in due]
         return due
 
-    def _items(self, part: Again) -> list[Item]:
+    def _items(self, part: Repeat) -> list[Item]:
         if part.operators == self._expansion.forward:
-            return block_forward(self._expansion, self._sharding, recompute=True)
-        return _forward(part.operators, self._sharding, recompute=True)
+            return repeated(block_forward(self._expansion, self._sharding))
+        return repeated(_forward(part.operators, self._sharding))
 
 
 def _runs(operators: Sequence[Operator], sharding: Sharding) -> list[_Run]:

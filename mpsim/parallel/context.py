@@ -21,9 +21,7 @@ __all__ = ["core_backward", "core_forward"]
 _ADD_TRAFFIC = 3  # two tensors in, one out
 
 
-def core_forward(
-    core: Sequence[Operator], sharding: Sharding, *, recompute: bool = False
-) -> Iterator[Item]:
+def core_forward(core: Sequence[Operator], sharding: Sharding) -> Iterator[Item]:
     """Forward of an attention core with its context exchange.
 
     Parameters
@@ -31,12 +29,8 @@ def core_forward(
     core : sequence of Operator
         Of the undivided model: one fused kernel, or one by one.
     sharding : Sharding
-    recompute : bool
-        Mark everything as run again.
     """
-    items = _exchanged(core, sharding, backward=False)
-    for item in items:
-        yield dataclasses.replace(item, recompute=recompute)
+    yield from _exchanged(core, sharding, backward=False)
 
 
 def core_backward(core: Sequence[Operator], sharding: Sharding) -> Iterator[Item]:

@@ -59,7 +59,6 @@ def expert_forward(
     sharding: Sharding,
     *,
     beside: Beside = ((), ()),
-    recompute: bool = False,
 ) -> Iterator[Item]:
     """Dispatch, routed experts and combine of one forward.
 
@@ -70,14 +69,12 @@ def expert_forward(
     sharding : Sharding
     beside : pair of sequences of Item
         What runs while tokens travel there, and back (the shared experts).
-    recompute : bool
-        Mark everything as run again.
     """
     routing = _routing(sharding)
     if sharding.ep > 1 and routing.synchronizations:
         yield Synchronization(routing.synchronizations, routing.launches)
     ways = _there("dispatch", Phase.FORWARD, sharding), _back("combine", Phase.FORWARD, sharding)
-    yield from _around(operators, sharding, ways, beside, recompute=recompute)
+    yield from _around(operators, sharding, ways, beside)
 
 
 def expert_backward(
@@ -174,24 +171,17 @@ def _around(
     sharding: Sharding,
     ways: tuple[list[Communication], list[Communication]],
     beside: Beside,
-    *,
-    recompute: bool = False,
 ) -> Iterator[Item]:
     """The experts between the way there and the way back, each blocking or hidden behind what runs beside it."""
     there, back = (
-        [
-            dataclasses.replace(
-                one, waits=Waits.TAGGED if hides else Waits.ALL, recompute=recompute
-            )
-            for one in way
-        ]
+        [dataclasses.replace(one, waits=Waits.TAGGED if hides else Waits.ALL) for one in way]
         for way, hides in zip(ways, beside, strict=True)
     )
     needs = _tags(there) if beside[0] else frozenset[str]()
     yield from there
     yield from beside[0]
     for one in _between(operators, sharding, travels=bool(there)):
-        yield Compute(one, recompute, needs)
+        yield Compute(one, needs=needs)
     yield from back
     yield from beside[1]
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 
-from mpsim.workload import Operator, Phase
+from mpsim.workload import Module, Operator, Phase, Role
 
-__all__ = ["Communication", "Compute", "Item", "Synchronization", "Waits"]
+__all__ = ["Communication", "Compute", "Item", "Repeat", "Synchronization", "Waits", "repeated"]
 
 
 class Waits(enum.Enum):
     """Which of the following compute kernels wait for a collective."""
 
     ALL = "all"  # it blocks
-    INPUT_GRADIENT = "input gradient"  # all but the weight gradients that follow at once
-    WEIGHT_GRADIENT = "weight gradient"  # only the next weight gradient
+    NOT_WEIGHTS = (
+        "all but weights"  # all but the kernels that follow at once in `Phase.WEIGHT_GRADIENT`
+    )
+    NEXT_WEIGHT = "next weight"  # only the next kernel in that phase
     TAGGED = "tagged"  # only those that need its tag
 
 
@@ -37,8 +40,8 @@ class Communication:
     waits : Waits
     phase : Phase
         Of the computation it belongs to.
-    recompute : bool
-        Whether it repeats one of the forward pass.
+    repeated : bool
+        Whether it does again what the forward pass has done.
     tag : str
         What kernels that wait for it name in `Compute.needs`.
     needs : set of str
@@ -54,7 +57,7 @@ class Communication:
     size: float
     waits: Waits
     phase: Phase
-    recompute: bool = False
+    repeated: bool = False
     tag: str = ""
     needs: frozenset[str] = frozenset()
     across: float = 0.0
@@ -67,14 +70,14 @@ class Compute:
     Parameters
     ----------
     operator : Operator
-    recompute : bool
-        Whether it repeats one of the forward pass.
+    repeated : bool
+        Whether it does again what the forward pass has done.
     needs : set of str
         Tags of collectives it waits for, besides those that all kernels of its phase wait for.
     """
 
     operator: Operator
-    recompute: bool = False
+    repeated: bool = False
     needs: frozenset[str] = frozenset()
 
 
@@ -94,3 +97,30 @@ class Synchronization:
 
 
 Item = Communication | Compute | Synchronization
+
+
+def repeated(items: Iterable[Item]) -> list[Item]:
+    """The same items, marked as done again; a wait of the host is one like the first."""
+    return [
+        item if isinstance(item, Synchronization) else dataclasses.replace(item, repeated=True)
+        for item in items
+    ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Repeat:
+    """Forward kernels that run again together in a backward.
+
+    Parameters
+    ----------
+    operators : tuple of Operator
+        Of the forward, in order.
+    before : set of (Module, Role)
+        Places of forward operators: the first backward kernel in any of them waits for it.
+    late : bool
+        Whether they run when what that kernel reads has arrived at its rank, not before it is sent there.
+    """
+
+    operators: tuple[Operator, ...]
+    before: frozenset[tuple[Module, Role]]
+    late: bool = False

@@ -18,7 +18,7 @@ _BESIDE: Final = (TensorOverlap.WEIGHT_GRADIENT, TensorOverlap.DECOMPOSED)
 _CUT: Final = (TensorOverlap.DECOMPOSED, TensorOverlap.MICRO_PIPELINE)
 
 
-def forward_items(whole: Operator, sharding: Sharding, *, recompute: bool) -> Iterator[Item]:
+def forward_items(whole: Operator, sharding: Sharding) -> Iterator[Item]:
     """One forward operator with the collectives of its tensor-parallel group.
 
     Parameters
@@ -26,27 +26,25 @@ def forward_items(whole: Operator, sharding: Sharding, *, recompute: bool) -> It
     whole : Operator
         Of the undivided model.
     sharding : Sharding
-    recompute : bool
-        Mark everything as run again.
     """
     mine = shard(whole, sharding)
-    yield from _scales(whole, sharding, recompute=recompute)
+    yield from _scales(whole, sharding)
     gathers = whole.split is Split.COLUMN and _scatters(sharding)
     reduces = _is_partial_sum(whole) and sharding.tp > 1
     if gathers and _is_cut(whole, sharding, NarrowChunks.GATHERS):
-        yield from _gather_beside(mine, whole.m * whole.k, sharding, recompute=recompute)
+        yield from _gather_beside(mine, whole.m * whole.k, sharding)
         return
     if reduces and _is_cut(whole, sharding, NarrowChunks.SCATTERS):
-        yield from _scatter_beside(mine, whole.m * whole.n, sharding, recompute=recompute)
+        yield from _scatter_beside(mine, whole.m * whole.n, sharding)
         return
     if gathers:
-        yield from _gather(whole.m * whole.k, whole, sharding, recompute=recompute)
-    yield Compute(mine, recompute)
+        yield from _gather(whole.m * whole.k, whole, sharding)
+    yield Compute(mine)
     if whole.kind is OperatorKind.LOSS and sharding.tp > 1:
-        yield from _loss(whole, sharding, recompute=recompute)
+        yield from _loss(whole, sharding)
     elif reduces:
         elements = _output_elements(whole, sharding)
-        yield from _reduce(elements, whole, sharding, recompute=recompute)
+        yield from _reduce(elements, whole, sharding)
 
 
 def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> Iterator[Item]:
@@ -63,32 +61,32 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
     column_input = is_input and whole.split is Split.COLUMN and sharding.tp > 1
     beside = together and sharding.tensor_overlap in _BESIDE
     if is_input:
-        yield from _scales(whole, sharding, recompute=False)
+        yield from _scales(whole, sharding)
     again = _scatters(sharding) and not sharding.keeps_gathered  # the gathered input was not kept
     if is_input and whole.split is Split.ROW and _scatters(sharding):
         if _is_cut(whole, sharding, NarrowChunks.GATHERS):
             mine = shard(whole, sharding)
-            yield from _gather_beside(mine, whole.m * whole.k, sharding, recompute=False)
+            yield from _gather_beside(mine, whole.m * whole.k, sharding)
             return
         yield from _gather(whole.m * whole.k, whole, sharding)
     if column_input and beside and again:  # beside the input gradient
-        yield from _gather(whole.m * whole.n, whole, sharding, waits=Waits.WEIGHT_GRADIENT)
+        yield from _gather(whole.m * whole.n, whole, sharding, waits=Waits.NEXT_WEIGHT)
     if whole.split is Split.COLUMN and again and not is_input and not beside:
         yield from _gather(whole.k * whole.n, whole, sharding)
     yield Compute(shard(whole, sharding))
     if is_input and whole.weights > 1:
         yield Compute(_gradient_sum(whole, sharding))
     if column_input:
-        waits = Waits.INPUT_GRADIENT if beside else Waits.ALL
+        waits = Waits.NOT_WEIGHTS if beside else Waits.ALL
         yield from _reduce(whole.m * whole.n, whole, sharding, waits=waits)
 
 
-def norm_items(whole: Operator, sharding: Sharding, *, recompute: bool) -> Iterator[Communication]:
+def norm_items(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
     """All-reduces of norm weights in the forward of a layer, as some stacks do to keep them equal."""
     if sharding.tp > 1:
         for _ in range(sharding.norm_reductions):
             yield dataclasses.replace(
-                _collective("all_reduce", sharding.hidden, whole, sharding, recompute=recompute),
+                _collective("all_reduce", sharding.hidden, whole, sharding),
                 name="norm weight all-reduce",
             )
 
@@ -123,14 +121,14 @@ def _output_elements(operator: Operator, sharding: Sharding) -> float:
     return operator.sequences * operator.queries * sharding.hidden
 
 
-def _scales(whole: Operator, sharding: Sharding, *, recompute: bool) -> Iterator[Communication]:
+def _scales(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
     """Largest magnitudes over all ranks: of the input and each weight; backward of each gradient and each weight."""
     if not (sharding.scale_reductions and sharding.tp > 1 and whole.operand_bytes):
         return
     tensors = whole.weights + (1 if whole.phase is Phase.FORWARD else whole.weights)
     for _ in range(tensors):
         yield dataclasses.replace(
-            _collective("all_reduce", 1, whole, sharding, recompute=recompute),
+            _collective("all_reduce", 1, whole, sharding),
             name=f"{whole.name} scale all-reduce",
             size=float(_STATISTIC_BYTES),
         )
@@ -142,17 +140,14 @@ def _gather(
     sharding: Sharding,
     *,
     waits: Waits = Waits.ALL,
-    recompute: bool = False,
 ) -> Iterator[Item]:
     """Gather an operand of a product, as narrow as it is read where gathers are."""
-    whole = _collective(
-        "all_gather", elements, operator, sharding, waits=waits, recompute=recompute
-    )
+    whole = _collective("all_gather", elements, operator, sharding, waits=waits)
     size = elements * _element(operator, sharding)
     yield dataclasses.replace(whole, size=size)
     if sharding.copies_parts:
         copy = _copy(f"{operator.name} gathered copy", operator.phase, size)
-        yield Compute(copy, recompute)
+        yield Compute(copy)
 
 
 def _reduce(
@@ -161,16 +156,15 @@ def _reduce(
     sharding: Sharding,
     *,
     waits: Waits = Waits.ALL,
-    recompute: bool = False,
 ) -> Iterator[Item]:
     """Sum what the ranks have, each for its own tokens with sequence parallelism."""
     scatters = sharding.sequence_parallel
     if scatters and sharding.copies_parts:
         size = elements * sharding.activation_bytes
         copy = _copy(f"{operator.name} copy to scatter", operator.phase, size)
-        yield Compute(copy, recompute)
+        yield Compute(copy)
     kind = "reduce_scatter" if scatters else "all_reduce"
-    yield _collective(kind, elements, operator, sharding, waits=waits, recompute=recompute)
+    yield _collective(kind, elements, operator, sharding, waits=waits)
 
 
 def _copy(name: str, phase: Phase, size: float) -> Operator:
@@ -202,7 +196,6 @@ def _collective(
     sharding: Sharding,
     *,
     waits: Waits = Waits.ALL,
-    recompute: bool = False,
 ) -> Communication:
     return Communication(
         name=f"{operator.name} {kind.replace('_', '-')}",
@@ -211,44 +204,39 @@ def _collective(
         size=float(elements * sharding.activation_bytes),
         waits=waits,
         phase=operator.phase,
-        recompute=recompute,
     )
 
 
-def _gather_beside(
-    mine: Operator, elements: float, sharding: Sharding, *, recompute: bool
-) -> Iterator[Item]:
+def _gather_beside(mine: Operator, elements: float, sharding: Sharding) -> Iterator[Item]:
     """Multiply the chunk of tokens at hand while the next one arrives around the ring."""
     steps = sharding.tp
     chunk = _chunk(mine, steps)
     size = elements * _element(mine, sharding)
     if sharding.tensor_overlap is TensorOverlap.MICRO_PIPELINE:  # into memory that the peers see
         buffered = _copy(f"{mine.name} copy to gather", mine.phase, size / steps)
-        yield Compute(buffered, recompute)
+        yield Compute(buffered)
     for step in range(steps):
         if step < steps - 1:
-            yield _ring_step(mine, size, step + 1, "gather", sharding, recompute=recompute)
-        yield Compute(chunk, recompute, _tags(mine, "gather", step) if step else frozenset())
+            yield _ring_step(mine, size, step + 1, "gather", sharding)
+        yield Compute(chunk, needs=_tags(mine, "gather", step) if step else frozenset())
 
 
-def _scatter_beside(
-    mine: Operator, elements: float, sharding: Sharding, *, recompute: bool
-) -> Iterator[Item]:
+def _scatter_beside(mine: Operator, elements: float, sharding: Sharding) -> Iterator[Item]:
     """Send a chunk's partial sums around the ring while the next chunk is multiplied; add up what arrived at the end."""
     steps = sharding.tp
     chunk = _chunk(mine, steps)
     arrived = elements * sharding.activation_bytes  # tp chunks are read
     for step in range(steps):
-        yield Compute(chunk, recompute)
+        yield Compute(chunk)
         if step < steps - 1:
-            yield _ring_step(mine, arrived, step + 1, "scatter", sharding, recompute=recompute)
+            yield _ring_step(mine, arrived, step + 1, "scatter", sharding)
     add = make_elementwise(
         Role.SUM,
         mine.phase,
         moved=arrived + arrived / steps,
         name=f"{mine.name} add chunks",
     )
-    yield Compute(add, recompute, _tags(mine, "scatter", steps - 1))
+    yield Compute(add, needs=_tags(mine, "scatter", steps - 1))
 
 
 def _chunk(mine: Operator, parts: int) -> Operator:
@@ -257,7 +245,7 @@ def _chunk(mine: Operator, parts: int) -> Operator:
 
 
 def _ring_step(
-    mine: Operator, size: float, step: int, what: str, sharding: Sharding, *, recompute: bool
+    mine: Operator, size: float, step: int, what: str, sharding: Sharding
 ) -> Communication:
     (tag,) = _tags(mine, what, step)
     return Communication(
@@ -267,7 +255,6 @@ def _ring_step(
         size=float(size / sharding.tp),
         waits=Waits.TAGGED,
         phase=mine.phase,
-        recompute=recompute,
         tag=tag,
     )
 
@@ -276,7 +263,7 @@ def _tags(mine: Operator, what: str, step: int) -> frozenset[str]:
     return frozenset({f"{mine.name} {what} {step}"})
 
 
-def _loss(operator: Operator, sharding: Sharding, *, recompute: bool) -> Iterator[Communication]:
+def _loss(operator: Operator, sharding: Sharding) -> Iterator[Communication]:
     for _ in range(sharding.loss_reductions):
         yield Communication(
             name="loss all-reduce",
@@ -285,5 +272,4 @@ def _loss(operator: Operator, sharding: Sharding, *, recompute: bool) -> Iterato
             size=float(_STATISTIC_BYTES * sharding.tokens),
             waits=Waits.ALL,
             phase=operator.phase,
-            recompute=recompute,
         )

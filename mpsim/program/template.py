@@ -86,7 +86,7 @@ class _Block:
         """Issue a kernel."""
         awaited = self.wait(one.operator.phase, one.needs)
         before = awaited if self.kernel is None else (*awaited, self.kernel)
-        part = _RECOMPUTE if one.recompute else _PART_OF_PHASE[one.operator.phase]
+        part = _RECOMPUTE if one.repeated else _PART_OF_PHASE[one.operator.phase]
         duration = float(ticks(seconds))
         self.kernel = len(self.placed)
         self.placed.append(
@@ -176,7 +176,7 @@ def _is_awaited(one: _Placed, phase: Phase | None, needs: frozenset[str]) -> boo
         return True
     if one.waits is Waits.TAGGED:
         return False
-    return (one.waits is Waits.WEIGHT_GRADIENT) == (phase is Phase.WEIGHT_GRADIENT)
+    return (one.waits is Waits.NEXT_WEIGHT) == (phase is Phase.WEIGHT_GRADIENT)
 
 
 def evaluate_block(

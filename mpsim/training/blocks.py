@@ -6,25 +6,23 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from mpsim.parallel import (
-    NOTHING,
     Communication,
     Compute,
     Item,
-    Recompute,
-    Rerun,
     Stage,
     Synchronization,
     Waits,
     block_backward,
     block_forward,
     fused_blocks,
-    rerun,
+    repeated,
 )
 from mpsim.program.program import Template
 from mpsim.program.template import concatenate, evaluate_block
 from mpsim.schedule import Action
 from mpsim.training.costs import PlanCosts, StageCosts
 from mpsim.training.plan import Plan
+from mpsim.training.recompute import NOTHING, Recompute, repeats, rerun
 from mpsim.workload import Expansion, Phase, Role, Split
 
 __all__ = ["Block", "Blocks"]
@@ -180,7 +178,7 @@ class Blocks:
         """The forward of one layer, run again."""
         key = ("again", part, costs.key)
         if key not in self._templates:
-            items = block_forward(self._expansions[part], self._plan.sharding, recompute=True)
+            items = repeated(block_forward(self._expansions[part], self._plan.sharding))
             launches = self._launch_seconds(Action.F)
             name = f"{_title(part)} again"
             self._templates[key] = self._timed(name, items, costs, launches, is_layer=True)
@@ -266,14 +264,14 @@ class Blocks:
         expansion, sharding = self._expansions[part], self._plan.sharding
         if action is Action.F:
             return block_forward(expansion, sharding)
-        recompute = again if _is_layer(part) else NOTHING
-        return block_backward(expansion, sharding, recompute=recompute, phases=_PHASES[action])
+        parts = repeats(expansion, sharding, again) if _is_layer(part) else ()
+        return block_backward(expansion, sharding, again=parts, phases=_PHASES[action])
 
     def _share(self, part: str, again: Recompute) -> float:
         """Kernels of a layer's forward that run again, over all."""
         expansion = self._expansions[part]
-        repeated: Rerun = rerun(expansion, again)
-        return sum(len(one.operators) for one in repeated.parts) / len(expansion.forward)
+        parts = rerun(expansion, again).parts
+        return sum(len(part.operators) for part in parts) / len(expansion.forward)
 
     def _timed(
         self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from mpsim.framework import ExpertOverlap
 from mpsim.hardware import Cluster
-from mpsim.parallel import Layout, Recompute, Sharding
+from mpsim.parallel import Layout, Sharding
 from mpsim.schedule import Orders
+from mpsim.training.recompute import Recompute
 from mpsim.workload import Expansion
 
 __all__ = ["Plan", "ReplicaClass"]

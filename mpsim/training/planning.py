@@ -9,10 +9,11 @@ import numpy as np
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ExpertOverlap
 from mpsim.hardware import Cluster
-from mpsim.parallel import Layout, Mesh, Recompute, Stage, partition_layers, placed_stages
+from mpsim.parallel import Layout, Mesh, Stage, partition_layers, placed_stages
 from mpsim.scenario import Scenario, check
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
 from mpsim.training.plan import Plan, ReplicaClass
+from mpsim.training.recompute import Recompute
 
 __all__ = ["make_plan"]
 

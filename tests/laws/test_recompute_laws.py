@@ -8,19 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpsim.parallel import (
-    MODULES,
-    NOTHING,
-    Compute,
-    Item,
-    Recompute,
-    Sharding,
-    block_backward,
-    block_forward,
-    rerun,
-)
+from mpsim.parallel import Compute, Item, Sharding, block_backward, block_forward
 from mpsim.training import build_program
 from mpsim.training.memory import kept_by_stage
+from mpsim.training.recompute import MODULES, NOTHING, Recompute, repeats, rerun
 from mpsim.workload import (
     Expansion,
     Lowering,
@@ -57,7 +48,7 @@ def _kept(layer: Expansion, recompute: Recompute) -> float:
 
 
 def _again(items: list[Item]) -> list[str]:
-    return [one.operator.name for one in items if isinstance(one, Compute) and one.recompute]
+    return [one.operator.name for one in items if isinstance(one, Compute) and one.repeated]
 
 
 modules = st.sets(st.sampled_from(sorted(MODULES)), min_size=1).map(lambda one: tuple(sorted(one)))
@@ -101,7 +92,9 @@ def test_modules_of_all_names_do_something_in_a_layer_that_has_them() -> None:
 def test_a_recomputed_mlp_runs_both_products_again_and_keeps_its_input() -> None:
     """Llama 3 8B: the outputs of fc1 and of the activation are not kept, the norm's output before them is."""
     layer = _layer("llama")
-    items = block_backward(layer, _sharding(), recompute=Recompute("selective", ("mlp",)))
+    items = block_backward(
+        layer, _sharding(), again=repeats(layer, _sharding(), Recompute("selective", ("mlp",)))
+    )
     assert _again(items) == ["fc1", "activation", "fc2"]
     features = LLAMA.fc1_features + LLAMA.ffn_hidden
     saved = _whole(layer) - _kept(layer, Recompute("selective", ("mlp",)))
@@ -114,7 +107,9 @@ def test_per_op_keeps_every_odd_product_of_a_llama_layer() -> None:
     h, kv, f = LLAMA.hidden, LLAMA.kv_features, LLAMA.ffn_hidden
     statistics = 4 * 512 * LLAMA.heads
     assert _kept(layer, Recompute("per-op")) == 2 * 512 * (3 * h + kv + f) + statistics
-    items = block_backward(layer, _sharding(), recompute=Recompute("per-op"))
+    items = block_backward(
+        layer, _sharding(), again=repeats(layer, _sharding(), Recompute("per-op"))
+    )
     names = _again(items)
     assert names == [
         "norm1",
@@ -126,18 +121,22 @@ def test_per_op_keeps_every_odd_product_of_a_llama_layer() -> None:
         "fc1",
         "activation",
     ]
-    products = [one.operator for one in items if isinstance(one, Compute) and one.recompute]
+    products = [one.operator for one in items if isinstance(one, Compute) and one.repeated]
     assert [one.n for one in products if one.n] == [kv, h, f]
     assert sum(one.flops for one in products) == 2 * 512 * h * (kv + h + f)
 
 
 def test_per_op_gathers_again_but_sums_nothing_again() -> None:
     """tp 4 with sequence parallelism: both gathers of the forward run again, no reduce-scatter."""
-    items = block_backward(_layer("llama"), _sharding(tp=4), recompute=Recompute("per-op"))
+    items = block_backward(
+        _layer("llama"),
+        _sharding(tp=4),
+        again=repeats(_layer("llama"), _sharding(tp=4), Recompute("per-op")),
+    )
     sent = [
         one.kind
         for one in items
-        if not isinstance(one, Compute) and getattr(one, "recompute", False)
+        if not isinstance(one, Compute) and getattr(one, "repeated", False)
     ]
     assert sent == ["all_gather", "all_gather"]
 
@@ -146,8 +145,8 @@ def test_per_op_gathers_again_but_sums_nothing_again() -> None:
 def test_full_runs_the_forward_again(name: str) -> None:
     """Full recomputation of a layer is its forward once more, then the plain backward."""
     layer, sharding = _layer(name), _sharding(tp=4)
-    full = block_backward(layer, sharding, recompute=Recompute("full"))
-    plain = block_backward(layer, sharding, recompute=NOTHING)
+    full = block_backward(layer, sharding, again=repeats(layer, sharding, Recompute("full")))
+    plain = block_backward(layer, sharding, again=repeats(layer, sharding, NOTHING))
     assert len(full) == len(plain) + len(block_forward(layer, sharding))
     assert full[-len(plain) :] == plain
 

@@ -23,7 +23,6 @@ from mpsim.parallel import (
     GroupShape,
     Item,
     Mesh,
-    Recompute,
     Routing,
     Sharding,
     block_backward,
@@ -31,6 +30,7 @@ from mpsim.parallel import (
     spread,
 )
 from mpsim.training import build_program
+from mpsim.training.recompute import Recompute, repeats
 from mpsim.workload import Expansion, Experts, Lowering, expand_layer, model
 from tests.plans import small_plan
 
@@ -96,7 +96,7 @@ def _expansion(kind: str, context: int) -> Expansion:
 def _items(layout: Layout) -> list[Item]:
     layer = _expansion("moe" if layout.experts else "dense", layout.sharding.cp)
     return block_forward(layer, layout.sharding) + block_backward(
-        layer, layout.sharding, recompute=Recompute(layout.recompute)
+        layer, layout.sharding, again=repeats(layer, layout.sharding, Recompute(layout.recompute))
     )
 
 

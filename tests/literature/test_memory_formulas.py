@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mpsim.parallel import Recompute
 from mpsim.training.memory import held_by_rank, kept_by_stage, model_states
 from mpsim.training.plan import Plan
+from mpsim.training.recompute import Recompute
 from tests.plans import small_plan
 
 

@@ -12,12 +12,12 @@ from mpsim.parallel import (
     Communication,
     Compute,
     Item,
-    Recompute,
     Sharding,
     Waits,
     block_backward,
     block_forward,
 )
+from mpsim.training.recompute import Recompute, repeats
 from mpsim.workload import Expansion, Lowering, Operator, expand_layer, model
 
 GPT = model("gpt-7.5b")  # 32 heads of 128
@@ -150,11 +150,13 @@ def test_hierarchical_exchange_is_ulysses_inside_and_a_ring_across() -> None:
 def test_recomputing_the_core_exchanges_again() -> None:
     """Selective recomputation repeats the forward ring before the backward one."""
     items = block_backward(
-        _layer(), _sharding(ContextExchange.RING), recompute=Recompute("selective")
+        _layer(),
+        _sharding(ContextExchange.RING),
+        again=repeats(_layer(), _sharding(ContextExchange.RING), Recompute("selective")),
     )
     sent = _exchanges(items)
-    assert [one.recompute for one in sent] == [True] * 3 + [False] * 4
-    assert [one.recompute for one in _attention(items)] == [True] * 4 + [False] * 4
+    assert [one.repeated for one in sent] == [True] * 3 + [False] * 4
+    assert [one.repeated for one in _attention(items)] == [True] * 4 + [False] * 4
 
 
 def test_a_ring_of_unfused_kernels_is_refused() -> None:

@@ -9,13 +9,13 @@ from mpsim.parallel import (
     Communication,
     Compute,
     Item,
-    Recompute,
     Sharding,
     Waits,
     block_backward,
     block_forward,
     shard,
 )
+from mpsim.training.recompute import Recompute, repeats
 from mpsim.workload import (
     Casting,
     Expansion,
@@ -99,7 +99,7 @@ def test_hidden_input_gradients_wait_differently_but_move_the_same_bytes() -> No
             (one.kind, one.size) for one in hidden
         )
         assert {one.waits for one in plain} == {Waits.ALL}
-        assert Waits.INPUT_GRADIENT in {one.waits for one in hidden}
+        assert Waits.NOT_WEIGHTS in {one.waits for one in hidden}
 
 
 def test_one_rank_alone_communicates_nothing() -> None:
@@ -111,15 +111,17 @@ def test_one_rank_alone_communicates_nothing() -> None:
 def test_full_recomputation_repeats_the_forward_with_its_collectives() -> None:
     """The forward's items, marked, then the plain backward."""
     forward, plain = block_forward(LAYER, _sharding()), block_backward(LAYER, _sharding())
-    full = block_backward(LAYER, _sharding(), recompute=Recompute("full"))
+    full = block_backward(LAYER, _sharding(), again=repeats(LAYER, _sharding(), Recompute("full")))
     assert _tokens(full) == _tokens(forward) + _tokens(plain)
-    assert all(one.recompute for one in full[: len(forward)])
+    assert all(one.repeated for one in full[: len(forward)])
 
 
 def test_selective_recomputation_repeats_only_the_attention_core() -> None:
     """Scores, softmax, dropout and context run again just before their gradients, without communication."""
-    items = block_backward(LAYER, _sharding(), recompute=Recompute("selective"))
-    again = [one for one in items if one.recompute]
+    items = block_backward(
+        LAYER, _sharding(), again=repeats(LAYER, _sharding(), Recompute("selective"))
+    )
+    again = [one for one in items if one.repeated]
     assert [one.operator.name for one in again if isinstance(one, Compute)] == [
         "scores",
         "softmax",

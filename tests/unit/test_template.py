@@ -68,7 +68,7 @@ def test_a_reduction_hides_behind_the_weight_gradient() -> None:
     """Input gradient 3, its reduction 5, weight gradient 4 beside it, next kernel 2: 3 + 5 + 2, 1 exposed."""
     items = [
         _kernel("i", 3, Phase.INPUT_GRADIENT),
-        _collective(5, Waits.INPUT_GRADIENT),
+        _collective(5, Waits.NOT_WEIGHTS),
         _kernel("w", 4, Phase.WEIGHT_GRADIENT),
         _kernel("j", 2, Phase.INPUT_GRADIENT),
     ]
@@ -79,7 +79,7 @@ def test_a_reduction_hides_behind_the_weight_gradient() -> None:
 def test_a_gather_for_the_weight_gradient_does_not_hold_up_the_input_gradient() -> None:
     """Gather 5 beside input gradient 3; the weight gradient waits for the other 2."""
     items = [
-        _collective(5, Waits.WEIGHT_GRADIENT),
+        _collective(5, Waits.NEXT_WEIGHT),
         _kernel("i", 3, Phase.INPUT_GRADIENT),
         _kernel("w", 4, Phase.WEIGHT_GRADIENT),
     ]
@@ -89,7 +89,7 @@ def test_a_gather_for_the_weight_gradient_does_not_hold_up_the_input_gradient() 
 
 def test_a_block_ends_when_everything_in_it_has() -> None:
     """A collective that nobody waits for still ends the block."""
-    block = evaluate_block("b", [_kernel("a", 1), _collective(6, Waits.INPUT_GRADIENT)], _Costs())
+    block = evaluate_block("b", [_kernel("a", 1), _collective(6, Waits.NOT_WEIGHTS)], _Costs())
     assert _us(block) == {"forward": 1.0, "exposed_tp": 6.0}
     assert exits(block).tolist() == [0, 1]
 

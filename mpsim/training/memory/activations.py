@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import NOTHING, Recompute, Rerun, Sharding, Stage, rerun, shard
+from mpsim.parallel import Sharding, Stage, shard
 from mpsim.schedule import Action
 from mpsim.training.plan import Plan
+from mpsim.training.recompute import NOTHING, Recompute, Rerun, rerun
 from mpsim.workload import Expansion, Module, Operator, OperatorKind, Phase, Role
 
 __all__ = ["Held", "Kept", "held_by_rank", "kept_by_part", "kept_by_stage"]

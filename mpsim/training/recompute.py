@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
-from mpsim.parallel.shard import reshaped
+from mpsim.parallel import Repeat, Sharding, reshaped
 from mpsim.workload import Expansion, Module, Operator, OperatorKind, Role, Split
 
-__all__ = ["MODULES", "NOTHING", "Again", "Recompute", "Rerun", "rerun"]
+__all__ = ["MODULES", "NOTHING", "Recompute", "Rerun", "repeats", "rerun"]
 
 NONE, SELECTIVE, FULL, PER_OP = "none", "selective", "full", "per-op"
 Bytes = tuple[float, float]  # kept until the input gradient, until the weight gradient
@@ -80,38 +80,19 @@ NOTHING: Final = Recompute()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Again:
-    """Kernels that run again together.
-
-    Parameters
-    ----------
-    operators : tuple of Operator
-        Of the forward, in order.
-    before : set of (Module, Role)
-        Places of forward operators: the first gradient in any of them waits for it.
-    late : bool
-        Whether they run when the gradient has arrived at the rank that computes it, not before it is sent there.
-    """
-
-    operators: tuple[Operator, ...]
-    before: frozenset[Place]
-    late: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Rerun:
     """What recomputation does to one layer.
 
     Parameters
     ----------
-    parts : tuple of Again
+    parts : tuple of Repeat
     kept : mapping of (Module, Role) to (float, float)
         Bytes of forward operators that keep others than they report, by their place: until the input gradient, until the weight gradient [B].
     together : bool
         Whether all that was not kept is alive at once while the layer is differentiated, not one half of the layer after the other.
     """
 
-    parts: tuple[Again, ...] = ()
+    parts: tuple[Repeat, ...] = ()
     kept: Mapping[Place, Bytes] = dataclasses.field(default_factory=dict)
     together: bool = False
 
@@ -146,18 +127,23 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
         again = expansion.forward
         if recompute.stops_early or recompute.prunes:
             again = _until_read(again, prunes=recompute.prunes)
-        return Rerun((Again(again, _places(expansion.forward)),), together=True)
+        return Rerun((Repeat(again, _places(expansion.forward)),), together=True)
     if recompute.granularity == PER_OP:
         return _per_op(expansion, divided=divided)
     if recompute.granularity == NONE:
         return Rerun()
-    parts: list[Again] = []
+    parts: list[Repeat] = []
     kept: dict[Place, Bytes] = {}
     for module in recompute.modules:
         for part, more in MODULES[module](expansion):
             parts.append(part)
             kept.update(_less(kept, more))
     return Rerun(tuple(_distinct(parts)), kept)
+
+
+def repeats(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> tuple[Repeat, ...]:
+    """Kernels that a layer on one rank runs again in its backward."""
+    return rerun(expansion, recompute, divided=sharding.tp > 1).parts
 
 
 def _until_read(operators: tuple[Operator, ...], *, prunes: bool) -> tuple[Operator, ...]:
@@ -182,7 +168,7 @@ def _less(known: Mapping[Place, Bytes], more: Mapping[Place, Bytes]) -> dict[Pla
     }
 
 
-def _distinct(parts: list[Again]) -> Iterator[Again]:
+def _distinct(parts: list[Repeat]) -> Iterator[Repeat]:
     """Leave out what another part runs again anyway."""
     sets = [_places(one.operators) for one in parts]
     for place, one in enumerate(parts):
@@ -197,7 +183,7 @@ def _distinct(parts: list[Again]) -> Iterator[Again]:
 
 # --- modules ---------------------------------------------------------------------------------------------------------------------
 
-Rule = Callable[[Expansion], Iterator[tuple[Again, dict[Place, Bytes]]]]
+Rule = Callable[[Expansion], Iterator[tuple[Repeat, dict[Place, Bytes]]]]
 _MLP: Final = frozenset(
     {Role.UP, Role.BIAS, Role.ACTIVATION, Role.GATE, Role.GATE_TIMES_UP, Role.DOWN}
 )
@@ -207,31 +193,31 @@ _LATENT: Final = frozenset(
 _RESIDUAL: Final = frozenset({Role.BIAS_DROPOUT_ADD, Role.RESIDUAL_ADD, Role.POST_NORM})
 
 
-def _core_attention(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+def _core_attention(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
     for module in (Module.CROSS_ATTENTION, Module.ATTENTION):
         core = [one for one in _inside(expansion, module) if one.in_attention_core]
         if core:
             yield _checkpoint(core)
 
 
-def _plain_mlp(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+def _plain_mlp(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
     inside = [one for one in _inside(expansion, Module.MLP) if one.role in _MLP]
     if inside and not _routes(expansion):
         yield _checkpoint(inside)
 
 
-def _experts(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+def _experts(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
     if _routes(expansion):
         yield _checkpoint(_inside(expansion, Module.EXPERTS, Module.SHARED_EXPERTS))
 
 
-def _shared_experts(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+def _shared_experts(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
     shared = _inside(expansion, Module.SHARED_EXPERTS)
     if inside := [one for one in shared if one.role is not Role.EXPERT_SUM]:
         yield _checkpoint(inside)
 
 
-def _expert_activation(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+def _expert_activation(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
     experts = _inside(expansion, Module.EXPERTS)
     inside = [one for one in experts if one.role in _MLP - {Role.UP, Role.DOWN}]
     if not inside:
@@ -239,10 +225,10 @@ def _expert_activation(expansion: Expansion) -> Iterator[tuple[Again, dict[Place
     (down,) = (one for one in experts if one.role is Role.DOWN and not one.is_cast)
     casts = (one for one in experts if one.role is Role.DOWN and one.is_cast)
     kept = {one.place: (0.0, 0.0) for one in inside} | {down.place: (down.saved, 0.0)}
-    yield Again((*inside, *casts), frozenset({down.place}), late=True), kept
+    yield Repeat((*inside, *casts), frozenset({down.place}), late=True), kept
 
 
-def _layer_norms(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+def _layer_norms(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
     latent = any(one.role is Role.KEY_VALUE_DOWN for one in expansion.forward)
     routes = _routes(expansion)
     for module, stands_alone in ((Module.ATTENTION, latent), (Module.MLP, routes)):
@@ -252,10 +238,10 @@ def _layer_norms(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Byte
         at = places.index((module, Role.NORM))
         norm, behind = expansion.forward[at], expansion.forward[at + 1 :]
         half = _places(behind[: _end_of_half(behind)])
-        yield Again((norm,), half), {norm.place: (norm.saved, 0.0)}
+        yield Repeat((norm,), half), {norm.place: (norm.saved, 0.0)}
 
 
-def _latent_projections(expansion: Expansion) -> Iterator[tuple[Again, dict[Place, Bytes]]]:
+def _latent_projections(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
     inside = [one for one in expansion.forward if one.role in _LATENT]
     if not any(one.role is Role.KEY_VALUE_UP for one in inside):
         return
@@ -265,7 +251,7 @@ def _latent_projections(expansion: Expansion) -> Iterator[tuple[Again, dict[Plac
         for one in inside
         if not one.is_cast
     }
-    yield Again(tuple(inside), core), kept
+    yield Repeat(tuple(inside), core), kept
 
 
 MODULES: Final[Mapping[str, Rule]] = {
@@ -280,8 +266,8 @@ MODULES: Final[Mapping[str, Rule]] = {
 """Rules of selective recomputation: what each module runs again in a layer, nothing where the layer has no such module."""
 
 
-def _checkpoint(inside: Collection[Operator]) -> tuple[Again, dict[Place, Bytes]]:
-    return Again(tuple(inside), _places(inside)), {one.place: (0.0, 0.0) for one in inside}
+def _checkpoint(inside: Collection[Operator]) -> tuple[Repeat, dict[Place, Bytes]]:
+    return Repeat(tuple(inside), _places(inside)), {one.place: (0.0, 0.0) for one in inside}
 
 
 def _inside(expansion: Expansion, *modules: Module) -> list[Operator]:
@@ -334,7 +320,7 @@ def _per_op(expansion: Expansion, *, divided: bool) -> Rerun:
     kept[first.place] = (first.saved, 0.0)  # the input of the layer
     if divided:  # what the sum behind the attention returned stands in for its residual
         kept[_SECOND_NORM] = (by_place[_SECOND_NORM].saved, 0.0)
-    part = Again(tuple(again), _places(expansion.forward))
+    part = Repeat(tuple(again), _places(expansion.forward))
     return Rerun((part,), kept, together=True)
 
 
