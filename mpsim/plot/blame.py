@@ -17,8 +17,6 @@ from mpsim.plot.display import Display, thin
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mpsim.study.blame import Blame
-
 __all__ = ["BlameDisplay"]
 
 _MOST = 32  # rows and columns; beyond, those with most
@@ -45,14 +43,22 @@ class BlameDisplay(Display):
             )
 
     @classmethod
-    def from_blame(cls, blame: Blame) -> BlameDisplay:
-        """The causes and sufferers with most waiting, in the order of ranks."""
-        matrix = blame.matrix
+    def with_most(
+        cls, causes: Sequence[str], sufferers: Sequence[str], matrix: NDArray[np.float64]
+    ) -> BlameDisplay:
+        """Show the causes and sufferers with most waiting, in the order of ranks.
+
+        Parameters
+        ----------
+        causes, sufferers : sequence of str
+        matrix : float64[C, S]
+            See `mpsim.study.Blame.matrix` [s].
+        """
         rows = np.sort(np.argsort(-np.abs(matrix).sum(axis=1), kind="stable")[:_MOST])
         columns = np.sort(np.argsort(-np.abs(matrix).sum(axis=0), kind="stable")[:_MOST])
         return cls(
-            [blame.causes[one] for one in rows],
-            [blame.names[one] for one in columns],
+            [causes[row] for row in rows],
+            [sufferers[column] for column in columns],
             matrix[np.ix_(rows, columns)],
         )
 

@@ -16,7 +16,7 @@ from mpsim.errors import ScenarioError
 from mpsim.plot.palette import COMMUNICATION, EVENTS, LABELS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes  # noqa: PLC0414 # studies name it too
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

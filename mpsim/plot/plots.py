@@ -24,7 +24,7 @@ __all__ = ["Plots"]
 
 
 class Plots:
-    """What ``result.plot`` offers; every method draws and returns a Display.
+    """Pictures that ``result.plot`` offers; every method draws and returns a Display.
 
     Parameters
     ----------
@@ -65,7 +65,8 @@ class Plots:
 
     def blame(self, ax: Axes | None = None) -> BlameDisplay:
         """Draw who waited for whom because of it, under the scenario's ``variation:``."""
-        return BlameDisplay.from_blame(self._result.variation.blame).plot(ax)
+        blame = self._result.variation.blame
+        return BlameDisplay.with_most(blame.causes, blame.names, blame.matrix).plot(ax)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG, which is made if need be; return the files."""

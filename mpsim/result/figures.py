@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,7 @@ from mpsim.cost import Constant, Status, device_power
 from mpsim.hardware import SCALED_FORMATS, Accelerator, recalled
 from mpsim.parallel import AXIS_NAMES
 from mpsim.program import TICK
-
-if TYPE_CHECKING:
-    from mpsim.result.result import Result
+from mpsim.result.result import Result
 
 __all__ = [
     "calibration",

@@ -18,9 +18,8 @@ from mpsim.simulate import Prepared
 from mpsim.study.parameters import parameters
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from mpsim.plot import SensitivityDisplay
+    from mpsim.plot.display import Axes
 
 __all__ = ["Elasticity", "Sensitivity", "measure_sensitivity"]
 

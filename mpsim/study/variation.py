@@ -95,7 +95,8 @@ class VariedSteps:
         """Draw who waited for whom."""
         from mpsim.plot.blame import BlameDisplay
 
-        return BlameDisplay.from_blame(self.blame).plot()
+        blame = self.blame
+        return BlameDisplay.with_most(blame.causes, blame.names, blame.matrix).plot()
 
     def __repr__(self) -> str:
         worst = ", ".join(f"{name} {seconds:.3g}" for name, seconds in self.blame.worst(3))
