@@ -262,6 +262,16 @@ def _as_template(name: str, block: _Block) -> Template:
     )
 
 
+def total(templates: Sequence[Template]) -> Template:
+    """A template that takes and sends as much as several, one after the other, without the kernels inside."""
+    return dataclasses.replace(
+        templates[0],
+        parts=np.sum([template.parts for template in templates], axis=0),
+        up_bytes=np.array([sum(template.up_bytes.sum() for template in templates)]),
+        out_bytes=np.array([sum(template.out_bytes.sum() for template in templates)]),
+    )
+
+
 def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
     """Lay blocks end to end: each starts when the one before it has ended on every stream.
 

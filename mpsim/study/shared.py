@@ -7,13 +7,13 @@ time too, they share every template, and only what crosses the links that differ
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from mpsim.parallel import Communication, Item, Waits
-from mpsim.program.program import Program, Template
+from mpsim.program.program import Program
 from mpsim.result import Memory
 from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program
@@ -87,16 +87,17 @@ class _Kind:
         answers = self._answers(costs)
         if answers in self._known:
             self._known.move_to_end(answers)
-            blocks, other = self._known[answers]
-            evaluated, kernels = blocks.evaluated, costs.kernels
+            blocks, questions, other = self._known[answers]
+            timed, kernels = questions.timed, costs.kernels
             costs.kernels = other.kernels
             program = build_program(plan, costs, blocks=blocks)
-            if blocks.evaluated == evaluated:
+            if questions.timed == timed:
                 return program
             costs.kernels = kernels  # it has blocks that the other had not
-        own = _Noting(plan, costs, self._asked)
+        questions = _Questions(self._asked)
+        own = Blocks(plan, costs, watch=questions)
         program = build_program(plan, costs, blocks=own)
-        self._known[self._answers(costs)] = own, costs
+        self._known[self._answers(costs)] = own, questions, costs
         _trim(self._known)
         return program
 
@@ -107,24 +108,18 @@ class _Kind:
         return (self._name, costs.alike.tobytes(), *stages, *answers)
 
 
-class _Noting(Blocks):
-    """Blocks that note what they ask of links, and how many they have evaluated."""
+class _Questions:
+    """What blocks ask of links, and how many they have timed; see `Blocks`."""
 
-    def __init__(
-        self, plan: Plan, costs: PlanCosts, asked: dict[tuple[object, Communication], None]
-    ) -> None:
-        super().__init__(plan, costs)
+    def __init__(self, asked: dict[tuple[object, Communication], None]) -> None:
         self._asked = asked
-        self.evaluated = 0
+        self.timed = 0
 
-    def _timed(
-        self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool
-    ) -> Template:
-        self.evaluated += 1
-        for one in items:
-            if isinstance(one, Communication):
-                self._asked[costs.key, _question(one)] = None
-        return super()._timed(name, items, costs, launches, is_layer=is_layer)
+    def __call__(self, costs: StageCosts, items: Sequence[Item]) -> None:
+        self.timed += 1
+        for item in items:
+            if isinstance(item, Communication):
+                self._asked[costs.key, _question(item)] = None
 
 
 def _question(item: Communication) -> Communication:
@@ -134,7 +129,7 @@ def _question(item: Communication) -> Communication:
     )
 
 
-Known: TypeAlias = OrderedDict[Answers, tuple[_Noting, PlanCosts]]
+Known: TypeAlias = OrderedDict[Answers, tuple[Blocks, _Questions, PlanCosts]]
 
 
 def _trim(kept: OrderedDict[K, V]) -> None:

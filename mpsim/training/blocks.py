@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mpsim.parallel import (
     Communication,
@@ -18,7 +18,7 @@ from mpsim.parallel import (
     repeated,
 )
 from mpsim.program.program import Template
-from mpsim.program.template import concatenate, evaluate_block
+from mpsim.program.template import concatenate, evaluate_block, total
 from mpsim.schedule import Action
 from mpsim.training.costs import PlanCosts, StageCosts
 from mpsim.training.plan import Plan
@@ -64,9 +64,22 @@ class Blocks:
     costs : PlanCosts
     like : Blocks, optional
         Of a plan with the same model, microbatch, recomputation, and tensor, sequence, context and expert parallelism: its templates serve here too.
+    sums : bool
+        Whether rows of blocks are sums: the time of an action without the kernels inside, which is all that a step time needs.
+    watch : callable, optional
+        Called with the costs and items of every template that is timed.
     """
 
-    def __init__(self, plan: Plan, costs: PlanCosts, *, like: Blocks | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        costs: PlanCosts,
+        *,
+        like: Blocks | None = None,
+        sums: bool = False,
+        watch: Callable[[StageCosts, Sequence[Item]], None] | None = None,
+    ) -> None:
+        self._sums, self._watch = sums, watch
         self._plan = plan
         self._costs = costs
         self._expansions: Mapping[str, Expansion] = like._expansions if like else self._cast()
@@ -276,6 +289,8 @@ class Blocks:
     def _timed(
         self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool
     ) -> Template:
+        if self._watch is not None:
+            self._watch(costs, items)
         host = self._plan.layout.framework.host
         if is_layer and host.layer_synchronizations:
             items = [*items, Synchronization(host.layer_synchronizations)]
@@ -335,7 +350,12 @@ class Blocks:
         return each * sum(isinstance(one, Communication) for one in items)
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
-        """Lay blocks end to end; equal rows of blocks share one template."""
+        """Lay blocks end to end, or sum them; equal rows of blocks share one template."""
+        if self._sums:
+            summed = (action, *(block.template for block in blocks))
+            if summed not in self._joined:
+                self._joined[summed] = total([block.template for block in blocks])
+            return self._joined[summed]
         key = (action, *((one.layer, one.template) for one in blocks))
         if key not in self._joined:
             layers = sum(one.layer >= 0 for one in blocks)

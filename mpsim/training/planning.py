@@ -2,20 +2,87 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 
 from mpsim.errors import Problem, ScenarioError, ScheduleError
-from mpsim.framework import ExpertOverlap
+from mpsim.framework import ExpertOverlap, Framework
 from mpsim.hardware import Cluster
 from mpsim.parallel import Layout, Mesh, Stage, partition_layers, placed_stages
 from mpsim.scenario import Scenario, check
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
 from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.recompute import Recompute
+from mpsim.workload import Transformer
 
-__all__ = ["make_plan"]
+__all__ = ["Division", "make_plan", "place_layers", "runs_beside", "step_orders"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Division:
+    """How the layers of a model are divided among stages; see `mpsim.parallel.partition_layers`.
+
+    Parameters
+    ----------
+    given : tuple of int, optional
+        Layers of each stage.
+    embedding_counts, loss_counts : bool
+        Whether embedding and head take the place of a layer.
+    """
+
+    given: tuple[int, ...] | None = None
+    embedding_counts: bool = False
+    loss_counts: bool = False
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Division:
+        """The division that a scenario asks for."""
+        parallelism = scenario.parallelism
+        given = parallelism.layers_per_stage
+        return cls(
+            None if given is None else tuple(given),
+            parallelism.embedding_counts_as_layer,
+            parallelism.loss_counts_as_layer,
+        )
+
+
+def place_layers(layers: int, orders: Orders, division: Division) -> tuple[Stage, ...]:
+    """Divide layers among the stages of an order, each on its pipeline rank."""
+    parts = partition_layers(
+        layers,
+        int(orders.model_stage.max()) + 1,
+        given=division.given,
+        embedding_counts=division.embedding_counts,
+        loss_counts=division.loss_counts,
+    )
+    return placed_stages(parts, orders.model_stage.tolist(), orders.stage_rank.tolist())
+
+
+def step_orders(
+    schedule: str, *, pp: int, microbatches: int, virtual_stages: int | None, beside: bool
+) -> Orders:
+    """Orders of actions of every pipeline rank in one step.
+
+    Parameters
+    ----------
+    schedule : str
+        Name or file.
+    pp, microbatches : int
+    virtual_stages : int, optional
+    beside : bool
+        Whether forwards run beside backwards, in blocks; see `runs_beside`.
+    """
+    orders = make_orders(schedule, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    if beside and not orders.fused.any():
+        orders = forwards_beside_backwards(orders)
+    return orders.validate()
+
+
+def runs_beside(framework: Framework, model: Transformer) -> bool:
+    """Whether the framework makes blocks of forwards and backwards, to hide exchanges of experts."""
+    return framework.experts.expert_overlap is ExpertOverlap.MICROBATCH and model.moe is not None
 
 
 def make_plan(scenario: Scenario) -> Plan:
@@ -131,18 +198,10 @@ def _recompute(scenario: Scenario) -> Recompute:
 
 
 def _stages(scenario: Scenario, orders: Orders) -> tuple[Stage, ...]:
-    parallelism = scenario.parallelism
     try:
-        parts = partition_layers(
-            scenario.transformer.layers,
-            int(orders.model_stage.max()) + 1,
-            given=parallelism.layers_per_stage,
-            embedding_counts=parallelism.embedding_counts_as_layer,
-            loss_counts=parallelism.loss_counts_as_layer,
-        )
+        return place_layers(scenario.transformer.layers, orders, Division.of(scenario))
     except ScenarioError as error:
         raise ScenarioError(scenario.locate(error.problems)) from None
-    return placed_stages(parts, orders.model_stage.tolist(), orders.stage_rank.tolist())
 
 
 def _orders(scenario: Scenario, microbatches: int) -> Orders:
@@ -152,25 +211,17 @@ def _orders(scenario: Scenario, microbatches: int) -> Orders:
         if schedule.file is not None:
             name = str(Path(scenario.source.file).parent / schedule.file)
         assert name is not None, "the schema wants a name or a file"
-        orders = make_orders(
+        orders = step_orders(
             name,
             pp=scenario.parallelism.pp,
             microbatches=microbatches,
             virtual_stages=scenario.virtual_stages,
+            beside=runs_beside(scenario.software, scenario.transformer),
         )
-        if _runs_beside(scenario) and not orders.fused.any():
-            orders = forwards_beside_backwards(orders)
-        orders.validate()
         _check_trains(orders, microbatches)
     except ScheduleError as error:
         raise ScenarioError(scenario.locate([Problem(str(error), key="schedule")])) from None
     return orders
-
-
-def _runs_beside(scenario: Scenario) -> bool:
-    """Whether the framework makes blocks of forwards and backwards, to hide exchanges of experts."""
-    beside = scenario.software.experts.expert_overlap is ExpertOverlap.MICROBATCH
-    return beside and scenario.transformer.moe is not None
 
 
 def _check_trains(orders: Orders, microbatches: int) -> None:

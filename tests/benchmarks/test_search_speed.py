@@ -15,7 +15,7 @@ import simpy
 import mpsim
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
-from mpsim.study.search.flight import _flight, _orders
+from mpsim.study.search.order import _flight, _orders
 from mpsim.study.search.space import Space
 from mpsim.training.planning import make_plan
 
@@ -96,7 +96,7 @@ def test_exact_step_times_of_the_most_promising(gpt3, clear):
     space = Space(gpt3, {})
     layouts = [one for frame in space.frames() for one in space.layouts(frame)]
     bounder = Bounder(make_plan(gpt3.with_values(layouts[0].values())))
-    timer = Timer(bounder)
+    timer = Timer(bounder, gpt3)
     chosen = [
         one
         for one in layouts

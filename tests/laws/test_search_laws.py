@@ -14,9 +14,9 @@ from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
-from mpsim.study.search.flight import Flight, Order
+from mpsim.study.search.order import Order
 from mpsim.study.search.space import AXES, Space
-from mpsim.training.memory import account_memory
+from mpsim.training.memory import Flight, account_memory
 from mpsim.training.planning import make_plan
 
 DENSE = {
@@ -78,7 +78,7 @@ def test_what_is_known_before_is_what_simulating_says(name):
         known[layout] = varied, plan
     _, plan = next(iter(known.values()))
     bounder = Bounder(plan)
-    timer = Timer(bounder)
+    timer = Timer(bounder, scenario)
     assert len(known) >= 5
     for layout, (varied, plan) in known.items():
         assert bounder.order(layout).runs()
@@ -200,3 +200,19 @@ def test_few_rounds_show_every_moment_of_many(schedule, chunks, pp):
     assert np.array_equal(short.for_input, whole.for_input)
     assert np.array_equal(short.for_weight, whole.for_weight)
     assert np.array_equal(short.stage, whole.stage)
+
+
+@pytest.mark.parametrize(
+    "simulation", [{"network": "flow"}, {"interference": True}], ids=["flow", "interference"]
+)
+def test_a_search_times_layouts_as_they_run(simulation):
+    """Where rates change while a step runs, the ranked times are those of whole simulations, not of a replay."""
+    small = {"preset": "llama2-7b", "layers": 4}
+    scenario = Scenario.from_mapping({**DENSE, "model": small, "simulation": simulation})
+    over = {"parallelism.tp": [2, 4], "parallelism.pp": [2, 4], "parallelism.zero": [1]}
+    over |= {"training.micro_batch": [1], "schedule.name": ["1f1b"], "training.recompute": ["none"]}
+    found = mpsim.search(scenario, over, top=2)
+    assert found.leaders
+    for leader in found.leaders:
+        assert leader.summary["step_time_s"] == leader.step_time_s
+        assert leader.bound_s <= leader.step_time_s

@@ -21,19 +21,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import run
-from mpsim.framework import ExpertOverlap
-from mpsim.parallel import Mesh, Stage, partition_layers, placed_stages
+from mpsim.parallel import Mesh
 from mpsim.program import Rows, Stream
 from mpsim.program.program import TICK
 from mpsim.program.template import ticks
 from mpsim.schedule import Action, Orders
 from mpsim.study.search.exposed import Exposed, StageParts
-from mpsim.study.search.flight import Order
+from mpsim.study.search.order import Order
 from mpsim.study.search.shapes import KEPT, Shape, Shapes, content, part_names, varied
 from mpsim.study.search.space import Frame, Layout
 from mpsim.training.costs import PlanCosts
-from mpsim.training.memory import buffers, gradient_scratch, memory_constants, model_states
+from mpsim.training.memory import (
+    buffers,
+    fragments,
+    gradient_scratch,
+    memory_constants,
+    model_states,
+)
 from mpsim.training.plan import Plan
+from mpsim.training.planning import Division, place_layers, runs_beside
 from mpsim.training.step_end import StepRows
 
 __all__ = ["Bounded", "Bounder"]
@@ -66,22 +72,17 @@ class Bounder:
     ----------
     plan : Plan
         Of any legal layout: all but the layout is taken from it.
-    layers_per_stage : sequence of int, optional
-    embedding_counts, loss_counts : bool
-        How layers are divided (see `mpsim.parallel.partition_layers`).
+    division : Division, optional
+        How layers are divided among stages.
     """
 
     def __init__(
         self,
         plan: Plan,
-        *,
-        layers_per_stage: Sequence[int] | None = None,
-        embedding_counts: bool = False,
-        loss_counts: bool = False,
+        division: Division | None = None,
     ) -> None:
         self._plan = plan
-        self._given = layers_per_stage
-        self._counts = {"embedding_counts": embedding_counts, "loss_counts": loss_counts}
+        self._division = division or Division()
         self.shapes = Shapes(plan)
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._steps: dict[tuple[object, ...], tuple[Floats, float]] = {}
@@ -90,13 +91,12 @@ class Bounder:
     def order(self, layout: Layout) -> Order:
         """The order of actions of a layout."""
         frame, plan = layout.frame, self._plan
-        beside = plan.layout.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
         return Order(
             frame.schedule,
             frame.pp,
             plan.global_batch // (frame.dp * layout.micro_batch),
             frame.virtual_stages,
-            beside and plan.layout.model.moe is not None,
+            runs_beside(plan.layout.framework, plan.layout.model),
         )
 
     def plan(self, layout: Layout, orders: Orders) -> Plan:
@@ -106,7 +106,7 @@ class Bounder:
             layout=dataclasses.replace(
                 self._plan.layout,
                 mesh=self._mesh(layout.frame),
-                stages=self._stages(orders),
+                stages=place_layers(self._plan.layout.model.layers, orders, self._division),
                 sequence_parallel=layout.sequence_parallel,
             ),
             orders=orders,
@@ -167,15 +167,6 @@ class Bounder:
             mesh = self._plan.layout.mesh
             self._meshes[key] = Mesh(order=mesh.order, etp=mesh.etp, **frame.degrees)
         return self._meshes[key]
-
-    def _stages(self, orders: Orders) -> tuple[Stage, ...]:
-        parts = partition_layers(
-            self._plan.layout.model.layers,
-            int(orders.model_stage.max()) + 1,
-            given=self._given,
-            **self._counts,
-        )
-        return placed_stages(parts, orders.model_stage.tolist(), orders.stage_rank.tolist())
 
 
 class _Zero(NamedTuple):
@@ -265,8 +256,8 @@ class _Around:
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, :, self._which], 1, 0), strict=True))
         peaks, collected = order.flight().peaks(by_stage)
         constants = self._bounder.constants
-        fragments = constants["fragmentation"] * (peaks - collected)
-        return peaks + fragments + constants["context"]
+        held: Floats = peaks + fragments(peaks, collected) + constants["context"]
+        return held
 
     def _seconds(
         self,

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
-from mpsim.program.program import TICK, Program, Template
-from mpsim.schedule import Action
+from mpsim.program.program import TICK, Program
+from mpsim.scenario import Scenario
+from mpsim.simulate import prepare
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.space import Layout
 from mpsim.study.together import Graphs
-from mpsim.training.blocks import Block, Blocks
+from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program
 
 __all__ = ["Timer"]
-
-
-class SummedBlocks(Blocks):
-    """Blocks whose rows are sums: the time of an action without the kernels inside."""
-
-    def join(self, action: Action, blocks: Sequence[Block]) -> Template:
-        """One template that takes and sends as much as `blocks` do; equal rows share one."""
-        key = (action, *(id(one.template) for one in blocks))
-        if key not in self._joined:
-            inside = [one.template for one in blocks]
-            self._joined[key] = dataclasses.replace(
-                inside[0],
-                parts=np.sum([one.parts for one in inside], axis=0),
-                up_bytes=np.array([sum(one.up_bytes.sum() for one in inside)]),
-                out_bytes=np.array([sum(one.out_bytes.sum() for one in inside)]),
-            )
-        return self._joined[key]
 
 
 class Timer:
@@ -42,10 +23,12 @@ class Timer:
     ----------
     bounder : Bounder
         Whose cost models and templates serve here too.
+    scenario : Scenario
+        With all but the layouts.
     """
 
-    def __init__(self, bounder: Bounder) -> None:
-        self._bounder = bounder
+    def __init__(self, bounder: Bounder, scenario: Scenario) -> None:
+        self._bounder, self._scenario = bounder, scenario
         self._graphs = Graphs()
 
     def seconds(self, layouts: Sequence[Layout]) -> list[float]:
@@ -56,6 +39,11 @@ class Timer:
         DeadlockError
             If an order cannot run.
         """
+        simulation = self._scenario.simulation
+        if simulation.network != "analytic" or simulation.interference:
+            # rates change while a step runs: each is simulated by itself
+            scenarios = [self._scenario.with_values(layout.values()) for layout in layouts]
+            return [prepare(scenario).timeline().step_time_s for scenario in scenarios]
         programs = [self._program(one) for one in layouts]
         return [span * TICK for span in self._graphs.makespans(programs)]
 
@@ -63,5 +51,5 @@ class Timer:
         plan = self._bounder.plan(layout, self._bounder.order(layout).orders())
         shapes = self._bounder.shapes
         costs = shapes.costs(plan)
-        blocks = SummedBlocks(plan, costs, like=shapes.blocks(plan, costs))
+        blocks = Blocks(plan, costs, like=shapes.blocks(plan, costs), sums=True)
         return build_program(plan, costs, blocks=blocks)

@@ -17,7 +17,7 @@ import numpy as np
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
-from mpsim.simulate import simulate
+from mpsim.simulate import resolve, simulate
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
@@ -25,7 +25,7 @@ from mpsim.study.search.limits import Clock, Limits
 from mpsim.study.search.machine import price_per_hour
 from mpsim.study.search.outcome import OBJECTIVES, Found, Search
 from mpsim.study.search.space import Layout, Space, defaults, split_axes
-from mpsim.training.planning import make_plan
+from mpsim.training.planning import Division
 
 __all__ = ["search"]
 
@@ -118,6 +118,7 @@ def search(
 class _Machine:
     """One combination of keys that are no axes: a scenario with its bounds and its timer."""
 
+    number: int
     scenario: Scenario
     values: Mapping[str, object]
     bounder: Bounder
@@ -176,6 +177,7 @@ class _Run:
         self._timed: list[tuple[_Candidate, float]] = []
         self._complete, self._interrupted = True, False
         self._refused = ""
+        self._machines = 0
 
     def search(self, over: Mapping[str, Sequence[object]]) -> Search:
         """Enumerate, bound, simulate, rank."""
@@ -244,16 +246,12 @@ class _Run:
             raise ScenarioError(
                 f"{base.hardware.accelerator.name} has no price; give cluster.price_per_hour, or search for time"
             )
-        parallelism = base.parallelism
-        plan = make_plan(base.with_values(layout.values()))
-        bounder = Bounder(
-            plan,
-            layers_per_stage=parallelism.layers_per_stage,
-            embedding_counts=parallelism.embedding_counts_as_layer,
-            loss_counts=parallelism.loss_counts_as_layer,
+        first = base.with_values(layout.values())
+        bounder = Bounder(resolve(first), Division.of(base))
+        self._machines += 1
+        return _Machine(
+            self._machines, base, values, bounder, Timer(bounder, base), first.digest, price
         )
-        digest = base.with_values(layout.values()).digest
-        return _Machine(base, values, bounder, Timer(bounder), digest, price)
 
     def _bound_frame(
         self, make: Callable[[Layout], _Machine | None], layouts: list[Layout]
@@ -282,17 +280,18 @@ class _Run:
 
     def _simulate(self) -> None:
         """Simulate candidates in the order of their bounds, as long as one could be among the best."""
-        weight = {id(one.machine): one.machine.weight(self._objective) for one in self._candidates}
-        scores = np.array([one.bound * weight[id(one.machine)] for one in self._candidates])
+        machines = {one.machine.number: one.machine for one in self._candidates}
+        weight = {number: one.weight(self._objective) for number, one in machines.items()}
+        scores = np.array([one.bound * weight[one.machine.number] for one in self._candidates])
         waiting = [self._candidates[i] for i in np.argsort(scores, kind="stable").tolist()]
         size, done = int(defaults("search")["batch"]), 0
         while waiting and not self._clock.spent():
-            ranked = sorted(took * weight[id(one.machine)] for one, took in self._timed)
+            ranked = sorted(took * weight[one.machine.number] for one, took in self._timed)
             worst = ranked[self._top - 1] if len(ranked) >= self._top else float("inf")
             batch: list[_Candidate] = []
             while waiting and len(batch) < size:
                 one = waiting.pop(0)
-                if one.bound * weight[id(one.machine)] <= worst or self._may_lead(one):
+                if one.bound * weight[one.machine.number] <= worst or self._may_lead(one):
                     batch.append(one)
                 else:
                     self._counts["bound"] += 1
@@ -320,7 +319,7 @@ class _Run:
         """Simulate a batch, machine by machine; what was simulated before is not again."""
         by_machine: dict[int, list[_Candidate]] = {}
         for one in batch:
-            by_machine.setdefault(id(one.machine), []).append(one)
+            by_machine.setdefault(one.machine.number, []).append(one)
         for same in by_machine.values():
             machine = same[0].machine
             names = [name_of(machine.digest, one.values()) for one in same]

@@ -3,18 +3,22 @@
 from mpsim.training.memory.account import (
     COMPONENTS,
     account_memory,
+    fragments,
     memory_constants,
 )
 from mpsim.training.memory.activations import Held, Kept, held_by_rank, kept_by_part, kept_by_stage
 from mpsim.training.memory.curve import memory_curve
+from mpsim.training.memory.flight import Flight
 from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 
 __all__ = [
     "COMPONENTS",
+    "Flight",
     "Held",
     "Kept",
     "account_memory",
     "buffers",
+    "fragments",
     "gradient_scratch",
     "held_by_rank",
     "kept_by_part",

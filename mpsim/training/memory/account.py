@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.result.memory import Memory, join_memory
 from mpsim.schedule import Action
@@ -13,7 +14,7 @@ from mpsim.training.memory.activations import held_by_rank, kept_by_stage
 from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 from mpsim.training.plan import Plan
 
-__all__ = ["COMPONENTS", "account_memory", "memory_constants"]
+__all__ = ["COMPONENTS", "account_memory", "fragments", "memory_constants"]
 
 COMPONENTS = (
     "parameters",
@@ -57,8 +58,7 @@ def account_memory(plan: Plan) -> Memory:
         "buffers": buffers(plan) + gradient_scratch(plan),
     }
     states["gradients"] = states["gradients"] + collected
-    fragments = constants["fragmentation"] * (np.array(peak) - collected)
-    states["overhead"] = constants["context"] + fragments
+    states["overhead"] = constants["context"] + fragments(np.array(peak), collected)
     return Memory(
         components=states,
         capacities=np.array(
@@ -83,6 +83,18 @@ def _moment(plan: Plan, rank: int, action: int) -> str:
     row = int(plan.orders.rank_ptr[rank]) + action
     name = _NAMES[Action(int(plan.orders.kind[row]))]
     return f"{name} of microbatch {int(plan.orders.microbatch[row])}"
+
+
+def fragments(peaks: NDArray[np.float64], collected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Memory lost between activations that come and go [B].
+
+    Parameters
+    ----------
+    peaks, collected : float64[..., P]
+        Activations of each rank at its fullest, and the part of them that is gradients of one microbatch [B].
+    """
+    lost: NDArray[np.float64] = memory_constants()["fragmentation"] * (peaks - collected)
+    return lost
 
 
 def memory_constants() -> Mapping[str, float]:

@@ -18,7 +18,7 @@ from mpsim.training.plan import Plan
 from mpsim.training.recompute import NOTHING, Recompute, Rerun, rerun
 from mpsim.workload import Expansion, Module, Operator, OperatorKind, Phase, Role
 
-__all__ = ["Held", "Kept", "held_by_rank", "kept_by_part", "kept_by_stage"]
+__all__ = ["SIGNS", "Held", "Kept", "held_by_rank", "kept_by_part", "kept_by_stage"]
 
 _PRODUCTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 _SECOND_HALF = (Module.MLP, Role.NORM)  # where it begins
@@ -90,7 +90,7 @@ class Held:
         return int(np.argmax(self.most))
 
 
-_SIGNS = {
+SIGNS = {
     Action.F: (1, 1, 1),
     Action.B: (-1, -1, -1),
     Action.I: (-1, 0, -1),
@@ -141,7 +141,7 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     kind = orders.kind
     names = ("for_input", "for_weight", "logits", "in_layers", "in_head", "in_loss", "collected")
     table = np.array([[getattr(one, name) for name in names] for one in kept])[orders.stage]
-    change = table[:, :3] * np.array([_SIGNS[action] for action in Action], dtype=float)[kind]
+    change = table[:, :3] * np.array([SIGNS[action] for action in Action], dtype=float)[kind]
     bounds = orders.rank_ptr.tolist()
     ranks = [slice(*pair) for pair in itertools.pairwise(bounds)]
     after = np.concatenate([np.cumsum(change[rows], axis=0) for rows in ranks]).sum(axis=1)

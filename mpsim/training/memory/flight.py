@@ -9,22 +9,18 @@ What a rank holds at its fullest is the largest of a few sums over its chunks, w
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.errors import ScheduleError
-from mpsim.schedule import Action, Orders, forwards_beside_backwards, make_orders, schedule
+from mpsim.schedule import Action, Orders
+from mpsim.training.memory.activations import SIGNS
 
-__all__ = ["Flight", "Order"]
+__all__ = ["Flight"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-_HELD = {Action.F: (1, 1), Action.B: (-1, -1), Action.I: (-1, 0), Action.W: (0, -1)}
-"""What an action adds to microbatches held for input and for weight gradients."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +53,7 @@ class Flight:
         """Moments of an order, each once."""
         rank, chunk = orders.rank, orders.stage_chunk[orders.stage]
         chunks = int(orders.stage_chunk.max()) + 1
-        change = np.array([_HELD[action] for action in Action])[orders.kind]
+        change = np.array([SIGNS[action][:2] for action in Action])[orders.kind]
         levels = np.zeros((2, len(orders), chunks), dtype=np.int32)
         levels[:, np.arange(len(orders)), chunk] = change.T
         after = levels.cumsum(axis=1)
@@ -120,80 +116,3 @@ class Flight:
             axis=1,
         )
         return np.take_along_axis(most, fullest, axis=1), np.take_along_axis(own, fullest, axis=1)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Order:
-    """Which order of actions ranks follow.
-
-    Parameters
-    ----------
-    schedule : str
-    pp, microbatches : int
-    virtual_stages : int or None
-    beside : bool
-        Whether the framework makes blocks of forwards and backwards, to hide exchanges of experts.
-    """
-
-    schedule: str
-    pp: int
-    microbatches: int
-    virtual_stages: int | None
-    beside: bool = False
-
-    @property
-    def _repeats(self) -> bool:
-        """Whether the order repeats itself in the middle, so that few rounds of microbatches show all its moments."""
-        return schedule(self.schedule).rounds is not None and self.microbatches % self.pp == 0
-
-    def of(self, microbatches: int) -> Order:
-        """The same with another number of microbatches."""
-        return dataclasses.replace(self, microbatches=microbatches)
-
-    def flight(self) -> Flight:
-        """Distinct moments of the order.
-
-        Raises
-        ------
-        ScheduleError
-            If the schedule cannot run so many microbatches.
-        """
-        shortest = (schedule(self.schedule).rounds or 0) * self.pp
-        shorter = self._repeats and self.microbatches > shortest
-        return _flight(self.of(shortest) if shorter else self)
-
-    def orders(self) -> Orders:
-        """The order itself."""
-        return _orders(self)
-
-    def stage_map(self) -> Orders:
-        """An order with the same stages, of as few microbatches as there can be."""
-        return _orders(self.of(self.pp) if self._repeats else self)
-
-    def runs(self) -> bool:
-        """Whether the schedule can run so many microbatches."""
-        if self._repeats:
-            return True
-        try:
-            orders = _orders(self)
-        except ScheduleError:
-            return False
-        return not orders.forward_only and orders.microbatches == self.microbatches
-
-
-@functools.lru_cache(maxsize=4096)
-def _flight(order: Order) -> Flight:
-    return Flight.of(_orders(order))
-
-
-@functools.lru_cache(maxsize=256)
-def _orders(order: Order) -> Orders:
-    orders = make_orders(
-        order.schedule,
-        pp=order.pp,
-        microbatches=order.microbatches,
-        virtual_stages=order.virtual_stages,
-    )
-    if order.beside and not orders.fused.any():
-        orders = forwards_beside_backwards(orders)
-    return orders.validate()
