@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mpsim.cli.show_framework import AREAS
 from mpsim.framework import (
+    AREAS,
     ATTENTION_KERNELS,
     DIMENSIONS,
     UNITS,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 from mpsim.cli.options import AsJson, Plot
 from mpsim.cli.show_cost import QUESTIONS, Asked, answer
-from mpsim.cli.show_fabric import show_fabric
-from mpsim.cli.show_framework import framework_titles, show_framework
-from mpsim.cli.show_machine import show_machine
+
+if TYPE_CHECKING:
+    from mpsim.description import Description
 
 __all__ = ["show"]
 
@@ -30,24 +30,13 @@ class Catalog(enum.StrEnum):
     SCHEDULE = "schedule"
 
 
-DIMENSIONS = {
-    "peak_flops": "FLOP_RATE",
-    "memory_bytes": "BYTES",
-    "memory_bandwidth": "BANDWIDTH",
-    "bandwidth": "BANDWIDTH",
-    "latency": "TIME",
-    "switch_latency": "TIME",
-    "hop_latency": "TIME",
-    "step_overhead": "TIME",
-    "bucket_bytes": "BYTES",
-    "tdp_w": "POWER",
-    "idle_w": "POWER",
-    "power_w": "POWER",
-    "price_per_hour": "PRICE_RATE",
-}
-"""Fields that carry a unit, and which (names of `mpsim.units.Dimension`)."""
-Figure: TypeAlias = tuple[str, object, str]
-"""Dotted name, plain value, value with its unit."""
+class Noun(Protocol):
+    """Whatever says of itself what there is to show."""
+
+    def describe(self) -> Description:
+        """Its figures."""
+
+
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "kernel": ("--on", "--precision", "--attention", "--burst"),
     "collective": ("--on", "--ranks", "--burst", "--library", "--calibration"),
@@ -55,7 +44,6 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Options that a question heeds; catalogs heed none."""
 MOST = 10_000_000  # nodes or ranks: more is a slip of the keyboard
-HIDDEN = frozenset({"sources", "source", "as_of"})
 
 
 def show(
@@ -127,6 +115,8 @@ def show(
         },
     )
     if catalog == "fabric":
+        from mpsim.cli.show_cluster import show_fabric
+
         show_fabric(name, nodes=nodes, plot=plot, as_json=as_json)
         return
     if catalog in QUESTIONS:
@@ -137,22 +127,23 @@ def show(
         return
     chosen = _chosen(catalog)
     if name is not None and _is_machine(chosen, name):
+        from mpsim.cli.show_cluster import show_machine
+
         show_machine(name, as_json=as_json)
         return
     if name is None:
-        names = {one.value: list(_names(one)) for one in chosen}
+        names = {kind.value: list(_names(kind)) for kind in chosen}
         print_json(names) if as_json else _print_names(names)
         return
     if chosen == [Catalog.FRAMEWORK]:
-        show_framework(name, as_json=as_json)
+        _show_framework(name, as_json=as_json)
         return
-    kind = next((one for one in chosen if name in _names(one)), chosen[0])
-    entry = _entry(kind, name)
-    sources, figures = _sources(entry), list(_figures(entry))
+    kind = next((kind for kind in chosen if name in _names(kind)), chosen[0])
+    described = _noun(kind, name).describe()
     if as_json:
-        print_json(_plain(kind, name, figures, sources))
+        print_json(_plain(kind, name, described))
     else:
-        _print_entry(f"{kind.value} {name}", figures, sources)
+        _print_figures(f"{kind.value} {name}", described)
 
 
 def _refuse_unused(catalog: str, given: Mapping[str, object]) -> None:
@@ -177,39 +168,98 @@ def _is_machine(chosen: list[Catalog], name: str) -> bool:
 def _print_names(names: Mapping[str, list[str]]) -> None:
     from mpsim.cli.console import print_text
 
-    titles = framework_titles() if set(names) == {Catalog.FRAMEWORK.value} else {}
+    titles = _framework_titles() if set(names) == {Catalog.FRAMEWORK.value} else {}
     lines = [
-        (f"{kind}: {one}", titles.get(one, "")) for kind, known in names.items() for one in known
+        (f"{kind}: {name}", titles.get(name, "")) for kind, known in names.items() for name in known
     ]
     width = max(len(line) for line, _ in lines)
     print_text("\n".join(f"{line:{width}}  {title}".rstrip() for line, title in lines))
 
 
-def _plain(
-    kind: Catalog, name: str, figures: list[Figure], sources: Mapping[str, str]
-) -> dict[str, object]:
-    values = {key: {"value": value, "source": _source(sources, key)} for key, value, _ in figures}
-    return {
-        "catalog": kind.value,
-        "name": name,
-        "figures": values,
-        "recalled": _recalled(sources),
+def _plain(kind: Catalog, name: str, described: Description) -> dict[str, object]:
+    figures = {
+        figure.name: {"value": figure.value, "source": figure.source}
+        for figure in described.figures
     }
+    recalled = list(described.recalled)
+    return {"catalog": kind.value, "name": name, "figures": figures, "recalled": recalled}
 
 
-def _print_entry(title: str, figures: list[Figure], sources: Mapping[str, str]) -> None:
+def _print_figures(title: str, described: Description) -> None:
     """A table whose sources are numbered, and the list of them."""
     from mpsim.cli.console import print_table, print_text
 
-    cited = [_source(sources, key) for key, _, _ in figures]
-    used = list(dict.fromkeys(source for source in cited if source))
-    rows = [
-        (key, text, _mark(source, used))
-        for (key, _, text), source in zip(figures, cited, strict=True)
-    ]
+    cited = dict.fromkeys(figure.source for figure in described.figures if figure.source)
+    used = list(cited)
+    rows = [(figure.name, figure.text, _mark(figure.source, used)) for figure in described.figures]
     print_table(rows, header=("figure", "value", "source"), title=title)
     if used:
         print_text("\n".join(f"[{number}] {source}" for number, source in enumerate(used, start=1)))
+
+
+def _framework_titles() -> dict[str, str]:
+    """The text beside the name of each preset and alias."""
+    from mpsim.framework import framework, framework_aliases, framework_names
+
+    aliases = framework_aliases()
+    return {
+        name: f"= {aliases[name]}" if name in aliases else framework(name).title
+        for name in framework_names()
+    }
+
+
+def _show_framework(name: str, *, as_json: bool) -> None:
+    """Print one preset: fields by area, the scenario it suits, sources and open questions.
+
+    Raises
+    ------
+    ScenarioError
+        If the preset is unknown; it names the nearest.
+    """
+    from mpsim.cli.console import print_json, print_table, print_text
+    from mpsim.framework import AREAS, framework
+
+    software = framework(name)
+    figures = software.describe().figures
+    if as_json:
+        plain = {
+            figure.name: {
+                "value": figure.value,
+                "area": figure.area,
+                "unit": figure.unit,
+                "source": figure.source,
+            }
+            for figure in figures
+        }
+        print_json(
+            {
+                "catalog": "framework",
+                "name": software.name,
+                "title": software.title,
+                "figures": plain,
+                "suits": dict(software.suits),
+                "notes": list(software.notes),
+                "recalled": [],
+            }
+        )
+        return
+    rows = []
+    for area, group in itertools.groupby(figures, key=lambda figure: figure.area):
+        heads = itertools.chain([AREAS[area]], itertools.repeat(""))
+        rows += [
+            (head, figure.name, figure.text) for head, figure in zip(heads, group, strict=False)
+        ]
+    title = f"framework {name}: {software.title}"
+    print_table(rows, header=("area", "field", "value"), title=title)
+    print_text(f"\nread in {software.source} ({software.as_of})")
+    suits = [
+        f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in software.suits.items()
+    ]
+    if suits:
+        print_text(f"written for {', '.join(suits)} (a description: the scenario decides)")
+    for note in software.notes:
+        print_text(f"- {note}")
 
 
 def _chosen(word: str | None) -> list[Catalog]:
@@ -251,108 +301,19 @@ def _names(catalog: Catalog) -> tuple[str, ...]:
     return listing[catalog]()
 
 
-def _entry(catalog: Catalog, name: str) -> object:
-    from mpsim import framework, hardware, workload
+def _noun(catalog: Catalog, name: str) -> Noun:
+    from mpsim import framework, hardware, schedule, workload
     from mpsim.errors import ScheduleError, nearest
 
-    lookup: dict[Catalog, Callable[[str], object]] = {
+    lookup: dict[Catalog, Callable[[str], Noun]] = {
         Catalog.ACCELERATOR: hardware.accelerator,
         Catalog.LINK: hardware.link,
         Catalog.SYSTEM: hardware.system,
         Catalog.MODEL: workload.model,
         Catalog.FRAMEWORK: framework.framework,
+        Catalog.SCHEDULE: schedule.schedule,
     }
-    if catalog in lookup:
-        return lookup[catalog](name)
-    known = _names(Catalog.SCHEDULE)
-    if name not in known:
+    known = _names(catalog)
+    if catalog is Catalog.SCHEDULE and name not in known:
         raise ScheduleError(f"got schedule {name!r}; {nearest(name, known)}")
-    return _schedule_facts(name)
-
-
-def _schedule_facts(name: str) -> Mapping[str, object]:
-    """What a schedule looks like at a small size, for those who know it by its picture."""
-    from mpsim.errors import ScheduleError
-    from mpsim.schedule import make_orders
-
-    for virtual in (1, 2):
-        try:
-            orders = make_orders(name, pp=4, microbatches=8, virtual_stages=virtual)
-        except ScheduleError:
-            continue
-        rows = {f"rank {rank}": " ".join(order) for rank, order in enumerate(orders.tokens())}
-        return {"example": f"pp 4, 8 microbatches, {virtual} virtual stages", **rows}
-    return {"example": "none at pp 4, 8 microbatches and up to 2 virtual stages"}
-
-
-def _figures(entry: object, prefix: str = "") -> Iterator[Figure]:
-    """Every figure of an entry."""
-    for key, value in _fields(entry):
-        if key in HIDDEN:
-            continue
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) or (
-            dataclasses.is_dataclass(value) and not isinstance(value, type)
-        ):
-            yield from _figures(value, f"{name}.")
-        elif value is not None and value != "":
-            yield name, value, _with_unit(name, value)
-
-
-def _fields(entry: object) -> list[tuple[str, object]]:
-    if isinstance(entry, Mapping):
-        return [(str(key), value) for key, value in entry.items()]
-    assert dataclasses.is_dataclass(entry)
-    return [(one.name, getattr(entry, one.name)) for one in dataclasses.fields(entry)]
-
-
-def _with_unit(name: str, value: object) -> str:
-    from mpsim.units import Dimension, format_quantity
-
-    unit = next(
-        (DIMENSIONS[part] for part in reversed(name.split(".")) if part in DIMENSIONS), None
-    )
-    if unit is None or isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return format_quantity(value, Dimension[unit])
-
-
-def _sources(entry: object) -> Mapping[str, str]:
-    """Figure to source; ``*`` for the figures that have none of their own."""
-    own = getattr(entry, "sources", None)
-    if own is not None:
-        nested = {
-            f"{key}.{figure}": source
-            for key, part in _parts(entry)
-            for figure, source in _sources(part).items()
-        }
-        return {**nested, **own}
-    text, as_of = getattr(entry, "source", ""), getattr(entry, "as_of", "")
-    return {"*": f"{text} ({as_of})" if as_of else text} if text else {}
-
-
-def _parts(entry: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Parts of an entry that have sources of their own, by dotted name."""
-    for key, value in _fields(entry):
-        if not dataclasses.is_dataclass(value):
-            continue
-        if getattr(value, "sources", None):
-            yield f"{prefix}{key}", value
-        else:
-            yield from _parts(value, f"{prefix}{key}.")
-
-
-def _source(sources: Mapping[str, str], figure: str) -> str:
-    """Source of a figure: its own, or that of the nearest thing it belongs to."""
-    place = figure
-    while place:
-        for key in (place, f"{place}.*"):
-            if key in sources:
-                return sources[key]
-        place = place.rpartition(".")[0]
-    return sources.get("*", "")
-
-
-def _recalled(sources: Mapping[str, str]) -> list[str]:
-    """Figures that are leads from memory, not read anywhere."""
-    return sorted(key for key, source in sources.items() if source.startswith("recalled"))
+    return lookup[catalog](name)

@@ -18,10 +18,18 @@ from mpsim.framework.behaviour import (
     TensorBehaviour,
     TensorOverlap,
 )
-from mpsim.framework.framework import ATTENTION_KERNELS, DIMENSIONS, UNITS, Framework, from_mapping
+from mpsim.framework.framework import (
+    AREAS,
+    ATTENTION_KERNELS,
+    DIMENSIONS,
+    UNITS,
+    Framework,
+    from_mapping,
+)
 from mpsim.framework.presets import framework, framework_aliases, framework_names
 
 __all__ = [
+    "AREAS",
     "ATTENTION_KERNELS",
     "DIMENSIONS",
     "UNITS",

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from mpsim.description import Description, Figure
 from mpsim.errors import Problem, ScenarioError, UnitError, nearest
 from mpsim.framework.behaviour import (
     DataBehaviour,
@@ -21,10 +22,10 @@ from mpsim.framework.behaviour import (
     PipelineBehaviour,
     TensorBehaviour,
 )
-from mpsim.units import Dimension, parse_quantity
+from mpsim.units import Dimension, format_quantity, parse_quantity
 from mpsim.workload import Lowering
 
-__all__ = ["ATTENTION_KERNELS", "DIMENSIONS", "UNITS", "Framework", "from_mapping"]
+__all__ = ["AREAS", "ATTENTION_KERNELS", "DIMENSIONS", "UNITS", "Framework", "from_mapping"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,17 @@ class Framework:
     def fields(self) -> dict[str, Any]:
         """Every field by the name presets and scenarios write it under."""
         return {name: value for group in self.groups().values() for name, value in group.items()}
+
+    def describe(self) -> Description:
+        """Every field by its area, with its unit; all were read in the source of the preset."""
+        source = f"{self.source} ({self.as_of})"
+        return Description(
+            tuple(
+                Figure(field, value, _printed(field, value), source, _unit(field), area)
+                for area, fields in self.groups().items()
+                for field, value in fields.items()
+            )
+        )
 
     def in_precision(self, precision: str) -> Framework:
         """The stack with its element sizes as training in `precision` has them.
@@ -160,6 +172,19 @@ UNITS: Mapping[str, str] = types.MappingProxyType(
     }
 )
 """Units of the fields that are written as a plain number."""
+AREAS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "lowering": "kernels of a layer",
+        "kernels": "their speed",
+        "tensor": "tensor and context parallelism",
+        "pipeline": "pipeline",
+        "data": "data parallelism",
+        "optimizer": "model states",
+        "host": "host",
+        "experts": "mixture of experts",
+    }
+)
+"""Groups of fields in words."""
 _POSITIVE = frozenset(
     {
         "memory_kernel_factor",
@@ -211,6 +236,21 @@ def from_mapping(data: Mapping[str, Any], *, key: str = "framework") -> Framewor
         for group, kind in _GROUPS.items()
     }
     return Framework(**groups, **{name: values[name] for name in _OWN if name in values})
+
+
+def _unit(field: str) -> str:
+    """SI unit of a field; empty for a number or a word."""
+    if field in DIMENSIONS:
+        return "s" if DIMENSIONS[field] is Dimension.TIME else "B"
+    return UNITS.get(field, "")
+
+
+def _printed(field: str, value: object) -> str:
+    """A value as a scenario would write it, with its unit."""
+    if field in DIMENSIONS and isinstance(value, float):
+        return format_quantity(value, DIMENSIONS[field])
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{text} {UNITS.get(field, '')}".rstrip()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

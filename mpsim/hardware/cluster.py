@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from mpsim.description import Description, describe_fields
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
-from mpsim.hardware.components import Accelerator, Node
+from mpsim.hardware.components import DIMENSIONS, Accelerator, Node
 from mpsim.hardware.fabric import (
     Fabric,
     FabricKind,
@@ -179,11 +180,11 @@ class Cluster:
 
         return cluster_graph(self, scale_up=scale_up)
 
-    def describe(self) -> str:
-        """Five lines: what, accelerator, scale-up, NICs, fabric, each with its units."""
+    def describe(self) -> Description:
+        """Every figure of the cluster and its parts with its unit and source; `str` gives it in five lines."""
+        return describe_fields(self, DIMENSIONS)
+
+    def __str__(self) -> str:
         from mpsim.hardware.describe import describe_cluster
 
         return describe_cluster(self)
-
-    def __str__(self) -> str:
-        return self.describe()

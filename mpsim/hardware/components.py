@@ -12,6 +12,7 @@ import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mpsim.description import Description, describe_fields
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
 from mpsim.units import Dimension, format_quantity
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from mpsim.hardware.host import Host
 
 __all__ = [
+    "DIMENSIONS",
     "SCALED_FORMATS",
     "Accelerator",
     "Link",
@@ -36,6 +38,24 @@ SCALED_FORMATS = types.MappingProxyType(
 )
 """Formats with a scale for a row or a block of elements, and the precision whose matrix units they run on."""
 _SCALED_BY_HARDWARE = frozenset({"mxfp8"})
+
+
+DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
+    {
+        "peak_flops": Dimension.FLOP_RATE,
+        "memory_bytes": Dimension.BYTES,
+        "memory_bandwidth": Dimension.BANDWIDTH,
+        "bandwidth": Dimension.BANDWIDTH,
+        "latency": Dimension.TIME,
+        "switch_latency": Dimension.TIME,
+        "hop_latency": Dimension.TIME,
+        "tdp_w": Dimension.POWER,
+        "idle_w": Dimension.POWER,
+        "power_w": Dimension.POWER,
+        "price_per_hour": Dimension.PRICE_RATE,
+    }
+)
+"""Fields of hardware that carry a unit."""
 
 
 class LinkShape(enum.StrEnum):
@@ -143,6 +163,10 @@ class Accelerator:
                 f"{self.name} has no {precision}; it has {has}: choose one of these or another accelerator"
             ) from None
 
+    def describe(self) -> Description:
+        """Every figure with its unit and source."""
+        return describe_fields(self, DIMENSIONS)
+
     def __str__(self) -> str:
         precision = next(
             (p for p in ("bf16", "fp16", "fp32") if p in self.peak_flops), min(self.peak_flops)
@@ -201,6 +225,10 @@ class Link:
         _check_not_negative(self.name, latency=self.latency, switch_latency=self.switch_latency)
         if self.efficiency > 1:
             raise HardwareError(f"{self.name}: efficiency is {self.efficiency:g}, needed at most 1")
+
+    def describe(self) -> Description:
+        """Every figure with its unit and source."""
+        return describe_fields(self, DIMENSIONS)
 
     def __str__(self) -> str:
         return (

@@ -7,6 +7,7 @@ import math
 
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.fabric import FabricKind
+from mpsim.units import Dimension, format_quantity
 
 __all__ = ["Inventory", "Row", "inventory_of"]
 
@@ -64,6 +65,28 @@ class Inventory:
     hops: float
     price: float | None
     power_w: float | None
+
+    def describe(self) -> str:
+        """Parts, bisection, price and power, a line each; without what is not known."""
+        parts = (
+            _counted(self.switches, "switch", "switches"),
+            _counted(self.cables, "cable"),
+            f"{_counted(self.hops, 'hop')} between far nodes",
+        )
+        middle = format_quantity(self.bisection, Dimension.BANDWIDTH) if self.bisection else "none"
+        if self.full_bisection:
+            middle += f" ({self.bisection / self.full_bisection:.0%} of what NICs send)"
+        lines = [", ".join(parts), f"bisection {middle}"]
+        if self.price is not None:
+            lines.append(f"price of switches and cables {self.price:,.0f} USD")
+        if self.power_w is not None:
+            lines.append(f"power of switches {format_quantity(self.power_w, Dimension.POWER)}")
+        return "\n".join(lines)
+
+
+def _counted(count: float, noun: str, plural: str = "") -> str:
+    number = count if isinstance(count, int) else f"{count:.3g}"
+    return f"{number} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def inventory_of(cluster: Cluster) -> Inventory:

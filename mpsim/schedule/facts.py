@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 
+from mpsim.description import Description, Figure
 from mpsim.errors import ScheduleError
 from mpsim.schedule.orders import Orders
 
@@ -76,6 +77,21 @@ class Schedule:
         """Options of the builder beyond ranks, microbatches and virtual stages, such as ``times`` of a searched schedule."""
         parameters = inspect.signature(self.build).parameters
         return tuple(option for option in parameters if option not in _COMMON)
+
+    def describe(self) -> Description:
+        """The orders of every rank at a small size, for those who know a schedule by its picture."""
+        for virtual in (1, 2):
+            try:
+                orders = self.build(pp=4, microbatches=8, virtual_stages=virtual)
+            except ScheduleError:
+                continue
+            rows = {f"rank {rank}": " ".join(order) for rank, order in enumerate(orders.tokens())}
+            size = f"pp 4, 8 microbatches, {virtual} virtual stages"
+            break
+        else:
+            size, rows = "none at pp 4, 8 microbatches and up to 2 virtual stages", {}
+        figures = {"example": size, **rows}
+        return Description(tuple(Figure(name, text, text) for name, text in figures.items()))
 
     def fuses_on(self, pp: int) -> bool:
         """Whether a forward can run beside a backward on `pp` pipeline ranks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from mpsim.description import Description, describe_fields
 from mpsim.errors import WorkloadError, nearest
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.kinds import LayerKind, kinds_of
@@ -114,6 +115,10 @@ class Transformer:
             mistakes = [*_check_stacks(self)]
         if mistakes:
             raise WorkloadError("\n".join(f"model {self.name!r}: {one}" for one in mistakes))
+
+    def describe(self) -> Description:
+        """Every figure with its source."""
+        return describe_fields(self)
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:

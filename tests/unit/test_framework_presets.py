@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import mpsim
-from mpsim.cli.show_framework import AREAS
 from mpsim.errors import ScenarioError
-from mpsim.framework import DIMENSIONS, framework, framework_aliases, framework_names
+from mpsim.framework import AREAS, DIMENSIONS, framework, framework_aliases, framework_names
 from mpsim.scenario.sections import Parallelism, ScheduleChoice, Training
 from mpsim.units import Dimension
 

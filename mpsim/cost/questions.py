@@ -1,19 +1,40 @@
-"""Kernels that ``mpsim show kernel`` answers for: ``NAME=SIZES``, with words after commas."""
+"""Questions about one kernel or one collective, and their answers with the constants these rest on.
+
+A kernel is written ``NAME=SIZES``, with words after commas: ``gemm=4096x4096x4096,wgrad``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-import typer
+from mpsim.cost.collectives import CollectiveModel
+from mpsim.cost.constants import Constant, constant_groups
+from mpsim.cost.formulas import attention_pairs, optimizer_seconds
+from mpsim.cost.kernels import KernelModel
+from mpsim.cost.quantise import FORMATS, casting, format_bytes, launch_seconds
+from mpsim.cost.traffic import ring_passes
+from mpsim.errors import WorkloadError, nearest
+from mpsim.framework import framework
+from mpsim.hardware import Accelerator
+from mpsim.parallel import GroupShape
+from mpsim.units import Dimension, format_quantity, parse_quantity
+from mpsim.workload import (
+    Lowering,
+    Operator,
+    OperatorKind,
+    Phase,
+    Role,
+    Split,
+    attention_flops,
+    make_attention,
+    make_elementwise,
+    make_gemm,
+)
+from mpsim.workload.builders import BACKWARD_ATTENTION, PASSES, streaming
 
-if TYPE_CHECKING:
-    from mpsim.hardware import Accelerator
-    from mpsim.workload import Operator, OperatorKind, Phase
-
-__all__ = ["FORMS", "Question", "read_question"]
+__all__ = ["FORMS", "answer_collective", "answer_kernel", "figure_text"]
 
 FORMS = (
     "gemm=MxNxK or gemm=BATCHxMxNxK (then ,dgrad or ,wgrad); grouped=EXPERTSxMxNxK with M the mean of an expert's tokens; "
@@ -28,12 +49,12 @@ _NUMBERS = ("window", "kv", "v")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked for.
+    """The kernels of one question.
 
     Parameters
     ----------
     operators : tuple of Operator
-        Kernels that answer it, one after the other.
+        One after the other.
     optimizer_parameters : float
         Parameters of an optimizer step instead, 0 for none.
     """
@@ -61,7 +82,6 @@ class _Text:
         return sizes
 
     def phase(self, known: Mapping[str, str]) -> Phase:
-        from mpsim.workload import Phase
 
         said = [known[word] for word in sorted(self.words) if word in known]
         if len(said) > 1:
@@ -74,16 +94,12 @@ def read_question(name: str, value: str, precision: str, chip: Accelerator) -> Q
 
     Raises
     ------
-    typer.BadParameter
+    WorkloadError
         If the kernel, a size or a word is not known.
     """
-    from mpsim.workload.builders import PASSES
-
     sizes, *words = (part.strip() for part in value.split(","))
     readers = {**_READERS, **dict.fromkeys(PASSES, _streaming)}
     if name not in readers:
-        from mpsim.errors import nearest
-
         near = nearest(name, readers)
         raise _bad(f"got kernel {name[:60]!r}{f'; {near}' if near.startswith('did') else ''}")
     read, known = readers[name], (*_WORDS.get(name, ()), *(("backward",) if name in PASSES else ()))
@@ -102,7 +118,6 @@ def read_question(name: str, value: str, precision: str, chip: Accelerator) -> Q
 
 
 def _element_bytes(precision: str) -> float:
-    from mpsim.cost.quantise import FORMATS, format_bytes
 
     narrow = "nvfp4" if precision == "fp4" else precision
     if narrow in FORMATS:
@@ -111,7 +126,6 @@ def _element_bytes(precision: str) -> float:
 
 
 def _gemm(name: str, text: _Text) -> Question:
-    from mpsim.workload import OperatorKind
 
     grouped = name == "grouped"
     *batch, m, n, k = text.sizes(4 if grouped else 3, 4)
@@ -121,8 +135,6 @@ def _gemm(name: str, text: _Text) -> Question:
 
 def _product(kind: OperatorKind, batch: int, shape: tuple[int, int, int], text: _Text) -> Operator:
     """A product; a weight gradient adds into a float32 buffer."""
-    from mpsim.workload import Phase, Role, make_gemm
-
     m, n, k = shape
     phase = text.phase(_PHASES)
     return make_gemm(
@@ -140,7 +152,6 @@ def _product(kind: OperatorKind, batch: int, shape: tuple[int, int, int], text: 
 
 
 def _attention(name: str, text: _Text) -> Question:
-    from mpsim.workload import make_attention
 
     sequences, tokens, heads, width = text.sizes(4, 4)
     phase = text.phase(_PASSES)
@@ -168,10 +179,6 @@ def _attention(name: str, text: _Text) -> Question:
 
 def _counted(attention: Operator) -> Operator:
     """Attention with the FLOPs of the pairs worked on, not of all pairs."""
-    from mpsim.cost import attention_pairs
-    from mpsim.workload import Phase, attention_flops
-    from mpsim.workload.builders import BACKWARD_ATTENTION
-
     o = attention
     pairs = float(attention_pairs(o.queries, o.keys, causal=o.causal, window=o.window))
     flops = attention_flops(o.sequences * o.heads * pairs, o.head_dim, o.head_dim_v)
@@ -181,9 +188,6 @@ def _counted(attention: Operator) -> Operator:
 
 def _unfused(batch: int, tokens: int, width: int, phase: Phase) -> tuple[Operator, ...]:
     """Scores, softmax and context as kernels of their own, or the kernels of their gradients; every pair is worked on."""
-    from mpsim.workload import Lowering, Phase, Role, Split, make_gemm
-    from mpsim.workload.builders import streaming
-
     scores, context = (tokens, tokens, width), (tokens, width, tokens)
     shapes = [scores, context] if phase is Phase.FORWARD else [scores, context] * 2
     products = (
@@ -197,8 +201,6 @@ def _unfused(batch: int, tokens: int, width: int, phase: Phase) -> tuple[Operato
 
 
 def _streaming(name: str, text: _Text) -> Question:
-    from mpsim.workload import Lowering, Phase, Split
-    from mpsim.workload.builders import streaming
 
     rows, columns = text.sizes(2, 2)
     step = streaming(name, Split.NONE, elements=rows * columns, lowering=Lowering())
@@ -207,8 +209,6 @@ def _streaming(name: str, text: _Text) -> Question:
 
 def _table(name: str, text: _Text) -> Question:
     """A lookup reads and writes a row a token; a loss passes over the logits."""
-    from mpsim.workload import Lowering, OperatorKind
-
     rows, columns = text.sizes(2, 2)
     lowering = Lowering()
     each, kind = {
@@ -219,8 +219,6 @@ def _table(name: str, text: _Text) -> Question:
 
 
 def _quantise(name: str, text: _Text) -> Question:
-    from mpsim.cost.quantise import casting
-    from mpsim.workload import OperatorKind
 
     rows, columns = text.sizes(2, 2)
     cast = casting(text.precision, text.chip)
@@ -230,14 +228,11 @@ def _quantise(name: str, text: _Text) -> Question:
 
 
 def _bytes(_name: str, text: _Text) -> Question:
-    from mpsim.units import Dimension, parse_quantity
-    from mpsim.workload import OperatorKind
 
     return _moving(OperatorKind.ELEMENTWISE, parse_quantity(text.value, Dimension.BYTES))
 
 
 def _moving(kind: OperatorKind, moved: float) -> Question:
-    from mpsim.workload import Phase, Role, make_elementwise
 
     return Question((make_elementwise(Role.KERNEL, Phase.FORWARD, moved=moved, kind=kind),))
 
@@ -254,8 +249,8 @@ def _spelled(least: int, most: int) -> str:
     return f"{counts} whole numbers of 1 or more"
 
 
-def _bad(problem: str) -> typer.BadParameter:
-    return typer.BadParameter(f"{problem}; needed one of: {FORMS}", param_hint="NAME")
+def _bad(problem: str) -> WorkloadError:
+    return WorkloadError(f"{problem}; needed one of: {FORMS}")
 
 
 _READERS: Mapping[str, Callable[[str, _Text], Question]] = {
@@ -273,3 +268,101 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "grouped": tuple(_PHASES),
     "attention": (*_PASSES, "full", "unfused", *_NUMBERS),
 }
+
+
+_LAUNCHES = ("eager", "compiled", "graph")
+_DIMENSIONS: Mapping[str, Dimension] = {
+    "time_s": Dimension.TIME,
+    "floor_s": Dimension.TIME,
+    **{f"launch_{kind}_s": Dimension.TIME for kind in _LAUNCHES},
+    "flops_per_s": Dimension.FLOP_RATE,
+    "bytes_per_s": Dimension.BANDWIDTH,
+    "algbw_bytes_per_s": Dimension.BANDWIDTH,
+    "busbw_bytes_per_s": Dimension.BANDWIDTH,
+    "bytes": Dimension.BYTES,
+}
+Answer = tuple[dict[str, object], tuple[Constant, ...]]
+"""Figures by name, and every constant that they rest on."""
+
+
+def figure_text(name: str, value: object) -> str:
+    """A figure of an answer with its unit."""
+    if name in _DIMENSIONS and isinstance(value, float):
+        return format_quantity(value, _DIMENSIONS[name])
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def answer_kernel(
+    name: str, value: str, chip: Accelerator, *, precision: str, clocks: str, attention_kernel: str
+) -> Answer:
+    """Time of a kernel beside its floor, and what a launch adds.
+
+    Parameters
+    ----------
+    name, value : str
+        As `FORMS` says.
+    chip : Accelerator
+    precision, clocks, attention_kernel : str
+        As for `mpsim.cost.KernelModel`.
+
+    Raises
+    ------
+    WorkloadError
+        If the kernel, a size or a word is not known.
+    """
+    model = KernelModel(chip, precision, attention_kernel=attention_kernel, clocks=clocks)
+    question = read_question(name, value, precision, chip)
+    moved = sum(operator.bytes for operator in question.operators)
+    time = float(model.seconds(question.operators).sum())
+    if question.optimizer_parameters:
+        traffic = framework("megatron-core").optimizer.optimizer_traffic
+        moved = traffic * question.optimizer_parameters
+        time = optimizer_seconds(
+            question.optimizer_parameters, traffic, chip.memory_bandwidth, chip.calibration
+        )
+    figures: dict[str, object] = {
+        "accelerator": chip.name,
+        "kernel": f"{name}={value}",
+        "precision": precision,
+        "clocks": clocks,
+        "time_s": time,
+        **_rates(question, moved, time, chip.peak(precision), chip.memory_bandwidth),
+        **{f"launch_{kind}_s": launch_seconds(kind, chip) for kind in _LAUNCHES},
+    }
+    optimizer = constant_groups("kernels")["optimizer"].values()
+    return figures, (*model.provenance(), *(optimizer if question.optimizer_parameters else ()))
+
+
+def _rates(
+    question: Question, moved: float, time: float, peak: float, bandwidth: float
+) -> dict[str, float]:
+    """The floor of the roofline, and what was reached of compute or of memory."""
+    flops = sum(operator.flops for operator in question.operators)
+    floor = {"floor_s": max(flops / peak, moved / bandwidth)}
+    if flops:
+        return floor | {"flops_per_s": flops / time, "fraction_of_peak": flops / time / peak}
+    return floor | {"bytes_per_s": moved / time, "fraction_of_bandwidth": moved / time / bandwidth}
+
+
+def answer_collective(
+    model: CollectiveModel, kind: str, size: float, *, group: GroupShape, loaded: bool, system: str
+) -> Answer:
+    """Time of a collective of `size` bytes on the system of a name beside its floor, and the algorithm whose time it is."""
+    answer = model.answer(kind, size, group)
+    rate = size / answer.seconds if answer.seconds else 0.0
+    return {
+        "system": f"{model.cluster.nodes} x {system}",
+        "collective": kind,
+        "bytes": size,
+        "ranks": group.ranks,
+        "network": "loaded" if loaded else "quiet",
+        "time_s": answer.seconds,
+        "floor_s": answer.floor,
+        "algbw_bytes_per_s": rate,
+        "busbw_bytes_per_s": rate * ring_passes(kind, group.ranks),
+        "library": answer.library,
+        "algorithm": answer.algorithm,
+        "protocol": answer.protocol,
+        "tuner": answer.tuner,
+        "basis": answer.basis,
+    }, model.provenance()

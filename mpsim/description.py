@@ -1,0 +1,142 @@
+"""What a noun says of itself: figures with units and sources, for anybody who lays them out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mpsim.units import Dimension, format_quantity
+
+__all__ = ["Description", "Figure", "describe_fields"]
+
+_HIDDEN = frozenset({"sources", "source", "as_of"})  # told beside each figure instead
+_RECALLED = "recalled"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure.
+
+    Parameters
+    ----------
+    name : str
+        Dotted, as a scenario overrides it.
+    value : object
+        Plain, in SI units.
+    text : str
+        With its unit.
+    source : str
+        Where it was read; empty where nobody says.
+    unit, area : str
+        SI unit, and the group it belongs to; empty where figures have none.
+    """
+
+    name: str
+    value: object
+    text: str
+    source: str = ""
+    unit: str = ""
+    area: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Description:
+    """All figures of a noun.
+
+    Parameters
+    ----------
+    figures : tuple of Figure
+    recalled : tuple of str
+        Names of figures that come from memory and were read nowhere.
+    """
+
+    figures: tuple[Figure, ...]
+    recalled: tuple[str, ...] = ()
+
+
+def describe_fields(noun: Any, dimensions: Mapping[str, Dimension] | None = None) -> Description:
+    """Every field of a dataclass, and of the dataclasses in it, with unit and source.
+
+    Parameters
+    ----------
+    noun : dataclass
+        Its ``sources`` map figures to texts, ``*`` those without one of their own; or it has one ``source`` and ``as_of`` for all.
+    dimensions : mapping of str to Dimension, optional
+        Fields that carry a unit, by the last part of their name that stands here.
+    """
+    sources = _sources(noun)
+    figures = tuple(
+        Figure(name, value, _with_unit(name, value, dimensions or {}), _source(sources, name))
+        for name, value in _leaves(noun)
+    )
+    recalled = sorted(name for name, source in sources.items() if source.startswith(_RECALLED))
+    return Description(figures, tuple(recalled))
+
+
+def _leaves(noun: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in _fields(noun):
+        if key in _HIDDEN:
+            continue
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) or _is_noun(value):
+            yield from _leaves(value, f"{name}.")
+        elif value is not None and value != "":
+            yield name, value
+
+
+def _is_noun(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _fields(noun: object) -> list[tuple[str, object]]:
+    if isinstance(noun, Mapping):
+        return [(str(key), value) for key, value in noun.items()]
+    assert dataclasses.is_dataclass(noun)
+    return [(field.name, getattr(noun, field.name)) for field in dataclasses.fields(noun)]
+
+
+def _with_unit(name: str, value: object, dimensions: Mapping[str, Dimension]) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    # The last part that carries a unit decides: peak_flops.bf16 is a rate because of its first part.
+    for part in reversed(name.split(".")):
+        if part in dimensions:
+            return format_quantity(value, dimensions[part])
+    return str(value)
+
+
+def _sources(noun: object) -> Mapping[str, str]:
+    """Source of each figure; ``*`` stands for the figures that have none of their own."""
+    own = getattr(noun, "sources", None)
+    if own is not None:
+        nested = {
+            f"{key}.{figure}": source
+            for key, part in _parts(noun)
+            for figure, source in _sources(part).items()
+        }
+        return {**nested, **own}
+    text, as_of = getattr(noun, "source", ""), getattr(noun, "as_of", "")
+    return {"*": f"{text} ({as_of})" if as_of else text} if text else {}
+
+
+def _parts(noun: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Parts of a noun that have sources of their own, by dotted name."""
+    for key, value in _fields(noun):
+        if not dataclasses.is_dataclass(value):
+            continue
+        if getattr(value, "sources", None):
+            yield f"{prefix}{key}", value
+        else:
+            yield from _parts(value, f"{prefix}{key}.")
+
+
+def _source(sources: Mapping[str, str], figure: str) -> str:
+    """Source of a figure: its own, or that of the nearest thing it belongs to."""
+    place = figure
+    while place:
+        for key in (place, f"{place}.*"):
+            if key in sources:
+                return sources[key]
+        place = place.rpartition(".")[0]
+    return sources.get("*", "")
