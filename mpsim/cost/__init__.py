@@ -15,7 +15,7 @@ from mpsim.cost.formulas import (
     gemm_seconds,
     grouped_gemm_seconds,
     memory_seconds,
-    optimizer_seconds,
+    update_seconds,
 )
 from mpsim.cost.interference import Interference, interference_of
 from mpsim.cost.kernels import KernelModel
@@ -49,6 +49,6 @@ __all__ = [
     "library_names",
     "load_curves",
     "memory_seconds",
-    "optimizer_seconds",
     "quantise_seconds",
+    "update_seconds",
 ]

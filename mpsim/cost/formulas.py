@@ -1,4 +1,4 @@
-"""Kernel times as plain formulas on floats and arrays: GEMM, attention, memory-bound kernels, optimizer, power.
+"""Kernel times as plain formulas on floats and arrays: GEMM, attention, memory-bound kernels, updates in place, power.
 
 Shapes: N operators. Every argument may be a float or an array of N; the result follows numpy's broadcasting.
 """
@@ -22,11 +22,11 @@ __all__ = [
     "gemm_seconds",
     "grouped_gemm_seconds",
     "memory_seconds",
-    "optimizer_seconds",
+    "update_seconds",
 ]
 
 Floats = NDArray[np.float64]
-_OPTIMIZER_FRACTION = "kernels.optimizer.fraction"
+_UPDATE_FRACTION = "kernels.optimizer.fraction"
 _COPY_FRACTION = "kernels.copy.fraction"
 
 
@@ -249,20 +249,13 @@ def memory_seconds(
     return result
 
 
-def optimizer_seconds(
-    owned_parameters: float,
-    bytes_per_parameter: float,
-    bandwidth: float,
-    calibration: Calibration | None = None,
-) -> float:
-    """Time of one optimizer step over the parameters a rank owns.
+def update_seconds(moved: float, bandwidth: float, calibration: Calibration | None = None) -> float:
+    """Time of updating values where they lie, which reads what it overwrites: an addition, or the step of an Adam.
 
     Parameters
     ----------
-    owned_parameters : float
-        Parameters whose state this rank keeps.
-    bytes_per_parameter : float
-        Read and written (28 for a fused Adam with bf16 gradients and fp32 state, up to 40) [B].
+    moved : float
+        Read and written [B].
     bandwidth : float
         Device memory [B/s].
     calibration : Calibration, optional
@@ -270,11 +263,11 @@ def optimizer_seconds(
 
     Notes
     -----
-    ``owned_parameters * bytes_per_parameter / (0.8 bandwidth)``; 0.8 is an estimate (``kernels.optimizer.fraction``).
+    ``moved / (0.8 bandwidth)``; 0.8 is an estimate (``kernels.optimizer.fraction``).
     """
-    measured = calibration.value(_OPTIMIZER_FRACTION) if calibration else None
+    measured = calibration.value(_UPDATE_FRACTION) if calibration else None
     fraction = measured or constant_groups("kernels")["optimizer"].value("fraction")
-    return owned_parameters * bytes_per_parameter / (fraction * bandwidth)
+    return moved / (fraction * bandwidth)
 
 
 def copy_seconds(moved: float, bandwidth: float, calibration: Calibration | None = None) -> float:
@@ -291,12 +284,12 @@ def copy_seconds(moved: float, bandwidth: float, calibration: Calibration | None
 
     Notes
     -----
-    ``moved / (fraction * bandwidth)`` with the fraction that was measured (``kernels.copy.fraction``), else that of the optimizer. They differ on CPUs, whose
-    copies read what they will overwrite into the cache first.
+    ``moved / (fraction * bandwidth)`` with the fraction that was measured (``kernels.copy.fraction``), else that of updates in place. They differ on CPUs,
+    whose copies read what they will overwrite into the cache first.
     """
     measured = calibration.value(_COPY_FRACTION) if calibration else None
     if measured is None:
-        return optimizer_seconds(moved, 1.0, bandwidth, calibration)
+        return update_seconds(moved, bandwidth, calibration)
     return moved / (measured * bandwidth)
 
 

@@ -26,7 +26,6 @@ from mpsim.cost.formulas import (
     device_power,
     gemm_seconds,
     memory_seconds,
-    optimizer_seconds,
 )
 from mpsim.cost.quantise import FORMATS, casting, quantise_seconds
 from mpsim.cost.waves import group_padding, read_tiling, tiled_gemm_seconds
@@ -44,7 +43,6 @@ __all__ = [
     "device_power",
     "gemm_seconds",
     "memory_seconds",
-    "optimizer_seconds",
 ]
 
 CLOCKS = ("sustained", "burst")
@@ -264,7 +262,7 @@ class KernelModel:
         return times * self._gemm_factors(operators)
 
     def _groups(self, operators: Sequence[Operator]) -> Floats:
-        """One kernel for the experts of a layer; `m` is the mean of their tokens, for a weight gradient `k` is."""
+        """One kernel for the experts of a layer; `m` is the mean of their tokens, in `Phase.WEIGHT_GRADIENT` `k` is."""
         m, n, k, batch, moved = _columns(operators, "m", "n", "k", "batch", "bytes")
         ragged = np.array([o.phase is not Phase.WEIGHT_GRADIENT for o in operators])
         tile, processors = (self._use(self._tiles, leaf) for leaf in ("tile", "processors"))
@@ -276,7 +274,11 @@ class KernelModel:
             c=constants,
             padding=group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors),
         )
-        slower = 1.0 if ragged.all() else self._use(self._rules["gemm_rules"], "weight_gradient")
+        slower = (
+            1.0
+            if ragged.all()
+            else self._use(self._rules["gemm_rules"], Phase.WEIGHT_GRADIENT.value)
+        )
         result: Floats = times * np.where(ragged, 1.0, slower)
         return result
 
@@ -299,7 +301,11 @@ class KernelModel:
         weight = np.array([o.phase is Phase.WEIGHT_GRADIENT for o in operators])
         step = int(self._rules["gemm_alignment"].value("alignment"))
         odd = np.array([o.batch > 1 and (o.n % step > 0 or o.k % step > 0) for o in operators])
-        slower = self._use(self._rules["gemm_rules"], "weight_gradient") if weight.any() else 1.0
+        slower = (
+            self._use(self._rules["gemm_rules"], Phase.WEIGHT_GRADIENT.value)
+            if weight.any()
+            else 1.0
+        )
         misaligned = self._off_matrix_units() if odd.any() else 1.0
         return np.where(weight, slower, 1.0) * np.where(odd, misaligned, 1.0)
 

@@ -84,7 +84,7 @@ def casting(
     -----
     In training fp8 takes its scale from the steps before (delayed scaling), so one pass is enough. A second copy, transposed, is for the
     products of the backward pass: matrix units before Blackwell read fp8 along k only, and a block of elements shares its scale along k.
-    With a scale a row what the weight gradient reads has scales of its own and is cast a second time.
+    With a scale a row what `Phase.WEIGHT_GRADIENT` reads has scales of its own and is cast a second time.
     """
     if precision not in FORMATS and precision != "fp4":
         return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant, constant_groups
-from mpsim.cost.formulas import attention_pairs, optimizer_seconds
+from mpsim.cost.formulas import attention_pairs, update_seconds
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.quantise import FORMATS, casting, format_bytes, launch_seconds
 from mpsim.cost.traffic import ring_passes
@@ -82,7 +82,6 @@ class _Text:
         return sizes
 
     def phase(self, known: Mapping[str, str]) -> Phase:
-
         said = [known[word] for word in sorted(self.words) if word in known]
         if len(said) > 1:
             raise _bad(f"got more than one of {', '.join(known)}")
@@ -118,7 +117,6 @@ def read_question(name: str, value: str, precision: str, chip: Accelerator) -> Q
 
 
 def _element_bytes(precision: str) -> float:
-
     narrow = "nvfp4" if precision == "fp4" else precision
     if narrow in FORMATS:
         return format_bytes(narrow)
@@ -126,7 +124,6 @@ def _element_bytes(precision: str) -> float:
 
 
 def _gemm(name: str, text: _Text) -> Question:
-
     grouped = name == "grouped"
     *batch, m, n, k = text.sizes(4 if grouped else 3, 4)
     kind = OperatorKind.GROUPED_GEMM if grouped else OperatorKind.GEMM
@@ -152,7 +149,6 @@ def _product(kind: OperatorKind, batch: int, shape: tuple[int, int, int], text: 
 
 
 def _attention(name: str, text: _Text) -> Question:
-
     sequences, tokens, heads, width = text.sizes(4, 4)
     phase = text.phase(_PASSES)
     kv = text.numbers.get("kv", heads)
@@ -201,7 +197,6 @@ def _unfused(batch: int, tokens: int, width: int, phase: Phase) -> tuple[Operato
 
 
 def _streaming(name: str, text: _Text) -> Question:
-
     rows, columns = text.sizes(2, 2)
     step = streaming(name, Split.NONE, elements=rows * columns, lowering=Lowering())
     return Question((step.forward if text.phase(_PASSES) is Phase.FORWARD else step.backward[0],))
@@ -219,7 +214,6 @@ def _table(name: str, text: _Text) -> Question:
 
 
 def _quantise(name: str, text: _Text) -> Question:
-
     rows, columns = text.sizes(2, 2)
     cast = casting(text.precision, text.chip)
     if cast is None:
@@ -228,12 +222,10 @@ def _quantise(name: str, text: _Text) -> Question:
 
 
 def _bytes(_name: str, text: _Text) -> Question:
-
     return _moving(OperatorKind.ELEMENTWISE, parse_quantity(text.value, Dimension.BYTES))
 
 
 def _moving(kind: OperatorKind, moved: float) -> Question:
-
     return Question((make_elementwise(Role.KERNEL, Phase.FORWARD, moved=moved, kind=kind),))
 
 
@@ -317,9 +309,7 @@ def answer_kernel(
     if question.optimizer_parameters:
         traffic = framework("megatron-core").optimizer.optimizer_traffic
         moved = traffic * question.optimizer_parameters
-        time = optimizer_seconds(
-            question.optimizer_parameters, traffic, chip.memory_bandwidth, chip.calibration
-        )
+        time = update_seconds(moved, chip.memory_bandwidth, chip.calibration)
     figures: dict[str, object] = {
         "accelerator": chip.name,
         "kernel": f"{name}={value}",

@@ -101,7 +101,7 @@ def group_padding(
     groups : float or array
         Products of the kernel, such as experts.
     ragged : bool or array of bool
-        Whether the rows of groups differ (tokens of experts; weight gradients have equal ones).
+        Whether the rows of groups differ (tokens of experts; in `Phase.WEIGHT_GRADIENT` they are equal).
     tile : float
         Rows and columns of a tile.
     processors : float

@@ -34,7 +34,7 @@ def core_forward(core: Sequence[Operator], sharding: Sharding) -> Iterator[Item]
 
 
 def core_backward(core: Sequence[Operator], sharding: Sharding) -> Iterator[Item]:
-    """Backward of an attention core: keys and values travel again, their gradients go back to the owners."""
+    """Backward of an attention core: keys and values travel again, what answers them goes back to the owners."""
     yield from _exchanged(core, sharding, backward=True)
 
 
@@ -55,12 +55,12 @@ def _exchanged(
 def _gathered(
     core: Sequence[Operator], sharding: Sharding, *, backward: bool
 ) -> Iterator[Communication | Compute]:
-    """Gather keys and values before the core (again in backward: only a rank's own are kept), reduce their gradients after it."""
+    """Gather keys and values before the core (again in backward: only a rank's own are kept); in backward reduce what answers them after it."""
     yield _exchange(core[0], "cp", "all_gather", _key_value_bytes(core[0], sharding), "key-value")
     yield from (Compute(shard(one, sharding)) for one in core)
     if backward:
         size = _key_value_bytes(core[-1], sharding)
-        yield _exchange(core[-1], "cp", "reduce_scatter", size, "key-value gradient")
+        yield _exchange(core[-1], "cp", "reduce_scatter", size, core[-1].phase.of("key-value"))
 
 
 def _ulysses(
@@ -88,14 +88,14 @@ def _ulysses(
 def _ring(
     whole: Operator, sharding: Sharding, axis: str, ranks: int, *, backward: bool
 ) -> Iterator[Communication | Compute]:
-    """Attend to one block of keys a step, the next block on its way; in backward gradients of keys and values follow one step behind."""
+    """Attend to one block of keys a step, the next block on its way; in backward what answers a block follows one step behind it."""
     block = _key_value_bytes(whole, sharding) / ranks
     for step in range(ranks):
         values = step < ranks - 1  # the next block is needed
-        gradients = backward and step > 0  # those of the blocks before go on to their owners
-        if values or gradients:
-            name = "key-value send" if not gradients else "key-value and gradient send"
-            sent = _exchange(whole, axis, "send", block * (values + gradients), name)
+        answers = backward and step > 0  # those to the blocks before go on to their owners
+        if values or answers:
+            name = f"{whole.phase.of('key-value and')} send" if answers else "key-value send"
+            sent = _exchange(whole, axis, "send", block * (values + answers), name)
             yield dataclasses.replace(sent, waits=Waits.TAGGED, tag=f"block {step + 1}")
         needs = frozenset({f"block {step}"}) if step else frozenset()
         yield Compute(shard(_step(whole, ranks, first=step == 0), sharding), needs=needs)
@@ -110,7 +110,7 @@ def _step(whole: Operator, ranks: int, *, first: bool) -> Operator:
     """
     halved = whole.causal and not first
     kv = whole.sequences * whole.keys * whole.kv_heads * (whole.head_dim + whole.head_dim_v)
-    passes = 1 if whole.phase is Phase.FORWARD else 2  # in backward their gradients too
+    passes = 1 if whole.phase is Phase.FORWARD else 2  # in backward what answers them too
     elsewhere = passes * kv * (1.0 - 1.0 / ranks)
     element = whole.bytes / _elements(whole)
     return dataclasses.replace(
@@ -123,7 +123,7 @@ def _step(whole: Operator, ranks: int, *, first: bool) -> Operator:
 
 
 def _elements(whole: Operator) -> float:
-    """Elements that a fused kernel moves: queries and outputs (and in backward their gradients), keys and values."""
+    """Elements that a fused kernel moves: queries and outputs, keys and values; in backward as many again."""
     passes = 1 if whole.phase is Phase.FORWARD else 2
     width = whole.head_dim + whole.head_dim_v
     queries = whole.sequences * whole.queries * whole.heads * width
@@ -134,7 +134,7 @@ def _elements(whole: Operator) -> float:
 def _correction(
     whole: Operator, sharding: Sharding, ranks: int, block: float, *, backward: bool
 ) -> Operator:
-    """Rescale and add up the outputs of the steps; in backward, query gradients of the steps, and the last key-value gradients."""
+    """Rescale and add up the outputs of the steps; in backward, what the steps answer to queries, and the last answers to keys and values."""
     width = whole.head_dim if backward else whole.head_dim_v
     tensor = whole.sequences * whole.queries * whole.heads * width
     moved = _ADD_TRAFFIC * (ranks - 1) * tensor * sharding.activation_bytes / sharding.tp
@@ -142,7 +142,7 @@ def _correction(
         Role.SUM,
         whole.phase,
         moved=moved + (_ADD_TRAFFIC * ranks * block if backward else 0.0),
-        name="attention gradient sum" if backward else "softmax correction",
+        name=f"{whole.phase.of('attention')} sum" if backward else "softmax correction",
     )
 
 
@@ -200,7 +200,7 @@ def _shape(core: Sequence[Operator]) -> _Shape:
         return _Shape(
             one.sequences, one.queries, one.heads, one.kv_heads, one.head_dim, one.head_dim_v
         )
-    # the product that makes scores, or their gradients, has a batch of sequences x heads
+    # the product that makes scores, or what answers context, has a batch of sequences x heads
     product = next(kernel for kernel in core if kernel.attends == "qkd")
     return _Shape(1, product.m, product.batch, product.batch, product.k, product.k)
 
@@ -219,8 +219,7 @@ def _key_value_elements(operator: Operator) -> float:
 
 
 def _all_to_all(operator: Operator, axis: str, name: str, size: float) -> Communication:
-    what = f"{name} gradient" if operator.phase is Phase.INPUT_GRADIENT else name
-    return _exchange(operator, axis, "all_to_all", size, what)
+    return _exchange(operator, axis, "all_to_all", size, operator.phase.of(name))
 
 
 def _exchange(operator: Operator, axis: str, kind: str, size: float, what: str) -> Communication:

@@ -1,7 +1,7 @@
 """Expert parallelism: tokens travel to the ranks that hold their experts and back.
 
 The ranks of a stage form groups of ``etp x ep`` that hold every expert once: each rank 1/etp of the features of 1/ep of the experts.
-A rank brings its 1/tp of the microbatch's tokens (sequence parallelism). *Dispatch* is an all-to-all over ep of every token's copies, one
+A rank brings its 1/tp of the tokens (sequence parallelism). *Dispatch* is an all-to-all over ep of every token's copies, one
 for each of its experts, followed by an all-gather over etp; *combine* is the way back, a reduce-scatter over etp and an all-to-all over
 ep. The backward pass mirrors both. An all-to-all delivers rows by the rank that sent them: a rank with several experts copies them
 once to lie by expert, and what its experts return once more to lie by rank.
@@ -80,12 +80,12 @@ def expert_forward(
 def expert_backward(
     operators: Sequence[Operator], sharding: Sharding, *, beside: Beside = ((), ())
 ) -> Iterator[Item]:
-    """Backward of the routed experts: combine's gradients travel there, dispatch's travel back.
+    """Backward of the routed experts: what answers combine travels there, what answers dispatch travels back.
 
     Parameters
     ----------
     operators : sequence of Operator
-        Backward operators of the routed experts; without an input gradient among them nothing travels.
+        Backward operators of the routed experts; without one of `Phase.INPUT_GRADIENT` among them nothing travels.
     sharding : Sharding
     beside : pair of sequences of Item
         As in `expert_forward`.
@@ -94,15 +94,15 @@ def expert_backward(
     ways: tuple[list[Communication], list[Communication]] = ([], [])
     if any(one.phase is phase for one in operators):
         ways = (
-            _there("combine gradient", phase, sharding),
-            _back("dispatch gradient", phase, sharding),
+            _there(phase.of("combine"), phase, sharding),
+            _back(phase.of("dispatch"), phase, sharding),
         )
     yield from _around(operators, sharding, ways, beside)
 
 
 def way_back(sharding: Sharding, *, backward: bool) -> frozenset[str]:
     """Tags of what travels back from the experts: the kernel that puts tokens in place waits for it."""
-    name = "dispatch gradient" if backward else "combine"
+    name = Phase.INPUT_GRADIENT.of("dispatch") if backward else "combine"
     return _tags(_back(name, Phase.FORWARD, sharding))
 
 
@@ -193,7 +193,7 @@ def _between(
     if not (travels and _arrives_by_rank(sharding)):
         yield from _kernels(operators, sharding)
         return
-    phase = min(one.phase for one in operators)  # forward, or the input gradient of a backward
+    phase = min(one.phase for one in operators)  # forward, or the first of a backward
     yield _regrouping("rows_by_expert", phase, sharding)
     yield from _kernels(operators, sharding)
     yield _regrouping("rows_by_rank", phase, sharding)
@@ -237,7 +237,7 @@ def _single(mine: Operator) -> Operator:
 
 
 def _there(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
-    """Tokens, or gradients of outputs, on their way to the experts."""
+    """Tokens, or what answers their outputs, on their way to the experts."""
     if _routing(sharding).dispatch is ExpertDispatch.ALL_GATHER:
         return _whole_tokens(name, "all_gather", phase, sharding)
     exchanged, gathered = _exchange(name, phase, sharding), _over_etp(name, phase, sharding)
@@ -246,7 +246,7 @@ def _there(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
 
 
 def _back(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
-    """Outputs, or gradients of tokens, on their way to the ranks that tokens belong to."""
+    """Outputs, or what answers the tokens, on their way to the ranks that tokens belong to."""
     if _routing(sharding).dispatch is ExpertDispatch.ALL_GATHER:
         return _whole_tokens(name, "reduce_scatter", phase, sharding)
     exchanged = _exchange(name, phase, sharding)

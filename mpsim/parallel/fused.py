@@ -1,4 +1,4 @@
-"""A forward of one microbatch beside a backward of another: tokens of each travel while the other computes.
+"""A forward of some tokens beside a backward of others: those of each travel while the other computes.
 
 Per pair of layers the exchange stream carries combine of the backward, dispatch of the forward, dispatch of the backward, combine of the
 forward, in this order; the compute stream runs attention of the forward beside the first, experts of the backward beside the second,

@@ -1,6 +1,6 @@
 """Layout: who holds what of a model on which cluster, whatever the job is.
 
-Training and serving build their plans on it: nothing here knows batches, gradients or requests. What depends on how many tokens
+Training and serving build their plans on it: nothing here knows batches or requests. What depends on how many tokens
 pass through is a method that takes them.
 
 Shapes: P pipeline ranks.

@@ -63,7 +63,7 @@ class Sharding:
     tp, cp, ep, etp : int
         Degrees; `etp` is the tensor parallelism of experts.
     tokens, hidden : int
-        Of the microbatch on one context-parallel rank; they size what is not a GEMM's output.
+        Tokens that pass at once through one context-parallel rank, and their width; they size what is not a GEMM's output.
     sequence_parallel : bool
         Whether what lies between row and column GEMMs is divided too.
     tensor_overlap : TensorOverlap
@@ -75,7 +75,7 @@ class Sharding:
     scale_reductions : bool
         Whether scales of narrow tensors are all-reduced before each product.
     keeps_gathered : bool
-        Whether a gathered input stays until the weight gradient.
+        Whether a gathered input stays until `Phase.WEIGHT_GRADIENT`.
     copies_parts : bool
         Whether what is gathered or reduce-scattered is copied once more.
     context_exchange : ContextExchange

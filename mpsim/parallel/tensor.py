@@ -55,7 +55,7 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
     whole : Operator
     sharding : Sharding
     together : bool
-        Whether input and weight gradients run in one action, so that one can hide what the other needs.
+        Whether both backward phases run in one action, so that one can hide what the other needs.
     """
     is_input = whole.phase is Phase.INPUT_GRADIENT
     column_input = is_input and whole.split is Split.COLUMN and sharding.tp > 1
@@ -69,13 +69,13 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
             yield from _gather_beside(mine, whole.m * whole.k, sharding)
             return
         yield from _gather(whole.m * whole.k, whole, sharding)
-    if column_input and beside and again:  # beside the input gradient
+    if column_input and beside and again:  # beside this product
         yield from _gather(whole.m * whole.n, whole, sharding, waits=Waits.NEXT_WEIGHT)
     if whole.split is Split.COLUMN and again and not is_input and not beside:
         yield from _gather(whole.k * whole.n, whole, sharding)
     yield Compute(shard(whole, sharding))
     if is_input and whole.weights > 1:
-        yield Compute(_gradient_sum(whole, sharding))
+        yield Compute(_sum_of_weights(whole, sharding))
     if column_input:
         waits = Waits.NOT_WEIGHTS if beside else Waits.ALL
         yield from _reduce(whole.m * whole.n, whole, sharding, waits=waits)
@@ -122,7 +122,7 @@ def _output_elements(operator: Operator, sharding: Sharding) -> float:
 
 
 def _scales(whole: Operator, sharding: Sharding) -> Iterator[Communication]:
-    """Largest magnitudes over all ranks: of the input and each weight; backward of each gradient and each weight."""
+    """Largest magnitudes over all ranks: of the input and each weight; backward of each output's and each weight."""
     if not (sharding.scale_reductions and sharding.tp > 1 and whole.operand_bytes):
         return
     tensors = whole.weights + (1 if whole.phase is Phase.FORWARD else whole.weights)
@@ -172,14 +172,14 @@ def _copy(name: str, phase: Phase, size: float) -> Operator:
     return make_elementwise(Role.COPY, phase, moved=2.0 * size, name=name)
 
 
-def _gradient_sum(product: Operator, sharding: Sharding) -> Operator:
-    """Add up the input gradients of several weights: all are read, their sum is written."""
+def _sum_of_weights(product: Operator, sharding: Sharding) -> Operator:
+    """Add up what the products with several weights return: all are read, their sum is written."""
     tensor = product.operands[2] * sharding.activation_bytes
     return make_elementwise(
         Role.SUM,
         product.phase,
         moved=(product.weights + 1) * tensor,
-        name=f"{product.name} gradient sum",
+        name=f"{product.phase.of(product.name)} sum",
     )
 
 

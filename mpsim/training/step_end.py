@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import optimizer_seconds
+from mpsim.cost import update_seconds
 from mpsim.parallel import spread
 from mpsim.program.program import PARTS, Kind, Span, Stream
 from mpsim.program.rows import Rows
@@ -132,8 +132,8 @@ class StepRows:
         chips = [self._plan.layout.cluster_of(rank).accelerator for rank in self._ranks.tolist()]
         seconds = np.array(
             [
-                optimizer_seconds(one, traffic, chip.memory_bandwidth, chip.calibration)
-                for one, chip in zip(share.tolist(), chips, strict=True)
+                update_seconds(owned * traffic, chip.memory_bandwidth, chip.calibration)
+                for owned, chip in zip(share.tolist(), chips, strict=True)
             ]
         )
         return self._rows.add(

@@ -133,6 +133,10 @@ class Phase(enum.StrEnum):
     INPUT_GRADIENT = "input_gradient"
     WEIGHT_GRADIENT = "weight_gradient"
 
+    def of(self, what: str) -> str:
+        """Name of a tensor as this phase handles it: itself going forward, its gradient going back."""
+        return what if self is Phase.FORWARD else f"{what} gradient"
+
 
 class Split(enum.StrEnum):
     """What tensor parallelism of degree t does to the operator."""

@@ -12,7 +12,7 @@ from mpsim.cost import (
     device_power,
     gemm_seconds,
     memory_seconds,
-    optimizer_seconds,
+    update_seconds,
 )
 
 PEAK, BANDWIDTH = 100e12, 1e12
@@ -119,7 +119,7 @@ def test_memory_kernels_take_bytes_over_the_reached_rate_or_the_floor() -> None:
 
 def test_optimizer_moves_its_bytes_at_four_fifths_of_the_memory_rate() -> None:
     """1e9 parameters x 28 B at 0.8 of 2 TB/s: 17.5 ms."""
-    assert optimizer_seconds(1e9, 28, 2e12) == pytest.approx(17.5e-3)
+    assert update_seconds(28 * 1e9, 2e12) == pytest.approx(17.5e-3)
 
 
 def test_device_power_is_linear_from_idle() -> None:

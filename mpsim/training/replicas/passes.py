@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mpsim.cost import copy_seconds, optimizer_seconds
+from mpsim.cost import copy_seconds, update_seconds
 from mpsim.hardware import Calibration
 from mpsim.program.program import PARTS, Stream, Template
 from mpsim.program.template import ticks
@@ -52,7 +52,7 @@ class Passes:
         """Adding the gradients of a microbatch to those of the ones before it."""
         traffic = self._plan.layout.framework.data.accumulation_traffic
         return self._blocks(
-            "accumulate gradients", "other", parameters * traffic, rank, _addition_seconds
+            "accumulate gradients", "other", parameters * traffic, rank, update_seconds
         )
 
     def _blocks(
@@ -67,11 +67,6 @@ class Passes:
             seconds = time(moved, chip.memory_bandwidth, chip.calibration)
             self._made[key] = _single(name, PARTS.index(part), float(ticks(seconds)))
         return [Block(-1, self._made[key], 0.0)]
-
-
-def _addition_seconds(moved: float, bandwidth: float, calibration: Calibration | None) -> float:
-    """Time of an addition in place, which reads what it overwrites anyway [s]."""
-    return optimizer_seconds(moved, 1.0, bandwidth, calibration)
 
 
 @functools.lru_cache(maxsize=_KEPT)
