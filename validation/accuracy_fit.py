@@ -25,7 +25,7 @@ from mpsim.framework import framework, framework_aliases
 from mpsim.hardware import link
 from mpsim.importers.cells import Cells, read_rows
 from mpsim.importers.machines import gpu
-from mpsim.validate import Record, files, runs, single_node
+from mpsim.validate import Record, files, runs, training
 
 NAMED = (
     *("llm-foundry", "internevo", "bloom-tuning", "megatron-sc21", "korthikanti22-layer"),
@@ -53,7 +53,7 @@ def _origins() -> dict[str, Origin]:
         for values in read_rows(HERE / "data" / name):
             single = "record_id" in values
             cells = Cells(values)
-            cells = single_node._renamed(cells) if single else cells
+            cells = training.as_published(cells) if single else cells
             with contextlib.suppress(Exception):
                 preset = str(runs.rule_of(cells)["framework"]["preset"])
                 chip = gpu(cells.text("accelerator")).name

@@ -32,9 +32,8 @@ from mpsim.calibrate.machine import (
     nic_entry,
     sheet_entry,
 )
-from mpsim.calibrate.parts import Fit, merged
+from mpsim.calibrate.parts import Fit, limit, merged, range_warnings
 from mpsim.calibrate.points import Point, kernel_points
-from mpsim.calibrate.rules import limit, range_warnings
 from mpsim.errors import CalibrationError, HardwareError
 from mpsim.hardware import Accelerator, Cluster, accelerator, link, machine_of
 from mpsim.hardware.calibrated import Calibration

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.calibrate.parts import Fit, best_curve, fitted, merged, prefers_curve, score
+from mpsim.calibrate.parts import Fit, best_curve, fitted, merged, prefers_curve, score, unknown
 from mpsim.calibrate.points import Point, hold_out
 from mpsim.calibrate.robust import fit_robust
-from mpsim.calibrate.rules import unknown
 from mpsim.cost import CollectiveModel
 from mpsim.cost.curves import Curve
 from mpsim.cost.traffic import COLLECTIVES, floor_seconds

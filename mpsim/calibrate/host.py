@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.calibrate.parts import Fit, score
+from mpsim.calibrate.parts import Fit, score, unknown
 from mpsim.calibrate.points import Point, hold_out
 from mpsim.calibrate.robust import fit_robust
-from mpsim.calibrate.rules import unknown
 from mpsim.cost import KernelModel
 from mpsim.framework import Framework, framework
 from mpsim.hardware import Accelerator

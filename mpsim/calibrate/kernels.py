@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.calibrate.parts import Fit, best_curve, fitted, merged, prefers_curve, score
+from mpsim.calibrate.parts import Fit, best_curve, fitted, merged, prefers_curve, score, unknown
 from mpsim.calibrate.points import Point
 from mpsim.calibrate.robust import Estimate, Unknown, fit_robust
-from mpsim.calibrate.rules import unknown
 from mpsim.cost import KernelModel, attention_pairs, attention_seconds, gemm_seconds, memory_seconds
 from mpsim.cost.curves import Curve, kernel_class
 from mpsim.cost.formulas import GemmConstants

@@ -1,21 +1,35 @@
-"""What a fit gives: constants with uncertainty, curves, and how far off points are that it saw and points that it did not."""
+"""Parts of a fit: its constants with bounds and uncertainty, its curves, and how far off points are that it saw and that it did not."""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.calibrate.points import Point
-from mpsim.calibrate.robust import Estimate
-from mpsim.calibrate.rules import limit
+from mpsim.calibrate.robust import Estimate, Unknown
 from mpsim.cost.curves import Curve
 from mpsim.hardware import Fitted, MeasuredCurve
+from mpsim.shipped import read_shipped
 
-__all__ = ["Fit", "Score", "best_curve", "fitted", "merged", "prefers_curve", "score"]
+__all__ = [
+    "Fit",
+    "Score",
+    "best_curve",
+    "fitted",
+    "limit",
+    "merged",
+    "prefers_curve",
+    "range_warnings",
+    "score",
+    "unknown",
+]
 
 Floats = NDArray[np.float64]
 Line = tuple[tuple[float, ...], tuple[float, ...]]
@@ -174,3 +188,42 @@ def _line(known: Mapping[float, tuple[float, int]], *, without: float | None = N
             blocks[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
     levels = [level for level, _, count in blocks for _ in range(count)]
     return tuple(rising), tuple(float(f"{math.exp(one):.{_DIGITS}g}") for one in levels)
+
+
+@functools.cache
+def _data() -> Mapping[str, Any]:
+    data: Mapping[str, Any] = read_shipped(__package__ or "", "data.yaml")
+    return data
+
+
+def unknown(leaf: str, *, name: str = "", scale: float = 1.0) -> Unknown:
+    """A constant to be found, with the bounds of `leaf` times `scale`."""
+    *figures, prior = map(float, _data()["bounds"][leaf])
+    start, low, high = (scale * x for x in figures)
+    return Unknown(name or leaf, start, low, high, prior)
+
+
+def limit(name: str) -> float:
+    """A limit by name."""
+    return float(_data()["limits"][name])
+
+
+def range_warnings(constants: Mapping[str, Fitted]) -> Iterator[str]:
+    """A line for each constant that is outside its physical range, or that the measurements did not fix."""
+    for name, one in constants.items():
+        if ".burst_" in name and name.replace(".burst_", ".") in constants:
+            continue  # the same number under another name
+        leaf = name.rpartition(".")[2]
+        for pattern, bounds in _data()["physical"].items():
+            low, high = map(float, bounds)
+            if fnmatch.fnmatchcase(leaf, pattern) and not low <= one.value <= high:
+                yield (
+                    f"{name} is {one.value:.4g} {one.unit}, outside its physical range of {low:g} to {high:g}; "
+                    "something else is in these times"
+                )
+                break
+        if one.high - one.low > 2 * limit("unidentified") * one.value:
+            yield (
+                f"{name} is {one.value:.4g} {one.unit}, but anything from {one.low:.3g} to {one.high:.3g} fits: the "
+                "measurements say little about it"
+            )

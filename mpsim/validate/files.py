@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpsim.errors import MpsimError
 from mpsim.importers.cells import TABLES, Cells, read_rows, table_kind
-from mpsim.validate import collectives, kernels, schedules, single_node, training
+from mpsim.validate import collectives, kernels, schedules, training
 from mpsim.validate.records import Record, Row, Validation
 
 __all__ = ["KINDS", "FileKind", "recognise", "validate_files"]
@@ -40,15 +40,24 @@ class FileKind:
     predict: Callable[[Row, Sequence[Record]], list[Record]]
 
 
-KINDS: tuple[FileKind, ...] = tuple(
-    FileKind(title, TABLES[title], module.MEASURED, module.blank, module.predict)
-    for title, module in (
-        ("training runs", training),
-        ("training runs on one node", single_node),
-        ("collectives", collectives),
-        ("kernels", kernels),
-        ("schedules", schedules),
-    )
+_ON_NODE = "training runs on one node"
+KINDS: tuple[FileKind, ...] = (
+    *(
+        FileKind(title, TABLES[title], module.MEASURED, module.blank, module.predict)
+        for title, module in (
+            ("training runs", training),
+            ("collectives", collectives),
+            ("kernels", kernels),
+            ("schedules", schedules),
+        )
+    ),
+    FileKind(
+        _ON_NODE,
+        TABLES[_ON_NODE],
+        training.MEASURED_ON_NODE,
+        training.blank_on_node,
+        training.predict_on_node,
+    ),
 )
 
 

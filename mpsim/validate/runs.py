@@ -19,10 +19,9 @@ from mpsim.validate.adapt import adapted
 from mpsim.validate.assumptions import BY_FAMILY, Filled, fill_in
 from mpsim.validate.clusters import cluster_of
 from mpsim.validate.layouts import parallelism_of, schedule_of
-from mpsim.validate.rules import on_top, rule_of
-from mpsim.validate.tables import lookup, table
+from mpsim.validate.tables import lookup, on_top, table
 
-__all__ = ["described", "filled", "fitting", "rule_of", "scenario_of", "simulated"]
+__all__ = ["described", "filled", "fitting", "scenario_of", "simulated"]
 
 _ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
 _AGAIN = ("none", "selective", "full")

@@ -26,13 +26,13 @@ from mpsim.validate.actions import (
     parts_of,
     simulated_slices,
 )
-from mpsim.validate.memory import allocated_bytes
 from mpsim.validate.records import Family, Record, Validation
 from mpsim.validate.step_scenarios import family_of, step_of, title_of
 
-__all__ = ["Comparison", "StepComparison", "compare_runs"]
+__all__ = ["Comparison", "StepComparison", "allocated_bytes", "compare_runs"]
 
 Progress = Callable[[int, int], None]
+_HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -382,3 +382,34 @@ def _typical(one: Measurement) -> int:
     times = table.max(axis=0) if one.synchronous else table.mean(axis=0)
     recorded = max(one.actions.step, default=0) + 1 if one.actions else len(times)
     return int(np.argmin(np.abs(times[:recorded] - one.time)))
+
+
+def allocated_bytes(result: Result, one: Measurement) -> float:
+    """Most that tensors of the fullest rank take at a time in the step that was measured [B].
+
+    Parameters
+    ----------
+    result : Result
+        Of the step.
+    one : Measurement
+        The step.
+
+    Notes
+    -----
+    The allocator counts tensors alone: neither the driver's context nor what is lost between them. Without a pipeline there are no gradients
+    before the first backward of a step, because ``zero_grad`` drops them: one microbatch is fullest either when its loss is
+    differentiated, with every activation and no gradient, or at the end of its backward, with every gradient and no activation. DDP has its
+    buckets beside them all the time.
+    """
+    memory = result.summary["memory"]
+    assert isinstance(memory, Mapping)
+    parts = {name: float(memory[name]) for name in _HELD}
+    states = parts["parameters"] + parts["optimizer"]
+    held = parts["activations"] + parts["logits"]
+    way = one.variant.get("data_parallel", "none")
+    if one.shape.get("pp", 1) > 1 or way == "fsdp2":
+        return float(memory["total"]) - float(memory["overhead"])
+    buckets = parts["gradients"] if way == "ddp" else 0.0
+    if one.shape.get("microbatches", 1) > 1:
+        return states + buckets + parts["gradients"] + held
+    return states + buckets + max(parts["gradients"], held)

@@ -1,4 +1,4 @@
-"""Training runs: published tables of whole steps."""
+"""Training runs: published tables of whole steps, in the layout of ``id`` tables, or of ``record_id`` tables of one node."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from collections.abc import Sequence
 
 from mpsim.importers.cells import Cells
 from mpsim.validate.records import Record, Row
-from mpsim.validate.runs import described, fitting, rule_of, simulated
+from mpsim.validate.runs import described, fitting, simulated
+from mpsim.validate.tables import rule_of
 
-__all__ = ["MEASURED", "blank", "fill", "group_of", "memory_record", "predict"]
+__all__ = [
+    "MEASURED",
+    "MEASURED_ON_NODE",
+    "as_published",
+    "blank",
+    "blank_on_node",
+    "fill",
+    "group_of",
+    "memory_record",
+    "predict",
+    "predict_on_node",
+]
 
 MEASURED = (
     *("iter_time_s", "iter_time_s_derived", "iter_time_stat", "tokens_per_s_per_accel"),
@@ -17,7 +29,19 @@ MEASURED = (
     *("memory_gb_reported", "check_model_tflops_per_accel"),
     *("check_hw_full_recompute_tflops_per_accel", "check_ratio"),
 )
-_GIGA = 1e9
+MEASURED_ON_NODE = (
+    *("iteration_time_ms", "op_time_us", "busbw_GBps", "tflops_per_gpu"),
+    *("fraction_of_peak", "peak_mem_GiB_per_gpu"),
+)
+_NAMES = {
+    "gpu": "accelerator",
+    "gpus": "num_accel",
+    "gpus_per_node": "accel_per_node",
+    "model_or_op": "model",
+    "seq_len_tokens": "seq_len",
+    "interleave_chunks_per_stage": "vp_chunks_per_rank",
+}
+_MILLI, _GIBI, _GIGA = 1e-3, 2.0**30, 1e9
 
 
 def blank(row: Row) -> list[Record]:
@@ -101,3 +125,41 @@ def _time(row: Row) -> float | None:
     if not rate or batch is None or length is None or not count:
         return None
     return batch * length / (rate * count)
+
+
+def blank_on_node(row: Row) -> list[Record]:
+    """The row's records without predictions: its time, and its peak memory where that was measured."""
+    cells = row.configuration
+    rule = rule_of(cells)
+    time = Record(
+        id=row.id,
+        family=str(rule.get("label", cells.text("software"))),
+        kind="training",
+        unit="ms",
+        measured=row.measured.number("iteration_time_ms"),
+        size=cells.number("gpus"),
+        group=group_of(as_published(cells)),
+        sequences=cells.number("global_batch_seqs") or 0.0,
+    )
+    memory = row.measured.number("peak_mem_GiB_per_gpu")
+    return [time] if memory is None else [time, memory_record(time, memory * _GIBI)]
+
+
+def predict_on_node(row: Row, blanks: Sequence[Record]) -> list[Record]:
+    """Fill in the time of a step and the peak memory.
+
+    Raises
+    ------
+    CalibrationError, ScenarioError
+        If the row does not describe a run that can be simulated.
+    """
+    return fill(
+        dataclasses.replace(row, configuration=as_published(row.configuration)),
+        blanks,
+        scale=_MILLI,
+    )
+
+
+def as_published(cells: Cells) -> Cells:
+    """The columns under the names that published runs have."""
+    return Cells({_NAMES.get(column, column): value for column, value in cells.values.items()})

@@ -15,8 +15,8 @@ from mpsim.hardware import accelerator, link, machine_of
 from mpsim.measure.plan import load_grid
 from mpsim.measured.records import Measurement
 from mpsim.simulate import simulate
-from mpsim.validate.memory import allocated_bytes
 from mpsim.validate.step_scenarios import step_of
+from mpsim.validate.steps import allocated_bytes
 
 if os.environ.get("MPSIM_REQUIRE_TORCH") == "1":
     import torch  # a skipped module would pass

@@ -11,7 +11,8 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
 from mpsim.training.memory import account_memory
 from mpsim.training.planning import make_plan
-from mpsim.validate.runs import filled, rule_of, scenario_of
+from mpsim.validate.runs import filled, scenario_of
+from mpsim.validate.tables import rule_of
 
 DATA = Path(__file__).resolve().parents[2] / "validation" / "data" / "published-runs.csv"
 TRAPS = ("mpt-30b-s8192-a10080gb-8-bf16", "mpt-30b-s8192-h10080gb-8-bf16")

@@ -8,10 +8,11 @@ import pytest
 
 from mpsim.engine import Timeline, run
 from mpsim.errors import ScenarioError
-from mpsim.exporters import check_trace, trace_events, write_trace
+from mpsim.exporters import trace_events, write_trace
 from mpsim.program import PARTS, Kind, Rows, Stream, Template
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
+from tests.trace_check import check_trace
 
 US = 1e6  # ticks
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mpsim.validate.decisions import decisions_of, kendall_tau, summarise_decisions
-from mpsim.validate.records import Record, Validation
+from mpsim.validate.records import (
+    Record,
+    Validation,
+    decisions_of,
+    kendall_tau,
+    summarise_decisions,
+)
 
 
 def _run(name: str, measured: float, predicted: float | None, **more: object) -> Record:

@@ -18,8 +18,8 @@ from mpsim.parallel import GroupShape
 from mpsim.validate import validate_files
 from mpsim.validate.files import KINDS, FileKind, predict_row
 from mpsim.validate.records import Row
-from mpsim.validate.runs import rule_of, scenario_of
-from mpsim.validate.tables import table
+from mpsim.validate.runs import scenario_of
+from mpsim.validate.tables import rule_of, table
 from mpsim.workload import (
     Phase,
     Role,

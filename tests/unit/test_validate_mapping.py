@@ -11,8 +11,8 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
 from mpsim.validate.files import KINDS, predict_row
 from mpsim.validate.records import Row
-from mpsim.validate.rules import rule_of
 from mpsim.validate.runs import described, fitting
+from mpsim.validate.tables import rule_of
 
 LLAMA = {
     "id": "made-up",

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpsim.calibrate import Calibrated, Score, calibrate
-from mpsim.cli.validate_runs import verdict
+from mpsim.cli.validate import verdict
 from mpsim.measured.files import read_measured
 from mpsim.measured.sources import read_source
 from mpsim.plot.measured import BesideDisplay
