@@ -50,7 +50,8 @@ def _orders(row: dict[str, str]) -> Orders:
     name, pp, microbatches = row["schedule"], int(row["pp"]), int(row["microbatches"])
     virtual = int(row["virtual_stages"])
     if name in _UNTIMED:
-        return _UNTIMED[name](pp=pp, microbatches=microbatches, virtual_stages=virtual)
+        authors = {"delay": 0} if name == "V-Min" else {}
+        return _UNTIMED[name](pp=pp, microbatches=microbatches, virtual_stages=virtual, **authors)
     return _TIMED[name](pp=pp, microbatches=microbatches, virtual_stages=virtual, times=_times(row))
 
 

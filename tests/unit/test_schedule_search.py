@@ -273,3 +273,26 @@ def test_searches_refuse_times_and_sizes_out_of_range() -> None:
         zb_1p(pp=2, microbatches=2, until_weight=2)
     with pytest.raises(ScheduleError, match="needed at least 2 pp = 4"):
         zb_v_search(pp=2, microbatches=2, memory_limit=3)
+
+
+@pytest.mark.parametrize(("pp", "microbatches"), [(2, 3), (4, 8), (8, 16), (8, 32), (12, 36)])
+def test_v_min_is_no_longer_than_its_authors_make_it_and_holds_no_more(
+    pp: int, microbatches: int
+) -> None:
+    """With 8 ranks and 32 microbatches an order of 109.0 exists that holds 8 chunks a rank; the authors' takes 109.5."""
+    sizes = {"pp": pp, "microbatches": microbatches}
+    own, authors = make_orders("v-min", **sizes), make_orders("v-min", **sizes, delay=0)
+    setting = Setting.of(
+        v_map(pp), microbatches=microbatches, forward=0.5, backward=0.5, weight=0.5
+    )
+    took = evaluate_orders(setting, own).makespan
+    assert took <= evaluate_orders(setting, authors).makespan
+    assert max(own.peak_inflight()) <= max(authors.peak_inflight())
+    if sizes == {"pp": 8, "microbatches": 32}:
+        assert took <= 109.0
+
+
+def test_v_min_refuses_a_delay_that_puts_two_kinds_in_one_slot() -> None:
+    """On 4 ranks a delay of one slot gives rank 0 two actions at once."""
+    with pytest.raises(ScheduleError, match=r"v-min: got delay = 1 with pp = 4; needed"):
+        make_orders("v-min", pp=4, microbatches=8, delay=1)

@@ -3,7 +3,8 @@
 Shapes: P ranks, four kinds of slot: forward of chunk a (stage r), forward of chunk b (stage 2p - 1 - r), input gradient of b,
 input gradient of a. Each rank repeats its four slots every six; the two slots between take the weight gradients.
 The offsets from rank to rank decide how long an activation lives, and so how many are held: about half of what 1F1B holds
-for V-Half and a third for V-Min.
+for V-Half and a third for V-Min. What a rank holds is a whole number of chunks, so V-Min may have room to spare; its input gradients are
+then put off further than the authors do, which lets more forwards run before the first of them.
 
 The repeated blocks leave gaps at both ends of the step. They are closed by moving actions to earlier free slots, in the order
 of their slots and as long as no rank holds more than the fullest did: once with the weight gradients in their slots, then
@@ -20,8 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mpsim.errors import ScheduleError
 from mpsim.schedule.facts import Schedule, check_counts
 from mpsim.schedule.orders import Action, Orders
+from mpsim.schedule.search.evaluate import Setting, evaluate_orders
 from mpsim.schedule.stages import v_map
 from mpsim.schedule.tape import Step, from_steps
 
@@ -65,13 +68,18 @@ def v_half(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
     return _from_block("v-half", block, pp, microbatches, virtual_stages)
 
 
-def v_min(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
+def v_min(
+    *, pp: int, microbatches: int, virtual_stages: int = 2, delay: int | None = None
+) -> Orders:
     """Orders of V-Min, which holds about a third of the activations of 1F1B.
 
     Parameters
     ----------
     pp, microbatches, virtual_stages
         As of `v_half`.
+    delay : int, optional
+        Slots by which input gradients come later than in the authors' block, 0 to 5; left out, as many as make the step shortest
+        without holding more. 0 gives the authors' orders.
 
     Raises
     ------
@@ -82,10 +90,42 @@ def v_min(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
     >>> v_min(pp=4, microbatches=8).peak_inflight()
     [4, 4, 4, 4]
     """
-    p = pp
-    gap = 2 if p % 3 == 0 else 0  # else two kinds fall on one slot of the period
-    block = [[r, 2 * p - r - 1, 2 * p + gap + r, 4 * p + gap - r - 1] for r in range(p)]
-    return _from_block("v-min", block, pp, microbatches, virtual_stages)
+    check_counts("v-min", pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
+    if delay is not None:
+        block = _min_block(pp, delay)
+        if not _is_free(block):
+            raise ScheduleError(
+                f"v-min: got delay = {delay} with pp = {pp}; needed 0 to {_PERIOD - 1} slots that leave every kind a slot of its "
+                "own; set delay to 0, or leave it out"
+            )
+        return _from_block("v-min", block, pp, microbatches, virtual_stages)
+    # The rounding up of what a rank holds can leave room that the authors' block does not use: a later input gradient uses it.
+    blocks = [_min_block(pp, delay) for delay in range(_PERIOD)]
+    orders = [
+        _from_block("v-min", block, pp, microbatches, virtual_stages)
+        for block in blocks
+        if _is_free(block)
+    ]
+    room = max(orders[0].peak_inflight())
+    setting = Setting.of(
+        orders[0].stage_rank, microbatches=microbatches, forward=1, backward=1, weight=1
+    )
+    return min(
+        (order for order in orders if max(order.peak_inflight()) <= room),
+        key=lambda order: evaluate_orders(setting, order).makespan,
+    )
+
+
+def _min_block(p: int, delay: int) -> Block:
+    gap = (
+        2 if p % 3 == 0 else 0
+    ) + delay  # without the 2, two kinds fall on one slot of the period
+    return [[r, 2 * p - r - 1, 2 * p + gap + r, 4 * p + gap - r - 1] for r in range(p)]
+
+
+def _is_free(block: Block) -> bool:
+    """Whether the four kinds of every rank have slots of their own in the period."""
+    return all(len({slot % _PERIOD for slot in rank}) == len(rank) for rank in block)
 
 
 def _from_block(
