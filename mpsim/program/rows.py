@@ -100,6 +100,24 @@ class Rows:
         """Let each row wait for the end of another; arrays of one length, or scalars."""
         self._edges.append(_pairs(rows, on))
 
+    def ranks_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Ranks that rows occupy, as pairs of row and rank, each pair once and rows in the order given.
+
+        Examples
+        --------
+        >>> rows = Rows()
+        >>> shared = rows.add(1, rank=0, kind=Kind.COLLECTIVE)
+        >>> rows.occupy(shared, [0, 2], Stream.DP)
+        >>> rows.ranks_of(shared)[1].tolist()
+        [0, 2]
+        """
+        place = np.full(self._count, -1)
+        place[rows] = np.arange(len(rows))
+        row, slot = (np.concatenate(column) for column in zip(*self._slots, strict=True))
+        mine = place[row] >= 0
+        places, ranks = np.unique(np.stack([place[row[mine]], slot[mine] // len(Stream)]), axis=1)
+        return rows[places], ranks
+
     def finish(
         self,
         *,

@@ -114,8 +114,8 @@ class StepRows:
             first = last = self._update(share)
         else:
             first, last = add_host_optimizer(self._rows, plan, share)
-        for row in waits:
-            self._rows.depend(first, row)
+        row, rank = self._rows.ranks_of(waits)
+        self._rows.depend(first[rank], row)  # a rank waits for what it takes part in, and no more
         if self._gathers_after:
             for one, owned in zip(peers, (dense, experts), strict=True):
                 last = self._gather(one, owned, last)

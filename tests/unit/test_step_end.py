@@ -1,0 +1,90 @@
+"""The end of a step: what the optimizer of each rank waits for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpsim.engine import run
+from mpsim.program import Kind, Program
+from mpsim.training.build import build_program
+from tests.plans import small_plan
+
+
+def _rows(program: Program, label: str) -> np.ndarray:
+    return np.flatnonzero(np.array(program.labels)[program.label] == label)
+
+
+def _reductions(program: Program) -> np.ndarray:
+    names = [one for one in program.labels if one.startswith(("all-reduce", "reduce-scatter"))]
+    return np.concatenate([_rows(program, name) for name in names])
+
+
+def _waits_of(program: Program, row: int) -> list[int]:
+    return program.dep[program.dep_ptr[row] : program.dep_ptr[row + 1]].tolist()
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+def test_without_a_global_norm_each_rank_waits_for_its_own_reductions(offload: str) -> None:
+    """The first rank is done after its own pipeline; only what ranks share makes one wait for another."""
+    plan = small_plan(
+        pp=4, dp=2, overrides={"gradient_norm": False}, offload=offload, model_name="llama2-7b"
+    )
+    assert plan.layout.embedding_ends is None  # no tied embedding
+    program = build_program(plan)
+    first = "optimizer step" if offload == "none" else "optimizer step on host"
+    for row in _rows(program, first):
+        ranks = {int(program.rank[one]) for one in _waits_of(program, row)}
+        assert ranks == {int(program.rank[row])}
+
+
+def test_without_a_global_norm_the_last_rank_does_not_wait_for_the_first() -> None:
+    """The flush ends on rank 0; the others have stepped by then.
+
+    With whole backwards of B on p equal ranks without messages, rank r ends (p - 1 - (p - 1 - r)) = r backwards before rank 0. Its
+    reduction R starts then and its optimizer step at once after: rank r steps r B earlier than rank 0.
+    """
+    plan = small_plan(pp=4, dp=2, overrides={"gradient_norm": False}, model_name="llama2-7b")
+    timeline = run(build_program(plan))
+    program = timeline.program
+    steps = _rows(program, "optimizer step")
+    start = timeline.start[steps[np.argsort(program.rank[steps])]]
+    assert (np.diff(start) < 0).all()
+    ends = np.array(
+        [
+            timeline.end[(program.rank == rank) & (program.kind == Kind.BACKWARD)].max()
+            for rank in range(4)
+        ]
+    )
+    reduced = np.array(
+        [
+            timeline.end[[row for row in _reductions(program) if program.rank[row] == rank]].max()
+            for rank in range(4)
+        ]
+    )
+    assert np.array_equal(start, np.maximum(ends, reduced))
+
+
+def test_a_tied_embedding_joins_its_two_ranks_and_no_other() -> None:
+    """Gradients of the shared table are summed between the first and the last rank, so both wait for the later of the two."""
+    plan = small_plan(pp=4, dp=2, overrides={"gradient_norm": False}, model_name="gpt-1.7b")
+    assert plan.layout.embedding_ends is not None
+    program = build_program(plan)
+    (tied,) = _rows(program, "all-reduce tied embedding")
+    waiting = [
+        int(program.rank[row])
+        for row in _rows(program, "optimizer step")
+        if tied in _waits_of(program, row)
+    ]
+    assert sorted(waiting) == [0, 3]
+
+
+def test_with_a_global_norm_every_rank_waits_for_all() -> None:
+    """One all-reduce after every reduction, and every optimizer after it."""
+    plan = small_plan(pp=4, dp=2, overrides={"gradient_norm": True}, model_name="llama2-7b")
+    program = build_program(plan)
+    (norm,) = _rows(program, "all-reduce gradient norm")
+    steps = _rows(program, "optimizer step")
+    assert all(_waits_of(program, row) == [norm] for row in steps)
+    timeline = run(program)
+    assert len(set(timeline.start[steps].tolist())) == 1
