@@ -17,9 +17,15 @@ from mpsim.training.replicas.exchanges import GATHERS, add_collectives
 from mpsim.training.replicas.groups import Peers, dense_peers, expert_peers
 from mpsim.training.replicas.offload import add_host_optimizer
 
-__all__ = ["StepRows"]
+__all__ = ["StepRows", "host_overhead"]
 
 _EXPOSED_DP = PARTS.index("exposed_dp")
+
+
+def host_overhead(plan: Plan) -> float:
+    """Serial host time of a step, before its first action [s]."""
+    host = plan.layout.framework.host
+    return host.step_overhead + host.step_rank_time * plan.layout.mesh.world
 
 
 class StepRows:
@@ -40,15 +46,13 @@ class StepRows:
 
     def overhead(self) -> NDArray[np.int64]:
         """Serial host time, at the start of every rank."""
-        host = self._plan.layout.framework.host
-        seconds = host.step_overhead + host.step_rank_time * self._plan.layout.mesh.world
         return self._rows.add(
             len(self._ranks),
             rank=self._ranks,
             stream=Stream.COMPUTE,
             kind=Kind.COLLECTIVE,
             part=PARTS.index("host"),
-            duration=ticks(seconds),
+            duration=ticks(host_overhead(self._plan)),
             label="step overhead",
         )
 

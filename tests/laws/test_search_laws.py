@@ -216,3 +216,22 @@ def test_a_search_times_layouts_as_they_run(simulation):
     for leader in found.leaders:
         assert leader.summary["step_time_s"] == leader.step_time_s
         assert leader.bound_s <= leader.step_time_s
+
+
+def test_the_bound_counts_host_time_that_grows_with_ranks():
+    """A second of `step_rank_time` a rank is a second of every step, and of its bound: 16 ranks, 16 seconds."""
+    without, slow = (
+        Scenario.from_mapping(
+            {**DENSE, "framework": {"preset": "megatron-core", "step_rank_time": time}}
+        )
+        for time in ("0 s", "1 s")
+    )
+    layout = legal_layouts(slow, {"tp": (2,), "pp": (2,), "schedule": ("1f1b",)})[0]
+    bounds, steps = [], []
+    for scenario in (without, slow):
+        varied = scenario.with_values(layout.values())
+        bounds.append(Bounder(make_plan(varied)).bound([layout]).bound[0])
+        steps.append(mpsim.simulate(varied).timeline.step_time_s)
+        assert bounds[-1] <= steps[-1] * (1 + 1e-12)
+    assert steps[1] - steps[0] == pytest.approx(16)
+    assert bounds[1] - bounds[0] == pytest.approx(16)

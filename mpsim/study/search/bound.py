@@ -40,7 +40,7 @@ from mpsim.training.memory import (
 )
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, place_layers, runs_beside
-from mpsim.training.step_end import StepRows
+from mpsim.training.step_end import StepRows, host_overhead
 
 __all__ = ["Bounded", "Bounder"]
 
@@ -151,7 +151,7 @@ class Bounder:
             owner = np.repeat(np.arange(len(program)), np.diff(program.slot_ptr))
             done = np.zeros(plan.layout.mesh.pp)
             np.maximum.at(done, program.slot // len(Stream), timeline.end[owner])
-            self._steps[key] = done, float(ticks(plan.layout.framework.host.step_overhead))
+            self._steps[key] = done, float(ticks(host_overhead(plan)))
         return self._steps[key]
 
     def standing(self, plan: Plan) -> Floats:
