@@ -27,7 +27,7 @@ from mpsim.cost.constants import Constant, Status
 from mpsim.errors import CalibrationError
 from mpsim.hardware.calibrated import Calibration
 from mpsim.parallel.group import GroupShape
-from mpsim.workload.operators import Module, Operator, OperatorKind, Role
+from mpsim.workload.operators import Operator, OperatorKind, Role
 
 __all__ = [
     "CollectiveCurves",
@@ -280,8 +280,6 @@ def kernel_class(operator: Operator) -> str:
     """Which measured curve a memory-bound kernel reads: that of its kind, or where it is elementwise of what it computes."""
     if operator.kind is not OperatorKind.ELEMENTWISE:
         return operator.kind.value
-    if operator.module in (Module.EXPERTS, Module.SHARED_EXPERTS):
-        return _ELEMENTWISE
     return _CURVES.get(operator.role, _ELEMENTWISE)
 
 

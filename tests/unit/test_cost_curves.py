@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.cost import CollectiveCurves, CollectiveModel, Curve, Status, load_curves
+from mpsim.cost.curves import kernel_class
 from mpsim.errors import CalibrationError
 from mpsim.hardware.lookup import system
 from mpsim.parallel.group import GroupShape
+from mpsim.workload import Lowering, expand_layer, model
 
 KIB, MIB = 1024.0, 2.0**20
 NODE = GroupShape(8, 8, 1)
@@ -211,3 +213,23 @@ def test_the_file_of_the_reference_page_can_be_read(tmp_path: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
     text = "\n".join(line[4:] for line in lines if line.startswith("    "))
     assert set(curves_of(tmp_path, text).curves) == {("all_reduce", 8, 1), ("all_reduce", 16, 2)}
+
+
+@pytest.mark.parametrize(("fused", "curves"), [(True, {"activation"}), (False, {"gate"})])
+def test_experts_read_the_measured_curves_of_a_plain_mlp(fused: bool, curves: set[str]) -> None:
+    """An activation is the same kernel in routed and in shared experts; its curve hangs on what it computes, not on where."""
+    layer = expand_layer(
+        model("deepseek-v2"),
+        Lowering(fused_bias_activation=fused),
+        sequences=1,
+        sequence_length=512,
+        kind="moe",
+    )
+    between = [
+        operator
+        for operator in layer.forward
+        if operator.name.startswith(("experts_", "shared_")) and not operator.flops
+    ]
+    read = {kernel_class(operator) for operator in between if operator.name != "shared_add"}
+    assert len(between) >= 3
+    assert read == curves
