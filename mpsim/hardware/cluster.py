@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +22,7 @@ from mpsim.hardware.fabric import (
     torus_shape,
 )
 from mpsim.hardware.placement import Placement, slots_of
-
-if TYPE_CHECKING:
-    import networkx as nx
+from mpsim.units import Dimension, format_quantity
 
 __all__ = ["Cluster"]
 
@@ -162,9 +159,9 @@ class Cluster:
             shape = self.fabric.lengths(span) if whole else torus_shape(span, self.fabric.axes)
             return torus_distance(shape)
         if self.fabric.kind is FabricKind.GRAPH:
-            from mpsim.hardware.graph import mean_switches
+            from mpsim.hardware.graph_file import mean_switches  # networkx is slow to import
 
-            return mean_switches(self)
+            return mean_switches(self.fabric.links)
         crossed = self.tier_between(span)
         return float(crossed.hops) if crossed else 0.0
 
@@ -174,17 +171,41 @@ class Cluster:
             return 0.0
         return self.node.nic.latency + self.hops(span) * self.fabric.hop_latency
 
-    def graph(self, *, scale_up: bool = True) -> nx.DiGraph:
-        """The links as a directed graph with a ``capacity`` on every edge; see `mpsim.hardware.graph`."""
-        from mpsim.hardware.graph import cluster_graph
-
-        return cluster_graph(self, scale_up=scale_up)
-
     def describe(self) -> Description:
         """Every figure of the cluster and its parts with its unit and source; `str` gives it in five lines."""
         return describe_fields(self, DIMENSIONS)
 
     def __str__(self) -> str:
-        from mpsim.hardware.describe import describe_cluster
+        node = self.node
+        size = _count(self.accelerators, "accelerator")
+        domains = _count(self.domains, "domain")
+        return "\n".join(
+            [
+                f"{self.name}: {_count(self.nodes, 'node')} of {node.accelerators} = {size}",
+                f"  accelerator  {self.accelerator}",
+                f"  scale-up     {node.scale_up}, {domains} of {self.domain_size}",
+                f"  NICs         {_nics(self)}",
+                f"  fabric       {_fabric(self)}",
+            ]
+        )
 
-        return describe_cluster(self)
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _nics(cluster: Cluster) -> str:
+    node = cluster.node
+    if node.nics == 0:
+        return "none: the scale-up link is the only network"
+    share = format_quantity(node.nic_bandwidth_per_accelerator, Dimension.BANDWIDTH)
+    return f"{node.nics} a node, {node.nic}; {share} per accelerator"
+
+
+def _fabric(cluster: Cluster) -> str:
+    fabric = cluster.fabric
+    text = f"{fabric.kind}, {fabric.oversubscription:g}:1 oversubscribed"
+    if fabric.kind is FabricKind.TORUS:
+        return f"{text}, {'x'.join(map(str, fabric.lengths(cluster.nodes)))} nodes"
+    tiers = ", ".join(f"{tier.switches} {tier.name}" for tier in cluster.tiers if tier.switches)
+    return f"{text}, switches: {tiers or 'none'}"

@@ -10,16 +10,12 @@ import enum
 import math
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mpsim.description import Description, describe_fields
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
 from mpsim.units import Dimension, format_quantity
-
-if TYPE_CHECKING:
-    from mpsim.hardware.cluster import Cluster
-    from mpsim.hardware.host import Host
 
 __all__ = [
     "DIMENSIONS",
@@ -28,6 +24,7 @@ __all__ = [
     "Link",
     "LinkShape",
     "Node",
+    "Sourced",
     "recalled",
     "source_of",
 ]
@@ -289,11 +286,19 @@ class Node:
         return self.nic_bandwidth / self.accelerators
 
 
-def source_of(item: Accelerator | Link | Cluster | Host, figure: str) -> str:
+class Sourced(Protocol):
+    """A piece of hardware that says where its figures were read."""
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Source and date by figure; ``*`` for the rest."""
+
+
+def source_of(item: Sourced, figure: str) -> str:
     """Where `figure` of `item` was read and when; the entry's own source unless it has another."""
     return item.sources.get(figure, item.sources.get("*", ""))
 
 
-def recalled(item: Accelerator | Link | Cluster | Host) -> tuple[str, ...]:
+def recalled(item: Sourced) -> tuple[str, ...]:
     """Figures of `item` that are leads from memory, not read anywhere: label them wherever shown."""
     return tuple(sorted(key for key, text in item.sources.items() if text.startswith("recalled")))

@@ -9,13 +9,8 @@ what perfect load balance makes of them.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import networkx as nx
@@ -24,11 +19,10 @@ from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import LinkShape
 from mpsim.hardware.fabric import FabricKind, Tier, torus_shape
-from mpsim.units import Dimension, parse_quantity
+from mpsim.hardware.graph_file import Vertex, vertex_of
 
-__all__ = ["Vertex", "cluster_graph", "mean_switches", "read_links"]
+__all__ = ["Vertex", "cluster_graph"]
 
-Vertex: TypeAlias = tuple[str, int] | tuple[str, int, int] | tuple[str, str]
 Edge: TypeAlias = tuple[Vertex, Vertex, float, str, str]
 
 
@@ -50,7 +44,7 @@ def cluster_graph(cluster: Cluster, *, scale_up: bool = True) -> nx.DiGraph:
     --------
     >>> import networkx as nx
     >>> from mpsim.hardware import system
-    >>> graph = system("dgx-h100", nodes=4).graph()
+    >>> graph = cluster_graph(system("dgx-h100", nodes=4))
     >>> nx.maximum_flow_value(graph, ("node", 0), ("node", 3)) / 50e9
     8.0
     """
@@ -85,94 +79,15 @@ def _scale_out(cluster: Cluster) -> Iterator[Edge]:
 def _given(cluster: Cluster) -> Iterator[Edge]:
     """Links of a graph that was read from a file."""
     links = cluster.fabric.links
-    present = {name for one, other, _ in links for name in (one, other)}
+    present = {name for start, end, _ in links for name in (start, end)}
     missing = [node for node in range(cluster.nodes) if f"node {node}" not in present]
     if missing:
         raise HardwareError(
             f"fabric: the graph has no vertex 'node {missing[0]}'; needed 'node 0' to 'node {cluster.nodes - 1}' "
             "among its vertices, or fewer nodes"
         )
-    for one, other, bandwidth in links:
-        yield _vertex(one), _vertex(other), bandwidth, "scale-out", "link"
-
-
-def _vertex(name: str) -> Vertex:
-    kind, _, number = name.rpartition(" ")
-    return ("node", int(number)) if kind == "node" and number.isdecimal() else ("switch", name)
-
-
-@functools.lru_cache(maxsize=16)
-def _mean_switches(links: tuple[tuple[str, str, float], ...]) -> float:
-    graph = nx.Graph((_vertex(one), _vertex(other)) for one, other, _ in links)
-    nodes = [vertex for vertex in graph if vertex[0] == "node"][:_SAMPLE]
-    hops = [
-        distance[there] - 1
-        for here in nodes
-        for distance in [nx.single_source_shortest_path_length(graph, here)]
-        for there in nodes
-        if there != here and there in distance
-    ]
-    return sum(hops) / len(hops) if hops else 0.0
-
-
-def mean_switches(cluster: Cluster) -> float:
-    """Vertices between two nodes of a graph that was given, on average (over the first 64 nodes)."""
-    return _mean_switches(cluster.fabric.links)
-
-
-_SAMPLE = 64
-_READERS: Mapping[str, Callable[[Path], nx.Graph]] = MappingProxyType(
-    {
-        ".graphml": nx.read_graphml,
-        ".gml": nx.read_gml,
-        ".json": lambda path: nx.node_link_graph(
-            json.loads(path.read_text(encoding="utf-8")), edges="links"
-        ),
-    }
-)
-
-
-def read_links(path: str | Path) -> tuple[tuple[str, str, float], ...]:
-    """Links of any networkx graph.
-
-    Parameters
-    ----------
-    path : str or Path
-        GraphML (``.graphml``), GML (``.gml``) or node-link JSON with ``links`` (``.json``). Node i of the cluster is a vertex called
-        ``node i``; all others are switches. Every edge has a ``bandwidth``, such as ``400 Gb/s``, in each direction; an edge of a
-        directed graph counts for both, so give each link once.
-
-    Returns
-    -------
-    tuple of (str, str, float)
-        Two vertices and the bandwidth between them [B/s].
-
-    Raises
-    ------
-    HardwareError
-        If the file cannot be read, or an edge has no bandwidth.
-    """
-    path = Path(path)
-    reader = _READERS.get(path.suffix)
-    if reader is None:
-        raise HardwareError(f"{path}: got a file {path.suffix!r}; needed {', '.join(_READERS)}")
-    try:
-        graph = reader(path)
-    except Exception as error:  # readers raise whatever they trip over
-        raise HardwareError(f"{path}: no graph can be read from it: {error}") from error
-    links = []
-    for one, other, data in graph.edges(data=True):
-        if "bandwidth" not in data:
-            raise HardwareError(f"{path}: the edge {one} - {other} has no bandwidth ('400 Gb/s')")
-        bandwidth = parse_quantity(data["bandwidth"], Dimension.BANDWIDTH)
-        if not (math.isfinite(bandwidth) and bandwidth > 0):
-            raise HardwareError(
-                f"{path}: the edge {one} - {other} has {bandwidth:g} B/s; needed more than 0"
-            )
-        links.append((str(one), str(other), bandwidth))
-    if not links:
-        raise HardwareError(f"{path}: got a graph without edges")
-    return tuple(links)
+    for start, end, bandwidth in links:
+        yield vertex_of(start), vertex_of(end), bandwidth, "scale-out", "link"
 
 
 def _to_leaves(cluster: Cluster, leaf: Tier) -> Iterator[Edge]:

@@ -187,7 +187,9 @@ def _cut(cluster: Cluster) -> float:
     """Maximum flow from the first half of the nodes to the second."""
     import networkx as nx
 
-    graph = cluster.graph(scale_up=False)
+    from mpsim.hardware.graph import cluster_graph
+
+    graph = cluster_graph(cluster, scale_up=False)
     for node in range(cluster.nodes):
         first = node < cluster.nodes // _HALF
         ends = (("all", 0), ("node", node)) if first else (("node", node), ("all", 1))

@@ -22,7 +22,7 @@ from mpsim.hardware.fabric import Fabric, FabricKind, Routing, Tier
 if TYPE_CHECKING:
     import networkx as nx
 
-    from mpsim.hardware.graph import Vertex
+    from mpsim.hardware.graph_file import Vertex
 
 __all__ = ["Routes", "routes_of"]
 
@@ -132,7 +132,9 @@ def _ways(tier: Tier, cluster: Cluster) -> int:
 
 
 def _graph_routes(cluster: Cluster) -> Routes:
-    graph = cluster.graph(scale_up=False)
+    from mpsim.hardware.graph import cluster_graph  # networkx is slow to import
+
+    graph = cluster_graph(cluster, scale_up=False)
     number = {edge: index for index, edge in enumerate(graph.edges)}
     capacity = np.array([graph.edges[edge]["capacity"] for edge in number], dtype=np.float64)
     names = tuple(f"{_name(here)} > {_name(there)}" for here, there in number)

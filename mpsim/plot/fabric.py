@@ -84,7 +84,9 @@ class FabricDisplay(Display):
             yield f"{of} in {tier.units} unit{'s' * (tier.units > 1)}{_drawn(tier.units)}{more}"
 
     def _draw_graph(self, ax: Axes) -> None:
-        graph = self.cluster.graph(scale_up=False)
+        from mpsim.hardware.graph import cluster_graph
+
+        graph = cluster_graph(self.cluster, scale_up=False)
         vertices: list[Any] = list(graph)
         where = self._positions(vertices, graph)
         for one, other in {tuple(sorted(edge, key=str)) for edge in graph.edges}:

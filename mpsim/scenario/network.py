@@ -126,6 +126,6 @@ def _graph(fabric: FabricChoice, folder: Folder) -> tuple[tuple[str, str, float]
         return fabric.links
     if fabric.graph is None:
         raise HardwareError("fabric: kind graph needs a file; give graph: FILE.graphml")
-    from mpsim.hardware.graph import read_links
+    from mpsim.hardware.graph_file import read_links
 
     return read_links(folder("cluster.fabric.graph") / fabric.graph)

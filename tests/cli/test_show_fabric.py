@@ -11,6 +11,7 @@ import pytest
 from mpsim.cli import main
 from mpsim.hardware import build_cluster, system
 from mpsim.hardware.fabric import FabricKind
+from mpsim.hardware.graph import cluster_graph
 from mpsim.hardware.inventory import inventory_of
 
 SCENARIO = """\
@@ -64,7 +65,7 @@ def test_the_bisection_is_the_maximum_flow_between_halves(kind, over):
                             nic="ib-ndr", fabric_kind=kind, oversubscription=over)  # fmt: skip
     if kind is FabricKind.RAIL_ONLY and over > 1:
         assert cluster.tiers[-1].units == 1
-    graph = cluster.graph()
+    graph = cluster_graph(cluster)
     for node in range(2 * leaf):
         ends = (("all", 0), ("node", node)) if node < leaf else (("node", node), ("all", 1))
         graph.add_edge(*ends, capacity=math.inf)

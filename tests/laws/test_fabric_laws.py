@@ -17,7 +17,8 @@ from mpsim.cost import CollectiveModel
 from mpsim.engine import run
 from mpsim.errors import HardwareError, ScenarioError
 from mpsim.hardware import FabricKind, Placement, Routing, build_cluster, system
-from mpsim.hardware.graph import read_links
+from mpsim.hardware.graph import cluster_graph
+from mpsim.hardware.graph_file import read_links
 from mpsim.hardware.routes import routes_of
 from mpsim.parallel import Mesh, placed
 from mpsim.parallel.crossing import exchange, ring, slowdown
@@ -124,7 +125,7 @@ def test_a_graph_from_a_file_counts_as_the_tree_it_draws(tmp_path):
     """A fat tree written out as GraphML, thinned 3:1, slows rings and exchanges as the built-in one does."""
     tree = cluster_of(over=3.0, nodes=12)
     graph = nx.Graph()
-    for one, other, data in tree.graph(scale_up=False).to_undirected().edges(data=True):
+    for one, other, data in cluster_graph(tree, scale_up=False).to_undirected().edges(data=True):
         names = (" ".join(map(str, vertex)) for vertex in (one, other))
         graph.add_edge(*names, bandwidth=f"{data['capacity'] / 1e9} GB/s")
     for name, write in (

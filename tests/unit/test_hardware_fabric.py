@@ -19,6 +19,7 @@ from mpsim.hardware import (
     torus_distance,
     torus_shape,
 )
+from mpsim.hardware.graph import cluster_graph
 
 KINDS = [kind for kind in FabricKind if kind is not FabricKind.GRAPH]  # a graph needs links
 
@@ -46,7 +47,7 @@ def test_two_nodes_of_any_system_reach_each_other_at_the_rate_of_their_nics(name
     """The network alone carries a node's full NIC capacity between the first and the last node."""
     usual = system(name)
     cluster = system(name, nodes=max(2, min(usual.nodes, 300)))
-    graph = cluster.graph(scale_up=False)
+    graph = cluster_graph(cluster, scale_up=False)
     got = flow(graph, ("node", 0), ("node", cluster.nodes - 1))
     assert got == pytest.approx(cluster.node.nic_bandwidth)
 
@@ -55,7 +56,7 @@ def test_two_nodes_of_any_system_reach_each_other_at_the_rate_of_their_nics(name
 @pytest.mark.parametrize("nodes", [2, 5, 33, 130])
 def test_every_kind_of_fabric_carries_a_node_at_full_rate(kind, nodes):
     """Without oversubscription one pair of nodes is limited by its NICs alone."""
-    graph = cluster_of(kind, nodes=nodes).graph()
+    graph = cluster_graph(cluster_of(kind, nodes=nodes))
     assert flow(graph, ("node", 0), ("node", nodes - 1)) == pytest.approx(400e9)
 
 
@@ -65,7 +66,7 @@ def test_half_against_half_gets_the_bisection_divided_by_the_oversubscription(ki
     """All nodes of full leaves sending to all nodes of others get nodes x NICs / oversubscription."""
     probe = cluster_of(kind, nodes=2, over=over)
     leaf = tiers_of(probe.fabric, nodes=10_000, nics=8, bandwidth=50e9)[0].nodes
-    graph = cluster_of(kind, nodes=2 * leaf, over=over).graph()
+    graph = cluster_graph(cluster_of(kind, nodes=2 * leaf, over=over))
     for node in range(2 * leaf):
         here = (("source", 0), ("node", node)) if node < leaf else (("node", node), ("sink", 0))
         graph.add_edge(*here, capacity=math.inf)
@@ -75,7 +76,7 @@ def test_half_against_half_gets_the_bisection_divided_by_the_oversubscription(ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_direction_of_a_link_has_its_own_equal_capacity(kind):
     """Capacities are per direction: every edge has its mirror image."""
-    graph = cluster_of(kind, nodes=40).graph()
+    graph = cluster_graph(cluster_of(kind, nodes=40))
     assert graph.number_of_edges() > 0
     assert all(graph[b][a]["capacity"] == data["capacity"] for a, b, data in graph.edges(data=True))
 
@@ -84,23 +85,23 @@ def test_a_rack_adds_nvlink_between_its_trays_only():
     """Two trays of a rack get NICs plus 4 x 900 GB/s; the network alone joins trays of two racks."""
     cluster = system("gb200-nvl72", nodes=36)
     nics, nvlink = 4 * 50e9, 4 * 900e9
-    rack = cluster.graph().subgraph([("node", 0), ("node", 17), ("scale-up", 0)])
+    rack = cluster_graph(cluster).subgraph([("node", 0), ("node", 17), ("scale-up", 0)])
     assert flow(rack, ("node", 0), ("node", 17)) == nvlink
-    network = cluster.graph(scale_up=False)
+    network = cluster_graph(cluster, scale_up=False)
     assert flow(network, ("node", 0), ("node", 17)) == nics
     assert flow(network, ("node", 0), ("node", 18)) == nics
 
 
 def test_trays_of_a_rack_can_relay_for_each_other():
     """Between racks a tray may use the NICs of its whole rack: its NICs and what NVLink takes there."""
-    graph = system("gb200-nvl72", nodes=36).graph()
+    graph = cluster_graph(system("gb200-nvl72", nodes=36))
     assert flow(graph, ("node", 0), ("node", 18)) == min(18 * 4 * 50e9, 4 * 50e9 + 4 * 900e9)
 
 
 def test_a_chip_of_a_torus_sends_over_all_its_links():
     """In a 4x4x4 torus of TPU v4 (6 links of 50 GB/s) two chips reach each other at 300 GB/s."""
     pod = build_cluster(accelerator="tpu-v4", accelerators_per_node=4, nodes=16)
-    graph = pod.graph()
+    graph = cluster_graph(pod)
     chips = graph.subgraph([vertex for vertex in graph if vertex[0] == "accelerator"])
     assert len(chips) == 64
     assert all(data["capacity"] == 50e9 for _, _, data in chips.edges(data=True))
@@ -109,7 +110,7 @@ def test_a_chip_of_a_torus_sends_over_all_its_links():
 
 def test_a_node_alone_has_no_links():
     """What is inside a node is not drawn."""
-    graph = system("dgx-h100").graph()
+    graph = cluster_graph(system("dgx-h100"))
     assert list(graph) == [("node", 0)]
 
 
