@@ -13,10 +13,11 @@ from mpsim.workload.expansion import Expansion
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.flops import model_flops
 from mpsim.workload.layer import expand_layer
+from mpsim.workload.lowering import Lowering
 from mpsim.workload.models import model, model_names
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parameters import Count, Parameters
-from mpsim.workload.transformer import Lowering, Transformer
+from mpsim.workload.transformer import Transformer
 
 __all__ = [
     "Casting",

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mpsim.workload.expansion import Step
+from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
-from mpsim.workload.transformer import Lowering
 
 __all__ = [
     "BACKWARD_ATTENTION",

@@ -15,9 +15,10 @@ from mpsim.workload.builders import (
     streaming,
 )
 from mpsim.workload.expansion import Expansion, Step, Tokens
+from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parts import Part
-from mpsim.workload.transformer import Lowering, Transformer
+from mpsim.workload.transformer import Transformer
 
 __all__ = ["expand_embedding", "expand_head"]
 

@@ -7,7 +7,8 @@ import functools
 
 from mpsim.workload.ends import expand_head
 from mpsim.workload.layer import expand_layer
-from mpsim.workload.transformer import Lowering, Transformer
+from mpsim.workload.lowering import Lowering
+from mpsim.workload.transformer import Transformer
 
 __all__ = ["model_flops"]
 

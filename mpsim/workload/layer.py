@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from mpsim.workload.attention import Core, attention_core
-from mpsim.workload.expansion import Expansion, Step, Tokens
-from mpsim.workload.kinds import LayerKind
-from mpsim.workload.mlp import activation, expert_mlp, gate_and_up, plain_mlp
-from mpsim.workload.operators import Module, Role, Split
-from mpsim.workload.parts import Part
-from mpsim.workload.projections import (
+from mpsim.workload.attention import (
     QKV_WEIGHTS,
+    Core,
+    attention_core,
     cross_attention,
     kept_of_qkv,
     own_attention,
     positions,
 )
-from mpsim.workload.transformer import Lowering, Transformer
+from mpsim.workload.expansion import Expansion, Step, Tokens
+from mpsim.workload.lowering import Lowering
+from mpsim.workload.mlp import activation, expert_mlp, gate_and_up, plain_mlp
+from mpsim.workload.operators import Module, Role, Split
+from mpsim.workload.parts import Part
+from mpsim.workload.transformer import LayerKind, Transformer
 
 __all__ = ["expand_layer"]
 

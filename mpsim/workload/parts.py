@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from mpsim.workload.builders import linear, streaming
 from mpsim.workload.expansion import Step, Tokens
+from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Role, Split
-from mpsim.workload.transformer import Lowering, Transformer
+from mpsim.workload.transformer import Transformer
 
 __all__ = ["Part"]
 

@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 from mpsim.description import Description, describe_fields
 from mpsim.errors import WorkloadError, nearest
 from mpsim.workload.experts import Experts, LatentAttention
-from mpsim.workload.kinds import LayerKind, kinds_of
-from mpsim.workload.parameters import Parameters, count_parameters
+from mpsim.workload.parameters import Count, Parameters
 
-__all__ = ["ATTENTIONS", "NORMS", "POSITIONS", "Lowering", "Transformer"]
+__all__ = ["ATTENTIONS", "NORMS", "POSITIONS", "LayerKind", "Transformer"]
 
 NORMS = ("layernorm", "rmsnorm")
 ATTENTIONS = ("causal", "full", "sliding")
 POSITIONS = ("learned", "rotary", "relative", "alibi", "none")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """What sets a layer apart from the other layers of its model.
+
+    Parameters
+    ----------
+    name : str
+        ``dense`` or ``moe``, with ``-sliding`` or ``-full`` where both attentions alternate; ``encoder``, ``encoder-moe``,
+        ``decoder`` and ``decoder-moe`` where there are two stacks.
+    experts : bool
+        Whether experts stand in place of the MLP.
+    causal : bool
+        Whether a query sees only the keys before it.
+    window : int
+        Sliding window [tokens], 0 for none.
+    cross : bool
+        Whether it attends to the output of an encoder too.
+    """
+
+    name: str
+    experts: bool
+    causal: bool
+    window: int = 0
+    cross: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +149,7 @@ class Transformer:
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """Kind of every layer, first to last."""
-        return kinds_of(self)
+        return _kinds_of(self)
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -221,7 +247,7 @@ class Transformer:
             Embedding, one layer, final norm and output head, each split into what tensor
             parallelism shards and what it replicates.
         """
-        return count_parameters(self, self.vocab if padded_vocab is None else padded_vocab)
+        return _count_parameters(self, self.vocab if padded_vocab is None else padded_vocab)
 
     def active_parameters(self, *, lookup: bool = False) -> int:
         """Count the parameters that one token meets: all but the routed experts it is not sent to.
@@ -242,70 +268,6 @@ class Transformer:
             idle = routed - routed * self.moe.top_k // self.moe.experts
         looked_up = 0 if lookup or self.tied_embeddings else count.embedding.sharded
         return count.total - idle - looked_up
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Lowering:
-    """How software turns the model into kernels (chosen by the framework preset).
-
-    Parameters
-    ----------
-    fused_attention : bool
-        One FlashAttention-like kernel, or scores materialised (two batched GEMMs, softmax, dropout).
-    fused_softmax : bool
-        With materialised scores: scale, mask and softmax in one kernel, or three.
-    fused_bias_activation, fused_bias_dropout_add : bool
-        One kernel each, or one kernel an operation.
-    merged_qkv : bool
-        Whether queries, keys and values are one tensor, all of which is kept because the values are a view of it, also
-        where queries and keys are changed afterwards; else each is a tensor.
-    separate_projections : bool
-        Whether queries, keys and values, and gate and up, are products of their own, each of which reads the tokens, and whose input
-        gradients are added up by a kernel; else they are one product.
-    weighted_activation : bool
-        Whether the weights of routed experts enter in their activation, so that their output need not be kept, or after the experts.
-    embedding_product : bool
-        Whether tokens are looked up by a product of the table with one-hot rows, as on TPUs, instead of a gather.
-    activation_bytes : int
-        Bytes of an activation element (2 for bf16/fp16, 4 for fp32).
-    weight_grad_bytes : int
-        Bytes of an element of the gradient that weight gradients are added into.
-    loss_bytes_per_logit : float
-        Memory traffic of the loss, forward and backward together [B per logit].
-    loss_kept_bytes : float
-        Kept from the loss's forward to its backward [B per logit]; 0 for logits as activations and their softmax in float32.
-    loss_peak_bytes : float
-        Alive at the fullest moment of the loss's backward, what was kept included [B per logit]; 0 for no more than the output
-        projection's gradients need after it.
-
-    Raises
-    ------
-    WorkloadError
-        If a size is not positive.
-    """
-
-    fused_attention: bool = True
-    fused_softmax: bool = True
-    fused_bias_activation: bool = True
-    fused_bias_dropout_add: bool = True
-    merged_qkv: bool = False
-    separate_projections: bool = False
-    embedding_product: bool = False
-    weighted_activation: bool = False
-    activation_bytes: int = 2
-    weight_grad_bytes: int = 4
-    loss_bytes_per_logit: float = 30.0
-    loss_kept_bytes: float = 0.0
-    loss_peak_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        mistakes = [
-            f"lowering: {field} is {getattr(self, field)!r}; it must be a positive number of bytes"
-            for field in ("activation_bytes", "weight_grad_bytes", "loss_bytes_per_logit")
-            if not getattr(self, field) > 0
-        ]
-        if mistakes:
-            raise WorkloadError("\n".join(mistakes))
 
 
 _POSITIVE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab")
@@ -372,3 +334,124 @@ def _probability(value: object) -> bool:
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and value > 0
+
+
+# --- kinds of layer --------------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def _kinds_of(model: Transformer) -> tuple[LayerKind, ...]:
+    """Kind of every layer, first to last."""
+    return tuple(_kind(model, layer) for layer in range(model.layers))
+
+
+def _kind(model: Transformer, layer: int) -> LayerKind:
+    if not model.encoder_layers:
+        return _single_stack(model, layer)
+    decodes = layer >= model.encoder_layers
+    place = layer - model.encoder_layers if decodes else layer
+    experts = model.moe is not None and model.moe.replaces(place)
+    stack = "decoder" if decodes else "encoder"
+    return LayerKind(
+        name=f"{stack}-moe" if experts else stack, experts=experts, causal=decodes, cross=decodes
+    )
+
+
+def _single_stack(model: Transformer, layer: int) -> LayerKind:
+    experts = model.moe is not None and model.moe.replaces(layer)
+    name = "moe" if experts else "dense"
+    window = model.window
+    if model.full_every:
+        full = (layer + 1) % model.full_every == 0
+        window = 0 if full else window
+        name += "-full" if full else "-sliding"
+    return LayerKind(name=name, experts=experts, causal=model.causal, window=window)
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------------------
+
+
+def _count_parameters(model: Transformer, vocab: int) -> Parameters:
+    """Count the parameters of `model` with `vocab` rows in its embedding and head.
+
+    Parameters
+    ----------
+    model : Transformer
+    vocab : int
+        Rows of the token table, padded or not.
+
+    Returns
+    -------
+    `Parameters`
+        Part by part.
+    """
+    norm = _norm(model)
+    table = vocab * model.hidden
+    stacks = 2 if model.encoder_layers else 1
+    return Parameters(
+        embedding=Count(table, _positions(model, stacks) + (norm if model.embedding_norm else 0)),
+        layers={kind.name: _layer(model, kind) for kind in dict.fromkeys(model.kinds)},
+        kinds=model.layer_kinds,
+        final_norm=Count(0, stacks * norm + model.mtp_layers * _joining(model, norm)),
+        output_head=Count(0 if model.tied_embeddings else table),
+    )
+
+
+def _positions(model: Transformer, stacks: int) -> int:
+    """Learned positions are added to the embedding; a table of relative ones serves all layers of a stack."""
+    width = {"learned": model.hidden, "relative": stacks * model.heads}
+    return model.max_positions * width.get(model.positions, 0)
+
+
+def _joining(model: Transformer, norm: int) -> int:
+    """A module of multi-token prediction: two norms before a projection from twice the width, one after its layer."""
+    return 2 * model.hidden**2 + 3 * norm
+
+
+def _norm(model: Transformer) -> int:
+    return model.hidden * _norm_tensors(model)
+
+
+def _norm_tensors(model: Transformer) -> int:
+    return 2 if model.norm == "layernorm" and model.bias else 1
+
+
+def _layer(model: Transformer, kind: LayerKind) -> Count:
+    attention = _latent(model, model.mla) if model.mla else _attention(model)
+    mlp = _experts(model, model.moe) if kind.experts and model.moe else _mlp(model)
+    blocks = 1 + kind.cross + (not model.parallel_block)
+    row_gemms = blocks if not kind.experts else blocks - 1  # the experts count their own
+    replicated = _norm(model) * blocks * (2 if model.post_norm else 1)
+    replicated += row_gemms * model.hidden if model.bias else 0
+    cross = _attention(model) if kind.cross else Count()
+    return attention + cross + mlp + Count(0, replicated)
+
+
+def _attention(model: Transformer) -> Count:
+    """Projections of queries, keys, values and context; the bias of the last is counted with the row GEMMs."""
+    matrices = model.hidden * (model.qkv_features + model.query_features)
+    head_norms = 2 * model.head_dim * _norm_tensors(model) if model.qk_norm else 0
+    return Count(matrices + (model.qkv_features if model.has_qkv_bias else 0), head_norms)
+
+
+def _latent(model: Transformer, mla: LatentAttention) -> Count:
+    key_value = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+    up = (mla.q_lora_rank or model.hidden) * model.query_features + mla.kv_lora_rank * key_value
+    narrow = mla.kv_lora_rank + mla.qk_rope_head_dim + mla.q_lora_rank
+    norms = mla.q_lora_rank + mla.kv_lora_rank
+    return Count(up + model.context_features * model.hidden, model.hidden * narrow + norms)
+
+
+def _mlp(model: Transformer) -> Count:
+    matrices = model.hidden * (model.fc1_features + model.ffn_hidden)
+    return Count(matrices + (model.fc1_features if model.bias else 0))
+
+
+def _experts(model: Transformer, moe: Experts) -> Count:
+    inner, shared = moe.ffn_hidden, moe.shared_features
+    fc1 = inner * (2 if model.gated_experts else 1)
+    one = model.hidden * (fc1 + inner) + ((fc1 + model.hidden) if model.bias else 0)
+    router = (model.hidden + (1 if model.bias else 0)) * moe.experts
+    shared_fc1 = shared * (2 if model.gated_mlp else 1)
+    both = model.hidden * (shared_fc1 + shared) + (shared_fc1 if model.bias else 0)
+    return Count(both, router + (model.hidden if model.bias and shared else 0), moe.experts * one)

@@ -1,0 +1,73 @@
+"""Lowering: how software turns a model into kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpsim.errors import WorkloadError
+
+__all__ = ["Lowering"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering:
+    """How software turns the model into kernels (chosen by the framework preset).
+
+    Parameters
+    ----------
+    fused_attention : bool
+        One FlashAttention-like kernel, or scores materialised (two batched GEMMs, softmax, dropout).
+    fused_softmax : bool
+        With materialised scores: scale, mask and softmax in one kernel, or three.
+    fused_bias_activation, fused_bias_dropout_add : bool
+        One kernel each, or one kernel an operation.
+    merged_qkv : bool
+        Whether queries, keys and values are one tensor, all of which is kept because the values are a view of it, also
+        where queries and keys are changed afterwards; else each is a tensor.
+    separate_projections : bool
+        Whether queries, keys and values, and gate and up, are products of their own, each of which reads the tokens, and whose input
+        gradients are added up by a kernel; else they are one product.
+    weighted_activation : bool
+        Whether the weights of routed experts enter in their activation, so that their output need not be kept, or after the experts.
+    embedding_product : bool
+        Whether tokens are looked up by a product of the table with one-hot rows, as on TPUs, instead of a gather.
+    activation_bytes : int
+        Bytes of an activation element (2 for bf16/fp16, 4 for fp32).
+    weight_grad_bytes : int
+        Bytes of an element of the gradient that weight gradients are added into.
+    loss_bytes_per_logit : float
+        Memory traffic of the loss, forward and backward together [B per logit].
+    loss_kept_bytes : float
+        Kept from the loss's forward to its backward [B per logit]; 0 for logits as activations and their softmax in float32.
+    loss_peak_bytes : float
+        Alive at the fullest moment of the loss's backward, what was kept included [B per logit]; 0 for no more than the output
+        projection's gradients need after it.
+
+    Raises
+    ------
+    WorkloadError
+        If a size is not positive.
+    """
+
+    fused_attention: bool = True
+    fused_softmax: bool = True
+    fused_bias_activation: bool = True
+    fused_bias_dropout_add: bool = True
+    merged_qkv: bool = False
+    separate_projections: bool = False
+    embedding_product: bool = False
+    weighted_activation: bool = False
+    activation_bytes: int = 2
+    weight_grad_bytes: int = 4
+    loss_bytes_per_logit: float = 30.0
+    loss_kept_bytes: float = 0.0
+    loss_peak_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        mistakes = [
+            f"lowering: {field} is {getattr(self, field)!r}; it must be a positive number of bytes"
+            for field in ("activation_bytes", "weight_grad_bytes", "loss_bytes_per_logit")
+            if not getattr(self, field) > 0
+        ]
+        if mistakes:
+            raise WorkloadError("\n".join(mistakes))
