@@ -109,7 +109,7 @@ class Blocks:
         rank = stage.rank
         # what a head holds depends on whether its rank has the embedding
         ends = (stage.embedding, rank if stage.head else -1)
-        return self._plan.layout.layer_kinds(stage), *ends, self._costs.stage(rank)
+        return self._plan.layout.layer_kinds(stage), *ends, self._costs.stage(stage.rank).key
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         parts = {**self._plan.layout.stage_parameters(stage), **self._plan.layout.layer_parameters}

@@ -11,13 +11,14 @@ from mpsim.program.program import Program
 from mpsim.program.rows import Rows
 from mpsim.program.unfold import spans
 from mpsim.schedule import Orders
-from mpsim.training.actions import Insides
+from mpsim.training.actions import ActionVariants
 from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.messages import warmup_and_flush
 from mpsim.training.pipeline import add_pipeline
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import add_exchanges
+from mpsim.training.replicas.issue import SegmentRuns
 from mpsim.training.step_end import StepRows
 
 __all__ = ["build_program"]
@@ -45,30 +46,31 @@ def build_program(
     costs = costs or PlanCosts(plan)
     if plan.classes:
         return join(
-            [build_program(one.plan, one) for one in costs.parts],
-            [f"dp {spans(one.replicas)}" for one in plan.classes],
-            [len(one.replicas) for one in plan.classes],
+            [build_program(part.plan, part) for part in costs.parts],
+            [f"dp {spans(each.replicas)}" for each in plan.classes],
+            [len(each.replicas) for each in plan.classes],
         )
     rows = Rows()
     step = StepRows(rows, plan, costs)
-    insides = Insides(plan, costs, blocks)
+    actions = ActionVariants(plan, costs, blocks)
     begun = step.overhead()
     placed = add_pipeline(
         rows,
         plan.orders,
-        insides.variant,
-        insides.variants,
+        actions.chosen,
+        actions.variants,
         costs.sends(),
         overlap="fused" if plan.fuses_blocks else "late-send",
         blocking=_blocking(plan),
     )
-    reduced = add_exchanges(rows, plan, costs, insides.hooks, placed, begun)
+    runs = SegmentRuns.of(actions.segmented, actions.chosen, placed, plan.orders)
+    reduced = add_exchanges(rows, plan, costs, runs, placed, begun)
     reduced = step.sum_shared_weights(reduced, placed)
     step.optimizer_step(reduced)
     return rows.finish(
         rank_name=[f"pp {rank}" for rank in range(plan.layout.mesh.pp)],
         class_size=np.full(plan.layout.mesh.pp, plan.layout.mesh.world // plan.layout.mesh.pp),
-        templates=insides.templates,
+        templates=actions.templates,
     )
 
 

@@ -13,8 +13,8 @@ from mpsim.program.template import ticks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.exchanges import GATHERS, add_collectives
-from mpsim.training.replicas.groups import Peers, dense_peers, expert_peers
+from mpsim.training.replicas.exchanges import add_collectives
+from mpsim.training.replicas.groups import GATHERS, ReplicaGroup, dense_group, expert_group
 from mpsim.training.replicas.offload import add_host_optimizer
 
 __all__ = ["StepRows", "host_overhead"]
@@ -111,7 +111,7 @@ class StepRows:
         if plan.layout.framework.optimizer.gradient_norm and not alone:
             waits = self._norm(reduced)
         dense, experts = plan.layout.rank_dense_parameters, plan.layout.rank_expert_parameters
-        peers = (dense_peers(plan, self._costs), expert_peers(plan, self._costs))
+        peers = (dense_group(plan, self._costs), expert_group(plan, self._costs))
         divided = [one.sharers if plan.zero else 1 for one in peers]
         share = dense / divided[0] + experts / divided[1]
         if plan.offload == "none":
@@ -151,7 +151,7 @@ class StepRows:
         )
 
     def _gather(
-        self, peers: Peers, owned: NDArray[np.float64], updated: NDArray[np.int64]
+        self, group: ReplicaGroup, owned: NDArray[np.float64], updated: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Gather what every rank has updated."""
         if not owned.any():
@@ -161,7 +161,7 @@ class StepRows:
         after = add_collectives(
             self._rows,
             self._costs,
-            peers,
+            group,
             np.full(len(owned), GATHERS[data.parameter_gather]),
             owned * element,
             rank=self._ranks,

@@ -14,7 +14,7 @@ from mpsim.training import build_program
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import exchange_times
-from mpsim.training.replicas.segments import Amount
+from mpsim.training.replicas.segments import Bucket
 from tests.unit.test_sharded_data import labelled, plan_of, step, unhindered
 
 HOST = PARTS.index("host")
@@ -101,7 +101,7 @@ def test_an_exchange_is_as_long_beside_as_in_its_row() -> None:
     for label, gather in (("gather", True), ("reduce-scatter", False)):
         rows = labelled(program, label)
         ((seconds, _),) = exchange_times(
-            plan, PlanCosts(plan), Amount(layer, 0.0), gather=gather, rank=0
+            plan, PlanCosts(plan), Bucket(layer, 0.0), gather=gather, rank=0
         )
         assert np.isclose(program.duration[rows] * TICK, seconds, rtol=1e-6).any()
 

@@ -15,8 +15,7 @@ from mpsim.program.template import ticks
 from mpsim.study.search.shapes import part_names
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.groups import collective_columns, dense_peers
-from mpsim.training.replicas.habits import reduction_kind
+from mpsim.training.replicas.groups import collective_columns, dense_group, reduction_kind
 
 __all__ = ["Exposed", "StageParts"]
 
@@ -81,7 +80,7 @@ class StageParts:
 
     def _collective(self, plan: Plan, costs: PlanCosts, kind: str, element: float) -> Floats:
         """Ticks of one collective over the layers of every stage of a rank, float64[P]; unit by unit where those are cut."""
-        peers = dense_peers(plan, costs)
+        peers = dense_group(plan, costs)
         inside = [peers.inside(int(rank)) for rank in self.rank]
         if not plan.gathers_units:
             size = self._dense(plan) * element

@@ -1,29 +1,42 @@
-"""Peers: which ranks exchange parameters and gradients, over which communicator, and how long that takes."""
+"""Groups of ranks that share parameters: over which communicators they exchange them, and how long that takes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import CollectiveModel
+from mpsim.framework import ParameterGather, Reduction
 from mpsim.parallel import REPLICATING, GroupShape, placed
 from mpsim.program.program import Stream
 from mpsim.training.costs import PlanCosts
-from mpsim.training.plan import Plan
+from mpsim.training.plan import SHARDED_PARAMETERS, Plan
 
-__all__ = ["Peers", "collective_columns", "dense_peers", "expert_peers"]
+__all__ = [
+    "GATHERS",
+    "ReplicaGroup",
+    "collective_columns",
+    "dense_group",
+    "expert_group",
+    "reduction_kind",
+]
 
 Floats = NDArray[np.float64]
 
+GATHERS: Mapping[ParameterGather, str] = MappingProxyType(
+    {ParameterGather.ALL_GATHER: "all_gather", ParameterGather.BROADCAST: "broadcast"}
+)
+"""Collective of each way to hand out parameters, as `collective_columns` names it."""
 _ROOTED = {"rooted": "reduce", "broadcast": "broadcast"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Peers:
-    """Ranks that hold the same parameters of one kind.
+class ReplicaGroup:
+    """A group of ranks that share the parameters of one kind.
 
     Parameters
     ----------
@@ -49,8 +62,8 @@ class Peers:
     owners: int = 0
 
 
-def dense_peers(plan: Plan, costs: PlanCosts) -> Peers:
-    """Data- and context-parallel peers: context-parallel ranks hold the same parameters."""
+def dense_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
+    """Data- and context-parallel ranks: those of one context-parallel group hold the same parameters."""
     mesh, cluster = plan.layout.mesh, plan.layout.cluster
     sharers = plan.sharers if plan.zero else plan.replicas
 
@@ -64,7 +77,7 @@ def dense_peers(plan: Plan, costs: PlanCosts) -> Peers:
         return placed(cluster, mesh.replica_groups(sharers, rank))
 
     whole = sharers == plan.replicas
-    return Peers(
+    return ReplicaGroup(
         name="",
         stream=Stream.DP,
         sharers=sharers,
@@ -76,8 +89,8 @@ def dense_peers(plan: Plan, costs: PlanCosts) -> Peers:
     )
 
 
-def expert_peers(plan: Plan, costs: PlanCosts) -> Peers:
-    """Ranks that hold the same routed experts.
+def expert_group(plan: Plan, costs: PlanCosts) -> ReplicaGroup:
+    """Ranks that share the same routed experts.
 
     Notes
     -----
@@ -103,7 +116,7 @@ def expert_peers(plan: Plan, costs: PlanCosts) -> Peers:
         across = groups.reshape(len(groups), copies, sharers).swapaxes(1, 2)
         return placed(cluster, across.reshape(-1, copies))
 
-    return Peers(
+    return ReplicaGroup(
         name=" of experts",
         stream=Stream.EDP,
         sharers=sharers,
@@ -112,6 +125,19 @@ def expert_peers(plan: Plan, costs: PlanCosts) -> Peers:
         between=between,
         everyone=everyone,
     )
+
+
+def reduction_kind(plan: Plan) -> str:
+    """Which collective sums gradients, as the cost model calls it, or ``rooted``."""
+    if plan.zero == 0:
+        return "all_reduce"
+    if plan.zero == SHARDED_PARAMETERS:
+        return "reduce_scatter"
+    return {
+        Reduction.REDUCE_SCATTER: "reduce_scatter",
+        Reduction.ALL_REDUCE: "all_reduce",
+        Reduction.ROOTED: "rooted",
+    }[plan.layout.framework.data.gradient_reduction]
 
 
 def collective_columns(
@@ -133,7 +159,7 @@ def collective_columns(
     """
     seconds, up, out = np.zeros((3, len(size)))
     numbers: dict[GroupShape, int] = {}
-    which = np.array([numbers.setdefault(one, len(numbers)) for one in shapes], dtype=np.int64)
+    which = np.array([numbers.setdefault(shape, len(numbers)) for shape in shapes], dtype=np.int64)
     for shape, number in numbers.items():
         mine = which == number
         distinct = np.array(sorted(set(size[mine].tolist())))
@@ -142,5 +168,5 @@ def collective_columns(
         whole = _ROOTED.get(kind, kind)
         seconds[mine] = times * model.seconds(whole, distinct / times, shape)[index]
         sent = model.wire_bytes(whole, distinct / times, shape)
-        up[mine], out[mine] = (times * one[index] for one in sent)
+        up[mine], out[mine] = (times * column[index] for column in sent)
     return seconds, up, out

@@ -1,15 +1,16 @@
-"""The order in which each rank issues gathers and reductions.
+"""The order in which each rank issues gathers and reductions, and the rows they hang on.
 
-Shapes: V visits (see `mpsim.training.replicas.hooks`), E exchanges (a gather or a reduction each), R ranks.
-
-The communicator of a group of sharers is one queue. The gather for a visit is issued when the visit ``units_in_flight - 1`` before it
-begins, a reduction when the visit it belongs to has ended. In a backward pass that is gather (n - 1), reduce (n),
+The communicator of a group of sharers is one queue. The gather for a segment is issued when the segment ``units_in_flight - 1`` before it
+begins, a reduction when the segment it belongs to has ended. In a backward pass that is gather (n - 1), reduce (n),
 gather (n - 2), reduce (n - 1), ...: the order of torch's FSDP.
+
+Shapes: N actions, V runs of segments (each time a rank runs one), E exchanges (a gather or a reduction each).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 from mpsim.schedule import Action, Orders
 from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.hooks import Hooks
+from mpsim.training.replicas.segments import Bucket, Segment
 
-__all__ = ["Exchanges", "Visits", "issued"]
+__all__ = ["Buckets", "Exchanges", "SegmentRuns", "SegmentedAction", "issue_exchanges"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -28,27 +29,133 @@ Floats = NDArray[np.float64]
 _BESIDE, _AFTER = 1, 2  # places in the queue: gathers ahead of them come first
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Visits:
-    """Rank and rows of every visit [V]."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class SegmentedAction:
+    """Segments of an action with the rows each became, counted from the action's first.
 
+    Parameters
+    ----------
+    segments : sequence of Segment
+    row, ready : sequence of int
+        Row that computes, and the row after which its gradients can be reduced (a later one where they are copied first).
+    """
+
+    segments: Sequence[Segment]
+    row: Sequence[int]
+    ready: Sequence[int]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the action is one segment with which nothing travels."""
+        return len(self.segments) == 1 and not (
+            self.segments[0].gathers or self.segments[0].reduces
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Buckets:
+    """Buckets gathered before runs of segments, or reduced after them, columnar.
+
+    Parameters
+    ----------
+    run : int64[buckets]
+        Which of the runs, ascending.
+    dense, experts : float64[buckets]
+        Parameters on one rank.
+    """
+
+    run: Ints
+    dense: Floats
+    experts: Floats
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SegmentRuns:
+    """Every segment each time a rank runs it, columnar; those of a rank follow each other in the order it runs them.
+
+    Parameters
+    ----------
+    action : int64[V]
+        Which action a run belongs to.
+    rank : int64[V]
+        Pipeline rank.
+    row, ready : int64[V]
+        See `SegmentedAction`; numbers of the program's rows.
+    gathers, reduces : Buckets
+    """
+
+    action: Ints
     rank: Ints
-    first: Ints
-    last: Ints
+    row: Ints
     ready: Ints
+    gathers: Buckets
+    reduces: Buckets
 
     @classmethod
-    def of(cls, hooks: Hooks, placed: PipelineRows, orders: Orders) -> Visits:
-        """Where the visits went."""
-        start = placed.first[hooks.action]
-        rank = orders.stage_rank[orders.stage[hooks.action]].astype(np.int64)
-        return cls(rank, start + hooks.first, start + hooks.last, start + hooks.ready)
+    def of(
+        cls, variants: Sequence[SegmentedAction], chosen: Ints, placed: PipelineRows, orders: Orders
+    ) -> SegmentRuns:
+        """Lay out the segments of all actions.
 
-    def end_before(self, visit: Ints, by: int) -> Ints:
-        """Last row of the visit `by` visits before on the same rank, -1 where there is none."""
-        before = np.maximum(visit - by, 0)
-        found = (visit >= by) & (self.rank[before] == self.rank[visit])
-        return np.where(found, self.last[before], -1)
+        Parameters
+        ----------
+        variants : sequence of SegmentedAction
+        chosen : int64[N]
+            Which of them each action is.
+        placed : PipelineRows
+            Rows of the actions.
+        orders : Orders
+        """
+        count = np.array([len(variant.segments) for variant in variants])
+        action, source = _tiled(count, chosen)
+        base = np.cumsum(count[chosen]) - count[chosen]
+        start = placed.first[action]
+
+        def rows(name: str) -> Ints:
+            flat = [row for variant in variants for row in getattr(variant, name)]
+            result: Ints = start + np.array(flat, dtype=np.int64)[source]
+            return result
+
+        def buckets(name: str) -> Buckets:
+            travels = [[getattr(one, name) for one in variant.segments] for variant in variants]
+            return _buckets(travels, chosen, base)
+
+        return cls(
+            action=action,
+            rank=orders.stage_rank[orders.stage[action]].astype(np.int64),
+            row=rows("row"),
+            ready=rows("ready"),
+            gathers=buckets("gathers"),
+            reduces=buckets("reduces"),
+        )
+
+    def end_before(self, run: Ints, by: int) -> Ints:
+        """Row of the run `by` runs before on the same rank, -1 where there is none."""
+        before = np.maximum(run - by, 0)
+        exists = (run >= by) & (self.rank[before] == self.rank[run])
+        return np.where(exists, self.row[before], -1)
+
+
+def _tiled(count: Ints, chosen: Ints) -> tuple[Ints, Ints]:
+    """For every element of every chosen list: which of `chosen`, and the element counted over all lists."""
+    begin = np.cumsum(count) - count
+    some = np.flatnonzero(count[chosen])
+    each = count[chosen[some]]
+    which = np.repeat(some, each)
+    within = np.arange(len(which)) - np.repeat(np.cumsum(each) - each, each)
+    return which, begin[chosen[which]] + within
+
+
+def _buckets(travels: Sequence[Sequence[tuple[Bucket, ...]]], chosen: Ints, base: Ints) -> Buckets:
+    """Buckets of every run, from those of the segments of every variant."""
+    flat = [
+        [(place, *bucket) for place, buckets in enumerate(segments) for bucket in buckets]
+        for segments in travels
+    ]
+    table = np.array([row for rows in flat for row in rows], dtype=float).reshape(-1, 3)
+    which, source = _tiled(np.array([len(rows) for rows in flat]), chosen)
+    place, dense, experts = table[source].T
+    return Buckets(base[which] + place.astype(np.int64), dense, experts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -57,9 +164,10 @@ class Exchanges:
 
     Parameters
     ----------
-    visit, rank, stage : int64[E]
+    run, rank, stage : int64[E]
+        Run of the segment it belongs to, with its rank and stage.
     place : int64[E]
-        Visit at which it is queued.
+        Run at which it is queued.
     dense, experts : float64[E]
         Parameters on one rank.
     is_gather : bool[E]
@@ -67,10 +175,10 @@ class Exchanges:
         Row that has to end first: of a gather the one that frees memory for it, of a reduction the one that completes
         its gradients; -1 for none.
     fetch_after : int64[E]
-        Likewise for fetching from the host what is gathered: one visit ahead.
+        Likewise for fetching from the host what is gathered: one run ahead.
     """
 
-    visit: Ints
+    run: Ints
     rank: Ints
     stage: Ints
     place: Ints
@@ -81,75 +189,70 @@ class Exchanges:
     fetch_after: Ints
 
     def __len__(self) -> int:
-        return len(self.visit)
+        return len(self.run)
 
 
-def issued(plan: Plan, hooks: Hooks, visits: Visits, placed: PipelineRows) -> Exchanges:
-    """Every exchange of a step.
+def issue_exchanges(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> Exchanges:
+    """Queue every exchange of a step.
 
     Parameters
     ----------
     plan : Plan
-    hooks : Hooks
-    visits : Visits
+    runs : SegmentRuns
     placed : PipelineRows
+        Rows of the actions.
 
     Returns
     -------
     Exchanges
     """
-    gathers, reduces = hooks.gathers, hooks.reduces
-    visit = np.concatenate([gathers.visit, reduces.visit])
-    is_gather = np.arange(len(visit)) < len(gathers.visit)
-    queued, side = _places(plan, hooks)
-    reduced, ready = _completed(plan, hooks, visits, placed)
+    gathers, reduces = runs.gathers, runs.reduces
+    run = np.concatenate([gathers.run, reduces.run])
+    is_gather = np.arange(len(run)) < len(gathers.run)
+    queued, side = _gather_places(plan, runs)
+    reduced, ready = _reduce_places(plan, runs, placed)
     place = np.concatenate([queued, reduced])
+    # by rank, then by place; at one place a gather may come before or behind the reduction
     order = np.lexsort(
-        (
-            np.concatenate([side, np.full(len(reduces.visit), _BESIDE)]),
-            place,
-            visits.rank[visit],
-        )
+        (np.concatenate([side, np.full(len(reduces.run), _BESIDE)]), place, runs.rank[run])
     )
-    window = plan.units_in_flight if plan.gathers_units else len(visits.rank)
-    nothing = np.full(len(reduces.visit), -1)
+    window = plan.units_in_flight if plan.gathers_units else len(runs.rank)
+    nothing = np.full(len(reduces.run), -1)
     columns = {
-        "visit": visit,
-        "rank": visits.rank[visit],
-        "stage": plan.orders.stage[hooks.action[visit]].astype(np.int64),
+        "run": run,
+        "rank": runs.rank[run],
+        "stage": plan.orders.stage[runs.action[run]].astype(np.int64),
         "place": place,
         "is_gather": is_gather,
         "dense": np.concatenate([gathers.dense, reduces.dense]),
         "experts": np.concatenate([gathers.experts, reduces.experts]),
-        "after": np.concatenate([visits.end_before(gathers.visit, window), ready]),
-        "fetch_after": np.concatenate([visits.end_before(gathers.visit, window + 1), nothing]),
+        "after": np.concatenate([runs.end_before(gathers.run, window), ready]),
+        "fetch_after": np.concatenate([runs.end_before(gathers.run, window + 1), nothing]),
     }
     return Exchanges(**{name: column[order] for name, column in columns.items()})
 
 
-def _completed(plan: Plan, hooks: Hooks, visits: Visits, placed: PipelineRows) -> tuple[Ints, Ints]:
-    """For every reduction: at which visit it is queued, and the row after which it may start.
+def _reduce_places(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> tuple[Ints, Ints]:
+    """For every reduction: at which run it is queued, and the row after which it may start.
 
     A pipeline over sharded parameters reduces unit by unit once a stage's last backward has ended. What may not run beside a
     backward and is reduced once a step waits for the last action of its rank.
     """
-    visit = hooks.reduces.visit
+    run = runs.reduces.run
     if plan.keeps_gathered:
-        return visit, placed.last[hooks.action[visit]]
-    if (
-        plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp)
-        or plan.reduces_every_microbatch
-    ):
-        return visit, visits.ready[visit]
+        return run, placed.last[runs.action[run]]
+    overlaps = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp)
+    if overlaps or plan.reduces_every_microbatch:
+        return run, runs.ready[run]
     final = placed.last[plan.orders.rank_ptr[1:] - 1]
-    return np.full_like(visit, len(visits.rank)), final[visits.rank[visit]]
+    return np.full_like(run, len(runs.rank)), final[runs.rank[run]]
 
 
-def _places(plan: Plan, hooks: Hooks) -> tuple[Ints, Ints]:
-    """For every gather: at which visit it is queued, and whether before or behind that visit's reduction."""
-    visit, data = hooks.gathers.visit, plan.layout.framework.data
+def _gather_places(plan: Plan, runs: SegmentRuns) -> tuple[Ints, Ints]:
+    """For every gather: at which run it is queued, and whether before or behind that run's reduction."""
+    run, data = runs.gathers.run, plan.layout.framework.data
     if not plan.gathers_units:  # from the start of the step
-        return np.full_like(visit, -1), np.zeros_like(visit)
-    late = (plan.orders.kind[hooks.action[visit]] != Action.F) & (not data.prefetch_backward)
-    place = np.where(late, visit - 1, visit - (plan.units_in_flight - 1))
+        return np.full_like(run, -1), np.zeros_like(run)
+    late = (plan.orders.kind[runs.action[run]] != Action.F) & (not data.prefetch_backward)
+    place = np.where(late, run - 1, run - (plan.units_in_flight - 1))
     return place, np.where(late, _AFTER, 0)

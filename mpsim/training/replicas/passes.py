@@ -15,13 +15,13 @@ from mpsim.program.template import ticks
 from mpsim.training.blocks import Block
 from mpsim.training.plan import Plan
 
-__all__ = ["Passes"]
+__all__ = ["MemoryPasses"]
 
 _Seconds: TypeAlias = Callable[[float, float, Calibration | None], float]
 _KEPT = 1024  # passes that stay ready: equal ones are one template, whoever asks
 
 
-class Passes:
+class MemoryPasses:
     """Templates of one memory-bound kernel, each distinct one once.
 
     Parameters
@@ -37,6 +37,9 @@ class Passes:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._made: dict[tuple[str, float, int], Template] = {}
+        clusters = plan.layout.stage_clusters
+        # the first pipeline rank with the same nodes: chips of equal speed share their passes
+        self._chip = [clusters.index(cluster) for cluster in clusters]
 
     def gathered(self, parameters: float, rank: int) -> list[Block]:
         """Laying out a gathered unit on a pipeline rank."""
@@ -62,7 +65,7 @@ class Passes:
         if not moved:
             return []
         chip = self._plan.layout.cluster_of(rank).accelerator
-        key = (name, moved, id(chip))
+        key = (name, moved, self._chip[rank] if self._chip else 0)
         if key not in self._made:
             seconds = time(moved, chip.memory_bandwidth, chip.calibration)
             self._made[key] = _single(name, PARTS.index(part), float(ticks(seconds)))
