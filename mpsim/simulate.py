@@ -95,11 +95,12 @@ class Prepared:
 
     def result(self, timeline: Timeline) -> Result:
         """The result of a run of this step."""
+        devices = interference_constants(self.plan) if self.plan.interference else ()
         return Result(
             scenario=self.scenario,
             job=TrainingStep(self.plan, self.known_memory),
             timeline=timeline,
-            constants=(*self.costs.provenance(), *interference_constants(self.plan)),
+            constants=(*self.costs.provenance(), *devices),
             program=self.program,
         )
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpsim.errors import DeadlockError
 from mpsim.program.csr import Lists, compress, owners, stable_order
-from mpsim.program.program import Kind, Program, Stream
+from mpsim.program.program import Program, Stream
 
 __all__ = ["chain_of", "deadlock", "describe", "implied", "precedence", "successors"]
 
@@ -55,7 +55,7 @@ def successors(waits: Lists) -> Lists:
 
 def describe(program: Program, row: int) -> str:
     """Name one operation the way a person would: what, where, which microbatch."""
-    kind = Kind(int(program.kind[row])).name.lower().replace("_", " ")
+    kind = program.vocabulary.kinds[program.kind[row]].replace("_", " ")
     label = program.labels[program.label[row]] or kind
     where = program.rank_name[program.rank[row]]
     peer = int(program.peer[row])

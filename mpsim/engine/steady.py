@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.chains import Chains, walk
-from mpsim.program.program import PIPELINE, Program
+from mpsim.program.program import Program
 
 __all__ = ["ends_of"]
 
@@ -53,12 +53,12 @@ def ends_of(program: Program, chains: Chains, duration: Floats) -> Floats:
 
 def _microbatches(program: Program) -> int:
     """Microbatches of a period, at least as many as there are ranks; 0 where actions do not repeat themselves."""
-    acts = np.flatnonzero((program.microbatch >= 0) & (program.kind <= max(PIPELINE)))
+    acts = np.flatnonzero((program.microbatch >= 0) & program.vocabulary.is_action(program.kind))
     if not len(acts):
         return 0
     ranks = np.bincount(program.rank[acts], minlength=1)
     mine = acts[program.rank[acts] == ranks.argmax()]
-    code = (program.stage[mine] * len(PIPELINE) + program.kind[mine]) * (
+    code = (program.stage[mine] * len(program.vocabulary.kinds) + program.kind[mine]) * (
         len(program.templates) + 1
     ) + program.template[mine]
     microbatch, middle = program.microbatch[mine], len(mine) // 2
@@ -104,7 +104,7 @@ class _Steady:
     @classmethod
     def of(cls, program: Program, chains: Chains, duration: Floats) -> _Steady | None:
         """Find what repeats itself; None where it would not pay."""
-        if len(program) < _WORTH or not duration[program.kind <= max(PIPELINE)].all():
+        if len(program) < _WORTH or not duration[program.vocabulary.is_action(program.kind)].all():
             return None
         passed, count = _microbatches(program), int(program.microbatch.max()) + 1
         periods = count // passed - _KEPT if passed else 0

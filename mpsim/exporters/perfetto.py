@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
-from mpsim.program import TICK, Kind, Program, Stream, Template
+from mpsim.program import TICK, Program, Stream, Template
+from mpsim.training.vocabulary import Kind
 
 __all__ = ["DETAILS", "MOST_RANKS", "trace_events", "write_trace"]
 

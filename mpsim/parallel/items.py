@@ -62,6 +62,15 @@ class Communication:
     needs: frozenset[str] = frozenset()
     across: float = 0.0
 
+    def holds(self, kernel: Compute | None) -> bool:
+        """Whether a kernel that follows has to wait for it; None stands for one that the host launches once the device is idle."""
+        if self.waits is Waits.ALL or (kernel is not None and self.tag in kernel.needs):
+            return True
+        if self.waits is Waits.TAGGED:
+            return False
+        weights = kernel is not None and kernel.operator.phase is Phase.WEIGHT_GRADIENT
+        return (self.waits is Waits.NEXT_WEIGHT) == weights
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compute:

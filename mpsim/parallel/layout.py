@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange, Framework
 from mpsim.hardware import Cluster
-from mpsim.parallel.axes import ACCOUNTED
+from mpsim.parallel.axes import ACCOUNTED, FOLDED, Stream
 from mpsim.parallel.imbalance import rank_load
 from mpsim.parallel.mesh import Mesh
 from mpsim.parallel.partition import Stage
@@ -40,6 +40,7 @@ __all__ = ["Layout"]
 
 Floats = NDArray[np.float64]
 
+_INSIDE_LAYERS = {axis.streams[0]: axis.name for axis in FOLDED if axis.communicators}
 _VOCAB_MULTIPLE = 128  # Megatron-LM --make-vocab-size-divisible-by, times tp
 _KEPT = 256  # models, divisions and pipelines whose derived values stay ready: a search meets them again and again
 
@@ -212,6 +213,12 @@ class Layout:
         if moe.capacity_factor:
             return 1.0
         return moe.imbalance * rank_load(moe.experts, self.mesh.ep, moe.spread)
+
+    def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
+        """Ranks of every communicator of a stream inside layers, int64[groups, members]; those that share a model for any other."""
+        if stream in _INSIDE_LAYERS:
+            return self.mesh.groups((_INSIDE_LAYERS[stream],), rank)
+        return self.mesh.model_groups()
 
     def layer_kinds(self, stage: Stage) -> tuple[str, ...]:
         """Kind of every layer of a stage."""

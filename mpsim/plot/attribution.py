@@ -15,7 +15,8 @@ from mpsim.errors import ScenarioError
 from mpsim.plot.display import Display, event_patches, legend_above, thin
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, event_of_part, rgb
 from mpsim.plot.timeline import time_unit
-from mpsim.program import PARTS, TICK
+from mpsim.program import TICK
+from mpsim.training.vocabulary import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +39,7 @@ class AttributionDisplay(Display):
     names : sequence of str
         One a bar, drawn from top to bottom.
     seconds : mapping of str to float64[B]
-        Parts (`mpsim.program.PARTS`) to time [s].
+        Parts (`mpsim.training.vocabulary.PARTS`) to time [s].
     """
 
     def __init__(self, names: Sequence[str], seconds: Mapping[str, NDArray[np.float64]]) -> None:

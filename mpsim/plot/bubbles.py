@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mpsim.plot.display import Display, thin
 from mpsim.plot.palette import EVENTS
-from mpsim.program import PARTS
+from mpsim.training.vocabulary import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

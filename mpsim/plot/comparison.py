@@ -49,7 +49,7 @@ class ComparisonDisplay(Display):
     names : sequence of str
         One a bar, drawn from top to bottom.
     seconds : mapping of str to float64[bars]
-        Parts (`mpsim.program.PARTS`) to time [s].
+        Parts (`mpsim.training.vocabulary.PARTS`) to time [s].
     """
 
     def __init__(self, names: Sequence[str], seconds: Mapping[str, NDArray[np.float64]]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import ACCOUNTED, AXIS_NAMES
-from mpsim.program import PARTS
+from mpsim.training.vocabulary import PARTS
 
 __all__ = [
     "COMMUNICATION",
@@ -100,7 +100,7 @@ _LIGHTEST = 0.6  # how far the last chunk's shade is on the way to white
 
 
 def event_of_part(part: str) -> str:
-    """Kind of event that a part of the step (`mpsim.program.PARTS`) is drawn as.
+    """Kind of event that a part of the step (`mpsim.training.vocabulary.PARTS`) is drawn as.
 
     Examples
     --------

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from mpsim.parallel import AXES
 from mpsim.plot.display import Display, event_patches, legend_above, thin
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, event_of_part, shades
-from mpsim.program import PARTS, TICK, Kind, Program, Stream
+from mpsim.program import TICK, Program, Stream
+from mpsim.training.vocabulary import PARTS, Kind
 from mpsim.units import Dimension
 
 if TYPE_CHECKING:

@@ -2,30 +2,28 @@
 
 from mpsim.program.expand import expand
 from mpsim.program.program import (
-    COMPUTING,
-    PARTS,
-    PIPELINE,
+    COLLECTIVE,
+    SEND,
     TICK,
-    Kind,
     Program,
     Span,
     Stream,
     Template,
+    Vocabulary,
 )
 from mpsim.program.rows import Rows
 from mpsim.program.unfold import unfold
 
 __all__ = [
-    "COMPUTING",
-    "PARTS",
-    "PIPELINE",
+    "COLLECTIVE",
+    "SEND",
     "TICK",
-    "Kind",
     "Program",
     "Rows",
     "Span",
     "Stream",
     "Template",
+    "Vocabulary",
     "expand",
     "unfold",
 ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +15,13 @@ from mpsim.cost import Constant, Interference, interference_of
 from mpsim.parallel.axes import AXES
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand, expanded_flops
-from mpsim.program.program import PARTS, TICK, Kind, Program, Stream
-
-if TYPE_CHECKING:
-    from mpsim.training.plan import Plan
+from mpsim.program.links import Deployment
+from mpsim.program.program import COLLECTIVE, TICK, Program, Stream
 
 __all__ = ["COMMUNICATION", "Devices", "devices_of", "interference_constants"]
 
 COMMUNICATION = {stream: axis.name for axis in AXES for stream in axis.streams}
 """Axis of every stream on which ranks communicate."""
-
-_HOST = PARTS.index("host")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -58,14 +53,14 @@ class Devices:
     most: float
 
 
-def devices_of(program: Program, plan: Plan) -> Devices:
+def devices_of(program: Program, deployment: Deployment) -> Devices:
     """Expand a program and look up what its rows take.
 
     Parameters
     ----------
     program : Program
-        Of the plan, with templates.
-    plan : Plan
+        Of the deployment, with templates.
+    deployment : Deployment
 
     Returns
     -------
@@ -73,7 +68,7 @@ def devices_of(program: Program, plan: Plan) -> Devices:
     """
     fine = expand(program)
     rank, home = fine.rank, fine.stream
-    models = _models(plan)
+    models = _models(deployment)
     communicates = np.isin(home, list(COMMUNICATION)) & (fine.up_bytes + fine.out_bytes > 0)
     axes = [COMMUNICATION.get(one, "") for one in Stream]
     held = np.array([[one.held.get(axis, 0.0) for axis in axes] for one in models])
@@ -87,7 +82,8 @@ def devices_of(program: Program, plan: Plan) -> Devices:
         fine.up_bytes + fine.out_bytes, fine.duration, out=nothing.copy(), where=lasting
     )
     taken = lost[rank, home] * np.minimum(1.0, speed / full[rank])
-    computes = (home == Stream.COMPUTE) & (fine.kind != Kind.COLLECTIVE) & (fine.part != _HOST)
+    computes = (home == Stream.COMPUTE) & (fine.kind != COLLECTIVE)
+    computes &= fine.part != fine.vocabulary.part("host")
     return Devices(
         program=fine,
         computes=computes & (fine.duration > 0),
@@ -99,17 +95,15 @@ def devices_of(program: Program, plan: Plan) -> Devices:
     )
 
 
-def _models(plan: Plan) -> list[Interference]:
+def _models(deployment: Deployment) -> list[Interference]:
     """Constants of every rank class."""
-    name = plan.layout.framework.name
-    return [interference_of(name, one.accelerator) for one in plan.class_clusters]
+    name = deployment.layout.framework.name
+    return [interference_of(name, one.accelerator) for one in deployment.class_clusters]
 
 
-def interference_constants(plan: Plan) -> tuple[Constant, ...]:
-    """Constants of interference that a plan uses; none where it is off."""
-    if not plan.interference:
-        return ()
-    return tuple(dict.fromkeys(one for model in _models(plan) for one in model.constants))
+def interference_constants(deployment: Deployment) -> tuple[Constant, ...]:
+    """Constants of interference between kernels and collectives on the devices of a deployment."""
+    return tuple(dict.fromkeys(one for model in _models(deployment) for one in model.constants))
 
 
 def ranks_of(program: Program) -> list[list[int]]:

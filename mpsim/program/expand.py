@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpsim.parallel.axes import AXES
 from mpsim.program.csr import Lists, compress, owners
-from mpsim.program.program import Kind, Program, Stream, Template
+from mpsim.program.program import COLLECTIVE, Program, Stream, Template
 from mpsim.program.template import exits
 
 __all__ = ["expand", "expanded_flops"]
@@ -137,7 +137,7 @@ class _Tiles:
     def kinds(self, stream: NDArray[np.int8]) -> NDArray[np.int8]:
         """What computes does what its row does; the rest are collectives."""
         kind = self.along(self._program.kind)
-        kind[stream != Stream.COMPUTE] = Kind.COLLECTIVE
+        kind[stream != Stream.COMPUTE] = COLLECTIVE
         kind[self.single] = self._program.kind[self._plain]
         return kind
 

@@ -1,4 +1,4 @@
-"""Joining: programs of replicas that differ become one, in which they meet in the reductions of their gradients.
+"""Joining: programs of replicas that differ become one, in which they meet in the collectives of all replicas.
 
 Each class of replicas has a program of its own, folded as usual. Rows in which data-parallel replicas take part together (`Span.DP`) are one
 row of the joined program: it waits for what each class waits for, occupies the streams of all, and takes as long as the slowest says.
@@ -16,16 +16,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.errors import ScenarioError
 from mpsim.program.csr import compress, owners
 from mpsim.program.program import Program, Span, Stream
 
-__all__ = ["join"]
+__all__ = ["UnequalCollectivesError", "join"]
 
 Ints = NDArray[np.int64]
 
-_SHARED = ("labels", "class_size", "rank_name", "templates")
+_SHARED = ("vocabulary", "labels", "class_size", "rank_name", "templates")
 _LISTS = ("dep_ptr", "dep", "slot_ptr", "slot")
+
+
+class UnequalCollectivesError(ValueError):
+    """Classes of replicas have different collectives with each other.
+
+    Parameters
+    ----------
+    counts : list of int
+        Collectives of each class.
+    """
+
+    def __init__(self, counts: list[int]) -> None:
+        super().__init__(f"got {counts} collectives by class; needed the same in each")
+        self.counts = counts
 
 
 def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]) -> Program:
@@ -47,8 +60,8 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
 
     Raises
     ------
-    ScenarioError
-        If the classes do not reduce and gather the same tensors in the same order, so that they could not meet.
+    UnequalCollectivesError
+        If the classes do not exchange the same tensors in the same order, so that they could not meet.
     """
     joint = _joint(programs)
     number, order = _numbers(programs, joint)
@@ -67,6 +80,7 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
     slots = compress(*_pairs(programs, number, "slot"), count)
     ranks, total = programs[0].ranks, sum(sizes)
     return Program(
+        vocabulary=programs[0].vocabulary,
         labels=tuple(dict.fromkeys(itertools.chain(*(one.labels for one in programs)))),
         class_size=np.concatenate(
             [one.class_size * size // total for one, size in zip(programs, sizes, strict=True)]
@@ -88,25 +102,18 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
 def _joint(programs: Sequence[Program]) -> list[Ints]:
     """Rows of every program in which replicas take part together; those of equal place are one."""
     rows = [np.flatnonzero(one.span & Span.DP) for one in programs]
-    told = [
-        [
-            (rank, stream, stage, one.labels[label])
-            for rank, stream, stage, label in zip(
-                *(
-                    getattr(one, name)[mine].tolist()
-                    for name in ("rank", "stream", "stage", "label")
-                ),
+    places = [
+        list(
+            zip(
+                *(getattr(program, name)[mine].tolist() for name in ("rank", "stream", "stage")),
+                [program.labels[label] for label in program.label[mine].tolist()],
                 strict=True,
             )
-        ]
-        for one, mine in zip(programs, rows, strict=True)
-    ]
-    if any(one != told[0] for one in told):
-        counts = ", ".join(str(len(one)) for one in told)
-        raise ScenarioError(
-            f"replicas that differ would not gather and reduce the same tensors in the same order ({counts} collectives by class); "
-            "give every replica as many microbatches, or take a framework and a zero that reduce gradients once a step"
         )
+        for program, mine in zip(programs, rows, strict=True)
+    ]
+    if any(place != places[0] for place in places):
+        raise UnequalCollectivesError([len(place) for place in places])
     return rows
 
 

@@ -2,7 +2,7 @@
 
 Each rank class has ports of its own, out and in: towards its scale-up domain, and its share of the node's NICs. All ranks of a class do the
 same at the same time, and all accelerators of a node may send at once, so a share is what one of them can count on; what meets on it is what
-one rank does at a time: a message of the pipeline and a reduction of gradients on the same NIC.
+one rank does at a time: a message of the pipeline and a collective of replicas on the same NIC.
 
 Links of the fabric that could be too thin (up-links of oversubscribed tiers, links of tori and graphs) are shared by all classes whose traffic takes
 them: every communicator and every message loads them as `mpsim.parallel.crossing` counts. Links that all traffic loads alike are one link.
@@ -14,25 +14,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
-from mpsim.parallel.axes import FOLDED, REPLICATING
+from mpsim.parallel import Layout
 from mpsim.parallel.crossing import Flows, exchange, load, messages, ring
-from mpsim.program.program import TICK, Kind, Program, Stream
+from mpsim.program.program import SEND, TICK, Program, Stream
 
-if TYPE_CHECKING:
-    from mpsim.training.plan import Plan
-
-__all__ = ["Links", "links_of"]
+__all__ = ["Deployment", "Links", "links_of"]
 
 _DIRECTIONS = ("out", "in")
-_INSIDE_LAYERS = {axis.streams[0]: axis.name for axis in FOLDED if axis.communicators}
 _DIGITS = 9  # of a load: what agrees to so many is one link
+
+
+class Deployment(Protocol):
+    """Where the rank classes of a program run, and who communicates with whom: a job's plan, as devices and links see it."""
+
+    @property
+    def layout(self) -> Layout:
+        """Mesh and cluster."""
+        ...
+
+    @property
+    def class_clusters(self) -> tuple[Cluster, ...]:
+        """The cluster as each rank class has it."""
+        ...
+
+    def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
+        """Ranks of every communicator of a stream among those of one pipeline rank, int64[groups, members]."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -76,14 +90,14 @@ class Links:
         return result
 
 
-def links_of(program: Program, plan: Plan) -> Links:
+def links_of(program: Program, deployment: Deployment) -> Links:
     """Find the links of every message and collective.
 
     Parameters
     ----------
     program : Program
-        Of the plan; expanded, if what happens inside templates is to meet the rest (see `mpsim.program.expand`).
-    plan : Plan
+        Of the deployment; expanded, if what happens inside templates is to meet the rest (see `mpsim.program.expand`).
+    deployment : Deployment
         It says who talks to whom, and over which fabric.
 
     Returns
@@ -99,7 +113,7 @@ def links_of(program: Program, plan: Plan) -> Links:
     """
     communicates = (program.template < 0) & ((program.up_bytes > 0) | (program.out_bytes > 0))
     rows = np.flatnonzero(communicates)
-    parts = [_ports(program, rows, plan), _fabric(program, rows, plan)]
+    parts = [_ports(program, rows, deployment), _fabric(program, rows, deployment)]
     first = np.cumsum([0, *(len(one.names) for one in parts)])
     row = np.concatenate([one.row for one in parts])
     link = np.concatenate([one.link + begin for one, begin in zip(parts, first, strict=False)])
@@ -132,10 +146,10 @@ class _Part:
     amount: NDArray[np.float64]
 
 
-def _ports(program: Program, rows: NDArray[np.int64], plan: Plan) -> _Part:
+def _ports(program: Program, rows: NDArray[np.int64], deployment: Deployment) -> _Part:
     """Ports of every rank class."""
-    kinds = list(_kinds(plan.layout.cluster))
-    rates = [[rate for _, rate, _ in _kinds(one)] for one in plan.class_clusters]
+    kinds = list(_kinds(deployment.layout.cluster))
+    rates = [[rate for _, rate, _ in _kinds(one)] for one in deployment.class_clusters]
     each = len(kinds) * len(_DIRECTIONS)
     sizes = [program.out_bytes if far else program.up_bytes for _, _, far in kinds]
     ends = (program.rank.astype(np.int64), _receiver(program))
@@ -172,25 +186,26 @@ def _kinds(cluster: Cluster) -> Iterator[tuple[str, float, bool]]:
 
 def _receiver(program: Program) -> NDArray[np.int64]:
     """Rank class at whose ports each row's bytes arrive."""
-    sends = program.kind == Kind.SEND
+    sends = program.kind == SEND
     return np.where(sends, program.peer, program.rank).astype(np.int64)
 
 
-def _fabric(program: Program, rows: NDArray[np.int64], plan: Plan) -> _Part:
+def _fabric(program: Program, rows: NDArray[np.int64], deployment: Deployment) -> _Part:
     """Links of the fabric that could be too thin."""
-    routes = routes_of(plan.layout.cluster)
+    routes = routes_of(deployment.layout.cluster)
     rows = rows[program.out_bytes[rows] > 0]
     nothing = np.zeros(0, dtype=np.int64)
     if not routes.names or not len(rows):
         return _Part((), np.zeros(0), nothing, nothing, np.zeros(0))
-    sends = program.kind[rows] == Kind.SEND
+    sends = program.kind[rows] == SEND
     stream = np.where(sends, -1, program.stream[rows])
     traffic = np.stack([stream, program.rank[rows], program.peer[rows]])
     keys, pattern = np.unique(traffic, axis=1, return_inverse=True)
     loads = np.stack(
-        [load(plan.layout.cluster, _flows(plan, *key)) for key in keys.T.tolist()], axis=1
+        [load(deployment.layout.cluster, _flows(deployment, *key)) for key in keys.T.tolist()],
+        axis=1,
     )  # E, P
-    rate = routes.capacity * plan.layout.cluster.node.nic.efficiency * TICK
+    rate = routes.capacity * deployment.layout.cluster.node.nic.efficiency * TICK
     names, capacity, loads = _alike(routes.names, rate, loads)
     which, link = np.nonzero(loads.T[pattern.reshape(-1)])
     return _Part(
@@ -220,9 +235,9 @@ def _alike(
     return labels, capacity[first], loads[first]
 
 
-def _flows(plan: Plan, stream: int, rank: int, peer: int) -> Flows:
+def _flows(deployment: Deployment, stream: int, rank: int, peer: int) -> Flows:
     """What all ranks of a class put on the network in a row of this stream; a message where there is a peer."""
-    mesh, cluster = plan.layout.mesh, plan.layout.cluster
+    mesh, cluster = deployment.layout.mesh, deployment.layout.cluster
     if peer >= 0:
         ends = mesh.ranks[rank], mesh.ranks[peer]
         there = messages(cluster, *ends)
@@ -232,20 +247,4 @@ def _flows(plan: Plan, stream: int, rank: int, peer: int) -> Flows:
         return Flows(*(np.concatenate(pair) for pair in zip(there, back, strict=True)))
     if stream == Stream.EP:
         return exchange(cluster, mesh.expert_groups(("etp", "ep"), rank))
-    return ring(cluster, _members(plan, Stream(stream), rank))
-
-
-def _members(plan: Plan, stream: Stream, rank: int) -> NDArray[np.int64]:
-    """Ranks of the communicators of a stream."""
-    mesh = plan.layout.mesh
-    if stream in _INSIDE_LAYERS:
-        return mesh.groups((_INSIDE_LAYERS[stream],), rank)
-    if stream is Stream.EDP:
-        return mesh.expert_groups(("edp",), rank)
-    if stream is Stream.REPLICA:
-        return mesh.replica_groups(plan.sharers, rank)
-    if stream is Stream.DP and plan.zero:
-        return mesh.shard_groups(plan.sharers, rank)
-    if stream is Stream.DP:
-        return mesh.groups(REPLICATING, rank)
-    return mesh.model_groups()  # the norm: all that share a model
+    return ring(cluster, deployment.members(Stream(stream), rank))

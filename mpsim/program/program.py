@@ -1,4 +1,6 @@
-"""The Program: every operation of one step as columns, ready for any engine.
+"""The Program: every operation of a job as columns, ready for any engine.
+
+Nothing here knows what the job is: which kinds of rows there are and what their time counts as comes with it (`Vocabulary`).
 
 Shapes: N rows (operations), R rank classes, T streams a rank, E dependencies, K slots, M templates.
 
@@ -9,7 +11,6 @@ A row occupies one slot on one or more (rank, stream) pairs. On each of them row
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Iterable
 
 import numpy as np
@@ -19,54 +20,63 @@ from mpsim.parallel.axes import ACCOUNTED, Span, Stream
 from mpsim.program.csr import owners, stable_order
 
 __all__ = [
-    "COMPUTING",
-    "PARTS",
-    "PIPELINE",
+    "COLLECTIVE",
+    "SEND",
     "TICK",
-    "Kind",
     "Program",
     "Span",
     "Stream",
     "Template",
+    "Vocabulary",
 ]
 
 TICK = 1e-12
 """One tick of the engines [s]."""
 
-PARTS = (
-    "forward",
-    "backward",
-    "weight_gradient",
-    "recompute",
-    *(axis.part for axis in ACCOUNTED),
-    "bubble",
-    "optimizer",
-    "host",
-    "other",
-)
-"""What a rank's time is attributed to; the parts of every rank sum to the step time."""
-
-COMPUTING = tuple(
-    PARTS.index(name)
-    for name in ("forward", "backward", "weight_gradient", "recompute", "optimizer")
-)
-"""Indices into `PARTS` of what kernels do."""
+SEND, COLLECTIVE = 0, 1
+"""Kinds of rows that every job has: a message between two rank classes, which occupies streams of both, and a collective of a group."""
 
 
-class Kind(enum.IntEnum):
-    """What a row does."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """Words of a job: what its rows do, and what the time of its ranks is attributed to.
 
-    FORWARD = 0
-    BACKWARD = 1  # input and weight gradient together
-    INPUT_GRADIENT = 2
-    WEIGHT_GRADIENT = 3
-    SEND = 4  # point to point between stages; occupies the sender's and the receiver's stream
-    COLLECTIVE = 5  # over a group: gradient reduction, parameter gather, norm
-    OPTIMIZER = 6
+    Parameters
+    ----------
+    kinds : tuple of str
+        Names of the kinds of rows, by number: ``send`` and ``collective`` (`SEND`, `COLLECTIVE`), then the job's own.
+    actions : tuple of str
+        Kinds that are the actions of a schedule.
+    parts : tuple of str
+        Parts of the account; those of every rank sum to the time of the whole. ``host`` (the device waits for its host), ``other``
+        and ``exposed_`` with the name of each axis are among them.
+    computing : tuple of str
+        Parts in which kernels work.
+    """
 
+    kinds: tuple[str, ...]
+    actions: tuple[str, ...]
+    parts: tuple[str, ...]
+    computing: tuple[str, ...]
 
-PIPELINE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
-"""Kinds of rows that are the actions of a schedule."""
+    def __post_init__(self) -> None:
+        assert self.kinds[: COLLECTIVE + 1] == ("send", "collective"), "every job has these first"
+        assert {"host", "other", *(axis.part for axis in ACCOUNTED)} <= set(self.parts)
+
+    def part(self, name: str) -> int:
+        """Number of a part."""
+        return self.parts.index(name)
+
+    def is_action(self, kind: NDArray[np.int8]) -> NDArray[np.bool_]:
+        """Which of some rows are actions of a schedule, by their kinds."""
+        table = np.array([name in self.actions for name in self.kinds])
+        chosen: NDArray[np.bool_] = table[kind]
+        return chosen
+
+    @property
+    def computing_parts(self) -> list[int]:
+        """Numbers of the parts in which kernels work."""
+        return [self.part(name) for name in self.computing]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -87,15 +97,15 @@ class Template:
     layer : int32[Q]
         Layer, counted from the stage's first; -1 outside the layers (embedding, head).
     part : int8[Q]
-        Index into `PARTS` of what a compute kernel counts as, or of what exposed time of a collective counts as.
+        Part of the vocabulary that a compute kernel counts as, or that exposed time of a collective counts as.
     start, duration : float64[Q]
         Ticks from the start of the row.
     flops, up_bytes, out_bytes : float64[Q]
         Done by the kernel; sent by one rank over scale-up and scale-out links [FLOP, B].
     before_ptr, before : int32[Q + 1], int32[edges]
         Kernels of the template that must have ended, beyond the order of its streams, CSR.
-    parts : float64[len(PARTS)]
-        The row's duration split into `PARTS` [ticks]; sums to it exactly.
+    parts : float64[parts]
+        The row's duration split into the parts of the vocabulary [ticks]; sums to it exactly.
 
     Notes
     -----
@@ -125,10 +135,12 @@ class Template:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """One training step as columns; see the module's docstring for the meaning of rows and slots.
+    """Operations as columns; see the module's docstring for the meaning of rows and slots.
 
     Parameters
     ----------
+    vocabulary : Vocabulary
+        Of the job.
     labels : tuple of str
         Name of each row's class of name, for those that have no template; `label` points into it.
     class_size : int64[R]
@@ -136,13 +148,13 @@ class Program:
     rank_name : tuple of str
         Such as ``pp 3``.
     rank, stream, kind, stage, chunk, microbatch : [N]
-        Home rank class, home stream (`Stream`), `Kind`; -1 where it does not apply.
+        Home rank class, home stream (`Stream`), kind by the vocabulary; -1 where it does not apply.
     peer : int32[N]
         Receiving rank class of a SEND, else -1.
     label : int16[N]
         Index into `labels`.
     part : int8[N]
-        Index into `PARTS` that the row's time counts as when it has no template.
+        Part of the vocabulary that the row's time counts as when it has no template.
     span : int8[N]
         `Span` of a collective.
     template : int32[N]
@@ -157,6 +169,7 @@ class Program:
         Occupied (rank, stream) pairs as ``rank * len(Stream) + stream``, CSR.
     """
 
+    vocabulary: Vocabulary
     labels: tuple[str, ...]
     class_size: NDArray[np.int64]
     rank_name: tuple[str, ...]
@@ -182,6 +195,16 @@ class Program:
 
     def __len__(self) -> int:
         return len(self.duration)
+
+    def __repr__(self) -> str:
+        counts = np.bincount(self.kind, minlength=len(self.vocabulary.kinds)).tolist()
+        kinds = ", ".join(
+            f"{count} {name}"
+            for name, count in zip(self.vocabulary.kinds, counts, strict=True)
+            if count
+        )
+        ranks = f"{self.ranks} rank classes of {int(self.class_size.sum())} ranks"
+        return f"Program({len(self)} rows: {kinds}; {ranks}, {len(self.templates)} templates)"
 
     @property
     def ranks(self) -> int:

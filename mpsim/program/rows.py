@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.program.csr import Lists, compress
-from mpsim.program.program import Kind, Program, Stream, Template
+from mpsim.program.program import Program, Stream, Template, Vocabulary
 
 __all__ = ["Rows"]
 
@@ -34,16 +34,14 @@ _COLUMNS: dict[str, tuple[Any, float]] = {
 class Rows:
     """Collects columns; rows added later come later in the order of every stream.
 
-    Examples
-    --------
-    >>> rows = Rows()
-    >>> first = rows.add(1, kind=Kind.FORWARD, duration=3.0)
-    >>> second = rows.add(1, kind=Kind.BACKWARD, duration=4.0)
-    >>> len(rows.finish(rank_name=("pp 0",), class_size=[1]))
-    2
+    Parameters
+    ----------
+    vocabulary : Vocabulary
+        Of the job whose program it becomes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
         self._count = 0
         self._blocks: list[
             tuple[int, Mapping[str, ArrayLike]]
@@ -57,7 +55,7 @@ class Rows:
         count: int,
         *,
         label: str | NDArray[np.str_] = "",
-        **columns: ArrayLike | Kind | Stream,
+        **columns: ArrayLike | Stream,
     ) -> NDArray[np.int64]:
         """Append `count` rows.
 
@@ -129,6 +127,7 @@ class Rows:
         dep_ptr, dep = self._lists(self._edges)
         slot_ptr, slot = self._lists(self._slots)
         return Program(
+            vocabulary=self.vocabulary,
             labels=tuple(self._labels),
             class_size=np.asarray(class_size, dtype=np.int64),
             rank_name=tuple(rank_name),

@@ -8,32 +8,34 @@ a stage's action is its blocks end to end, and equal layers need to be evaluated
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization, Waits
-from mpsim.program.program import PARTS, TICK, Stream, Template
-from mpsim.workload import Operator, Phase
+from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization
+from mpsim.program.program import TICK, Stream, Template, Vocabulary
+from mpsim.workload import Operator
 
-__all__ = ["EMPTY", "BlockCosts", "concatenate", "evaluate_block", "exits", "stretched", "ticks"]
+__all__ = [
+    "BlockCosts",
+    "concatenate",
+    "empty_template",
+    "evaluate_block",
+    "exits",
+    "one_kernel",
+    "stretched",
+    "ticks",
+]
 
-_STREAM = {group.name: axis.streams[0] for axis in AXES for group in axis.communicators}
-_EXPOSED = {axis.streams[0]: PARTS.index(axis.part) for axis in AXES if axis.communicators}
-_PART_OF_PHASE = {
-    Phase.FORWARD: PARTS.index("forward"),
-    Phase.INPUT_GRADIENT: PARTS.index("backward"),
-    Phase.WEIGHT_GRADIENT: PARTS.index("weight_gradient"),
-}
-_RECOMPUTE = PARTS.index("recompute")
-_HOST = PARTS.index("host")
+_AXIS = {group.name: axis for axis in AXES for group in axis.communicators}
 
 
 class BlockCosts(Protocol):
-    """What evaluating a block asks of the cost models."""
+    """Answers of cost models that evaluating a block asks for."""
 
     def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
         """Seconds of sharded operators [s]."""
@@ -59,8 +61,7 @@ class _Placed:
     start: float
     duration: float
     before: tuple[int, ...]
-    waits: Waits = Waits.ALL
-    tag: str = ""
+    item: Communication | None = None
     flops: float = 0.0
     up_bytes: float = 0.0
     out_bytes: float = 0.0
@@ -73,77 +74,89 @@ class _Placed:
 class _Block:
     """A block being placed: what was issued so far, and which collectives nobody has waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self.placed: list[_Placed] = []
-        self.parts = np.zeros(len(PARTS))
+        self.vocabulary = vocabulary
+        self.parts = np.zeros(len(vocabulary.parts))
         self.now = 0.0  # end of the last kernel
         self.kernel: int | None = None
         self.pending: list[int] = []
         self.last: dict[Stream, int] = {}
         self.tagged: dict[str, int] = {}
 
-    def compute(self, one: Compute, seconds: float) -> None:
-        """Issue a kernel."""
-        awaited = self.wait(one.operator.phase, one.needs)
+    def compute(self, kernel: Compute, seconds: float, part: int) -> None:
+        """Issue a kernel that counts as a part of the account."""
+        awaited = self.wait(kernel)
         before = awaited if self.kernel is None else (*awaited, self.kernel)
-        part = _RECOMPUTE if one.repeated else _PART_OF_PHASE[one.operator.phase]
         duration = float(ticks(seconds))
         self.kernel = len(self.placed)
         self.placed.append(
             _Placed(
-                one.operator.name,
+                kernel.operator.name,
                 Stream.COMPUTE,
                 part,
                 self.now,
                 duration,
                 before,
-                flops=one.operator.flops,
+                flops=kernel.operator.flops,
             )
         )
         self.parts[part] += duration
         self.now += duration
 
-    def communicate(self, one: Communication, cost: tuple[float, float, float]) -> None:
+    def communicate(self, item: Communication, cost: tuple[float, float, float]) -> None:
         """Issue a collective."""
-        stream = _STREAM[one.axis]
-        named = (self.tagged[tag] for tag in sorted(one.needs) if tag in self.tagged)
+        axis = _AXIS[item.axis]
+        stream = axis.streams[0]
+        named = (self.tagged[tag] for tag in sorted(item.needs) if tag in self.tagged)
         waited = (self.kernel, self.last.get(stream), *named)
         before = tuple(dict.fromkeys(i for i in waited if i is not None))
         start = max([self.now, *(self.placed[i].end for i in before)])
         place = len(self.placed)
         self.last[stream] = place
         self.pending.append(place)
-        if one.tag:
-            self.tagged[one.tag] = place
+        if item.tag:
+            self.tagged[item.tag] = place
         seconds, up, out = cost
         self.placed.append(
             _Placed(
-                one.name,
+                item.name,
                 stream,
-                _EXPOSED[stream],
+                self.vocabulary.part(axis.part),
                 start,
                 float(ticks(seconds)),
                 before,
-                one.waits,
-                one.tag,
+                item,
                 up_bytes=up,
                 out_bytes=out,
             )
         )
 
-    def wait(self, phase: Phase | None, needs: frozenset[str] = frozenset()) -> tuple[int, ...]:
-        """Advance to when a kernel of `phase` that `needs` tags may start (None: the end of the block), charging the idle time."""
-        awaited = tuple(i for i in self.pending if _is_awaited(self.placed[i], phase, needs))
-        for i in awaited:
-            one = self.placed[i]
-            self.parts[one.part] += max(0.0, one.end - self.now)
-            self.now = max(self.now, one.end)
-        self.pending = [i for i in self.pending if i not in awaited]
+    def wait(self, kernel: Compute | None) -> tuple[int, ...]:
+        """Advance to when a kernel may start (None: what the host launches next), charging the idle time to what it waits for."""
+        return self._await(
+            tuple(
+                place
+                for place in self.pending
+                if (item := self.placed[place].item) is not None and item.holds(kernel)
+            )
+        )
+
+    def _await(self, awaited: tuple[int, ...]) -> tuple[int, ...]:
+        for place in awaited:
+            collective = self.placed[place]
+            self.parts[collective.part] += max(0.0, collective.end - self.now)
+            self.now = max(self.now, collective.end)
+        self.pending = [place for place in self.pending if place not in awaited]
         return awaited
 
-    def drain(self) -> None:
+    def drain(self) -> tuple[int, ...]:
+        """Wait for every collective."""
+        return self._await(tuple(self.pending))
+
+    def block_launches(self) -> None:
         """Let everything that follows wait for everything before."""
-        awaited = self.wait(None)
+        awaited = self.drain()
         self._idle(
             "launch blocked", 0.0, awaited if self.kernel is None else (*awaited, self.kernel)
         )
@@ -151,7 +164,7 @@ class _Block:
     def synchronize(self, seconds: float) -> None:
         """Leave the device idle while the host, which has waited for it, launches the next kernel."""
         if seconds > 0:
-            awaited = self.wait(Phase.INPUT_GRADIENT)
+            awaited = self.wait(None)
             before = awaited if self.kernel is None else (*awaited, self.kernel)
             self._idle("host synchronisation", float(ticks(seconds)), before)
 
@@ -166,17 +179,10 @@ class _Block:
 
     def _idle(self, name: str, duration: float, before: tuple[int, ...]) -> None:
         self.kernel = len(self.placed)
-        self.placed.append(_Placed(name, Stream.COMPUTE, _HOST, self.now, duration, before))
-        self.parts[_HOST] += duration
+        host = self.vocabulary.part("host")
+        self.placed.append(_Placed(name, Stream.COMPUTE, host, self.now, duration, before))
+        self.parts[host] += duration
         self.now += duration
-
-
-def _is_awaited(one: _Placed, phase: Phase | None, needs: frozenset[str]) -> bool:
-    if phase is None or one.waits is Waits.ALL or one.tag in needs:
-        return True
-    if one.waits is Waits.TAGGED:
-        return False
-    return (one.waits is Waits.NEXT_WEIGHT) == (phase is Phase.WEIGHT_GRADIENT)
 
 
 def evaluate_block(
@@ -184,6 +190,8 @@ def evaluate_block(
     items: Sequence[Item],
     costs: BlockCosts,
     *,
+    vocabulary: Vocabulary,
+    part_of: Callable[[Compute], int],
     host_seconds: float = 0.0,
     synchronization_seconds: float = 0.0,
     launch_seconds: float = 0.0,
@@ -197,6 +205,10 @@ def evaluate_block(
     items : sequence of Item
         In issue order.
     costs : BlockCosts
+    vocabulary : Vocabulary
+        Of the job.
+    part_of : callable
+        Part of the vocabulary that the time of a kernel counts as.
     host_seconds : float
         Time the host needs to launch the block; a block that ends sooner is extended by a wait for the host [s].
     synchronization_seconds : float
@@ -218,20 +230,20 @@ def evaluate_block(
     before it, the collective before it on its stream and those whose tags it needs have ended. Compute idle inside the block is counted as exposed
     time of the collective that was awaited; no other idle time can occur.
     """
-    kernels = [one.operator for one in items if isinstance(one, Compute)]
+    kernels = [item.operator for item in items if isinstance(item, Compute)]
     seconds = iter(costs.kernels(kernels).tolist())
-    block = _Block()
-    for one in items:
-        if isinstance(one, Compute):
-            block.compute(one, next(seconds))
-        elif isinstance(one, Synchronization):
-            idle = one.count * synchronization_seconds + one.launches * launch_seconds
+    block = _Block(vocabulary)
+    for item in items:
+        if isinstance(item, Compute):
+            block.compute(item, next(seconds), part_of(item))
+        elif isinstance(item, Synchronization):
+            idle = item.count * synchronization_seconds + item.launches * launch_seconds
             block.synchronize(idle)
         else:
-            block.communicate(one, costs.collective(one))
+            block.communicate(item, costs.collective(item))
             if launch_blocking:
-                block.drain()
-    block.wait(None)
+                block.block_launches()
+    block.drain()
     block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
     return _as_template(name, block)
 
@@ -369,11 +381,15 @@ def _edges_after(
     return np.array(count), np.array([*itertools.chain(*waits)], dtype=np.int64)
 
 
-def _empty() -> Template:
-    block = _Block()
-    block.placed.append(_Placed("nothing", Stream.COMPUTE, PARTS.index("other"), 0.0, 0.0, ()))
-    return _as_template("nothing", block)
+def one_kernel(vocabulary: Vocabulary, name: str, part: str, duration: float) -> Template:
+    """A template of one kernel that takes so many ticks and counts as a part."""
+    block, number = _Block(vocabulary), vocabulary.part(part)
+    block.placed.append(_Placed(name, Stream.COMPUTE, number, 0.0, duration, ()))
+    block.parts[number] = duration
+    return _as_template(name, block)
 
 
-EMPTY = _empty()
-"""A row that takes no time: what it does is in another one."""
+@functools.lru_cache(maxsize=8)
+def empty_template(vocabulary: Vocabulary) -> Template:
+    """A row that takes no time: what it does is in another one."""
+    return one_kernel(vocabulary, "nothing", "other", 0.0)

@@ -27,7 +27,9 @@ __all__ = ["Unfolding", "spans", "unfold"]
 Ints = NDArray[np.int64]
 
 _AXES = tuple((axis.name, axis.span) for axis in reversed(FOLDED))  # slowest first
-_NOT_BY_ROW = frozenset("labels class_size rank_name dep_ptr dep slot_ptr slot templates".split())
+_NOT_BY_ROW = frozenset(
+    "vocabulary labels class_size rank_name dep_ptr dep slot_ptr slot templates".split()
+)
 
 
 def unfold(
@@ -209,6 +211,7 @@ class Unfolding:
         dependencies, slots = self.lists(Lists(folded.dep_ptr, folded.dep)), self._slots()
         rank, peer = each.pop("rank"), each.pop("peer")
         return Program(
+            vocabulary=folded.vocabulary,
             labels=folded.labels,
             class_size=np.tile(self._sizes(), folded.ranks),
             rank_name=tuple(

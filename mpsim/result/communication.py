@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.parallel.axes import AXIS_NAMES
-from mpsim.program import PARTS, Kind, Program, Stream, Template
+from mpsim.program import COLLECTIVE, Program, Stream, Template
 from mpsim.program.csr import owners
 from mpsim.program.devices import COMMUNICATION
 from mpsim.result.intervals import Cover, compute_rows
@@ -28,7 +28,6 @@ __all__ = ["CommunicationTime", "communication_time"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_HOST = PARTS.index("host")
 _AXIS = np.array(
     [
         AXIS_NAMES.index(COMMUNICATION[stream]) if stream in COMMUNICATION else -1
@@ -61,7 +60,8 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
     """
     program = timeline.program
     total, hidden = np.zeros((2, program.ranks, len(AXIS_NAMES)))
-    inside = [_inside(one) for one in program.templates]
+    host = program.vocabulary.part("host")
+    inside = [_inside(template, host) for template in program.templates]
     rank, row = compute_rows(program)
     template = program.template[row]
     if inside:
@@ -97,9 +97,9 @@ def _windows(program: Program) -> list[tuple[Ints, Ints]]:
 class _Inside:
     """What happens inside a template: its kernels, and its transfers by axis."""
 
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: Template, host: int) -> None:
         start, end = template.start, template.start + template.duration
-        kernels = (template.stream == Stream.COMPUTE) & (template.part != _HOST)
+        kernels = (template.stream == Stream.COMPUTE) & (template.part != host)
         self.cover = Cover(start[kernels], end[kernels])
         self.whole = float(self.cover.until(np.array([np.inf]))[0])
         self.total, self.hidden = np.zeros((2, len(AXIS_NAMES)))
@@ -113,9 +113,9 @@ _KNOWN: weakref.WeakKeyDictionary[Template, _Inside] = weakref.WeakKeyDictionary
 """Points of a sweep share templates."""
 
 
-def _inside(template: Template) -> _Inside:
+def _inside(template: Template, host: int) -> _Inside:
     if template not in _KNOWN:
-        _KNOWN[template] = _Inside(template)
+        _KNOWN[template] = _Inside(template, host)
     return _KNOWN[template]
 
 
@@ -126,7 +126,8 @@ class _Busy:
         program = timeline.program
         self._inside, self._template = inside, program.template[row]
         self._start, self._end = timeline.start[row], timeline.end[row]
-        kernel = (program.kind[row] != Kind.COLLECTIVE) & (program.part[row] != _HOST)
+        host = program.vocabulary.part("host")
+        kernel = (program.kind[row] != COLLECTIVE) & (program.part[row] != host)
         self._plain = (self._template < 0) & kernel
         took = np.where(self._plain, self._end - self._start, 0.0)
         if inside:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
-from mpsim.program import COMPUTING, PARTS, Program, Stream
+from mpsim.program import Program, Stream
 from mpsim.program.csr import owners, stable_order
 
 __all__ = ["Cover", "Gaps", "busy_parts", "busy_ticks", "compute_rows", "idle_gaps"]
@@ -110,10 +110,11 @@ def busy_parts(timeline: Timeline) -> NDArray[np.float64]:
     template = program.template[row]
     plain = template < 0
     own, kinds = row[plain], len(program.templates)
-    place = rank[plain] * len(PARTS) + program.part[own]
-    size = program.ranks * len(PARTS)
+    width = len(program.vocabulary.parts)
+    place = rank[plain] * width + program.part[own]
+    size = program.ranks * width
     parts = np.bincount(place, weights=program.duration[own], minlength=size).astype(np.float64)
-    parts = parts.reshape(program.ranks, len(PARTS))
+    parts = parts.reshape(program.ranks, width)
     if kinds:
         count = np.bincount(
             rank[~plain] * kinds + template[~plain], minlength=program.ranks * kinds
@@ -126,5 +127,6 @@ def busy_parts(timeline: Timeline) -> NDArray[np.float64]:
 
 def busy_ticks(timeline: Timeline) -> NDArray[np.float64]:
     """Ticks in which each rank's compute stream runs kernels [R]; waits inside an action are not busy."""
-    busy: NDArray[np.float64] = busy_parts(timeline)[:, [*COMPUTING]].sum(axis=1)
+    computing = timeline.program.vocabulary.computing_parts
+    busy: NDArray[np.float64] = busy_parts(timeline)[:, computing].sum(axis=1)
     return busy

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.hardware import Cluster
-from mpsim.program import COMPUTING, TICK, Kind, Stream
+from mpsim.program import SEND, TICK, Stream
 from mpsim.program.csr import owners
 from mpsim.result.intervals import busy_ticks
 
@@ -120,7 +120,7 @@ def _per_rank(timeline: Timeline, amount: NDArray[np.float64]) -> NDArray[np.flo
     program = timeline.program
     row = owners(program.slot_ptr)
     rank = program.slot // len(Stream)
-    counts = (program.kind[row] != Kind.SEND) | (rank == program.rank[row])
+    counts = (program.kind[row] != SEND) | (rank == program.rank[row])
     return np.bincount(rank[counts], weights=amount[row[counts]], minlength=program.ranks).astype(
         np.float64
     )
@@ -129,10 +129,12 @@ def _per_rank(timeline: Timeline, amount: NDArray[np.float64]) -> NDArray[np.flo
 def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:
     """Ticks of computing inside each row."""
     program = timeline.program
-    computes = np.isin(program.part, COMPUTING) & (program.kind != Kind.SEND)
+    computes = np.isin(program.part, program.vocabulary.computing_parts) & (program.kind != SEND)
     busy = np.where(computes, program.duration, 0.0)
     if program.templates:
-        inside = np.array([one.parts[[*COMPUTING]].sum() for one in program.templates])
+        inside = np.array(
+            [one.parts[program.vocabulary.computing_parts].sum() for one in program.templates]
+        )
         busy = np.where(program.template >= 0, inside[np.maximum(program.template, 0)], busy)
     return busy
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from mpsim.engine import Timeline
 from mpsim.engine.graph import precedence
-from mpsim.program import TICK, Kind
+from mpsim.program import TICK
 from mpsim.result.intervals import compute_rows, idle_gaps
+from mpsim.training.vocabulary import Kind
 
 __all__ = ["TRANSFERS", "Blame", "measure_blame"]
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import FOLDED, Mesh
-from mpsim.program import PIPELINE, Kind, Program, Stream
+from mpsim.program import Program, Stream
+from mpsim.training.vocabulary import PIPELINE, Kind
 
 __all__ = ["COMPUTE", "QUANTILES", "VALUES", "factors", "peers_of", "sigma_of"]
 

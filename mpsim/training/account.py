@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
-from mpsim.program import PARTS, PIPELINE, Kind, Stream
+from mpsim.program import Stream
 from mpsim.program.csr import owners
 from mpsim.result.intervals import Cover, Gaps, busy_parts, idle_gaps
+from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
 
 __all__ = ["attribute"]
 

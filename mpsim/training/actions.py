@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mpsim.parallel import Stage
 from mpsim.program.program import Template
-from mpsim.program.template import EMPTY, stretched
+from mpsim.program.template import empty_template, stretched
 from mpsim.schedule import Action
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
@@ -29,6 +29,7 @@ from mpsim.training.replicas.segments import (
     split_action,
 )
 from mpsim.training.replicas.slowdown import OverlapSlowdown
+from mpsim.training.vocabulary import TRAINING
 
 __all__ = ["ActionVariants"]
 
@@ -169,7 +170,7 @@ class ActionVariants:
         if self._plan.layout.framework.data.accumulation_traffic:
             return
         whole = [variant.is_whole for variant in self.segmented]
-        nothing = self._of_one_row(EMPTY)
+        nothing = self._of_one_row(empty_template(TRAINING))
         for head in np.flatnonzero(orders.fused).tolist():
             if not all(whole[variant] for variant in self.chosen[head : head + 2]):
                 continue

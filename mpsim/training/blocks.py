@@ -23,6 +23,7 @@ from mpsim.schedule import Action
 from mpsim.training.costs import PlanCosts, StageCosts
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import NOTHING, Recompute, repeats, rerun
+from mpsim.training.vocabulary import TRAINING, part_of
 from mpsim.workload import Expansion, Phase, Role, Split
 
 __all__ = ["Block", "Blocks"]
@@ -298,6 +299,8 @@ class Blocks:
             name,
             items,
             costs,
+            vocabulary=TRAINING,
+            part_of=part_of,
             host_seconds=launches
             + self._expert_launch_seconds(items)
             + self._collective_launch_seconds(items),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.errors import ScenarioError
 from mpsim.framework import BlockingSends
-from mpsim.program.join import join
+from mpsim.program.join import UnequalCollectivesError, join
 from mpsim.program.program import Program
 from mpsim.program.rows import Rows
 from mpsim.program.unfold import spans
@@ -20,6 +21,7 @@ from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import add_exchanges
 from mpsim.training.replicas.issue import SegmentRuns
 from mpsim.training.step_end import StepRows
+from mpsim.training.vocabulary import TRAINING
 
 __all__ = ["build_program"]
 
@@ -45,12 +47,8 @@ def build_program(
     """
     costs = costs or PlanCosts(plan)
     if plan.classes:
-        return join(
-            [build_program(part.plan, part) for part in costs.parts],
-            [f"dp {spans(each.replicas)}" for each in plan.classes],
-            [len(each.replicas) for each in plan.classes],
-        )
-    rows = Rows()
+        return _joined(plan, [build_program(part.plan, part) for part in costs.parts])
+    rows = Rows(TRAINING)
     step = StepRows(rows, plan, costs)
     actions = ActionVariants(plan, costs, blocks)
     begun = step.overhead()
@@ -72,6 +70,19 @@ def build_program(
         class_size=np.full(plan.layout.mesh.pp, plan.layout.mesh.world // plan.layout.mesh.pp),
         templates=actions.templates,
     )
+
+
+def _joined(plan: Plan, programs: list[Program]) -> Program:
+    """Let the classes of replicas run beside each other."""
+    names = [f"dp {spans(replicas.replicas)}" for replicas in plan.classes]
+    try:
+        return join(programs, names, [len(replicas.replicas) for replicas in plan.classes])
+    except UnequalCollectivesError as error:
+        counts = ", ".join(map(str, error.counts))
+        raise ScenarioError(
+            f"replicas that differ would not gather and reduce the same tensors in the same order ({counts} collectives by class); "
+            "give every replica as many microbatches, or take a framework and a zero that reduce gradients once a step"
+        ) from None
 
 
 def _blocking(plan: Plan) -> NDArray[np.bool_]:

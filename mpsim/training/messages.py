@@ -21,9 +21,10 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.program.program import PARTS, Kind, Stream
+from mpsim.program.program import Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
+from mpsim.training.vocabulary import PARTS, Kind
 
 __all__ = ["Messages", "PipelineRows", "Sends", "add_messages", "warmup_and_flush"]
 

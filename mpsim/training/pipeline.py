@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.errors import ScheduleError
-from mpsim.program.program import PARTS, PIPELINE, Program, Stream
+from mpsim.program.program import Program, Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
 from mpsim.training.messages import Messages, PipelineRows, Sends, add_messages
+from mpsim.training.vocabulary import PARTS, PIPELINE, TRAINING
 
 __all__ = [
     "OVERLAPS",
@@ -243,7 +244,7 @@ def from_orders(
         up_bytes=np.zeros(durations.size),
         out_bytes=np.zeros(durations.size),
     )
-    rows = Rows()
+    rows = Rows(TRAINING)
     nothing = np.zeros((2, stages))
     variant = orders.kind.astype(np.int64) * stages + orders.stage
     messages = Sends(message, nothing, nothing)

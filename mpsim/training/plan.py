@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mpsim.framework import ExpertOverlap
 from mpsim.hardware import Cluster
-from mpsim.parallel import Layout, Sharding
+from mpsim.parallel import REPLICATING, Layout, Sharding
+from mpsim.parallel.axes import Stream
 from mpsim.schedule import Orders
 from mpsim.training.recompute import Recompute
 from mpsim.workload import Expansion
@@ -121,6 +125,21 @@ class Plan:
         """The cluster as each rank class of the program has it: pipeline ranks of the first class of replicas first."""
         ranks = range(self.layout.mesh.pp)
         return tuple(part.layout.cluster_of(rank) for part in self.parts for rank in ranks)
+
+    def members(self, stream: Stream, rank: int) -> NDArray[np.int64]:
+        """Ranks of every communicator of a stream among those of one pipeline rank, int64[groups, members]."""
+        mesh = self.layout.mesh
+        if stream is Stream.EDP:
+            return mesh.expert_groups(("edp",), rank)
+        if stream is Stream.REPLICA:
+            return mesh.replica_groups(self.sharers, rank)
+        if stream is Stream.DP:
+            return (
+                mesh.shard_groups(self.sharers, rank)
+                if self.zero
+                else mesh.groups(REPLICATING, rank)
+            )
+        return self.layout.members(stream, rank)
 
     @property
     def tokens(self) -> int:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mpsim.cost import update_seconds
 from mpsim.parallel import spread
-from mpsim.program.program import PARTS, Kind, Span, Stream
+from mpsim.program.program import Span, Stream
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 from mpsim.training.costs import PlanCosts
@@ -16,6 +16,7 @@ from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import add_collectives
 from mpsim.training.replicas.groups import GATHERS, ReplicaGroup, dense_group, expert_group
 from mpsim.training.replicas.offload import add_host_optimizer
+from mpsim.training.vocabulary import PARTS, Kind
 
 __all__ = ["StepRows", "host_overhead"]
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from mpsim.hardware.routes import routes_of
-from mpsim.program import PARTS, TICK
+from mpsim.program import TICK
 from mpsim.result import Result, figures
 from mpsim.result.validated import nearest_validated
 from mpsim.training.plan import Plan
+from mpsim.training.vocabulary import PARTS
 from mpsim.workload import model_flops
 
 __all__ = ["summarise"]

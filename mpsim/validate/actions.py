@@ -9,8 +9,9 @@ import numpy as np
 
 from mpsim.engine import Timeline
 from mpsim.measured.records import Actions, Measurement
-from mpsim.program import TICK, Kind, Stream
+from mpsim.program import TICK, Stream
 from mpsim.result import Result
+from mpsim.training.vocabulary import Kind
 
 __all__ = ["PARTS", "Slice", "compare_orders", "measured_slices", "parts_of", "simulated_slices"]
 

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from mpsim.engine import run
-from mpsim.program import Kind, Program, Rows, Stream
+from mpsim.program import Program, Rows, Stream
 from mpsim.program.links import Links
 from mpsim.program.program import TICK
+from mpsim.training.vocabulary import TRAINING, Kind
 
 NS = 1e-9 / TICK
 CHUNKS, ENDPOINT_NS, ACCESSES, MEMORY_B_PER_NS = 4, 10.0, 1.5, 1600.0
@@ -46,7 +47,7 @@ def ring(
     wire = math.floor(m / (bandwidth * 2**30) * 1e9) * round(NS)  # its clock ticks in whole ns
     fixed = round((latency_ns + ENDPOINT_NS) * NS)
     memory = round(ACCESSES * m / MEMORY_B_PER_NS * NS)
-    rows = Rows()
+    rows = Rows(TRAINING)
     moved = [
         rows.add(steps, rank=rank, stream=Stream.SEND_NEXT, kind=Kind.SEND, peer=(rank + 1) % members,
                  duration=fixed + wire, out_bytes=m)

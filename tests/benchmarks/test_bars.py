@@ -23,13 +23,14 @@ import simpy
 import mpsim
 from mpsim.engine import Structure, kernel_times, reduce_templates, run
 from mpsim.engine.fluid import Fluid
-from mpsim.program import Kind, Program, Rows, Span, Stream, expand
+from mpsim.program import Program, Rows, Span, Stream, expand
 from mpsim.program.unfold import Unfolding
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
 from mpsim.training.build import build_program
 from mpsim.training.pipeline import Sends, Variants, add_pipeline
 from mpsim.training.planning import make_plan
+from mpsim.training.vocabulary import TRAINING, Kind
 from tests.plans import small_plan
 
 pytestmark = pytest.mark.benchmark(group="bars")
@@ -198,7 +199,7 @@ def test_variants_of_8_ranks_at_kernel_grain(clear, bare):
 def _folded(pp: int, microbatches: int) -> Program:
     """1F1B, a tensor-parallel collective after every chunk, and a data-parallel one at the end."""
     orders = make_orders("1f1b", pp=pp, microbatches=microbatches)
-    rows, zero = Rows(), np.zeros((2, pp))
+    rows, zero = Rows(TRAINING), np.zeros((2, pp))
     nothing = np.zeros(2)
     variants = Variants(
         np.arange(3), np.full(2, -1, np.int32), np.array([1000.0, 2000.0]), nothing, nothing

@@ -12,16 +12,17 @@ from mpsim.errors import ScenarioError
 from mpsim.program import Program, Stream
 from mpsim.program.expand import expand
 from mpsim.program.links import Links, links_of
-from mpsim.program.program import PARTS, TICK, Kind
+from mpsim.program.program import TICK
 from mpsim.program.rows import Rows
 from mpsim.training import build_program
 from mpsim.training.account import attribute
+from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 from tests.plans import small_plan
 
 
 def two_transfers(first: float, second: float, *, ranks: tuple[int, int] = (0, 0)) -> Program:
     """Two reductions over NICs that start together, of so many bytes, on two streams."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     for rank, stream, size in zip(ranks, (Stream.DP, Stream.EP), (first, second), strict=True):
         rows.add(
             1,

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.engine import run
-from mpsim.program import PARTS, Program, Stream, expand
+from mpsim.program import Program, Stream, expand
 from mpsim.training import build_program
 from mpsim.training.account import attribute
 from mpsim.training.plan import Plan
+from mpsim.training.vocabulary import PARTS
 from tests.plans import small_plan
 
 habits = st.fixed_dictionaries(

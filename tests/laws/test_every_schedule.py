@@ -9,11 +9,12 @@ import pytest
 
 import mpsim
 from mpsim.engine import run
-from mpsim.program import PARTS, expand
+from mpsim.program import expand
 from mpsim.schedule import schedule, schedule_names
 from mpsim.training import build_program, make_plan
 from mpsim.training.costs import PlanCosts
 from mpsim.training.timed_orders import action_times, with_timed_orders
+from mpsim.training.vocabulary import PARTS
 from tests.plans import small_plan
 
 _NOT_WHOLE_STEPS = {"forward-only", "seq-1f1b"}

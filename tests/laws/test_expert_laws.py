@@ -13,11 +13,11 @@ from mpsim.engine import Timeline, run
 from mpsim.framework import ExpertDispatch, ExpertOverlap
 from mpsim.parallel import FOLDED, rank_load
 from mpsim.parallel.imbalance import expected_maximum
-from mpsim.program import PARTS
 from mpsim.program.expand import expand
 from mpsim.program.unfold import unfold
 from mpsim.training import Plan, build_program
 from mpsim.training.account import attribute
+from mpsim.training.vocabulary import PARTS
 from mpsim.workload import Experts
 from tests.plans import small_plan
 

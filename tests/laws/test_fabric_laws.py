@@ -24,8 +24,9 @@ from mpsim.parallel import Mesh, placed
 from mpsim.parallel.crossing import exchange, ring, slowdown
 from mpsim.program import Stream
 from mpsim.program.links import links_of
-from mpsim.program.program import PARTS, TICK, Kind
+from mpsim.program.program import TICK
 from mpsim.program.rows import Rows
+from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 from tests.plans import small_plan
 
 KINDS = [kind for kind in FabricKind if kind is not FabricKind.GRAPH]
@@ -190,7 +191,7 @@ def test_alone_every_collective_takes_its_analytic_time_on_every_fabric(kind, li
         ):
             duration = round(model.seconds(name, size, group) / TICK)
             up, out = model.wire_bytes(name, size, group)
-            rows = Rows()
+            rows = Rows(TRAINING)
             stream = Stream.EP if name == "all_to_all" else Stream.DP
             rows.add(1, rank=0, stream=stream, kind=Kind.COLLECTIVE, duration=duration,
                      part=PARTS.index("exposed_dp"), up_bytes=up, out_bytes=out)  # fmt: skip
@@ -215,7 +216,7 @@ def test_two_identical_jobs_on_one_spine_take_twice_as_long():
     took, up, out = job(cluster, plan.layout.mesh.groups(("dp",), 0), 2.0**32)
     ends = []
     for jobs in ((0,), (0, 1)):
-        rows = Rows()
+        rows = Rows(TRAINING)
         for rank in jobs:
             rows.add(1, rank=rank, stream=Stream.DP, kind=Kind.COLLECTIVE, duration=took,
                      part=PARTS.index("exposed_dp"), up_bytes=up, out_bytes=out)  # fmt: skip

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.engine import Structure, kernel_times, run
-from mpsim.program import Kind, Program, Rows, Span, Stream, expand, unfold
+from mpsim.program import Program, Rows, Span, Stream, expand, unfold
 from mpsim.program.unfold import Unfolding
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
 from mpsim.training.build import build_program
+from mpsim.training.vocabulary import TRAINING, Kind
 from tests.plans import small_plan
 
 degrees = st.fixed_dictionaries(
@@ -27,7 +28,7 @@ SPANS = [Span.NONE, Span.TP, Span.CP, Span.DP, Span.DP | Span.CP, Span.TP | Span
 def _uniform(seed: int, *, rows: int = 60, ranks: int = 3) -> Program:
     """Rows on random streams with random spans; some between two ranks, with random dependencies."""
     draw = np.random.default_rng(seed)
-    made = Rows()
+    made = Rows(TRAINING)
     stream = draw.integers(0, 5, rows)
     made.add(
         rows,

@@ -14,7 +14,7 @@ from mpsim.engine import run, run_interfering
 from mpsim.errors import ScenarioError
 from mpsim.hardware import accelerator
 from mpsim.parallel import AXIS_NAMES
-from mpsim.program import Kind, Stream
+from mpsim.program import Stream
 from mpsim.program.devices import Devices, devices_of
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
@@ -23,6 +23,7 @@ from mpsim.result.communication import communication_time
 from mpsim.scenario import Scenario
 from mpsim.training.build import build_program
 from mpsim.training.planning import make_plan
+from mpsim.training.vocabulary import TRAINING, Kind
 
 MODEL = {"preset": "gpt3-175b", "layers": 8, "hidden": 4096, "heads": 32, "ffn_hidden": 16384}
 BASE: dict[str, Any] = {
@@ -50,7 +51,7 @@ def side_by_side(
     moves: int = 1,
 ) -> list[float]:
     """Ends of a kernel of 100 ticks and of collectives of 50 that start with it on one rank."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     rows.add(1, kind=Kind.FORWARD, stream=Stream.COMPUTE, duration=100.0)
     for stream in (Stream.DP, Stream.EP)[:moves]:
         rows.add(1, kind=Kind.COLLECTIVE, stream=stream, duration=50.0, up_bytes=1.0)
@@ -98,7 +99,7 @@ def test_a_kernel_beside_a_collective_is_what_the_hand_says(
 
 def test_a_collective_longer_than_the_kernel_is_dragged_only_beside_it():
     """40 ticks beside at 1/1.25 do 32 of 50; 18 remain: it ends at 58."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     rows.add(1, kind=Kind.FORWARD, stream=Stream.COMPUTE, duration=40.0)
     rows.add(1, kind=Kind.COLLECTIVE, stream=Stream.DP, duration=50.0, up_bytes=1.0)
     program = rows.finish(rank_name=["pp 0"], class_size=[1])
@@ -196,7 +197,7 @@ def test_hidden_and_exposed_are_all_of_the_time_transfers_run():
 
 def test_hidden_is_the_overlap_with_kernels():
     """A collective from 30 to 80 beside kernels from 0 to 40 and 60 to 100 is hidden for 30 ticks."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     first = rows.add(1, kind=Kind.FORWARD, stream=Stream.COMPUTE, duration=40.0)
     wait = rows.add(1, kind=Kind.COLLECTIVE, stream=Stream.HOST, duration=30.0)
     pause = rows.add(1, kind=Kind.COLLECTIVE, stream=Stream.COPY, duration=60.0)

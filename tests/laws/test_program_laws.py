@@ -15,12 +15,13 @@ from mpsim.engine.timeline import Timeline
 from mpsim.framework import ContextExchange, TensorOverlap
 from mpsim.hardware import Cluster
 from mpsim.parallel import FOLDED
-from mpsim.program import PARTS, Program, Stream
+from mpsim.program import Program, Stream
 from mpsim.program.expand import expand
 from mpsim.program.unfold import unfold
 from mpsim.training.account import attribute
 from mpsim.training.build import build_program
 from mpsim.training.plan import Plan
+from mpsim.training.vocabulary import PARTS
 from tests.plans import small_plan
 
 layouts = st.fixed_dictionaries(

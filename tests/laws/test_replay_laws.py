@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from mpsim.engine import Structure, run
 from mpsim.errors import DeadlockError
-from mpsim.program import Kind, Program, Rows, Stream
+from mpsim.program import Program, Rows, Stream
 from mpsim.schedule import make_orders, schedule_names
 from mpsim.training import from_orders
+from mpsim.training.vocabulary import TRAINING, Kind
 
 RANKS = 4
 
@@ -24,7 +25,7 @@ def _program(seed: int, *, rows: int, forward_only: bool = True, whole: bool = T
     Without `forward_only` a row may wait for a later one.
     """
     draw = np.random.default_rng(seed)
-    made = Rows()
+    made = Rows(TRAINING)
     duration = draw.integers(0, 50, rows).astype(float)
     stream = draw.integers(0, 5, rows)
     made.add(
@@ -137,7 +138,7 @@ def test_a_structure_gives_a_timeline_with_other_durations() -> None:
 
 def test_the_structure_of_nothing_replays_nothing() -> None:
     """No rows: no starts, and makespans of zero."""
-    structure = Structure.of(Rows().finish(rank_name=("pp 0",), class_size=[1]))
+    structure = Structure.of(Rows(TRAINING).finish(rank_name=("pp 0",), class_size=[1]))
     assert structure.replay(np.zeros((3, 0)))[0].shape == (3, 0)
     assert structure.replay(np.zeros(0))[1].shape == (0,)
     assert structure.makespans(np.zeros((3, 0))).tolist() == [0, 0, 0]

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from mpsim.engine import run, steady
 from mpsim.engine.chains import Chains
 from mpsim.errors import DeadlockError, ScheduleError
-from mpsim.program import Kind, Program, Rows
+from mpsim.program import Program, Rows
 from mpsim.schedule import make_orders, schedule_names
 from mpsim.training import from_orders
 from mpsim.training.build import build_program
+from mpsim.training.vocabulary import TRAINING, Kind
 from tests.plans import small_plan
 
 STEADY = ("1f1b", "interleaved-1f1b", "seq-1f1b", "zb-1p", "zb-h1", "interleaved-zb", "zb-v")
@@ -107,7 +108,7 @@ def test_operations_that_wait_for_each_other_are_still_found() -> None:
 
 def test_a_program_without_actions_is_walked() -> None:
     """Collectives alone, one after the other."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     rows.add(200, kind=Kind.COLLECTIVE, duration=10.0)
     program = rows.finish(rank_name=("pp 0",), class_size=[1])
     assert not _left_out(program)

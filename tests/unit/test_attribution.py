@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from mpsim.engine import run
-from mpsim.program import PARTS, Kind, Program, Rows, Stream
+from mpsim.program import Program, Rows, Stream
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
 from mpsim.training.account import attribute
+from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 
 
 def _account(program: Program) -> list[dict[str, float]]:
@@ -39,7 +40,7 @@ def test_a_transfer_is_exposed_from_the_moment_its_data_is_ready() -> None:
 
 def _ending(**gradient: float) -> Program:
     """Two ranks: computing 2 and 6, each then reducing gradients, then meeting, then an optimizer of 1."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     work = rows.add(
         2, kind=Kind.BACKWARD, rank=[0, 1], part=PARTS.index("backward"), duration=[2.0, 6.0]
     )
@@ -69,7 +70,7 @@ def test_gradient_reduction_after_the_last_backward_is_exposed() -> None:
 
 def test_waiting_for_a_slower_optimizer_is_other() -> None:
     """Nothing runs on any communicator: not bubble, not exposed."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     rows.add(2, kind=Kind.FORWARD, rank=[0, 1], part=PARTS.index("forward"), duration=2.0)
     rows.add(
         2, kind=Kind.OPTIMIZER, rank=[0, 1], part=PARTS.index("optimizer"), duration=[1.0, 4.0]

@@ -6,8 +6,8 @@ import itertools
 
 from mpsim.parallel import ACCOUNTED, AXES, AXIS_NAMES, FOLDED, REPLICATING, Mesh, Stream
 from mpsim.plot.palette import EVENTS
-from mpsim.program import PARTS
 from mpsim.scenario import sections
+from mpsim.training.vocabulary import PARTS
 
 _OWN = {Stream.COMPUTE, Stream.COPY, Stream.HOST}
 

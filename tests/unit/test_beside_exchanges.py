@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from mpsim.cost import interference_of
-from mpsim.program import PARTS, TICK, Program, Stream
+from mpsim.program import TICK, Program, Stream
 from mpsim.program.template import stretched
 from mpsim.training import build_program
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import exchange_times
 from mpsim.training.replicas.segments import Bucket
+from mpsim.training.vocabulary import PARTS
 from tests.unit.test_sharded_data import labelled, plan_of, step, unhindered
 
 HOST = PARTS.index("host")

@@ -7,9 +7,10 @@ import pytest
 
 from mpsim.engine import run
 from mpsim.errors import DeadlockError, ScenarioError
-from mpsim.program import Kind, Rows, Stream
+from mpsim.program import Rows, Stream
 from mpsim.schedule import Orders, make_orders
 from mpsim.training import from_orders
+from mpsim.training.vocabulary import TRAINING, Kind
 
 ENGINES = ("simpy", "replay")
 
@@ -25,21 +26,21 @@ def _both(rows: Rows, ranks: int = 2) -> list[tuple[float, float]]:
 
 def test_rows_of_one_stream_run_one_after_the_other() -> None:
     """Row order is stream order."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     rows.add(3, kind=Kind.FORWARD, duration=[2.0, 3.0, 1.0])
     assert _both(rows) == [(0, 2), (2, 5), (5, 6)]
 
 
 def test_streams_of_one_rank_run_side_by_side() -> None:
     """Nothing but order on a stream and dependencies makes a row wait."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     rows.add(2, kind=Kind.FORWARD, stream=[Stream.COMPUTE, Stream.DP], duration=[2.0, 3.0])
     assert _both(rows) == [(0, 2), (0, 3)]
 
 
 def test_a_collective_starts_when_its_last_member_arrives() -> None:
     """A row on several ranks waits for the head of every stream it occupies."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     rows.add(2, kind=Kind.FORWARD, rank=[0, 1], duration=[2.0, 7.0])
     meet = rows.add(1, kind=Kind.COLLECTIVE, rank=0, stream=Stream.COMPUTE, duration=1.0)
     rows.occupy(meet, 1, Stream.COMPUTE)
@@ -49,7 +50,7 @@ def test_a_collective_starts_when_its_last_member_arrives() -> None:
 
 def test_a_dependency_delays_its_row_and_what_stands_behind_it() -> None:
     """In-order streams: a row that waits holds up the rows after it."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     far = rows.add(1, kind=Kind.FORWARD, rank=1, duration=5.0)
     near = rows.add(2, kind=Kind.FORWARD, rank=0, duration=1.0)
     rows.depend(near[0], far)
@@ -58,14 +59,14 @@ def test_a_dependency_delays_its_row_and_what_stands_behind_it() -> None:
 
 def test_zero_durations_are_instants() -> None:
     """A row of no duration passes its time on."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     rows.add(3, kind=Kind.FORWARD, duration=[0.0, 2.0, 0.0])
     assert _both(rows) == [(0, 0), (0, 2), (2, 2)]
 
 
 def test_two_rows_that_wait_for_each_other_are_named() -> None:
     """A cycle is a DeadlockError that names both operations."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     first = rows.add(1, kind=Kind.FORWARD, rank=0, stage=0, microbatch=4, duration=1.0)
     second = rows.add(1, kind=Kind.BACKWARD, rank=1, stage=1, microbatch=7, duration=1.0)
     rows.depend(first, second)
@@ -89,14 +90,14 @@ def test_an_order_that_asks_for_a_gradient_before_it_can_exist_deadlocks() -> No
 
 def test_an_unknown_engine_is_refused() -> None:
     """The message lists the engines."""
-    program = Rows().finish(rank_name=(), class_size=[])
+    program = Rows(TRAINING).finish(rank_name=(), class_size=[])
     with pytest.raises(ScenarioError, match="replay"):
         run(program, "astra")
 
 
 def test_an_empty_program_takes_no_time() -> None:
     """No rows, no makespan."""
-    program = Rows().finish(rank_name=("pp 0",), class_size=[1])
+    program = Rows(TRAINING).finish(rank_name=("pp 0",), class_size=[1])
     assert [run(program, engine).makespan for engine in ENGINES] == [0.0, 0.0]
 
 

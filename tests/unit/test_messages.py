@@ -7,10 +7,11 @@ import pytest
 
 from mpsim.engine import run
 from mpsim.engine.timeline import Timeline
-from mpsim.program import Kind, Stream
+from mpsim.program import Stream
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
 from mpsim.training.messages import warmup_and_flush
+from mpsim.training.vocabulary import Kind
 
 
 def _drawn(timeline: Timeline) -> dict[tuple[str, int, int], tuple[float, float]]:

@@ -21,10 +21,10 @@ from mpsim.plot import (
 )
 from mpsim.plot.display import thin
 from mpsim.plot.memory import MemoryCurveDisplay
-from mpsim.program import PARTS
 from mpsim.result import MemoryCurve
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
+from mpsim.training.vocabulary import PARTS
 
 MS = 1e9  # ticks
 

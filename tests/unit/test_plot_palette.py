@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpsim.plot.palette import EVENTS, MEMORY, RESOURCES, event_of_part, rgb, shades
-from mpsim.program import PARTS
+from mpsim.training.vocabulary import PARTS
 
 # Machado, Oliveira and Fernandes, A Physiologically-based Model for Simulation of Color Vision
 # Deficiency, 2009, matrices for severity 1.0, on linear RGB.

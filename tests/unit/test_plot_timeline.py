@@ -11,9 +11,10 @@ from mpsim.engine import Timeline, run
 from mpsim.plot import TimelineDisplay
 from mpsim.plot.palette import EVENTS
 from mpsim.plot.timeline import time_unit
-from mpsim.program import PARTS, Kind, Rows, Stream
+from mpsim.program import Rows, Stream
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
+from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 
 MS = 1e9  # ticks
 EVENT_NAMES = list(EVENTS)
@@ -130,7 +131,7 @@ def test_chunks_are_shaded_and_the_legend_says_so() -> None:
 
 def test_rows_of_one_action_that_follow_each_other_are_one_bar() -> None:
     """An action in three rows, the last after a pause, is two bars."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     for duration in (MS, MS, MS):
         rows.add(1, kind=Kind.FORWARD, stage=0, microbatch=0, duration=duration)
     program = rows.finish(rank_name=("pp 0",), class_size=[1])
@@ -142,7 +143,7 @@ def test_rows_of_one_action_that_follow_each_other_are_one_bar() -> None:
 
 def test_rows_without_an_action_are_coloured_by_what_they_count_as() -> None:
     """Launch overhead is host, a gradient reduction is dp, an optimizer step is optimizer."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     for kind, stream, part in (
         (Kind.OPTIMIZER, Stream.COMPUTE, "host"),
         (Kind.OPTIMIZER, Stream.COMPUTE, "optimizer"),

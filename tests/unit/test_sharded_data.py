@@ -12,12 +12,13 @@ import pytest
 from mpsim.engine import run
 from mpsim.engine.timeline import Timeline
 from mpsim.hardware import host_of
-from mpsim.program import PARTS, TICK, Program, Stream
+from mpsim.program import TICK, Program, Stream
 from mpsim.schedule import Action
 from mpsim.training import build_program
 from mpsim.training.account import attribute
 from mpsim.training.memory import account_memory
 from mpsim.training.plan import Plan
+from mpsim.training.vocabulary import PARTS, Kind
 from tests.plans import small_plan
 
 # Collectives run beside computing and nothing else takes time on the host: what a formula by hand needs.
@@ -233,7 +234,7 @@ def test_compute_waits_for_the_bucket_before_the_last() -> None:
     plan = plan_of(cluster="aws-p4d", zero=0, overrides=slow | {"buckets_in_flight": 1})
     timeline = step(plan)
     reduced = labelled(timeline.program, "all-reduce")
-    pieces = np.flatnonzero(timeline.program.kind == 1)
+    pieces = np.flatnonzero(timeline.program.kind == Kind.BACKWARD)
     assert len(pieces) == len(reduced)
     for bucket in range(len(reduced) - 2):
         assert timeline.start[pieces[bucket + 2]] >= timeline.end[reduced[bucket]]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mpsim.engine import run
-from mpsim.program import Kind, Program
+from mpsim.program import Program
 from mpsim.training.build import build_program
+from mpsim.training.vocabulary import Kind
 from tests.plans import small_plan
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import Communication, Compute, Synchronization, Waits
-from mpsim.program import PARTS, TICK, Template
-from mpsim.program.template import concatenate, evaluate_block, exits
-from mpsim.workload import (
-    Operator,
-    Phase,
-    Role,
-    make_gemm,
-)
+from mpsim.program import TICK, Template
+from mpsim.program import template as templates
+from mpsim.program.template import concatenate, exits
+from mpsim.training.vocabulary import PARTS, TRAINING, part_of
+from mpsim.workload import Operator, Phase, Role, make_gemm
 
 US = 1e-6
+
+
+evaluate_block = functools.partial(templates.evaluate_block, vocabulary=TRAINING, part_of=part_of)
 
 
 class _Costs:

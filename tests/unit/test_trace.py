@@ -9,9 +9,10 @@ import pytest
 from mpsim.engine import Timeline, run
 from mpsim.errors import ScenarioError
 from mpsim.exporters import trace_events, write_trace
-from mpsim.program import PARTS, Kind, Rows, Stream, Template
+from mpsim.program import Rows, Stream, Template
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
+from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 from tests.trace_check import check_trace
 
 US = 1e6  # ticks
@@ -54,7 +55,7 @@ def _template() -> Template:
 
 def _with_template(stretch: float = 1.0) -> Timeline:
     """One forward in two rows of the template, drawn out by `stretch`."""
-    rows = Rows()
+    rows = Rows(TRAINING)
     for _ in range(2):
         rows.add(
             1,

@@ -41,6 +41,7 @@ from mpsim.training.memory import (
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, place_layers, runs_beside
 from mpsim.training.step_end import StepRows, host_overhead
+from mpsim.training.vocabulary import TRAINING
 
 __all__ = ["Bounded", "Bounder"]
 
@@ -140,7 +141,7 @@ class Bounder:
         """Ticks after which each rank is done once all gradients are reduced, float64[P], and host time before the first action."""
         key = (plan.layout.mesh, plan.zero, plan.layout.rank_parameters.tobytes())
         if key not in self._steps:
-            rows = Rows()
+            rows = Rows(TRAINING)
             closing = StepRows(rows, plan, costs)
             closing.optimizer_step(np.zeros(0, dtype=np.int64))
             program = rows.finish(

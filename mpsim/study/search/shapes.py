@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from mpsim.framework import ExpertOverlap
 from mpsim.parallel import Stage
-from mpsim.program.program import COMPUTING
 from mpsim.schedule import Action
 from mpsim.training.blocks import Block, Blocks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory import Kept, kept_by_stage
 from mpsim.training.plan import Plan
+from mpsim.training.vocabulary import TRAINING
 
 __all__ = ["KEPT", "Shape", "Shapes", "content", "part_names", "varied"]
 
@@ -148,7 +148,7 @@ def _ticks(plan: Plan, blocks: Sequence[Block]) -> float:
     """Time of an action [ticks]; its kernels only, where exchanges hide beside another."""
     hides = plan.layout.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
     parts = (one.template.parts for one in blocks)
-    return float(sum(one[[*COMPUTING]].sum() if hides else one.sum() for one in parts))
+    return float(sum(one[TRAINING.computing_parts].sum() if hides else one.sum() for one in parts))
 
 
 def varied(plan: Plan, *, sequence_parallel: bool, **changes: object) -> Plan:

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
-from mpsim.program import PIPELINE, TICK, Stream
+from mpsim.program import TICK, Stream
 from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.training.memory.activations import held_by_rank, kept_by_stage
 from mpsim.training.plan import Plan
+from mpsim.training.vocabulary import PIPELINE
 
 __all__ = ["memory_curve"]
 

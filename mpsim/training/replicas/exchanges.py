@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpsim.cost import CollectiveModel
 from mpsim.parallel import GroupShape
-from mpsim.program.program import PARTS, Kind, Span, Stream
+from mpsim.program.program import Span, Stream
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 from mpsim.training.costs import PlanCosts
@@ -27,6 +27,7 @@ from mpsim.training.replicas.groups import (
 from mpsim.training.replicas.issue import Exchanges, SegmentRuns, issue_exchanges
 from mpsim.training.replicas.offload import Copies, add_copies
 from mpsim.training.replicas.segments import Bucket
+from mpsim.training.vocabulary import PARTS, Kind
 
 __all__ = ["add_collectives", "add_exchanges", "exchange_times"]
 

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.hardware import Host, host_of
-from mpsim.program.program import PARTS, Kind, Stream
+from mpsim.program.program import Stream
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.issue import Exchanges
+from mpsim.training.vocabulary import PARTS, Kind
 
 __all__ = ["Copies", "add_copies", "add_host_optimizer"]
 

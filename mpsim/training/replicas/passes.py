@@ -6,14 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy as np
-
 from mpsim.cost import copy_seconds, update_seconds
 from mpsim.hardware import Calibration
-from mpsim.program.program import PARTS, Stream, Template
-from mpsim.program.template import ticks
+from mpsim.program.program import Template
+from mpsim.program.template import one_kernel, ticks
 from mpsim.training.blocks import Block
 from mpsim.training.plan import Plan
+from mpsim.training.vocabulary import TRAINING
 
 __all__ = ["MemoryPasses"]
 
@@ -68,27 +67,10 @@ class MemoryPasses:
         key = (name, moved, self._chip[rank] if self._chip else 0)
         if key not in self._made:
             seconds = time(moved, chip.memory_bandwidth, chip.calibration)
-            self._made[key] = _single(name, PARTS.index(part), float(ticks(seconds)))
+            self._made[key] = _pass(name, part, float(ticks(seconds)))
         return [Block(-1, self._made[key], 0.0)]
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _single(name: str, part: int, duration: float) -> Template:
-    parts = np.zeros(len(PARTS))
-    parts[part] = duration
-    return Template(
-        name=name,
-        names=(name,),
-        name_index=np.zeros(1, dtype=np.int16),
-        stream=np.array([Stream.COMPUTE], dtype=np.int8),
-        layer=np.full(1, -1, dtype=np.int32),
-        part=np.array([part], dtype=np.int8),
-        start=np.zeros(1),
-        duration=np.array([duration]),
-        flops=np.zeros(1),
-        up_bytes=np.zeros(1),
-        out_bytes=np.zeros(1),
-        before_ptr=np.zeros(2, dtype=np.int32),
-        before=np.zeros(0, dtype=np.int32),
-        parts=parts,
-    )
+def _pass(name: str, part: str, duration: float) -> Template:
+    return one_kernel(TRAINING, name, part, duration)

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mpsim.cost import interference_of
-from mpsim.program.program import PARTS, TICK, Template
+from mpsim.program.program import TICK, Template
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import exchange_times
 from mpsim.training.replicas.segments import Bucket, Segment
+from mpsim.training.vocabulary import PARTS
 
 __all__ = ["OverlapSlowdown"]
 
