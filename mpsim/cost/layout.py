@@ -104,13 +104,14 @@ class LayoutCosts:
         """Where the communicator over `axes` of the experts' mesh sits."""
         return self.places.expert_group(self.layout.mesh, axes, int(self.alike[rank]))
 
+    def provenance_alone(self) -> tuple[Constant, ...]:
+        """Every constant used so far by these models, kernels first, without those of ranks with other nodes."""
+        return (*self.kernels.provenance(), *self.collectives.provenance())
+
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant used so far, kernels first."""
-        own = (*self.kernels.provenance(), *self.collectives.provenance())
-        if not self._others:
-            return own
-        others = [costs.provenance() for costs in self._others.values()]
-        return tuple(dict.fromkeys(itertools.chain(own, *others)))
+        constants = (costs.provenance_alone() for costs in self.each())
+        return tuple(dict.fromkeys(itertools.chain(*constants)))
 
     def stage(self, rank: int) -> StageCosts:
         """Costs inside the stages of pipeline rank `rank`; one object for ranks that are alike."""

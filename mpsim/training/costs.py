@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpsim.cost import Constant, LayoutCosts, StageCosts, host_constants, interference_of
+from mpsim.parallel import Layout
 from mpsim.program.template import ticks
 from mpsim.training.messages import Sends
 from mpsim.training.plan import Plan
@@ -48,14 +49,28 @@ class PlanCosts(LayoutCosts):
 
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant used so far, kernels first."""
-        own, layout = super().provenance(), self.layout
+        _, *others = self.each()
+        own = self.provenance_alone()
+        elsewhere = [
+            (*other.provenance_alone(), *self._step_constants(other.layout)) for other in others
+        ]
         if self.plan.classes:
-            classes = [part.provenance() for part in self.parts]
-            own = tuple(dict.fromkeys(itertools.chain(own, *classes)))
-        if self.plan.exchanges_beside:
+            elsewhere += [part.provenance() for part in self.parts]
+        if elsewhere:
+            own = tuple(dict.fromkeys(itertools.chain(own, *elsewhere)))
+        return (*own, *self._step_constants(self.layout))
+
+    def _step_constants(self, layout: Layout) -> tuple[Constant, ...]:
+        """Constants of what runs beside layers, and of the host that keeps states."""
+        plan, constants = self.plan, tuple[Constant, ...]()
+        if plan.exchanges_beside:
             taken = interference_of(layout.framework.name, layout.cluster.accelerator)
-            own += tuple(one for one in taken.constants if one.name.endswith(_ON_AVERAGE))
-        return own if self.plan.offload == "none" else (*own, *host_constants(layout.cluster))
+            constants = tuple(
+                constant for constant in taken.constants if constant.name.endswith(_ON_AVERAGE)
+            )
+        return (
+            constants if plan.offload == "none" else (*constants, *host_constants(layout.cluster))
+        )
 
     def sends(self) -> Sends:
         """Messages between neighbouring stages, in ticks."""
