@@ -5,13 +5,13 @@ libyaml composes them where it is built in, and `mpsim.scalars` types them, so t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
 import yaml
 
+from mpsim.memo import remembered
 from mpsim.scalars import resolve
 
 __all__ = ["load_catalog", "read_shipped"]
@@ -19,7 +19,7 @@ __all__ = ["load_catalog", "read_shipped"]
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-@functools.cache
+@remembered(64)
 def read_shipped(package: str, name: str) -> Any:
     """Plain data of a YAML file that ships with mpsim: what `load_document` reads from it, without the places.
 
@@ -37,7 +37,7 @@ def load_catalog(package: str) -> Iterator[tuple[str, Any]]:
         yield name.removesuffix(".yaml"), read_shipped(package, name)
 
 
-@functools.cache
+@remembered(64)
 def _catalog(package: str) -> tuple[str, ...]:
     names = (entry.name for entry in resources.files(package).iterdir())
     return tuple(sorted(name for name in names if name.endswith(".yaml")))

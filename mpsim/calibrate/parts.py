@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from mpsim.calibrate.points import Point
 from mpsim.calibrate.robust import Estimate, Unknown
 from mpsim.cost.curves import Curve
 from mpsim.hardware import Fitted, MeasuredCurve
+from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
 __all__ = [
@@ -190,7 +190,7 @@ def _line(known: Mapping[float, tuple[float, int]], *, without: float | None = N
     return tuple(rising), tuple(float(f"{math.exp(one):.{_DIGITS}g}") for one in levels)
 
 
-@functools.cache
+@remembered(1)
 def _data() -> Mapping[str, Any]:
     data: Mapping[str, Any] = read_shipped(__package__ or "", "data.yaml")
     return data

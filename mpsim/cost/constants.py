@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import fnmatch
-import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,6 +17,7 @@ from mpsim.hardware.calibrated import Calibration
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Accelerator, Link, source_of
 from mpsim.hardware.host import Host, host_of
+from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
 __all__ = [
@@ -128,7 +128,7 @@ class ConstantGroup(Mapping[str, Constant]):
         return dataclasses.replace(self, constants=relabelled)
 
 
-@functools.cache
+@remembered(16)
 def constant_groups(stem: str) -> Mapping[str, ConstantGroup]:
     """Every group of the data file `stem` (``kernels``, ``collectives``), by name."""
     document = read_shipped(_PACKAGE, f"{stem}.yaml")

@@ -8,7 +8,6 @@ and 256 MB are 20-40 % too short, which `mpsim.cost.collectives` repairs with wh
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -18,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpsim.cost.constants import Constant, ConstantGroup, constant_groups
 from mpsim.cost.nccl_graph import Graph, ring_graph, switch_graph, tree_speed
 from mpsim.errors import HardwareError, nearest
+from mpsim.memo import remembered
 
 __all__ = [
     "ARCHITECTURES",
@@ -313,7 +313,7 @@ def _most_ll(group: NcclGroup) -> float:
 _NAMES = {"ll": "LL", "ll128": "LL128", "simple": "Simple", "nvls": "NVLS", "nvlstree": "NVLSTree"}
 
 
-@functools.cache
+@remembered(256)
 def _table(version: str, name: str, architecture: str) -> ConstantGroup:
     """A table of a release: the default release's, with what the older one had instead."""
     groups = constant_groups("nccl")

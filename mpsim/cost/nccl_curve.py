@@ -7,7 +7,6 @@ and Simple, whose root is the filling of its pipeline of chunks. Chunks grow wit
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ from mpsim.cost.nccl_choice import latency_growth
 from mpsim.cost.network import group_bandwidth
 from mpsim.cost.traffic import ring_passes
 from mpsim.hardware.cluster import Cluster
+from mpsim.memo import remembered
 
 __all__ = ["RING_LIMIT", "DomainCurve"]
 
@@ -185,7 +185,7 @@ class DomainCurve:
         return low >= RING_LIMIT and able and "in_network" in self.constants.words
 
 
-@functools.cache
+@remembered(256)
 def _device_group(name: str) -> ConstantGroup | None:
     """How an accelerator runs the curves of its link, compared to the one they were fitted for."""
     groups = constant_groups("collectives")

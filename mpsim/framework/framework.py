@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from mpsim.framework.behaviour import (
     PipelineBehaviour,
     TensorBehaviour,
 )
+from mpsim.memo import remembered
 from mpsim.units import Dimension, format_quantity, parse_quantity
 from mpsim.workload import Lowering
 
@@ -262,7 +262,7 @@ class _Field:
     required: bool
 
 
-@functools.cache
+@remembered(1)
 def _fields() -> Mapping[str, _Field]:
     fields = {name: _Field("", kind, name not in _OPTIONAL) for name, kind in _OWN.items()}
     for group, kind in _GROUPS.items():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.framework import Framework, from_mapping
+from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 
 __all__ = ["framework", "framework_aliases", "framework_names"]
@@ -15,7 +15,7 @@ __all__ = ["framework", "framework_aliases", "framework_names"]
 _PERSONAL = ("suits", "notes")  # what a preset says of itself alone
 
 
-@functools.cache
+@remembered(1)
 def _catalog() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Return presets by name and aliases to names."""
     presets: dict[str, dict[str, Any]] = {}

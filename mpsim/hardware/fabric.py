@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import math
 from collections.abc import Sequence
 
 from mpsim.errors import HardwareError
+from mpsim.memo import remembered
 
 __all__ = ["Fabric", "FabricKind", "Routing", "Tier", "tiers_of", "torus_distance", "torus_shape"]
 
@@ -177,7 +177,7 @@ class Tier:
     cables: int = 0
 
 
-@functools.lru_cache(maxsize=256)
+@remembered(256)
 def tiers_of(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> tuple[Tier, ...]:
     """The tiers that join `nodes` nodes of `nics` ports of `bandwidth` each.
 

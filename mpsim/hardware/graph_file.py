@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import TypeAlias
 import networkx as nx
 
 from mpsim.errors import HardwareError
+from mpsim.memo import remembered
 from mpsim.units import Dimension, parse_quantity
 
 __all__ = ["Links", "Vertex", "mean_switches", "read_links", "vertex_of"]
@@ -39,7 +39,7 @@ def vertex_of(name: str) -> Vertex:
     return ("node", int(number)) if kind == "node" and number.isdecimal() else ("switch", name)
 
 
-@functools.lru_cache(maxsize=16)
+@remembered(16)
 def mean_switches(links: Links) -> float:
     """Switches between two nodes of a graph on average, over its first 64 nodes."""
     graph = nx.Graph((vertex_of(start), vertex_of(end)) for start, end, _ in links)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from mpsim.errors import HardwareError
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.entries import PROVENANCE, Entry, sources_of
+from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 from mpsim.units import Dimension
 
@@ -76,7 +76,7 @@ def host_names() -> tuple[str, ...]:
     return tuple(_hosts())
 
 
-@functools.cache
+@remembered(1)
 def _hosts() -> Mapping[str, tuple[Host, frozenset[str]]]:
     entries = dict(load_catalog(_CATALOG))["hosts"]
     return MappingProxyType({name: _host(name, data) for name, data in entries.items()})

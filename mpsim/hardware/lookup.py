@@ -7,7 +7,6 @@ which names are close.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Accelerator, Link, LinkShape, Node
 from mpsim.hardware.entries import PROVENANCE, Entry, parse_accelerator, parse_link, sources_of
 from mpsim.hardware.fabric import Fabric, FabricKind
+from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 from mpsim.units import Dimension, format_quantity
 
@@ -50,7 +50,7 @@ SYSTEM_KEYS = frozenset(
 )
 
 
-@functools.cache
+@remembered(16)
 def _section(kind: str) -> Mapping[str, object]:
     """The entries of one catalog file: ``accelerators``, ``links`` or ``systems``."""
     for stem, data in load_catalog(CATALOG):
@@ -83,7 +83,7 @@ def system_names() -> tuple[str, ...]:
     return tuple(_section("systems"))
 
 
-@functools.cache
+@remembered(1024)
 def accelerator(name: str) -> Accelerator:
     """The accelerator called `name`.
 
@@ -95,7 +95,7 @@ def accelerator(name: str) -> Accelerator:
     return parse_accelerator(name, _entry("accelerators", name))
 
 
-@functools.cache
+@remembered(1024)
 def link(name: str) -> Link:
     """The link called `name`.
 
@@ -131,7 +131,7 @@ def system(name: str, *, nodes: int | None = None) -> Cluster:
     return usual if nodes is None else dataclasses.replace(usual, nodes=nodes)
 
 
-@functools.cache
+@remembered(1024)
 def _system(name: str) -> Cluster:
     entry = Entry.of(name, _entry("systems", name), SYSTEM_KEYS)
     cluster = build_cluster(

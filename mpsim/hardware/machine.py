@@ -7,7 +7,6 @@ A file holds an accelerator and links as a catalog does, and beside them ``const
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.entries import parse_accelerator, parse_link
 from mpsim.hardware.lookup import GENERIC_NIC, build_cluster, link
+from mpsim.memo import remembered
 
 __all__ = ["MACHINE_SCHEMA", "is_machine_path", "machine_of", "read_machine"]
 
@@ -65,7 +65,7 @@ def read_machine(path: str | Path) -> Cluster:
     return _read(file, stat.st_mtime_ns, stat.st_size)
 
 
-@functools.lru_cache(maxsize=16)
+@remembered(16)
 def _read(file: Path, changed_ns: int, size: int) -> Cluster:
     """A file as it was at one moment."""
     del changed_ns, size

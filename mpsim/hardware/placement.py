@@ -7,12 +7,12 @@ it), or a scale-up domain where that is larger.
 from __future__ import annotations
 
 import enum
-import functools
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import HardwareError
+from mpsim.memo import remembered
 
 __all__ = ["Placement", "slots_of"]
 
@@ -58,7 +58,7 @@ def slots_of(
     return _slots(placement, nodes, per_node, nodes_per_rack)
 
 
-@functools.lru_cache(maxsize=64)
+@remembered(64)
 def _slots(
     placement: Placement | tuple[int, ...], nodes: int, per_node: int, nodes_per_rack: int
 ) -> NDArray[np.int64]:

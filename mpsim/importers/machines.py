@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Accelerator, Cluster, Link, accelerator, build_cluster, link
 from mpsim.importers.words import lookup, table
+from mpsim.memo import remembered
 
 __all__ = ["benchmark_cluster", "gpu", "links_of", "nic_named", "rack_of"]
 
@@ -79,7 +79,7 @@ def nic_named(text: str, gbit: float) -> Link:
     )
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered(1024)
 def benchmark_cluster(
     gpu_name: str, link_text: str, nic_text: str, nodes: int, gpus: int
 ) -> Cluster:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import CalibrationError
+from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
 __all__ = ["lookup", "table"]
 
 
-@functools.cache
+@remembered(64)
 def table(package: str, name: str) -> Mapping[str, Any]:
     """Sections of ``<name>.yaml``, which ships in `package`."""
     sections: Mapping[str, Any] = read_shipped(package, f"{name}.yaml")
     return sections
 
 
-@functools.cache
+@remembered(4096)
 def lookup(package: str, name: str, section: str, text: str) -> Mapping[str, Any]:
     """Entry of a section whose ``pattern`` fits all of `text`, the first that does.
 

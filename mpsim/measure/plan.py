@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
 __all__ = ["Split", "best_first", "degrees", "load_grid", "round_robin"]
@@ -14,7 +14,7 @@ __all__ = ["Split", "best_first", "degrees", "load_grid", "round_robin"]
 T = TypeVar("T")
 
 
-@functools.cache
+@remembered(1)
 def load_grid() -> Mapping[str, Any]:
     """The shipped choice of sizes and repetitions."""
     grid: Mapping[str, Any] = read_shipped(__package__ or "", "grid.yaml")

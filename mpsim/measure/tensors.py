@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ import torch
 from mpsim.errors import CalibrationError
 from mpsim.measure.plan import load_grid
 from mpsim.measure.world import World
+from mpsim.memo import remembered
 
 __all__ = ["agrees", "dtype_of", "element_bytes", "has_dtype", "random", "rotated", "set_tf32"]
 
@@ -61,7 +61,7 @@ def random(world: World, name: str, *shape: int, grad: bool = False) -> torch.Te
     return tensor.view(shape).requires_grad_(grad)
 
 
-@functools.cache
+@remembered(16)
 def _pool(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Random numbers that are copied instead of drawn, which would take longer than the measurement."""
     count = load_grid()["timing"]["pool_numbers"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
+
+from mpsim.memo import remembered
 
 __all__ = ["expected_maximum", "rank_load"]
 
@@ -46,7 +47,7 @@ def rank_load(experts: int, ranks: int, spread: float) -> float:
     return min(1.0 + deviation * expected_maximum(ranks), float(ranks))
 
 
-@functools.cache
+@remembered(4096)
 def expected_maximum(count: int) -> float:
     """Expected largest of `count` independent standard normal numbers: ``integral of x n phi(x) Phi(x)^(n-1)``."""
     x = np.linspace(-_REACH, _REACH, _POINTS)

@@ -9,7 +9,6 @@ Shapes: P pipeline ranks.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import ContextExchange, Framework
 from mpsim.hardware import Cluster
+from mpsim.memo import remembered
 from mpsim.parallel.axes import ACCOUNTED, FOLDED, Stream
 from mpsim.parallel.imbalance import rank_load
 from mpsim.parallel.mesh import Mesh
@@ -303,22 +303,22 @@ def _padded_vocab(model: Transformer, tp: int) -> int:
     return model.padded_vocab(_VOCAB_MULTIPLE * tp)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@remembered(_KEPT)
 def _kinds(model: Transformer) -> tuple[str, ...]:
     return model.layer_kinds
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@remembered(_KEPT)
 def _resident(model: Transformer, tp: int) -> Transformer:
     return model if tp <= model.kv_heads else dataclasses.replace(model, kv_heads=tp)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@remembered(_KEPT)
 def _parameters(model: Transformer, tp: int) -> Parameters:
     return _resident(model, tp).parameters(padded_vocab=_padded_vocab(model, tp))
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@remembered(_KEPT)
 def _expansions(
     model: Transformer,
     lowering: Lowering,
@@ -356,7 +356,7 @@ def _stage_parameters(
     return parts
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@remembered(_KEPT)
 def _rank_parameters(
     model: Transformer, tp: int, ep: int, etp: int, *, pp: int, stages: tuple[Stage, ...]
 ) -> tuple[Floats, Floats]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 
 from mpsim.framework import (
@@ -13,6 +12,7 @@ from mpsim.framework import (
     NarrowChunks,
     TensorOverlap,
 )
+from mpsim.memo import remembered
 from mpsim.workload import Operator, OperatorKind, Phase, Split
 
 __all__ = ["Routing", "Sharding", "reshaped", "resized", "shard"]
@@ -125,7 +125,7 @@ class Sharding:
         return self.tp
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def shard(operator: Operator, sharding: Sharding) -> Operator:
     """One rank's share of an operator.
 

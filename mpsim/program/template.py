@@ -8,7 +8,6 @@ a stage's action is its blocks end to end, and equal layers need to be evaluated
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.memo import remembered
 from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization
 from mpsim.program.program import TICK, Stream, Template, Vocabulary
 from mpsim.workload import Operator
@@ -389,7 +389,7 @@ def one_kernel(vocabulary: Vocabulary, name: str, part: str, duration: float) ->
     return _as_template(name, block)
 
 
-@functools.lru_cache(maxsize=8)
+@remembered(8)
 def empty_template(vocabulary: Vocabulary) -> Template:
     """A row that takes no time: what it does is in another one."""
     return one_kernel(vocabulary, "nothing", "other", 0.0)

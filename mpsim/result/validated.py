@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
 from mpsim.framework import framework_aliases
 from mpsim.hardware import Accelerator, accelerator
+from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 
 __all__ = ["Validated", "nearest_validated"]
@@ -85,13 +85,13 @@ def nearest_validated(chip: Accelerator, framework: str, accelerators: int) -> d
     return {**dataclasses.asdict(found), "scale": scale, "differs": named}
 
 
-@functools.cache
+@remembered(1)
 def _runs() -> tuple[Validated, ...]:
     """Written by ``python validation/accuracy.py``."""
     entries = dict(load_catalog(_PACKAGE))[_FILE]["runs"]
     return tuple(Validated(**entry) for entry in entries)
 
 
-@functools.cache
+@remembered(256)
 def _family(name: str) -> str:
     return accelerator(name).family

@@ -6,7 +6,6 @@ Reading the source takes longer than making all the models, so it waits until so
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import itertools
 import sys
@@ -15,10 +14,12 @@ from typing import Any
 
 import pydantic
 
+from mpsim.memo import remembered
+
 __all__ = ["describe_schema", "descriptions"]
 
 
-@functools.cache
+@remembered(256)
 def descriptions(kind: type[pydantic.BaseModel]) -> Mapping[str, str]:
     """The texts under the fields of a model, its bases' included, by name of the field."""
     found: dict[str, str] = {}
@@ -28,7 +29,7 @@ def descriptions(kind: type[pydantic.BaseModel]) -> Mapping[str, str]:
     return found
 
 
-@functools.cache
+@remembered(256)
 def _texts(module: str) -> Mapping[str, Mapping[str, str]]:
     """Texts by class and field of a module."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))

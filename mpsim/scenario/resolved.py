@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpsim.framework import Framework
 from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Placement
+from mpsim.memo import remembered
 from mpsim.scenario.variation import Variation
 from mpsim.units import Dimension, format_exact
 from mpsim.workload import Transformer
@@ -79,7 +79,7 @@ def _model(transformer: Transformer) -> dict[str, Any]:
     return copy.deepcopy(_figures(transformer))
 
 
-@functools.lru_cache(maxsize=_PRESETS)
+@remembered(_PRESETS)
 def _figures(preset: Transformer | Framework) -> dict[str, Any]:
     """Fields of a model or framework without their sources; points of a sweep share them, do not change it in place."""
     fields = dataclasses.asdict(preset)

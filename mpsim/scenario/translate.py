@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
@@ -10,6 +9,7 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from mpsim.errors import Problem, nearest
+from mpsim.memo import remembered
 from mpsim.scenario.descriptions import descriptions
 from mpsim.scenario.paths import join
 
@@ -92,7 +92,7 @@ def section_at(
     return model
 
 
-@functools.cache
+@remembered(256)
 def known_keys(root: type[pydantic.BaseModel], head: str = "") -> tuple[str, ...]:
     """Every dotted key that `root` has a field for."""
     keys: list[str] = []

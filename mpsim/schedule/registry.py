@@ -5,12 +5,12 @@ A module is named and not imported here, so that a command pays for the schedule
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from mpsim.errors import ScheduleError, nearest
+from mpsim.memo import remembered
 from mpsim.schedule.csv_file import read_csv
 from mpsim.schedule.facts import Schedule
 from mpsim.schedule.orders import Orders
@@ -47,7 +47,7 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(_SCHEDULES)
 
 
-@functools.cache
+@remembered(64)
 def schedule(name: str) -> Schedule:
     """The schedule of a name, with its facts.
 

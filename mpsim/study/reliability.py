@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 
 from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
+from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 
 __all__ = [
@@ -153,7 +153,7 @@ class Checkpoint:
         return cls(size=size, blocking=min(snapshot, write), lag=write)
 
 
-@functools.cache
+@remembered(1)
 def constants() -> Mapping[str, float]:
     """Published rates and stated assumptions, by name; see the data file for their sources."""
     data = dict(load_catalog("mpsim.study.data"))["reliability"]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine import Structure, Timeline, reduce_template
 from mpsim.errors import Problem, ScenarioError
+from mpsim.memo import remembered
 from mpsim.parallel import FOLDED
 from mpsim.program import TICK, Program, Stream
 from mpsim.program.links import links_of
@@ -391,7 +392,7 @@ class _Machine:
         return result
 
 
-@functools.lru_cache(maxsize=16)
+@remembered(16)
 def _table(variance: float, peers: int) -> Floats:
     return factors(sigma_of(variance), peers)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 from mpsim.cost import CollectiveModel
 from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells
 from mpsim.importers.machines import benchmark_cluster
+from mpsim.memo import remembered
 from mpsim.parallel import GroupShape
 from mpsim.validate.records import Record, Row
 from mpsim.validate.tables import lookup, table
@@ -55,7 +55,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     return [dataclasses.replace(blanks[0], predicted=seconds / _MICRO)]
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered(1024)
 def _model(gpu: str, link: str, nic: str, nodes: int, gpus: int) -> CollectiveModel:
     """The model of a cluster, made once for all rows measured on it."""
     return CollectiveModel(benchmark_cluster(gpu, link, nic, nodes, gpus), loaded=False)

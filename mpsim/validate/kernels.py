@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells
 from mpsim.importers.machines import gpu
+from mpsim.memo import remembered
 from mpsim.validate.records import Record, Row
 from mpsim.validate.tables import lookup, table
 from mpsim.workload import (
@@ -107,7 +107,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     return [dataclasses.replace(blanks[0], predicted=figure, size=work.flops or work.moved)]
 
 
-@functools.lru_cache(maxsize=256)
+@remembered(256)
 def _model(gpu_name: str, precision: str, kernel: str, clocks: str) -> KernelModel:
     """The model of a GPU, made once for all its rows; memory-bound work asks nothing of the matrix units."""
     chip = gpu(gpu_name)

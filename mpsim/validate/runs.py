@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 from mpsim.errors import CalibrationError
 from mpsim.importers import Assumed, Imported
 from mpsim.importers.cells import Cells
+from mpsim.memo import remembered
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
 from mpsim.training.memory import memory_constants
@@ -163,7 +163,7 @@ def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _outcome(scenario: str) -> Mapping[str, float]:
     """What is read of a simulation; equal scenarios are simulated once."""
     result = simulate(Scenario.from_mapping(json.loads(scenario)))

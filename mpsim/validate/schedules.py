@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from mpsim.engine import Timeline, run
 from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells
+from mpsim.memo import remembered
 from mpsim.schedule import Action, Orders, make_orders, schedule
 from mpsim.schedule.search.v_search import zb_v_search
 from mpsim.study import Times
@@ -103,7 +103,7 @@ def _orders(entry: Mapping[str, Any], cells: Cells, times: tuple[float, float, f
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _cached_orders(
     name: str,
     searched: bool,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
+from mpsim.memo import remembered
 from mpsim.workload.ends import expand_head
 from mpsim.workload.layer import expand_layer
 from mpsim.workload.lowering import Lowering
@@ -16,7 +16,7 @@ _KEPT = 64  # counts that stay ready: points of a sweep share them
 _PASSES = 3  # forward, input gradient, weight gradient: one product each
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@remembered(_KEPT)
 def model_flops(
     model: Transformer, sequences: int, sequence_length: int, *, padded_vocab: int | None = None
 ) -> float:

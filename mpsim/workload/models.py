@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
 from mpsim.errors import WorkloadError, nearest
+from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.transformer import Transformer
@@ -49,7 +49,7 @@ def model_names() -> tuple[str, ...]:
     return tuple(sorted(_catalog()))
 
 
-@functools.cache
+@remembered(1)
 def _catalog() -> Mapping[str, Transformer]:
     models: dict[str, Transformer] = {}
     for family, data in load_catalog("mpsim.workload.catalog"):

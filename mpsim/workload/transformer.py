@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 
 from mpsim.description import Description, describe_fields
 from mpsim.errors import WorkloadError, nearest
+from mpsim.memo import remembered
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.parameters import Count, Parameters
 
@@ -339,7 +339,7 @@ def _whole(value: object) -> bool:
 # --- kinds of layer --------------------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
+@remembered(256)
 def _kinds_of(model: Transformer) -> tuple[LayerKind, ...]:
     """Kind of every layer, first to last."""
     return tuple(_kind(model, layer) for layer in range(model.layers))

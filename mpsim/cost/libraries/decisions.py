@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 
+from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
 __all__ = ["Band", "DecisionTable", "Rung", "decision_table"]
@@ -80,7 +80,7 @@ class DecisionTable:
         return next(name for below, name in self.regimes(kind, ranks) if size < below)
 
 
-@functools.cache
+@remembered(16)
 def decision_table(name: str) -> DecisionTable:
     """The table of a library (``openmpi``, ``mpich``, ``gloo``)."""
     entry = read_shipped("mpsim.cost.data", "decisions.yaml")[name]

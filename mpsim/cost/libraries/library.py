@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
+from mpsim.memo import remembered
 from mpsim.parallel.group import GroupShape
 from mpsim.shipped import read_shipped
 
@@ -97,17 +97,17 @@ def _facts(cluster: Cluster) -> Mapping[str, str]:
     return {"vendor": chip.vendor, "family": chip.family, "shape": shape}
 
 
-@functools.cache
+@remembered(1)
 def _defaults() -> tuple[Mapping[str, str], ...]:
     return tuple(_document()["defaults"])
 
 
-@functools.cache
+@remembered(1)
 def _conditions() -> Mapping[str, Mapping[str, str]]:
     found: Mapping[str, Mapping[str, str]] = _document()["libraries"]
     return found
 
 
-@functools.cache
+@remembered(1)
 def _document() -> Any:
     return read_shipped("mpsim.cost.data", "libraries.yaml")

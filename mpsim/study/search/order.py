@@ -6,9 +6,9 @@ Orders of 1F1B and its interleaved form repeat themselves in the middle, so a fe
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 from mpsim.errors import ScheduleError
+from mpsim.memo import remembered
 from mpsim.schedule import Orders, schedule
 from mpsim.training.memory import Flight
 from mpsim.training.planning import step_orders
@@ -75,12 +75,12 @@ class Order:
         return not orders.forward_only and orders.microbatches == self.microbatches
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _flight(order: Order) -> Flight:
     return Flight.of(_orders(order))
 
 
-@functools.lru_cache(maxsize=256)
+@remembered(256)
 def _orders(order: Order) -> Orders:
     return step_orders(
         order.schedule,

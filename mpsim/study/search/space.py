@@ -7,13 +7,13 @@ fails takes everything that extends it with it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mpsim.errors import MpsimError, Problem, ScenarioError
+from mpsim.memo import remembered
 from mpsim.parallel import AXES as MESH_AXES
 from mpsim.parallel import AXIS_NAMES, REPLICATING
 from mpsim.scenario import Scenario, checks
@@ -143,7 +143,7 @@ class Layout:
         }
 
 
-@functools.cache
+@remembered(8)
 def defaults(section: str) -> Mapping[str, Any]:
     """Values of ``search.yaml``: ``axes`` or ``search``."""
     data: Mapping[str, Any] = dict(load_catalog("mpsim.study.data"))["search"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
 from mpsim.cost import copy_seconds, update_seconds
 from mpsim.hardware import Calibration
+from mpsim.memo import remembered
 from mpsim.program.program import Template
 from mpsim.program.template import one_kernel, ticks
 from mpsim.training.blocks import Block
@@ -71,6 +71,6 @@ class MemoryPasses:
         return [Block(-1, self._made[key], 0.0)]
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@remembered(_KEPT)
 def _pass(name: str, part: str, duration: float) -> Template:
     return one_kernel(TRAINING, name, part, duration)

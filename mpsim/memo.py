@@ -1,0 +1,123 @@
+"""Memo: the one way in which anything is remembered, by what it is and within a bound.
+
+* `remembered` keeps what a function said for its last arguments.
+* `Memo` is the dictionary of an object that keeps what it worked out.
+* What a frozen object works out from itself alone is a `functools.cached_property`, and goes when the object goes.
+
+Keys are content: numbers, strings, tuples and frozen values. An object that compares by identity (a template, a program) may be a key
+itself, because the memo holds it while it holds the value; its address may not, because another object can get the same one later.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+__all__ = ["Memo", "forget", "remembered", "usage"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+K = TypeVar("K")
+V = TypeVar("V")
+
+_CACHES: list[Any] = []
+
+
+def remembered(bound: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Keep what a function returned for the last `bound` distinct arguments.
+
+    Parameters
+    ----------
+    bound : int
+        Answers kept, at least 1; the one not asked for the longest time is forgotten first.
+
+    Examples
+    --------
+    >>> asked = []
+    >>> @remembered(2)
+    ... def square(number: int) -> int:
+    ...     asked.append(number)
+    ...     return number * number
+    >>> [square(number) for number in (1, 1, 2, 3, 1)]
+    [1, 1, 4, 9, 1]
+    >>> asked
+    [1, 2, 3, 1]
+    """
+    if bound < 1:
+        raise ValueError(f"got a bound of {bound}; needed 1 or more")
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        # the wrapper in C is returned as it is: an answer that is there costs no Python frame
+        cached = functools.lru_cache(maxsize=bound)(function)
+        _CACHES.append(cached)
+        return cast(Callable[P, R], cached)
+
+    return wrap
+
+
+class Memo(dict[K, V]):
+    """A dictionary that forgets its oldest entry when it gets one more than `bound`.
+
+    Parameters
+    ----------
+    bound : int
+        Entries kept, at least 1.
+
+    Notes
+    -----
+    Looking up is that of any dictionary, so hot loops pay nothing; only what is new is counted. `update`, `setdefault` and `|=` go
+    around the bound and are refused.
+
+    Examples
+    --------
+    >>> memo = Memo[str, int](2)
+    >>> for name in ("a", "b", "c"):
+    ...     memo[name] = len(memo)
+    >>> memo
+    {'b': 1, 'c': 2}
+    """
+
+    __slots__ = ("_bound",)
+
+    def __init__(self, bound: int) -> None:
+        super().__init__()
+        if bound < 1:
+            raise ValueError(f"got a bound of {bound}; needed 1 or more")
+        self._bound = bound
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self._bound:
+            del self[next(iter(self))]
+
+    def get_or(self, key: K, make: Callable[[], V]) -> V:
+        """The value of `key`; made and kept where it is not there."""
+        if key in self:
+            return self[key]
+        value = make()
+        self[key] = value
+        return value
+
+    def update(self, *_: object, **__: object) -> None:
+        """Refuse: entries come one by one, so that the bound holds."""
+        raise TypeError("a Memo takes entries one by one")
+
+    setdefault = __ior__ = update  # type: ignore[assignment] # both would go around the bound
+
+
+def usage() -> dict[str, tuple[int, int]]:
+    """Answers that each remembered function keeps, and its bound, by the function's full name."""
+    return {
+        f"{cache.__module__}.{cache.__qualname__}": (
+            cache.cache_info().currsize,
+            cache.cache_info().maxsize,
+        )
+        for cache in _CACHES
+    }
+
+
+def forget() -> None:
+    """Forget what every remembered function has said."""
+    for cache in _CACHES:
+        cache.cache_clear()
