@@ -49,6 +49,8 @@ def remembered(bound: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         # the wrapper in C is returned as it is: an answer that is there costs no Python frame
+        if "<locals>" in function.__qualname__:
+            raise ValueError("a function inside another is a new one at each call; give it a Memo")
         cached = functools.lru_cache(maxsize=bound)(function)
         _CACHES.append(cached)
         return cast(Callable[P, R], cached)
@@ -90,6 +92,11 @@ class Memo(dict[K, V]):
         super().__setitem__(key, value)
         if len(self) > self._bound:
             del self[next(iter(self))]
+
+    def make_room(self, entries: int) -> None:
+        """Forget everything unless so many more entries fit, so that none goes while they are added."""
+        if len(self) + entries > self._bound:
+            self.clear()
 
     def get_or(self, key: K, make: Callable[[], V]) -> V:
         """The value of `key`; made and kept where it is not there."""

@@ -31,6 +31,7 @@ from mpsim.cost.quantise import FORMATS, casting, quantise_seconds
 from mpsim.cost.waves import group_padding, read_tiling, tiled_gemm_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator
+from mpsim.memo import Memo
 from mpsim.workload.casts import with_casts
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Operator, OperatorKind, Phase, Role
@@ -44,6 +45,8 @@ __all__ = [
     "gemm_seconds",
     "memory_seconds",
 ]
+
+_SHAPES = 1 << 16  # remembered with their time
 
 CLOCKS = ("sustained", "burst")
 _EAGER_KINDS = (OperatorKind.NORM, OperatorKind.SOFTMAX, OperatorKind.ELEMENTWISE)
@@ -132,7 +135,7 @@ class KernelModel:
         )
         self._bandwidth = accelerator.memory_bandwidth
         self._note(hardware_constant(accelerator, "memory_bandwidth", self._bandwidth, "B/s"))
-        self._seen: dict[Shape, float] = {}
+        self._seen = Memo[Shape, float](_SHAPES)
         self._evaluate: Mapping[OperatorKind, Callable[[Sequence[Operator]], Floats]] = {
             OperatorKind.GEMM: self._gemms,
             OperatorKind.GROUPED_GEMM: self._groups,
@@ -142,15 +145,19 @@ class KernelModel:
     def seconds(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
         """Time alone of each operator of one rank [s]; a shape is evaluated once and remembered."""
         shapes = [_shape(operator) for operator in operators]
-        fresh = {s: o for s, o in zip(shapes, operators, strict=True) if s not in self._seen}
+        # all of one call have to be there at its end: what has no place beside them goes before they are looked up
+        self._seen.make_room(len(shapes))
+        seen: dict[Shape, float] = self._seen if len(shapes) <= _SHAPES else {}
+        fresh = {s: o for s, o in zip(shapes, operators, strict=True) if s not in seen}
         by_kind: dict[OperatorKind, list[Shape]] = {}
         for shape, operator in fresh.items():
             by_kind.setdefault(operator.kind, []).append(shape)
         for kind, group in by_kind.items():
             evaluate = self._evaluate.get(kind, self._streams)
             times = evaluate([fresh[shape] for shape in group])
-            self._seen.update(zip(group, times.tolist(), strict=True))
-        return np.array([self._seen[shape] for shape in shapes], dtype=np.float64)
+            for shape, time in zip(group, times.tolist(), strict=True):
+                seen[shape] = time  # noqa: PERF403 # a Memo takes entries one by one
+        return np.array([seen[shape] for shape in shapes], dtype=np.float64)
 
     def quantisation_seconds(self, elements: ArrayLike, *, from_bytes: float = 2.0) -> Floats:
         """Time of casting tensors of so many elements to this model's narrow format [s]; 0 in a wide precision."""

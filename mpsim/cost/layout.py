@@ -16,11 +16,14 @@ from mpsim.cost.kernels import KernelModel
 from mpsim.cost.places import Places
 from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
+from mpsim.memo import Memo
 from mpsim.parallel import AXES, Communication, GroupShape, Layout
 from mpsim.parallel.axes import Communicator
 from mpsim.workload import Operator
 
 __all__ = ["LayoutCosts", "StageCosts"]
+
+_MESSAGES = 4096  # remembered: pairs of ranks and sizes
 
 
 class LayoutCosts:
@@ -43,8 +46,8 @@ class LayoutCosts:
         self._first = [clusters.index(cluster) for cluster in clusters]
         self._others: dict[int, LayoutCosts] = {}
         self._stages: dict[int, StageCosts] = {}
-        self._sent: dict[tuple[int, int, float], tuple[float, float, float]] = {}
-        self._messages: dict[tuple[object, ...], tuple[float, float, float]] = {}
+        self._sent = Memo[tuple[int, int, float], tuple[float, float, float]](_MESSAGES)
+        self._messages = Memo[tuple[object, ...], tuple[float, float, float]](_MESSAGES)
         if like is not None:
             self.kernels, self.collectives = like.kernels, like.collectives
             self.places, self._others = like.places, like._others

@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 
 from mpsim.hardware import Cluster
 from mpsim.hardware.routes import routes_of
+from mpsim.memo import Memo
 from mpsim.parallel import GroupShape, Mesh
 from mpsim.parallel.crossing import messages, slowdown
 
 __all__ = ["Places"]
 
 R = TypeVar("R")
+
+_ANSWERS = 1 << 14  # remembered: a search asks for some ten of each mesh
 
 
 class Places:
@@ -27,13 +30,13 @@ class Places:
 
     Notes
     -----
-    A search asks for thousands of layouts on one cluster, of which most have a mesh in common with others; answers are kept by mesh, axes
-    and rank for as long as the object lives.
+    A search asks for thousands of layouts on one cluster, of which most have a mesh in common with others; the last of them are kept
+    by mesh, axes and rank.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._known: dict[tuple[object, ...], object] = {}
+        self._known = Memo[tuple[object, ...], object](_ANSWERS)
 
     def group(self, mesh: Mesh, axes: tuple[str, ...], rank: int) -> GroupShape:
         """Where the communicator over `axes` of pipeline rank `rank` sits."""
@@ -96,6 +99,4 @@ class Places:
         return int(cluster.node_of(mesh.ranks[rank]).min()) % period
 
     def _once(self, key: tuple[object, ...], find: Callable[[], R]) -> R:
-        if key not in self._known:
-            self._known[key] = find()
-        return cast(R, self._known[key])
+        return cast(R, self._known.get_or(key, find))

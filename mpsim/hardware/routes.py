@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.fabric import Fabric, FabricKind, Routing, Tier
+from mpsim.memo import Memo
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -28,6 +29,8 @@ __all__ = ["Routes", "routes_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+_PAIRS = 1 << 16  # of nodes whose shortest ways are remembered
 
 
 class Routes:
@@ -141,7 +144,8 @@ def _graph_routes(cluster: Cluster) -> Routes:
     static = cluster.fabric.routing is Routing.STATIC
     spread = _static if static else _evenly
 
-    @functools.cache
+    known = Memo[tuple[int, int], tuple[Ints, Floats]](_PAIRS)
+
     def shares(source: int, target: int) -> tuple[Ints, Floats]:
         """Links between two nodes and the share of the flow on each."""
         found = spread(graph, ("node", source), ("node", target))
@@ -153,7 +157,7 @@ def _graph_routes(cluster: Cluster) -> Routes:
         pairs, index = np.unique(np.stack([source, target]), axis=1, return_inverse=True)
         total = np.bincount(index.reshape(-1), weights=weight)
         for (here, there), amount in zip(pairs.T.tolist(), total.tolist(), strict=True):
-            links, part = shares(here, there)
+            links, part = known.get_or((here, there), functools.partial(shares, here, there))
             load[links] += amount * part
         return load
 

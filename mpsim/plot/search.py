@@ -84,12 +84,17 @@ class SearchDisplay(Display):
     def from_search(cls, search: _Search) -> SearchDisplay:
         """Draw what a search found."""
         rows = list(search.rows)
-        place = {id(row): at for at, row in enumerate(rows)}
+
+        def places(chosen: Sequence[object]) -> NDArray[np.int64]:
+            """Where each of `chosen` stands among all: equal rows are not the same."""
+            found = [next(i for i, row in enumerate(rows) if row is one) for one in chosen]
+            return np.array(found, dtype=np.int64)
+
         return cls(
             np.array([row.step_time_s for row in rows]),
             np.array([row.memory_bytes for row in rows]),
-            np.array([place[id(row)] for row in search.front], dtype=np.int64),
-            np.array([place[id(row)] for row in search.leaders], dtype=np.int64),
+            places(search.front),
+            places(search.leaders),
             [row.name for row in search.leaders],
         )
 

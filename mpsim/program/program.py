@@ -79,7 +79,7 @@ class Vocabulary:
         return [self.part(name) for name in self.computing]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Template:
     """What happens inside a row: kernels and collectives with their place in it.
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import weakref
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
+from mpsim.memo import remembered
 from mpsim.parallel.axes import AXIS_NAMES
 from mpsim.program import COLLECTIVE, Program, Stream, Template
 from mpsim.program.csr import owners
@@ -109,14 +109,9 @@ class _Inside:
         np.add.at(self.hidden, axis[moves], self.cover.within(start[moves], end[moves]))
 
 
-_KNOWN: weakref.WeakKeyDictionary[Template, _Inside] = weakref.WeakKeyDictionary()
-"""Points of a sweep share templates."""
-
-
+@remembered(64)  # points of a sweep share templates
 def _inside(template: Template, host: int) -> _Inside:
-    if template not in _KNOWN:
-        _KNOWN[template] = _Inside(template, host)
-    return _KNOWN[template]
+    return _Inside(template, host)
 
 
 class _Busy:

@@ -196,7 +196,7 @@ class Scenario(Section):
     def clusters(self) -> tuple[Cluster, ...]:
         """Every distinct kind of node: one cluster of each; that of the scenario itself where it is not mixed."""
         parts = self.stage_clusters or self.replica_clusters or (self.hardware,)
-        return tuple({id(one): one for one in parts}.values())
+        return tuple(_distinct(parts))
 
     @property
     def is_mixed(self) -> bool:
@@ -207,8 +207,7 @@ class Scenario(Section):
     def has_uneven_replicas(self) -> bool:
         """Whether data-parallel replicas differ in their nodes or in how much they compute."""
         batches = self.training.batch_per_replica or ()
-        nodes = {id(one) for one in self.replica_clusters or ()}
-        return len(set(batches)) > 1 or len(nodes) > 1
+        return len(set(batches)) > 1 or len(_distinct(self.replica_clusters or ())) > 1
 
     @property
     def digest(self) -> str:
@@ -265,6 +264,15 @@ class Scenario(Section):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made from: resolved presets hold read-only views, which do not pickle."""
         return _rebuild, (self._source,)
+
+
+def _distinct(clusters: Iterable[Cluster]) -> list[Cluster]:
+    """Clusters without repeats of one object: equal entries of a section share theirs."""
+    result: list[Cluster] = []
+    for cluster in clusters:
+        if not any(cluster is known for known in result):
+            result.append(cluster)
+    return result
 
 
 def load(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from mpsim.memo import Memo
 from mpsim.parallel import (
     Communication,
     Compute,
@@ -28,6 +29,7 @@ from mpsim.workload import Expansion, Phase, Role, Split
 
 __all__ = ["Block", "Blocks"]
 
+_TEMPLATES = 4096  # kept by one plan, or by plans that share them
 _PHASES = {
     Action.B: frozenset({Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT}),
     Action.I: frozenset({Phase.INPUT_GRADIENT}),
@@ -84,9 +86,10 @@ class Blocks:
         self._plan = plan
         self._costs = costs
         self._expansions: Mapping[str, Expansion] = like._expansions if like else self._cast()
-        self._templates: dict[tuple[object, ...], Template] = like._templates if like else {}
-        self._rows: dict[tuple[object, ...], list[Block]] = {}
-        self._joined: dict[tuple[object, ...], Template] = {}
+        fresh = Memo[tuple[object, ...], Template](_TEMPLATES)
+        self._templates: Memo[tuple[object, ...], Template] = like._templates if like else fresh
+        self._rows = Memo[tuple[object, ...], list[Block]](_TEMPLATES)
+        self._joined = Memo[tuple[object, ...], Template](_TEMPLATES)
 
     def _cast(self) -> dict[str, Expansion]:
         wide = self._plan.layout.framework.lowering.activation_bytes
