@@ -17,7 +17,6 @@ from mpsim.cost import KernelModel, kernels
 from mpsim.hardware import accelerator
 from mpsim.memo import Memo, remembered
 from mpsim.workload import Phase, Role, make_gemm, models
-from mpsim.workload.kinds import kinds_of
 
 PACKAGE = Path(mpsim.__file__).parent
 
@@ -82,7 +81,7 @@ def test_equal_content_is_asked_once() -> None:
     model = models.model("gpt3-175b")
     again = pickle.loads(pickle.dumps(model))
     assert again is not model
-    assert kinds_of(again) is kinds_of(model)
+    assert again.kinds is model.kinds
 
 
 def test_more_shapes_than_are_remembered_are_all_timed(monkeypatch: pytest.MonkeyPatch) -> None:
