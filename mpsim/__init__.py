@@ -99,7 +99,7 @@ def _offer(name: str, home: str, function: str) -> None:
     offer(name, service)
 
 
-_offer("simulate", "mpsim.simulate", "simulate")
+_offer("job", "mpsim.simulate", "job_class")
 _offer("result.plot", "mpsim.plot", "Plots")
 _offer("result.sensitivity", "mpsim.study", "measure_sensitivity")
 _offer("result.jitter", "mpsim.study", "simulate_jitter")

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
+from mpsim.cost import Constants
 from mpsim.engine import Timeline, run, run_interfering
-from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError
+from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError, nearest
 from mpsim.program.devices import devices_of, interference_constants
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.program import Program
-from mpsim.result import Memory, Result
+from mpsim.result import Job, Memory, Result
 from mpsim.scenario import Scenario
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
@@ -25,7 +26,7 @@ from mpsim.training.plan import Plan
 from mpsim.training.planning import make_plan
 from mpsim.training.timed_orders import with_timed_orders
 
-__all__ = ["Prepared", "Support", "check_order", "prepare", "resolve", "simulate"]
+__all__ = ["Prepared", "Support", "check_order", "job_class", "prepare", "resolve", "simulate"]
 
 Study: TypeAlias = Literal["replay", "sensitivity", "jitter", "variation"]
 Build: TypeAlias = Callable[[Plan, PlanCosts], Program]
@@ -100,7 +101,7 @@ class Prepared:
             scenario=self.scenario,
             job=TrainingStep(self.plan, self.known_memory),
             timeline=timeline,
-            constants=(*self.costs.provenance(), *devices),
+            constants=Constants((*self.costs.provenance(), *devices)),
             program=self.program,
         )
 
@@ -205,6 +206,22 @@ def resolve(scenario: Scenario) -> Plan:
     plan = make_plan(scenario)
     check_order(scenario, plan)
     return plan
+
+
+_JOBS: Mapping[str, type[Job]] = {"training": TrainingStep}
+
+
+def job_class(kind: str) -> type[Job]:
+    """The class of the jobs of a kind.
+
+    Raises
+    ------
+    ScenarioError
+        If there is no such kind.
+    """
+    if kind not in _JOBS:
+        raise ScenarioError(f"got a job of kind {kind!r}; {nearest(kind, _JOBS)}")
+    return _JOBS[kind]
 
 
 def check_order(scenario: Scenario, plan: Plan) -> None:

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,10 +29,11 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Set two results side by side and say which part of the step explains the difference."""
+    from mpsim.archive import is_archive
     from mpsim.cli.console import print_json
     from mpsim.study import compare as compare_results
 
-    if (sets or overrides) and a.suffix == b.suffix == ".json":
+    if (sets or overrides) and all(one.suffix == ".json" or is_archive(one) for one in (a, b)):
         raise typer.BadParameter(
             "both are stored results, which nothing can change; leave it out, or give a scenario",
             param_hint="--set" if sets else "--override",
@@ -49,6 +50,11 @@ def _result(
     file: Path, sets: list[str] | None, overrides: list[str] | None
 ) -> Mapping[str, object]:
     """The summary that a result file holds, or that simulating a scenario file gives."""
+    from mpsim.archive import Archive, is_archive
+
+    if is_archive(file):
+        summary: Any = Archive(file).of("Result").part("summary", object)
+        return _checked(file, summary)
     if file.suffix == ".json":
         return _stored(file)
     from mpsim.simulate import simulate
@@ -70,7 +76,11 @@ def _stored(file: Path) -> Mapping[str, object]:
     if not isinstance(stored, Mapping):
         raise _no_result(file, "is not a JSON object")
     inner = stored.get("summary")
-    summary = inner if isinstance(inner, Mapping) else stored
+    return _checked(file, inner if isinstance(inner, Mapping) else stored)
+
+
+def _checked(file: Path, summary: Mapping[str, object]) -> Mapping[str, object]:
+    """A summary whose times are times."""
     missing = [key for key in ("scenario", "step_time_s", "breakdown_s") if key not in summary]
     if missing:
         raise _no_result(file, f"is not a result: it lacks {', '.join(missing)}")

@@ -4,7 +4,7 @@ The formulas are pure functions on floats and arrays; a model binds them to one 
 """
 
 from mpsim.cost.collectives import COLLECTIVES, CollectiveAnswer, CollectiveModel
-from mpsim.cost.constants import Constant, Status, host_constants
+from mpsim.cost.constants import Constant, Constants, Status, host_constants
 from mpsim.cost.curves import CollectiveCurves, Curve, load_curves
 from mpsim.cost.formulas import (
     GemmConstants,
@@ -29,6 +29,7 @@ __all__ = [
     "CollectiveCurves",
     "CollectiveModel",
     "Constant",
+    "Constants",
     "Curve",
     "GemmConstants",
     "Interference",

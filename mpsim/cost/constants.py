@@ -23,6 +23,7 @@ from mpsim.shipped import read_shipped
 __all__ = [
     "Constant",
     "ConstantGroup",
+    "Constants",
     "Status",
     "calibrated_groups",
     "choose_group",
@@ -69,6 +70,16 @@ class Constant:
     source: str
     as_of: str
     status: Status
+
+
+class Constants(tuple[Constant, ...]):
+    """Constants of one simulation, each with its source."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        counts = (f"{sum(one.status is status for one in self)} {status}" for status in Status)
+        return f"Constants({len(self)}: {', '.join(counts)})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.archive import Saved
 from mpsim.engine.traffic import Traffic
 from mpsim.program.program import TICK, Program, Stream
 
@@ -14,7 +15,7 @@ __all__ = ["Timeline"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
+class Timeline(Saved):
     """When every operation of a Program ran.
 
     Parameters
@@ -33,6 +34,9 @@ class Timeline:
     end: NDArray[np.float64]
     engine: str
     traffic: Traffic | None = None
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.step_time_s:.6g} s by {self.engine}, {self.program!r})"
 
     @property
     def makespan(self) -> float:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.archive import Saved
 from mpsim.parallel.axes import ACCOUNTED, Span, Stream
 from mpsim.program.csr import owners, stable_order
 
@@ -127,6 +128,9 @@ class Template:
     before: NDArray[np.int32]
     parts: NDArray[np.float64]
 
+    def __repr__(self) -> str:
+        return f"Template({self.name!r}, {len(self.stream)} kernels, {self.parts.sum():.0f} ticks)"
+
     @property
     def entries(self) -> NDArray[np.int64]:
         """Kernels that wait for nothing inside the template: they may start when the row does."""
@@ -134,7 +138,7 @@ class Template:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Program:
+class Program(Saved):
     """Operations as columns; see the module's docstring for the meaning of rows and slots.
 
     Parameters

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import accessors
-from mpsim.cost import Constant
+from mpsim import accessors, archive
+from mpsim.cost import Constant, Constants
 from mpsim.engine import KernelTimes, Timeline, kernel_times
-from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.program.links import Links
 from mpsim.program.program import Program
@@ -24,13 +23,29 @@ from mpsim.result.links import LinkUse, measure_links
 from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.utilisation import Utilisation, measure_utilisation
 from mpsim.scenario import Scenario
-from mpsim.version import __version__
 
-__all__ = ["Job", "Pictures", "Result"]
+__all__ = ["Job", "Pictures", "Result", "Summary"]
+
+
+class Summary(dict[str, Any]):
+    """Figures by name, SI units; printed without those that are tables of their own."""
+
+    def __repr__(self) -> str:
+        scalars = {key: one for key, one in self.items() if isinstance(one, str | int | float)}
+        words = (
+            f"{key}: {one:.6g}" if isinstance(one, float) else f"{key}: {one}"
+            for key, one in scalars.items()
+        )
+        return f"Summary({', '.join(words)}; {len(self) - len(scalars)} tables)"
 
 
 class Job(Protocol):
     """The job that was simulated, a training step or another: what a result asks it."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind of job, by which a saved one is read again."""
+        ...
 
     @property
     def plan(self) -> Any:
@@ -87,6 +102,8 @@ class Result:
         Every constant the cost models used, with its source.
     program : Program
         As it was built; the timeline's own may be of finer grain.
+    saved_summary : mapping, optional
+        The summary of a result that was saved, as the version that wrote it gave it.
     """
 
     scenario: Scenario
@@ -94,6 +111,7 @@ class Result:
     timeline: Timeline
     constants: tuple[Constant, ...]
     program: Program
+    saved_summary: Mapping[str, Any] | None = None
 
     @property
     def plan(self) -> Any:
@@ -130,9 +148,9 @@ class Result:
         return measure_links(self.timeline, self.job.links)
 
     @functools.cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """The figures of the outside contract, SI units."""
-        return self.job.summary(self)
+        return Summary(self.job.summary(self) if self.saved_summary is None else self.saved_summary)
 
     @property
     def breakdown(self) -> Mapping[str, float]:
@@ -186,37 +204,49 @@ class Result:
         return json.dumps(self.summary, allow_nan=False)
 
     def save(self, path: str | Path) -> None:
-        """Write summary and resolved scenario, enough to rerun it."""
-        content = {
-            "mpsim": __version__,
-            "digest": self.scenario.digest,
+        """Write an archive: scenario, job, program, timeline, constants and summary."""
+        program = None if self.program is self.timeline.program else self.program
+        parts = {
             "scenario": self.scenario.resolved(),
+            "digest": self.scenario.digest,
+            "kind": self.job.kind,
+            "job": self.job,
+            "timeline": self.timeline,
+            "program": program,
+            "constants": self.constants,
             "summary": self.summary,
         }
-        Path(path).write_text(
-            json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-        )
+        archive.save(path, "Result", parts)
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
-        """Rerun what `save` wrote.
+        """Read what `save` wrote; nothing is simulated again.
 
         Raises
         ------
         ScenarioError
-            If the file is not a saved result, or this version of mpsim no longer gives its figures.
+            If the file is not a saved result.
+
+        Warns
+        -----
+        UserWarning
+            If another version of mpsim wrote it; its figures are those of that version.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            scenario, summary = content["scenario"], content["summary"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ScenarioError(f"{path} is not a saved result: {error}") from error
-        result: Result = accessors.call("simulate", Scenario.from_mapping(scenario))
-        if json.loads(result.to_json()) != summary:
-            raise ScenarioError(
-                f"{path} was written by mpsim {content.get('mpsim')} and gives other figures now; run it again"
-            )
-        return result
+        saved = archive.Archive(path).of("Result")
+        mapping: Any = saved.part("scenario", object)
+        summary: Any = saved.part("summary", object)
+        kind: Any = saved.part("kind", str)
+        timeline = saved.part("timeline", Timeline)
+        constants: Any = saved.part("constants", tuple[Constant, ...])
+        program: Any = saved.part("program", Program | None)  # type: ignore[arg-type] # a union is no class
+        return cls(
+            scenario=Scenario.from_mapping(mapping),
+            job=saved.part("job", accessors.call("job", kind)),
+            timeline=timeline,
+            constants=Constants(constants),
+            program=timeline.program if program is None else program,
+            saved_summary=summary,
+        )
 
     def __repr__(self) -> str:
         return "\n".join(f"{name:<12} {value}" for name, value in self._lines())

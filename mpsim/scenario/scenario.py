@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, PrivateAttr
 
+from mpsim import archive
 from mpsim.document import Document
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import Framework, framework
@@ -101,6 +102,22 @@ class Scenario(Section):
             problem = Problem("needs a file to be relative to; use mpsim.load", key="include")
             raise ScenarioError([problem])
         return _build(Document(copy.deepcopy(dict(data)), {}, ""), checked=checked)
+
+    def save(self, path: str | Path) -> None:
+        """Write an archive of the scenario with everything it includes or looks up."""
+        archive.save(path, "Scenario", {"value": self.resolved()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Scenario:
+        """Read what `save` wrote; `mpsim.load` reads YAML.
+
+        Raises
+        ------
+        ScenarioError
+            If the file is no archive of a scenario.
+        """
+        data: Any = archive.Archive(path).of("Scenario").part("value", object)
+        return cls.from_mapping(data)
 
     @property
     def source(self) -> Document:

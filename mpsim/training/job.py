@@ -37,6 +37,11 @@ class TrainingStep:
     known_memory: Memory | None = None
 
     @property
+    def kind(self) -> str:
+        """Name of this kind of job."""
+        return "training"
+
+    @property
     def class_clusters(self) -> tuple[Cluster, ...]:
         """The cluster as each rank class of the program has it."""
         return self.plan.class_clusters

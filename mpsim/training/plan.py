@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.archive import Saved
 from mpsim.framework import ExpertOverlap
 from mpsim.hardware import Cluster
 from mpsim.parallel import REPLICATING, Layout, Sharding
@@ -42,7 +43,7 @@ class ReplicaClass:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Saved):
     """A layout and what one training step does on it.
 
     Parameters

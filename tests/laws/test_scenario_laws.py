@@ -82,17 +82,6 @@ def test_the_engine_changes_nothing_but_its_name(engine: str) -> None:
     assert one == other
 
 
-def test_a_saved_result_reruns_to_the_same_figures(tmp_path: Any) -> None:
-    """save, load: equal summaries; a file of other figures is refused."""
-    result = mpsim.simulate(mpsim.Scenario.from_mapping(BASE))
-    file = tmp_path / "result.json"
-    result.save(file)
-    assert mpsim.Result.load(file).summary == result.summary
-    file.write_text(file.read_text().replace('"accelerators": 16', '"accelerators": 17'))
-    with pytest.raises(mpsim.ScenarioError, match="other figures"):
-        mpsim.Result.load(file)
-
-
 def test_a_result_prints_the_same_lines_as_text_and_html() -> None:
     """Five lines in repr, the same five in a notebook."""
     result = mpsim.simulate(mpsim.Scenario.from_mapping(BASE))

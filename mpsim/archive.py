@@ -1,0 +1,304 @@
+"""Archives: values on disk, a zip of one JSON document and the arrays it names.
+
+What a file may become is decided here and by the declared fields of the class that is asked for, never by the file: nothing is imported, looked up or executed
+by a name that it holds, and arrays of objects are refused. Fields that a later version added take their defaults, those that it dropped are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import types
+import typing
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import numpy as np
+
+from mpsim.errors import ScenarioError
+from mpsim.memo import remembered
+from mpsim.version import __version__
+
+if TYPE_CHECKING:
+    import zipfile
+
+__all__ = ["Archive", "Saved", "is_archive", "save"]
+
+T = TypeVar("T")
+
+_DOCUMENT, _VALUE = "value.json", "value"
+_FORMAT = 1
+_KINDS = 256  # classes whose fields stay known
+_MOST_BYTES = 2**36  # unpacked: a file of a few kilobytes may claim to be petabytes
+_WRONG = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AssertionError,
+    AttributeError,
+    IndexError,
+    RecursionError,
+    MemoryError,
+)
+"""What a file that is damaged or made up can lead to."""
+_NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+class Saved:
+    """A value that can be saved and loaded."""
+
+    __slots__ = ()
+
+    def save(self, path: str | Path) -> None:
+        """Write an archive."""
+        save(path, type(self).__name__, {_VALUE: self})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        ScenarioError
+            If the file is no archive of such a value.
+        """
+        return Archive(path).of(cls.__name__).part(_VALUE, cls)
+
+
+def save(path: str | Path, kind: str, parts: Mapping[str, object]) -> None:
+    """Write an archive.
+
+    Parameters
+    ----------
+    path : str or Path
+    kind : str
+        Class of the whole.
+    parts : mapping of str to object
+        Values made of dataclasses, enumerations, arrays, sequences, mappings and scalars.
+    """
+    import zipfile
+
+    arrays: list[np.ndarray[Any, Any]] = []
+    document = {
+        "format": _FORMAT,
+        "mpsim": __version__,
+        "kind": kind,
+        "parts": {name: _plain(value, arrays) for name, value in parts.items()},
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+
+        def member(name: str) -> zipfile.ZipInfo:
+            # a date of its own, so that equal values give equal bytes
+            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            return info
+
+        archive.writestr(member(_DOCUMENT), json.dumps(document, allow_nan=False))
+        for number, array in enumerate(arrays):
+            with archive.open(member(f"{number}.npy"), "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def is_archive(path: str | Path) -> bool:
+    """Whether a file is an archive."""
+    import zipfile
+
+    return zipfile.is_zipfile(path)
+
+
+class Archive:
+    """An archive that is read.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Attributes
+    ----------
+    kind : str
+        Class of the whole.
+    version : str
+        Version of mpsim that wrote it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        import zipfile
+
+        self._path = path
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
+                    raise ValueError("it would unpack to more than 64 GiB")
+                document = json.loads(archive.read(_DOCUMENT))
+            self.version, self.kind = str(document["mpsim"]), str(document["kind"])
+            self._parts: Mapping[str, Any] = document["parts"]
+            if document["format"] != _FORMAT:
+                raise ValueError(f"its format is {document['format']}; needed {_FORMAT}")
+        except zipfile.BadZipFile as error:
+            raise self._refused(str(error)) from error
+        except _WRONG as error:
+            raise self._refused(_words(error)) from error
+
+    def of(self, kind: str) -> Archive:
+        """Check that it holds a `kind`, and warn if another version of mpsim wrote it."""
+        if self.kind != kind:
+            raise self._refused(f"it holds a {self.kind}; needed a {kind}")
+        if self.version != __version__:
+            warnings.warn(
+                f"{self._path} was saved by mpsim {self.version}, this is {__version__}: it is shown as it was saved",
+                stacklevel=3,
+            )
+        return self
+
+    def part(self, name: str, kind: type[T]) -> T:
+        """One part, which has to be of the class `kind`; plain data where that is ``object``."""
+        import zipfile
+
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                value: T = _Reader(archive).made(self._parts[name], kind)
+        except zipfile.BadZipFile as error:
+            raise self._refused(str(error)) from error
+        except _WRONG as error:
+            raise self._refused(_words(error)) from error
+        return value
+
+    def _refused(self, reason: str) -> ScenarioError:
+        return ScenarioError(f"{self._path} is not a saved value: {reason}")
+
+
+class _Reader:
+    """Makes values of plain data, as classes declare their fields."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+
+    def made(self, plain: Any, kind: Any) -> Any:
+        """The value that `plain` stands for where `kind` is declared."""
+        if kind in (Any, object) or typing.get_origin(kind) is typing.Literal:
+            return _unplain(plain)
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if origin in (typing.Union, types.UnionType):
+            return self.made(plain, _chosen(plain, arguments))
+        if origin is np.ndarray:
+            return self._array(plain, arguments)
+        if origin is not None:
+            return self._collection(plain, origin, arguments)
+        if dataclasses.is_dataclass(kind):
+            return self._dataclass(plain, kind)
+        if issubclass(kind, enum.Enum):
+            return kind[plain["enum"]]
+        value = _unplain(plain)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind):
+            raise TypeError(f"got {type(value).__name__}; needed {kind.__name__}")
+        return value
+
+    def _collection(self, plain: Any, origin: Any, arguments: tuple[Any, ...]) -> Any:
+        if issubclass(origin, Mapping):
+            key, value = arguments
+            return {self.made(k, key): self.made(v, value) for k, v in plain["pairs"]}
+        items = plain["items"]
+        if origin is tuple and arguments[1:] != (Ellipsis,):
+            return tuple(self.made(item, one) for item, one in zip(items, arguments, strict=True))
+        values = (self.made(item, arguments[0]) for item in items)
+        return origin(values) if issubclass(origin, frozenset | set) else tuple(values)
+
+    def _dataclass(self, plain: Any, kind: Any) -> Any:
+        ((name, fields),) = plain.items()
+        if name != kind.__name__:
+            raise TypeError(f"got a {name}; needed a {kind.__name__}")
+        hints = _hints(kind)
+        known = {field.name for field in dataclasses.fields(kind) if field.init}
+        return kind(
+            **{key: self.made(value, hints[key]) for key, value in fields.items() if key in known}
+        )
+
+    def _array(self, plain: Any, arguments: tuple[Any, ...]) -> np.ndarray[Any, Any]:
+        with self._archive.open(f"{int(plain['array'])}.npy") as file:
+            array: np.ndarray[Any, Any] = np.lib.format.read_array(file, allow_pickle=False)
+        declared = typing.get_args(arguments[1])
+        if declared and declared[0] is not Any and array.dtype != np.dtype(declared[0]):
+            raise TypeError(f"got an array of {array.dtype}; needed {np.dtype(declared[0])}")
+        return array
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
+@remembered(_KINDS)
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _plain(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    """A value as JSON has it; arrays go to `arrays` and leave their number."""
+    if isinstance(value, enum.Enum):
+        return {"enum": value.name}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            field.name: _plain(getattr(value, field.name), arrays)
+            for field in dataclasses.fields(value)
+            if field.init
+        }
+        return {type(value).__name__: fields}
+    if isinstance(value, np.ndarray):
+        arrays.append(value)
+        return {"array": len(arrays) - 1}
+    if isinstance(value, np.generic):
+        return _plain(value.item(), arrays)
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Mapping):
+        pairs = [[_plain(key, arrays), _plain(one, arrays)] for key, one in value.items()]
+        return {"pairs": pairs}
+    if isinstance(value, Sequence | frozenset | set):
+        return {"items": [_plain(item, arrays) for item in value]}
+    raise TypeError(f"cannot save a {type(value).__name__}")
+
+
+def _unplain(plain: Any) -> Any:
+    """Data without classes: scalars, lists and mappings."""
+    if not isinstance(plain, dict):
+        return plain
+    ((form, content),) = plain.items()
+    if form == "float":
+        return _NOT_FINITE[content]
+    if form == "items":
+        return [_unplain(item) for item in content]
+    if form == "pairs":
+        return {_unplain(key): _unplain(value) for key, value in content}
+    raise TypeError(f"got {form}; needed data without classes")
+
+
+def _chosen(plain: Any, options: tuple[Any, ...]) -> Any:
+    """Which of several declared classes `plain` is of."""
+    if plain is None:
+        return type(None)
+    form = next(iter(plain)) if isinstance(plain, dict) else ""
+    for option in options:
+        if isinstance(option, type) and dataclasses.is_dataclass(option):
+            fits = form == option.__name__
+        elif isinstance(option, type) and issubclass(option, enum.Enum):
+            fits = form == "enum"
+        elif typing.get_origin(option) is np.ndarray:
+            fits = form == "array"
+        elif isinstance(option, type) and issubclass(option, str | int | float | bool):
+            plain_scalar = isinstance(plain, option) or (option is float and form == "float")
+            fits = plain_scalar or (option is float and isinstance(plain, int))
+        else:
+            fits = form in ("items", "pairs")
+        if fits and option is not type(None):
+            return option
+    raise TypeError(f"got {form or type(plain).__name__}; it is none of {len(options)} kinds")
