@@ -46,7 +46,7 @@ class AttentionWork:
     forward: NDArray[np.bool_]
 
     def forward_flops(self) -> Floats:
-        """Of the forward pass, only the pairs that are worked on [FLOP]."""
+        """FLOPs of the forward pass, only of the pairs that are worked on [FLOP]."""
         pairs = attention_pairs(self.queries, self.keys, causal=self.causal, window=self.window)
         width = self.head_dim + self.head_dim_v
         result: Floats = 2.0 * self.sequences * self.heads * pairs * width

@@ -1,4 +1,4 @@
-"""Reading calibration files of collectives strictly: every mistake with its line."""
+"""Calibration files of collectives, read strictly: every mistake with its line (`mpsim.cost.curves` shows one)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpsim.cost.traffic import COLLECTIVES
 from mpsim.document import Document, read_document
 from mpsim.errors import CalibrationError, Problem, ScenarioError, nearest
 
-__all__ = ["read_curves"]
+__all__ = ["load_curves"]
 
 _SCHEMA = 1
 _REQUIRED = ("schema", "name", "source", "as_of", "curves")
@@ -21,7 +21,7 @@ _CURVE_REQUIRED = ("collective", "ranks", "bytes", "seconds")
 _CURVE_KEYS = (*_CURVE_REQUIRED, "domains")
 
 
-def read_curves(path: str | Path) -> CollectiveCurves:
+def load_curves(path: str | Path) -> CollectiveCurves:
     """Read a calibration file.
 
     Raises
@@ -38,7 +38,7 @@ def read_curves(path: str | Path) -> CollectiveCurves:
     if not problems:
         curves, problems = _curves(document)
     if problems:
-        raise CalibrationError("\n".join(str(document.locate(one)) for one in problems))
+        raise CalibrationError("\n".join(str(document.locate(problem)) for problem in problems))
     texts = {key: str(document.data[key]) for key in _TEXTS if key in document.data}
     return CollectiveCurves(curves=curves, **texts)
 

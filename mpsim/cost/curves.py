@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,7 +34,6 @@ __all__ = [
     "Reading",
     "kernel_class",
     "kernel_reading",
-    "load_curves",
     "machine_curves",
 ]
 
@@ -150,7 +148,7 @@ def _line(size: Floats, sizes: Floats, times: Floats) -> Floats:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """What a calibration says about one collective in one group.
+    """Measured curves that give the time of one collective in one group.
 
     Parameters
     ----------
@@ -178,7 +176,7 @@ class Reading:
         return result
 
     def basis(self, size: float) -> str:
-        """What the time of S bytes rests on, in words."""
+        """Basis of the time of S bytes, in words."""
         inside = all(c.sizes[0] <= size <= c.sizes[-1] for c in self.curves)
         return self.about if inside else f"{self.about}, beyond the measured sizes"
 
@@ -220,7 +218,7 @@ class CollectiveCurves:
                 )
 
     def reading(self, kind: str, group: GroupShape) -> Reading | None:
-        """What the calibration says about `kind` in `group`; None where neither it nor neighbours on both sides were measured.
+        """Reading for `kind` in `group`; None where neither it nor neighbours on both sides were measured.
 
         Notes
         -----
@@ -316,16 +314,3 @@ def machine_curves(calibration: Calibration | None, library: str) -> CollectiveC
     return CollectiveCurves(
         calibration.name, calibration.source, calibration.as_of, curves, calibration.library
     )
-
-
-def load_curves(path: str | Path) -> CollectiveCurves:
-    """Read a calibration file; the module's docstring shows one.
-
-    Raises
-    ------
-    CalibrationError
-        With every mistake found and its line.
-    """
-    from mpsim.cost.curve_file import read_curves  # it needs the classes above
-
-    return read_curves(path)

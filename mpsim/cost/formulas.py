@@ -32,7 +32,7 @@ _COPY_FRACTION = "kernels.copy.fraction"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GemmConstants:
-    """What the GEMM formula knows of one accelerator and precision.
+    """Constants of the GEMM formula for one accelerator and precision.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ _OTHERS = "any"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interference:
-    """What collectives take of one kind of device under one framework.
+    """Shares of one kind of device that collectives take under one framework.
 
     Parameters
     ----------

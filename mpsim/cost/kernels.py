@@ -229,7 +229,7 @@ class KernelModel:
         return GemmConstants(compute_fraction=fraction * self._level, **shape)
 
     def _compute_fraction(self, group: ConstantGroup, precision: str) -> float:
-        """Of the peak of `precision`: its own, or a burst scaled to hot clocks as bf16's is, or bf16's; of scales of rows nearly fp8's."""
+        """Share of the peak of `precision` that large products reach: its own, or a burst scaled to hot clocks as bf16's is, or bf16's; of scales of rows nearly fp8's."""
         if precision == _ROWS:
             share = self._use(self._rules["gemm_rowwise"], "rowwise_share")
             return share * self._compute_fraction(group, "fp8")
@@ -391,7 +391,7 @@ def _columns(operators: Sequence[Operator], *fields: str) -> list[Floats]:
 
 
 def _shape(o: Operator) -> Shape:
-    """What the time of an operator depends on."""
+    """Key of an operator's time: all that it depends on."""
     if o.kind in (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM):
         return (o.kind, o.role, o.phase, o.m, o.n, o.k, o.batch, o.bytes, o.weights)
     if o.kind is OperatorKind.ATTENTION:

@@ -71,7 +71,7 @@ class LayoutCosts:
         return self._others.get(self._first[rank], self) if self._first else self
 
     def each(self) -> Iterator[LayoutCosts]:
-        """These costs, and those of pipeline ranks with other nodes."""
+        """All costs: the layout's own, and those of pipeline ranks with other nodes."""
         yield self
         yield from self._others.values()
 
@@ -230,7 +230,7 @@ class StageCosts:
 
     @property
     def _issued(self) -> float:
-        """What the framework adds to a collective of the library [s]."""
+        """Time that the framework adds to a collective of the library [s]."""
         return self._costs.layout.framework.host.collective_cost
 
     def _twice(self, item: Communication, group: GroupShape) -> tuple[float, float, float]:

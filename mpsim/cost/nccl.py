@@ -93,7 +93,7 @@ class NcclGroup:
 
     @property
     def inside_rate(self) -> float:
-        """What a GPU can send inside its node, by NCCL's link table [B/s]."""
+        """Rate at which a GPU can send inside its node, by NCCL's link table [B/s]."""
         if not self.links:
             return self.pcie_bandwidth
         return self.table("graph").value("link") * self.links
@@ -168,7 +168,7 @@ def candidates(kind: str, group: NcclGroup) -> tuple[Choice, ...]:
 
 
 def choose(kind: str, size: float, group: NcclGroup) -> Choice:
-    """What NCCL picks for S bytes: the candidate with the least expected time."""
+    """Choice of NCCL for S bytes: the candidate with the least expected time."""
     return min(candidates(kind, group), key=lambda one: float(one.seconds(size)))
 
 

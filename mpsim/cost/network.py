@@ -1,4 +1,4 @@
-"""What links can carry for a group of ranks, before any algorithm: rates of a pair, of a group inside its domain, of a NIC share."""
+"""Rates that links offer a group of ranks before any algorithm: of a pair, of a group inside its domain, of a NIC share."""
 
 from __future__ import annotations
 

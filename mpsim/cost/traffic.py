@@ -1,4 +1,4 @@
-"""What a collective must move: bytes an algorithm sends, and the least time that any algorithm needs.
+"""Traffic of a collective: bytes an algorithm sends, and the least time that any algorithm needs.
 
 With n ranks, m of them in each of d scale-up domains, and a size S (module `mpsim.cost.collectives` says of what).
 """
@@ -112,7 +112,7 @@ def _most_inside(cluster: Cluster, members: int) -> float:
 
 
 def _leaving(kind: str, s: Floats, group: GroupShape) -> Floats:
-    """What the smallest domain must send or receive over all its NIC shares [B]."""
+    """Bytes that the smallest domain must send or receive over all its NIC shares [B]."""
     n, m, d = group.ranks, group.per_domain, group.domains
     if kind in _TWO_WAY:
         return s * 2.0 * (d - 1) / d if n == m * d else s

@@ -1,4 +1,4 @@
-"""What a software stack does in a step, area by area: the groups of fields of a `Framework`.
+"""Behaviour of a software stack in a step, area by area: the groups of fields of a `Framework`.
 
 Field names are unique across the groups, so that presets and scenarios write them flat. A field with a default describes a habit
 that most stacks do not have; a preset states every other field.
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class TensorOverlap(enum.StrEnum):
-    """What runs beside the collectives of tensor parallelism."""
+    """Products that overlap with the collectives of tensor parallelism."""
 
     NONE = "none"  # every collective blocks the compute stream
     WEIGHT_GRADIENT = (
@@ -99,7 +99,7 @@ class ExpertDispatch(enum.StrEnum):
 
 
 class ExpertOverlap(enum.StrEnum):
-    """What runs beside dispatch and combine."""
+    """Kernels that overlap with dispatch and combine of experts."""
 
     NONE = "none"
     SHARED_EXPERT = "shared-expert"  # the shared expert's MLP
@@ -322,7 +322,7 @@ class OptimizerBehaviour:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostBehaviour:
-    """What the host does while the device works.
+    """Work of the host while the device computes: launches, waits, and what they cost.
 
     Parameters
     ----------

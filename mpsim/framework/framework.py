@@ -225,7 +225,7 @@ def from_mapping(data: Mapping[str, Any], *, key: str = "framework") -> Framewor
             values[field] = _convert(field, value, fields[field].kind)
         except (UnitError, ValueError) as error:
             problems.append(Problem(str(error), key=where))
-    missing = sorted(name for name, one in fields.items() if one.required and name not in data)
+    missing = sorted(name for name, field in fields.items() if field.required and name not in data)
     problems += [
         Problem("missing; the preset must state it", key=f"{key}.{name}") for name in missing
     ]
@@ -268,8 +268,8 @@ def _fields() -> Mapping[str, _Field]:
     for group, kind in _GROUPS.items():
         hints = typing.get_type_hints(kind)
         fields |= {
-            one.name: _Field(group, hints[one.name], one.default is dataclasses.MISSING)
-            for one in dataclasses.fields(kind)
+            field.name: _Field(group, hints[field.name], field.default is dataclasses.MISSING)
+            for field in dataclasses.fields(kind)
         }
     return types.MappingProxyType(fields)
 
@@ -297,15 +297,15 @@ def _convert(field: str, value: object, kind: Any) -> object:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
         raise ValueError(f"got {value!r}; needed a list of texts")
     return tuple(value)
 
 
 def _scalars(value: object) -> dict[str, object]:
     good = isinstance(value, Mapping) and all(
-        isinstance(key, str) and isinstance(one, str | bool | int | float)
-        for key, one in value.items()
+        isinstance(key, str) and isinstance(entry, str | bool | int | float)
+        for key, entry in value.items()
     )
     if not good:
         raise ValueError(f"got {value!r}; needed dotted keys of a scenario and their values")

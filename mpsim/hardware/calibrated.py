@@ -1,4 +1,4 @@
-"""What was measured on a machine: fitted constants, curves and habits of its software, as plain values.
+"""Calibration of a machine: fitted constants, measured curves and habits of its software, as plain values.
 
 The hardware layer only carries them: `mpsim.cost` reads the constants and curves in place of its own, a scenario the habits.
 """
@@ -96,10 +96,10 @@ class Calibration:
 
     def value(self, name: str) -> float | None:
         """The constant called `name`; None where it was not fitted."""
-        found = self.constants.get(name)
-        return None if found is None else found.value
+        constant = self.constants.get(name)
+        return None if constant is None else constant.value
 
     def kernel_curve(self, kind: str, phase: str) -> MeasuredCurve | None:
         """The curve of a kind of kernel in a phase; that of its forward phase where only that was measured."""
-        curves = {(one.kind, one.phase): one for one in self.kernels}
+        curves = {(curve.kind, curve.phase): curve for curve in self.kernels}
         return curves.get((kind, phase), curves.get((kind, "forward")))

@@ -36,7 +36,7 @@ class Cluster:
     nodes : int
         At least 1.
     max_nodes : int or None
-        Where it cannot grow further (a pod, a machine that exists once).
+        Most nodes it can have (a pod, a machine that exists once).
     calibration : Calibration or None
         Constants and curves of its collectives, where they were measured on it.
     placement : Placement or tuple of int
@@ -69,7 +69,7 @@ class Cluster:
 
     @property
     def accelerators(self) -> int:
-        """How many there are."""
+        """Number of accelerators."""
         return self.nodes * self.node.accelerators
 
     @property
@@ -134,7 +134,7 @@ class Cluster:
         return next((tier for tier in self.tiers if tier.nodes >= span), None) if span > 1 else None
 
     def node_bandwidth(self, span: int) -> float:
-        """What each of `span` neighbouring nodes can send at once to nodes far away in the span.
+        """Bandwidth with which each of `span` neighbouring nodes can send at once to nodes far away in the span.
 
         Parameters
         ----------

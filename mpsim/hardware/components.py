@@ -1,4 +1,4 @@
-"""What a cluster is made of: Accelerator, Link, Node.
+"""Components of a cluster: Accelerator, Link, Node.
 
 All bandwidths are per direction. A bidirectional (marketing) figure is halved where it enters the catalog.
 """

@@ -112,13 +112,13 @@ class Fabric:
         return self.shape
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(one) and one >= 1 for one in self.above):
+        if not all(math.isfinite(number) and number >= 1 for number in self.above):
             raise HardwareError(
                 f"fabric: oversubscription above the leaves is {self.above}, needed 1 or more each"
             )
-        if self.planes < 1 or not all(one >= 1 for one in self.shape):
+        if self.planes < 1 or not all(number >= 1 for number in self.shape):
             raise HardwareError("fabric: planes and lengths of axes have to be 1 or more")
-        if not all(one > 0 for one in self.widths):
+        if not all(number > 0 for number in self.widths):
             raise HardwareError(f"fabric: widths are {self.widths}, needed more than 0 each")
         if self.widths and len(self.widths) != (len(self.shape) or self.axes):
             raise HardwareError(
@@ -219,12 +219,12 @@ def tiers_of(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> tupl
     each = dataclasses.replace(fabric, radix=fabric.radix * planes)
     return tuple(
         dataclasses.replace(
-            one,
-            switches=one.switches * planes,
-            up_bandwidth=one.up_bandwidth * planes,
-            cables=one.cables * planes,
+            tier,
+            switches=tier.switches * planes,
+            up_bandwidth=tier.up_bandwidth * planes,
+            cables=tier.cables * planes,
         )
-        for one in _plane(each, nodes=nodes, nics=nics, bandwidth=bandwidth / planes)
+        for tier in _plane(each, nodes=nodes, nics=nics, bandwidth=bandwidth / planes)
     )
 
 

@@ -54,11 +54,11 @@ def cluster_graph(cluster: Cluster, *, scale_up: bool = True) -> nx.DiGraph:
     if scale_up and cluster.domain_size > cluster.node.accelerators:
         edges = itertools.chain(edges, _scale_up(cluster))
     for here, there, capacity, network, tier in edges:
-        for one, other in ((here, there), (there, here)):
-            if graph.has_edge(one, other):
-                graph[one][other]["capacity"] += capacity
+        for start, end in ((here, there), (there, here)):
+            if graph.has_edge(start, end):
+                graph[start][end]["capacity"] += capacity
             else:
-                graph.add_edge(one, other, capacity=capacity, network=network, tier=tier)
+                graph.add_edge(start, end, capacity=capacity, network=network, tier=tier)
     return graph
 
 

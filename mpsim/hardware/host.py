@@ -68,7 +68,7 @@ def host_of(cluster: Cluster) -> Host:
     """
     name = cluster.accelerator.name
     hosts = _hosts()
-    return next((one for one, served in hosts.values() if name in served), hosts[_GENERIC][0])
+    return next((host for host, served in hosts.values() if name in served), hosts[_GENERIC][0])
 
 
 def host_names() -> tuple[str, ...]:

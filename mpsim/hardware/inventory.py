@@ -40,7 +40,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """What joins the nodes of a cluster.
+    """Switches, cables and cut of the fabric that joins the nodes of a cluster.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def inventory_of(cluster: Cluster) -> Inventory:
         )
         for tier in cluster.tiers
     )
-    switches, cables = sum(one.switches for one in rows), sum(one.cables for one in rows)
+    switches, cables = sum(row.switches for row in rows), sum(row.cables for row in rows)
     if cluster.fabric.kind is FabricKind.GRAPH:
         switches, cables = _drawn(cluster)
     if cluster.fabric.kind is FabricKind.TORUS:
@@ -145,7 +145,7 @@ def inventory_of(cluster: Cluster) -> Inventory:
 
 
 def _drawn(cluster: Cluster) -> tuple[int, int]:
-    ends = {name for one, other, _ in cluster.fabric.links for name in (one, other)}
+    ends = {name for start, end, _ in cluster.fabric.links for name in (start, end)}
     nodes = {f"node {node}" for node in range(cluster.nodes)}
     return len(ends - nodes), len(cluster.fabric.links)
 
@@ -166,7 +166,7 @@ def _bisection(cluster: Cluster) -> float:
         return _cut(cluster)
     if cluster.fabric.kind is FabricKind.TORUS:
         return _torus_bisection(cluster)
-    thinned = [one.oversubscription for one in cluster.tiers if one.units > 1]
+    thinned = [tier.oversubscription for tier in cluster.tiers if tier.units > 1]
     return nodes // _HALF * node.nic_bandwidth / (thinned[-1] if thinned else 1.0)
 
 

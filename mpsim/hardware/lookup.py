@@ -336,23 +336,23 @@ def _scale_up(given: str | Link | None, chip: Accelerator) -> Link:
     if given is None and chip.scale_up is None:
         raise HardwareError(f"{chip.name} has no usual scale-up link; say which (scale_up)")
     chosen = chip.scale_up if given is None else given
-    found = link(chosen) if isinstance(chosen, str) else chosen
-    assert found is not None
-    if found.shape is LinkShape.NETWORK:
-        raise HardwareError(f"{found.name} is a NIC, not a scale-up link; give it as nic")
-    return found
+    joined = link(chosen) if isinstance(chosen, str) else chosen
+    assert joined is not None
+    if joined.shape is LinkShape.NETWORK:
+        raise HardwareError(f"{joined.name} is a NIC, not a scale-up link; give it as nic")
+    return joined
 
 
 def _nic(given: str | float | Link) -> Link:
     if isinstance(given, Link):
-        found = given
+        nic = given
     elif isinstance(given, str):
-        found = link(given)
+        nic = link(given)
     else:
-        found = _nic_of_bandwidth(float(given))
-    if found.shape is not LinkShape.NETWORK:
-        raise HardwareError(f"{found.name} is a {found.shape} link, not a NIC; give it as scale_up")
-    return found
+        nic = _nic_of_bandwidth(float(given))
+    if nic.shape is not LinkShape.NETWORK:
+        raise HardwareError(f"{nic.name} is a {nic.shape} link, not a NIC; give it as scale_up")
+    return nic
 
 
 def _nic_of_bandwidth(bandwidth: float) -> Link:

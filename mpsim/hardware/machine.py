@@ -93,7 +93,7 @@ def machine_of(data: Mapping[str, Any], document: Document | None = None) -> Clu
     origin = document or Document(data, {}, "cluster.machine")
     problems = [*origin.problems, *_problems(data)]
     if problems:
-        raise HardwareError("\n".join(str(origin.locate(one)) for one in problems))
+        raise HardwareError("\n".join(str(origin.locate(problem)) for problem in problems))
     try:
         return _cluster(data)
     except HardwareError as error:
@@ -123,12 +123,12 @@ def _cluster(data: Mapping[str, Any]) -> Cluster:
 def _calibration(data: Mapping[str, Any]) -> Calibration:
     constants = {
         str(name): Fitted(
-            float(one["value"]),
-            float(one.get("low", one["value"])),
-            float(one.get("high", one["value"])),
-            str(one["unit"]),
+            float(constant["value"]),
+            float(constant.get("low", constant["value"])),
+            float(constant.get("high", constant["value"])),
+            str(constant["unit"]),
         )
-        for name, one in data.get("constants", {}).items()
+        for name, constant in data.get("constants", {}).items()
     }
     return Calibration(
         name=str(data["machine"]),
@@ -143,14 +143,14 @@ def _calibration(data: Mapping[str, Any]) -> Calibration:
     )
 
 
-def _curve(one: Mapping[str, Any]) -> MeasuredCurve:
+def _curve(curve: Mapping[str, Any]) -> MeasuredCurve:
     return MeasuredCurve(
-        kind=str(one["kind"]),
-        phase=str(one.get("phase", "")),
-        ranks=int(one.get("ranks", 0)),
-        domains=int(one.get("domains", 1)),
-        sizes=tuple(map(float, one["bytes"])),
-        times=tuple(map(float, one["seconds"])),
+        kind=str(curve["kind"]),
+        phase=str(curve.get("phase", "")),
+        ranks=int(curve.get("ranks", 0)),
+        domains=int(curve.get("domains", 1)),
+        sizes=tuple(map(float, curve["bytes"])),
+        times=tuple(map(float, curve["seconds"])),
     )
 
 
@@ -182,28 +182,28 @@ def _measured_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
         if not isinstance(data.get(key, kind()), kind):
             yield Problem(f"got {data[key]!r}; needed {needed}", key)
             return
-    for name, one in data.get("constants", {}).items():
-        yield from _constant_problems(f"constants.{name}", one)
+    for name, entry in data.get("constants", {}).items():
+        yield from _constant_problems(f"constants.{name}", entry)
     for key in ("kernel_curves", "collective_curves"):
-        for index, one in enumerate(data.get(key, ())):
-            yield from _curve_problems(f"{key}.{index}", one)
+        for index, entry in enumerate(data.get(key, ())):
+            yield from _curve_problems(f"{key}.{index}", entry)
 
 
-def _constant_problems(key: str, one: object) -> Iterator[Problem]:
-    if not isinstance(one, Mapping) or not {"value", "unit"} <= set(one) <= _FITTED:
+def _constant_problems(key: str, constant: object) -> Iterator[Problem]:
+    if not isinstance(constant, Mapping) or not {"value", "unit"} <= set(constant) <= _FITTED:
         yield Problem("needed value and unit, and low and high where they are known", key)
         return
     for figure in ("value", "low", "high"):
-        number = one.get(figure, 1.0)
+        number = constant.get(figure, 1.0)
         if type(number) not in (int, float) or not math.isfinite(number):
             yield Problem(f"{figure} is {number!r}; needed a finite number", key)
 
 
-def _curve_problems(key: str, one: object) -> Iterator[Problem]:
-    if not isinstance(one, Mapping) or not {"kind", "bytes", "seconds"} <= set(one) <= _CURVE:
+def _curve_problems(key: str, curve: object) -> Iterator[Problem]:
+    if not isinstance(curve, Mapping) or not {"kind", "bytes", "seconds"} <= set(curve) <= _CURVE:
         yield Problem("needed kind, bytes and seconds", key)
         return
-    sizes, times = one["bytes"], one["seconds"]
+    sizes, times = curve["bytes"], curve["seconds"]
     plain = all(
         isinstance(values, list)
         and values

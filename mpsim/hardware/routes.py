@@ -57,7 +57,7 @@ class Routes:
         self._route = route
 
     def load(self, source: Ints, target: Ints, weight: Floats) -> Floats:
-        """What each link carries of flows between nodes; what stays in a node takes none [L]."""
+        """Amount that each link carries of flows between nodes; what stays in a node takes none [L]."""
         leaves = source != target
         if not len(self.names) or not leaves.any():
             return np.zeros(len(self.names))
@@ -148,9 +148,9 @@ def _graph_routes(cluster: Cluster) -> Routes:
 
     def shares(source: int, target: int) -> tuple[Ints, Floats]:
         """Links between two nodes and the share of the flow on each."""
-        found = spread(graph, ("node", source), ("node", target))
-        links = np.array([number[edge] for edge in found], dtype=np.int64)
-        return links, np.array(list(found.values()), dtype=np.float64)
+        flow = spread(graph, ("node", source), ("node", target))
+        links = np.array([number[edge] for edge in flow], dtype=np.int64)
+        return links, np.array(list(flow.values()), dtype=np.float64)
 
     def route(source: Ints, target: Ints, weight: Floats) -> Floats:
         load = np.zeros(len(names))
@@ -177,7 +177,7 @@ def _static(
     here = source
     while here != target:
         there = min(
-            (one for one in graph.successors(here) if distance[one] == distance[here] - 1), key=str
+            (hop for hop in graph.successors(here) if distance[hop] == distance[here] - 1), key=str
         )
         ways[here, there] = 1.0
         here = there
@@ -194,8 +194,8 @@ def _evenly(
     for left in range(distance[source], 0, -1):
         following: dict[Vertex, float] = {}
         for here, amount in share.items():
-            next_hops = [one for one in graph.successors(here) if distance.get(one) == left - 1]
-            room = sum(graph[here][one]["capacity"] for one in next_hops)
+            next_hops = [hop for hop in graph.successors(here) if distance.get(hop) == left - 1]
+            room = sum(graph[here][hop]["capacity"] for hop in next_hops)
             for there in next_hops:
                 part = amount * graph[here][there]["capacity"] / room
                 ways[here, there] = ways.get((here, there), 0.0) + part
@@ -208,13 +208,18 @@ def _distances(graph: nx.DiGraph, target: Vertex) -> dict[Vertex, int]:
     """Hops from every vertex to `target`; kept with the graph."""
     known: dict[Vertex, dict[Vertex, int]] = graph.graph.setdefault("distances", {})
     if target not in known:
-        found: dict[Vertex, int] = {target: 0}
+        distance: dict[Vertex, int] = {target: 0}
         ring = [target]
         for hops in itertools.count(1):
-            ring = [one for here in ring for one in graph.predecessors(here) if one not in found]
+            ring = [
+                vertex
+                for here in ring
+                for vertex in graph.predecessors(here)
+                if vertex not in distance
+            ]
             ring = list(dict.fromkeys(ring))
             if not ring:
                 break
-            found.update((one, hops) for one in ring)
-        known[target] = found
+            distance.update((vertex, hops) for vertex in ring)
+        known[target] = distance
     return known[target]

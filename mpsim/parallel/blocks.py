@@ -60,8 +60,8 @@ def block_forward(expansion: Expansion, sharding: Sharding) -> list[Item]:
 
 
 def _forward(operators: Sequence[Operator], sharding: Sharding) -> list[Item]:
-    def plain(one: Operator) -> Iterator[Item]:
-        return forward_items(one, sharding)
+    def plain(operator: Operator) -> Iterator[Item]:
+        return forward_items(operator, sharding)
 
     items: list[Item] = []
     shared = _hidden_shared(operators, sharding)
@@ -97,12 +97,12 @@ def block_backward(
     """
     splits = Phase.INPUT_GRADIENT in phases
     repeats = _Repeats(expansion, sharding, again if splits else ())
-    wanted = [one for one in expansion.backward if one.phase in phases]
+    wanted = [operator for operator in expansion.backward if operator.phase in phases]
     shared = _hidden_shared(wanted, sharding) if splits else []
 
-    def plain(one: Operator) -> Iterator[Item]:
-        yield from repeats.before([one])
-        yield from backward_items(one, sharding, together=len(phases) > 1)
+    def plain(operator: Operator) -> Iterator[Item]:
+        yield from repeats.before([operator])
+        yield from backward_items(operator, sharding, together=len(phases) > 1)
 
     items: list[Item] = []
     for before, run in _with_previous(_runs(wanted, sharding)):
@@ -128,7 +128,7 @@ class _Repeats:
         self._left = list(again)
 
     def before(self, operators: Sequence[Operator]) -> Iterator[Item]:
-        """What has to run before the first of these backward operators."""
+        """Items that have to run before the first of these backward operators."""
         for part in self._due(operators, late=False):
             yield from self._items(part)
 
@@ -137,8 +137,10 @@ class _Repeats:
         for item in items:
             if isinstance(item, Compute):
                 for part in self._due([item.operator], late=True):
-                    for one in part.operators:
-                        yield Compute(shard(one, self._sharding), repeated=True, needs=item.needs)
+                    for operator in part.operators:
+                        yield Compute(
+                            shard(operator, self._sharding), repeated=True, needs=item.needs
+                        )
             yield item
 
     def _due(self, operators: Sequence[Operator], *, late: bool) -> list[Repeat]:
@@ -159,8 +161,8 @@ def _runs(operators: Sequence[Operator], sharding: Sharding) -> list[_Run]:
             return _Part.CORE
         return _Part.EXPERTS if is_of_experts(operator) else _Part.OTHER
 
-    kept = [one for one in operators if not is_fused_away(one, sharding)]
-    return [_Run(which, tuple(run)) for which, run in itertools.groupby(kept, key=part)]
+    present = [operator for operator in operators if not is_fused_away(operator, sharding)]
+    return [_Run(which, tuple(run)) for which, run in itertools.groupby(present, key=part)]
 
 
 def _with_previous(runs: Sequence[_Run]) -> Iterator[tuple[bool, _Run]]:
@@ -175,13 +177,13 @@ def _hidden_shared(operators: Sequence[Operator], sharding: Sharding) -> list[Op
     """Operators of the shared experts, if they run beside dispatch and combine; else none."""
     if not overlaps_shared(sharding) or not any(map(is_of_experts, operators)):
         return []
-    return [one for one in operators if is_shared(one)]
+    return [operator for operator in operators if is_shared(operator)]
 
 
 def _beside(shared: Sequence[Operator], plain: Plain) -> tuple[list[Item], list[Item]]:
     first, second = split_shared(shared)
-    return [item for one in first for item in plain(one)], [
-        item for one in second for item in plain(one)
+    return [item for operator in first for item in plain(operator)], [
+        item for operator in second for item in plain(operator)
     ]
 
 
@@ -189,7 +191,9 @@ def _in_turn(
     run: _Run, plain: Plain, hidden: Sequence[Operator], returned: frozenset[str]
 ) -> Iterator[Item]:
     """The operators of a run but the hidden ones; the first kernel waits for what has `returned` from the experts."""
-    for item in (item for one in run.operators if one not in hidden for item in plain(one)):
+    for item in (
+        item for operator in run.operators if operator not in hidden for item in plain(operator)
+    ):
         if isinstance(item, Compute) and returned:
             yield dataclasses.replace(item, needs=item.needs | returned)
             returned = frozenset()

@@ -43,7 +43,7 @@ def _exchanged(
 ) -> Iterator[Communication | Compute]:
     exchange = sharding.context_exchange
     if sharding.cp == 1:
-        yield from (Compute(shard(one, sharding)) for one in core)
+        yield from (Compute(shard(kernel, sharding)) for kernel in core)
     elif exchange is ContextExchange.ALL_GATHER:
         yield from _gathered(core, sharding, backward=backward)
     elif exchange is ContextExchange.RING:
@@ -57,7 +57,7 @@ def _gathered(
 ) -> Iterator[Communication | Compute]:
     """Gather keys and values before the core (again in backward: only a rank's own are kept); in backward reduce what answers them after it."""
     yield _exchange(core[0], "cp", "all_gather", _key_value_bytes(core[0], sharding), "key-value")
-    yield from (Compute(shard(one, sharding)) for one in core)
+    yield from (Compute(shard(kernel, sharding)) for kernel in core)
     if backward:
         size = _key_value_bytes(core[-1], sharding)
         yield _exchange(core[-1], "cp", "reduce_scatter", size, core[-1].phase.of("key-value"))
@@ -75,12 +75,12 @@ def _ulysses(
     before, after = (result, projected) if backward else (projected, result)
     if inside > 1:
         yield from (_all_to_all(core[0], axis, name, sizes[name]) for name in before)
-    mine = [_heads_for_tokens(one, inside, sharding.tp) for one in core]
+    mine = [_heads_for_tokens(kernel, inside, sharding.tp) for kernel in core]
     across = sharding.cp // inside
     if across > 1:
         yield from _ring(_fused(mine), sharding, "cp-across", across, backward=backward)
     else:
-        yield from (Compute(shard(one, sharding)) for one in mine)
+        yield from (Compute(shard(kernel, sharding)) for kernel in mine)
     if inside > 1:
         yield from (_all_to_all(core[-1], axis, name, sizes[name]) for name in after)
 
@@ -157,18 +157,18 @@ def _fused(core: Sequence[Operator]) -> Operator:
     raise ScenarioError([Problem(message, key="framework.context_exchange")])
 
 
-def _heads_for_tokens(one: Operator, inside: int, tp: int) -> Operator:
+def _heads_for_tokens(kernel: Operator, inside: int, tp: int) -> Operator:
     """The core after the exchange: `inside` times the queries, 1/`inside` of the heads."""
-    if one.kind is OperatorKind.ATTENTION:
-        kv_heads = max(one.kv_heads // inside, tp)  # repeated where there are fewer
+    if kernel.kind is OperatorKind.ATTENTION:
+        kv_heads = max(kernel.kv_heads // inside, tp)  # repeated where there are fewer
         return dataclasses.replace(
-            one, queries=one.queries * inside, heads=one.heads // inside, kv_heads=kv_heads
+            kernel, queries=kernel.queries * inside, heads=kernel.heads // inside, kv_heads=kv_heads
         )
-    if one.kind is OperatorKind.GEMM:
-        rows = one.dimension("q")
-        shape = {"batch": one.batch // inside, rows: getattr(one, rows) * inside}
-        return dataclasses.replace(one, **shape)
-    return one
+    if kernel.kind is OperatorKind.GEMM:
+        rows = kernel.dimension("q")
+        shape = {"batch": kernel.batch // inside, rows: getattr(kernel, rows) * inside}
+        return dataclasses.replace(kernel, **shape)
+    return kernel
 
 
 def _tensor_bytes(core: Sequence[Operator], sharding: Sharding, inside: int) -> dict[str, float]:
@@ -195,10 +195,15 @@ class _Shape:
 
 
 def _shape(core: Sequence[Operator]) -> _Shape:
-    one = core[0]
-    if one.kind is OperatorKind.ATTENTION:
+    first = core[0]
+    if first.kind is OperatorKind.ATTENTION:
         return _Shape(
-            one.sequences, one.queries, one.heads, one.kv_heads, one.head_dim, one.head_dim_v
+            first.sequences,
+            first.queries,
+            first.heads,
+            first.kv_heads,
+            first.head_dim,
+            first.head_dim_v,
         )
     # the product that makes scores, or what answers context, has a batch of sequences x heads
     product = next(kernel for kernel in core if kernel.attends == "qkd")

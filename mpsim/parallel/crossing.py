@@ -76,7 +76,7 @@ def spread(domains: NDArray[np.int64]) -> GroupShape:
 
 
 def load(cluster: Cluster, flows: Flows) -> Floats:
-    """What each link of the fabric carries while every rank sends one byte over the network [B]."""
+    """Bytes that each link of the fabric carries while every rank sends one byte over the network [B]."""
     return routes_of(cluster).load(*flows)
 
 
@@ -120,7 +120,7 @@ def _crossing(cluster: Cluster, groups: Ints) -> Ints:
 
 def _joined(flows: list[Flows]) -> Flows:
     columns = zip(*(flows or [_NOTHING]), strict=True)
-    return Flows(*(np.concatenate(one) for one in columns))
+    return Flows(*(np.concatenate(column) for column in columns))
 
 
 def _ring(cluster: Cluster, members: Ints) -> Flows:

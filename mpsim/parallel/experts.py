@@ -92,7 +92,7 @@ def expert_backward(
     """
     phase = Phase.INPUT_GRADIENT
     ways: tuple[list[Communication], list[Communication]] = ([], [])
-    if any(one.phase is phase for one in operators):
+    if any(operator.phase is phase for operator in operators):
         ways = (
             _there(phase.of("combine"), phase, sharding),
             _back(phase.of("dispatch"), phase, sharding),
@@ -124,7 +124,7 @@ def is_fused_away(operator: Operator, sharding: Sharding) -> bool:
 
 def split_shared(operators: Sequence[Operator]) -> tuple[list[Operator], list[Operator]]:
     """Shared-expert operators before and from the second product: what hides dispatch, and what hides combine."""
-    backward = any(one.phase is not Phase.FORWARD for one in operators)
+    backward = any(operator.phase is not Phase.FORWARD for operator in operators)
     second = Role.UP if backward else Role.DOWN
     places = (i for i, operator in enumerate(operators) if operator.role is second)
     cut = next(places, len(operators))
@@ -174,14 +174,14 @@ def _around(
 ) -> Iterator[Item]:
     """The experts between the way there and the way back, each blocking or hidden behind what runs beside it."""
     there, back = (
-        [dataclasses.replace(one, waits=Waits.TAGGED if hides else Waits.ALL) for one in way]
+        [dataclasses.replace(sent, waits=Waits.TAGGED if hides else Waits.ALL) for sent in way]
         for way, hides in zip(ways, beside, strict=True)
     )
     needs = _tags(there) if beside[0] else frozenset[str]()
     yield from there
     yield from beside[0]
-    for one in _between(operators, sharding, travels=bool(there)):
-        yield Compute(one, needs=needs)
+    for kernel in _between(operators, sharding, travels=bool(there)):
+        yield Compute(kernel, needs=needs)
     yield from back
     yield from beside[1]
 
@@ -189,11 +189,11 @@ def _around(
 def _between(
     operators: Sequence[Operator], sharding: Sharding, *, travels: bool
 ) -> Iterator[Operator]:
-    """What runs between the way there and the way back."""
+    """Kernels between the way there and the way back."""
     if not (travels and _arrives_by_rank(sharding)):
         yield from _kernels(operators, sharding)
         return
-    phase = min(one.phase for one in operators)  # forward, or the first of a backward
+    phase = min(operator.phase for operator in operators)  # forward, or the first of a backward
     yield _regrouping("rows_by_expert", phase, sharding)
     yield from _kernels(operators, sharding)
     yield _regrouping("rows_by_rank", phase, sharding)
@@ -242,7 +242,7 @@ def _there(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
         return _whole_tokens(name, "all_gather", phase, sharding)
     exchanged, gathered = _exchange(name, phase, sharding), _over_etp(name, phase, sharding)
     after = _tags(exchanged)
-    return [*exchanged, *(dataclasses.replace(one, needs=after) for one in gathered)]
+    return [*exchanged, *(dataclasses.replace(gather, needs=after) for gather in gathered)]
 
 
 def _back(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
@@ -251,10 +251,11 @@ def _back(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
         return _whole_tokens(name, "reduce_scatter", phase, sharding)
     exchanged = _exchange(name, phase, sharding)
     summed = [
-        dataclasses.replace(one, kind="reduce_scatter") for one in _over_etp(name, phase, sharding)
+        dataclasses.replace(sent, kind="reduce_scatter")
+        for sent in _over_etp(name, phase, sharding)
     ]
     after = _tags(summed)
-    return [*summed, *(dataclasses.replace(one, needs=after) for one in exchanged)]
+    return [*summed, *(dataclasses.replace(sent, needs=after) for sent in exchanged)]
 
 
 def _exchange(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
@@ -267,7 +268,7 @@ def _exchange(name: str, phase: Phase, sharding: Sharding) -> list[Communication
 
 
 def _over_etp(name: str, phase: Phase, sharding: Sharding) -> list[Communication]:
-    """What the ranks that share experts' features receive together, gathered (or summed) among them."""
+    """Gather (or sum) of the tokens that the ranks sharing experts' features received together."""
     if sharding.etp == 1:
         return []
     routing = _routing(sharding)
@@ -291,4 +292,4 @@ def _tagged(name: str, axis: str, kind: str, size: float, phase: Phase) -> Commu
 
 
 def _tags(ways: Sequence[Communication]) -> frozenset[str]:
-    return frozenset(one.tag for one in ways)
+    return frozenset(sent.tag for sent in ways)

@@ -59,7 +59,7 @@ def fused_blocks(forward: Sequence[Item], backward: Sequence[Item]) -> list[Item
 
 
 def _cut(items: Sequence[Item]) -> _Cut | None:
-    travels = [i for i, one in enumerate(items) if _travels(one)]
+    travels = [i for i, item in enumerate(items) if _travels(item)]
     if not travels:
         return None
     start, end = travels[0], travels[-1] + 1
@@ -80,16 +80,16 @@ def _travels(item: Item) -> bool:
 
 def _tagged(items: Sequence[Item]) -> list[Communication]:
     return [
-        dataclasses.replace(one, waits=Waits.TAGGED)
-        for one in items
-        if isinstance(one, Communication)
+        dataclasses.replace(item, waits=Waits.TAGGED)
+        for item in items
+        if isinstance(item, Communication)
     ]
 
 
 def _needing(items: Sequence[Item], ways: Sequence[Communication]) -> list[Item]:
     """All kernels wait for the tokens they are given; the first does for all."""
-    tags = frozenset(one.tag for one in ways)
+    tags = frozenset(item.tag for item in ways)
     return [
-        dataclasses.replace(one, needs=one.needs | tags) if isinstance(one, Compute) else one
-        for one in items
+        dataclasses.replace(item, needs=item.needs | tags) if isinstance(item, Compute) else item
+        for item in items
     ]

@@ -52,6 +52,6 @@ def expected_maximum(count: int) -> float:
     """Expected largest of `count` independent standard normal numbers: ``integral of x n phi(x) Phi(x)^(n-1)``."""
     x = np.linspace(-_REACH, _REACH, _POINTS)
     density = np.exp(-(x**2) / 2.0) / math.sqrt(2.0 * math.pi)
-    below = np.array([0.5 * math.erfc(-one / math.sqrt(2.0)) for one in x.tolist()])
+    below = np.array([0.5 * math.erfc(-bound / math.sqrt(2.0)) for bound in x.tolist()])
     step = x[1] - x[0]
     return float((x * count * density * below ** (count - 1)).sum() * step)

@@ -1,4 +1,4 @@
-"""What a block of one rank consists of: kernels, collectives between them, and waits of the host."""
+"""Items of a block on one rank: kernels, collectives between them, and waits of the host."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Mesh:
         """
         degree = {"etp": self.expert_tp, "ep": self.ep, "edp": self.edp}
         slowest_first = [_OF_EXPERTS[axis] for axis in reversed(self.order) if axis in _OF_EXPERTS]
-        grid = np.sort(self.ranks[stage].ravel()).reshape([degree[one] for one in slowest_first])
+        grid = np.sort(self.ranks[stage].ravel()).reshape([degree[axis] for axis in slowest_first])
         inside = [slowest_first.index(axis) for axis in slowest_first if axis in axes]
         moved: NDArray[np.int64] = np.moveaxis(
             grid, inside, range(grid.ndim - len(inside), grid.ndim)

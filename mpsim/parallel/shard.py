@@ -113,7 +113,7 @@ class Sharding:
     norm_reductions: int = 0
 
     def divisor(self, split: Split) -> int:
-        """By how much the ranks of a layer divide what has this split.
+        """Number of ranks of a layer that share what has this split.
 
         Notes
         -----
@@ -147,23 +147,23 @@ def shard(operator: Operator, sharding: Sharding) -> Operator:
     """
     t = sharding.divisor(operator.split)
     saved = sharding.divisor(operator.saved_split)
-    kept = dataclasses.replace(
+    mine = dataclasses.replace(
         operator,
         flops=operator.flops / t,
         saved=operator.saved / saved,
         saved_for_weight=operator.saved_for_weight / saved,
     )
     if operator.kind is OperatorKind.GROUPED_GEMM:
-        return _shard_experts(kept, sharding)
+        return _shard_experts(mine, sharding)
     if operator.kind is OperatorKind.GEMM and operator.sharded_dim:
-        return resized(kept, operator.sharded_dim, t)
+        return resized(mine, operator.sharded_dim, t)
     if operator.split is Split.EXPERT:
-        return dataclasses.replace(kept, bytes=operator.bytes / t * _load(sharding))
+        return dataclasses.replace(mine, bytes=operator.bytes / t * _load(sharding))
     if operator.kind is OperatorKind.ATTENTION:
-        kept = dataclasses.replace(
-            kept, heads=operator.heads // t, kv_heads=max(operator.kv_heads // t, 1)
+        mine = dataclasses.replace(
+            mine, heads=operator.heads // t, kv_heads=max(operator.kv_heads // t, 1)
         )
-    return dataclasses.replace(kept, bytes=operator.bytes / t)
+    return dataclasses.replace(mine, bytes=operator.bytes / t)
 
 
 def resized(operator: Operator, dim: str, parts: int) -> Operator:

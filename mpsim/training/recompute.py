@@ -22,7 +22,7 @@ Place = tuple[Module, Role]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recompute:
-    """What runs again in the backward pass instead of being kept.
+    """Recomputation of activations: which kernels run again in the backward pass so that what they made need not be kept.
 
     Parameters
     ----------
@@ -54,18 +54,18 @@ class Recompute:
         if self.granularity != FULL:
             return ()
         if self.method == "block":
-            return tuple(range(one, one + 1) for one in range(min(self.layers, layers)))
+            return tuple(range(layer, layer + 1) for layer in range(min(self.layers, layers)))
         starts = range(0, layers, self.layers)
         return tuple(range(first, min(first + self.layers, layers)) for first in starts)
 
     def of_layer(self, layer: int, layers: int) -> Recompute:
-        """What one layer of a stage runs again before its own gradients: itself, parts of it, or nothing.
+        """Recomputation of one layer of a stage before its own gradients: of all of it, of parts, or of nothing.
 
         Where chunks have several layers they run again together, before the gradients of the last.
         """
         if self.granularity != FULL:
             return self
-        whole = any(layer in one for one in self.chunks(layers))
+        whole = any(layer in chunk for chunk in self.chunks(layers))
         return self._with(FULL) if whole else NOTHING
 
     def at(self, granularity: str) -> Recompute:
@@ -81,7 +81,7 @@ NOTHING: Final = Recompute()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rerun:
-    """What recomputation does to one layer.
+    """Effect of recomputation on one layer: kernels that run again, and bytes that are kept.
 
     Parameters
     ----------
@@ -135,9 +135,9 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
     parts: list[Repeat] = []
     kept: dict[Place, Bytes] = {}
     for module in recompute.modules:
-        for part, more in MODULES[module](expansion):
+        for part, drops in MODULES[module](expansion):
             parts.append(part)
-            kept.update(_less(kept, more))
+            kept.update(_less(kept, drops))
     return Rerun(tuple(_distinct(parts)), kept)
 
 
@@ -152,9 +152,13 @@ def _until_read(operators: tuple[Operator, ...], *, prunes: bool) -> tuple[Opera
     A product whose input is cast first runs unless the pass `prunes`: its kernel and its casts are one function, which keeps them when it
     is done.
     """
-    end = max(i for i, one in enumerate(operators) if one.saved + one.saved_for_weight)
+    end = max(
+        i for i, operator in enumerate(operators) if operator.saved + operator.saved_for_weight
+    )
     last = operators[end]
-    plain = prunes or not any(one.is_cast and one.place == last.place for one in operators)
+    plain = prunes or not any(
+        operator.is_cast and operator.place == last.place for operator in operators
+    )
     return operators[: end if last.flops and plain and last.n else end + 1]
 
 
@@ -170,15 +174,15 @@ def _less(known: Mapping[Place, Bytes], more: Mapping[Place, Bytes]) -> dict[Pla
 
 def _distinct(parts: list[Repeat]) -> Iterator[Repeat]:
     """Leave out what another part runs again anyway."""
-    sets = [_places(one.operators) for one in parts]
-    for place, one in enumerate(parts):
+    sets = [_places(part.operators) for part in parts]
+    for place, part in enumerate(parts):
         inside = (
             sets[place] < other or (sets[place] == other and at < place)
             for at, other in enumerate(sets)
             if at != place
         )
         if not any(inside):
-            yield one
+            yield part
 
 
 # --- modules ---------------------------------------------------------------------------------------------------------------------
@@ -195,13 +199,13 @@ _RESIDUAL: Final = frozenset({Role.BIAS_DROPOUT_ADD, Role.RESIDUAL_ADD, Role.POS
 
 def _core_attention(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
     for module in (Module.CROSS_ATTENTION, Module.ATTENTION):
-        core = [one for one in _inside(expansion, module) if one.in_attention_core]
+        core = [operator for operator in _inside(expansion, module) if operator.in_attention_core]
         if core:
             yield _checkpoint(core)
 
 
 def _plain_mlp(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
-    inside = [one for one in _inside(expansion, Module.MLP) if one.role in _MLP]
+    inside = [operator for operator in _inside(expansion, Module.MLP) if operator.role in _MLP]
     if inside and not _routes(expansion):
         yield _checkpoint(inside)
 
@@ -213,28 +217,30 @@ def _experts(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]
 
 def _shared_experts(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
     shared = _inside(expansion, Module.SHARED_EXPERTS)
-    if inside := [one for one in shared if one.role is not Role.EXPERT_SUM]:
+    if inside := [operator for operator in shared if operator.role is not Role.EXPERT_SUM]:
         yield _checkpoint(inside)
 
 
 def _expert_activation(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
     experts = _inside(expansion, Module.EXPERTS)
-    inside = [one for one in experts if one.role in _MLP - {Role.UP, Role.DOWN}]
+    inside = [operator for operator in experts if operator.role in _MLP - {Role.UP, Role.DOWN}]
     if not inside:
         return
-    (down,) = (one for one in experts if one.role is Role.DOWN and not one.is_cast)
-    casts = (one for one in experts if one.role is Role.DOWN and one.is_cast)
-    kept = {one.place: (0.0, 0.0) for one in inside} | {down.place: (down.saved, 0.0)}
+    (down,) = (
+        operator for operator in experts if operator.role is Role.DOWN and not operator.is_cast
+    )
+    casts = (operator for operator in experts if operator.role is Role.DOWN and operator.is_cast)
+    kept = {operator.place: (0.0, 0.0) for operator in inside} | {down.place: (down.saved, 0.0)}
     yield Repeat((*inside, *casts), frozenset({down.place}), late=True), kept
 
 
 def _layer_norms(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
-    latent = any(one.role is Role.KEY_VALUE_DOWN for one in expansion.forward)
+    latent = any(operator.role is Role.KEY_VALUE_DOWN for operator in expansion.forward)
     routes = _routes(expansion)
     for module, stands_alone in ((Module.ATTENTION, latent), (Module.MLP, routes)):
         if not stands_alone:
             continue
-        places = [one.place for one in expansion.forward]
+        places = [operator.place for operator in expansion.forward]
         at = places.index((module, Role.NORM))
         norm, behind = expansion.forward[at], expansion.forward[at + 1 :]
         half = _places(behind[: _end_of_half(behind)])
@@ -242,14 +248,14 @@ def _layer_norms(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Byt
 
 
 def _latent_projections(expansion: Expansion) -> Iterator[tuple[Repeat, dict[Place, Bytes]]]:
-    inside = [one for one in expansion.forward if one.role in _LATENT]
-    if not any(one.role is Role.KEY_VALUE_UP for one in inside):
+    inside = [operator for operator in expansion.forward if operator.role in _LATENT]
+    if not any(operator.role is Role.KEY_VALUE_UP for operator in inside):
         return
-    core = _places(one for one in expansion.forward if one.in_attention_core)
+    core = _places(operator for operator in expansion.forward if operator.in_attention_core)
     kept = {
-        one.place: (one.saved if one.kind is OperatorKind.NORM else 0.0, 0.0)
-        for one in inside
-        if not one.is_cast
+        operator.place: (operator.saved if operator.kind is OperatorKind.NORM else 0.0, 0.0)
+        for operator in inside
+        if not operator.is_cast
     }
     yield Repeat(tuple(inside), core), kept
 
@@ -267,24 +273,26 @@ MODULES: Final[Mapping[str, Rule]] = {
 
 
 def _checkpoint(inside: Collection[Operator]) -> tuple[Repeat, dict[Place, Bytes]]:
-    return Repeat(tuple(inside), _places(inside)), {one.place: (0.0, 0.0) for one in inside}
+    return Repeat(tuple(inside), _places(inside)), {
+        operator.place: (0.0, 0.0) for operator in inside
+    }
 
 
 def _inside(expansion: Expansion, *modules: Module) -> list[Operator]:
-    return [one for one in expansion.forward if one.module in modules]
+    return [operator for operator in expansion.forward if operator.module in modules]
 
 
 def _routes(expansion: Expansion) -> bool:
-    return any(one.split is Split.EXPERT for one in expansion.forward)
+    return any(operator.split is Split.EXPERT for operator in expansion.forward)
 
 
 def _places(operators: Iterable[Operator]) -> frozenset[Place]:
-    return frozenset(one.place for one in operators)
+    return frozenset(operator.place for operator in operators)
 
 
 def _end_of_half(operators: Collection[Operator]) -> int:
     """Where the residual addition of a half layer begins."""
-    places = [i for i, one in enumerate(operators) if one.role in _RESIDUAL]
+    places = [i for i, operator in enumerate(operators) if operator.role in _RESIDUAL]
     return places[0] if places else len(operators)
 
 
@@ -299,18 +307,18 @@ _SECOND_NORM: Final = (Module.MLP, Role.NORM)
 
 
 def _per_op(expansion: Expansion, *, divided: bool) -> Rerun:
-    by_place = {one.place: one for one in expansion.forward if not one.is_cast}
+    by_place = {operator.place: operator for operator in expansion.forward if not operator.is_cast}
     again: list[Operator] = []
     features = _kept_features(by_place)
     output = by_place[_OUTPUT]
-    for one in expansion.forward[: _last_needed(expansion.forward)]:
-        left = _left(one, by_place, features)
-        if one is output:  # its sum was kept
-            again.append(dataclasses.replace(one, split=Split.TENSOR))
+    for operator in expansion.forward[: _last_needed(expansion.forward)]:
+        left = _left(operator, by_place, features)
+        if operator is output:  # its sum was kept
+            again.append(dataclasses.replace(operator, split=Split.TENSOR))
         elif left:
             again.append(left)
     feature = output.saved_for_weight / output.k  # a tensor of one feature
-    kept = {one.place: (0.0, 0.0) for one in again if not one.is_cast}
+    kept = {operator.place: (0.0, 0.0) for operator in again if not operator.is_cast}
     kept |= {place: (count * feature, 0.0) for place, count in features.items()}
     # in eager mode nobody drops the last product, which is odd but never read
     eager = any(role is Role.GATE_TIMES_UP for _, role in by_place)
@@ -325,19 +333,19 @@ def _per_op(expansion: Expansion, *, divided: bool) -> Rerun:
 
 
 def _left(
-    one: Operator, by_place: Mapping[Place, Operator], features: Mapping[Place, int]
+    operator: Operator, by_place: Mapping[Place, Operator], features: Mapping[Place, int]
 ) -> Operator | None:
     """The part of an operator that runs again: not attention, and of a projection the features that were not kept."""
-    if one.in_attention_core:
+    if operator.in_attention_core:
         return None
-    if one.place not in features:
-        return one
-    whole = by_place[one.place]
+    if operator.place not in features:
+        return operator
+    whole = by_place[operator.place]
     left = whole.n - features[whole.place]
-    if not left or left == whole.n or one is not whole:
-        return one if left else None
-    part = reshaped(one, {"n": left})
-    return dataclasses.replace(part, flops=one.flops * left / one.n, weights=1)
+    if not left or left == whole.n or operator is not whole:
+        return operator if left else None
+    part = reshaped(operator, {"n": left})
+    return dataclasses.replace(part, flops=operator.flops * left / operator.n, weights=1)
 
 
 def _kept_features(by_place: Mapping[Place, Operator]) -> dict[Place, int]:
@@ -363,4 +371,4 @@ def _kept_features(by_place: Mapping[Place, Operator]) -> dict[Place, int]:
 
 def _last_needed(operators: Collection[Operator]) -> int:
     """Where what no gradient of the layer reads begins: the second product of the MLP, or its cast."""
-    return next(i for i, one in enumerate(operators) if one.place == _DOWN)
+    return next(i for i, operator in enumerate(operators) if operator.place == _DOWN)

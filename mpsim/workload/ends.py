@@ -1,4 +1,4 @@
-"""What stands before the first layer and after the last: embedding, and output head with its loss."""
+"""The ends of a model: embedding before the first layer, output head with its loss after the last."""
 
 from __future__ import annotations
 

@@ -53,10 +53,10 @@ def model_names() -> tuple[str, ...]:
 def _catalog() -> Mapping[str, Transformer]:
     models: dict[str, Transformer] = {}
     for family, data in load_catalog("mpsim.workload.catalog"):
-        for name, one in _read_family(family, data).items():
+        for name, published in _read_family(family, data).items():
             if name in models:
                 raise WorkloadError(f"catalog/{family}.yaml: model {name!r} is defined twice")
-            models[name] = one
+            models[name] = published
     return MappingProxyType(models)
 
 
@@ -90,7 +90,7 @@ def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
     parts = {key: _part(key, fields[key]) for key in _PARTS if fields.get(key) is not None}
     mistakes = _misfits(Transformer, fields, "", given={"name"})
     if mistakes:
-        raise WorkloadError("\n".join(f"model {name!r}: {one}" for one in mistakes))
+        raise WorkloadError("\n".join(f"model {name!r}: {mistake}" for mistake in mistakes))
     return Transformer(**cast(dict[str, Any], {**fields, **parts, "name": name}))
 
 
@@ -110,12 +110,12 @@ def _misfits(
     kind: type[Any], fields: Mapping[str, object], prefix: str, *, given: Collection[str] = ()
 ) -> list[str]:
     """Say which fields `kind` does not have, and which it has to have."""
-    known = {one.name: one for one in dataclasses.fields(kind)}
+    known = {field.name: field for field in dataclasses.fields(kind)}
     mistakes = [
         f"no field {prefix + key!r}; {nearest(key, known)}" for key in fields if key not in known
     ]
     return mistakes + [
         f"{prefix}{key} is missing"
-        for key, one in known.items()
-        if one.default is dataclasses.MISSING and key not in fields and key not in given
+        for key, field in known.items()
+        if field.default is dataclasses.MISSING and key not in fields and key not in given
     ]

@@ -51,7 +51,7 @@ class Module(enum.StrEnum):
 
 
 class Role(enum.StrEnum):
-    """What an operator is for in its module."""
+    """Purpose of an operator in its module."""
 
     # before the first layer
     EMBEDDING = "embedding"
@@ -139,7 +139,7 @@ class Phase(enum.StrEnum):
 
 
 class Split(enum.StrEnum):
-    """What tensor parallelism of degree t does to the operator."""
+    """How tensor parallelism of degree t divides an operator."""
 
     COLUMN = "column"  # GEMM with sharded output features: input replicated (or gathered), n / t
     ROW = "row"  # GEMM with sharded input features: k / t, output to be reduced

@@ -16,7 +16,7 @@ __all__ = ["Part"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """What an expansion is about; its methods build the kernels.
+    """Model, lowering and tokens of one expansion, with methods that build its kernels.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ POSITIONS = ("learned", "rotary", "relative", "alibi", "none")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
-    """What sets a layer apart from the other layers of its model.
+    """A kind of layer: experts, mask, window, and whether it attends to an encoder.
 
     Parameters
     ----------
@@ -140,7 +140,9 @@ class Transformer:
         if not mistakes:
             mistakes = [*_check_stacks(self)]
         if mistakes:
-            raise WorkloadError("\n".join(f"model {self.name!r}: {one}" for one in mistakes))
+            raise WorkloadError(
+                "\n".join(f"model {self.name!r}: {mistake}" for mistake in mistakes)
+            )
 
     def describe(self) -> Description:
         """Every figure with its source."""
@@ -450,8 +452,10 @@ def _mlp(model: Transformer) -> Count:
 def _experts(model: Transformer, moe: Experts) -> Count:
     inner, shared = moe.ffn_hidden, moe.shared_features
     fc1 = inner * (2 if model.gated_experts else 1)
-    one = model.hidden * (fc1 + inner) + ((fc1 + model.hidden) if model.bias else 0)
+    expert = model.hidden * (fc1 + inner) + ((fc1 + model.hidden) if model.bias else 0)
     router = (model.hidden + (1 if model.bias else 0)) * moe.experts
     shared_fc1 = shared * (2 if model.gated_mlp else 1)
     both = model.hidden * (shared_fc1 + shared) + (shared_fc1 if model.bias else 0)
-    return Count(both, router + (model.hidden if model.bias and shared else 0), moe.experts * one)
+    return Count(
+        both, router + (model.hidden if model.bias and shared else 0), moe.experts * expert
+    )

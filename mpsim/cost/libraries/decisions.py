@@ -76,7 +76,7 @@ class DecisionTable:
         )
 
     def algorithm(self, kind: str, size: float, ranks: int) -> str:
-        """What runs for S bytes."""
+        """Algorithm that runs for S bytes."""
         return next(name for below, name in self.regimes(kind, ranks) if size < below)
 
 

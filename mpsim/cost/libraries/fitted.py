@@ -124,7 +124,7 @@ class FittedLibrary:
         return "NVLS" if summed else "Ring", "Simple"
 
     def reach(self, kind: str, group: GroupShape) -> str:
-        """What of the group or collective nobody measured; nothing where the fit has it."""
+        """Words for what of the group or collective nobody measured; empty where the fit has it."""
         if kind == "send_recv" or "ranks" not in self.inside.words:
             return ""
         if not group.crosses:
@@ -211,7 +211,7 @@ class FittedLibrary:
         return ring_passes(kind, group.ranks) * size / bus
 
     def _nic_rate(self, kind: str, group: GroupShape, span: int) -> float:
-        """What one NIC share carries of a collective: its efficiency, less congestion that grows with the domains."""
+        """Rate at which one NIC share carries a collective: its efficiency, less congestion that grows with the domains."""
         efficiency = self._use(self.network, "nic_fraction")
         if "measured" not in self.network.words:
             efficiency = min(self.cluster.node.nic.efficiency, efficiency)
@@ -252,7 +252,7 @@ class NcclLibrary(FittedLibrary):
         return self.cluster.node.scale_up.shape is not LinkShape.HOST
 
     def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
-        """As NCCL names them (``Ring``, ``LL``); ``P2P`` for what it does not tune."""
+        """Algorithm and protocol in NCCL's words (``Ring``, ``LL``); ``P2P`` for what it does not tune."""
         return chosen(self.cluster, kind, size, group)
 
 

@@ -1,4 +1,4 @@
-"""What a communication library is to the cost model, and which one runs where."""
+"""Communication libraries as the cost model sees them, and which one runs where."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Library(Protocol):
 
     @property
     def name(self) -> str:
-        """As `library_names` lists it."""
+        """Name of the library, one of `library_names`."""
 
     @property
     def forwards(self) -> bool:

@@ -22,7 +22,7 @@ _RING, _LINE = (
 
 
 class TorusLibrary(FittedLibrary):
-    """What XLA's collectives do on a torus.
+    """XLA's collectives on a torus.
 
     Notes
     -----

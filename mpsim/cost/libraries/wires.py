@@ -1,4 +1,4 @@
-"""What a rank of a group sees of its links through a library that talks through the host."""
+"""Links of a rank of a group as a library that talks through the host uses them."""
 
 from __future__ import annotations
 
