@@ -143,7 +143,7 @@ def test_show_lists_titles_and_prints_fields_by_their_own_names(mpsim_cli):
 def test_every_field_is_read_by_what_simulates():
     """A field that nothing reads would be replaced without effect, in silence."""
     root = Path(mpsim.__file__).parent
-    simulating = [root / one for one in ("parallel", "program", "cost", "result", "scenario")]
+    simulating = [root / one for one in ("parallel", "program", "cost", "training", "scenario")]
     texts = [file.read_text("utf-8") for one in simulating for file in one.rglob("*.py")]
     texts.append((root / "framework" / "framework.py").read_text("utf-8"))
     workload = [file.read_text("utf-8") for file in (root / "workload").rglob("*.py")]
