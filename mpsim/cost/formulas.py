@@ -6,6 +6,7 @@ Shapes: N operators. Every argument may be a float or an array of N; the result 
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +15,7 @@ from mpsim.cost.constants import constant_groups
 from mpsim.hardware.calibrated import Calibration
 
 __all__ = [
+    "UPDATES",
     "GemmConstants",
     "attention_pairs",
     "attention_seconds",
@@ -26,7 +28,9 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
-_UPDATE_FRACTION = "kernels.optimizer.fraction"
+UPDATES: Final = "optimizer"
+"""Group of constants of updates in place."""
+_UPDATE_FRACTION = f"kernels.{UPDATES}.fraction"
 _COPY_FRACTION = "kernels.copy.fraction"
 
 
@@ -266,7 +270,7 @@ def update_seconds(moved: float, bandwidth: float, calibration: Calibration | No
     ``moved / (0.8 bandwidth)``; 0.8 is an estimate (``kernels.optimizer.fraction``).
     """
     measured = calibration.value(_UPDATE_FRACTION) if calibration else None
-    fraction = measured or constant_groups("kernels")["optimizer"].value("fraction")
+    fraction = measured or constant_groups("kernels")[UPDATES].value("fraction")
     return moved / (fraction * bandwidth)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant, constant_groups
-from mpsim.cost.formulas import attention_pairs, update_seconds
+from mpsim.cost.formulas import UPDATES, attention_pairs, update_seconds
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.quantise import FORMATS, casting, format_bytes, launch_seconds
 from mpsim.cost.traffic import ring_passes
@@ -42,8 +42,12 @@ FORMS = (
     "activation, bias_dropout_add, ... =ROWSxCOLUMNS (then ,backward); embedding=TOKENSxHIDDEN; cross_entropy=TOKENSxVOCABULARY; "
     "quantise=ROWSxCOLUMNS; adam=PARAMETERS; or bytes='1 GiB' for any memory-bound kernel"
 )
-_PHASES = {"forward": "forward", "dgrad": "input_gradient", "wgrad": "weight_gradient"}
-_PASSES = {"forward": "forward", "backward": "input_gradient"}
+_PHASES = {
+    "forward": Phase.FORWARD,
+    "dgrad": Phase.INPUT_GRADIENT,
+    "wgrad": Phase.WEIGHT_GRADIENT,
+}
+_PASSES = {"forward": Phase.FORWARD, "backward": Phase.INPUT_GRADIENT}
 _NUMBERS = ("window", "kv", "v")
 
 
@@ -55,12 +59,12 @@ class Question:
     ----------
     operators : tuple of Operator
         One after the other.
-    optimizer_parameters : float
-        Parameters of an optimizer step instead, 0 for none.
+    updated_parameters : float
+        Parameters that are updated in place instead, as Adam does; 0 for none.
     """
 
     operators: tuple[Operator, ...]
-    optimizer_parameters: float = 0.0
+    updated_parameters: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,11 +85,11 @@ class _Text:
             raise _bad(f"got sizes {self.value[:60]!r}, not {_spelled(least, most)} joined by 'x'")
         return sizes
 
-    def phase(self, known: Mapping[str, str]) -> Phase:
-        said = [known[word] for word in sorted(self.words) if word in known]
-        if len(said) > 1:
+    def phase(self, known: Mapping[str, Phase]) -> Phase:
+        phases = [known[word] for word in sorted(self.words) if word in known]
+        if len(phases) > 1:
             raise _bad(f"got more than one of {', '.join(known)}")
-        return Phase(said[0] if said else "forward")
+        return phases[0] if phases else Phase.FORWARD
 
 
 def read_question(name: str, value: str, precision: str, chip: Accelerator) -> Question:
@@ -131,7 +135,7 @@ def _gemm(name: str, text: _Text) -> Question:
 
 
 def _product(kind: OperatorKind, batch: int, shape: tuple[int, int, int], text: _Text) -> Operator:
-    """A product; a weight gradient adds into a float32 buffer."""
+    """A product; in `Phase.WEIGHT_GRADIENT` it adds into a float32 buffer."""
     m, n, k = shape
     phase = text.phase(_PHASES)
     return make_gemm(
@@ -183,7 +187,7 @@ def _counted(attention: Operator) -> Operator:
 
 
 def _unfused(batch: int, tokens: int, width: int, phase: Phase) -> tuple[Operator, ...]:
-    """Scores, softmax and context as kernels of their own, or the kernels of their gradients; every pair is worked on."""
+    """Scores, softmax and context as kernels of their own, or those of their backward; every pair is worked on."""
     scores, context = (tokens, tokens, width), (tokens, width, tokens)
     shapes = [scores, context] if phase is Phase.FORWARD else [scores, context] * 2
     products = (
@@ -306,9 +310,9 @@ def answer_kernel(
     question = read_question(name, value, precision, chip)
     moved = sum(operator.bytes for operator in question.operators)
     time = float(model.seconds(question.operators).sum())
-    if question.optimizer_parameters:
-        traffic = framework("megatron-core").optimizer.optimizer_traffic
-        moved = traffic * question.optimizer_parameters
+    if question.updated_parameters:
+        traffic = framework("megatron-core").update_traffic
+        moved = traffic * question.updated_parameters
         time = update_seconds(moved, chip.memory_bandwidth, chip.calibration)
     figures: dict[str, object] = {
         "accelerator": chip.name,
@@ -319,8 +323,8 @@ def answer_kernel(
         **_rates(question, moved, time, chip.peak(precision), chip.memory_bandwidth),
         **{f"launch_{kind}_s": launch_seconds(kind, chip) for kind in _LAUNCHES},
     }
-    optimizer = constant_groups("kernels")["optimizer"].values()
-    return figures, (*model.provenance(), *(optimizer if question.optimizer_parameters else ()))
+    updates = constant_groups("kernels")[UPDATES].values()
+    return figures, (*model.provenance(), *(updates if question.updated_parameters else ()))
 
 
 def _rates(

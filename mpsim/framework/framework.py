@@ -109,6 +109,11 @@ class Framework:
         )
         return dataclasses.replace(self, lowering=lowering, optimizer=optimizer)
 
+    @property
+    def update_traffic(self) -> float:
+        """Bytes that updating the parameters in place moves for each of them [B]."""
+        return self.optimizer.optimizer_traffic
+
     def overlaps_gradients(self, pp: int) -> bool:
         """Whether gradients are reduced beside a backward when there are `pp` stages."""
         if self.host.launch_blocking:

@@ -133,7 +133,7 @@ class StepRows:
         return plan.sharers > 1 and not plan.gathers_units and not plan.gathers_beside
 
     def _update(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
-        traffic = self._plan.layout.framework.optimizer.optimizer_traffic
+        traffic = self._plan.layout.framework.update_traffic
         chips = [self._plan.layout.cluster_of(rank).accelerator for rank in self._ranks.tolist()]
         seconds = np.array(
             [
