@@ -283,7 +283,7 @@ def _unplain(plain: Any) -> Any:
 
 
 def _chosen(plain: Any, options: tuple[Any, ...]) -> Any:
-    """Which of several declared classes `plain` is of."""
+    """Choose, of several declared classes, that of `plain`."""
     if plain is None:
         return type(None)
     form = next(iter(plain)) if isinstance(plain, dict) else ""

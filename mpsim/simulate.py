@@ -72,7 +72,7 @@ class Prepared:
 
     @classmethod
     def of(cls, result: Result) -> Prepared:
-        """What a result was simulated from."""
+        """The prepared step that a result was simulated from."""
         plan = plan_of(result)
         return cls(result.scenario, plan, PlanCosts(plan), result.program)
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: stacked bars of its parts.
+"""Attribution: stacked bars of the parts of a step.
 
 Shapes: B bars.
 """

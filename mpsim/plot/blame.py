@@ -1,4 +1,4 @@
-"""Who waited for whom: a matrix of causes and sufferers.
+"""Blame: a matrix of ranks that cause waiting and ranks that suffer it.
 
 Shapes: C causes, S sufferers.
 """

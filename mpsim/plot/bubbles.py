@@ -1,4 +1,4 @@
-"""How much of the step each rank waits for the pipeline.
+"""Pipeline bubbles of every rank, in percent of the step.
 
 Shapes: R ranks.
 """

@@ -20,7 +20,7 @@ __all__ = ["ComparisonDisplay"]
 
 
 class _Difference(Protocol):
-    """What is read of a `mpsim.study.Difference`."""
+    """The part of a `mpsim.study.Difference` that a picture reads."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +31,7 @@ class _Difference(Protocol):
 
 
 class _Comparison(Protocol):
-    """What is read of a `mpsim.study.Comparison`."""
+    """The part of a `mpsim.study.Comparison` that a picture reads."""
 
     @property
     def a(self) -> str: ...

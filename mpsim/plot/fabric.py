@@ -23,7 +23,7 @@ _COLOURS = (EVENTS["other"], EVENTS["forward"], EVENTS["backward"], EVENTS["weig
 
 
 class FabricDisplay(Display):
-    """What joins the nodes of a cluster.
+    """The fabric of a cluster: what joins its nodes.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class FabricDisplay(Display):
 
 
 def _middles(count: int, reach: int, nodes: int) -> NDArray[np.float64]:
-    """Where the middle of each unit's nodes is."""
+    """Middles of the nodes of each unit."""
     first = np.arange(count) * reach
     return np.asarray((first + np.minimum(first + reach, nodes) - 1) / 2, dtype=np.float64)
 
@@ -124,11 +124,11 @@ def _shown(count: int) -> NDArray[np.int64]:
 
 
 def _drawn(count: int) -> str:
-    """What to add where not every box is drawn."""
+    """Words added where not every box is drawn."""
     stride = _stride(count)
     return f", one in {stride} drawn" if stride > 1 else ""
 
 
 def _stride(count: int) -> int:
-    """Of how many boxes one is drawn."""
+    """Number of boxes of which one is drawn."""
     return -(-count // _MOST)

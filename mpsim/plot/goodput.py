@@ -23,7 +23,7 @@ _MINUTE = 60.0
 
 
 class GoodputDisplay(Display):
-    """What is expected over intervals, named intervals on that curve, and what was simulated.
+    """The expected goodput over checkpoint intervals, named intervals on that curve, and the simulated one.
 
     Parameters
     ----------

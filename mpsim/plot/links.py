@@ -1,4 +1,4 @@
-"""How busy links are while the step runs, one line of pixels a link.
+"""Use of links while the step runs, one line of pixels a link.
 
 Shapes: L links, B bins.
 """

@@ -22,7 +22,7 @@ _MOST_LANES = 64
 
 
 class _Slice(Protocol):
-    """What is read of a `mpsim.validate.Slice`."""
+    """The part of a `mpsim.validate.Slice` that a picture reads."""
 
     @property
     def rank(self) -> int: ...
@@ -37,7 +37,7 @@ class _Slice(Protocol):
 
 
 class _Step(Protocol):
-    """What is read of a `mpsim.validate.StepComparison`."""
+    """The part of a `mpsim.validate.StepComparison` that a picture reads."""
 
     @property
     def title(self) -> str: ...

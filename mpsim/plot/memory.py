@@ -1,4 +1,4 @@
-"""What fills the memory of each rank, against what there is.
+"""Memory of each rank by component, against its capacity.
 
 Shapes: R ranks.
 """

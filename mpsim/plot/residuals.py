@@ -22,7 +22,7 @@ _MOST = 200.0  # per cent that is drawn
 
 
 class _Score(Protocol):
-    """What is read of a `mpsim.calibrate.Score`."""
+    """The part of a `mpsim.calibrate.Score` that a picture reads."""
 
     @property
     def what(self) -> str: ...

@@ -25,7 +25,7 @@ _REACH = 2.5  # times the shortest step, where it ends
 
 
 class _Found(Protocol):
-    """What is read of a `mpsim.study.Found`."""
+    """The part of a `mpsim.study.Found` that a picture reads."""
 
     @property
     def step_time_s(self) -> float: ...
@@ -36,7 +36,7 @@ class _Found(Protocol):
 
 
 class _Search(Protocol):
-    """What is read of a `mpsim.study.Search`."""
+    """The part of a `mpsim.study.Search` that a picture reads."""
 
     @property
     def rows(self) -> Sequence[_Found]: ...
@@ -86,7 +86,7 @@ class SearchDisplay(Display):
         rows = list(search.rows)
 
         def places(chosen: Sequence[object]) -> NDArray[np.int64]:
-            """Where each of `chosen` stands among all: equal rows are not the same."""
+            """Places of `chosen` among all rows: equal rows are not the same."""
             found = [next(i for i, row in enumerate(rows) if row is one) for one in chosen]
             return np.array(found, dtype=np.int64)
 

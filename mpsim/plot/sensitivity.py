@@ -1,4 +1,4 @@
-"""How the step time answers to each parameter: a tornado."""
+"""Sensitivity of the step time to each parameter: a tornado."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLOURS = {"hardware": EVENTS["forward"], "software": EVENTS["host"]}
 
 
 class _Elasticity(Protocol):
-    """What is read of a `mpsim.study.Elasticity`."""
+    """The part of a `mpsim.study.Elasticity` that a picture reads."""
 
     @property
     def name(self) -> str: ...
@@ -33,7 +33,7 @@ class _Elasticity(Protocol):
 
 
 class _Sensitivity(Protocol):
-    """What is read of a `mpsim.study.Sensitivity`."""
+    """The part of a `mpsim.study.Sensitivity` that a picture reads."""
 
     @property
     def rows(self) -> Sequence[_Elasticity]: ...

@@ -37,7 +37,7 @@ METRICS: Mapping[str, tuple[str, float]] = MappingProxyType(
 
 
 class _Row(Protocol):
-    """What is read of a `mpsim.study.Row`."""
+    """The part of a `mpsim.study.Row` that a picture reads."""
 
     @property
     def values(self) -> Mapping[str, object]: ...
@@ -47,7 +47,7 @@ class _Row(Protocol):
 
 
 class _Sweep(Protocol):
-    """What is read of a `mpsim.study.Sweep`."""
+    """The part of a `mpsim.study.Sweep` that a picture reads."""
 
     @property
     def keys(self) -> tuple[str, ...]: ...
@@ -185,6 +185,6 @@ class SweepDisplay(Display):
 
 
 def _line_name(row: _Row, key: str) -> str:
-    """What tells this row's line apart: its other keys, by their last word."""
+    """The other keys of a row, by their last word: they tell its line apart."""
     others = {name: value for name, value in row.values.items() if name != key}
     return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in others.items())

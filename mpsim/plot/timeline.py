@@ -256,7 +256,7 @@ def _add_bars(ax: Axes, bars: Bars, lane: tuple[float, float], *, separate: bool
 
 
 def _widths(ax: Axes, bars: Bars) -> NDArray[np.float64]:
-    """How wide each bar is drawn [points]."""
+    """Width of each bar as drawn [points]."""
     left, right = ax.get_xlim()
     inches = ax.get_window_extent().width / ax.figure.dpi
     result: NDArray[np.float64] = (

@@ -1,4 +1,4 @@
-"""How busy compute and links are while the step runs.
+"""Utilisation of compute and links while the step runs.
 
 Shapes: T time bins.
 """

@@ -38,7 +38,7 @@ _SIZES: Mapping[str, str] = MappingProxyType(
 
 
 class _Record(Protocol):
-    """What is read of a `mpsim.validate.Record`."""
+    """The part of a `mpsim.validate.Record` that a picture reads."""
 
     @property
     def family(self) -> str: ...

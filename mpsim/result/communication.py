@@ -95,7 +95,7 @@ def _windows(program: Program) -> list[tuple[Ints, Ints]]:
 
 
 class _Inside:
-    """What happens inside a template: its kernels, and its transfers by axis."""
+    """The kernels inside a template, and its transfers by axis."""
 
     def __init__(self, template: Template, host: int) -> None:
         start, end = template.start, template.start + template.duration
@@ -115,7 +115,7 @@ def _inside(template: Template, host: int) -> _Inside:
 
 
 class _Busy:
-    """When kernels run on one rank."""
+    """The intervals in which kernels run on one rank."""
 
     def __init__(self, timeline: Timeline, row: Ints, inside: list[_Inside]) -> None:
         program = timeline.program

@@ -87,7 +87,7 @@ def price(result: Result) -> float | None:
 
 
 def calibration(constants: Sequence[Constant]) -> dict[str, Any]:
-    """Which constants were fitted on measurements, and which were not."""
+    """Constants by status: fitted on measurements, or not."""
     return {
         "calibrated": sum(constant.status is Status.CALIBRATED for constant in constants),
         "family_default": sum(constant.status is Status.FAMILY_DEFAULT for constant in constants),

@@ -110,6 +110,6 @@ def measure_links(
 
 
 def _places(links: Links, others: Links) -> NDArray[np.int64]:
-    """Where links of one program are among those of another."""
+    """Places of the links of one program among those of another."""
     number = {name: index for index, name in enumerate(links.names)}
     return np.array([number[name] for name in others.names], dtype=np.int64)

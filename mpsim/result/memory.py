@@ -47,7 +47,7 @@ class Memory:
 
     @property
     def capacity(self) -> float:
-        """Of an accelerator of the fullest rank [B]."""
+        """Memory of an accelerator of the fullest rank [B]."""
         return float(self.capacities[self.fullest])
 
     @property
@@ -58,7 +58,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurve:
-    """What one rank holds over time.
+    """Bytes that one rank holds over time.
 
     Parameters
     ----------

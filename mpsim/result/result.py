@@ -66,11 +66,11 @@ class Job(Protocol):
         ...
 
     def memory(self) -> Memory:
-        """What each rank holds at its fullest moment."""
+        """Memory of each rank at its fullest moment."""
         ...
 
     def memory_curve(self, timeline: Timeline, memory: Memory, rank: int) -> MemoryCurve:
-        """What a rank class holds over time."""
+        """Memory of a rank class over time."""
         ...
 
     def summary(self, result: Result) -> dict[str, Any]:
@@ -120,31 +120,31 @@ class Result:
 
     @functools.cached_property
     def parts(self) -> NDArray[np.float64]:
-        """Where each rank class's time went, by part of the job's account [ticks]."""
+        """Time of each rank class by part of the job's account [ticks]."""
         return self.job.account(self.timeline)
 
     @functools.cached_property
     def communication(self) -> CommunicationTime:
-        """How long ranks communicate over each axis, beside kernels and not."""
+        """Time in which ranks communicate over each axis, hidden beside kernels and exposed."""
         return communication_time(self.timeline)
 
     @functools.cached_property
     def memory(self) -> Memory:
-        """What each pipeline rank holds at its fullest moment."""
+        """Memory of each pipeline rank at its fullest moment."""
         return self.job.memory()
 
     def memory_curve(self, rank: int) -> MemoryCurve:
-        """What rank class `rank` (the pipeline rank, where replicas are alike) holds over time."""
+        """Memory of rank class `rank` (the pipeline rank, where replicas are alike) over time."""
         return self.job.memory_curve(self.timeline, self.memory, rank)
 
     @functools.cached_property
     def utilisation(self) -> Utilisation:
-        """How busy compute and links were."""
+        """Utilisation of compute and links."""
         return measure_utilisation(self.timeline, self.job.class_clusters)
 
     @functools.cached_property
     def links(self) -> LinkUse:
-        """What every link carried over time: ports of rank classes, and links of the fabric that could be too thin."""
+        """Bytes that each link carried over time: ports of rank classes, and links of the fabric that could be too thin."""
         return measure_links(self.timeline, self.job.links)
 
     @functools.cached_property
@@ -166,11 +166,11 @@ class Result:
 
     @functools.cached_property
     def kernels(self) -> KernelTimes:
-        """When every kernel ran, inside actions too."""
+        """Start and end of every kernel, inside actions too."""
         return kernel_times(self.timeline)
 
     def sensitivity(self) -> Any:
-        """How the step time answers to each parameter of hardware and software; see `mpsim.study.measure_sensitivity`."""
+        """Elasticity of the step time in each parameter of hardware and software; see `mpsim.study.measure_sensitivity`."""
         return accessors.call("result.sensitivity", self)
 
     def jitter(
@@ -275,7 +275,7 @@ class Result:
 
 
 def _accelerators(result: Result) -> str:
-    """How many of each kind of accelerator."""
+    """Number and title of each kind of accelerator."""
     counts: dict[str, int] = {}
     clusters = result.job.class_clusters
     for cluster, size in zip(clusters, result.program.class_size.tolist(), strict=True):

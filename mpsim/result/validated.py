@@ -40,7 +40,7 @@ class Validated:
     bias: float
 
     def scale(self, accelerators: int) -> float:
-        """How many times larger (above 1) or smaller (below 1) than any of these runs; 1 within."""
+        """Factor by which a job is larger (above 1) or smaller (below 1) than any of these runs; 1 within."""
         return max(1.0, accelerators / self.largest) * min(1.0, accelerators / self.smallest)
 
 

@@ -62,7 +62,7 @@ class Blame:
 
     @property
     def matrix(self) -> Floats:
-        """What a rank of each class suffered (columns) by who is to blame for it [R + 1, R], seconds."""
+        """Waiting that a rank of each class suffered (columns) by who is to blame for it [R + 1, R], seconds."""
         whole = self.late.sum(axis=0)
         everywhere = self.late @ self.size
         # a class that waits for what became late earlier blames as all do together
@@ -77,7 +77,7 @@ class Blame:
         return (*self.names, TRANSFERS)
 
     def worst(self, count: int = 5) -> list[tuple[str, float]]:
-        """Who caused most waiting, with its rank-seconds; nobody who was not late."""
+        """Classes that caused most waiting, with its rank-seconds; nobody who was not late."""
         order = np.argsort(-self.caused, kind="stable")[:count].tolist()
         order = [one for one in order if self.caused[one] > 0]
         return [(self.causes[one], float(self.caused[one])) for one in order]
@@ -143,7 +143,7 @@ def _idle(timeline: Timeline) -> Floats:
 
 
 def _binding(timeline: Timeline) -> Ints:
-    """What each row waited for longest; -1 where it waited for nothing."""
+    """The row that each row waited for longest; -1 where it waited for nothing."""
     waits = precedence(timeline.program)
     result = np.full(len(timeline.program), -1, dtype=np.int64)
     has = np.flatnonzero(np.diff(waits.ptr))

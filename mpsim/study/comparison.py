@@ -42,7 +42,7 @@ class Difference:
 
     @property
     def difference(self) -> float | None:
-        """How much more b has, in the unit of the figure."""
+        """Difference b - a, in the unit of the figure."""
         return None if self.a is None or self.b is None else self.b - self.a
 
     @property

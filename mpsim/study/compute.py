@@ -49,7 +49,7 @@ def compute_rows(
 
 
 class _Own(threading.local):
-    """What a thread knows of points of the scenario it computes."""
+    """Work that a thread shares among points of the scenario it computes."""
 
     digest = ""
     together = Together()
@@ -59,7 +59,7 @@ _OWN = _Own()
 
 
 def _together(digest: str) -> Together:
-    """What this thread knows of points of the scenario with this digest."""
+    """Work that this thread shares among points of the scenario with this digest."""
     if _OWN.digest != digest:
         _OWN.digest, _OWN.together = digest, Together()
     return _OWN.together

@@ -104,7 +104,7 @@ def dask_cluster(address: str) -> Iterator[Executor]:
 
 
 def lost(error: BaseException) -> MpsimError:
-    """What to tell a person whose workers went away."""
+    """The error for a person whose workers went away."""
     return MpsimError(
         f"workers went away ({type(error).__name__}: {error}); what was finished is kept with --resume: run it again"
     )

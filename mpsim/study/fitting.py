@@ -1,4 +1,4 @@
-"""What would make a scenario fit into memory: the nearest changes, one at a time and in pairs."""
+"""Changes after which a scenario fits into memory: the nearest ones, one at a time and in pairs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
 
 
 def _fitting(scenario: Scenario, values: Mapping[str, object]) -> float | None:
-    """What the fullest rank needs after the change, if it is legal and fits [B]."""
+    """Memory of the fullest rank after the change, if that is legal and fits [B]."""
     try:
         memory = account_memory(resolve(scenario.with_values(values)))
     except MpsimError:

@@ -41,7 +41,7 @@ _POINTS = 200
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Goodput:
-    """What became of the time.
+    """Shares of the time by what became of it.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Goodput:
         return float(np.percentile(self.shares[:, _PROGRESS], percent))
 
     def display(self) -> GoodputDisplay:
-        """What is expected over intervals, and this simulation on it."""
+        """The expected goodput over checkpoint intervals, and this simulation on it."""
         from mpsim.plot.goodput import GoodputDisplay
 
         mean, blocking = self.reliability.mean_time_between, self.checkpoint.blocking

@@ -145,7 +145,7 @@ def _is_number(value: object) -> bool:
 
 
 def _likeness(scenario: Scenario) -> tuple[object, ...]:
-    """What the structure of a program mostly follows from, comparable; structures that differ all the same are not mixed up."""
+    """Settings that mostly decide the structure of a program, comparable; structures that differ all the same are not mixed up."""
     parallelism, schedule = scenario.parallelism, scenario.schedule
     return (
         str(schedule.name or schedule.file),

@@ -26,7 +26,7 @@ _HARDWARE = ("accelerator", "nic", "link", "host")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """How often things fail and how long it takes to go on.
+    """Rates of failures, and the times it takes to go on.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Reliability:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """How state is saved.
+    """Checkpoints: their size, and the time they take.
 
     Parameters
     ----------

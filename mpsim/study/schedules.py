@@ -415,7 +415,7 @@ def _chunks_to_try(name: str) -> Sequence[int]:
 
 
 def _share(orders: Orders, microbatches: int) -> Fraction:
-    """How many chunks make up a rank's share of one microbatch."""
+    """Number of chunks that make up a rank's share of one microbatch."""
     parts = Fraction(int(orders.model_stage.max()) + 1, orders.pp)
     kinds = np.isin(orders.kind, [Action.F])
     units = Fraction(int(kinds.sum()), orders.stages * microbatches)

@@ -28,7 +28,7 @@ _STEP = 0.01  # one per cent each way: well above rounding to ticks, well below 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Elasticity:
-    """How the step time answers to one parameter.
+    """Elasticity of the step time in one parameter.
 
     Parameters
     ----------

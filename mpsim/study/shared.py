@@ -1,4 +1,4 @@
-"""What points of a study have in common, computed once.
+"""Work that points of a study have in common, done once.
 
 Points of one *kind* differ in their links and prices only. They run the same kernels; while the collectives inside their actions take the same
 time too, they share every template, and only what crosses the links that differ is worked out again.
@@ -33,7 +33,7 @@ _LINKS = ("cluster.nic", "cluster.scale_up", "cluster.fabric", "cluster.price_pe
 
 
 def kind_of(values: Mapping[str, object]) -> str:
-    """What decides the kernels of a point of a sweep: its values without those of links and prices.
+    """Values that decide the kernels of a point of a sweep: all but those of links and prices.
 
     Examples
     --------
@@ -102,14 +102,14 @@ class _Kind:
         return program
 
     def _answers(self, costs: PlanCosts) -> Answers:
-        """How the groups of a point sit, and what they answer to everything that was asked so far."""
+        """Places of the groups of a point, and their answers to everything that was asked so far."""
         stages = {one.key: one for one in map(costs.stage, np.unique(costs.alike).tolist())}
         answers = (stages[key].collective(one) for key, one in self._asked if key in stages)
         return (self._name, costs.alike.tobytes(), *stages, *answers)
 
 
 class _Questions:
-    """What blocks ask of links, and how many they have timed; see `Blocks`."""
+    """Collectives that blocks ask the price of, and the number of templates they have timed; see `Blocks`."""
 
     def __init__(self, asked: dict[tuple[object, Communication], None]) -> None:
         self._asked = asked
@@ -123,7 +123,7 @@ class _Questions:
 
 
 def _question(item: Communication) -> Communication:
-    """What decides the answer to a collective, without its place among others."""
+    """A collective without its place among others, which does not decide its time."""
     return Communication(
         "", item.axis, item.kind, item.size, Waits.ALL, Phase.FORWARD, across=item.across
     )

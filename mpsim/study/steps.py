@@ -119,7 +119,7 @@ class Steps:
         return run(program, "simpy", links)
 
     def thinned(self, thin: Floats) -> Floats:
-        """How many times narrower every link is where the NICs of each rank class are `thin` times slower [R] to [L]."""
+        """Factors by which links are narrower where the NICs of each rank class are `thin` times slower [R] to [L]."""
         assert self.links is not None
         narrow = np.ones(len(self.links.capacity))
         ports = narrow[: self.links.ports].reshape(len(thin), -1)

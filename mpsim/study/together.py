@@ -38,7 +38,7 @@ class Graphs:
         self._met: dict[str, int] = {}
 
     def makespans(self, programs: Sequence[Program]) -> list[float]:
-        """When the last row of each program ends [ticks]."""
+        """End of the last row of each program [ticks]."""
 
         def alone(program: Program) -> float:
             return run(program, "replay").makespan
@@ -165,7 +165,7 @@ def _durations(programs: Sequence[Program]) -> np.ndarray[tuple[int, int], np.dt
 
 
 def _digest(program: Program) -> str:
-    """Of what decides the structure of a program."""
+    """Digest of the columns that decide the structure of a program."""
     digest = hashlib.blake2b(digest_size=16)
     for column in (program.dep_ptr, program.dep, program.slot_ptr, program.slot):
         digest.update(np.ascontiguousarray(column).tobytes())

@@ -300,7 +300,7 @@ class _Machine:
         return durations
 
     def _scale(self, steps: Steps, draw: _Draw) -> Floats:
-        """How many times longer every row takes where kernels and transfers are rows that meet; thin links see to themselves."""
+        """Factors by which rows take longer where kernels and transfers are rows that meet; thin links see to themselves."""
         program, home = steps.program, steps.program.rank
         computes = np.isin(program.kind, COMPUTE) & (program.stream == Stream.COMPUTE)
         scale: Floats = draw.jitter[steps.coarse]
@@ -357,7 +357,7 @@ class _Machine:
         return durations
 
     def _inside(self, template: int, factor: Floats, thin: Floats) -> Floats:
-        """How long an action takes when its kernels take `factor` and what it sends over NICs `thin` times as long."""
+        """Time of an action when its kernels take `factor` and its transfers over NICs `thin` times as long."""
         result = np.empty(len(factor))
         for slower in np.unique(thin).tolist():
             mine = thin == slower
@@ -378,7 +378,7 @@ class _Machine:
 
     @functools.cached_property
     def _loaded(self) -> dict[int, tuple[Floats, Floats]]:
-        """Of every action with experts: loads of them, and how many times longer it takes then."""
+        """Loads of the experts of every action that has some, and the factors by which it then takes longer."""
         table = _table(self._variation.experts, 1)
         loads = np.linspace(table[0], table[-1], _GRID)
         result = {}
@@ -398,7 +398,7 @@ def _table(variance: float, peers: int) -> Floats:
 
 
 def _given(result: Result, variation: Variation) -> tuple[Floats, list[tuple[Floats, float]]]:
-    """How many times longer every rank computes [coordinates of the mesh], and sends on each thin link, with the share of time it does."""
+    """Factors by which every rank computes longer [coordinates of the mesh], and sends longer on each thin link, with the share of time it does."""
     plan, cluster = result.plan, result.plan.layout.cluster
     ranks = plan.layout.mesh.ranks
     node = cluster.node_of(ranks)

@@ -98,7 +98,7 @@ def _last_dependency(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _ready(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.float64]:
-    """When the data of each row was there: the latest end of its dependencies, 0 without any."""
+    """Time at which the data of each row was there: the latest end of its dependencies, 0 without any."""
     gate = _last_dependency(timeline, row)
     return np.where(gate >= 0, timeline.end[np.maximum(gate, 0)], 0.0)
 
@@ -141,7 +141,7 @@ class _States:
         return self.row[slice(*np.searchsorted(self._rank, [rank, rank + 1]))]
 
     def covers(self, rows: NDArray[np.int64]) -> tuple[Cover, Cover]:
-        """When any of `rows` moves states, and when any moves or updates them."""
+        """Intervals in which any of `rows` moves states, and in which any moves or updates them."""
         start, end = self._timeline.start[rows], self._timeline.end[rows]
         moves = (self._timeline.program.kind[rows] == Kind.COLLECTIVE) & (end > start)
         works = end > start

@@ -1,4 +1,4 @@
-"""What a result asks a training step: who it ran on, its account, its memory, its summary."""
+"""A training step as results see it: its clusters, account, memory and summary."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class TrainingStep:
         return links_of(program, self.plan)
 
     def memory(self) -> Memory:
-        """What each pipeline rank holds at its fullest moment."""
+        """Memory of each pipeline rank at its fullest moment."""
         return account_memory(self.plan) if self.known_memory is None else self.known_memory
 
     def memory_curve(self, timeline: Timeline, memory: Memory, rank: int) -> MemoryCurve:
-        """What a rank class holds over time."""
+        """Memory of a rank class over time."""
         return memory_curve(timeline, self.plan, memory, rank)
 
     def summary(self, result: Result) -> dict[str, Any]:

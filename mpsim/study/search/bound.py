@@ -50,7 +50,7 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Bounded:
-    """What is known of layouts before any is simulated.
+    """Memory and lower bounds of layouts, before any is simulated.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ class Bounder:
 
 
 class _Zero(NamedTuple):
-    """What follows from a ZeRO stage: the plan, model states [B], ticks of the step's end and begin, exchanges."""
+    """Consequences of a ZeRO stage: the plan, model states [B], ticks of the step's end and begin, exchanges."""
 
     plan: Plan
     states: Floats
@@ -337,7 +337,7 @@ class _Around:
         return summed
 
     def _at(self, zero: int) -> _Zero:
-        """What a ZeRO stage adds."""
+        """Consequences of a ZeRO stage, worked out once."""
         if zero not in self._by_zero:
             plan = dataclasses.replace(self._plan, zero=zero)
             costs = self._bounder.shapes.costs(plan)

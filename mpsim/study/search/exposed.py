@@ -42,7 +42,7 @@ class Exposed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StageParts:
-    """Where the stages of a frame are, and what they hold.
+    """Ranks and parts of the stages of a frame.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class StageParts:
     count: Floats
 
     def exposed(self, plan: Plan, costs: PlanCosts) -> Exposed:
-        """What ranks exchange for data parallelism and nothing, or not everything, hides."""
+        """Exchanges of data parallelism that nothing hides, or not wholly."""
         none = np.zeros(plan.layout.mesh.pp)
         if plan.replicas == 1:
             return Exposed(none, none, none)

@@ -128,12 +128,12 @@ class _Machine:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         training, model = self.scenario.training, self.scenario.transformer
         return training.global_batch * (training.sequence_length + model.decoder_length)
 
     def weight(self, objective: str) -> float:
-        """What a second of a step counts: seconds, or dollars, a token."""
+        """Objective of a second of a step: seconds, or dollars, a token."""
         each = 1.0 if objective == "time" else (self.price or 0.0) / _HOUR
         return each / self.tokens
 

@@ -27,7 +27,7 @@ class Limits:
                 raise ScenarioError(f"{field.name} is {value!r}; needed a number above 0")
 
     def refuses(self, scenario: Scenario) -> str | None:
-        """Why no layout of this scenario counts, as `REASONS` names it."""
+        """The limit that refuses all layouts of this scenario, as `REASONS` names it."""
         cluster = scenario.hardware
         price = price_per_hour(cluster)
         if self.max_price is not None:

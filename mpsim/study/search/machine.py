@@ -1,4 +1,4 @@
-"""What a cluster costs and takes, as far as a search may limit it."""
+"""Price and power of a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["nameplate_power", "price_per_hour"]
 
 
 def price_per_hour(cluster: Cluster) -> float | None:
-    """Of all accelerators [USD/h]; None where the catalog has no price."""
+    """Price of all accelerators [USD/h]; None where the catalog has none."""
     each = cluster.accelerator.price_per_hour
     return None if each is None else each * cluster.accelerators
 

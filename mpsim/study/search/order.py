@@ -18,7 +18,7 @@ __all__ = ["Order"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
-    """Which order of actions ranks follow.
+    """The order of actions that ranks follow.
 
     Parameters
     ----------

@@ -100,7 +100,7 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Search:
-    """What a search found.
+    """Outcome of a search.
 
     Parameters
     ----------

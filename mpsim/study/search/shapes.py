@@ -52,7 +52,7 @@ def part_names(plan: Plan) -> tuple[str, ...]:
 
 
 def content(plan: Plan, costs: PlanCosts, stage: Stage) -> tuple[object, ...]:
-    """What decides the shape of a stage beside its division: its layers, its ends, and where its communicators sit."""
+    """Content of a stage, which decides its shape beside its division: its layers, its ends, and where its communicators sit."""
     rank = stage.rank
     shared = plan.layout.shares_embedding(stage) if stage.head else False
     return (
@@ -136,7 +136,7 @@ class Shapes:
 
 
 def _division(plan: Plan, *, recompute: bool = True) -> tuple[object, ...]:
-    """What decides the operators of a part on one rank, with or without what runs again."""
+    """Division of a part, which decides its operators on one rank, with or without what runs again."""
     mesh = plan.layout.mesh
     return (
         *mesh.of_layers,

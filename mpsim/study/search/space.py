@@ -83,7 +83,7 @@ _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frame:
-    """What decides where ranks and stages are: layouts of one frame share their mesh and their stages.
+    """Degrees and schedule: layouts of one frame share their mesh and their stages.
 
     Parameters
     ----------

@@ -100,7 +100,7 @@ SIGNS = {
 
 
 def kept_by_stage(plan: Plan) -> list[Kept]:
-    """What each stage keeps of a microbatch, and what it needs beside that while it runs backward."""
+    """Bytes that each stage keeps of a microbatch, and needs beside that while it runs backward."""
     parts = kept_by_part(plan)
     stacks = {
         kinds: _layers(plan, kinds)
@@ -116,7 +116,7 @@ def kept_by_stage(plan: Plan) -> list[Kept]:
 
 
 def kept_by_part(plan: Plan) -> dict[str, Kept]:
-    """What a layer of each kind (by that name), the embedding and the head keep of a microbatch."""
+    """Bytes that a layer of each kind (by that name), the embedding and the head keep of a microbatch."""
     parts = plan.expansions
     again = plan.recompute.of_layer(0, 1)
     kinds = dict.fromkeys(plan.layout.model.layer_kinds)
