@@ -68,12 +68,12 @@ class AnswerDisplay(Display):
             bars = ax.bar(left, values, 0.92 * width, color=_COLOURS[number], label=name)
             handles.append(bars)
             if len(self.labels) * len(self.series) <= _MOST_LABELLED:
-                ax.bar_label(bars, [short_number(one) for one in values.tolist()], padding=2)
+                ax.bar_label(bars, [short_number(value) for value in values.tolist()], padding=2)
         if len(self.series) > 1:
             legend_above(ax, handles, columns=len(handles))
         ax.set_xticks(place, self.labels)
         ax.set_ylabel(self.ylabel)
-        ax.set_ylim(0.0, 1.12 * max(float(one.max()) for one in self.series.values()))
+        ax.set_ylim(0.0, 1.12 * max(float(line.max()) for line in self.series.values()))
         ax.grid(axis="y")
         sentence = "\n".join(textwrap.wrap(self.answer, _LINE))
         ax.set_xlabel("\n\n".join(filter(None, (self.xlabel, sentence))))

@@ -92,7 +92,7 @@ class FabricDisplay(Display):
         for one, other in {tuple(sorted(edge, key=str)) for edge in graph.edges}:
             (x0, y0), (x1, y1) = where[vertices.index(one)], where[vertices.index(other)]
             ax.plot([x0, x1], [y0, y1], color=EVENTS["ep"], linewidth=0.7, zorder=1)
-        colours = [_COLOURS[one[0] != "node"] for one in vertices]
+        colours = [_COLOURS[vertex[0] != "node"] for vertex in vertices]
         ax.scatter(where[:, 0], where[:, 1], s=30, c=colours, zorder=2)
         ax.set_yticks([])
         if self.cluster.fabric.kind is FabricKind.TORUS:
@@ -104,7 +104,7 @@ class FabricDisplay(Display):
             import networkx as nx
 
             laid = nx.kamada_kawai_layout(graph.to_undirected())
-            return np.array([laid[one] for one in vertices], dtype=np.float64)
+            return np.array([laid[vertex] for vertex in vertices], dtype=np.float64)
         shape = self.cluster.fabric.lengths(self.cluster.nodes)
         place = np.stack(np.unravel_index(np.arange(self.cluster.nodes), shape), axis=1)
         angle = np.linspace(0.0, np.pi / 2, len(shape)) + 0.12

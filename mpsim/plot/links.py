@@ -51,7 +51,7 @@ class LinksDisplay(Display):
         """The busiest links of a result, ports of ranks in their order and then links of the fabric."""
         used = result.links
         chosen = np.sort(used.busiest(most))
-        return cls([used.names[one] for one in chosen], used.edges_s, used.share[chosen])
+        return cls([used.names[item] for item in chosen], used.edges_s, used.share[chosen])
 
     def _size(self) -> tuple[float, float]:
         return 10.0, 1.4 + 0.26 * max(len(self.names), 2)

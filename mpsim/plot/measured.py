@@ -83,7 +83,7 @@ class BesideDisplay(Display):
         for step in steps:
             if not (step.measured_slices and step.predicted_slices):
                 continue
-            ranks = sorted({one.rank for one in step.measured_slices})
+            ranks = sorted({part.rank for part in step.measured_slices})
             classes = sorted({one.rank for one in step.predicted_slices})
             for place, rank in enumerate(ranks):
                 like = classes[place * len(classes) // len(ranks)]
@@ -119,7 +119,7 @@ class BesideDisplay(Display):
 
 def _lane(name: str, slices: Iterable[_Slice], rank: int, first: bool) -> Lane:
     bars = tuple(
-        (_event(one), one.start, one.end - one.start) for one in slices if one.rank == rank
+        (_event(part), part.start, part.end - part.start) for part in slices if part.rank == rank
     )
     return Lane(name, bars, first)
 

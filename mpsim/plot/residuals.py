@@ -61,7 +61,7 @@ class ResidualDisplay(Display):
         """Collect the points of fits."""
         kept = list(scores)
         return cls(
-            [one.what for one in kept],
+            [residual.what for residual in kept],
             [np.array(one.predicted) / np.array(one.measured) - 1.0 for one in kept],
             [np.array(one.held_out, dtype=bool) for one in kept],
         )

@@ -64,7 +64,7 @@ class SensitivityDisplay(Display):
     def from_sensitivity(cls, sensitivity: _Sensitivity) -> SensitivityDisplay:
         """Draw measured elasticities."""
         rows = sensitivity.rows
-        labels = [f"{one.name}\n{one.value}" if one.value else one.name for one in rows]
+        labels = [f"{row.name}\n{row.value}" if row.value else row.name for row in rows]
         return cls(labels, [one.kind for one in rows], [one.elasticity for one in rows])
 
     def _size(self) -> tuple[float, float]:

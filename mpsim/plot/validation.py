@@ -88,7 +88,7 @@ class _Points(Display):
     @classmethod
     def from_records(cls, records: Iterable[_Record]) -> Self:
         """Collect what was both measured and predicted; one kind only."""
-        scored = [one for one in records if one.measured and one.predicted]
+        scored = [record for record in records if record.measured and record.predicted]
         units = list(dict.fromkeys(one.unit for one in scored))
         scale = parse_quantity("1 GB", Dimension.BYTES) if units == ["B"] else 1.0
         return cls(
@@ -107,7 +107,7 @@ class _Points(Display):
         """Draw the points, and a legend of the families."""
         from matplotlib.lines import Line2D
 
-        names = np.array([self._named().get(one, _REST) for one in self.families])
+        names = np.array([self._named().get(family, _REST) for family in self.families])
         handles: list[Line2D] = []
         for number, name in enumerate(dict.fromkeys(names.tolist())):
             rest = name == _REST

@@ -126,7 +126,7 @@ class _Busy:
         self._plain = (self._template < 0) & kernel
         took = np.where(self._plain, self._end - self._start, 0.0)
         if inside:
-            whole = np.array([one.whole for one in inside])
+            whole = np.array([template.whole for template in inside])
             took += np.where(self._template >= 0, whole[np.maximum(self._template, 0)], 0.0)
         self._before = np.concatenate([[0.0], np.cumsum(took)])
 

@@ -84,6 +84,6 @@ def join_memory(parts: Sequence[Memory]) -> Memory:
             name: np.concatenate([one.components[name] for one in parts])
             for name in parts[0].components
         },
-        capacities=np.concatenate([one.capacities for one in parts]),
+        capacities=np.concatenate([part.capacities for part in parts]),
         when=tuple(itertools.chain(*(one.when for one in parts))),
     )

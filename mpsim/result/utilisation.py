@@ -85,9 +85,9 @@ def measure_utilisation(
     bins : int
         Of the series over time.
     """
-    step, nodes = timeline.makespan, [one.node for one in clusters]
+    step, nodes = timeline.makespan, [cluster.node for cluster in clusters]
     speeds = {
-        "scale_up": np.array([one.scale_up.bandwidth for one in nodes]) * TICK,
+        "scale_up": np.array([node.scale_up.bandwidth for node in nodes]) * TICK,
         "scale_out": np.array([one.nic_bandwidth_per_accelerator for one in nodes]) * TICK,
     }
     sent = {name: _per_rank(timeline, amount) for name, amount in _amounts(timeline).items()}
@@ -133,7 +133,10 @@ def _busy_of_rows(timeline: Timeline) -> NDArray[np.float64]:
     busy = np.where(computes, program.duration, 0.0)
     if program.templates:
         inside = np.array(
-            [one.parts[program.vocabulary.computing_parts].sum() for one in program.templates]
+            [
+                template.parts[program.vocabulary.computing_parts].sum()
+                for template in program.templates
+            ]
         )
         busy = np.where(program.template >= 0, inside[np.maximum(program.template, 0)], busy)
     return busy

@@ -87,7 +87,7 @@ class Comparison:
     @property
     def explanation(self) -> str:
         """One sentence: how the step times differ and which part makes up most of it."""
-        step = next(one for one in self.figures if one.name == "step_time_s")
+        step = next(figure for figure in self.figures if figure.name == "step_time_s")
         assert step.a is not None
         assert step.b is not None
         change = step.b - step.a
@@ -106,8 +106,8 @@ class Comparison:
             "a": self.a,
             "b": self.b,
             "explanation": self.explanation,
-            "figures": {one.name: one.to_json() for one in self.figures},
-            "breakdown_s": {one.name: one.to_json() for one in self.parts},
+            "figures": {figure.name: figure.to_json() for figure in self.figures},
+            "breakdown_s": {part.name: part.to_json() for part in self.parts},
         }
 
 

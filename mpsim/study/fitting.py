@@ -59,7 +59,7 @@ def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
     for size in (1, 2):
         found = []
         for chosen in itertools.combinations(steps, size):
-            values = {key: value for one in chosen for key, value in one.items()}
+            values = {key: value for item in chosen for key, value in item.items()}
             if len(values) == sum(map(len, chosen)) and (total := _fitting(scenario, values)):
                 found.append(Change(values, total))
             if len(found) == most:

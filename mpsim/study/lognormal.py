@@ -35,7 +35,7 @@ def factors(sigma: float, peers: int) -> NDArray[np.float64]:
     normal = statistics.NormalDist()
     level = ((np.arange(QUANTILES) + 0.5) / QUANTILES) ** (1 / peers)
     result: NDArray[np.float64] = np.exp(
-        sigma * np.array([normal.inv_cdf(one) for one in level.tolist()]) - sigma**2 / 2
+        sigma * np.array([normal.inv_cdf(share) for share in level.tolist()]) - sigma**2 / 2
     )
     return result
 

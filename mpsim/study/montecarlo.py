@@ -101,7 +101,7 @@ class Jitter:
 
     def percentiles(self, percents: Sequence[float] = _PERCENTILES) -> tuple[Percentile, ...]:
         """Several percentiles."""
-        return tuple(self.percentile(one) for one in percents)
+        return tuple(self.percentile(percent) for percent in percents)
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -114,13 +114,13 @@ class Jitter:
             "undisturbed_s": self.undisturbed_s,
             "mean_s": self.mean_s,
             "slowdown": self.slowdown,
-            "percentiles": [dataclasses.asdict(one) for one in self.percentiles()],
+            "percentiles": [dataclasses.asdict(percentile) for percentile in self.percentiles()],
         }
 
     def __repr__(self) -> str:
         rows = [
-            f"p{one.percent:<4g} {one.seconds:.5g} s  [{_text(one.low_s)}, {_text(one.high_s)}]"
-            for one in self.percentiles()
+            f"p{percentile.percent:<4g} {percentile.seconds:.5g} s  [{_text(percentile.low_s)}, {_text(percentile.high_s)}]"
+            for percentile in self.percentiles()
         ]
         head = f"{self.scenario}: mean {self.mean_s:.5g} s, {self.slowdown:.4f} of undisturbed"
         return "\n".join([head, *rows])

@@ -44,7 +44,7 @@ def kind_of(values: Mapping[str, object]) -> str:
 
 
 def _is_link(key: str) -> bool:
-    return any(key == one or key.startswith(f"{one}.") for one in _LINKS)
+    return any(key == link or key.startswith(f"{link}.") for link in _LINKS)
 
 
 class Shared:

@@ -161,7 +161,7 @@ def _outcome(scenario: Scenario) -> Result | MpsimError:
 
 
 def _durations(programs: Sequence[Program]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    return np.stack([one.duration for one in programs])
+    return np.stack([program.duration for program in programs])
 
 
 def _digest(program: Program) -> str:

@@ -88,7 +88,9 @@ class VariedSteps:
             "undisturbed_s": self.steps.undisturbed_s,
             "mean_s": self.mean_s,
             "slowdown": self.slowdown,
-            "percentiles": [dataclasses.asdict(one) for one in self.steps.percentiles()],
+            "percentiles": [
+                dataclasses.asdict(percentile) for percentile in self.steps.percentiles()
+            ],
             "blame": self.blame.to_json(),
         }
 

@@ -158,8 +158,8 @@ class Bounder:
     def standing(self, plan: Plan) -> Floats:
         """Model states of each rank, float64[P] [B]."""
         states = np.zeros(plan.layout.mesh.pp)
-        for one in model_states(plan).values():
-            states += one
+        for state in model_states(plan).values():
+            states += state
         return states
 
     def _mesh(self, frame: Frame) -> Mesh:
@@ -210,14 +210,14 @@ class _Around:
 
     def price(self, layouts: Sequence[Layout], order: Order) -> tuple[Floats, Floats]:
         """Memory [B] and bound [s] of layouts that differ in habits only, float64[K] each."""
-        divided = [self._divided(one) for one in layouts]
+        divided = [self._divided(layout) for layout in layouts]
         shapes, sends = [one[0] for one in divided], [one[1] for one in divided]
         room = [self._room(one) for one in layouts]
         zeros = [self._at(one.zero) for one in layouts]
         memory = (
-            self._memory(shapes, order) + np.stack([one.states for one in zeros]) + np.stack(room)
+            self._memory(shapes, order) + np.stack([zero.states for zero in zeros]) + np.stack(room)
         )
-        took = np.stack([np.stack([one.ticks for one in some], axis=1) for some in shapes])
+        took = np.stack([np.stack([shape.ticks for shape in some], axis=1) for some in shapes])
         stage_ticks = took[:, :, self._which]  # [K, 4, S]
         seconds = self._seconds(stage_ticks, np.stack(sends), zeros, order.microbatches)
         return memory.max(axis=1), seconds
@@ -253,7 +253,7 @@ class _Around:
 
     def _memory(self, shapes: Sequence[Sequence[Shape]], order: Order) -> Floats:
         """Activations and overhead of each rank, float64[K, P] [B]."""
-        kept = np.stack([np.stack([one.kept for one in some], axis=1) for some in shapes])
+        kept = np.stack([np.stack([shape.kept for shape in some], axis=1) for some in shapes])
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, :, self._which], 1, 0), strict=True))
         peaks, collected = order.flight().peaks(by_stage)
         constants = self._bounder.constants
@@ -286,7 +286,7 @@ class _Around:
             busy[:, rank] += own[:, stage]
             first[:, rank] = np.minimum(first[:, rank], head[:, stage])
             last[:, rank] = np.minimum(last[:, rank], tail[:, stage])
-        done = np.stack([one.done for one in zeros])  # after reductions [K, P]
+        done = np.stack([zero.done for zero in zeros])  # after reductions [K, P]
         overhead = np.array([one.overhead for one in zeros])
         reduces, beside, queued = (
             np.stack([getattr(one.exchanges, name) for one in zeros]) for name in Exposed._fields

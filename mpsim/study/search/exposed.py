@@ -103,7 +103,7 @@ class StageParts:
         """Parameters of a layer of each kind that every replica holds, on one tensor-parallel rank."""
         tp, layers = plan.layout.mesh.tp, plan.layout.layer_parameters
         names = part_names(plan)[:-2]
-        return np.array([layers[one].sharded / tp + layers[one].replicated for one in names])
+        return np.array([layers[name].sharded / tp + layers[name].replicated for name in names])
 
     def _dense(self, plan: Plan) -> Floats:
         """Parameters of each stage that every replica holds, on one tensor-parallel rank, float64[S]."""
@@ -112,5 +112,5 @@ class StageParts:
         for place in np.flatnonzero(self.count[:, -2:].any(axis=1)).tolist():
             parts = plan.layout.stage_parameters(plan.layout.stages[place])
             ends = (parts[name] for name in ("embedding", "head") if name in parts)
-            dense[place] += sum(one.sharded / tp + one.replicated for one in ends)
+            dense[place] += sum(end.sharded / tp + end.replicated for end in ends)
         return dense

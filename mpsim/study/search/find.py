@@ -260,7 +260,7 @@ class _Run:
         if machine is None:
             self._counts[self._refused] += len(layouts)
             return
-        runs = [one for one in layouts if machine.bounder.order(one).runs()]
+        runs = [layout for layout in layouts if machine.bounder.order(layout).runs()]
         self._counts["schedule"] += len(layouts) - len(runs)
         if not runs:
             return
@@ -280,7 +280,7 @@ class _Run:
 
     def _simulate(self) -> None:
         """Simulate candidates in the order of their bounds, as long as one could be among the best."""
-        machines = {one.machine.number: one.machine for one in self._candidates}
+        machines = {candidate.machine.number: candidate.machine for candidate in self._candidates}
         weight = {number: one.weight(self._objective) for number, one in machines.items()}
         scores = np.array([one.bound * weight[one.machine.number] for one in self._candidates])
         waiting = [self._candidates[i] for i in np.argsort(scores, kind="stable").tolist()]
@@ -318,11 +318,11 @@ class _Run:
     def _time(self, batch: Sequence[_Candidate]) -> None:
         """Simulate a batch, machine by machine; what was simulated before is not again."""
         by_machine: dict[int, list[_Candidate]] = {}
-        for one in batch:
-            by_machine.setdefault(one.machine.number, []).append(one)
+        for candidate in batch:
+            by_machine.setdefault(candidate.machine.number, []).append(candidate)
         for same in by_machine.values():
             machine = same[0].machine
-            names = [name_of(machine.digest, one.values()) for one in same]
+            names = [name_of(machine.digest, candidate.values()) for candidate in same]
             fresh = [i for i, name in enumerate(names) if name not in self._journal]
             took = _seconds(machine.timer, [same[i].layout for i in fresh])
             for i, seconds in zip(fresh, took, strict=True):
@@ -366,7 +366,7 @@ def _seconds(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
     except MpsimError:
         if len(layouts) == 1:
             return [None]
-        return [took for one in layouts for took in _seconds(timer, [one])]
+        return [took for layout in layouts for took in _seconds(timer, [layout])]
 
 
 def _found(one: _Candidate, took: float) -> Found:

@@ -147,8 +147,10 @@ def _division(plan: Plan, *, recompute: bool = True) -> tuple[object, ...]:
 def _ticks(plan: Plan, blocks: Sequence[Block]) -> float:
     """Time of an action [ticks]; its kernels only, where exchanges hide beside another."""
     hides = plan.layout.framework.experts.expert_overlap is ExpertOverlap.MICROBATCH
-    parts = (one.template.parts for one in blocks)
-    return float(sum(one[TRAINING.computing_parts].sum() if hides else one.sum() for one in parts))
+    parts = (block.template.parts for block in blocks)
+    return float(
+        sum(part[TRAINING.computing_parts].sum() if hides else part.sum() for part in parts)
+    )
 
 
 def varied(plan: Plan, *, sequence_parallel: bool, **changes: object) -> Plan:

@@ -205,9 +205,9 @@ class Space:
         """Microbatches that a frame can run."""
         rules = self._within((*_FRAME, "micro_batch"), _FRAME)
         return [
-            int(one)
-            for one in self._micro_batches(frame)
-            if self._obeys({**_values(frame), "micro_batch": one}, rules)
+            int(size)
+            for size in self._micro_batches(frame)
+            if self._obeys({**_values(frame), "micro_batch": size}, rules)
         ]
 
     def habits(self, frame: Frame) -> list[tuple[bool, int, str]]:
@@ -360,8 +360,8 @@ def _divisors(number: int, *, at_most: int) -> tuple[int, ...]:
 def _rules() -> dict[str, tuple[str, ...]]:
     """Axes of every check of a scenario; all of them for one that this module does not know."""
     every = tuple(AXES)
-    return {one.__name__: _DEPENDS.get(one.__name__, every) for one in checks.CHECKS}
+    return {check.__name__: _DEPENDS.get(check.__name__, every) for check in checks.CHECKS}
 
 
 def _check(name: str) -> Check:
-    return next(one for one in checks.CHECKS if one.__name__ == name)
+    return next(check for check in checks.CHECKS if check.__name__ == name)

@@ -45,11 +45,11 @@ def account_memory(plan: Plan) -> Memory:
     largest product are alive too. The peak is exact for the order; the bytes are those of the operator list.
     """
     if plan.classes:
-        return join_memory([account_memory(one) for one in plan.parts])
+        return join_memory([account_memory(part) for part in plan.parts])
     constants = memory_constants()
     kept = kept_by_stage(plan)
     held = held_by_rank(plan, kept)
-    peak = [one.most[one.fullest] for one in held]
+    peak = [held_rank.most[held_rank.fullest] for held_rank in held]
     logits = np.array([one.logits[one.fullest] for one in held])
     collected = np.array([one.collected[one.fullest] for one in held])
     states = model_states(plan) | {

@@ -140,7 +140,9 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     orders = plan.orders
     kind = orders.kind
     names = ("for_input", "for_weight", "logits", "in_layers", "in_head", "in_loss", "collected")
-    table = np.array([[getattr(one, name) for name in names] for one in kept])[orders.stage]
+    table = np.array([[getattr(kept_stage, name) for name in names] for kept_stage in kept])[
+        orders.stage
+    ]
     change = table[:, :3] * np.array([SIGNS[action] for action in Action], dtype=float)[kind]
     bounds = orders.rank_ptr.tolist()
     ranks = [slice(*pair) for pair in itertools.pairwise(bounds)]
@@ -191,7 +193,7 @@ def _layers(plan: Plan, kinds: Sequence[str]) -> Kept:
 def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:
     """Layers that run again from the input of the first: all of them are whole while the last is differentiated."""
     kept = layers[0].input_bytes / sharding.divisor(layers[0].input_split)
-    whole = [_all(one, sharding) for one in layers]
+    whole = [_all(layer, sharding) for layer in layers]
     again = sum(one.for_input + one.for_weight for one in whole) - kept
     gradients = max(_gradients(one.backward, sharding) for one in layers)
     return Kept(for_weight=kept, in_layers=again + gradients)
@@ -210,19 +212,21 @@ def _dropped(expansion: Expansion, sharding: Sharding, repeated: Rerun) -> float
     """Most of what was not kept that is alive at once: of one half of the layer, unless all runs again together [B]."""
     halves = [0.0, 0.0]
     half = 0
-    for one in expansion.forward:
-        if one.place == _SECOND_HALF and not repeated.together:
+    for operator in expansion.forward:
+        if operator.place == _SECOND_HALF and not repeated.together:
             half = 1
-        until_input, until_weight = repeated.of(one)
-        halves[half] += (one.saved - until_input) / sharding.divisor(one.saved_split)
-        halves[half] += (one.saved_for_weight - until_weight) / _weight_divisor(one, sharding)
+        until_input, until_weight = repeated.of(operator)
+        halves[half] += (operator.saved - until_input) / sharding.divisor(operator.saved_split)
+        halves[half] += (operator.saved_for_weight - until_weight) / _weight_divisor(
+            operator, sharding
+        )
     return max(halves)
 
 
 def _head(expansion: Expansion, sharding: Sharding, peak: float) -> Kept:
     """The output head; its loss has `peak` bytes per logit alive at a time in its backward."""
     kept = _all(expansion, sharding)
-    projection = next(one for one in expansion.forward if one.role is Role.LOGITS)
+    projection = next(operator for operator in expansion.forward if operator.role is Role.LOGITS)
     logits = projection.m * projection.n / sharding.divisor(projection.split)
     in_loss = max(peak * logits - kept.logits, 0.0)
     in_head = max(in_loss, _gradients(expansion.backward, sharding))
@@ -231,14 +235,16 @@ def _head(expansion: Expansion, sharding: Sharding, peak: float) -> Kept:
 
 def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None) -> Kept:
     for_input = for_weight = logits = 0.0
-    for one in expansion.forward:
-        share = sharding.divisor(one.saved_split)
-        saved, longer = repeated.of(one) if repeated else (one.saved, one.saved_for_weight)
-        if one.kind is OperatorKind.LOSS:
+    for operator in expansion.forward:
+        share = sharding.divisor(operator.saved_split)
+        saved, longer = (
+            repeated.of(operator) if repeated else (operator.saved, operator.saved_for_weight)
+        )
+        if operator.kind is OperatorKind.LOSS:
             logits += (saved + longer) / share
         else:
             for_input += saved / share
-            for_weight += longer / _weight_divisor(one, sharding)
+            for_weight += longer / _weight_divisor(operator, sharding)
     return Kept(for_input, for_weight, logits)
 
 
@@ -251,9 +257,9 @@ def _weight_divisor(one: Operator, sharding: Sharding) -> int:
 def _gradients(operators: Iterable[Operator], sharding: Sharding) -> float:
     """The largest pair of gradients that one matrix product reads and writes [B]."""
     products = (
-        shard(one, sharding)
-        for one in operators
-        if one.phase is Phase.INPUT_GRADIENT and one.kind in _PRODUCTS
+        shard(operator, sharding)
+        for operator in operators
+        if operator.phase is Phase.INPUT_GRADIENT and operator.kind in _PRODUCTS
     )
-    elements = (one.batch * one.m * (one.n + one.k) for one in products)
+    elements = (product.batch * product.m * (product.n + product.k) for product in products)
     return float(sharding.activation_bytes * max(elements, default=0))

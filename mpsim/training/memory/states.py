@@ -77,4 +77,4 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
         )
         for rank in range(plan.layout.mesh.pp)
     ]
-    return np.array([float(element * sum(m * n for m, n in one)) for one in held])
+    return np.array([float(element * sum(m * n for m, n in held_rank)) for held_rank in held])
