@@ -111,7 +111,8 @@ class _Steady:
         if periods < 1 or periods * passed * len(program) < _WORTH * count:
             return None
         chain, microbatch = _nodes(program, chains)
-        middle = count // 2
+        # At the begin of a period, of an odd number the later of the two in the middle: warm-up takes longer to become steady than flush.
+        middle = (count // passed + 1) // 2 * passed
         inside = (microbatch >= middle) & (microbatch < middle + passed)
         step = np.bincount(chain[inside], minlength=len(chains.begin))
         begins = np.flatnonzero(microbatch == middle)

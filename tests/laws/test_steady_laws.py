@@ -61,13 +61,29 @@ def test_no_time_of_any_schedule_changes(name: str, seed: int, blocking: bool, d
     _left_out(program)
 
 
+@pytest.mark.parametrize("microbatches", [64, 68])
 @pytest.mark.parametrize("name", STEADY)
-def test_a_long_step_is_walked_in_part(name: str) -> None:
-    """With equal stages at least a third of the periods of four microbatches is left out."""
+def test_a_long_step_is_walked_in_part(name: str, microbatches: int) -> None:
+    """With equal stages at least a third of the periods of four microbatches is left out, of an odd number of them too."""
     program = from_orders(
-        make_orders(name, pp=4, microbatches=64), forward=1000, backward=1000, weight=900, send=30
+        make_orders(name, pp=4, microbatches=microbatches),
+        forward=1000,
+        backward=1000,
+        weight=900,
+        send=30,
     )
-    assert _left_out(program) * 4 >= 64 / 3
+    assert _left_out(program) * 4 >= microbatches / 3
+
+
+@pytest.mark.parametrize("virtual", [2, 3])
+@pytest.mark.parametrize("microbatches", [120, 128])
+def test_a_long_interleaved_step_is_walked_in_part(microbatches: int, virtual: int) -> None:
+    """8 ranks, 15 and 16 rounds of microbatches: warm-up, flush and five periods are walked, the rest is not."""
+    orders = make_orders(
+        "interleaved-1f1b", pp=8, microbatches=microbatches, virtual_stages=virtual
+    )
+    program = from_orders(orders, forward=1000, backward=1000, weight=900, send=30)
+    assert _left_out(program) == microbatches // 8 - 5
 
 
 def test_jittered_times_are_walked_in_full() -> None:
