@@ -42,8 +42,8 @@ def test_without_a_global_norm_each_rank_waits_for_its_own_reductions(offload: s
 def test_without_a_global_norm_the_last_rank_does_not_wait_for_the_first() -> None:
     """The flush ends on rank 0; the others have stepped by then.
 
-    With whole backwards of B on p equal ranks without messages, rank r ends (p - 1 - (p - 1 - r)) = r backwards before rank 0. Its
-    reduction R starts then and its optimizer step at once after: rank r steps r B earlier than rank 0.
+    A gradient that leaves rank r at t reaches rank 0 after r more backwards and messages, so rank r has run its last backward B that much
+    earlier. Its reduction R overlaps or follows: its optimizer starts at max(end of B, end of R), whatever other ranks still do.
     """
     plan = small_plan(pp=4, dp=2, overrides={"gradient_norm": False}, model_name="llama2-7b")
     timeline = run(build_program(plan))
