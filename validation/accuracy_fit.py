@@ -25,7 +25,7 @@ from mpsim.framework import framework, framework_aliases
 from mpsim.hardware import link
 from mpsim.importers.cells import Cells, read_rows
 from mpsim.importers.machines import gpu
-from mpsim.validate import Record, files, runs, training
+from mpsim.validate import Record, files, runs, tables, training
 
 NAMED = (
     *("llm-foundry", "internevo", "bloom-tuning", "megatron-sc21", "korthikanti22-layer"),
@@ -55,7 +55,7 @@ def _origins() -> dict[str, Origin]:
             cells = Cells(values)
             cells = training.as_published(cells) if single else cells
             with contextlib.suppress(Exception):
-                preset = str(runs.rule_of(cells)["framework"]["preset"])
+                preset = str(tables.rule_of(cells)["framework"]["preset"])
                 chip = gpu(cells.text("accelerator")).name
                 name_of = framework_aliases().get(preset, preset)
                 found[values.get("id") or values["record_id"]] = Origin(cells, (chip, name_of))

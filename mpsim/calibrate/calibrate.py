@@ -106,7 +106,9 @@ def calibrate(sources: Sequence[Source], *, name: str = "", on: str = "") -> Cal
         If the files are of different machines, or hold nothing that can be fitted.
     """
     _check_one_machine(sources)
-    measurements = quietest(one for source in sources for one in source.measurements)
+    measurements = quietest(
+        measurement for source in sources for measurement in source.measurements
+    )
     header = next((source.header for source in sources if source.header), None)
     device = next((source.device_name for source in sources if source.device_name), "")
     points = kernel_points(measurements)
@@ -122,9 +124,9 @@ def calibrate(sources: Sequence[Source], *, name: str = "", on: str = "") -> Cal
         datasheet=sheet.name if sheet else "",
         accelerator=entry,
         scale_up=link_entry(_usual_link(sheet), None, as_of),
-        nic=nic_entry(as_of) if any(one.domains > 1 for one in collectives) else None,
+        nic=nic_entry(as_of) if any(curve.domains > 1 for curve in collectives) else None,
         per_node=_per_node(header, collectives),
-        nodes=max([1, *(one.domains for one in collectives)]),
+        nodes=max([1, *(curve.domains for curve in collectives)]),
         library=library,
         inputs=[input_of(source, _digest(source.file)) for source in sources],
     )
@@ -183,16 +185,16 @@ def _main_precision(
     """The precision of whole layers, else the first usual one that was measured."""
     layers = [m.precision for m in measurements if m.family in ("blocks", "steps")]
     measured = {p.precision for p in points}
-    for one in (*layers, *_MAIN):
-        if one in chip.peak_flops and (one in measured or one in layers):
-            return one
+    for precision in (*layers, *_MAIN):
+        if precision in chip.peak_flops and (precision in measured or precision in layers):
+            return precision
     return next(iter(chip.peak_flops))
 
 
 def _cpu_habits(header: Header | None) -> Fit:
     """What follows from the accelerator being the host: calls add up, and without cores to spare communication takes those of the compute."""
     fields: dict[str, object] = {"launch_blocking": True, "step_overhead": "0 s"}
-    ranks = 1 if header is None else sum(one.host == header.ranks[0].host for one in header.ranks)
+    ranks = 1 if header is None else sum(rank.host == header.ranks[0].host for rank in header.ranks)
     cores = 0 if header is None else header.cores
     if ranks > 1 and cores < limit("overlap_cores") * ranks:
         fields["gradient_overlap"] = "never"
@@ -229,14 +231,14 @@ def _usual_link(sheet: Accelerator | None) -> Any:
 def _per_node(header: Header | None, collectives: Sequence[Point]) -> int:
     if header is not None:
         return max(1, header.world_size // header.domains(range(header.world_size)))
-    return max([1, *(one.ranks // one.domains for one in collectives)])
+    return max([1, *(curve.ranks // curve.domains for curve in collectives)])
 
 
 def _check_one_machine(sources: Sequence[Source]) -> None:
     """Refuse files of different machines or software."""
     if not sources:
         raise CalibrationError("no file was given")
-    with_header = [one for one in sources if one.header]
+    with_header = [source for source in sources if source.header]
     for other in with_header[1:]:
         first = with_header[0]
         assert first.header is not None
@@ -247,7 +249,7 @@ def _check_one_machine(sources: Sequence[Source]) -> None:
                 raise CalibrationError(
                     f"{other.file}: {field} is {b!r}, but {a!r} in {first.file}; calibrate each on its own"
                 )
-    named = [one for one in sources if one.device_name]
+    named = [source for source in sources if source.device_name]
     for other in named[1:]:
         if _slug(other.device_name) != _slug(named[0].device_name):
             raise CalibrationError(
@@ -257,18 +259,18 @@ def _check_one_machine(sources: Sequence[Source]) -> None:
 
 
 def _busy_warnings(inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for one in inputs:
-        if one["others"] > BUSY_ABOVE:
+    for entry in inputs:
+        if entry["others"] > BUSY_ABOVE:
             yield (
-                f"{one['file']}: other processes used {one['others']:.0%} of the host; measure again when it is quiet, and give "
+                f"{entry['file']}: other processes used {entry['others']:.0%} of the host; measure again when it is quiet, and give "
                 "both files: the quietest of each measurement counts"
             )
 
 
 def _noise_warnings(fit: Fit) -> Iterator[str]:
-    loud = [one for one in fit.scores if one.noise > NOISY_ABOVE]
+    loud = [score for score in fit.scores if score.noise > NOISY_ABOVE]
     if loud:
-        worst = max(loud, key=lambda one: one.noise)
+        worst = max(loud, key=lambda score: score.noise)
         yield (
             f"{len(loud)} of {len(fit.scores)} series of measurements spread by more than {NOISY_ABOVE:.0%} at one size "
             f"({worst.what}: {worst.noise:.0%}): the machine was busy, and smaller errors cannot be told from noise"

@@ -43,20 +43,22 @@ def collective_points(measurements: Iterable[Measurement]) -> list[Point]:
     """
     points = [
         Point(
-            id=one.id,
-            series=f"{one.op}/{len(one.group)}x{one.domains}",
+            id=measurement.id,
+            series=f"{measurement.op}/{len(measurement.group)}x{measurement.domains}",
             operator=None,
-            size=float(one.shape.get("bytes", 0)),
-            seconds=float(np.median(one.samples)),
-            noise=one.noise,
+            size=float(measurement.shape.get("bytes", 0)),
+            seconds=float(np.median(measurement.samples)),
+            noise=measurement.noise,
             precision="",
-            phase=one.phase,
-            ranks=len(one.group),
-            domains=one.domains,
-            samples=len(one.samples),
+            phase=measurement.phase,
+            ranks=len(measurement.group),
+            domains=measurement.domains,
+            samples=len(measurement.samples),
         )
-        for one in measurements
-        if one.family == "collectives" and len(one.group) >= _PAIR and one.op in COLLECTIVES
+        for measurement in measurements
+        if measurement.family == "collectives"
+        and len(measurement.group) >= _PAIR
+        and measurement.op in COLLECTIVES
     ]
     return hold_out(points)
 
@@ -101,17 +103,17 @@ def fit_collectives(points: Sequence[Point], cluster: Cluster, library: str) -> 
     constants: Mapping[str, Fitted] = {}
     if library in _HOST and len([p for p in points if not p.held_out]) >= _FEWEST:
         constants = _host_constants(points, cluster, library)
-    model = _model(cluster, library, {name: one.value for name, one in constants.items()})
+    model = _model(cluster, library, {name: constant.value for name, constant in constants.items()})
     fits = [_series(rows, model, formed=bool(constants)) for rows in _by_series(points)]
     return merged([Fit(constants), *fits])
 
 
 def _by_series(points: Sequence[Point]) -> Iterator[list[Point]]:
     groups: dict[str, list[Point]] = {}
-    for one in points:
-        groups.setdefault(one.series, []).append(one)
+    for point in points:
+        groups.setdefault(point.series, []).append(point)
     for rows in groups.values():
-        yield sorted(rows, key=lambda one: one.size)
+        yield sorted(rows, key=lambda row: row.size)
 
 
 def _model(cluster: Cluster, library: str, values: Mapping[str, float]) -> CollectiveModel:
@@ -148,7 +150,9 @@ def _host_constants(
     measured = np.array([p.seconds for rows in series for p in rows])
     found, _ = fit_robust(form, [unknown(leaf) for leaf in leaves], measured)
     return {
-        f"{prefix}.{one.name}": fitted(one, _UNITS[one.name]) for one in found if one.identified
+        f"{prefix}.{estimate.name}": fitted(estimate, _UNITS[estimate.name])
+        for estimate in found
+        if estimate.identified
     }
 
 

@@ -57,23 +57,23 @@ def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[
     """
     works = []
     cached = _cached(chip)
-    for one in measurements:
-        if one.op != "transformer_layer" or one.phase != "burst":
+    for measurement in measurements:
+        if measurement.op != "transformer_layer" or measurement.phase != "burst":
             continue
-        precision = one.precision
+        precision = measurement.precision
         if precision not in chip.peak_flops:
             continue
         software = framework(_PRESET).in_precision(precision)
-        layer = _expanded(one, software)
-        forward = one.variant.get("pass") == "forward"
+        layer = _expanded(measurement, software)
+        forward = measurement.variant.get("pass") == "forward"
         operators = layer.forward if forward else layer.backward
-        where = chip if one.shape.get("layers", 1) > 1 else cached
+        where = chip if measurement.shape.get("layers", 1) > 1 else cached
         times = KernelModel(where, precision, clocks="sustained").seconds(operators)
         eager = np.array([o.kind in _EAGER for o in operators])
         host = software.host
         works.append(
             LayerWork(
-                _point(one, precision),
+                _point(measurement, precision),
                 float(times[eager].sum()),
                 float(times[~eager].sum()),
                 host.layer_launches_forward if forward else host.layer_launches_backward,
@@ -96,8 +96,8 @@ def _cached(chip: Accelerator) -> Accelerator:
     return dataclasses.replace(chip, calibration=changed)
 
 
-def _expanded(one: Measurement, software: Framework) -> Expansion:
-    hidden, heads = one.shape["hidden"], one.shape["heads"]
+def _expanded(measurement: Measurement, software: Framework) -> Expansion:
+    hidden, heads = measurement.shape["hidden"], measurement.shape["heads"]
     model = Transformer(
         name="layer",
         layers=1,
@@ -105,27 +105,27 @@ def _expanded(one: Measurement, software: Framework) -> Expansion:
         heads=heads,
         kv_heads=heads,
         head_dim=hidden // heads,
-        ffn_hidden=one.shape["ffn_hidden"],
+        ffn_hidden=measurement.shape["ffn_hidden"],
         vocab=1,
     )
     return expand_layer(
         model,
         software.lowering,
-        sequences=one.shape["micro_batch"],
-        sequence_length=one.shape["sequence"],
+        sequences=measurement.shape["micro_batch"],
+        sequence_length=measurement.shape["sequence"],
     )
 
 
-def _point(one: Measurement, precision: str) -> Point:
+def _point(measurement: Measurement, precision: str) -> Point:
     return Point(
-        id=one.id,
-        series=f"layer/{one.variant.get('pass')}",
+        id=measurement.id,
+        series=f"layer/{measurement.variant.get('pass')}",
         operator=None,
-        size=one.flops,
-        seconds=one.time,
-        noise=one.noise,
+        size=measurement.flops,
+        seconds=measurement.time,
+        noise=measurement.noise,
         precision=precision,
-        phase=one.phase,
+        phase=measurement.phase,
     )
 
 
@@ -155,12 +155,12 @@ def fit_host(works: Sequence[LayerWork]) -> Fit:
     }
     points = [work.point for work in works]
     warnings = tuple(
-        f"{name} of a layer is at the bound of its fit ({one.value:.3g}): kernels alone do not explain a layer"
-        for name, one in (
+        f"{name} of a layer is at the bound of its fit ({estimate.value:.3g}): kernels alone do not explain a layer"
+        for name, estimate in (
             ("the cost of a call", call),
             ("the factor of memory-bound kernels", factor),
         )
-        if one.at_bound and one.value > 1.0
+        if estimate.at_bound and estimate.value > 1.0
     )
     return Fit(
         framework=fields,

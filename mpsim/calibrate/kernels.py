@@ -105,7 +105,7 @@ def _gemm_shape(
         bounded,
         np.array([p.seconds for p in train]),
     )
-    named = {one.name: one for one in found}
+    named = {estimate.name: estimate for estimate in found}
     return named, named["weight_gradient"]
 
 
@@ -167,7 +167,7 @@ def _kept_when_hot(burst: Sequence[Point], hot: Sequence[Point]) -> tuple[float,
 def _usually_kept(chip: Accelerator, precision: str) -> tuple[float, tuple[str, ...]]:
     """Share of a burst's rate that training keeps on chips of this kind, where it was not measured."""
     known = [KernelModel(chip, precision, clocks=clocks) for clocks in ("burst", "sustained")]
-    burst, hot = (one.peak_fraction(precision) for one in known)
+    burst, hot = (point.peak_fraction(precision) for point in known)
     text = (
         f"nothing was measured in {precision} after running for long: training is taken to keep {hot / burst:.0%} of the rate, as "
         f"{chip.family} chips do"
@@ -240,7 +240,7 @@ def _attention_of(points: Sequence[Point], chip: Accelerator, main: str, backend
     charts = _Charts.of(points)
     train = [i for i, p in enumerate(points) if not p.held_out]
     peak = chip.peak(main)
-    unknowns = [unknown("attention_fraction", name=f"rate_{one}") for one in charts.labels]
+    unknowns = [unknown("attention_fraction", name=f"rate_{label}") for label in charts.labels]
     unknowns += [_half_of(charts, train, index) for index in range(len(charts.labels))]
     unknowns.append(unknown("forward_share"))
     times = np.array([points[i].seconds for i in train])
@@ -248,10 +248,10 @@ def _attention_of(points: Sequence[Point], chip: Accelerator, main: str, backend
     constants = {"kernels.attention_rules.forward_share": fitted(found[-1], "1")}
     name = "cudnn" if backend == "cudnn" else "flash2"  # of torch's scaled_dot_product_attention
     constants |= {
-        f"kernels.attention_{name}.{leaf}": one
-        for leaf, one in _chart_constants(found, charts.labels, peak)
+        f"kernels.attention_{name}.{leaf}": constant
+        for leaf, constant in _chart_constants(found, charts.labels, peak)
     }
-    values = np.array([one.value for one in found])
+    values = np.array([estimate.value for estimate in found])
     scored = score(
         f"attention, {main}, {backend}", "constants", points, charts.seconds(values, peak)
     )
@@ -272,7 +272,7 @@ def _chart_constants(
     found: Sequence[Estimate], labels: Sequence[str], peak: float
 ) -> Iterator[tuple[str, Fitted]]:
     """Leaves of an attention chart; a mask that was not measured at a width borrows the other's rate."""
-    by_name = {one.name: one for one in found}
+    by_name = {estimate.name: estimate for estimate in found}
     yield "peak", Fitted(peak, peak, peak, "FLOP/s")
     yield "chart_share", Fitted(1.0, 1.0, 1.0, "1")
     for width in sorted({label.rpartition("_")[2] for label in labels}, key=int):
@@ -312,12 +312,12 @@ def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
     unknowns = [*(unknown("memory_fraction", name=kind) for kind in kinds), unknown("floor")]
     measured = np.array([p.seconds for p in train])
     found, _ = fit_robust(lambda x: times(train, x), unknowns, measured)
-    values = np.array([one.value for one in found])
+    values = np.array([estimate.value for estimate in found])
     units = {**dict.fromkeys(kinds, "1"), "floor": "s"}
     constants = {
-        f"kernels.memory_rules.{one.name}": fitted(one, units[one.name])
-        for one in found
-        if one.identified
+        f"kernels.memory_rules.{estimate.name}": fitted(estimate, units[estimate.name])
+        for estimate in found
+        if estimate.identified
     }
     constants |= {
         f"kernels.memory_burst.{kind}": constants[f"kernels.memory_rules.{kind}"]
@@ -342,7 +342,9 @@ def _memory_curves(points: Sequence[Point], by_form: Floats) -> Iterator[Fit]:
         for key, rows in groups.items()
     }
     missed = {
-        key[0] for key, one in formed.items() if prefers_curve(one, *_sized(points, groups[key]))
+        key[0]
+        for key, by_form in formed.items()
+        if prefers_curve(by_form, *_sized(points, groups[key]))
     }
     for key, rows in groups.items():
         mine, sizes = _sized(points, rows)

@@ -67,17 +67,17 @@ def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> dict[str, 
     """
     rank = header.ranks[0]
     peaks: dict[str, float] = {}
-    for one in points:
-        if one.operator is not None and one.operator.m and one.phase == "burst":
-            rate = one.operator.flops / one.seconds
-            peaks[one.precision] = max(peaks.get(one.precision, 0.0), rate)
+    for point in points:
+        if point.operator is not None and point.operator.m and point.phase == "burst":
+            rate = point.operator.flops / point.seconds
+            peaks[point.precision] = max(peaks.get(point.precision, 0.0), rate)
     streams = list(_largest_streams(points))
     if not peaks or not streams:
         raise CalibrationError(
             "no matrix product, or neither a copy nor an optimizer step was measured, so a CPU has no peak and no memory rate; measure with "
             "--only kernels, or name the accelerator with --on"
         )
-    sharing = sum(one.host == rank.host for one in header.ranks)
+    sharing = sum(record.host == rank.host for record in header.ranks)
     return {
         "title": f"{rank.device_name}, {rank.threads} thread(s) a rank",
         "vendor": "CPU",
@@ -90,7 +90,9 @@ def cpu_entry(header: Header, points: Sequence[Point], as_of: str) -> dict[str, 
         },
         "memory": format_quantity(rank.memory_bytes / sharing, Dimension.BYTES, digits=_DIGITS),
         "memory_bandwidth": format_quantity(
-            max(one.size / one.seconds for one in streams), Dimension.BANDWIDTH, digits=_DIGITS
+            max(stream.size / stream.seconds for stream in streams),
+            Dimension.BANDWIDTH,
+            digits=_DIGITS,
         ),
         "tdp": _WATTS,
         "idle": _IDLE,
@@ -106,9 +108,9 @@ def _largest_streams(points: Sequence[Point]) -> Iterator[Point]:
     A copy reads what it will overwrite into the cache first, an optimizer does not: only the faster of both says what the memory can do.
     """
     for op in ("copy/", "adam/"):
-        mine = [one for one in points if one.series.startswith(op) and one.phase == "burst"]
+        mine = [point for point in points if point.series.startswith(op) and point.phase == "burst"]
         if mine:
-            yield max(mine, key=lambda one: one.size)
+            yield max(mine, key=lambda point: point.size)
 
 
 def sheet_entry(chip: Accelerator) -> dict[str, Any]:
@@ -202,31 +204,36 @@ def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> dict[str, An
         "library": frame.library,
         "framework": dict(fit.framework),
         "constants": {
-            name: {"value": one.value, "low": one.low, "high": one.high, "unit": one.unit}
-            for name, one in sorted(fit.constants.items())
+            name: {
+                "value": constant.value,
+                "low": constant.low,
+                "high": constant.high,
+                "unit": constant.unit,
+            }
+            for name, constant in sorted(fit.constants.items())
         },
         "kernel_curves": [
             {
-                "kind": one.kind,
-                "phase": one.phase,
-                "bytes": list(one.sizes),
-                "seconds": list(one.times),
+                "kind": curve.kind,
+                "phase": curve.phase,
+                "bytes": list(curve.sizes),
+                "seconds": list(curve.times),
             }
-            for one in fit.kernels
+            for curve in fit.kernels
         ],
         "collective_curves": [
             {
-                "kind": one.kind,
-                "ranks": one.ranks,
-                "domains": one.domains,
-                "bytes": list(one.sizes),
-                "seconds": list(one.times),
+                "kind": curve.kind,
+                "ranks": curve.ranks,
+                "domains": curve.domains,
+                "bytes": list(curve.sizes),
+                "seconds": list(curve.times),
             }
-            for one in fit.collectives
+            for curve in fit.collectives
         ],
         "fits": list(_fits(fit)),
         "warnings": list(warnings),
-        "inputs": [dict(one) for one in frame.inputs],
+        "inputs": [dict(entry) for entry in frame.inputs],
     }
     if frame.nic is not None:
         document["nic"] = dict(frame.nic)
@@ -234,19 +241,19 @@ def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> dict[str, An
 
 
 def _fits(fit: Fit) -> Iterator[dict[str, Any]]:
-    for one in fit.scores:
-        held = one.errors(held_out=True)
+    for score in fit.scores:
+        held = score.errors(held_out=True)
         entry: dict[str, Any] = {
-            "what": one.what,
-            "form": one.form,
-            "points": len(one.ids),
+            "what": score.what,
+            "form": score.form,
+            "points": len(score.ids),
             "held_out": len(held),
-            "median_error": _share(one.median(held_out=False)),
+            "median_error": _share(score.median(held_out=False)),
         }
         if len(held):
-            entry["held_out_median_error"] = _share(one.median(held_out=True))
+            entry["held_out_median_error"] = _share(score.median(held_out=True))
             entry["held_out_worst_error"] = _share(float(held[np.argmax(np.abs(held))]))
-        entry["noise"] = _share(one.noise)
+        entry["noise"] = _share(score.noise)
         yield entry
 
 
@@ -256,7 +263,7 @@ def _share(value: float | None) -> float | None:
 
 def input_of(source: Source, digest: str) -> dict[str, Any]:
     """A file that went in, by name and content, and what else ran on its machine meanwhile."""
-    others = float(np.median([one.others for one in source.measurements]))
+    others = float(np.median([measurement.others for measurement in source.measurements]))
     return {
         "others": round(others, _DIGITS),
         "file": source.file.rpartition("/")[2],

@@ -105,12 +105,12 @@ def merged(fits: Iterable[Fit]) -> Fit:
     """All parts as one; later constants win."""
     parts = list(fits)
     return Fit(
-        {name: one for part in parts for name, one in part.constants.items()},
-        tuple(one for part in parts for one in part.kernels),
-        tuple(one for part in parts for one in part.collectives),
-        {name: one for part in parts for name, one in part.framework.items()},
-        tuple(one for part in parts for one in part.scores),
-        tuple(one for part in parts for one in part.warnings),
+        {name: constant for part in parts for name, constant in part.constants.items()},
+        tuple(curve for part in parts for curve in part.kernels),
+        tuple(curve for part in parts for curve in part.collectives),
+        {name: value for part in parts for name, value in part.framework.items()},
+        tuple(score for part in parts for score in part.scores),
+        tuple(warning for part in parts for warning in part.warnings),
     )
 
 
@@ -127,12 +127,12 @@ def score(what: str, form: str, points: Sequence[Point], predicted: Floats) -> S
     return Score(
         what,
         form,
-        tuple(one.id for one in points),
-        tuple(one.size for one in points),
-        tuple(one.seconds for one in points),
+        tuple(point.id for point in points),
+        tuple(point.size for point in points),
+        tuple(point.seconds for point in points),
         tuple(float(x) for x in predicted),
-        tuple(one.held_out for one in points),
-        float(np.median([one.noise for one in points])),
+        tuple(point.held_out for point in points),
+        float(np.median([point.noise for point in points])),
     )
 
 
@@ -167,11 +167,11 @@ def best_curve(points: Sequence[Point], sizes: Floats) -> Line | None:
 def _times_at(points: Sequence[Point], sizes: Floats) -> dict[float, tuple[float, int]]:
     """Time and number of samples of every size that is not held out."""
     found: dict[float, list[Point]] = {}
-    for one, size in zip(points, sizes.tolist(), strict=True):
-        if not one.held_out and size > 0:
-            found.setdefault(size, []).append(one)
+    for point, size in zip(points, sizes.tolist(), strict=True):
+        if not point.held_out and size > 0:
+            found.setdefault(size, []).append(point)
     return {
-        size: (float(np.median([one.seconds for one in rows])), sum(one.samples for one in rows))
+        size: (float(np.median([row.seconds for row in rows])), sum(row.samples for row in rows))
         for size, rows in found.items()
     }
 
@@ -187,7 +187,7 @@ def _line(known: Mapping[float, tuple[float, int]], *, without: float | None = N
             (a, m, i), (b, n, j) = blocks[-2:]
             blocks[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
     levels = [level for level, _, count in blocks for _ in range(count)]
-    return tuple(rising), tuple(float(f"{math.exp(one):.{_DIGITS}g}") for one in levels)
+    return tuple(rising), tuple(float(f"{math.exp(logarithm):.{_DIGITS}g}") for logarithm in levels)
 
 
 @remembered(1)
@@ -210,20 +210,20 @@ def limit(name: str) -> float:
 
 def range_warnings(constants: Mapping[str, Fitted]) -> Iterator[str]:
     """A line for each constant that is outside its physical range, or that the measurements did not fix."""
-    for name, one in constants.items():
+    for name, constant in constants.items():
         if ".burst_" in name and name.replace(".burst_", ".") in constants:
             continue  # the same number under another name
         leaf = name.rpartition(".")[2]
         for pattern, bounds in _data()["physical"].items():
             low, high = map(float, bounds)
-            if fnmatch.fnmatchcase(leaf, pattern) and not low <= one.value <= high:
+            if fnmatch.fnmatchcase(leaf, pattern) and not low <= constant.value <= high:
                 yield (
-                    f"{name} is {one.value:.4g} {one.unit}, outside its physical range of {low:g} to {high:g}; "
+                    f"{name} is {constant.value:.4g} {constant.unit}, outside its physical range of {low:g} to {high:g}; "
                     "something else is in these times"
                 )
                 break
-        if one.high - one.low > 2 * limit("unidentified") * one.value:
+        if constant.high - constant.low > 2 * limit("unidentified") * constant.value:
             yield (
-                f"{name} is {one.value:.4g} {one.unit}, but anything from {one.low:.3g} to {one.high:.3g} fits: the "
+                f"{name} is {constant.value:.4g} {constant.unit}, but anything from {constant.low:.3g} to {constant.high:.3g} fits: the "
                 "measurements say little about it"
             )

@@ -95,24 +95,24 @@ class Point:
 def kernel_points(measurements: Iterable[Measurement]) -> list[Point]:
     """Every kernel that has a place in our cost models, with some held out."""
     points = []
-    for one in measurements:
-        operator = _operator(one)
-        if operator is None and one.op not in ("adam", "copy", "launch"):
+    for measurement in measurements:
+        operator = _operator(measurement)
+        if operator is None and measurement.op not in ("adam", "copy", "launch"):
             continue
-        words = ",".join(f"{key}={value}" for key, value in sorted(one.variant.items()))
-        size = operator.flops or operator.bytes if operator else one.bytes
+        words = ",".join(f"{key}={value}" for key, value in sorted(measurement.variant.items()))
+        size = operator.flops or operator.bytes if operator else measurement.bytes
         points.append(
             Point(
-                id=one.id,
-                series=f"{one.op}/{words}/{one.dtype}/{one.phase}",
+                id=measurement.id,
+                series=f"{measurement.op}/{words}/{measurement.dtype}/{measurement.phase}",
                 operator=operator,
                 size=size,
-                seconds=one.time,
-                noise=one.noise,
-                precision=one.precision,
-                phase=one.phase,
-                samples=len(one.samples),
-                backend=_backend(one) if one.op == "attention" else "",
+                seconds=measurement.time,
+                noise=measurement.noise,
+                precision=measurement.precision,
+                phase=measurement.phase,
+                samples=len(measurement.samples),
+                backend=_backend(measurement) if measurement.op == "attention" else "",
             )
         )
     return hold_out(points)
@@ -121,29 +121,29 @@ def kernel_points(measurements: Iterable[Measurement]) -> list[Point]:
 def hold_out(points: Sequence[Point]) -> list[Point]:
     """Mark one in five of every series, never its ends; which ones depends on their names alone."""
     series: dict[str, list[Point]] = {}
-    for one in points:
-        series.setdefault(one.series, []).append(one)
+    for point in points:
+        series.setdefault(point.series, []).append(point)
     held = set()
     for name, group in series.items():
-        inner = sorted(group, key=lambda one: (one.size, one.id))[1:-1]
+        inner = sorted(group, key=lambda point: (point.size, point.id))[1:-1]
         if len(group) >= _FEWEST:
             first = zlib.crc32(name.encode()) % min(_HOLD_ONE_OF, len(inner))
-            held |= {one.id for one in inner[first::_HOLD_ONE_OF]}
-    return [dataclasses.replace(one, held_out=one.id in held) for one in points]
+            held |= {point.id for point in inner[first::_HOLD_ONE_OF]}
+    return [dataclasses.replace(point, held_out=point.id in held) for point in points]
 
 
-def _operator(one: Measurement) -> Operator | None:
-    make = _MAKERS.get(one.op)
-    return make(one) if make else None
+def _operator(measurement: Measurement) -> Operator | None:
+    make = _MAKERS.get(measurement.op)
+    return make(measurement) if make else None
 
 
-def _gemm(one: Measurement) -> Operator:
-    m, n, k = (one.shape[name] for name in "mnk")
-    batch = one.shape.get("batch", 1)
-    element = ELEMENT_BYTES.get(one.precision, _WIDE_RESULT)
+def _gemm(measurement: Measurement) -> Operator:
+    m, n, k = (measurement.shape[name] for name in "mnk")
+    batch = measurement.shape.get("batch", 1)
+    element = ELEMENT_BYTES.get(measurement.precision, _WIDE_RESULT)
     return make_gemm(
         Role.KERNEL,
-        _PHASES[str(one.variant.get("pass", "forward"))],
+        _PHASES[str(measurement.variant.get("pass", "forward"))],
         m=m,
         n=n,
         k=k,
@@ -153,11 +153,11 @@ def _gemm(one: Measurement) -> Operator:
     )
 
 
-def _attention(one: Measurement) -> Operator | None:
-    if _backend(one) not in ("flash", "cudnn"):
+def _attention(measurement: Measurement) -> Operator | None:
+    if _backend(measurement) not in ("flash", "cudnn"):
         return None
     batch, heads, sequence, width = (
-        one.shape[name] for name in ("batch", "heads", "sequence", "head_dim")
+        measurement.shape[name] for name in ("batch", "heads", "sequence", "head_dim")
     )
     forward = make_attention(
         Phase.FORWARD,
@@ -165,37 +165,42 @@ def _attention(one: Measurement) -> Operator | None:
         queries=sequence,
         keys=sequence,
         heads=heads,
-        kv_heads=one.shape.get("kv_heads", heads),
+        kv_heads=measurement.shape.get("kv_heads", heads),
         head_dim=width,
-        causal=bool(one.variant.get("causal", True)),
+        causal=bool(measurement.variant.get("causal", True)),
     )
     # points of both passes are compared by the FLOPs of forward
-    return dataclasses.replace(forward, phase=_PHASES[str(one.variant.get("pass", "forward"))])
+    return dataclasses.replace(
+        forward, phase=_PHASES[str(measurement.variant.get("pass", "forward"))]
+    )
 
 
-def _backend(one: Measurement) -> str:
-    return str(one.variant.get("backend", "flash"))
+def _backend(measurement: Measurement) -> str:
+    return str(measurement.variant.get("backend", "flash"))
 
 
-def _lowering(one: Measurement) -> Lowering:
-    element = int(ELEMENT_BYTES.get(one.precision, _WIDE_RESULT))
+def _lowering(measurement: Measurement) -> Lowering:
+    element = int(ELEMENT_BYTES.get(measurement.precision, _WIDE_RESULT))
     return Lowering(activation_bytes=element, weight_grad_bytes=element)
 
 
-def _row(one: Measurement) -> Operator:
+def _row(measurement: Measurement) -> Operator:
     """A kernel over (tokens, features), counted as a layer counts it."""
     step = streaming(
-        _ROWS[one.op],
+        _ROWS[measurement.op],
         Split.NONE,
-        elements=one.shape["tokens"] * one.shape["features"],
-        lowering=_lowering(one),
+        elements=measurement.shape["tokens"] * measurement.shape["features"],
+        lowering=_lowering(measurement),
     )
-    return _of_pass(one, step.forward, step.backward[0])
+    return _of_pass(measurement, step.forward, step.backward[0])
 
 
-def _gate(one: Measurement) -> Operator:
+def _gate(measurement: Measurement) -> Operator:
     """The two kernels of an unfused gated activation as one."""
-    elements, lowering = one.shape["tokens"] * one.shape["features"], _lowering(one)
+    elements, lowering = (
+        measurement.shape["tokens"] * measurement.shape["features"],
+        _lowering(measurement),
+    )
     parts = [
         streaming(name, Split.NONE, elements=elements, lowering=lowering)
         for name in ("gate", "gate_times_up")
@@ -204,28 +209,28 @@ def _gate(one: Measurement) -> Operator:
     backward = dataclasses.replace(
         parts[0].backward[0], bytes=sum(p.backward[0].bytes for p in parts)
     )
-    return _of_pass(one, forward, backward)
+    return _of_pass(measurement, forward, backward)
 
 
-def _embedding(one: Measurement) -> Operator:
-    element = ELEMENT_BYTES.get(one.precision, _WIDE_RESULT)
-    moved = element * one.shape["tokens"] * one.shape["features"]
+def _embedding(measurement: Measurement) -> Operator:
+    element = ELEMENT_BYTES.get(measurement.precision, _WIDE_RESULT)
+    moved = element * measurement.shape["tokens"] * measurement.shape["features"]
     forward = make_elementwise(
         Role.EMBEDDING, Phase.FORWARD, moved=2 * moved, kind=OperatorKind.EMBEDDING
     )
     backward = dataclasses.replace(forward, phase=Phase.WEIGHT_GRADIENT, bytes=3 * moved)
-    return _of_pass(one, forward, backward)
+    return _of_pass(measurement, forward, backward)
 
 
-def _loss(one: Measurement) -> Operator:
-    logits = float(one.shape["tokens"] * one.shape["vocabulary"])
+def _loss(measurement: Measurement) -> Operator:
+    logits = float(measurement.shape["tokens"] * measurement.shape["vocabulary"])
     moved = Lowering().loss_bytes_per_logit / 2 * logits
     forward = make_elementwise(Role.LOSS, Phase.FORWARD, moved=moved, kind=OperatorKind.LOSS)
-    return _of_pass(one, forward, dataclasses.replace(forward, phase=Phase.INPUT_GRADIENT))
+    return _of_pass(measurement, forward, dataclasses.replace(forward, phase=Phase.INPUT_GRADIENT))
 
 
-def _of_pass(one: Measurement, forward: Operator, backward: Operator) -> Operator:
-    return backward if one.variant.get("pass") == "backward" else forward
+def _of_pass(measurement: Measurement, forward: Operator, backward: Operator) -> Operator:
+    return backward if measurement.variant.get("pass") == "backward" else forward
 
 
 _MAKERS: Mapping[str, Callable[[Measurement], Operator | None]] = MappingProxyType(

@@ -103,13 +103,13 @@ def fit_robust(
     """
     if not len(seconds) or not np.all(np.isfinite(seconds) & (seconds > 0)):
         raise CalibrationError("a fit needs one time or more, all finite and above 0")
-    low = np.log([one.low for one in unknowns])
-    high = np.log([one.high for one in unknowns])
-    theta = np.clip(np.log([one.start for one in unknowns]), low, high)
+    low = np.log([unknown.low for unknown in unknowns])
+    high = np.log([unknown.high for unknown in unknowns])
+    theta = np.clip(np.log([unknown.start for unknown in unknowns]), low, high)
     target = np.log(seconds)
 
     guess = theta.copy()
-    pull = np.array([_PRIOR_NOISE / one.prior for one in unknowns])
+    pull = np.array([_PRIOR_NOISE / unknown.prior for unknown in unknowns])
 
     def residuals(at: Floats) -> Floats:
         points = np.log(np.maximum(form(np.exp(at)), 1e-300)) - target
@@ -198,12 +198,12 @@ def _estimates(
     felt = np.sqrt(np.diag(normal)) > 1e-3
     low, high = bounds
     found = []
-    for index, one in enumerate(unknowns):
+    for index, unknown in enumerate(unknowns):
         wide = float(deviations[index]) * _Z95 if felt[index] else _WIDE
         edges = np.clip([theta[index] - wide, theta[index] + wide], low[index], high[index])
         found.append(
             Estimate(
-                one.name,
+                unknown.name,
                 float(np.exp(theta[index])),
                 float(np.exp(edges[0])),
                 float(np.exp(edges[1])),

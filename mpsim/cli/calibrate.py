@@ -88,7 +88,7 @@ def _only(settings: list[str]) -> dict[str, str]:
 def _print(found: Calibrated) -> None:
     from mpsim.cli.console import print_table, print_text
 
-    rows = [_cells(one) for one in found.fit.scores]
+    rows = [_cells(score) for score in found.fit.scores]
     print_table(rows, header=COLUMNS, title="fits: fitted / measured - 1", right=range(2, 8))
     print_text(" ")
     constants = [
@@ -100,18 +100,18 @@ def _print(found: Calibrated) -> None:
     print_table(constants, header=header, title="constants", right=(1,))
 
 
-def _cells(one: Score) -> tuple[str, ...]:
-    held = one.errors(held_out=True)
+def _cells(score: Score) -> tuple[str, ...]:
+    held = score.errors(held_out=True)
     worst = max(held.tolist(), key=abs, default=None)
     return (
-        one.what,
-        one.form,
-        str(len(one.ids) - len(held)),
-        _percent(one.median(held_out=False)),
+        score.what,
+        score.form,
+        str(len(score.ids) - len(held)),
+        _percent(score.median(held_out=False)),
         str(len(held)) if len(held) else "",
-        _percent(one.median(held_out=True)),
+        _percent(score.median(held_out=True)),
         "" if worst is None else f"{worst:+.1%}",
-        _percent(one.noise),
+        _percent(score.noise),
     )
 
 
@@ -126,8 +126,8 @@ def _draw(found: Calibrated, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     groups: dict[str, list[Any]] = {"kernels": [], "collectives": []}
-    for one in found.fit.scores:
-        groups["collectives" if "rank" in one.what else "kernels"].append(one)
+    for score in found.fit.scores:
+        groups["collectives" if "rank" in score.what else "kernels"].append(score)
     for name, scores in groups.items():
         if scores:
             wrote(ResidualDisplay.from_scores(scores).save(folder / f"residuals-{name}.png"))

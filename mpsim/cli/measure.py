@@ -100,7 +100,7 @@ def _families(text: str) -> tuple[str, ...]:
 
 
 def _counts(measured: Measured) -> dict[str, int]:
-    counts = Counter(one.family for one in measured.measurements)
+    counts = Counter(measurement.family for measurement in measured.measurements)
     return dict(counts)
 
 
@@ -126,8 +126,8 @@ def _print(measured: Measured) -> None:
     ranks = f"{header.world_size} rank{'s' if header.world_size > 1 else ''}"
     print_text(f"{measured.file}: {header.device_name}, {ranks}, torch {header.torch}")
     families: dict[str, list[str]] = {}
-    for one in measured.measurements:
-        families.setdefault(one.family, []).append(one.op)
+    for measurement in measured.measurements:
+        families.setdefault(measurement.family, []).append(measurement.op)
     rows = [
         (family, str(len(ops)), ", ".join(dict.fromkeys(ops))) for family, ops in families.items()
     ]

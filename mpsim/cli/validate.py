@@ -79,7 +79,11 @@ def _warn_of_bugs(validation: Validation) -> None:
     """Say on stderr when rows were skipped by no fault of theirs."""
     from mpsim.cli.console import note
 
-    bugs = [one for one in validation.records if (one.skipped_because or "").startswith("internal")]
+    bugs = [
+        record
+        for record in validation.records
+        if (record.skipped_because or "").startswith("internal")
+    ]
     if bugs:
         note(
             f"{len(bugs)} rows met a bug of mpsim, such as {bugs[0].id}: {bugs[0].skipped_because}"
@@ -90,8 +94,8 @@ def _print(validation: Validation) -> None:
     from mpsim.cli.console import print_table, print_text
 
     for total in validation.kinds:
-        families = [one for one in validation.families if one.kind == total.kind]
-        rows = [_cells(one) for one in families]
+        families = [family for family in validation.families if family.kind == total.kind]
+        rows = [_cells(family) for family in families]
         rows += [_cells(total)] if len(families) > 1 else []
         title = f"{total.kind}: error of predictions (predicted / measured - 1)"
         print_table(rows, header=COLUMNS, title=title, right=range(1, len(COLUMNS) - 1))
@@ -109,7 +113,7 @@ def _cells(family: Family) -> tuple[str, ...]:
         family.family,
         str(family.rows),
         str(family.predicted),
-        *("" if one is None else percent(one) for one in figures),
+        *("" if figure is None else percent(figure) for figure in figures),
         *("" if one is None else f"{one:+.1%}" for one in signed),
         str(family.mismatched) if family.kind == "schedule" else "",
         family.worst_id if family.worst else "",
@@ -124,9 +128,9 @@ def _worst(validation: Validation, kind: str) -> list[str]:
         if one.error
     ]
     differ = Counter(
-        (one.family, ", ".join(one.mismatched))
-        for one in validation.records
-        if one.kind == kind and one.mismatched
+        (record.family, ", ".join(record.mismatched))
+        for record in validation.records
+        if record.kind == kind and record.mismatched
     )
     lines += [
         f"  {count} rows of {name} differ in {what}" for (name, what), count in differ.items()
@@ -137,9 +141,9 @@ def _worst(validation: Validation, kind: str) -> list[str]:
 def _reasons(validation: Validation, kind: str) -> Sequence[str]:
     """Why rows were skipped, the commonest reason first."""
     reasons = Counter(
-        one.skipped_because
-        for one in validation.records
-        if one.kind == kind and one.skipped_because
+        record.skipped_because
+        for record in validation.records
+        if record.kind == kind and record.skipped_because
     )
     lines = [f"  {count} x {reason}" for reason, count in reasons.most_common(REASONS)]
     more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(REASONS))
@@ -150,9 +154,9 @@ def _reasons(validation: Validation, kind: str) -> Sequence[str]:
 def _decisions(validation: Validation) -> Sequence[str]:
     """How good a choice the predictions make among runs of one model on as many accelerators."""
     lines = [
-        f"  {one.family}: {one.groups} groups of {one.rows} rows, tau {one.tau:.2f}, regret {one.mean_regret:.1%}, "
-        f"at most {one.worst_regret:.1%}, by chance {one.random_regret:.1%}"
-        for one in validation.decisions
+        f"  {decision.family}: {decision.groups} groups of {decision.rows} rows, tau {decision.tau:.2f}, regret {decision.mean_regret:.1%}, "
+        f"at most {decision.worst_regret:.1%}, by chance {decision.random_regret:.1%}"
+        for decision in validation.decisions
     ]
     return ["layout predicted fastest against the fastest measured:", *lines] if lines else []
 
@@ -165,7 +169,9 @@ def _draw(validation: Validation, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for total in validation.kinds:
         scored = [
-            one for one in validation.records if one.kind == total.kind and one.error is not None
+            record
+            for record in validation.records
+            if record.kind == total.kind and record.error is not None
         ]
         if not scored:
             continue
@@ -243,13 +249,13 @@ def verdict(comparison: Comparison) -> list[str]:
     parts = comparison.components
     if parts:
         most = max(parts, key=lambda part: parts[part])
-        bias = [one.differences[most] for one in comparison.scored if one.differences]
+        bias = [step.differences[most] for step in comparison.scored if step.differences]
         way = "too long" if sum(bias) > 0 else "too short"
         lines.append(
             f"{most} explains most of the difference: {parts[most]:.0%} of it; predicted {way} by "
             f"{abs(sum(bias)) / len(bias):.1%} of a step in the mean"
         )
-    memory = [one.memory_error for one in comparison.scored if one.memory_error is not None]
+    memory = [step.memory_error for step in comparison.scored if step.memory_error is not None]
     if memory:
         mean = sum(map(abs, memory)) / len(memory)
         lines.append(
@@ -263,22 +269,22 @@ def verdict(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _step_cells(one: StepComparison) -> tuple[str, ...]:
+def _step_cells(step: StepComparison) -> tuple[str, ...]:
     from mpsim.units import Dimension, format_quantity
 
-    if one.predicted is None or one.error is None:
-        reason = (one.skipped_because or "").strip()
-        return (one.title, format_quantity(one.measured, Dimension.TIME), "", "", "", "", reason)
-    order = {True: "same", False: one.first_difference, None: ""}[one.same_order]
-    part = one.explained_by
+    if step.predicted is None or step.error is None:
+        reason = (step.skipped_because or "").strip()
+        return (step.title, format_quantity(step.measured, Dimension.TIME), "", "", "", "", reason)
+    order = {True: "same", False: step.first_difference, None: ""}[step.same_order]
+    part = step.explained_by
     return (
-        one.title,
-        format_quantity(one.measured, Dimension.TIME),
-        format_quantity(one.predicted, Dimension.TIME),
-        f"{one.error:+.1%}",
-        f"{one.noise:.0%}" + (" noisy" if one.noisy else ""),
+        step.title,
+        format_quantity(step.measured, Dimension.TIME),
+        format_quantity(step.predicted, Dimension.TIME),
+        f"{step.error:+.1%}",
+        f"{step.noise:.0%}" + (" noisy" if step.noisy else ""),
         order,
-        f"{part} {one.differences[part]:+.1%} of the step" if part else "",
+        f"{part} {step.differences[part]:+.1%} of the step" if part else "",
     )
 
 
@@ -293,7 +299,11 @@ def _draw_steps(comparison: Comparison, folder: Path) -> None:
     from mpsim.plot.measured import BesideDisplay
 
     folder.mkdir(parents=True, exist_ok=True)
-    steps = [one for one in comparison.records if one.kind == "step" and one.error is not None]
+    steps = [
+        record
+        for record in comparison.records
+        if record.kind == "step" and record.error is not None
+    ]
     if steps:
         wrote(AgreementDisplay.from_records(steps).save(folder / "steps-agreement.png"))
     beside = BesideDisplay.from_steps(comparison.scored)

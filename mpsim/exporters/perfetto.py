@@ -146,9 +146,11 @@ class _Rows:
 
     def args(self, rows: list[int]) -> Event:
         """What is known about the rows of one action together, without what does not apply."""
-        args: Event = {key: one[rows[0]] for key, one in self.numbers.items() if one[rows[0]] >= 0}
-        for key, one in self.bytes.items():
-            if amount := sum(one[row] for row in rows):
+        args: Event = {
+            key: column[rows[0]] for key, column in self.numbers.items() if column[rows[0]] >= 0
+        }
+        for key, column in self.bytes.items():
+            if amount := sum(column[row] for row in rows):
                 args[key] = amount
         if flops := sum(self.flops[self.template[row]] for row in rows if self.template[row] >= 0):
             args["flops"] = flops
@@ -254,7 +256,7 @@ def _flows(rows: _Rows, shown: set[int]) -> Iterator[Event]:
         if source not in shown or target not in shown:
             continue
         slots = program.slot[program.slot_ptr[row] : program.slot_ptr[row + 1]]
-        into = next(int(one) % len(Stream) for one in slots if one // len(Stream) == target)
+        into = next(int(slot) % len(Stream) for slot in slots if slot // len(Stream) == target)
         leaves, arrives = rows.start[row], max(rows.start[row], rows.end[row] - 1)
         shared = {"name": "message", "cat": "send", "id": row}
         sender, receiver = (

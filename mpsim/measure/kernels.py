@@ -42,17 +42,17 @@ def kernel_series(world: World, grid: Mapping[str, Any]) -> list[list[Case]]:
     dtypes = [name for name in grid["dtypes"] if has_dtype(name, world)]
     series = [list(gemms) for gemms in _gemms(world, grid, dtypes)]
     plain = [name for name in grid["plain_dtypes"] if name in dtypes]
-    series += [list(one) for one in _attentions(world, grid, plain)]
+    series += [list(case) for case in _attentions(world, grid, plain)]
     return [*series, *memory_bound_cases(world, grid, plain)]
 
 
 def _gemms(
     world: World, grid: Mapping[str, Any], dtypes: Sequence[str]
 ) -> Iterator[Iterator[Case]]:
-    layers = sorted(grid["gemm"], key=lambda one: one[0] * one[1] * one[2])
+    layers = sorted(grid["gemm"], key=lambda shape: shape[0] * shape[1] * shape[2])
     for dtype in dtypes:
         for kind in ("forward", "dgrad", "wgrad"):
-            yield (gemm_case(world, kind, one, dtype) for one in best_first(layers))
+            yield (gemm_case(world, kind, layer, dtype) for layer in best_first(layers))
         yield iter([gemm_case(world, "forward", layers[-1], dtype, phase="sustained")])
 
 
@@ -117,7 +117,9 @@ def _fp8_product(world: World) -> Callable[[torch.Tensor, torch.Tensor], torch.T
 def _attentions(
     world: World, grid: Mapping[str, Any], dtypes: Sequence[str]
 ) -> Iterator[Iterator[Case]]:
-    shapes = sorted(grid["attention"], key=lambda one: one[0] * one[1] * one[2] ** 2 * one[3])
+    shapes = sorted(
+        grid["attention"], key=lambda shape: shape[0] * shape[1] * shape[2] ** 2 * shape[3]
+    )
     for dtype in dtypes:
         for backend in grid["backends"]:
             if world.kind == "cuda" and dtype == "float32" and backend != "efficient":
@@ -125,8 +127,8 @@ def _attentions(
             for causal in (True, False):
                 for kind in ("forward", "backward")[: 1 + causal]:
                     yield (
-                        _attention_case(world, one, dtype, backend, causal, kind)
-                        for one in best_first(shapes)
+                        _attention_case(world, shape, dtype, backend, causal, kind)
+                        for shape in best_first(shapes)
                     )
 
 
@@ -201,7 +203,7 @@ def _backward(out: torch.Tensor, given: Sequence[torch.Tensor], grad: torch.Tens
 def _reference_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 ) -> torch.Tensor:
-    q, k, v = (one.detach().double() for one in (q, k, v))
+    q, k, v = (tensor.detach().double() for tensor in (q, k, v))
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if causal:
         masked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)

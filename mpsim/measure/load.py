@@ -82,6 +82,6 @@ def _busy(cores: tuple[int, ...]) -> float:
     for line in lines:
         name, *columns = line.split()
         if name in wanted:
-            work = [float(one) for one in columns[:GUEST]]
+            work = [float(column) for column in columns[:GUEST]]
             ticks += sum(value for place, value in enumerate(work) if place not in IDLE)
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -91,7 +91,7 @@ def memory_bound_cases(
                 shapes = best_first(grid["vocabulary"])
                 width = grid["rows"][0][1]
                 series.append(
-                    [_vocabulary_case(world, op, kind, one, width, dtype) for one in shapes]
+                    [_vocabulary_case(world, op, kind, shape, width, dtype) for shape in shapes]
                 )
         series.append([_adam_case(world, count, dtype) for count in best_first(grid["adam"])])
     series.append([_copy_case(world, size, "device") for size in best_first(grid["copy"])])
@@ -132,8 +132,8 @@ def _prepare_row(
     make = functools.partial(kernel.inputs, world, dtype, *shape, backward)
     check = ""
     if kernel.name != "dropout":
-        given = [one.detach() for one in make()]
-        wide = [one.double() for one in given]
+        given = [tensor.detach() for tensor in make()]
+        wide = [tensor.double() for tensor in given]
         check = agrees(kernel.call(*given), kernel.call(*wide), dtype, "float64")
     return _forward_or_backward(world, backward, each, make, kernel.call, check)
 
@@ -154,7 +154,7 @@ def _forward_or_backward(
     def graph() -> tuple[torch.Tensor, Tensors, torch.Tensor]:
         given = make()
         out = call(*given)
-        return out, [one for one in given if one.requires_grad], torch.randn_like(out)
+        return out, [tensor for tensor in given if tensor.requires_grad], torch.randn_like(out)
 
     turned = rotated(world, each, graph)
 
@@ -208,8 +208,8 @@ def _prepare_vocabulary(
         wide = given if given.dtype == torch.float64 else given.float()
         return functional.cross_entropy(wide, ids)  # in 32 bits at least, as training runs it
 
-    given = [one.detach() for one in make()]
-    check = agrees(call(*given), call(*(one.double() for one in given)), dtype, "float64")
+    given = [tensor.detach() for tensor in make()]
+    check = agrees(call(*given), call(*(tensor.double() for tensor in given)), dtype, "float64")
     return _forward_or_backward(world, backward, each, make, call, check)
 
 

@@ -217,7 +217,7 @@ def attention_backend(sizes: Sizes, place: Place) -> str:
     except (RuntimeError, TypeError):  # a private name, whose arguments may change
         return ""
     known: dict[str, Any] = dict(SDPBackend.__members__)
-    named = [name for name, one in known.items() if int(one) == number]
+    named = [name for name, value in known.items() if int(value) == number]
     return named[0].removesuffix("_ATTENTION").lower() if named else ""
 
 

@@ -64,7 +64,7 @@ class Pipeline:
         indices = self._indices()
         self.stages = [self._stage(index, pp.get_group()) for index in indices]
         self.first, self.last = 0 in indices, split.pp * split.virtual - 1 in indices
-        parameters = [one for stage in self.stages for one in stage.submod.parameters()]
+        parameters = [parameter for stage in self.stages for parameter in stage.submod.parameters()]
         self.gradients = _flat_gradients(parameters) if split.dp > 1 else None
         self.optimizer = make_optimizer(parameters)
         facts = schedule(split.schedule)  # of one stage a rank torch wants the stage, else a list
@@ -164,8 +164,8 @@ def _record(stage: PipelineStage, index: int, recorder: Recorder) -> None:
 
 def _flat_gradients(parameters: list[torch.nn.Parameter]) -> torch.Tensor:
     """One buffer that holds every gradient, so that one all-reduce sums them."""
-    sizes = [one.numel() for one in parameters]
+    sizes = [parameter.numel() for parameter in parameters]
     flat = torch.zeros(sum(sizes), device=parameters[0].device, dtype=parameters[0].dtype)
-    for one, part in zip(parameters, torch.split(flat, sizes), strict=True):
-        one.grad = part.view_as(one)
+    for parameter, part in zip(parameters, torch.split(flat, sizes), strict=True):
+        parameter.grad = part.view_as(parameter)
     return flat

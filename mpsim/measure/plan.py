@@ -112,6 +112,6 @@ def round_robin(series: Sequence[Sequence[T]]) -> Iterator[T]:
     ['a', 'c', 'd', 'b', 'e', 'f']
     """
     for place in range(max(map(len, series), default=0)):
-        for one in series:
-            if place < len(one):
-                yield one[place]
+        for queue in series:
+            if place < len(queue):
+                yield queue[place]

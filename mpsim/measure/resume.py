@@ -49,7 +49,7 @@ def take_up(path: Path, header: Header, families: Sequence[str]) -> Past:
     found = read_measured(source, partial=True)
     _check_same(source, found.header, header)
     if found.end is not None and found.end.complete:
-        measured = {one.family for one in found.measurements}
+        measured = {measurement.family for measurement in found.measurements}
         if measured.issuperset(families):
             return Past(whole=found)
     return Past((found.header, *found.measurements), frozenset(m.id for m in found.measurements))

@@ -117,7 +117,7 @@ class _Run:
         for place, family in enumerate(wanted):
             cases = self._cases(family)
             left = self.settings.budget - (perf_counter() - self.began)
-            part = share[family] / sum(share[one] for one in wanted[place:])
+            part = share[family] / sum(share[name] for name in wanted[place:])
             self._family(family, cases, left * part)
 
     def _cases(self, family: str) -> list[Case]:
@@ -137,7 +137,7 @@ class _Run:
         for cases in series:
             if cases:
                 ranked[_rank_of(cases[0], main)].append(cases)
-        return [case for one in ranked for case in round_robin(one)]
+        return [case for queue in ranked for case in round_robin(queue)]
 
     def _main_dtype(self) -> str:
         """The format that training steps are measured in, which comes first."""
@@ -168,7 +168,7 @@ class _Run:
         smaller = [(size, time) for size, time in self.known.get(case.series, []) if size > 0]
         if not smaller:
             return ""
-        size, time = min(smaller, key=lambda one: abs(math.log(one[0] / case.size)))
+        size, time = min(smaller, key=lambda known: abs(math.log(known[0] / case.size)))
         each = time * case.size / size
         runs = int(self.rules["samples"]["least"]) + 2
         if case.size > size and each * runs > TOO_LONG * limit:
@@ -186,16 +186,16 @@ class _Run:
         after = read_usage()
         used = (after.cores, after.own - before.own)
         everyone = self.world.gather((told, used), self.world.everyone)
-        found = [one for one, _ in everyone if one is not None]
-        reasons = [one[3] for one in found if one[3]]
+        outcomes = [outcome for outcome, _ in everyone if outcome is not None]
+        reasons = [outcome[3] for outcome in outcomes if outcome[3]]
         if self.writer is None:
             return
         if reasons:
             self.writer.write(Skipped(case.id, reasons[0]))
             return
-        every = [one[0] for one in found if one[0] is not None]
-        checks = next((one[1] for one in found if one[1]), "")
-        line = self._measurement(case, every, checks, max(one[2] for one in found))
+        every = [outcome[0] for outcome in outcomes if outcome[0] is not None]
+        checks = next((outcome[1] for outcome in outcomes if outcome[1]), "")
+        line = self._measurement(case, every, checks, max(outcome[2] for outcome in outcomes))
         if self.world.kind == "cpu":  # what others do on a host hardly touches its GPUs
             own = self._own([used for _, used in everyone], after.cores)
             line = dataclasses.replace(line, others=others_share(before, after, own))
@@ -218,7 +218,7 @@ class _Run:
         """Timed, check, peak memory of its own tensors, and why not; the same decision on every rank of the group."""
         before = self._allocated()
         work, reason = self._set_up(case)
-        reasons = [one for one in self.world.gather(reason, case.group) if one]
+        reasons = [text for text in self.world.gather(reason, case.group) if text]
         timed, peak = None, 0.0
         if work is not None and not reasons:
             if self.world.kind == "cuda":
@@ -263,20 +263,20 @@ class _Run:
         actions = None
         if every[0].steps:
             most = int(self.rules["action_samples"])
-            samples = zip(*(one.steps[:most] for one in every), strict=True)
+            samples = zip(*(share.steps[:most] for share in every), strict=True)
             actions = join_actions(
                 [
                     [(rank, *step) for rank, step in zip(case.group, ranks, strict=True)]
                     for ranks in samples
                 ]
             )
-        names = {one.name for one in dataclasses.fields(Case)} - {"prepare", "memory"}
+        names = {field.name for field in dataclasses.fields(Case)} - {"prepare", "memory"}
         return Measurement(
             id=case.id,
             **{name: getattr(case, name) for name in names},
             domains=len({self.world.ranks[rank].host for rank in case.group}),
             method=every[0].method,
-            seconds=tuple(tuple(map(_written, one.seconds)) for one in every),
+            seconds=tuple(tuple(map(_written, share.seconds)) for share in every),
             calls=every[0].calls,
             check=check,
             peak_memory_bytes=peak,

@@ -30,7 +30,7 @@ CHECKED_FLOPS = 2e12
 def step_series(world: World, grid: Mapping[str, Any], parallel: Any) -> list[list[Case]]:
     """Cases of every way to divide every model, a list for each way."""
     dtype = "float32" if world.kind == "cpu" or not has_dtype("bfloat16", world) else "bfloat16"
-    models = [Sizes(**one) for one in grid["models"]]
+    models = [Sizes(**sizes_row) for sizes_row in grid["models"]]
     series = []
     for entry in parallel:
         split = degrees(entry, world.size)

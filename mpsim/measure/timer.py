@@ -88,8 +88,8 @@ class Timer:
         count = max(int(count), int(self.rules["samples"]["least"]))
         samples = [self._sample(case, work, execute, method) for _ in range(count)]
         samples = self._undisturbed(case, samples)
-        seconds = tuple(one.seconds / (calls * work.divide) for one in samples)
-        steps = tuple(one.step for one in samples if one.step is not None)
+        seconds = tuple(sample.seconds / (calls * work.divide) for sample in samples)
+        steps = tuple(sample.step for sample in samples if sample.step is not None)
         return Timed(method, calls, seconds, steps)
 
     def _undisturbed(self, case: Case, samples: list[_Sample]) -> list[_Sample]:
@@ -102,13 +102,13 @@ class Timer:
         """
         if self.world.kind != "cpu" or case.synchronous or self.world.threads > 1:
             return samples
-        clean = sum(one.share >= self.rules["own_share"] for one in samples)
+        clean = sum(sample.share >= self.rules["own_share"] for sample in samples)
         keep = -int(self._agree(case, -float(max(clean, self.rules["samples"]["least"]))))
         best = sorted(range(len(samples)), key=lambda i: -samples[i].share)[:keep]
         kept = [samples[i] for i in sorted(best)]
         if case.family == "steps":
             return kept
-        return [self._as_run(one) for one in kept]
+        return [self._as_run(sample) for sample in kept]
 
     def _as_run(self, sample: _Sample) -> _Sample:
         """A sample with the time that this process had the core, where another one had it too."""

@@ -99,7 +99,7 @@ class World:
         """The first 2, 4, 8, ... ranks, every one, and where there are several hosts, two of them and one rank of each."""
         sizes = [n for n in (2**i for i in range(1, self.size.bit_length())) if n < self.size]
         found = [tuple(range(n)) for n in sizes]
-        hosts = [one.host for one in self.ranks]
+        hosts = [rank.host for rank in self.ranks]
         leaders = tuple(hosts.index(host) for host in dict.fromkeys(hosts))
         if len(leaders) > 1:
             found += [leaders[:2], leaders]
@@ -178,7 +178,7 @@ class World:
         """Memory of the device that is free, this rank's share of it [B]."""
         if self.kind == "cuda":
             return float(torch.cuda.mem_get_info(self.device)[0])
-        local = sum(one.host == self.ranks[self.rank].host for one in self.ranks)
+        local = sum(record.host == self.ranks[self.rank].host for record in self.ranks)
         return _memory("MemAvailable") / local
 
     def _start(self) -> None:
@@ -252,7 +252,7 @@ class World:
         """
         from time import perf_counter
 
-        if len({one.host for one in self.ranks}) == 1:
+        if len({rank.host for rank in self.ranks}) == 1:
             return 0.0
         best = (float("inf"), 0.0)
         group = self.control(self.everyone)

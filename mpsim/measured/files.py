@@ -186,16 +186,16 @@ class _Reading:
             raise CalibrationError("a second header; two files were joined, give each by itself")
         self.header = header
 
-    def _take_measurement(self, one: Measurement) -> None:
+    def _take_measurement(self, measurement: Measurement) -> None:
         assert self.header is not None
-        if one.id in self.measurements:
-            raise CalibrationError(f"measurement {one.id!r} was given before")
-        outside = [rank for rank in one.group if rank >= self.header.world_size]
+        if measurement.id in self.measurements:
+            raise CalibrationError(f"measurement {measurement.id!r} was given before")
+        outside = [rank for rank in measurement.group if rank >= self.header.world_size]
         if outside:
             raise CalibrationError(
-                f"rank {outside[0]} of {one.id!r} is not among the {self.header.world_size} of the header"
+                f"rank {outside[0]} of {measurement.id!r} is not among the {self.header.world_size} of the header"
             )
-        self.measurements[one.id] = one
+        self.measurements[measurement.id] = measurement
 
     def _take_end(self, end: End) -> None:
         assert self.header is not None

@@ -50,13 +50,13 @@ class Slice:
     @property
     def part(self) -> str:
         """One of `PARTS`."""
-        letter = next((one for one in self.token if one in _PART_OF), "")
+        letter = next((token for token in self.token if token in _PART_OF), "")
         return self.token if self.token in PARTS else _PART_OF[letter]
 
 
-def measured_slices(one: Measurement, sample: int) -> list[Slice]:
+def measured_slices(measurement: Measurement, sample: int) -> list[Slice]:
     """Actions of one sample of a measured step, by rank and start; counted from the first of them."""
-    actions = one.actions
+    actions = measurement.actions
     if actions is None:
         return []
     rows = [i for i, step in enumerate(actions.step) if step == sample]
@@ -80,19 +80,21 @@ def simulated_slices(result: Result) -> list[Slice]:
     found: list[Slice] = []
     for rank in range(timeline.program.ranks):
         mine = list(_compute(timeline, rank))
-        end = max((one.end for one in found if one.rank == rank), default=0.0)
+        end = max((piece.end for piece in found if piece.rank == rank), default=0.0)
         if not pipeline:
             mine = _closed(mine, end)
         else:
             mine += _reductions(timeline, rank, mine)
-        found += sorted((_at_the_end(one, python) for one in mine), key=lambda one: one.start)
+        found += sorted(
+            (_at_the_end(piece, python) for piece in mine), key=lambda piece: piece.start
+        )
     return found
 
 
-def _at_the_end(one: Slice, python: float) -> Slice:
+def _at_the_end(piece: Slice, python: float) -> Slice:
     """An action where it runs if the serial time of a step's Python, which the timeline puts first, is that of the optimizer."""
-    end = one.end if one.token == "optimizer" else one.end - python
-    return dataclasses.replace(one, start=max(one.start - python, 0.0), end=end)
+    end = piece.end if piece.token == "optimizer" else piece.end - python
+    return dataclasses.replace(piece, start=max(piece.start - python, 0.0), end=end)
 
 
 def _compute(timeline: Timeline, rank: int) -> Iterator[Slice]:
@@ -117,14 +119,14 @@ def _compute(timeline: Timeline, rank: int) -> Iterator[Slice]:
 def _closed(slices: Sequence[Slice], end: float) -> list[Slice]:
     """Actions that follow each other without a gap: a wait belongs to the action that waits, the last one to the backward."""
     closed: list[Slice] = []
-    ordered = sorted(slices, key=lambda one: one.start)
-    for one in ordered:
+    ordered = sorted(slices, key=lambda piece: piece.start)
+    for piece in ordered:
         begin = closed[-1].end if closed else 0.0
-        if one.token == "optimizer" and closed:
+        if piece.token == "optimizer" and closed:
             last = closed.pop()
-            closed.append(dataclasses.replace(last, end=one.start))
-            begin = one.start
-        closed.append(dataclasses.replace(one, start=begin))
+            closed.append(dataclasses.replace(last, end=piece.start))
+            begin = piece.start
+        closed.append(dataclasses.replace(piece, start=begin))
     del end
     return closed
 
@@ -132,7 +134,7 @@ def _closed(slices: Sequence[Slice], end: float) -> list[Slice]:
 def _reductions(timeline: Timeline, rank: int, mine: Sequence[Slice]) -> Iterator[Slice]:
     """The time between the last backward and the optimizer in which gradients are summed."""
     rows = timeline.rows(rank, Stream.DP)
-    last = max((one.end for one in mine if one.part == "backward"), default=0.0)
+    last = max((piece.end for piece in mine if piece.part == "backward"), default=0.0)
     ends = [float(timeline.end[row]) * TICK for row in rows.tolist()]
     starts = [float(timeline.start[row]) * TICK for row in rows.tolist()]
     if ends and max(ends) > last:
@@ -154,11 +156,11 @@ def parts_of(
     """
     by_rank: dict[int, dict[str, float]] = {}
     span: dict[int, tuple[float, float]] = {}
-    for one in slices:
-        mine = by_rank.setdefault(one.rank, dict.fromkeys(PARTS, 0.0))
-        mine[one.part] += one.end - one.start
-        first, last = span.get(one.rank, (one.start, one.end))
-        span[one.rank] = min(first, one.start), max(last, one.end)
+    for piece in slices:
+        mine = by_rank.setdefault(piece.rank, dict.fromkeys(PARTS, 0.0))
+        mine[piece.part] += piece.end - piece.start
+        first, last = span.get(piece.rank, (piece.start, piece.end))
+        span[piece.rank] = min(first, piece.start), max(last, piece.end)
     if not by_rank:
         return {}
     for rank, mine in by_rank.items():
@@ -170,14 +172,16 @@ def parts_of(
     return dict(zip(PARTS, means.tolist(), strict=True))
 
 
-def compare_orders(one: Measurement, result: Result, sample: int) -> tuple[bool | None, str]:
+def compare_orders(
+    measurement: Measurement, result: Result, sample: int
+) -> tuple[bool | None, str]:
     """Whether torch ran every rank's actions in the order of the plan, and where not."""
-    pp = one.shape.get("pp", 1)
-    if one.actions is None or pp == 1:
+    pp = measurement.shape.get("pp", 1)
+    if measurement.actions is None or pp == 1:
         return None, ""
     planned = result.plan.orders.tokens()
-    each = len(one.group) // pp
-    for rank, tokens in one.actions.orders(sample).items():
+    each = len(measurement.group) // pp
+    for rank, tokens in measurement.actions.orders(sample).items():
         ran = [token for token in tokens if token not in _ACTION_WORDS]
         wanted = planned[rank // each]
         for place, (a, b) in enumerate(zip(ran, wanted, strict=False)):

@@ -201,7 +201,9 @@ def _precision(scenario: Sections) -> Assumed | None:
     name, asked = scenario["cluster"].get("accelerator"), scenario["training"]["precision"]
     if name is None or _has(name, asked):
         return None
-    instead = next((one for one in _INSTEAD.get(asked, ()) if _has(name, one)), asked)
+    instead = next(
+        (format_name for format_name in _INSTEAD.get(asked, ()) if _has(name, format_name)), asked
+    )
     scenario["training"]["precision"] = instead
     return Assumed("precision", instead, f"{name} has no {asked}") if instead != asked else None
 

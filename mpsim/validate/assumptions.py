@@ -103,7 +103,7 @@ def _microbatch(found: Filled) -> Filled:
     """Sequences of a microbatch, where their number is stated."""
     cells = found.cells
     batch, replicas, number = (
-        cells.number(one) for one in ("global_batch_seqs", "dp", "num_microbatches")
+        cells.number(column) for column in ("global_batch_seqs", "dp", "num_microbatches")
     )
     if not batch or not replicas or not number or batch % (replicas * number):
         return found

@@ -65,7 +65,7 @@ class _Work:
 def blank(row: Row) -> list[Record]:
     """The row's record without a prediction, in the unit of the first measured column that is filled."""
     cells = row.configuration
-    column = next((one for one in MEASURED if row.measured.text(one)), MEASURED[0])
+    column = next((name for name in MEASURED if row.measured.text(name)), MEASURED[0])
     return [
         Record(
             id=row.id,

@@ -172,15 +172,17 @@ class Validation:
 
     def worst(self, kind: str, count: int) -> list[Record]:
         """Records of a kind with the largest absolute errors."""
-        scored = [one for one in self.records if one.kind == kind and one.error is not None]
-        return sorted(scored, key=lambda one: -abs(one.error or 0.0))[:count]
+        scored = [
+            record for record in self.records if record.kind == kind and record.error is not None
+        ]
+        return sorted(scored, key=lambda step: -abs(step.error or 0.0))[:count]
 
     def to_json(self) -> dict[str, object]:
         """The object of the outside contract."""
         return {
             "families": [family.to_json() for family in self.families],
             "rows": [record.to_json() for record in self.records],
-            "decisions": [one.to_json() for one in self.decisions],
+            "decisions": [decision.to_json() for decision in self.decisions],
         }
 
 
@@ -275,16 +277,24 @@ def decisions_of(records: Iterable[Record]) -> list[Decision]:
         Those without a ``group`` and a number of sequences are left out.
     """
     groups: dict[tuple[str, str], list[Record]] = {}
-    for one in records:
-        if one.kind == "training" and one.group and one.sequences and one.error is not None:
-            groups.setdefault((one.family, one.group), []).append(one)
+    for record in records:
+        if (
+            record.kind == "training"
+            and record.group
+            and record.sequences
+            and record.error is not None
+        ):
+            groups.setdefault((record.family, record.group), []).append(record)
     return [_decision(rows) for rows in groups.values() if len(rows) >= SMALLEST]
 
 
 def summarise_decisions(decisions: Sequence[Decision]) -> tuple[Decisions, ...]:
     """One for each family, in the order they come."""
-    families = dict.fromkeys(one.family for one in decisions)
-    return tuple(_summary([one for one in decisions if one.family == name]) for name in families)
+    families = dict.fromkeys(decision.family for decision in decisions)
+    return tuple(
+        _summary([decision for decision in decisions if decision.family == name])
+        for name in families
+    )
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
@@ -309,8 +319,8 @@ def _sign(value: float) -> int:
 
 
 def _decision(rows: Sequence[Record]) -> Decision:
-    measured = [(one.measured or 0.0) / one.sequences for one in rows]
-    predicted = [(one.predicted or 0.0) / one.sequences for one in rows]
+    measured = [(row.measured or 0.0) / row.sequences for row in rows]
+    predicted = [(row.predicted or 0.0) / row.sequences for row in rows]
     best, chosen = measured.index(min(measured)), predicted.index(min(predicted))
     return Decision(
         family=rows[0].family,
@@ -325,14 +335,14 @@ def _decision(rows: Sequence[Record]) -> Decision:
 
 
 def _summary(decisions: Sequence[Decision]) -> Decisions:
-    worst = max(decisions, key=lambda one: one.regret)
+    worst = max(decisions, key=lambda decision: decision.regret)
     return Decisions(
         family=worst.family,
         groups=len(decisions),
-        rows=sum(one.rows for one in decisions),
-        tau=statistics.fmean(one.tau for one in decisions),
-        mean_regret=statistics.fmean(one.regret for one in decisions),
+        rows=sum(decision.rows for decision in decisions),
+        tau=statistics.fmean(decision.tau for decision in decisions),
+        mean_regret=statistics.fmean(decision.regret for decision in decisions),
         worst_regret=worst.regret,
-        random_regret=statistics.fmean(one.random for one in decisions),
+        random_regret=statistics.fmean(decision.random for decision in decisions),
         worst_group=worst.group,
     )

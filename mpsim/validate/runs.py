@@ -265,9 +265,9 @@ def _modules(cells: Cells) -> list[str]:
     has["split"] = has["experts"] or has["latent"]
     text = cells.text("recompute").lower()
     return [
-        str(one["module"])
-        for one in table("training")["recompute_modules"]
-        if has[one["needs"]] and re.search(one["pattern"], text)
+        str(entry["module"])
+        for entry in table("training")["recompute_modules"]
+        if has[entry["needs"]] and re.search(entry["pattern"], text)
     ]
 
 

@@ -143,8 +143,10 @@ def _first_stage_weight_only(note: str) -> bool:
 
 
 def _timeline(orders: Orders, times: Times, cells: Cells) -> Timeline:
-    ticks = [float(one * times.scale) for one in (times.forward, times.backward, times.weight)]
-    forward, backward, weight = (np.full(orders.stages, one) for one in ticks)
+    ticks = [
+        float(duration * times.scale) for duration in (times.forward, times.backward, times.weight)
+    ]
+    forward, backward, weight = (np.full(orders.stages, duration) for duration in ticks)
     if _first_stage_weight_only(cells.text("note")):
         weight[0] += backward[0]
         backward[0] = 0.0
@@ -159,8 +161,8 @@ def _spans(timeline: Timeline) -> list[float]:
     """From the first start to the last end of each rank."""
     rank = timeline.program.rank
     return [
-        float(timeline.end[rank == one].max() - timeline.start[rank == one].min())
-        for one in range(timeline.program.ranks)
+        float(timeline.end[rank == number].max() - timeline.start[rank == number].min())
+        for number in range(timeline.program.ranks)
     ]
 
 
@@ -168,7 +170,7 @@ def _busy(timeline: Timeline) -> list[float]:
     """Time each rank computes; sends take none here."""
     taken = timeline.end - timeline.start
     rank = timeline.program.rank
-    return [float(taken[rank == one].sum()) for one in range(timeline.program.ranks)]
+    return [float(taken[rank == number].sum()) for number in range(timeline.program.ranks)]
 
 
 def _sends(timeline: Timeline) -> dict[str, list[int]]:

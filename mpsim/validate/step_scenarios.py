@@ -20,42 +20,44 @@ _DEGREES = ("dp", "tp", "pp")
 _DIGITS = 4
 
 
-def family_of(one: Measurement) -> str:
+def family_of(measurement: Measurement) -> str:
     """What a step is summarised with: how it was divided."""
-    dp, tp, pp = (one.shape.get(axis, 1) for axis in _DEGREES)
+    dp, tp, pp = (measurement.shape.get(axis, 1) for axis in _DEGREES)
     names = []
     if dp > 1:
-        names.append("fsdp2" if one.variant.get("data_parallel") == "fsdp2" else "data parallel")
+        names.append(
+            "fsdp2" if measurement.variant.get("data_parallel") == "fsdp2" else "data parallel"
+        )
     if tp > 1:
         names.append("tensor parallel")
     if pp > 1:
-        names.append(f"pipeline {one.variant.get('schedule')}")
+        names.append(f"pipeline {measurement.variant.get('schedule')}")
     return ", ".join(names) or "one rank"
 
 
-def title_of(one: Measurement) -> str:
+def title_of(measurement: Measurement) -> str:
     """A step in a few words."""
-    shape = one.shape
+    shape = measurement.shape
     divided = " x ".join(f"{axis} {shape[axis]}" for axis in _DEGREES if shape.get(axis, 1) > 1)
     alone = f"one rank, {shape['micro_batch']} x {shape['sequence']} tokens"
     words = [
         f"{shape['layers']} layers of {shape['hidden']}",
         divided or alone,
-        *([str(one.variant["schedule"])] if shape.get("pp", 1) > 1 else []),
-        *(["fsdp2"] if one.variant.get("data_parallel") == "fsdp2" else []),
+        *([str(measurement.variant["schedule"])] if shape.get("pp", 1) > 1 else []),
+        *(["fsdp2"] if measurement.variant.get("data_parallel") == "fsdp2" else []),
         *([f"{shape['microbatches']} microbatches"] if shape.get("microbatches", 1) > 1 else []),
-        *(["compiled"] if one.variant.get("compiled") else []),
-        *(["recompute"] if one.variant.get("recompute", "none") != "none" else []),
+        *(["compiled"] if measurement.variant.get("compiled") else []),
+        *(["recompute"] if measurement.variant.get("recompute", "none") != "none" else []),
     ]
     return ", ".join(words)
 
 
-def step_of(one: Measurement, machine: Cluster, *, launch: float = 0.0) -> Imported:
+def step_of(measurement: Measurement, machine: Cluster, *, launch: float = 0.0) -> Imported:
     """The scenario that a measured step ran.
 
     Parameters
     ----------
-    one : Measurement
+    measurement : Measurement
     machine : Cluster
         Of a machine file.
     launch : float
@@ -66,41 +68,43 @@ def step_of(one: Measurement, machine: Cluster, *, launch: float = 0.0) -> Impor
     CalibrationError
         If it lacks a size, or ran something that no scenario can say.
     """
-    lacking = [name for name in _SIZES if name not in one.shape]
+    lacking = [name for name in _SIZES if name not in measurement.shape]
     if lacking:
         raise CalibrationError(f"shape lacks {', '.join(lacking)}")
-    if one.variant.get("compiled") and machine.accelerator.family == "cpu":
+    if measurement.variant.get("compiled") and machine.accelerator.family == "cpu":
         raise CalibrationError(
             "compiled steps are not predicted on a CPU: kernels there were measured as they run eagerly"
         )
     assert machine.calibration is not None, "a machine file"
-    shape = one.shape
+    shape = measurement.shape
     dp, tp, pp = (shape.get(axis, 1) for axis in _DEGREES)
-    per_node, left = divmod(dp * tp * pp, one.domains)
+    per_node, left = divmod(dp * tp * pp, measurement.domains)
     if left:
-        raise CalibrationError(f"{dp * tp * pp} ranks do not divide among {one.domains} nodes")
-    sharded = one.variant.get("data_parallel") == "fsdp2"
+        raise CalibrationError(
+            f"{dp * tp * pp} ranks do not divide among {measurement.domains} nodes"
+        )
+    sharded = measurement.variant.get("data_parallel") == "fsdp2"
     microbatches = shape.get("microbatches", 1)
     return Imported(
         scenario={
             "schema": 1,
-            "name": title_of(one),
+            "name": title_of(measurement),
             "model": _model(shape),
             "cluster": {
                 "machine": dict(machine.calibration.document),
                 "accelerators_per_node": per_node,
-                "nodes": one.domains,
+                "nodes": measurement.domains,
             },
             "parallelism": {"dp": dp, "tp": tp, "pp": pp, "zero": 3 if sharded else 0},
-            "schedule": _schedule(one),
+            "schedule": _schedule(measurement),
             "training": {
                 "global_batch": shape["micro_batch"] * microbatches * dp,
                 "micro_batch": shape["micro_batch"],
                 "sequence_length": shape["sequence"],
-                "precision": one.precision,
-                "recompute": str(one.variant.get("recompute", "none")),
+                "precision": measurement.precision,
+                "recompute": str(measurement.variant.get("recompute", "none")),
             },
-            "framework": _framework(one, machine, launch),
+            "framework": _framework(measurement, machine, launch),
         }
     )
 
@@ -117,44 +121,44 @@ def _model(shape: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _schedule(one: Measurement) -> dict[str, Any]:
-    if one.shape.get("pp", 1) == 1:
+def _schedule(measurement: Measurement) -> dict[str, Any]:
+    if measurement.shape.get("pp", 1) == 1:
         return {"name": "1f1b"}
-    schedule: dict[str, Any] = {"name": str(one.variant["schedule"])}
-    if one.shape.get("virtual_stages", 1) > 1:
-        schedule["virtual_stages"] = one.shape["virtual_stages"]
+    schedule: dict[str, Any] = {"name": str(measurement.variant["schedule"])}
+    if measurement.shape.get("virtual_stages", 1) > 1:
+        schedule["virtual_stages"] = measurement.shape["virtual_stages"]
     return schedule
 
 
-def _framework(one: Measurement, machine: Cluster, launch: float) -> dict[str, Any]:
+def _framework(measurement: Measurement, machine: Cluster, launch: float) -> dict[str, Any]:
     """The stack that `mpsim measure` runs: which preset, and what its steps leave out or do otherwise."""
     table: Mapping[str, Any] = read_shipped("mpsim.validate.data", "stacks.yaml")
-    stack = _stack(one)
-    narrow = one.precision in ("bf16", "fp16")
+    stack = _stack(measurement)
+    narrow = measurement.precision in ("bf16", "fp16")
     fields = {**table["common"], **table[stack], **table["narrow" if narrow else "wide"]}
     fields |= {} if machine.accelerator.family == "cpu" else table["gpu"]
-    kernel = table["attention"].get(one.variant.get("attention"))
+    kernel = table["attention"].get(measurement.variant.get("attention"))
     fields |= {"attention_kernel": kernel} if kernel else {}
-    fields |= table["compiled"] if one.variant.get("compiled") else {}
-    element = ELEMENT_BYTES[one.precision]
+    fields |= table["compiled"] if measurement.variant.get("compiled") else {}
+    element = ELEMENT_BYTES[measurement.precision]
     fields |= {key: element * passes for key, passes in table["copies"].get(stack, {}).items()}
     known = machine.accelerator.calibration
     habits = known.framework if known else {}
     fields = {key: value for key, value in fields.items() if key == "preset" or key not in habits}
     if machine.accelerator.family == "cpu":
         each = parse_quantity(habits.get("launch_cost", "0 s"), Dimension.TIME)
-        layers = one.shape["layers"] / one.shape.get("pp", 1)
+        layers = measurement.shape["layers"] / measurement.shape.get("pp", 1)
         fields |= _calls(table["calls"], stack, each, layers)
     elif launch:
         fields["launch_cost"] = _written(launch * table["calls"]["operator"])
     return fields
 
 
-def _stack(one: Measurement) -> str:
-    if one.shape.get("pp", 1) > 1:
-        halves = schedule(str(one.variant["schedule"])).splits
+def _stack(measurement: Measurement) -> str:
+    if measurement.shape.get("pp", 1) > 1:
+        halves = schedule(str(measurement.variant["schedule"])).splits
         return "split-pipeline" if halves else "pipeline"
-    return "fsdp2" if one.variant.get("data_parallel") == "fsdp2" else "replica"
+    return "fsdp2" if measurement.variant.get("data_parallel") == "fsdp2" else "replica"
 
 
 def _calls(table: Mapping[str, Any], stack: str, each: float, layers: float) -> dict[str, Any]:

@@ -158,18 +158,18 @@ class Comparison:
     @property
     def scored(self) -> tuple[StepComparison, ...]:
         """Those that were predicted."""
-        return tuple(one for one in self.steps if one.predicted is not None)
+        return tuple(step for step in self.steps if step.predicted is not None)
 
     @property
     def median_error(self) -> float | None:
         """Median absolute error of the predicted steps."""
-        errors = [abs(one.error) for one in self.scored if one.error is not None]
+        errors = [abs(step.error) for step in self.scored if step.error is not None]
         return statistics.median(errors) if errors else None
 
     @property
     def noise(self) -> float:
         """Median spread of the measured steps."""
-        return statistics.median([one.noise for one in self.steps]) if self.steps else 0.0
+        return statistics.median([step.noise for step in self.steps]) if self.steps else 0.0
 
     @property
     def tells(self) -> bool:
@@ -180,18 +180,18 @@ class Comparison:
     @property
     def busy(self) -> float:
         """Share of the host that other processes used, the larger of both times."""
-        return max([self.others, statistics.median(one.others for one in self.steps)])
+        return max([self.others, statistics.median(step.others for step in self.steps)])
 
     @property
     def records(self) -> tuple[Record, ...]:
         """Steps, and their forward and backward actions, as records of `mpsim validate`."""
         found: list[Record] = []
-        for one in self.steps:
-            found.append(_record(one, "step", one.measured, one.predicted))
+        for step in self.steps:
+            found.append(_record(step, "step", step.measured, step.predicted))
             for part in ("forward", "backward", "optimizer"):
-                if one.measured_parts.get(part) and one.predicted_parts:
-                    pair = one.measured_parts[part], one.predicted_parts[part]
-                    found.append(_record(one, part, *pair))
+                if step.measured_parts.get(part) and step.predicted_parts:
+                    pair = step.measured_parts[part], step.predicted_parts[part]
+                    found.append(_record(step, part, *pair))
         return tuple(found)
 
     @property
@@ -202,7 +202,7 @@ class Comparison:
     @property
     def components(self) -> dict[str, float]:
         """Share of the whole difference that each part explains: mean over steps of its absolute difference, summing to 1."""
-        rows = [one.differences for one in self.scored if one.differences]
+        rows = [step.differences for step in self.scored if step.differences]
         if not rows:
             return {}
         sizes = {part: statistics.fmean(abs(row[part]) for row in rows) for part in PARTS}
@@ -219,21 +219,21 @@ class Comparison:
             "others": self.busy,
             "tells": self.tells,
             "components": self.components,
-            "families": [one.to_json() for one in self.families],
-            "steps": [one.to_json() for one in self.steps],
+            "families": [family.to_json() for family in self.families],
+            "steps": [step.to_json() for step in self.steps],
             "warnings": list(self.warnings),
         }
 
 
-def _record(one: StepComparison, kind: str, measured: float, predicted: float | None) -> Record:
+def _record(step: StepComparison, kind: str, measured: float, predicted: float | None) -> Record:
     return Record(
-        id=one.id if kind == "step" else f"{one.id}#{kind}",
-        family=one.family,
+        id=step.id if kind == "step" else f"{step.id}#{kind}",
+        family=step.family,
         kind=kind,
         unit="s",
         measured=measured,
         predicted=predicted,
-        skipped_because=one.skipped_because,
+        skipped_because=step.skipped_because,
         size=measured,
     )
 
@@ -258,10 +258,10 @@ def compare_runs(
         If a file cannot be read, holds no step, or was measured on another machine.
     """
     read = [read_measured(path) for path in files]
-    for one in read:
-        _check_machine(machine, one)
-    steps = quietest(m for one in read for m in one.of("steps"))
-    names = ", ".join(one.file for one in read)
+    for recording in read:
+        _check_machine(machine, recording)
+    steps = quietest(m for recording in read for m in recording.of("steps"))
+    names = ", ".join(recording.file for recording in read)
     if not steps:
         raise CalibrationError(f"{names}: no training step was measured; measure with --only steps")
     compared = []
@@ -270,15 +270,19 @@ def compare_runs(
         compared.append(_compared(measurement, machine, launch))
         if progress is not None:
             progress(done, len(steps))
-    if all(one.predicted is None for one in compared):
+    if all(step.predicted is None for step in compared):
         raise CalibrationError(
             f"{names}: none of {len(compared)} steps can be predicted; the first: {compared[0].skipped_because}"
         )
     warnings = (
-        *(text for one in read for text in one.warnings),
-        *(text for one in read for text in _other_software(machine, one)),
+        *(text for recording in read for text in recording.warnings),
+        *(text for recording in read for text in _other_software(machine, recording)),
     )
-    drift = min(abs(one.end.yardstick[1] / one.end.yardstick[0] - 1.0) for one in read if one.end)
+    drift = min(
+        abs(recording.end.yardstick[1] / recording.end.yardstick[0] - 1.0)
+        for recording in read
+        if recording.end
+    )
     return Comparison(machine.name, tuple(compared), warnings, drift, _others(machine))
 
 
@@ -312,86 +316,92 @@ def _other_software(machine: Cluster, measured: Measured) -> Iterator[str]:
 def _others(machine: Cluster) -> float:
     """Share of the host that other processes used while a machine was measured, in the quietest of its files."""
     document = machine.calibration.document if machine.calibration else {}
-    return min((float(one.get("others", 0.0)) for one in document.get("inputs", ())), default=0.0)
+    return min(
+        (float(entry.get("others", 0.0)) for entry in document.get("inputs", ())), default=0.0
+    )
 
 
 def _launch(read: Iterable[Measured]) -> float:
     """Host time of one launch, the least of the files; 0 where none has it [s]."""
     times = [
-        one.time
+        launch.time
         for file in read
-        for one in file.of("kernels", "launch")
-        if one.variant.get("way") == "host"
+        for launch in file.of("kernels", "launch")
+        if launch.variant.get("way") == "host"
     ]
     return min(times, default=0.0)
 
 
-def _compared(one: Measurement, machine: Cluster, launch: float) -> StepComparison:
-    sample = _typical(one)
-    slices = measured_slices(one, sample)
+def _compared(measurement: Measurement, machine: Cluster, launch: float) -> StepComparison:
+    sample = _typical(measurement)
+    slices = measured_slices(measurement, sample)
     blank = StepComparison(
-        id=one.id,
-        family=family_of(one),
-        title=title_of(one),
-        measured=one.time,
+        id=measurement.id,
+        family=family_of(measurement),
+        title=title_of(measurement),
+        measured=measurement.time,
         predicted=None,
-        noise=one.noise,
-        samples=len(one.seconds[0]),
-        others=one.others,
-        measured_parts=parts_of(slices, _whole(slices) if one.synchronous else None),
+        noise=measurement.noise,
+        samples=len(measurement.seconds[0]),
+        others=measurement.others,
+        measured_parts=parts_of(slices, _whole(slices) if measurement.synchronous else None),
         predicted_parts={},
         same_order=None,
         first_difference="",
-        measured_memory=one.peak_memory_bytes,
+        measured_memory=measurement.peak_memory_bytes,
         predicted_memory=0.0,
         measured_slices=tuple(slices),
         predicted_slices=(),
         skipped_because=None,
     )
     try:
-        result = simulate(step_of(one, machine, launch=launch).build())
+        result = simulate(step_of(measurement, machine, launch=launch).build())
     except MpsimError as error:
         return dataclasses.replace(blank, skipped_because=" ".join(str(error).split()))
-    return _filled(blank, one, result, sample)
+    return _filled(blank, measurement, result, sample)
 
 
 def _whole(slices: Sequence[Slice]) -> float:
-    return max((one.end for one in slices), default=0.0)
+    return max((piece.end for piece in slices), default=0.0)
 
 
-def _filled(blank: StepComparison, one: Measurement, result: Result, sample: int) -> StepComparison:
+def _filled(
+    blank: StepComparison, measurement: Measurement, result: Result, sample: int
+) -> StepComparison:
     program = result.timeline.program
     slices = tuple(simulated_slices(result))
     sizes = dict(enumerate(program.class_size.tolist()))
     step_time = result.timeline.step_time_s
-    same, first = compare_orders(one, result, sample)
+    same, first = compare_orders(measurement, result, sample)
     return dataclasses.replace(
         blank,
         predicted=step_time,
         predicted_parts=parts_of(slices, step_time, sizes),
         predicted_slices=slices,
-        predicted_memory=allocated_bytes(result, one) if one.peak_memory_bytes else 0.0,
+        predicted_memory=allocated_bytes(result, measurement)
+        if measurement.peak_memory_bytes
+        else 0.0,
         same_order=same,
         first_difference=first,
     )
 
 
-def _typical(one: Measurement) -> int:
+def _typical(measurement: Measurement) -> int:
     """Of the samples whose actions were recorded, the one whose time is closest to what counts as the time."""
-    table = np.array(one.seconds)
-    times = table.max(axis=0) if one.synchronous else table.mean(axis=0)
-    recorded = max(one.actions.step, default=0) + 1 if one.actions else len(times)
-    return int(np.argmin(np.abs(times[:recorded] - one.time)))
+    table = np.array(measurement.seconds)
+    times = table.max(axis=0) if measurement.synchronous else table.mean(axis=0)
+    recorded = max(measurement.actions.step, default=0) + 1 if measurement.actions else len(times)
+    return int(np.argmin(np.abs(times[:recorded] - measurement.time)))
 
 
-def allocated_bytes(result: Result, one: Measurement) -> float:
+def allocated_bytes(result: Result, measurement: Measurement) -> float:
     """Most that tensors of the fullest rank take at a time in the step that was measured [B].
 
     Parameters
     ----------
     result : Result
         Of the step.
-    one : Measurement
+    measurement : Measurement
         The step.
 
     Notes
@@ -406,10 +416,10 @@ def allocated_bytes(result: Result, one: Measurement) -> float:
     parts = {name: float(memory[name]) for name in _HELD}
     states = parts["parameters"] + parts["optimizer"]
     held = parts["activations"] + parts["logits"]
-    way = one.variant.get("data_parallel", "none")
-    if one.shape.get("pp", 1) > 1 or way == "fsdp2":
+    way = measurement.variant.get("data_parallel", "none")
+    if measurement.shape.get("pp", 1) > 1 or way == "fsdp2":
         return float(memory["total"]) - float(memory["overhead"])
     buckets = parts["gradients"] if way == "ddp" else 0.0
-    if one.shape.get("microbatches", 1) > 1:
+    if measurement.shape.get("microbatches", 1) > 1:
         return states + buckets + parts["gradients"] + held
     return states + buckets + max(parts["gradients"], held)

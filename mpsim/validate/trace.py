@@ -37,19 +37,24 @@ def _events(steps: Iterable[StepComparison]) -> Iterator[dict[str, Any]]:
             ("measured", step.measured_slices, 0),
             ("simulated", step.predicted_slices, 1),
         ):
-            for one in slices:
-                process = 2 * one.rank + shift + 2
+            for piece in slices:
+                process = 2 * piece.rank + shift + 2
                 if process not in named:
                     named.add(process)
-                    yield _name(process, f"rank {one.rank} {what}")
-                yield _slice(one, process, begin)
+                    yield _name(process, f"rank {piece.rank} {what}")
+                yield _slice(piece, process, begin)
         begin += longest + _GAP_S
     yield _name(1, "steps")
 
 
-def _slice(one: Slice, process: int, begin: float) -> dict[str, Any]:
+def _slice(piece: Slice, process: int, begin: float) -> dict[str, Any]:
     return _event(
-        "X", one.part, process, begin + one.start, one.end - one.start, {"name": one.token}
+        "X",
+        piece.part,
+        process,
+        begin + piece.start,
+        piece.end - piece.start,
+        {"name": piece.token},
     )
 
 

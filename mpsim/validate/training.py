@@ -63,7 +63,7 @@ def blank(row: Row) -> list[Record]:
 
 def group_of(cells: Cells) -> str:
     """What a run trains and on how many accelerators: the runs that somebody chooses between."""
-    shape = "-".join(cells.text(one) for one in ("layers", "hidden", "heads", "ffn_hidden"))
+    shape = "-".join(cells.text(column) for column in ("layers", "hidden", "heads", "ffn_hidden"))
     where = f"{cells.text('num_accel')} x {cells.text('accelerator')}"
     return f"{cells.text('model')} ({shape}), {cells.text('seq_len')} tokens, {where}"
 
@@ -120,7 +120,9 @@ def _time(row: Row) -> float | None:
         if (seconds := row.measured.number(column)) is not None:
             return seconds
     rate = row.measured.number("tokens_per_s_per_accel")
-    sizes = [row.configuration.number(one) for one in ("global_batch_seqs", "seq_len", "num_accel")]
+    sizes = [
+        row.configuration.number(column) for column in ("global_batch_seqs", "seq_len", "num_accel")
+    ]
     batch, length, count = sizes
     if not rate or batch is None or length is None or not count:
         return None
