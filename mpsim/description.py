@@ -1,4 +1,4 @@
-"""What a noun says of itself: figures with units and sources, for anybody who lays them out."""
+"""Descriptions of nouns by themselves: figures with units and sources, for anybody who lays them out."""
 
 from __future__ import annotations
 

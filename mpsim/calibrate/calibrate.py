@@ -49,7 +49,7 @@ _MAIN = ("bf16", "fp16", "fp32", "tf32")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Calibrated:
-    """What a calibration found.
+    """A machine file with the fit behind it.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def _main_precision(
 
 
 def _cpu_habits(header: Header | None) -> Fit:
-    """What follows from the accelerator being the host: calls add up, and without cores to spare communication takes those of the compute."""
+    """Fields of a framework on a CPU, where the accelerator is the host: calls add up, and without cores to spare communication takes those of the compute."""
     fields: dict[str, object] = {"launch_blocking": True, "step_overhead": "0 s"}
     ranks = 1 if header is None else sum(rank.host == header.ranks[0].host for rank in header.ranks)
     cores = 0 if header is None else header.cores

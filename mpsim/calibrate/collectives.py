@@ -148,10 +148,10 @@ def _host_constants(
         return np.concatenate([_predicted(model, rows) for rows in series])
 
     measured = np.array([p.seconds for rows in series for p in rows])
-    found, _ = fit_robust(form, [unknown(leaf) for leaf in leaves], measured)
+    estimates, _ = fit_robust(form, [unknown(leaf) for leaf in leaves], measured)
     return {
         f"{prefix}.{estimate.name}": fitted(estimate, _UNITS[estimate.name])
-        for estimate in found
+        for estimate in estimates
         if estimate.identified
     }
 
@@ -165,6 +165,6 @@ def _series(rows: Sequence[Point], model: CollectiveModel, *, formed: bool) -> F
     curve = best_curve(rows, sizes)
     if curve is None or (formed and not prefers_curve(by_form, rows, sizes)):
         return Fit(scores=(by_form,))
-    kept = MeasuredCurve(kind, "", ranks, domains, *curve)
+    measured = MeasuredCurve(kind, "", ranks, domains, *curve)
     read = Curve(*curve).seconds(sizes)
-    return Fit(collectives=(kept,), scores=(score(what, "curve", rows, read),))
+    return Fit(collectives=(measured,), scores=(score(what, "curve", rows, read),))

@@ -1,4 +1,4 @@
-"""What a host costs beside kernels: overhead of a whole layer over the sum of its kernels, and the cost of a launch."""
+"""Costs of a host beside kernels: overhead of a whole layer over the sum of its kernels, and the cost of a launch."""
 
 from __future__ import annotations
 
@@ -142,12 +142,12 @@ def fit_host(works: Sequence[LayerWork]) -> Fit:
             )
         )
     train = [work for work in works if not work.point.held_out]
-    found, _ = fit_robust(
+    estimates, _ = fit_robust(
         lambda x: _times(train, x),
         [unknown("host_call"), unknown("memory_kernel_factor")],
         np.array([work.point.seconds for work in train]),
     )
-    call, factor = found
+    call, factor = estimates
     predicted = _times(works, np.array([call.value, factor.value]))
     fields = {
         "launch_cost": format_quantity(call.value, Dimension.TIME, digits=4),

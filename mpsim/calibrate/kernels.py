@@ -100,12 +100,12 @@ def _gemm_shape(
         else u
         for u in unknowns
     ]
-    found, _ = fit_robust(
+    estimates, _ = fit_robust(
         lambda x: _gemm_times(train, chip, precision, dict(zip(leaves, x.tolist(), strict=True))),
         bounded,
         np.array([p.seconds for p in train]),
     )
-    named = {estimate.name: estimate for estimate in found}
+    named = {estimate.name: estimate for estimate in estimates}
     return named, named["weight_gradient"]
 
 
@@ -131,16 +131,16 @@ def _gemm_level(
         [unknown("compute_fraction")],
         np.array([p.seconds for p in train]),
     )
-    kept, warnings = _kept_when_hot(burst, hot)
+    hot_share, warnings = _kept_when_hot(burst, hot)
     if not hot and chip.family != "cpu":
-        kept, warnings = _usually_kept(chip, precision)
+        hot_share, warnings = _usually_kept(chip, precision)
     cold = 1.0
     if hot_only:
-        cold, kept, warnings = 1.0 / kept, 1.0, ()
+        cold, hot_share, warnings = 1.0 / hot_share, 1.0, ()
     head = "" if precision in _HALF else f"{precision}_"
     constants = {
         f"kernels.gemm.{head}burst_fraction": fitted(level, "1", scale=cold),
-        f"kernels.gemm.{head}sustained_fraction": fitted(level, "1", scale=kept),
+        f"kernels.gemm.{head}sustained_fraction": fitted(level, "1", scale=hot_share),
     }
     what = f"matrix products, {precision}"
     scored = score(what, "constants", burst, times(burst, level.value))
@@ -153,21 +153,21 @@ def _kept_when_hot(burst: Sequence[Point], hot: Sequence[Point]) -> tuple[float,
     ratios = [(cold[p.operator].seconds / p.seconds, p) for p in hot if p.operator in cold]
     if not ratios:
         return 1.0, ()
-    kept = float(np.median([ratio for ratio, _ in ratios]))
+    share = float(np.median([ratio for ratio, _ in ratios]))
     noise = max(max(p.noise, cold[p.operator].noise) for _, p in ratios)
-    if abs(kept - 1.0) <= 2 * noise:
+    if abs(share - 1.0) <= 2 * noise:
         return 1.0, ()
-    if kept > 1.0:
+    if share > 1.0:
         return 1.0, (
-            f"a sustained product ran {kept - 1:.0%} faster than a short one: clocks rose while measuring, or the machine was busy",
+            f"a sustained product ran {share - 1:.0%} faster than a short one: clocks rose while measuring, or the machine was busy",
         )
-    return kept, ()
+    return share, ()
 
 
 def _usually_kept(chip: Accelerator, precision: str) -> tuple[float, tuple[str, ...]]:
     """Share of a burst's rate that training keeps on chips of this kind, where it was not measured."""
     known = [KernelModel(chip, precision, clocks=clocks) for clocks in ("burst", "sustained")]
-    burst, hot = (point.peak_fraction(precision) for point in known)
+    burst, hot = (model.peak_fraction(precision) for model in known)
     text = (
         f"nothing was measured in {precision} after running for long: training is taken to keep {hot / burst:.0%} of the rate, as "
         f"{chip.family} chips do"
@@ -244,14 +244,14 @@ def _attention_of(points: Sequence[Point], chip: Accelerator, main: str, backend
     unknowns += [_half_of(charts, train, index) for index in range(len(charts.labels))]
     unknowns.append(unknown("forward_share"))
     times = np.array([points[i].seconds for i in train])
-    found, _ = fit_robust(lambda x: charts.seconds(x, peak)[train], unknowns, times)
-    constants = {"kernels.attention_rules.forward_share": fitted(found[-1], "1")}
+    estimates, _ = fit_robust(lambda x: charts.seconds(x, peak)[train], unknowns, times)
+    constants = {"kernels.attention_rules.forward_share": fitted(estimates[-1], "1")}
     name = "cudnn" if backend == "cudnn" else "flash2"  # of torch's scaled_dot_product_attention
     constants |= {
         f"kernels.attention_{name}.{leaf}": constant
-        for leaf, constant in _chart_constants(found, charts.labels, peak)
+        for leaf, constant in _chart_constants(estimates, charts.labels, peak)
     }
-    values = np.array([estimate.value for estimate in found])
+    values = np.array([estimate.value for estimate in estimates])
     scored = score(
         f"attention, {main}, {backend}", "constants", points, charts.seconds(values, peak)
     )
@@ -269,10 +269,10 @@ def _half_of(charts: _Charts, train: Sequence[int], index: int) -> Unknown:
 
 
 def _chart_constants(
-    found: Sequence[Estimate], labels: Sequence[str], peak: float
+    estimates: Sequence[Estimate], labels: Sequence[str], peak: float
 ) -> Iterator[tuple[str, Fitted]]:
     """Leaves of an attention chart; a mask that was not measured at a width borrows the other's rate."""
-    by_name = {estimate.name: estimate for estimate in found}
+    by_name = {estimate.name: estimate for estimate in estimates}
     yield "peak", Fitted(peak, peak, peak, "FLOP/s")
     yield "chart_share", Fitted(1.0, 1.0, 1.0, "1")
     for width in sorted({label.rpartition("_")[2] for label in labels}, key=int):
@@ -311,12 +311,12 @@ def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
 
     unknowns = [*(unknown("memory_fraction", name=kind) for kind in kinds), unknown("floor")]
     measured = np.array([p.seconds for p in train])
-    found, _ = fit_robust(lambda x: times(train, x), unknowns, measured)
-    values = np.array([estimate.value for estimate in found])
+    estimates, _ = fit_robust(lambda x: times(train, x), unknowns, measured)
+    values = np.array([estimate.value for estimate in estimates])
     units = {**dict.fromkeys(kinds, "1"), "floor": "s"}
     constants = {
         f"kernels.memory_rules.{estimate.name}": fitted(estimate, units[estimate.name])
-        for estimate in found
+        for estimate in estimates
         if estimate.identified
     }
     constants |= {
@@ -352,9 +352,9 @@ def _memory_curves(points: Sequence[Point], by_form: Floats) -> Iterator[Fit]:
         if curve is None:
             yield Fit(scores=(formed[key],))
             continue
-        kept = MeasuredCurve(key[1], key[2].value, 0, 1, *curve)
+        measured = MeasuredCurve(key[1], key[2].value, 0, 1, *curve)
         read = Curve(*curve).seconds(sizes)
-        yield Fit(kernels=(kept,), scores=(score(_title(key), "curve", mine, read),))
+        yield Fit(kernels=(measured,), scores=(score(_title(key), "curve", mine, read),))
 
 
 def _sized(points: Sequence[Point], rows: Sequence[int]) -> tuple[list[Point], Floats]:

@@ -28,7 +28,7 @@ _IDLE = "1 W"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frame:
-    """What a machine is, beside its constants.
+    """The parts of a machine, without its constants.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def sheet_entry(chip: Accelerator) -> dict[str, Any]:
 
 
 def link_entry(joined: Link | None, bandwidth: float | None, as_of: str) -> dict[str, Any]:
-    """What joins the accelerators of a node: the link of the catalog, or the host, at the rate that was measured."""
+    """The link that joins the accelerators of a node: the link of the catalog, or the host, at the rate that was measured."""
     if joined is None:
         rate = _LOOPBACK if bandwidth is None else _rate(bandwidth)
         entry: dict[str, Any] = {

@@ -150,8 +150,8 @@ def prefers_curve(by_form: Score, points: Sequence[Point], sizes: Floats) -> boo
     left_out = []
     for size in curve[0][1:-1]:
         rest = _line(known, without=size)
-        found = float(Curve(*rest).seconds(size))
-        left_out.append(abs(found / known[size][0] - 1.0))
+        seconds = float(Curve(*rest).seconds(size))
+        left_out.append(abs(seconds / known[size][0] - 1.0))
     return not left_out or float(np.median(left_out)) / _GAPS < wrong
 
 
@@ -166,13 +166,13 @@ def best_curve(points: Sequence[Point], sizes: Floats) -> Line | None:
 
 def _times_at(points: Sequence[Point], sizes: Floats) -> dict[float, tuple[float, int]]:
     """Time and number of samples of every size that is not held out."""
-    found: dict[float, list[Point]] = {}
+    by_size: dict[float, list[Point]] = {}
     for point, size in zip(points, sizes.tolist(), strict=True):
         if not point.held_out and size > 0:
-            found.setdefault(size, []).append(point)
+            by_size.setdefault(size, []).append(point)
     return {
         size: (float(np.median([row.seconds for row in rows])), sum(row.samples for row in rows))
-        for size, rows in found.items()
+        for size, rows in by_size.items()
     }
 
 

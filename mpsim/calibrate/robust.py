@@ -197,11 +197,11 @@ def _estimates(
     deviations = np.sqrt(np.maximum(np.diag(np.linalg.pinv(normal)) * scale, 0.0))
     felt = np.sqrt(np.diag(normal)) > 1e-3
     low, high = bounds
-    found = []
+    estimates = []
     for index, unknown in enumerate(unknowns):
         wide = float(deviations[index]) * _Z95 if felt[index] else _WIDE
         edges = np.clip([theta[index] - wide, theta[index] + wide], low[index], high[index])
-        found.append(
+        estimates.append(
             Estimate(
                 unknown.name,
                 float(np.exp(theta[index])),
@@ -211,4 +211,4 @@ def _estimates(
                 bool(felt[index]),
             )
         )
-    return tuple(found)
+    return tuple(estimates)

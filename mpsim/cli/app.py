@@ -33,9 +33,9 @@ _DEBUG: contextvars.ContextVar[bool] = contextvars.ContextVar("debug", default=F
 FAILURES = (DeadlockError, CalibrationError, MissingExtraError)
 _CLICK = (one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
 UsageError: type[Exception] = next(one for one in _CLICK if issubclass(one, Exception))
-"""What typer raises for a wrong command line; it brings its own copy of click or uses the package."""
+"""The exception that typer raises for a wrong command line; it brings its own copy of click or uses the package."""
 OUT_OF_ORDER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""What a device says when nothing is wrong with the path."""
+"""Errors of a device where nothing is wrong with the path."""
 COMMANDS = (
     "new",
     "check",

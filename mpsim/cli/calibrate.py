@@ -58,18 +58,18 @@ def calibrate(
 
     wanted = _only(only or [])
     try:
-        found = fit([read_source(file, only=wanted) for file in files], name=name, on=on)
+        calibrated = fit([read_source(file, only=wanted) for file in files], name=name, on=on)
     except (CalibrationError, HardwareError) as error:
         raise typer.BadParameter(str(error), param_hint="FILE") from error
-    found.write(out)
+    calibrated.write(out)
     wrote(out)
     if plots is not None:
-        _draw(found, plots)
+        _draw(calibrated, plots)
     if as_json:
-        print_json(dict(found.document))
+        print_json(dict(calibrated.document))
     else:
-        _print(found)
-    for warning in found.warnings:
+        _print(calibrated)
+    for warning in calibrated.warnings:
         note(f"warning: {warning}")
 
 
@@ -85,15 +85,15 @@ def _only(settings: list[str]) -> dict[str, str]:
     return wanted
 
 
-def _print(found: Calibrated) -> None:
+def _print(calibrated: Calibrated) -> None:
     from mpsim.cli.console import print_table, print_text
 
-    rows = [_cells(score) for score in found.fit.scores]
+    rows = [_cells(score) for score in calibrated.fit.scores]
     print_table(rows, header=COLUMNS, title="fits: fitted / measured - 1", right=range(2, 8))
     print_text(" ")
     constants = [
         (name, f"{one.value:.5g}", f"{one.low:.3g} to {one.high:.3g}", one.unit)
-        for name, one in sorted(found.fit.constants.items())
+        for name, one in sorted(calibrated.fit.constants.items())
         if one.low != one.high
     ]
     header = ("constant", "value", "95 %", "unit")
@@ -119,14 +119,14 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _draw(found: Calibrated, folder: Path) -> None:
+def _draw(calibrated: Calibrated, folder: Path) -> None:
     """Residuals of every fit, and measured against fitted."""
     from mpsim.cli.console import wrote
     from mpsim.plot.residuals import ResidualDisplay
 
     folder.mkdir(parents=True, exist_ok=True)
     groups: dict[str, list[Any]] = {"kernels": [], "collectives": []}
-    for score in found.fit.scores:
+    for score in calibrated.fit.scores:
         groups["collectives" if "rank" in score.what else "kernels"].append(score)
     for name, scores in groups.items():
         if scores:

@@ -33,7 +33,7 @@ def check(
 
 
 def _derived(scenario: Scenario) -> dict[str, object]:
-    """What the scenario leaves to be worked out; planning it finds what only a plan can."""
+    """The values that a scenario leaves to be worked out; planning finds what only a plan can."""
     from mpsim.simulate import resolve
     from mpsim.training.memory import account_memory
 

@@ -27,7 +27,7 @@ __all__ = ["search"]
 
 
 class Objective(enum.StrEnum):
-    """What the best layout has least of."""
+    """Figures of which the best layout has least."""
 
     TIME = "time"
     COST = "cost"

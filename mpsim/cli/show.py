@@ -20,7 +20,7 @@ __all__ = ["show"]
 
 
 class Catalog(enum.StrEnum):
-    """What there is to show."""
+    """Catalogs that can be shown."""
 
     ACCELERATOR = "accelerator"
     LINK = "link"

@@ -1,4 +1,4 @@
-"""What ``mpsim run`` prints of studies of one step: sensitivity and jitter."""
+"""Studies of one step as ``mpsim run`` prints them: sensitivity and jitter."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is printed of a summary, one line a figure, with units."""
+    """Lines of a summary, one a figure, with units."""
     rate = summary["tokens_per_s"], summary["tokens_per_s_per_accelerator"]
     flops = summary["model_tflops_per_accelerator"], summary["hardware_tflops_per_accelerator"]
     throughput = f"{rate[0]:,.0f} tokens/s; {rate[1]:,.1f} tokens/s per accelerator"

@@ -118,7 +118,7 @@ def _block(scenario: Scenario) -> dict[str, list[object]]:
 
 
 def _processes(jobs: int | None, values: dict[str, list[object]]) -> int:
-    """As asked for; else one a core, but none for a table that is done before a process starts."""
+    """Processes as asked for; else one a core, but none for a table that is done before a process starts."""
     import math
     import os
 

@@ -146,8 +146,8 @@ def _reasons(validation: Validation, kind: str) -> Sequence[str]:
         if record.kind == kind and record.skipped_because
     )
     lines = [f"  {count} x {reason}" for reason, count in reasons.most_common(REASONS)]
-    more = sum(reasons.values()) - sum(count for _, count in reasons.most_common(REASONS))
-    lines += [f"  {more} x other reasons"] if more else []
+    others = sum(reasons.values()) - sum(count for _, count in reasons.most_common(REASONS))
+    lines += [f"  {others} x other reasons"] if others else []
     return ["skipped:", *lines] if lines else []
 
 
@@ -240,7 +240,7 @@ def _print_steps(comparison: Comparison) -> None:
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """What the figures say, in sentences."""
+    """The figures in sentences."""
     lines = []
     if comparison.median_error is not None:
         lines.append(

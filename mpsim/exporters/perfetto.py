@@ -145,7 +145,7 @@ class _Rows:
         return f"{label} {self.microbatch[row]}" if self.microbatch[row] >= 0 else label
 
     def args(self, rows: list[int]) -> Event:
-        """What is known about the rows of one action together, without what does not apply."""
+        """Figures of the rows of one action together, without those that do not apply."""
         args: Event = {
             key: column[rows[0]] for key, column in self.numbers.items() if column[rows[0]] >= 0
         }

@@ -1,4 +1,4 @@
-"""What importers give: a scenario or measured points, with what became of the words of the file."""
+"""Values that importers give: a scenario or measured points, with what became of the words of the file."""
 
 from __future__ import annotations
 

@@ -71,12 +71,12 @@ def stream_events(path: Path) -> Iterator[Event]:
 def _events(path: Path, stream: IO[str]) -> Iterator[Event]:
     buffer = stream.read(_CHUNK)
     while (found := _EVENTS.search(buffer)) is None:
-        more = stream.read(_CHUNK)
-        if not more or len(buffer) > _LONGEST_HEAD:
+        chunk_text = stream.read(_CHUNK)
+        if not chunk_text or len(buffer) > _LONGEST_HEAD:
             raise CalibrationError(
                 f"{path}: has no traceEvents; needed a trace of torch.profiler (export_chrome_trace)"
             )
-        buffer += more
+        buffer += chunk_text
     yield {"ph": "head", "text": buffer[: found.start()]}
     yield from _decoded(path, stream, buffer, found.end())
 
@@ -98,12 +98,12 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
                 raise CalibrationError(
                     f"{path}: event {count + 1} is no JSON object: {buffer[place : place + _SHOWN]!r}"
                 ) from error
-            more = stream.read(chunk)
-            if not more:
+            chunk_text = stream.read(chunk)
+            if not chunk_text:
                 raise CalibrationError(
                     f"{path}: truncated, the list of events breaks off after {count}; export the trace again"
                 ) from error
-            buffer, place, chunk = buffer[place:] + more, 0, 2 * chunk
+            buffer, place, chunk = buffer[place:] + chunk_text, 0, 2 * chunk
             continue
         if isinstance(event, dict):
             yield event
@@ -255,8 +255,8 @@ def _points(samples: _Samples) -> Iterator[MeasuredPoint]:
 
 
 def _device(head: str) -> str:
-    found = re.search(r'"deviceProperties"\s*:\s*\[.*?"name"\s*:\s*"([^"]*)"', head, re.DOTALL)
-    return found[1] if found else ""
+    match = re.search(r'"deviceProperties"\s*:\s*\[.*?"name"\s*:\s*"([^"]*)"', head, re.DOTALL)
+    return match[1] if match else ""
 
 
 KINETO: Final = Format("kineto", "trace of torch.profiler", "points", _is_trace, _read_trace)

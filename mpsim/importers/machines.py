@@ -63,19 +63,19 @@ def rack_of(name: str) -> Mapping[str, Any] | None:
     """Trays and reach of the racks that an accelerator is sold in, None where nodes stand alone."""
     for entry in table(_DATA, "hardware")["racks"]:
         if re.fullmatch(entry["pattern"], name, flags=re.IGNORECASE):
-            found: Mapping[str, Any] = entry
-            return found
+            rack: Mapping[str, Any] = entry
+            return rack
     return None
 
 
 def nic_named(text: str, gbit: float) -> Link:
     """A NIC of the technology that a row names, at the rate it states [Gb/s per direction]."""
-    found = link(lookup(_DATA, "hardware", "nics", text)["nic"])
+    nic = link(lookup(_DATA, "hardware", "nics", text)["nic"])
     bandwidth = gbit * _GIGA / _BITS
-    if bandwidth == found.bandwidth:
-        return found
+    if bandwidth == nic.bandwidth:
+        return nic
     return dataclasses.replace(
-        found, bandwidth=bandwidth, sources={**found.sources, "bandwidth": "given by the user"}
+        nic, bandwidth=bandwidth, sources={**nic.sources, "bandwidth": "given by the user"}
     )
 
 
@@ -125,9 +125,9 @@ def benchmark_cluster(
 def _ports(text: str) -> tuple[int, float]:
     """NICs of a node and the rate of each [Gb/s], of words such as ``EFA v4 8x400G``."""
     lookup(_DATA, "hardware", "nics", text)  # what is refused says why
-    found = re.search(r"(\d+)x(\d+)G", text)
-    if found is None:
+    match = re.search(r"(\d+)x(\d+)G", text)
+    if match is None:
         raise CalibrationError(
             f"nic {text!r} does not state number and rate; needed such as '8x400G'"
         )
-    return int(found[1]), float(found[2])
+    return int(match[1]), float(match[2])

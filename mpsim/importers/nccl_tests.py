@@ -56,7 +56,7 @@ def _read_text_report(head: Head, only: Mapping[str, str]) -> Points:
     members, hosts, device = _places(
         path, [(int(r[1]), int(r[2] or 0), r[3], r[4].strip()) for r in ranks]
     )
-    found: dict[int, MeasuredPoint] = {}
+    points: dict[int, MeasuredPoint] = {}
     for number, line in enumerate(lines, start=1):
         row = None if line.lstrip().startswith("#") else _ROW.match(line)
         if row is None:
@@ -66,14 +66,14 @@ def _read_text_report(head: Head, only: Mapping[str, str]) -> Points:
         time, wrong = _row_figures(path, number, cells)
         _check_right(f"{path}:{number}", wrong)
         if size:
-            found[size] = collective_point(
+            points[size] = collective_point(
                 name, size, [time * _MICRO], ranks=members, domains=hosts, place=place
             )
     if not any("Avg bus bandwidth" in line for line in lines):
         raise CalibrationError(
-            f"{path}: truncated, it has no line '# Avg bus bandwidth' after {len(found)} sizes; run it to its end"
+            f"{path}: truncated, it has no line '# Avg bus bandwidth' after {len(points)} sizes; run it to its end"
         )
-    return _source(path, "nccl-tests", found.values(), device)
+    return _source(path, "nccl-tests", points.values(), device)
 
 
 def _row_figures(path: Path, number: int, cells: Sequence[str]) -> tuple[float, str]:
@@ -118,7 +118,7 @@ def _read_json_report(head: Head, only: Mapping[str, str]) -> Points:
     members, hosts, device = _places(path, spread)
     program = _PROGRAM.search(" ".join(map(str, data.get("args", []))))
     name = _named(path, program[1] if program else "")
-    found: dict[int, MeasuredPoint] = {}
+    points: dict[int, MeasuredPoint] = {}
     for index, row in enumerate(data["results"]):
         place = f"{path}: results.{index}"
         run = row.get("out_of_place") or row.get("in_place")
@@ -129,17 +129,17 @@ def _read_json_report(head: Head, only: Mapping[str, str]) -> Points:
         size = int(row.get("size", 0))
         if size:
             where = f"{path.name}#{index}"
-            found[size] = collective_point(
+            points[size] = collective_point(
                 name, size, times, ranks=members, domains=hosts, place=where
             )
-    return _source(path, "nccl-tests -J", found.values(), device)
+    return _source(path, "nccl-tests -J", points.values(), device)
 
 
 def _json_times(place: str, row: Mapping[str, Any], run: Mapping[str, Any]) -> list[float]:
     """Times of every iteration where they were kept, else the mean [s]."""
     each = row.get("out_of_place_per_iter")
-    kept = each.get("times_us") if isinstance(each, Mapping) else None
-    times = kept or [run.get("time", run.get("cpu_time"))]
+    samples = each.get("times_us") if isinstance(each, Mapping) else None
+    times = samples or [run.get("time", run.get("cpu_time"))]
     return [_time(place, one) * _MICRO for one in times]
 
 

@@ -14,7 +14,7 @@ __all__ = ["Settings", "measure"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """What `mpsim measure` was asked for.
+    """Settings of `mpsim measure`.
 
     Parameters
     ----------

@@ -83,8 +83,8 @@ def _layer_case(
 
 def _layer_bytes(sizes: Sizes, element: int) -> float:
     """Weights, gradients and what a layer keeps, on the safe side [B]."""
-    kept = LEAST_MEMORY_FACTOR * float(sizes.tokens * sizes.hidden)
-    return element * (kept + 4.0 * 12 * sizes.hidden**2)
+    saved = LEAST_MEMORY_FACTOR * float(sizes.tokens * sizes.hidden)
+    return element * (saved + 4.0 * 12 * sizes.hidden**2)
 
 
 def _prepare_layer(
@@ -112,7 +112,7 @@ def _prepare_layer(
 
 
 def _one_in_double(sizes: Sizes, x: torch.Tensor) -> torch.Tensor:
-    """What the first layer makes of `x`, in float64."""
+    """Output of the first layer for `x`, in float64."""
     place = Place(0, 1, None, x.device, torch.float64)
     out: torch.Tensor = Layer(sizes, place, 0)(x.double())
     return out

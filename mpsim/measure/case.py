@@ -90,12 +90,12 @@ class Case:
 
     @property
     def series(self) -> str:
-        """What it has in common with cases of other sizes."""
+        """The name that it shares with cases of other sizes."""
         return (
             f"{self.op}/{sorted(self.variant.items())}/{self.dtype}/{self.phase}/{len(self.group)}"
         )
 
     @property
     def size(self) -> float:
-        """What its time grows with, within its series."""
+        """The amount that its time grows with, within its series."""
         return self.flops or self.bytes or 1.0

@@ -34,7 +34,7 @@ BACKENDS: Final[Mapping[str, str]] = {
     "math": "MATH",
 }
 CHECKED_ROWS = 4
-"""Of a product, compared with float64."""
+"""Rows of a product that are compared with float64."""
 
 
 def kernel_series(world: World, grid: Mapping[str, Any]) -> list[list[Case]]:
@@ -87,7 +87,7 @@ def _prepare_gemm(world: World, *, kind: str, mnk: tuple[int, int, int], dtype: 
     set_tf32(dtype == "tf32")
 
     def factors() -> tuple[torch.Tensor, torch.Tensor]:
-        """As a linear layer with weight (out, in) lays them out: x w^T, dy w, dy^T x."""
+        """Operands laid out as a linear layer with weight (out, in) has them: x w^T, dy w, dy^T x."""
         if kind == "forward" or element_bytes(dtype) == 1:
             return random(world, dtype, m, k), random(world, dtype, n, k).t()
         if kind == "dgrad":

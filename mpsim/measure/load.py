@@ -18,7 +18,7 @@ GUEST = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Usage:
-    """What had been used at one moment [s].
+    """Time used until one moment [s].
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Usage:
 
 
 def read_usage() -> Usage:
-    """What has been used until now."""
+    """Time used until now."""
     cores = _cores()
     return Usage(perf_counter(), process_time(), _busy(cores), cores)
 

@@ -37,7 +37,7 @@ INIT = 0.02
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of the model and its microbatch."""
+    """Sizes of the model and its microbatch."""
 
     layers: int
     hidden: int
@@ -49,12 +49,12 @@ class Sizes:
 
     @property
     def tokens(self) -> int:
-        """Of a microbatch."""
+        """Tokens of a microbatch."""
         return self.sequence * self.micro_batch
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
+        """Parameters of the whole model."""
         layer = 4 * self.hidden**2 + 2 * self.hidden * self.ffn_hidden
         layer += 9 * self.hidden + self.ffn_hidden
         ends = (2 * self.vocab + self.sequence + 2) * self.hidden
@@ -62,7 +62,7 @@ class Sizes:
 
     @property
     def flops(self) -> float:
-        """Of one microbatch's forward, matrix products only, every query against every key [FLOP]."""
+        """Work of one microbatch's forward, matrix products only, every query against every key [FLOP]."""
         head = gemm_flops(self.tokens, self.vocab, self.hidden)
         return self.layers * layer_flops(self) + head
 

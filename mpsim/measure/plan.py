@@ -1,4 +1,4 @@
-"""What to measure, in which order, and for how long; nothing of torch."""
+"""The plan of a run: its grid, its order and its budget; nothing of torch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Split:
 
     @property
     def ranks(self) -> int:
-        """Of the whole mesh."""
+        """Ranks of the whole mesh."""
         return self.dp * self.tp * self.pp
 
 

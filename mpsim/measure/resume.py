@@ -1,4 +1,4 @@
-"""What an earlier run left behind, and whether it can be gone on with."""
+"""Lines that an earlier run left behind, and whether a run can go on with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAME = ("torch", "cuda", "nccl", "driver", "backend", "world_size")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Past:
-    """What was measured before.
+    """Measurements of an earlier run.
 
     Parameters
     ----------
@@ -46,13 +46,15 @@ def take_up(path: Path, header: Header, families: Sequence[str]) -> Past:
     source = partial if partial.exists() else path
     if not source.exists() or not source.stat().st_size:
         return Past()
-    found = read_measured(source, partial=True)
-    _check_same(source, found.header, header)
-    if found.end is not None and found.end.complete:
-        measured = {measurement.family for measurement in found.measurements}
+    past_run = read_measured(source, partial=True)
+    _check_same(source, past_run.header, header)
+    if past_run.end is not None and past_run.end.complete:
+        measured = {measurement.family for measurement in past_run.measurements}
         if measured.issuperset(families):
-            return Past(whole=found)
-    return Past((found.header, *found.measurements), frozenset(m.id for m in found.measurements))
+            return Past(whole=past_run)
+    return Past(
+        (past_run.header, *past_run.measurements), frozenset(m.id for m in past_run.measurements)
+    )
 
 
 def _check_same(source: Path, old: Header, new: Header) -> None:

@@ -35,7 +35,7 @@ _FAILURES = (
     *(RuntimeError, MemoryError, NotImplementedError),
     *(AttributeError, ImportError, TypeError, ValueError),  # another torch has other names
 )
-"""What costs one case and not the run."""
+"""Errors that cost one case and not the run."""
 SAY_EVERY = 5.0
 """Between lines of progress [s]."""
 TOO_LONG = 3.0
@@ -182,10 +182,10 @@ class _Run:
         check, peak, before = "", 0.0, read_usage()
         if self.world.rank in case.group and not reason:
             timed, check, peak, reason = self._measured(case, limit)
-        told = (timed, check, peak, reason) if self.world.rank in case.group else None
+        mine = (timed, check, peak, reason) if self.world.rank in case.group else None
         after = read_usage()
         used = (after.cores, after.own - before.own)
-        everyone = self.world.gather((told, used), self.world.everyone)
+        everyone = self.world.gather((mine, used), self.world.everyone)
         outcomes = [outcome for outcome, _ in everyone if outcome is not None]
         reasons = [outcome[3] for outcome in outcomes if outcome[3]]
         if self.writer is None:
@@ -241,7 +241,7 @@ class _Run:
         return timed, check, peak, reasons[0] if reasons else ""
 
     def _allocated(self) -> float:
-        """What tensors of other cases and the workspaces of libraries take on the GPU [B]."""
+        """Memory of the GPU that tensors of other cases and workspaces of libraries take [B]."""
         return float(torch.cuda.memory_allocated()) if self.world.kind == "cuda" else 0.0
 
     def _set_up(self, case: Case) -> tuple[Work | None, str]:

@@ -24,7 +24,7 @@ __all__ = ["step_series"]
 CHECKED_STEPS = 2
 """The second loss shows that the gradients and the optimizer of the first step were right."""
 CHECKED_FLOPS = 2e12
-"""Of a whole batch, above which no second computation on one process is worth its time."""
+"""Work of a whole batch [FLOP] above which no second computation on one process is worth its time."""
 
 
 def step_series(world: World, grid: Mapping[str, Any], parallel: Any) -> list[list[Case]]:
@@ -59,7 +59,7 @@ def _case(world: World, sizes: Sizes, split: Split, dtype: str, options: Mapping
     parameters = sizes.parameters / (split.tp * split.pp) * element_bytes(dtype)
     place = Place(0, split.tp, None, world.device, dtype_of(dtype))
     chosen = {"attention": attention_backend(sizes, place)} if world.kind == "cuda" else {}
-    kept = sizes.tokens * (34.0 * sizes.hidden * sizes.layers / split.pp + 12.0 * sizes.vocab)
+    saved = sizes.tokens * (34.0 * sizes.hidden * sizes.layers / split.pp + 12.0 * sizes.vocab)
     return Case(
         family="steps",
         op="train_step",
@@ -76,7 +76,7 @@ def _case(world: World, sizes: Sizes, split: Split, dtype: str, options: Mapping
         group=world.everyone,
         synchronous=split.ranks > 1,
         flops=3.0 * sizes.flops * microbatches / (split.tp * split.pp),
-        memory=4.0 * parameters + kept / split.tp * min(microbatches, split.pp) * 1.2,
+        memory=4.0 * parameters + saved / split.tp * min(microbatches, split.pp) * 1.2,
         prepare=functools.partial(
             _prepare,
             sizes=sizes,
@@ -183,7 +183,7 @@ _ALONE: dict[tuple[Sizes, int, torch.dtype], list[float]] = {}
 def _losses_alone(
     sizes: Sizes, batch: _Batch, device: torch.device, dtype: torch.dtype
 ) -> list[float]:
-    """Of the first steps of one process on the whole batch; computed once."""
+    """Losses of the first steps of one process on the whole batch; computed once."""
     key = (sizes, batch.ids.shape[0], dtype)
     if key in _ALONE:
         return _ALONE[key]

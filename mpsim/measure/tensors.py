@@ -36,7 +36,7 @@ def has_dtype(name: str, world: World) -> bool:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Of the tensors; tf32 is a way to multiply float32."""
+    """Number format of the tensors; tf32 is a way to multiply float32."""
     dtype: torch.dtype = getattr(torch, "float32" if name == "tf32" else name)
     return dtype
 

@@ -23,7 +23,7 @@ WARM_UP = 2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timed:
-    """What the timer found on this rank.
+    """Samples that the timer took on this rank.
 
     Parameters
     ----------
@@ -105,10 +105,10 @@ class Timer:
         clean = sum(sample.share >= self.rules["own_share"] for sample in samples)
         keep = -int(self._agree(case, -float(max(clean, self.rules["samples"]["least"]))))
         best = sorted(range(len(samples)), key=lambda i: -samples[i].share)[:keep]
-        kept = [samples[i] for i in sorted(best)]
+        chosen = [samples[i] for i in sorted(best)]
         if case.family == "steps":
-            return kept
-        return [self._as_run(sample) for sample in kept]
+            return chosen
+        return [self._as_run(sample) for sample in chosen]
 
     def _as_run(self, sample: _Sample) -> _Sample:
         """A sample with the time that this process had the core, where another one had it too."""

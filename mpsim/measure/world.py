@@ -77,7 +77,7 @@ class World:
 
     @property
     def backend(self) -> str:
-        """Of torch.distributed."""
+        """Backend of torch.distributed."""
         if self.size == 1:
             return "none"
         return "nccl" if self.kind == "cuda" else "gloo"
@@ -98,12 +98,12 @@ class World:
     def group_sizes(self) -> list[tuple[int, ...]]:
         """The first 2, 4, 8, ... ranks, every one, and where there are several hosts, two of them and one rank of each."""
         sizes = [n for n in (2**i for i in range(1, self.size.bit_length())) if n < self.size]
-        found = [tuple(range(n)) for n in sizes]
+        groups = [tuple(range(n)) for n in sizes]
         hosts = [rank.host for rank in self.ranks]
         leaders = tuple(hosts.index(host) for host in dict.fromkeys(hosts))
         if len(leaders) > 1:
-            found += [leaders[:2], leaders]
-        return list(dict.fromkeys([*found, self.everyone])) if self.size > 1 else []
+            groups += [leaders[:2], leaders]
+        return list(dict.fromkeys([*groups, self.everyone])) if self.size > 1 else []
 
     def mesh(self, pp: int, dp: int, tp: int) -> DeviceMesh:
         """Every rank as (pp, dp, tp), tp fastest; made once, by every rank at the same time."""
@@ -135,12 +135,12 @@ class World:
         """The `value` of each of `ranks`, on every one of them."""
         if len(ranks) == 1:
             return [value]
-        found: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(found, value, group=self.control(ranks))
-        return found
+        groups: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(groups, value, group=self.control(ranks))
+        return groups
 
     def from_first(self, value: T) -> T:
-        """What the first rank says, on every rank."""
+        """The value of the first rank, on every rank."""
         if self.size == 1:
             return value
         box = [value]
@@ -168,7 +168,7 @@ class World:
         )
 
     def clock_hz(self) -> float:
-        """Of the device now [Hz]; 0 where nothing tells."""
+        """Clock of the device now [Hz]; 0 where nothing tells."""
         if self.kind == "cuda":
             text = _nvidia_smi("clocks.sm", self.launch.local_rank)
             return float(text.split()[0]) * 1e6 if text[:1].isdigit() else 0.0
@@ -244,7 +244,7 @@ class World:
         )
 
     def _clock_offset(self) -> float:
-        """What has to be added to this rank's clock to read the first rank's [s]; 0 on one host, which has one clock.
+        """Offset to add to this rank's clock to read the first rank's [s]; 0 on one host, which has one clock.
 
         Notes
         -----

@@ -446,7 +446,7 @@ class Measured:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader should know before using the numbers."""
+        """Warnings that a reader should know before using the numbers."""
         return tuple(self._warnings())
 
     def _warnings(self) -> Iterator[str]:

@@ -110,7 +110,7 @@ def _measurement(point: MeasuredPoint) -> Measurement:
 
 
 def quietest(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Of measurements with the same id, from files that repeat each other, the fastest."""
+    """The fastest of measurements with the same id, from files that repeat each other."""
     fastest: dict[str, Measurement] = {}
     for measurement in measurements:
         known = fastest.get(measurement.id)

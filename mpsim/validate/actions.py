@@ -16,7 +16,7 @@ from mpsim.training.vocabulary import Kind
 __all__ = ["PARTS", "Slice", "compare_orders", "measured_slices", "parts_of", "simulated_slices"]
 
 PARTS = ("forward", "backward", "gradients", "optimizer", "waiting")
-"""What a rank's step is made of: actions of each kind, the reduction of gradients, and everything between actions."""
+"""Parts of a rank's step: actions of each kind, the reduction of gradients, and everything between actions."""
 
 _ACTION_WORDS = ("gradients", "optimizer")
 _LETTERS = {
@@ -61,8 +61,8 @@ def measured_slices(measurement: Measurement, sample: int) -> list[Slice]:
         return []
     rows = [i for i, step in enumerate(actions.step) if step == sample]
     zero = min((actions.start[i] for i in rows), default=0.0)
-    found = [_slice(actions, i, zero) for i in rows]
-    return sorted(found, key=lambda s: (s.rank, s.start))
+    pieces = [_slice(actions, i, zero) for i in rows]
+    return sorted(pieces, key=lambda s: (s.rank, s.start))
 
 
 def _slice(actions: Actions, i: int, zero: float) -> Slice:
@@ -77,18 +77,18 @@ def simulated_slices(result: Result) -> list[Slice]:
     timeline = result.timeline
     pipeline = result.plan.layout.mesh.pp > 1
     python = result.plan.layout.framework.host.step_overhead
-    found: list[Slice] = []
+    pieces: list[Slice] = []
     for rank in range(timeline.program.ranks):
         mine = list(_compute(timeline, rank))
-        end = max((piece.end for piece in found if piece.rank == rank), default=0.0)
+        end = max((piece.end for piece in pieces if piece.rank == rank), default=0.0)
         if not pipeline:
             mine = _closed(mine, end)
         else:
             mine += _reductions(timeline, rank, mine)
-        found += sorted(
+        pieces += sorted(
             (_at_the_end(piece, python) for piece in mine), key=lambda piece: piece.start
         )
-    return found
+    return pieces
 
 
 def _at_the_end(piece: Slice, python: float) -> Slice:

@@ -64,7 +64,7 @@ def _sharding(scenario: Sections) -> Assumed | None:
 
 
 def _chunks(scenario: Sections) -> Assumed | None:
-    """As many chunks a rank as the schedule has."""
+    """A rank has as many chunks as the schedule."""
     choice = scenario["schedule"]
     given, facts = choice.get("virtual_stages"), schedule(choice["name"])
     if facts.interleaves or given is None or facts.chunks is None:

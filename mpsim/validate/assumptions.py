@@ -59,18 +59,18 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     >>> fill_in(row, {"assume": {"recompute": "none"}}).cells.text("micro_batch_seqs")
     '4'
     """
-    found = Filled(cells)
+    row = Filled(cells)
     for column, value in rule.get("assume", {}).items():
-        found = found.with_column(column, str(value), BY_FAMILY)
-    found = _network(_inner(_shape(_degree(found))))
+        row = row.with_column(column, str(value), BY_FAMILY)
+    row = _network(_inner(_shape(_degree(row))))
     for column, entries in table("assumptions")["columns"].items():
         for entry in entries:
-            if not found.cells.text(column) and _fits(found.cells, entry["where"]):
-                value = _value(found.cells, entry)
-                found = found.with_column(column, value, entry["why"]) if value else found
+            if not row.cells.text(column) and _fits(row.cells, entry["where"]):
+                value = _value(row.cells, entry)
+                row = row.with_column(column, value, entry["why"]) if value else row
         if column == "pp":
-            found = _microbatch(_replicas(found))
-    return _at_once(found) if rule.get("micro_batch") == "per accelerator" else found
+            row = _microbatch(_replicas(row))
+    return _at_once(row) if rule.get("micro_batch") == "per accelerator" else row
 
 
 def _fits(cells: Cells, where: Mapping[str, str]) -> bool:
@@ -78,7 +78,7 @@ def _fits(cells: Cells, where: Mapping[str, str]) -> bool:
 
 
 def _value(cells: Cells, entry: Mapping[str, Any]) -> str:
-    """What an entry says; the sequences of one replica where it says so, if they divide."""
+    """The value of an entry; the sequences of one replica where it says so, if they divide."""
     if "value" in entry:
         return str(entry["value"])
     batch, replicas = cells.number("global_batch_seqs"), cells.number("dp")
@@ -86,87 +86,87 @@ def _value(cells: Cells, entry: Mapping[str, Any]) -> str:
     return str(int(batch / replicas)) if batch and replicas and whole else "1"
 
 
-def _degree(found: Filled) -> Filled:
+def _degree(row: Filled) -> Filled:
     """The one degree of parallelism that is left out, where the others are stated and divide the accelerators."""
-    cells = found.cells
+    cells = row.cells
     open_ones = [axis for axis in _STATED if not cells.text(axis)]
     count = cells.number("num_accel")
     if len(open_ones) != 1 or open_ones == ["dp"] or not count:
-        return found
+        return row
     taken = math.prod(cells.number(axis) or 1.0 for axis in _MULTIPLYING)
     if count % taken:
-        return found
-    return found.with_column(open_ones[0], str(int(count / taken)), "what the other degrees leave")
+        return row
+    return row.with_column(open_ones[0], str(int(count / taken)), "what the other degrees leave")
 
 
-def _microbatch(found: Filled) -> Filled:
+def _microbatch(row: Filled) -> Filled:
     """Sequences of a microbatch, where their number is stated."""
-    cells = found.cells
+    cells = row.cells
     batch, replicas, number = (
         cells.number(column) for column in ("global_batch_seqs", "dp", "num_microbatches")
     )
     if not batch or not replicas or not number or batch % (replicas * number):
-        return found
+        return row
     each = str(int(batch / (replicas * number)))
-    return found.with_column("micro_batch_seqs", each, "by the number of microbatches")
+    return row.with_column("micro_batch_seqs", each, "by the number of microbatches")
 
 
-def _shape(found: Filled) -> Filled:
+def _shape(row: Filled) -> Filled:
     """Attention heads of 128 where their number is not stated."""
-    cells, usual = found.cells, 128
+    cells, usual = row.cells, 128
     width = cells.number("hidden")
     if cells.text("heads") or not width or width % usual:
-        return found
-    return found.with_column("heads", str(int(width / usual)), "heads of 128")
+        return row
+    return row.with_column("heads", str(int(width / usual)), "heads of 128")
 
 
-def _inner(found: Filled) -> Filled:
+def _inner(row: Filled) -> Filled:
     """The usual width of an MLP where it is not stated: four times the hidden size, or as many parameters in three matrices."""
-    cells = found.cells
+    cells = row.cells
     width = cells.number("hidden")
     if cells.text("ffn_hidden") or not width:
-        return found
+        return row
     if not cells.flag("gated_mlp"):
-        return found.with_column("ffn_hidden", str(int(4 * width)), "four times the hidden size")
+        return row.with_column("ffn_hidden", str(int(4 * width)), "four times the hidden size")
     inner = math.ceil(8 * width / 3 / _TILE) * _TILE
-    return found.with_column(
+    return row.with_column(
         "ffn_hidden", str(inner), "as many parameters as four times the hidden size without a gate"
     )
 
 
-def _replicas(found: Filled) -> Filled:
-    """As many replicas as the accelerators have room for."""
-    count = found.cells.number("num_accel")
-    taken = math.prod(found.cells.number(axis) or 1.0 for axis in _MULTIPLYING if axis != "dp")
+def _replicas(row: Filled) -> Filled:
+    """Replicas are as many as the accelerators have room for."""
+    count = row.cells.number("num_accel")
+    taken = math.prod(row.cells.number(axis) or 1.0 for axis in _MULTIPLYING if axis != "dp")
     if not count or count % taken:
-        return found
-    return found.with_column("dp", str(int(count / taken)), "what the accelerators have room for")
+        return row
+    return row.with_column("dp", str(int(count / taken)), "what the accelerators have room for")
 
 
-def _at_once(found: Filled) -> Filled:
+def _at_once(row: Filled) -> Filled:
     """The sequences of a replica as one microbatch, where the column has those of one of its accelerators."""
-    cells = found.cells
+    cells = row.cells
     each, batch = cells.number("micro_batch_seqs"), cells.number("global_batch_seqs")
     replicas, sharing = cells.number("dp"), cells.number("tp") or 1.0
     if not each or not batch or not replicas or each * sharing * replicas != batch or sharing == 1:
-        return found
+        return row
     value = str(int(each * sharing))
     why = f"{each:g} is of one accelerator, a replica has {sharing:g}"
     assumption = Assumed("micro_batch_seqs", value, why)
-    return Filled(Cells({**cells.values, "micro_batch_seqs": value}), (*found.assumed, assumption))
+    return Filled(Cells({**cells.values, "micro_batch_seqs": value}), (*row.assumed, assumption))
 
 
-def _network(found: Filled) -> Filled:
+def _network(row: Filled) -> Filled:
     """NICs of a usual node of this kind, where none are stated."""
-    entry = network_of(found.cells.text("accelerator"))
-    if entry is None or (found.cells.text("nics_per_node") and found.cells.text("nic_gbit_s")):
-        return found
-    count, each = found.cells.number("num_accel"), found.cells.number("accel_per_node")
+    entry = network_of(row.cells.text("accelerator"))
+    if entry is None or (row.cells.text("nics_per_node") and row.cells.text("nic_gbit_s")):
+        return row
+    count, each = row.cells.number("num_accel"), row.cells.number("accel_per_node")
     if count and each and count <= each:
-        return found
+        return row
     for column in ("nics_per_node", "nic_gbit_s", "inter_node_link"):
-        found = found.with_column(column, str(entry[column]), entry["why"])
-    return found
+        row = row.with_column(column, str(entry[column]), entry["why"])
+    return row
 
 
 def network_of(accelerator: str) -> Mapping[str, Any] | None:
@@ -183,9 +183,9 @@ def system_of(accelerator: str) -> str | None:
 def slices_of(cells: Cells) -> int:
     """How many slices of a torus the row's words name; 1 where they name none."""
     for entry in table("assumptions")["slices"]:
-        found = re.fullmatch(entry["pattern"], cells.text(entry["column"]))
-        if found is not None:
-            return int(found[1])
+        match = re.fullmatch(entry["pattern"], cells.text(entry["column"]))
+        if match is not None:
+            return int(match[1])
     return 1
 
 

@@ -41,9 +41,9 @@ def cluster_of(cells: Cells) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
     """
     count, name = cells.required("num_accel"), cells.text("accelerator")
     chip = gpu(name)
-    each, told = _per_node(cells, count)
+    each, assumed = _per_node(cells, count)
     if (tori := system_of(name)) and not cells.whole("nics_per_node"):
-        return _torus(cells, tori, count, each), told
+        return _torus(cells, tori, count, each), assumed
     joined, stated, link_told = _links(chip, cells.text("intra_node_link"))
     cluster: dict[str, Any] = {
         "accelerator": chip.name,
@@ -58,7 +58,7 @@ def cluster_of(cells: Cells) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
         network, nic_told = _network(cells, each)
         cluster |= network
         more = (*more, *nic_told)
-    return cluster, (*told, *link_told, *more)
+    return cluster, (*assumed, *link_told, *more)
 
 
 def _links(chip: Accelerator, text: str) -> tuple[Link, int | None, tuple[Assumed, ...]]:
@@ -126,9 +126,9 @@ def _network(cells: Cells, each: int) -> tuple[dict[str, Any], tuple[Assumed, ..
     if ports > each and stated > each and ports * each % stated == 0:
         ports = ports * each // stated  # those of a rack, of which a tray has its part
     text = cells.text("inter_node_link")
-    told: tuple[Assumed, ...] = ()
+    assumed: tuple[Assumed, ...] = ()
     try:
         nic = nic_named(text, rate).name
     except CalibrationError as error:
-        nic, told = GENERIC_NIC, (Assumed("nic", GENERIC_NIC, str(error)),)
-    return {"nics_per_node": ports, "nic": {"preset": nic, "bandwidth": f"{rate:g} Gb/s"}}, told
+        nic, assumed = GENERIC_NIC, (Assumed("nic", GENERIC_NIC, str(error)),)
+    return {"nics_per_node": ports, "nic": {"preset": nic, "bandwidth": f"{rate:g} Gb/s"}}, assumed

@@ -181,10 +181,10 @@ def _phases(text: str) -> tuple[Phase, ...]:
 
 def _head_dims(text: str) -> tuple[int, int]:
     """Width of a head's queries and of its values, of ``128`` or ``192/128``."""
-    found = re.fullmatch(r"(\d+)(?:/(\d+))?", text)
-    if found is None:
+    match = re.fullmatch(r"(\d+)(?:/(\d+))?", text)
+    if match is None:
         raise CalibrationError(f"head_dim is {text!r}; needed such as 128 or 192/128")
-    return int(found[1]), int(found[2] or found[1])
+    return int(match[1]), int(match[2] or match[1])
 
 
 def _assumed(entry: Mapping[str, Any], column: str) -> int:
@@ -210,15 +210,15 @@ def _elements(cells: Cells) -> int:
     m, n = cells.whole("m"), cells.whole("n")
     if m and n:
         return m * n
-    found = re.search(r"\d+(?:x\d+)+", cells.text("op"))
-    return math.prod(map(int, found[0].split("x"))) if found else 0
+    match = re.search(r"\d+(?:x\d+)+", cells.text("op"))
+    return math.prod(map(int, match[0].split("x"))) if match else 0
 
 
 def _stated_bytes(cells: Cells) -> float:
     """Bytes that the method of measurement states, else what a rate without a size is taken at."""
     sizes = table("kernels")["sizes"]
-    found = re.fullmatch(sizes["pattern"], cells.text("timing_method"))
-    return float(found[1]) * _GIGA if found else float(table("kernels")["rates"]["bytes"])
+    match = re.fullmatch(sizes["pattern"], cells.text("timing_method"))
+    return float(match[1]) * _GIGA if match else float(table("kernels")["rates"]["bytes"])
 
 
 def _streaming(kind: OperatorKind, moved: float) -> Operator:
@@ -227,8 +227,8 @@ def _streaming(kind: OperatorKind, moved: float) -> Operator:
 
 def _host_seconds(cells: Cells) -> float:
     """Time that the method of measurement adds, as the row states it."""
-    found = re.fullmatch(table("kernels")["host"]["pattern"], cells.text("timing_method"))
-    return int(found[1]) * _MICRO if found else 0.0
+    match = re.fullmatch(table("kernels")["host"]["pattern"], cells.text("timing_method"))
+    return int(match[1]) * _MICRO if match else 0.0
 
 
 def _family(cells: Cells) -> str:

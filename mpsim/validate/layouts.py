@@ -40,7 +40,7 @@ def parallelism_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sharding(cells: Cells, rule: Mapping[str, Any], dp: int) -> dict[str, Any]:
-    """What replicas share, and among how many of them where it is not all."""
+    """The states that replicas share, and among how many of them where it is not all."""
     text = cells.text("zero_stage")
     if not text:
         if dp > 1:
@@ -57,18 +57,18 @@ def _group(cells: Cells, entry: Mapping[str, Any], text: str) -> int | None:
     if entry.get("groups") == "node":
         return math.gcd(cells.required("accel_per_node"), cells.required("dp"))
     if entry.get("groups"):
-        found = re.fullmatch(entry["pattern"], text)
-        assert found is not None, "the pattern that was looked up fits"
-        return int(found[1])
+        match = re.fullmatch(entry["pattern"], text)
+        assert match is not None, "the pattern that was looked up fits"
+        return int(match[1])
     return None
 
 
 def _layer_split(cells: Cells, rule: Mapping[str, Any], stages: int) -> dict[str, Any]:
     """How layers are divided: evenly, with the two ends counted, or as evenly as it goes, early stages first."""
     layers = cells.required("layers")
-    more = int(rule["model"].get("mtp_layers", 0))
-    if stages > 1 and more:
-        return {"layers_per_stage": _before_predictions(layers, more, stages)}
+    extra = int(rule["model"].get("mtp_layers", 0))
+    if stages > 1 and extra:
+        return {"layers_per_stage": _before_predictions(layers, extra, stages)}
     pattern = table("training")["layer_splits"]["pattern"]
     counted = bool(re.fullmatch(pattern, cells.text("overlap_notes")))
     if stages == 1 or (layers % stages == 0 and not counted):

@@ -167,7 +167,7 @@ class Validation:
 
     @property
     def decisions(self) -> tuple[Decisions, ...]:
-        """Of each family, how good a choice among its runs of one model on as many accelerators would be."""
+        """How good a choice among runs of one model on as many accelerators would be, for each family."""
         return summarise_decisions(decisions_of(self.records))
 
     def worst(self, kind: str, count: int) -> list[Record]:

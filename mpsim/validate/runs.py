@@ -127,8 +127,8 @@ def scenario_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
 
 def _precision(cells: Cells, rule: Mapping[str, Any]) -> str:
     """The number format of the row's words, or what its family's rule says they mean."""
-    found = str(lookup("training", "precisions", cells.text("precision"))["precision"])
-    return str(rule.get("precisions", {}).get(found, found))
+    precision = str(lookup("training", "precisions", cells.text("precision"))["precision"])
+    return str(rule.get("precisions", {}).get(precision, precision))
 
 
 def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> tuple[float, float]:
@@ -165,7 +165,7 @@ def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
 
 @remembered(4096)
 def _outcome(scenario: str) -> Mapping[str, float]:
-    """What is read of a simulation; equal scenarios are simulated once."""
+    """Figures of a simulation; equal scenarios are simulated once."""
     result = simulate(Scenario.from_mapping(json.loads(scenario)))
     memory = result.summary["memory"]
     return {
@@ -195,8 +195,8 @@ def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
         raise CalibrationError("gated_mlp is not stated")
     shape = {name: cells.required(name) for name in ("layers", "hidden", "heads", "vocab")}
     shape["layers"] += int(rule["model"].get("mtp_layers", 0))
-    more = {name: cells.whole(name) for name in ("kv_heads", "head_dim", "ffn_hidden")}
-    given = {name: value for name, value in more.items() if value is not None}
+    sizes = {name: cells.whole(name) for name in ("kv_heads", "head_dim", "ffn_hidden")}
+    given = {name: value for name, value in sizes.items() if value is not None}
     style = table("training")["models"]["gated" if gated else "plain"]
     read = {
         "name": cells.text("model") or "run",
@@ -216,14 +216,14 @@ def _attention(cells: Cells) -> dict[str, Any]:
     text = cells.text("attention_type")
     entry = lookup("training", "attention", text)
     if "mla" in entry:
-        found = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
-        assert found is not None, "the pattern that was looked up fits"
-        sizes = {name: int(found[place]) for place, name in enumerate(entry["mla"], start=1)}
+        match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
+        assert match is not None, "the pattern that was looked up fits"
+        sizes = {name: int(match[place]) for place, name in enumerate(entry["mla"], start=1)}
         return {"mla": {**sizes, "qk_nope_head_dim": cells.required("head_dim")}}
     if "window" in entry:
-        found = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
-        assert found is not None, "the pattern that was looked up fits"
-        return {"attention": "sliding", "window": int(found[entry["window"]])}
+        match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
+        assert match is not None, "the pattern that was looked up fits"
+        return {"attention": "sliding", "window": int(match[entry["window"]])}
     return dict(entry.get("model", {}))
 
 
@@ -244,14 +244,14 @@ def _experts(cells: Cells) -> dict[str, Any]:
 
 
 def _meant(cells: Cells, meant: object) -> dict[str, Any]:
-    """What a rule says that words mean: a kind of recomputation, or fields, of which a fraction is of the layers of a stage."""
+    """The recomputation that a rule reads from words: a kind, or fields, of which a fraction is of the layers of a stage."""
     if not isinstance(meant, Mapping):
         return {"recompute": str(meant)}
-    said = {name: value for name, value in meant.items() if name.startswith("recompute")}
+    fields = {name: value for name, value in meant.items() if name.startswith("recompute")}
     if "fraction" in meant:
         layers = cells.required("layers") / cells.required("pp")
-        said["recompute_layers"] = max(1, round(layers * meant["fraction"]))
-    return said
+        fields["recompute_layers"] = max(1, round(layers * meant["fraction"]))
+    return fields
 
 
 def _modules(cells: Cells) -> list[str]:
@@ -272,7 +272,7 @@ def _modules(cells: Cells) -> list[str]:
 
 
 def _recompute(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
-    """What is run again: what the family's rule says its words mean, else what the words say."""
+    """The recomputation of a row: as its family's rule reads its words, else as the words say."""
     text = cells.text("recompute")
     for words, meant in rule.get("recomputations", {}).items():
         if re.search(words, text, flags=re.IGNORECASE):
@@ -280,9 +280,9 @@ def _recompute(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     if named := _modules(cells):
         return {"recompute": "selective", "recompute_modules": named}
     entry = lookup("training", "recomputations", text)
-    said = {name: value for name, value in entry.items() if name.startswith("recompute")}
+    fields = {name: value for name, value in entry.items() if name.startswith("recompute")}
     if "layers" in entry:
-        found = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
-        assert found is not None, "the pattern that was looked up fits"
-        said["recompute_layers"] = int(found[1])
-    return said
+        match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
+        assert match is not None, "the pattern that was looked up fits"
+        fields["recompute_layers"] = int(match[1])
+    return fields

@@ -129,9 +129,9 @@ def _note_options(note: str) -> dict[str, int]:
     """Options of a schedule that the oracle states in its note."""
     options = {}
     for entry in table("schedules")["notes"]:
-        found = re.fullmatch(entry["pattern"], note)
-        if found and "option" in entry:
-            options[entry["option"]] = int(found[1])
+        match = re.fullmatch(entry["pattern"], note)
+        if match and "option" in entry:
+            options[entry["option"]] = int(match[1])
     return options
 
 

@@ -21,7 +21,7 @@ _DIGITS = 4
 
 
 def family_of(measurement: Measurement) -> str:
-    """What a step is summarised with: how it was divided."""
+    """The family that a step is summarised with: how it was divided."""
     dp, tp, pp = (measurement.shape.get(axis, 1) for axis in _DEGREES)
     names = []
     if dp > 1:
@@ -162,7 +162,7 @@ def _stack(measurement: Measurement) -> str:
 
 
 def _calls(table: Mapping[str, Any], stack: str, each: float, layers: float) -> dict[str, Any]:
-    """What Python costs on a CPU, counted in eager calls.
+    """Costs of Python on a CPU, counted in eager calls.
 
     Parameters
     ----------

@@ -157,7 +157,7 @@ class Comparison:
 
     @property
     def scored(self) -> tuple[StepComparison, ...]:
-        """Those that were predicted."""
+        """Steps that were predicted."""
         return tuple(step for step in self.steps if step.predicted is not None)
 
     @property
@@ -185,14 +185,14 @@ class Comparison:
     @property
     def records(self) -> tuple[Record, ...]:
         """Steps, and their forward and backward actions, as records of `mpsim validate`."""
-        found: list[Record] = []
+        records: list[Record] = []
         for step in self.steps:
-            found.append(_record(step, "step", step.measured, step.predicted))
+            records.append(_record(step, "step", step.measured, step.predicted))
             for part in ("forward", "backward", "optimizer"):
                 if step.measured_parts.get(part) and step.predicted_parts:
                     pair = step.measured_parts[part], step.predicted_parts[part]
-                    found.append(_record(step, part, *pair))
-        return tuple(found)
+                    records.append(_record(step, part, *pair))
+        return tuple(records)
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -306,10 +306,10 @@ def _check_machine(machine: Cluster, measured: Measured) -> None:
 def _other_software(machine: Cluster, measured: Measured) -> Iterator[str]:
     """A warning where the steps ran in another torch than the one the machine was calibrated with."""
     document = machine.calibration.document if machine.calibration else {}
-    found = re.search(r"torch ([^, ]+)", str(document.get("source", "")))
-    if found and found[1] != measured.header.torch:
+    match = re.search(r"torch ([^, ]+)", str(document.get("source", "")))
+    if match and match[1] != measured.header.torch:
         yield (
-            f"{measured.file}: ran in torch {measured.header.torch}, but {machine.name} was calibrated with torch {found[1]}"
+            f"{measured.file}: ran in torch {measured.header.torch}, but {machine.name} was calibrated with torch {match[1]}"
         )
 
 
@@ -387,7 +387,7 @@ def _filled(
 
 
 def _typical(measurement: Measurement) -> int:
-    """Of the samples whose actions were recorded, the one whose time is closest to what counts as the time."""
+    """The sample whose time is closest to what counts as the time, of those whose actions were recorded."""
     table = np.array(measurement.seconds)
     times = table.max(axis=0) if measurement.synchronous else table.mean(axis=0)
     recorded = max(measurement.actions.step, default=0) + 1 if measurement.actions else len(times)

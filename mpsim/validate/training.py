@@ -62,7 +62,7 @@ def blank(row: Row) -> list[Record]:
 
 
 def group_of(cells: Cells) -> str:
-    """What a run trains and on how many accelerators: the runs that somebody chooses between."""
+    """A run's model and number of accelerators: somebody chooses between runs that share them."""
     shape = "-".join(cells.text(column) for column in ("layers", "hidden", "heads", "ffn_hidden"))
     where = f"{cells.text('num_accel')} x {cells.text('accelerator')}"
     return f"{cells.text('model')} ({shape}), {cells.text('seq_len')} tokens, {where}"
