@@ -27,7 +27,7 @@ from mpsim.errors import ScenarioError
 from mpsim.program import TICK, Program, Stream, Template
 from mpsim.training.vocabulary import Kind
 
-__all__ = ["DETAILS", "MOST_RANKS", "trace_events", "write_trace"]
+__all__ = ["DETAILS", "MOST_RANKS", "trace_events", "write_events", "write_trace"]
 
 DETAILS = ("chunk", "kernel")
 MOST_RANKS = 64
@@ -69,13 +69,23 @@ def write_trace(
     ScenarioError
         If `detail` or a rank is unknown.
     """
-    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    lines = ",\n".join(map(encode, trace_events(timeline, detail=detail, ranks=ranks)))
+    write_events(trace_events(timeline, detail=detail, ranks=ranks), path)
+
+
+def write_events(
+    events: Iterable[Event],
+    path: str | Path,
+    *,
+    separators: tuple[str, str] = (",", ":"),
+    compresslevel: int = 6,
+) -> None:
+    """Write events of a trace, one a line; gzipped, with nothing of the clock in it, when `path` ends in ``.gz``."""
+    encode = json.JSONEncoder(separators=separators, allow_nan=False).encode
+    lines = ",\n".join(map(encode, events))
     data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'.encode()
     file = Path(path)
-    file.write_bytes(
-        gzip.compress(data, compresslevel=6, mtime=0) if file.suffix == ".gz" else data
-    )
+    packed = file.suffix == ".gz"
+    file.write_bytes(gzip.compress(data, compresslevel, mtime=0) if packed else data)
 
 
 def trace_events(

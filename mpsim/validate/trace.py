@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mpsim.exporters import write_events
 from mpsim.validate.actions import Slice
 from mpsim.validate.steps import Comparison, StepComparison
 
@@ -20,10 +19,8 @@ _GAP_S = 1e-3  # between the steps of a file
 
 def write_both(comparison: Comparison, path: str | Path) -> Path:
     """Write every step, one after the other, measured above simulated; gzipped when `path` ends in ``.gz``."""
-    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in _events(comparison.scored))
-    data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'.encode()
     file = Path(path)
-    file.write_bytes(gzip.compress(data, mtime=0) if file.suffix == ".gz" else data)
+    write_events(_events(comparison.scored), file, separators=(", ", ": "), compresslevel=9)
     return file
 
 
