@@ -12,12 +12,10 @@ from typing import overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim.cost.constants import Constant
+from mpsim.cost.constants import Constant, Ledger
 from mpsim.cost.curves import CollectiveCurves, machine_curves
-from mpsim.cost.ledger import Ledger
 from mpsim.cost.libraries import FittedLibrary, make_library
-from mpsim.cost.pairs import equal_share
-from mpsim.cost.traffic import COLLECTIVES, floor_seconds
+from mpsim.cost.traffic import COLLECTIVES, equal_share, floor_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.parallel.group import GroupShape
@@ -138,7 +136,7 @@ class CollectiveModel:
         -------
         float
             Time [s]: that of an even all-to-all which loads its links as much as this one its busiest; see
-            `mpsim.cost.pairs.equal_share`.
+            `mpsim.cost.traffic.equal_share`.
         """
         share = equal_share(pair_bytes, group, pxn=self.library.forwards)
         return self.seconds("all_to_all", share, group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from mpsim.cost.ledger import Ledger
+from mpsim.cost.constants import Ledger
 from mpsim.cost.libraries.fitted import FittedLibrary, NcclLibrary
 from mpsim.cost.libraries.host import HostLibrary
 from mpsim.cost.libraries.library import (

@@ -12,8 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost.constants import ConstantGroup, choose_group, constant_groups
-from mpsim.cost.ledger import Ledger
+from mpsim.cost.constants import ConstantGroup, Ledger, choose_group, constant_groups
 from mpsim.cost.nccl_choice import chosen
 from mpsim.cost.nccl_curve import RING_LIMIT, DomainCurve
 from mpsim.cost.network import (

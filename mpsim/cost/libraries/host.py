@@ -12,8 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost.constants import Constant, Status, calibrated_groups
-from mpsim.cost.ledger import Ledger
+from mpsim.cost.constants import Constant, Ledger, Status, calibrated_groups
 from mpsim.cost.libraries.algorithms import ALGORITHMS
 from mpsim.cost.libraries.decisions import decision_table
 from mpsim.cost.libraries.wires import Wires, wires_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from mpsim.cost.constants import ConstantGroup
-from mpsim.cost.ledger import Ledger
+from mpsim.cost.constants import ConstantGroup, Ledger
 from mpsim.cost.network import (
     group_bandwidth,
     nodes_spanned,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpsim.cost import CollectiveModel
-from mpsim.cost.pairs import equal_share, rail_bytes
+from mpsim.cost.traffic import equal_share, rail_bytes
 from mpsim.errors import HardwareError
 from mpsim.hardware.lookup import system
 from mpsim.parallel.group import GroupShape
