@@ -39,7 +39,7 @@ _DATED = re.compile(r"(?P<source>.*) \((?P<as_of>\d{4}-\d{2}(?:-\d{2})?)\)", re.
 
 
 class Status(enum.StrEnum):
-    """How far a constant can be trusted."""
+    """Degree to which a constant can be trusted."""
 
     CALIBRATED = "calibrated"  # fitted on, or read from, measurements of this hardware
     FAMILY_DEFAULT = "family default"  # carried over from the nearest relative, or an assumption
@@ -79,7 +79,9 @@ class Constants(tuple[Constant, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        counts = (f"{sum(one.status is status for one in self)} {status}" for status in Status)
+        counts = (
+            f"{sum(constant.status is status for constant in self)} {status}" for status in Status
+        )
         return f"Constants({len(self)}: {', '.join(counts)})"
 
 

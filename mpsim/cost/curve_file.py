@@ -79,7 +79,7 @@ def _curve_problems(entry: object, key: str) -> Iterator[Problem]:
             yield Problem(f"got {value!r}; needed {least} or more", f"{key}.{name}")
     for name in ("bytes", "seconds"):
         values = entry.get(name, [])
-        if not isinstance(values, list) or not all(_is_number(one) for one in values):
+        if not isinstance(values, list) or not all(_is_number(value) for value in values):
             yield Problem("needed a list of plain numbers, in B and in s", f"{key}.{name}")
 
 

@@ -94,14 +94,15 @@ class Curve:
         given = np.asarray(size, dtype=np.float64)
         starts = self._pieces()
         edges = np.array([edge for edge, _, _ in starts[1:]])
+        # every piece is evaluated at every size and the right one picked: a few pieces cost less than splitting the sizes
         piece = np.searchsorted(edges, given, side="right")
         found = [_line(given, sizes, times) for _, sizes, times in starts]
-        stacked = np.stack([np.broadcast_to(one, given.shape) for one in found])
+        stacked = np.stack([np.broadcast_to(times, given.shape) for times in found])
         result: Floats = np.take_along_axis(stacked, piece[None, ...], axis=0)[0]
         return result
 
     def _pieces(self) -> list[tuple[float, Floats, Floats]]:
-        """Where each algorithm begins, and its measured points."""
+        """Start of each algorithm in S, and its measured points."""
         times = np.array(self._pooled)
         sizes = np.array(self.sizes)
         cuts = [i + 1 for i in _jumps(self.sizes, self._pooled, self.switch_jump)]
@@ -115,6 +116,7 @@ class Curve:
 
 def _rising(times: tuple[float, ...]) -> tuple[float, ...]:
     """The nearest curve in log that never falls: neighbours that do are pooled."""
+    # pool-adjacent-violators: whenever a block lies below the one before, both become their mean in log
     blocks: list[tuple[float, int]] = []
     for value in times:
         blocks.append((math.log(value), 1))
@@ -136,7 +138,7 @@ def _line(size: Floats, sizes: Floats, times: Floats) -> Floats:
     if len(sizes) == 1:
         alone: Floats = first[1] * np.maximum(1.0, size / first[0])
         return alone
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore"):  # log of 0 bytes; such sizes take `below`
         inner = np.exp(np.interp(np.log(size), np.log(sizes), np.log(times)))
     low = min((times[1] - times[0]) / (sizes[1] - sizes[0]), times[0] / sizes[0])
     high = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
@@ -257,7 +259,7 @@ class CollectiveCurves:
         self, kind: str, group: GroupShape, pair: tuple[Curve, ...], weight: float, about: str
     ) -> Reading:
         status = Status.CALIBRATED if len(pair) == 1 else Status.FAMILY_DEFAULT
-        points = float(sum(len(one.sizes) for one in pair))
+        points = float(sum(len(curve.sizes) for curve in pair))
         name = f"calibration.{kind}.{group.ranks}x{group.domains}.points"
         source = f"{about}: {self.source} ({self.name})"
         constant = Constant(name, points, "1", source, self.as_of, status)
@@ -275,7 +277,7 @@ _CURVES = {
 
 
 def kernel_class(operator: Operator) -> str:
-    """Which measured curve a memory-bound kernel reads: that of its kind, or where it is elementwise of what it computes."""
+    """Name of the measured curve that a memory-bound kernel reads: its kind, or for elementwise kernels what they compute."""
     if operator.kind is not OperatorKind.ELEMENTWISE:
         return operator.kind.value
     return _CURVES.get(operator.role, _ELEMENTWISE)
@@ -308,8 +310,8 @@ def machine_curves(calibration: Calibration | None, library: str) -> CollectiveC
     if calibration is None or not calibration.collectives or calibration.library != library:
         return None
     curves = {
-        (one.kind, one.ranks, one.domains): Curve(one.sizes, one.times)
-        for one in calibration.collectives
+        (curve.kind, curve.ranks, curve.domains): Curve(curve.sizes, curve.times)
+        for curve in calibration.collectives
     }
     return CollectiveCurves(
         calibration.name, calibration.source, calibration.as_of, curves, calibration.library

@@ -75,8 +75,9 @@ def interference_of(framework: str, chip: Accelerator) -> Interference:
     0.121
     """
     own = any(
-        name.startswith(framework + ".") and (one.matches(chip.name) or chip.family in one.families)
-        for name, one in constant_groups(_STEM).items()
+        name.startswith(framework + ".")
+        and (group.matches(chip.name) or chip.family in group.families)
+        for name, group in constant_groups(_STEM).items()
     )
     prefix = framework if own else _OTHERS
     group = choose_group(_STEM, prefix, chip.name, chip.family, chip.calibration)

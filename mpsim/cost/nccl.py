@@ -169,7 +169,7 @@ def candidates(kind: str, group: NcclGroup) -> tuple[Choice, ...]:
 
 def choose(kind: str, size: float, group: NcclGroup) -> Choice:
     """Choice of NCCL for S bytes: the candidate with the least expected time."""
-    return min(candidates(kind, group), key=lambda one: float(one.seconds(size)))
+    return min(candidates(kind, group), key=lambda choice: float(choice.seconds(size)))
 
 
 def runtime_channels(group: NcclGroup) -> int:
@@ -318,13 +318,14 @@ def _table(version: str, name: str, architecture: str) -> ConstantGroup:
     """A table of a release: the default release's, with what the older one had instead."""
     groups = constant_groups("nccl")
     names = (f"{name}.{architecture}", name)
-    found = [
-        groups[f"{release}.{one}"]
+    # the default release comes first, so that what an older one says of a leaf replaces it
+    parts = [
+        groups[f"{release}.{place}"]
         for release in dict.fromkeys((DEFAULT_VERSION, version))
-        for one in names
-        if f"{release}.{one}" in groups
+        for place in names
+        if f"{release}.{place}" in groups
     ]
     constants: Mapping[str, Constant] = {
-        leaf: value for part in found for leaf, value in part.items()
+        leaf: value for part in parts for leaf, value in part.items()
     }
-    return dataclasses.replace(found[0], constants=constants)
+    return dataclasses.replace(parts[0], constants=constants)

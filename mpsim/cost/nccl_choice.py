@@ -74,6 +74,6 @@ def latency_growth(
         nccl = nccl_group(cluster, GroupShape(ranks, ranks, 1))
         if nccl is None:
             return None
-        found = candidates(kind, nccl)
-        least.append(min(one.latency for one in found if one.protocol == "Simple" or not simple))
+        choices = candidates(kind, nccl)
+        least.append(min(c.latency for c in choices if c.protocol == "Simple" or not simple))
     return max(1.0, least[1] / least[0])

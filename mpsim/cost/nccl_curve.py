@@ -81,7 +81,7 @@ class DomainCurve:
         return float(ends[0] ** (1.0 - weight) * ends[1] ** weight)
 
     def reach(self, members: int) -> str:
-        """How far the group is from the measured ones; nothing where it is one of them."""
+        """Distance of the group from the measured ones in words; empty where it is one of them."""
         low, high, _ = self._between(members)
         if low != high:
             return f"between fits of {low} and {high} ranks"
@@ -144,7 +144,7 @@ class DomainCurve:
         return value
 
     def _growth(self, what: str, kind: str, members: int, largest: int) -> float:
-        """How much later a group starts than the largest measured one: as NCCL expects, or where it has no say along the slope in log."""
+        """Factor by which a group starts later than the largest measured one: NCCL's own, else that of the slope in log."""
         curve = _CURVE_OF.get(kind, kind)
         simple = what == "latency"
         growth = latency_growth(self.cluster, curve, members, largest, simple=simple)
@@ -187,7 +187,7 @@ class DomainCurve:
 
 @remembered(256)
 def _device_group(name: str) -> ConstantGroup | None:
-    """How an accelerator runs the curves of its link, compared to the one they were fitted for."""
+    """Factors of an accelerator on the curves of its link, which were fitted for another; None where it has none."""
     groups = constant_groups("collectives")
     found = (g for key, g in groups.items() if key.startswith("device.") and g.matches(name))
     return next(found, None)

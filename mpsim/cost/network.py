@@ -28,7 +28,7 @@ _LINKS_PER_AXIS = 2  # one in each direction along an axis of a torus
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TorusExtent:
-    """How far a group reaches along one axis of a torus, and whether the links close into a ring there."""
+    """Reach of a group along one axis of a torus, and whether the links close into a ring there."""
 
     members: int
     wraps: bool

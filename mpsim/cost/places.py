@@ -1,4 +1,4 @@
-"""Where the communicators and messages of meshes sit on one cluster, each found once for all layouts that ask."""
+"""Places of communicators and messages on one cluster, each found once for all layouts that ask."""
 
 from __future__ import annotations
 

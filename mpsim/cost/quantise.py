@@ -71,7 +71,7 @@ def quantise_seconds(
 def casting(
     precision: str, accelerator: Accelerator, use: Use = ConstantGroup.value
 ) -> Casting | None:
-    """How a training step in `precision` casts on this accelerator; None where nothing is cast.
+    """Casts of a step in `precision` on this accelerator; None where nothing is cast.
 
     Parameters
     ----------

@@ -165,9 +165,8 @@ def _handed_over(pairs: Floats, group: GroupShape, *, pxn: bool) -> tuple[Floats
     """Bytes that each rank sends and receives over its scale-up link [B]."""
     m, d = group.per_domain, group.domains
     by_rail = (pairs if pxn else np.where(_same_domain(group), pairs, 0.0)).reshape(d, m, d, m)
-    inside = by_rail.sum(
-        axis=2
-    )  # by domain of the sender, its place there, and the receiver's place
+    # by domain of the sender, its place there, and the receiver's place: with PXN that is the rail
+    inside = by_rail.sum(axis=2)
     inside[:, np.arange(m), np.arange(m)] = 0.0  # on the right rail already
     out: Floats = inside.sum(axis=2).reshape(-1)
     into: Floats = inside.sum(axis=1).reshape(-1)

@@ -18,7 +18,7 @@ __all__ = ["Tiling", "group_padding", "read_tiling", "tiled_gemm_seconds", "wave
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How a library cuts a product into tiles.
+    """Tiles into which a library cuts a product.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def wave_padding(
     ``1 + weight (waves processors rows columns / (split batch m n) - 1)`` with
     ``waves = ceil(split batch ceil(m / rows) ceil(n / columns) / processors)``.
     """
-    m, n, batch = (np.asarray(one, float) for one in (m, n, batch))
+    m, n, batch = (np.asarray(size, float) for size in (m, n, batch))
     rows, columns = tile
     count = split * batch * np.ceil(m / rows) * np.ceil(n / columns)
     done = np.ceil(count / processors) * processors * rows * columns
@@ -117,7 +117,7 @@ def group_padding(
     >>> float(group_padding(512, 4096, 8, ragged=True, tile=128, processors=132))
     1.125
     """
-    m, n, count = (np.asarray(one, float) for one in (rows, columns, groups))
+    m, n, count = (np.asarray(size, float) for size in (rows, columns, groups))
     done = np.where(ragged, np.maximum(m + tile / 2, tile), np.maximum(m, tile))
     tiles = count * (done / tile) * np.maximum(n / tile, 1.0)
     filled = np.divide(done, m, out=np.ones_like(done), where=m > 0)

@@ -1,4 +1,4 @@
-"""Which algorithm a library runs: decision tables by collective, ranks and bytes, read from ``mpsim/cost/data/decisions.yaml``."""
+"""Decision tables: the algorithm a library runs by collective, ranks and bytes, read from ``mpsim/cost/data/decisions.yaml``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DecisionTable:
 
     def regimes(self, kind: str, ranks: int) -> tuple[tuple[float, str], ...]:
         """Sizes S below which each algorithm runs, smallest first [B]; the last one is infinite."""
-        band = next(one for one in self.bands[kind] if one.fits(ranks))
+        band = next(band for band in self.bands[kind] if band.fits(ranks))
         return tuple(
             (rung.below * (ranks if rung.per_rank else 1), rung.algorithm) for rung in band.rungs
         )
@@ -90,13 +90,13 @@ def decision_table(name: str) -> DecisionTable:
 
 def _bands(rules: Mapping[str, Sequence[Mapping[str, object]]]) -> list[Band]:
     per_rank = bool(rules.get("per_rank", False))
-    return [_band(one, per_rank=per_rank) for one in rules["bands"]]
+    return [_band(entry, per_rank=per_rank) for entry in rules["bands"]]
 
 
 def _band(entry: Mapping[str, object], *, per_rank: bool) -> Band:
     sizes, ranks = entry["sizes"], entry.get("ranks_below", math.inf)
     assert isinstance(sizes, list)
     assert isinstance(ranks, int | float)
-    rungs = [Rung(float(one[0]), str(one[1]), per_rank or len(one) > 2) for one in sizes]
+    rungs = [Rung(float(rung[0]), str(rung[1]), per_rank or len(rung) > 2) for rung in sizes]
     rungs.append(Rung(math.inf, str(entry["beyond"]), per_rank=False))
     return Band(ranks, bool(entry.get("powers", False)), tuple(rungs))

@@ -221,7 +221,7 @@ class FittedLibrary:
         return raw * efficiency / congestion
 
     def _crowding(self, kind: str, group: GroupShape) -> float:
-        """How many times its share a NIC carries where an all-reduce leaves a domain by fewer NICs than it has members."""
+        """Times its share that a NIC carries where an all-reduce leaves a domain by fewer NICs than it has members."""
         if kind != "all_reduce" or not self._sums_in_switch(group.per_domain):
             return 1.0
         return max(

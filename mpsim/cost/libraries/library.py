@@ -79,7 +79,9 @@ def check_runs_on(name: str, cluster: Cluster) -> None:
     if name not in names:
         raise HardwareError(f"got library {name!r}; {nearest(name, names)}")
     if name != default_library(cluster) and not _fits(name, cluster):
-        able = [one for one in names if one == default_library(cluster) or _fits(one, cluster)]
+        able = [
+            other for other in names if other == default_library(cluster) or _fits(other, cluster)
+        ]
         raise HardwareError(
             f"{name} does not run on {cluster.accelerator.name} over {cluster.node.scale_up.name}; "
             f"these do: {', '.join(able)}"
