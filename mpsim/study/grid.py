@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from mpsim.scenario import Scenario
-from mpsim.study.compute import compute_rows
 from mpsim.study.executors import executor_for, lost
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.points import Points, combinations, named
 from mpsim.study.rows import StoredRows, Sweep
+from mpsim.study.together import compute_rows
 
 __all__ = ["sweep"]
 

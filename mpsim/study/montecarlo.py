@@ -18,8 +18,16 @@ from mpsim.program import TICK
 from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
 from mpsim.simulate import Prepared
-from mpsim.study.lognormal import COMPUTE, QUANTILES, VALUES, factors, peers_of, sigma_of
-from mpsim.study.steps import Steps, folded_actions
+from mpsim.study.draws import (
+    COMPUTE,
+    QUANTILES,
+    VALUES,
+    Steps,
+    factors,
+    folded_actions,
+    peers_of,
+    sigma_of,
+)
 from mpsim.training.job import plan_of
 
 __all__ = ["Jitter", "Percentile", "simulate_jitter"]

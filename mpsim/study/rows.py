@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
 from mpsim.errors import MpsimError
 from mpsim.study.journal import Journal
-from mpsim.study.tables import write_csv
 
-__all__ = ["COLUMNS", "Row", "StoredRows", "Sweep", "reason_of"]
+__all__ = ["COLUMNS", "Row", "StoredRows", "Sweep", "reason_of", "write_csv"]
 
 COLUMNS = (
     "accelerators",
@@ -165,3 +166,22 @@ class StoredRows(Sequence[Row]):
 def reason_of(error: MpsimError) -> str:
     """A mistake in one line, as a row has it."""
     return "; ".join(str(error).splitlines())
+
+
+def write_csv(table: Sequence[Mapping[str, object]], path: str | Path | None = None) -> str:
+    """Write rows of equal columns as CSV; return the text.
+
+    Parameters
+    ----------
+    table : sequence of mapping
+        The first row names the columns.
+    path : str or Path, optional
+        Where to write it; left out: nowhere.
+    """
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(table[0]) if table else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    if path is not None:
+        Path(path).write_text(buffer.getvalue(), encoding="utf-8")
+    return buffer.getvalue()

@@ -6,12 +6,12 @@ time too, they share every template, and only what crosses the links that differ
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 
+from mpsim.memo import Memo
 from mpsim.parallel import Communication, Item, Waits
 from mpsim.program.program import Program
 from mpsim.result import Memory
@@ -24,8 +24,6 @@ from mpsim.workload import Phase
 
 __all__ = ["Shared", "kind_of"]
 
-K = TypeVar("K")
-V = TypeVar("V")
 Answers: TypeAlias = tuple[object, ...]
 
 _KEPT = 64  # kinds, and sets of blocks, that stay ready
@@ -51,8 +49,8 @@ class Shared:
     """Builds programs of points, and keeps what later points of the same kind can use."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[str, _Kind] = OrderedDict()
-        self._blocks: Known = OrderedDict()
+        self._kinds = Memo[str, _Kind](_KEPT)
+        self._blocks: Known = Memo(_KEPT)
 
     def build(self, kind: str, plan: Plan, costs: PlanCosts) -> tuple[Program, Memory]:
         """`build_program` and `account_memory` of a point, bit for bit.
@@ -66,11 +64,8 @@ class Shared:
         costs : PlanCosts
             Gets the kernel model of an earlier point of its kind.
         """
-        if kind not in self._kinds:
-            self._kinds[kind] = _Kind(kind, plan, self._blocks)
-            _trim(self._kinds)
-        self._kinds.move_to_end(kind)
-        return self._kinds[kind].build(plan, costs), self._kinds[kind].memory
+        own = self._kinds.get_or(kind, lambda: _Kind(kind, plan, self._blocks))
+        return own.build(plan, costs), own.memory
 
 
 class _Kind:
@@ -86,7 +81,6 @@ class _Kind:
         """Build the program of a point, with the blocks of another one where it can."""
         answers = self._answers(costs)
         if answers in self._known:
-            self._known.move_to_end(answers)
             blocks, questions, other = self._known[answers]
             timed, kernels = questions.timed, costs.kernels
             costs.kernels = other.kernels
@@ -98,7 +92,6 @@ class _Kind:
         own = Blocks(plan, costs, watch=questions)
         program = build_program(plan, costs, blocks=own)
         self._known[self._answers(costs)] = own, questions, costs
-        _trim(self._known)
         return program
 
     def _answers(self, costs: PlanCosts) -> Answers:
@@ -129,10 +122,4 @@ def _question(item: Communication) -> Communication:
     )
 
 
-Known: TypeAlias = OrderedDict[Answers, tuple[Blocks, _Questions, PlanCosts]]
-
-
-def _trim(kept: OrderedDict[K, V]) -> None:
-    """Forget what was met first."""
-    while len(kept) > _KEPT:
-        kept.popitem(last=False)
+Known: TypeAlias = Memo[Answers, tuple[Blocks, _Questions, PlanCosts]]

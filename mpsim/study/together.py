@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mpsim.engine import Structure, Timeline, run
 from mpsim.errors import MpsimError
+from mpsim.memo import Memo
 from mpsim.program.program import Program
 from mpsim.result import Memory, Result
 from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, prepare, simulate
-from mpsim.study.shared import Shared
+from mpsim.study.rows import reason_of
+from mpsim.study.shared import Shared, kind_of
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
+from mpsim.units import Dimension, format_quantity
 
-__all__ = ["Graphs", "Together", "simulate_together"]
+__all__ = ["Graphs", "Together", "compute_rows", "simulate_together"]
 
 T = TypeVar("T")
 
 _KEPT = 64  # structures that stay ready
+_MET = 4096  # graphs whose programs are counted
 _TOGETHER = (
     3  # from so many vectors ordering a structure pays: it costs about two replays (measured)
 )
@@ -34,8 +39,8 @@ class Graphs:
     """Structures of programs met so far, by the digest of their graph."""
 
     def __init__(self) -> None:
-        self._structures: dict[str, Structure] = {}
-        self._met: dict[str, int] = {}
+        self._structures = Memo[str, Structure](_KEPT)
+        self._met = Memo[str, int](_MET)
 
     def makespans(self, programs: Sequence[Program]) -> list[float]:
         """End of the last row of each program [ticks]."""
@@ -87,8 +92,6 @@ class Graphs:
         if graph not in self._structures:
             if self._met[graph] < _TOGETHER:
                 return None
-            if len(self._structures) >= _KEPT:
-                del self._structures[next(iter(self._structures))]
             self._structures[graph] = Structure.of(programs[0])
         return self._structures[graph]
 
@@ -170,3 +173,69 @@ def _digest(program: Program) -> str:
     for column in (program.dep_ptr, program.dep, program.slot_ptr, program.slot):
         digest.update(np.ascontiguousarray(column).tobytes())
     return digest.hexdigest()
+
+
+def compute_rows(
+    scenario: Scenario, points: Sequence[tuple[Mapping[str, object], str | None]]
+) -> list[dict[str, Any]]:
+    """Simulate points of a sweep together; runs wherever an executor likes.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    points : sequence of (mapping, str or None)
+        Values of each, and why it is none if that is known.
+
+    Returns
+    -------
+    list of dict
+        ``summary`` and ``reason`` of each.
+    """
+    chosen = [values for values, wrong in points if wrong is None]
+    scenarios = [scenario.with_values(values) for values in chosen]
+    together = _of_thread(scenario.digest)
+    outcomes = iter(together.simulate(scenarios, [kind_of(values) for values in chosen]))
+    rows: list[dict[str, Any]] = []
+    for _, wrong in points:
+        outcome = None if wrong is not None else next(outcomes)
+        if outcome is None or isinstance(outcome, MpsimError):
+            reason = wrong if outcome is None else reason_of(outcome)
+            rows.append({"summary": None, "reason": reason})
+        else:
+            summary = _figures(outcome.summary)
+            rows.append({"summary": summary, "reason": _does_not_fit(summary)})
+    return rows
+
+
+class _Own(threading.local):
+    """Work that a thread shares among points of the scenario it computes."""
+
+    digest = ""
+    together = Together()
+
+
+_OWN = _Own()
+
+
+def _of_thread(digest: str) -> Together:
+    """Work that this thread shares among points of the scenario with this digest."""
+    if _OWN.digest != digest:
+        _OWN.digest, _OWN.together = digest, Together()
+    return _OWN.together
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary without the sources of its constants: nine tenths of its size, and the same in most rows."""
+    calibration = {key: one for key, one in summary["calibration"].items() if key != "constants"}
+    return {**summary, "calibration": calibration}
+
+
+def _does_not_fit(summary: Mapping[str, object]) -> str | None:
+    if summary["fits_memory"]:
+        return None
+    memory = summary["memory"]
+    assert isinstance(memory, Mapping)
+    needed, capacity = (
+        format_quantity(memory[key], Dimension.BYTES) for key in ("total", "capacity")
+    )
+    return f"does not fit: rank {memory['rank']} needs {needed} of {capacity}"

@@ -28,9 +28,17 @@ from mpsim.result import Result
 from mpsim.scenario.variation import Variation
 from mpsim.simulate import Prepared
 from mpsim.study.blame import Blame, measure_blame
-from mpsim.study.lognormal import COMPUTE, QUANTILES, VALUES, factors, peers_of, sigma_of
+from mpsim.study.draws import (
+    COMPUTE,
+    QUANTILES,
+    VALUES,
+    Steps,
+    factors,
+    folded_actions,
+    peers_of,
+    sigma_of,
+)
 from mpsim.study.montecarlo import Jitter, Percentile
-from mpsim.study.steps import Steps, folded_actions
 
 if TYPE_CHECKING:
     from mpsim.plot.blame import BlameDisplay

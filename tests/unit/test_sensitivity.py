@@ -11,7 +11,7 @@ import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.plot import SensitivityDisplay
 from mpsim.study import measure_sensitivity, simulate_jitter
-from mpsim.study.lognormal import factors, sigma_of
+from mpsim.study.draws import factors, sigma_of
 from mpsim.study.montecarlo import _enclosing
 
 

@@ -21,8 +21,7 @@ from mpsim.simulate import resolve, simulate
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
-from mpsim.study.search.limits import Clock, Limits
-from mpsim.study.search.machine import price_per_hour
+from mpsim.study.search.limits import Clock, Limits, price_per_hour
 from mpsim.study.search.outcome import OBJECTIVES, Found, Search
 from mpsim.study.search.space import Layout, Space, defaults, split_axes
 from mpsim.training.planning import Division

@@ -1,4 +1,4 @@
-"""Limits of a search: what layouts may cost, and how long it may look."""
+"""Limits of a search: what layouts may cost and take, and how long it may look."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 import time
 
 from mpsim.errors import ScenarioError
+from mpsim.hardware import Cluster
 from mpsim.scenario import Scenario
-from mpsim.study.search.machine import nameplate_power, price_per_hour
 
-__all__ = ["Clock", "Limits"]
+__all__ = ["Clock", "Limits", "nameplate_power", "price_per_hour"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +56,15 @@ class Clock:
         if self._budget is None:
             return False
         return time.monotonic() - self._begin > share * self._budget
+
+
+def price_per_hour(cluster: Cluster) -> float | None:
+    """Price of all accelerators [USD/h]; None where the catalog has none."""
+    each = cluster.accelerator.price_per_hour
+    return None if each is None else each * cluster.accelerators
+
+
+def nameplate_power(cluster: Cluster) -> float:
+    """Most that the nodes take: their own figure, or else that of their accelerators alone [W]."""
+    node = cluster.node
+    return cluster.nodes * (node.power_w or node.accelerators * cluster.accelerator.tdp_w)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mpsim.parallel import AXIS_NAMES
+from mpsim.study.rows import write_csv
 from mpsim.study.search.space import ALWAYS_SAID
-from mpsim.study.tables import write_csv
 
 __all__ = ["OBJECTIVES", "REASONS", "Found", "Search"]
 

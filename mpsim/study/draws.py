@@ -1,7 +1,7 @@
-"""Steps whose rates change while they run, with durations of a study's own: each is simulated by itself.
+"""Steps whose operations take times that are drawn: factors of durations, and runs with them.
 
-Where every duration is known beforehand, `mpsim.engine.Structure` replays many steps at once. Where transfers share links or kernels share devices, one step after the
-other goes through the engine; what does not depend on durations is worked out once.
+A factor is lognormal and has mean 1; its spread is given as a coefficient of variation. Where every duration is known beforehand, `mpsim.engine.Structure` replays many
+steps at once. Where transfers share links or kernels share devices, one step after the other goes through the engine; what does not depend on durations is worked out once.
 
 Shapes: N actions, messages and collectives of the unfolded program, X rows of its finest form, L links, R rank classes.
 """
@@ -9,23 +9,68 @@ Shapes: N actions, messages and collectives of the unfolded program, X rows of i
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import Timeline, run, run_interfering
-from mpsim.program import Program
+from mpsim.parallel import FOLDED, Mesh
+from mpsim.program import Program, Stream
 from mpsim.program.devices import devices_of
 from mpsim.program.expand import expand
 from mpsim.program.links import Links, links_of
 from mpsim.program.unfold import Unfolding
 from mpsim.simulate import Prepared
+from mpsim.training.vocabulary import PIPELINE, Kind
 
-__all__ = ["Steps", "folded_actions"]
+__all__ = [
+    "COMPUTE",
+    "QUANTILES",
+    "VALUES",
+    "Steps",
+    "factors",
+    "folded_actions",
+    "peers_of",
+    "sigma_of",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+COMPUTE = (*PIPELINE, Kind.OPTIMIZER)
+"""Kinds of rows whose kernels vary; all others are of the network."""
+QUANTILES = 2**16
+"""Values of a factor, all equally likely: the tails end at 4.3 standard deviations."""
+VALUES = 2**22
+"""Durations drawn at a time: arrays of this size are reused instead of being mapped anew."""
+
+
+def sigma_of(variation: float) -> float:
+    """Parameter of the lognormal distribution with this coefficient of variation."""
+    return math.sqrt(math.log1p(variation**2))
+
+
+def factors(sigma: float, peers: int) -> NDArray[np.float64]:
+    """Equally likely values of the largest of `peers` lognormal factors of mean 1."""
+    normal = statistics.NormalDist()
+    level = ((np.arange(QUANTILES) + 0.5) / QUANTILES) ** (1 / peers)
+    result: NDArray[np.float64] = np.exp(
+        sigma * np.array([normal.inv_cdf(share) for share in level.tolist()]) - sigma**2 / 2
+    )
+    return result
+
+
+def peers_of(program: Program, mesh: Mesh) -> int:
+    """Ranks of a class that meet inside actions: those over whose axes templates have collectives."""
+    streams: set[int] = set()
+    for template in program.templates:
+        streams |= set(np.unique(template.stream).tolist())
+    if Stream.EP in streams:  # experts' groups are cut from all ranks of a stage
+        return int(program.class_size.max(initial=1))
+    return math.prod(mesh.degree(axis.name) for axis in FOLDED if axis.streams[0] in streams)
 
 
 def folded_actions(program: Program) -> Program:
