@@ -70,11 +70,11 @@ def devices_of(program: Program, deployment: Deployment) -> Devices:
     rank, home = fine.rank, fine.stream
     models = _models(deployment)
     communicates = np.isin(home, list(COMMUNICATION)) & (fine.up_bytes + fine.out_bytes > 0)
-    axes = [COMMUNICATION.get(one, "") for one in Stream]
-    held = np.array([[one.held.get(axis, 0.0) for axis in axes] for one in models])
-    lost = np.array([[one.lost * (axis == "dp") for axis in axes] for one in models])
-    full = np.array([one.full_rate * TICK for one in models])
-    per_byte = np.array([one.touches / (one.memory_bandwidth * TICK) for one in models])
+    axes = [COMMUNICATION.get(stream, "") for stream in Stream]
+    held = np.array([[model.held.get(axis, 0.0) for axis in axes] for model in models])
+    lost = np.array([[model.lost * (axis == "dp") for axis in axes] for model in models])
+    full = np.array([model.full_rate * TICK for model in models])
+    per_byte = np.array([model.touches / (model.memory_bandwidth * TICK) for model in models])
     moved = (fine.up_bytes + fine.out_bytes) * per_byte[rank]
     lasting = communicates & (fine.duration > 0)
     nothing = np.zeros(len(fine))
@@ -90,20 +90,22 @@ def devices_of(program: Program, deployment: Deployment) -> Devices:
         product=expanded_flops(program) > 0,
         held=np.where(lasting, np.maximum(held[rank, home], taken), 0.0),
         traffic=np.maximum(np.divide(moved, fine.duration, out=nothing, where=lasting), taken),
-        drag=np.where(lasting, np.array([one.drag for one in models])[rank], 0.0),
-        most=min(one.most for one in models),
+        drag=np.where(lasting, np.array([model.drag for model in models])[rank], 0.0),
+        most=min(model.most for model in models),
     )
 
 
 def _models(deployment: Deployment) -> list[Interference]:
     """Constants of every rank class."""
     name = deployment.layout.framework.name
-    return [interference_of(name, one.accelerator) for one in deployment.class_clusters]
+    return [interference_of(name, cluster.accelerator) for cluster in deployment.class_clusters]
 
 
 def interference_constants(deployment: Deployment) -> tuple[Constant, ...]:
     """Constants of interference between kernels and collectives on the devices of a deployment."""
-    return tuple(dict.fromkeys(one for model in _models(deployment) for one in model.constants))
+    return tuple(
+        dict.fromkeys(constant for model in _models(deployment) for constant in model.constants)
+    )
 
 
 def ranks_of(program: Program) -> list[list[int]]:

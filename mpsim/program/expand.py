@@ -43,21 +43,26 @@ def expand(program: Program) -> Program:
     """
     tiles = _Tiles(program)
     labels = tuple(
-        dict.fromkeys([*program.labels, *(n for one in program.templates for n in one.names)])
+        dict.fromkeys(
+            [*program.labels, *(n for template in program.templates for n in template.names)]
+        )
     )
     number = {name: i for i, name in enumerate(labels)}
     label = [
-        np.array([number[n] for n in one.names], dtype=np.int16)[one.name_index]
-        for one in program.templates
+        np.array([number[n] for n in template.names], dtype=np.int16)[template.name_index]
+        for template in program.templates
     ]
-    stream = tiles.inside([one.stream for one in program.templates], program.stream)
+    stream = tiles.inside([template.stream for template in program.templates], program.stream)
     dependencies, slots = tiles.dependencies(), tiles.slots(stream)
     # one block of memory for several columns: the fewer pages are touched for the first time, the better
     rank, stage, chunk, microbatch, peer = tiles.along(
         np.stack([program.rank, program.stage, program.chunk, program.microbatch, program.peer])
     )
     duration, up_bytes, out_bytes = tiles.inside(
-        [np.stack([one.duration, one.up_bytes, one.out_bytes]) for one in program.templates],
+        [
+            np.stack([template.duration, template.up_bytes, template.out_bytes])
+            for template in program.templates
+        ],
         np.stack([program.duration, program.up_bytes, program.out_bytes]),
     )
     return dataclasses.replace(
@@ -71,8 +76,10 @@ def expand(program: Program) -> Program:
         microbatch=microbatch,
         peer=peer,
         label=tiles.inside(label, program.label),
-        part=tiles.inside([one.part for one in program.templates], program.part),
-        span=tiles.inside([_SPANS[one.stream] for one in program.templates], program.span),
+        part=tiles.inside([template.part for template in program.templates], program.part),
+        span=tiles.inside(
+            [_SPANS[template.stream] for template in program.templates], program.span
+        ),
         template=np.broadcast_to(np.int32(-1), len(stream)),
         duration=duration,
         up_bytes=up_bytes,
@@ -86,9 +93,9 @@ def expand(program: Program) -> Program:
 
 
 def expanded_flops(program: Program) -> NDArray[np.float64]:
-    """What every row of ``expand(program)`` computes [FLOP]."""
+    """Work of every row of ``expand(program)`` [FLOP]."""
     plain = np.zeros(len(program))
-    return _Tiles(program).inside([one.flops for one in program.templates], plain)
+    return _Tiles(program).inside([template.flops for template in program.templates], plain)
 
 
 class _Tiles:
@@ -112,7 +119,7 @@ class _Tiles:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        size = [len(one.stream) for one in program.templates]
+        size = [len(template.stream) for template in program.templates]
         self._template = np.where(program.template < 0, len(size), program.template)
         self._plain = np.flatnonzero(program.template < 0)
         self.count = np.array([*size, 1], dtype=np.int64)[self._template]
@@ -135,7 +142,7 @@ class _Tiles:
         return result
 
     def kinds(self, stream: NDArray[np.int8]) -> NDArray[np.int8]:
-        """What computes does what its row does; the rest are collectives."""
+        """Kernels that compute are of the kind of their row; the rest are collectives."""
         kind = self.along(self._program.kind)
         kind[stream != Stream.COMPUTE] = COLLECTIVE
         kind[self.single] = self._program.kind[self._plain]
@@ -144,8 +151,8 @@ class _Tiles:
     def slots(self, stream: NDArray[np.int8]) -> Lists:
         """Kernels occupy their own stream of the row's rank; plain rows keep their slots."""
         program = self._program
-        kept = Lists(program.slot_ptr, program.slot).pick(self._plain)
-        size = np.diff(kept.ptr)
+        own = Lists(program.slot_ptr, program.slot).pick(self._plain)
+        size = np.diff(own.ptr)
         more = np.zeros(len(program), dtype=np.int64)
         more[self._plain] = size - 1
         pointer = np.arange(len(stream) + 1)
@@ -153,7 +160,7 @@ class _Tiles:
         pointer[-1] += int(more.sum())
         value = np.empty(int(pointer[-1]), dtype=np.int32)
         value[pointer[:-1]] = self.along(program.rank * np.int32(len(Stream))) + stream
-        value[_ranges(pointer[self.single], size)] = kept.value
+        value[_ranges(pointer[self.single], size)] = own.value
         return Lists(pointer, value)
 
     def dependencies(self) -> Lists:
@@ -164,10 +171,10 @@ class _Tiles:
         From an entry to the next of its row come the entry's waits, which are the row's own, then those of the kernels behind it, which
         lie side by side in the template.
         """
-        edges = [_edges(one) for one in self._program.templates]
+        edges = [_edges(template) for template in self._program.templates]
         table = Lists(
-            np.cumsum(np.concatenate([[0], *(np.diff(one.ptr) for one in edges), [0]])),
-            np.concatenate([*(one.value for one in edges), np.zeros(1, np.int32)]),
+            np.cumsum(np.concatenate([[0], *(np.diff(edge.ptr) for edge in edges), [0]])),
+            np.concatenate([*(edge.value for edge in edges), np.zeros(1, np.int32)]),
         )
         waits = self._exits_awaited()
         entry, row = self._entries()
@@ -190,15 +197,15 @@ class _Tiles:
 
     def _entries(self) -> tuple[Ints, Ints]:
         """Kernels that wait for nothing inside their row, and the row of each."""
-        lists = [*(one.entries for one in self._program.templates), np.zeros(1, np.int64)]
-        found = _joined(lists).pick(self._template)
-        row = owners(found.ptr)
-        return self.base[row] + found.value, row
+        lists = [*(template.entries for template in self._program.templates), np.zeros(1, np.int64)]
+        entries = _joined(lists).pick(self._template)
+        row = owners(entries.ptr)
+        return self.base[row] + entries.value, row
 
     def _exits_awaited(self) -> Lists:
         """Kernels that each row waits for: the exits of the rows before it."""
         before = compress(*self._program.waits([Stream.COMPUTE]), len(self._program))
-        lists = [*(exits(one) for one in self._program.templates), np.zeros(1, np.int64)]
+        lists = [*(exits(template) for template in self._program.templates), np.zeros(1, np.int64)]
         ends = _joined(lists).pick(self._template[before.value])
         size = np.diff(ends.ptr)
         value = np.repeat(self.base[before.value], size) + ends.value
@@ -207,7 +214,7 @@ class _Tiles:
 
 
 def _edges(template: Template) -> Lists:
-    """What each kernel of a template waits for, each once, ascending."""
+    """Kernels that each kernel of a template waits for, each once, ascending."""
     return compress(
         owners(template.before_ptr.astype(np.int64)),
         template.before.astype(np.int64),
@@ -217,7 +224,7 @@ def _edges(template: Template) -> Lists:
 
 def _joined(lists: list[Ints]) -> Lists:
     """Lists one after the other."""
-    pointer = np.cumsum([0, *(len(one) for one in lists)])
+    pointer = np.cumsum([0, *(len(each) for each in lists)])
     return Lists(pointer, np.concatenate(lists).astype(np.int32))
 
 

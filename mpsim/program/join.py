@@ -81,7 +81,7 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
     ranks, total = programs[0].ranks, sum(sizes)
     return Program(
         vocabulary=programs[0].vocabulary,
-        labels=tuple(dict.fromkeys(itertools.chain(*(one.labels for one in programs)))),
+        labels=tuple(dict.fromkeys(itertools.chain(*(program.labels for program in programs)))),
         class_size=np.concatenate(
             [one.class_size * size // total for one, size in zip(programs, sizes, strict=True)]
         ),
@@ -94,14 +94,14 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
         dep=dependencies.value,
         slot_ptr=slots.ptr,
         slot=slots.value,
-        templates=tuple(itertools.chain(*(one.templates for one in programs))),
+        templates=tuple(itertools.chain(*(program.templates for program in programs))),
         **each,
     )
 
 
 def _joint(programs: Sequence[Program]) -> list[Ints]:
     """Rows of every program in which replicas take part together; those of equal place are one."""
-    rows = [np.flatnonzero(one.span & Span.DP) for one in programs]
+    rows = [np.flatnonzero(program.span & Span.DP) for program in programs]
     places = [
         list(
             zip(
@@ -124,7 +124,7 @@ def _numbers(programs: Sequence[Program], joint: Sequence[Ints]) -> tuple[list[I
     -----
     Rows of a stream run in the order of their numbers. Between two joint rows come the rows that lie between them in each program.
     """
-    base = np.cumsum([0, *(len(one) for one in programs)])
+    base = np.cumsum([0, *(len(program) for program in programs)])
     joined = [
         np.searchsorted(rows, np.arange(len(one)))
         for one, rows in zip(programs, joint, strict=True)
@@ -132,6 +132,7 @@ def _numbers(programs: Sequence[Program], joint: Sequence[Ints]) -> tuple[list[I
     is_joint = [
         np.isin(np.arange(len(one)), rows) for one, rows in zip(programs, joint, strict=True)
     ]
+    # an even key lies between two joint rows, the odd one after it is the joint row itself; a stable sort keeps each program's own order
     keys = np.concatenate([2 * before + its for before, its in zip(joined, is_joint, strict=True)])
     first = np.ones(int(base[-1]), dtype=bool)  # a joint row is that of the first program
     for begin, rows in zip(base[1:-1], joint[1:], strict=True):

@@ -114,11 +114,11 @@ def links_of(program: Program, deployment: Deployment) -> Links:
     communicates = (program.template < 0) & ((program.up_bytes > 0) | (program.out_bytes > 0))
     rows = np.flatnonzero(communicates)
     parts = [_ports(program, rows, deployment), _fabric(program, rows, deployment)]
-    first = np.cumsum([0, *(len(one.names) for one in parts)])
-    row = np.concatenate([one.row for one in parts])
+    first = np.cumsum([0, *(len(part.names) for part in parts)])
+    row = np.concatenate([part.row for part in parts])
     link = np.concatenate([one.link + begin for one, begin in zip(parts, first, strict=False)])
-    amount = np.concatenate([one.amount for one in parts])
-    capacity = np.concatenate([one.capacity for one in parts])
+    amount = np.concatenate([part.amount for part in parts])
+    capacity = np.concatenate([part.capacity for part in parts])
     order = np.lexsort((link, row))
     row, link, amount = row[order], link[order], amount[order]
     needed = np.zeros(len(program))
@@ -127,11 +127,11 @@ def links_of(program: Program, deployment: Deployment) -> Links:
     unit = np.where(program.out_bytes > 0, program.out_bytes, program.up_bytes)
     moving = work > 0
     cap = np.divide(unit, work, out=np.zeros(len(program)), where=moving)
-    kept = moving[row]
-    row, link, amount = row[kept], link[kept], amount[kept]
+    used = moving[row]
+    row, link, amount = row[used], link[used], amount[used]
     # what a measured rate above the link's own would take beyond it counts as a full link
     use = np.minimum(amount, capacity[link] * work[row]) / unit[row]
-    names = tuple(name for one in parts for name in one.names)
+    names = tuple(name for part in parts for name in part.names)
     return Links(names, capacity, row, link, use, cap, work, ports=len(parts[0].names))
 
 
@@ -149,7 +149,7 @@ class _Part:
 def _ports(program: Program, rows: NDArray[np.int64], deployment: Deployment) -> _Part:
     """Ports of every rank class."""
     kinds = list(_kinds(deployment.layout.cluster))
-    rates = [[rate for _, rate, _ in _kinds(one)] for one in deployment.class_clusters]
+    rates = [[rate for _, rate, _ in _kinds(cluster)] for cluster in deployment.class_clusters]
     each = len(kinds) * len(_DIRECTIONS)
     sizes = [program.out_bytes if far else program.up_bytes for _, _, far in kinds]
     ends = (program.rank.astype(np.int64), _receiver(program))
@@ -225,9 +225,9 @@ def _alike(
         loads / capacity[:, None] / np.max(loads / capacity[:, None], initial=1e-300), _DIGITS
     )
     _, first, count = np.unique(share, axis=0, return_index=True, return_counts=True)
-    kept = loads[first].any(axis=1)
-    order = np.argsort(first[kept])
-    first, count = first[kept][order], count[kept][order]
+    used = loads[first].any(axis=1)
+    order = np.argsort(first[used])
+    first, count = first[used][order], count[used][order]
     labels = tuple(
         names[one] + (f" and {more - 1} alike" if more > 1 else "")
         for one, more in zip(first.tolist(), count.tolist(), strict=True)
@@ -236,7 +236,7 @@ def _alike(
 
 
 def _flows(deployment: Deployment, stream: int, rank: int, peer: int) -> Flows:
-    """What all ranks of a class put on the network in a row of this stream; a message where there is a peer."""
+    """Traffic of all ranks of a class in a row of this stream; a message where there is a peer."""
     mesh, cluster = deployment.layout.mesh, deployment.layout.cluster
     if peer >= 0:
         ends = mesh.ranks[rank], mesh.ranks[peer]

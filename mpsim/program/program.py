@@ -82,7 +82,7 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """What happens inside a row: kernels and collectives with their place in it.
+    """The inside of a row: kernels and collectives with their place in it.
 
     Shapes: Q kernels.
 
@@ -220,7 +220,7 @@ class Program(Saved):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Pairs of (row, row it waits for): its dependencies, and the row before it on each of `streams`."""
         wanted = np.zeros(len(Stream), dtype=bool)
-        wanted[[int(one) for one in streams]] = True
+        wanted[[int(stream) for stream in streams]] = True
         chosen = wanted[self.slot % len(Stream)]
         owner, slot = owners(self.slot_ptr)[chosen], self.slot[chosen]
         order = stable_order(slot)  # rows ascend within a slot

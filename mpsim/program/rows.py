@@ -85,12 +85,13 @@ class Rows:
             return self._labels.setdefault(label, len(self._labels))
         texts = label.tolist()
         number = {
-            one: self._labels.setdefault(one, len(self._labels)) for one in sorted(set(texts))
+            text: self._labels.setdefault(text, len(self._labels)) for text in sorted(set(texts))
         }
-        return np.array([number[one] for one in texts], dtype=np.int64)
+        return np.array([number[text] for text in texts], dtype=np.int64)
 
     def occupy(self, rows: ArrayLike, rank: ArrayLike, stream: ArrayLike) -> None:
         """Let rows occupy further (rank, stream) pairs; arrays of one length, or scalars."""
+        # one integer a (rank, stream) pair, so that slots sort and compare as numbers
         slot = np.asarray(rank, np.int64) * len(Stream) + np.asarray(stream, np.int64)
         self._slots.append(_pairs(rows, slot))
 

@@ -231,6 +231,7 @@ def evaluate_block(
     time of the collective that was awaited; no other idle time can occur.
     """
     kernels = [item.operator for item in items if isinstance(item, Compute)]
+    # all kernels of a block are one call: the cost model answers arrays much faster than one by one
     seconds = iter(costs.kernels(kernels).tolist())
     block = _Block(vocabulary)
     for item in items:
@@ -250,16 +251,16 @@ def evaluate_block(
 
 def _as_template(name: str, block: _Block) -> Template:
     placed = block.placed
-    names = tuple(dict.fromkeys(one.name for one in placed))
+    names = tuple(dict.fromkeys(entry.name for entry in placed))
     index = {one: i for i, one in enumerate(names)}
 
     def column(field: str, kind: type[np.generic]) -> NDArray[Any]:
-        return np.array([getattr(one, field) for one in placed], dtype=kind)
+        return np.array([getattr(entry, field) for entry in placed], dtype=kind)
 
     return Template(
         name=name,
         names=names,
-        name_index=np.array([index[one.name] for one in placed], dtype=np.int16),
+        name_index=np.array([index[entry.name] for entry in placed], dtype=np.int16),
         stream=column("stream", np.int8),
         layer=np.zeros(len(placed), dtype=np.int32),
         part=column("part", np.int8),
@@ -268,8 +269,8 @@ def _as_template(name: str, block: _Block) -> Template:
         flops=column("flops", np.float64),
         up_bytes=column("up_bytes", np.float64),
         out_bytes=column("out_bytes", np.float64),
-        before_ptr=np.cumsum([0, *(len(one.before) for one in placed)], dtype=np.int32),
-        before=np.array([i for one in placed for i in one.before], dtype=np.int32),
+        before_ptr=np.cumsum([0, *(len(entry.before) for entry in placed)], dtype=np.int32),
+        before=np.array([i for entry in placed for i in entry.before], dtype=np.int32),
         parts=block.parts,
     )
 
@@ -297,10 +298,10 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
     if len(blocks) == 1:
         ((layer, only),) = blocks
         return dataclasses.replace(only, name=name, layer=np.full_like(only.layer, layer))
-    names = tuple(dict.fromkeys(one for block in templates for one in block.names))
+    names = tuple(dict.fromkeys(name for block in templates for name in block.names))
     index = {one: i for i, one in enumerate(names)}
     renamed = {
-        block: np.array([index[one] for one in block.names], dtype=np.int16)[block.name_index]
+        block: np.array([index[name] for name in block.names], dtype=np.int16)[block.name_index]
         for block in dict.fromkeys(templates)
     }
     offset = np.cumsum([0.0, *(block.parts.sum() for block in templates)])
@@ -351,6 +352,7 @@ def exits(template: Template) -> NDArray[np.int64]:
 def _joined_edges(templates: Sequence[Template]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Edges of blocks end to end: what waited for nothing now waits for the exits of the block before."""
     size = [len(block.stream) for block in templates]
+    # layers repeat: each pair of neighbours is worked out once, however many layers the stage has
     known: dict[tuple[Template | None, Template], tuple[NDArray[Any], NDArray[Any]]] = {}
     counts: list[NDArray[Any]] = [np.zeros(1, dtype=np.int64)]
     edges: list[NDArray[Any]] = [np.zeros(0, dtype=np.int64)]
@@ -377,7 +379,7 @@ def _edges_after(
         before[begin:end] if begin < end else ends
         for begin, end in itertools.pairwise(block.before_ptr.tolist())
     ]
-    count = [len(one) for one in waits]
+    count = [len(waited) for waited in waits]
     return np.array(count), np.array([*itertools.chain(*waits)], dtype=np.int64)
 
 

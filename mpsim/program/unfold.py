@@ -65,12 +65,12 @@ def unfold(
 def _parts(degree: int, touched: Iterable[int] | None) -> list[list[int]]:
     """Coordinates of one axis that stay together."""
     if touched is None:
-        return [[one] for one in range(degree)]
+        return [[coordinate] for coordinate in range(degree)]
     alone = set(touched)
     if not alone <= set(range(degree)):
         raise ValueError(f"got coordinates {sorted(alone)} on an axis of {degree}")
-    others = [one for one in range(degree) if one not in alone]
-    return sorted([[one] for one in alone] + ([others] if others else []))
+    others = [coordinate for coordinate in range(degree) if coordinate not in alone]
+    return sorted([[coordinate] for coordinate in alone] + ([others] if others else []))
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -104,6 +104,7 @@ class ActionVariants:
             ),
             shape,
         )
+        # a step has thousands of actions and a handful of distinct ones, which a table of counts finds without sorting
         distinct = np.flatnonzero(np.bincount(key))
         needs = zip(*(axis.tolist() for axis in np.unravel_index(distinct, shape)), strict=True)
         table = np.zeros(int(np.prod(shape)), dtype=np.int64)

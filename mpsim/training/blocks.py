@@ -109,7 +109,7 @@ class Blocks:
         return self._rows[key]
 
     def content(self, stage: Stage) -> tuple[object, ...]:
-        """What decides the blocks of a stage: equal for stages of equal content."""
+        """A key of what decides the blocks of a stage: equal for stages of equal content."""
         rank = stage.rank
         # what a head holds depends on whether its rank has the embedding
         ends = (stage.embedding, rank if stage.head else -1)
@@ -127,7 +127,8 @@ class Blocks:
             zip(self._plan.layout.layer_kinds(stage), self._again(stage, action), strict=True)
         )
         template = {
-            one: self.template(one[0], action, costs, one[1]) for one in dict.fromkeys(layers)
+            layer: self.template(layer[0], action, costs, layer[1])
+            for layer in dict.fromkeys(layers)
         }
         blocks = [
             Block(i, template[one], count[one[0]], experts[one[0]]) for i, one in enumerate(layers)
@@ -143,7 +144,7 @@ class Blocks:
         return [*opening, *(blocks if action is Action.F else blocks[::-1])]
 
     def _opening(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
-        """What comes before the first kernel of a forward or backward: waits of the host, gathers of what the stage sent."""
+        """Blocks before the first kernel of a forward or backward: waits of the host, gathers of what the stage sent."""
         software = self._plan.layout.framework
         items: list[Item] = []
         if action is not Action.W and software.host.stage_synchronizations:
@@ -168,7 +169,7 @@ class Blocks:
         return [Block(-1, self._templates[key], 0.0)]
 
     def _again(self, stage: Stage, action: Action) -> list[Recompute]:
-        """What every layer of a stage runs again by itself in one action."""
+        """Recomputation of every layer of a stage by itself in one action."""
         if action not in (Action.B, Action.I):
             return [NOTHING] * stage.layers
         recompute = self._plan.recompute
@@ -231,7 +232,7 @@ class Blocks:
         forward, backward = self._parts(ahead), self._parts(behind)[::-1]
         row: list[tuple[int, Template]] = []
         while forward or backward:
-            routed = [bool(one) and self._has_experts(one[0][1]) for one in (forward, backward)]
+            routed = [bool(left) and self._has_experts(left[0][1]) for left in (forward, backward)]
             if all(routed):
                 (layer, mine), (_, other) = forward.pop(0), backward.pop(0)
                 row.append((layer, self._fused_template(mine, other, action, costs)))
@@ -252,7 +253,7 @@ class Blocks:
         return [*ends[0], *enumerate(self._plan.layout.layer_kinds(stage)), *ends[1]]
 
     def _has_experts(self, part: str) -> bool:
-        return any(one.split is Split.EXPERT for one in self._expansions[part].forward)
+        return any(operator.split is Split.EXPERT for operator in self._expansions[part].forward)
 
     def _fused_template(
         self, ahead: str, behind: str, action: Action, costs: StageCosts
@@ -322,13 +323,18 @@ class Blocks:
     def _expert_launch_seconds(self, items: Sequence[Item]) -> float:
         """Host time of what a layer with experts launches beyond a dense one, its forwards and backwards together."""
         software = self._plan.layout.framework
-        operators = [one.operator for one in items if isinstance(one, Compute)]
-        products = [one for one in operators if one.split is Split.EXPERT and one.flops > 0]
-        calls = len({(one.role, one.phase) for one in products})
+        operators = [item.operator for item in items if isinstance(item, Compute)]
+        products = [
+            operator
+            for operator in operators
+            if operator.split is Split.EXPERT and operator.flops > 0
+        ]
+        calls = len({(product.role, product.phase) for product in products})
         each = software.experts.product_launch_cost or self._call_seconds
         looped = each * (len(products) - calls)
         passes = sum(
-            one.role is Role.ROUTER and one.phase is not Phase.WEIGHT_GRADIENT for one in operators
+            operator.role is Role.ROUTER and operator.phase is not Phase.WEIGHT_GRADIENT
+            for operator in operators
         )
         bookkeeping = software.host.launch_cost * software.experts.expert_launches
         return self._call_seconds * calls + looped + passes * bookkeeping
@@ -353,7 +359,7 @@ class Blocks:
     def _collective_launch_seconds(self, items: Sequence[Item]) -> float:
         """Host time of issuing the collectives of a block."""
         each = self._plan.layout.framework.host.collective_launch_cost
-        return each * sum(isinstance(one, Communication) for one in items)
+        return each * sum(isinstance(item, Communication) for item in items)
 
     def join(self, action: Action, blocks: Sequence[Block]) -> Template:
         """Lay blocks end to end, or sum them; equal rows of blocks share one template."""
@@ -362,11 +368,13 @@ class Blocks:
             if summed not in self._joined:
                 self._joined[summed] = total([block.template for block in blocks])
             return self._joined[summed]
-        key = (action, *((one.layer, one.template) for one in blocks))
+        key = (action, *((block.layer, block.template) for block in blocks))
         if key not in self._joined:
-            layers = sum(one.layer >= 0 for one in blocks)
+            layers = sum(block.layer >= 0 for block in blocks)
             name = f"{action.name} of {layers} layer{'s' * (layers != 1)}"
-            self._joined[key] = concatenate(name, [(one.layer, one.template) for one in blocks])
+            self._joined[key] = concatenate(
+                name, [(block.layer, block.template) for block in blocks]
+            )
         return self._joined[key]
 
 

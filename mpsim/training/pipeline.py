@@ -1,6 +1,6 @@
 """Pipeline rows: the orders of all ranks with their sends, tiled into columns.
 
-Shapes: N actions, S stages, M microbatches, V variants (an action's inside: one or several templates).
+Shapes: N actions, S stages, M microbatches, V variants (actions that consist of the same rows).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PART = np.array(
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Variants:
-    """What an action consists of: rows one after the other (more than one where something hooks in between).
+    """Rows of each variant of an action, one after the other (several where data parallelism cuts it).
 
     Parameters
     ----------
@@ -91,6 +91,7 @@ def add_pipeline(
     segments = np.diff(variants.ptr)[variant]
     action = np.repeat(np.arange(len(variant)), segments)
     starts = np.cumsum(segments) - segments
+    # row number within its action, added to the first row of the action's variant
     source = variants.ptr[variant[action]] + np.arange(len(action)) - starts[action]
     rank = orders.stage_rank[orders.stage]
     ids = rows.add(
@@ -185,7 +186,8 @@ def _extreme(orders: Orders, kinds: tuple[Action, ...], *, last: bool) -> NDArra
     chosen = np.flatnonzero(wanted[orders.kind])
     result = np.full(orders.stages, -1, dtype=np.int64)
     ordered = chosen if last else chosen[::-1]
-    result[orders.stage[ordered]] = ordered  # the last assignment stays
+    # numpy assigns in order, so of several actions of a stage the last one stays
+    result[orders.stage[ordered]] = ordered
     return result
 
 
@@ -228,10 +230,10 @@ def from_orders(
     """
     stages = orders.stages
     times = [
-        np.broadcast_to(np.asarray(one, float), (stages,)) for one in (forward, backward, weight)
+        np.broadcast_to(np.asarray(time, float), (stages,)) for time in (forward, backward, weight)
     ]
     message = np.broadcast_to(np.asarray(send, float), (2, stages))
-    if not all(np.isfinite(one).all() and (one >= 0).all() for one in (*times, message)):
+    if not all(np.isfinite(time).all() and (time >= 0).all() for time in (*times, message)):
         raise ScheduleError(
             "times must be finite and not negative; got a negative, infinite or missing one"
         )

@@ -236,6 +236,6 @@ class Plan(Saved):
 
     @property
     def checkpoint_bytes(self) -> float:
-        """What has to be saved to go on later: parameters and optimizer state, each once [B]."""
+        """Bytes to save in order to go on later: parameters and optimizer state, each once [B]."""
         sizes, parameters = self.layout.framework.optimizer, self.layout.model.parameters()
         return float(parameters.total * (sizes.parameter_bytes + sizes.optimizer_bytes))

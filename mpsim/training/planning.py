@@ -142,7 +142,7 @@ def make_plan(scenario: Scenario) -> Plan:
 
 
 def _nodes(scenario: Scenario, mesh: Mesh) -> tuple[Cluster, ...]:
-    """What each pipeline rank or replica runs on, where the scenario says so.
+    """The cluster of each pipeline rank or replica, where the scenario says so.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a step does once: sum shared weights, clip, step the optimizer, gather what it updated."""
+"""Rows that a step has once: its start, the sum of shared weights, clipping, the optimizer, the gather of what it updated."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ class StepRows:
             kind=Kind.COLLECTIVE,
             part=_EXPOSED_DP,
             peer=last,
-            duration=ticks(max(one.send(size, crosses=crosses, slowdown=slower) for one in models)),
+            duration=ticks(
+                max(model.send(size, crosses=crosses, slowdown=slower) for model in models)
+            ),
             up_bytes=up,
             out_bytes=out,
             label=label,
@@ -113,7 +115,7 @@ class StepRows:
             waits = self._norm(reduced)
         dense, experts = plan.layout.rank_dense_parameters, plan.layout.rank_expert_parameters
         peers = (dense_group(plan, self._costs), expert_group(plan, self._costs))
-        divided = [one.sharers if plan.zero else 1 for one in peers]
+        divided = [group.sharers if plan.zero else 1 for group in peers]
         share = dense / divided[0] + experts / divided[1]
         if plan.offload == "none":
             first = last = self._update(share)
@@ -194,7 +196,7 @@ class StepRows:
         if plan.shares_gradients:
             shape = spread(plan.layout.cluster.domain_of(plan.layout.mesh.ranks.reshape(1, -1)))
         models = self._costs.models(self._ranks.tolist())
-        seconds = max(one.seconds("all_reduce", 4.0, shape) for one in models)
+        seconds = max(model.seconds("all_reduce", 4.0, shape) for model in models)
         row = self._rows.add(
             1,
             rank=0,

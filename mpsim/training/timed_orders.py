@@ -40,7 +40,7 @@ def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
 
     def mean(action: Action) -> float:
         ticks = [
-            sum(one.template.parts.sum() for one in blocks.of(stage, action))
+            sum(block.template.parts.sum() for block in blocks.of(stage, action))
             for stage in plan.layout.stages
         ]
         return float(np.mean(ticks))
@@ -71,7 +71,7 @@ def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
     if "times" not in known:
         return plan
     if plan.classes:
-        searched_parts = [with_timed_orders(one.plan, one).orders for one in costs.parts]
+        searched_parts = [with_timed_orders(part.plan, part).orders for part in costs.parts]
         classes = tuple(
             dataclasses.replace(one, orders=orders)
             for one, orders in zip(plan.classes, searched_parts, strict=True)

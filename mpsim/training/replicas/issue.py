@@ -117,7 +117,9 @@ class SegmentRuns:
             return result
 
         def buckets(name: str) -> Buckets:
-            travels = [[getattr(one, name) for one in variant.segments] for variant in variants]
+            travels = [
+                [getattr(segment, name) for segment in variant.segments] for variant in variants
+            ]
             return _buckets(travels, chosen, base)
 
         return cls(
@@ -138,6 +140,7 @@ class SegmentRuns:
 
 def _tiled(count: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     """For every element of every chosen list: which of `chosen`, and the element counted over all lists."""
+    # repeat without a loop: within every list, positions count up from 0
     begin = np.cumsum(count) - count
     some = np.flatnonzero(count[chosen])
     each = count[chosen[some]]

@@ -50,7 +50,7 @@ class Residency:
 
 
 def residency(plan: Plan) -> Residency:
-    """What every rank holds.
+    """Parameters, gradients and states that every rank holds.
 
     Parameters
     ----------

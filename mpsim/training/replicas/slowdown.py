@@ -79,7 +79,7 @@ class OverlapSlowdown:
         return factors
 
     def _queued(self, segments: Sequence[Segment], rank: int) -> list[_Load]:
-        """What joins the queue when each segment begins: gathers for those behind it, the reduction of the one before it."""
+        """Exchanges that join the queue when each segment begins: gathers for those behind it, the reduction of the one before it."""
         plan = self._plan
         gathers, reduces = [_NOTHING] * len(segments), [_NOTHING] * len(segments)
         if not plan.exchanges_beside or len(segments) == 1:
