@@ -1,4 +1,4 @@
-"""Blocks of a Plan: the forward and backward of every stage as a row of templates, with what can hook in between."""
+"""Blocks of a Plan: the forward and backward of every stage as a row of templates, cut where parameters and gradients may travel."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ class StepRows:
         if plan.layout.framework.optimizer.gradient_norm and not alone:
             waits = self._norm(reduced)
         dense, experts = plan.layout.rank_dense_parameters, plan.layout.rank_expert_parameters
-        peers = (dense_group(plan, self._costs), expert_group(plan, self._costs))
-        divided = [group.sharers if plan.zero else 1 for group in peers]
+        groups = (dense_group(plan, self._costs), expert_group(plan, self._costs))
+        divided = [group.sharers if plan.zero else 1 for group in groups]
         share = dense / divided[0] + experts / divided[1]
         if plan.offload == "none":
             first = last = self._update(share)
@@ -124,8 +124,8 @@ class StepRows:
         row, rank = self._rows.ranks_of(waits)
         self._rows.depend(first[rank], row)  # a rank waits for what it takes part in, and no more
         if self._gathers_after:
-            for one, owned in zip(peers, (dense, experts), strict=True):
-                last = self._gather(one, owned, last)
+            for group, owned in zip(groups, (dense, experts), strict=True):
+                last = self._gather(group, owned, last)
         self._cast_weights(last)
 
     @property

@@ -73,8 +73,8 @@ def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
     if plan.classes:
         searched_parts = [with_timed_orders(part.plan, part).orders for part in costs.parts]
         classes = tuple(
-            dataclasses.replace(one, orders=orders)
-            for one, orders in zip(plan.classes, searched_parts, strict=True)
+            dataclasses.replace(replicas, orders=orders)
+            for replicas, orders in zip(plan.classes, searched_parts, strict=True)
         )
         return dataclasses.replace(plan, classes=classes, orders=classes[0].orders)
     times = action_times(plan, costs)
