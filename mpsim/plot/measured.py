@@ -84,7 +84,7 @@ class BesideDisplay(Display):
             if not (step.measured_slices and step.predicted_slices):
                 continue
             ranks = sorted({part.rank for part in step.measured_slices})
-            classes = sorted({one.rank for one in step.predicted_slices})
+            classes = sorted({part.rank for part in step.predicted_slices})
             for place, rank in enumerate(ranks):
                 like = classes[place * len(classes) // len(ranks)]
                 title = f"{step.title}: rank {rank}" if not place else f"rank {rank}"

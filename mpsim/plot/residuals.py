@@ -62,8 +62,8 @@ class ResidualDisplay(Display):
         kept = list(scores)
         return cls(
             [residual.what for residual in kept],
-            [np.array(one.predicted) / np.array(one.measured) - 1.0 for one in kept],
-            [np.array(one.held_out, dtype=bool) for one in kept],
+            [np.array(residual.predicted) / np.array(residual.measured) - 1.0 for residual in kept],
+            [np.array(residual.held_out, dtype=bool) for residual in kept],
         )
 
     def _size(self) -> tuple[float, float]:

@@ -65,7 +65,7 @@ class SensitivityDisplay(Display):
         """Draw measured elasticities."""
         rows = sensitivity.rows
         labels = [f"{row.name}\n{row.value}" if row.value else row.name for row in rows]
-        return cls(labels, [one.kind for one in rows], [one.elasticity for one in rows])
+        return cls(labels, [row.kind for row in rows], [row.elasticity for row in rows])
 
     def _size(self) -> tuple[float, float]:
         return 8.0, 1.4 + 0.42 * len(self.names)
@@ -74,7 +74,7 @@ class SensitivityDisplay(Display):
         from matplotlib.patches import Patch
 
         place = np.arange(len(self.names))
-        ax.barh(place, self.elasticity, height=0.7, color=[_COLOURS[one] for one in self.kinds])
+        ax.barh(place, self.elasticity, height=0.7, color=[_COLOURS[kind] for kind in self.kinds])
         ax.axvline(0.0, color="black", linewidth=0.8)
         reach = 1.25 * float(np.abs(self.elasticity).max(initial=0.0)) or 1.0
         for bar, value in enumerate(self.elasticity.tolist()):

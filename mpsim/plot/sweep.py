@@ -170,7 +170,7 @@ class SweepDisplay(Display):
         from matplotlib.lines import Line2D
 
         hollow = (np.isfinite(self.lines[name]) & ~self.usable[name] for name in self.lines)
-        if not any(one.any() for one in hollow):
+        if not any(marks.any() for marks in hollow):
             return []
         mark = Line2D(
             [],

@@ -86,6 +86,6 @@ class UtilisationDisplay(Display):
         ax.set_xlabel(f"time ({unit})")
         ax.set_ylabel("in use, mean over ranks (%)")
         ax.set_xlim(self.edges_s[0] / length, self.edges_s[-1] / length)
-        most = max((float(one.max(initial=0.0)) for one in self.shares.values()), default=0.0)
+        most = max((float(share.max(initial=0.0)) for share in self.shares.values()), default=0.0)
         ax.set_ylim(0.0, 100 * max(1.02, 1.02 * most))
         ax.grid()

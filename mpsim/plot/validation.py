@@ -89,15 +89,15 @@ class _Points(Display):
     def from_records(cls, records: Iterable[_Record]) -> Self:
         """Collect what was both measured and predicted; one kind only."""
         scored = [record for record in records if record.measured and record.predicted]
-        units = list(dict.fromkeys(one.unit for one in scored))
+        units = list(dict.fromkeys(record.unit for record in scored))
         scale = parse_quantity("1 GB", Dimension.BYTES) if units == ["B"] else 1.0
         return cls(
-            [one.family for one in scored],
+            [record.family for record in scored],
             kind=scored[0].kind if scored else "",
             unit="GB" if units == ["B"] else ", ".join(units),
-            measured=np.array([one.measured for one in scored], dtype=np.float64) / scale,
-            predicted=np.array([one.predicted for one in scored], dtype=np.float64) / scale,
-            size=np.array([one.size or np.nan for one in scored], dtype=np.float64),
+            measured=np.array([record.measured for record in scored], dtype=np.float64) / scale,
+            predicted=np.array([record.predicted for record in scored], dtype=np.float64) / scale,
+            size=np.array([record.size or np.nan for record in scored], dtype=np.float64),
         )
 
     def _size(self) -> tuple[float, float]:

@@ -68,8 +68,8 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
         chosen = template >= 0
         count = np.zeros((program.ranks, len(inside)))
         np.add.at(count, (rank[chosen], template[chosen]), 1.0)
-        total += count @ np.stack([one.total for one in inside])
-        hidden += count @ np.stack([one.hidden for one in inside])
+        total += count @ np.stack([template.total for template in inside])
+        hidden += count @ np.stack([template.hidden for template in inside])
     windows = _windows(program)
     begins = np.searchsorted(rank, np.arange(program.ranks + 1))
     for number, (first, last) in enumerate(itertools.pairwise(begins.tolist())):

@@ -120,7 +120,7 @@ def busy_parts(timeline: Timeline) -> NDArray[np.float64]:
             rank[~plain] * kinds + template[~plain], minlength=program.ranks * kinds
         )
         parts += count.reshape(-1, kinds).astype(float) @ np.stack(
-            [one.parts for one in program.templates]
+            [template.parts for template in program.templates]
         )
     return parts
 

@@ -60,7 +60,9 @@ class LinkUse:
         return np.asarray(self.share[self.names.index(name)], dtype=np.float64)
 
     def __repr__(self) -> str:
-        rows = [f"{self.names[one]:<28} {self.mean[one]:6.1%}" for one in self.busiest(12).tolist()]
+        rows = [
+            f"{self.names[link]:<28} {self.mean[link]:6.1%}" for link in self.busiest(12).tolist()
+        ]
         return "\n".join(["link                         mean use", *rows])
 
 

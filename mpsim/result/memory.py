@@ -81,9 +81,9 @@ def join_memory(parts: Sequence[Memory]) -> Memory:
         return parts[0]
     return Memory(
         components={
-            name: np.concatenate([one.components[name] for one in parts])
+            name: np.concatenate([part.components[name] for part in parts])
             for name in parts[0].components
         },
         capacities=np.concatenate([part.capacities for part in parts]),
-        when=tuple(itertools.chain(*(one.when for one in parts))),
+        when=tuple(itertools.chain(*(part.when for part in parts))),
     )

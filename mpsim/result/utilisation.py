@@ -88,7 +88,7 @@ def measure_utilisation(
     step, nodes = timeline.makespan, [cluster.node for cluster in clusters]
     speeds = {
         "scale_up": np.array([node.scale_up.bandwidth for node in nodes]) * TICK,
-        "scale_out": np.array([one.nic_bandwidth_per_accelerator for one in nodes]) * TICK,
+        "scale_out": np.array([node.nic_bandwidth_per_accelerator for node in nodes]) * TICK,
     }
     sent = {name: _per_rank(timeline, amount) for name, amount in _amounts(timeline).items()}
     return Utilisation(

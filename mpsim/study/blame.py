@@ -79,8 +79,8 @@ class Blame:
     def worst(self, count: int = 5) -> list[tuple[str, float]]:
         """Classes that caused most waiting, with its rank-seconds; nobody who was not late."""
         order = np.argsort(-self.caused, kind="stable")[:count].tolist()
-        order = [one for one in order if self.caused[one] > 0]
-        return [(self.causes[one], float(self.caused[one])) for one in order]
+        order = [cause for cause in order if self.caused[cause] > 0]
+        return [(self.causes[cause], float(self.caused[cause])) for cause in order]
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""

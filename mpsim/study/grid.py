@@ -111,7 +111,9 @@ def _computed(
     points: Points, chunks: Sequence[Sequence[int]], pool: Executor | None
 ) -> Iterator[tuple[Sequence[int], list[dict[str, Any]]]]:
     """Rows of each chunk, in the order of the chunks."""
-    tasks = [[(points.values[one], points.wrong.get(one)) for one in chunk] for chunk in chunks]
+    tasks = [
+        [(points.values[place], points.wrong.get(place)) for place in chunk] for chunk in chunks
+    ]
     if pool is None:
         for chunk, task in zip(chunks, tasks, strict=True):
             yield chunk, compute_rows(points.scenario, task)

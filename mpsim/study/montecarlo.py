@@ -223,7 +223,7 @@ class _Draws:
         factor = self._factors.take(self._base + drawn)
         if self._steps is not None:
             steps = self._steps
-            return np.array([steps.timeline(one[steps.coarse]).makespan for one in factor.T])
+            return np.array([steps.timeline(step[steps.coarse]).makespan for step in factor.T])
         factor *= self._duration[:, None]
         return self._structure.makespans(np.rint(factor, out=factor).T)
 
@@ -237,7 +237,7 @@ def _enclosing(count: int, share: float) -> tuple[int | None, int | None]:
     that is too low with at most the same; None where even the first or last sample is not safe.
     """
     number = np.arange(count + 1)
-    logs = np.array([math.lgamma(one + 1) for one in range(count + 1)])
+    logs = np.array([math.lgamma(n + 1) for n in range(count + 1)])
     chance = np.exp(
         logs[count]
         - logs

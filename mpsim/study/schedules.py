@@ -64,7 +64,7 @@ class Times:
     @property
     def scale(self) -> int:
         """Ticks in a unit that make all times whole."""
-        return math.lcm(*(one.denominator for one in dataclasses.astuple(self)))
+        return math.lcm(*(time.denominator for time in dataclasses.astuple(self)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +149,7 @@ def time_schedule(orders: Orders, times: Times, *, overlap: str = "late-send") -
         If actions wait for each other.
     """
     scale = times.scale
-    forward, backward, weight, send = (float(one * scale) for one in dataclasses.astuple(times))
+    forward, backward, weight, send = (float(time * scale) for time in dataclasses.astuple(times))
     program = from_orders(
         orders, forward=forward, backward=backward, weight=weight, send=send, overlap=overlap
     )
@@ -265,7 +265,7 @@ def synthesise_schedule(
     SynthesisedSchedule
     """
     scale = times.scale
-    forward, backward, weight, send = (float(one * scale) for one in dataclasses.astuple(times))
+    forward, backward, weight, send = (float(time * scale) for time in dataclasses.astuple(times))
     found = synthesise(
         pp=pp,
         microbatches=microbatches,
@@ -358,7 +358,11 @@ def compare_schedules(
     list of ScheduleChoice
         Fastest first; those that do not fit after those that do, those that cannot be built last.
     """
-    chosen = list(names) if names is not None else [one.name for one in schedules() if one.trains]
+    chosen = (
+        list(names)
+        if names is not None
+        else [schedule.name for schedule in schedules() if schedule.trains]
+    )
     results = [_choice(name, pp, microbatches, times, memory) for name in chosen]
     return sorted(results, key=_rank_of)
 

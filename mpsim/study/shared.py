@@ -96,7 +96,7 @@ class _Kind:
 
     def _answers(self, costs: PlanCosts) -> Answers:
         """Places of the groups of a point, and their answers to everything that was asked so far."""
-        stages = {one.key: one for one in map(costs.stage, np.unique(costs.alike).tolist())}
+        stages = {stage.key: stage for stage in map(costs.stage, np.unique(costs.alike).tolist())}
         answers = (stages[key].collective(one) for key, one in self._asked if key in stages)
         return (self._name, costs.alike.tobytes(), *stages, *answers)
 

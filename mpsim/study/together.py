@@ -82,7 +82,7 @@ class Graphs:
         for graph, places in groups.items():
             same = [programs[place] for place in places]
             structure = self._structure(graph, same)
-            made = together(structure, same) if structure else [alone(one) for one in same]
+            made = together(structure, same) if structure else [alone(program) for program in same]
             result.update(zip(places, made, strict=True))
         return [result[place] for place in range(len(programs))]
 
@@ -130,7 +130,7 @@ class Together:
             except MpsimError as error:
                 outcomes[place] = error
         try:
-            timelines = self._graphs.timelines([one.program for one in ready.values()])
+            timelines = self._graphs.timelines([prepared.program for prepared in ready.values()])
         except MpsimError:  # one of them cannot run: find out which
             return [outcomes[i] if i in outcomes else _outcome(s) for i, s in enumerate(scenarios)]
         for (place, one), timeline in zip(ready.items(), timelines, strict=True):

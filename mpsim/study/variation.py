@@ -340,7 +340,7 @@ class _Machine:
             varied[:] = True
         self._alone = np.flatnonzero(varied).tolist()
         others = np.flatnonzero(~varied).tolist()
-        parts = [[one] for one in self._alone] + ([others] if others else [])
+        parts = [[copy] for copy in self._alone] + ([others] if others else [])
         return sorted(parts)
 
     def _of_classes(self, factor: Floats) -> Floats:

@@ -193,7 +193,7 @@ class _Around:
         orders = plan.orders
         self._rank = orders.stage_rank.astype(np.int64)
         self._chain = orders.chain
-        self._actions = tuple(one for one in Action if (orders.kind == one).any())
+        self._actions = tuple(action for action in Action if (orders.kind == action).any())
         self._splits = Action.W in self._actions
         self._chains = int(self._chain.max()) + 1
         names = part_names(plan)
@@ -211,9 +211,9 @@ class _Around:
     def price(self, layouts: Sequence[Layout], order: Order) -> tuple[Floats, Floats]:
         """Memory [B] and bound [s] of layouts that differ in habits only, float64[K] each."""
         divided = [self._divided(layout) for layout in layouts]
-        shapes, sends = [one[0] for one in divided], [one[1] for one in divided]
-        room = [self._room(one) for one in layouts]
-        zeros = [self._at(one.zero) for one in layouts]
+        shapes, sends = [division[0] for division in divided], [division[1] for division in divided]
+        room = [self._room(layout) for layout in layouts]
+        zeros = [self._at(layout.zero) for layout in layouts]
         memory = (
             self._memory(shapes, order) + np.stack([zero.states for zero in zeros]) + np.stack(room)
         )
@@ -287,9 +287,9 @@ class _Around:
             first[:, rank] = np.minimum(first[:, rank], head[:, stage])
             last[:, rank] = np.minimum(last[:, rank], tail[:, stage])
         done = np.stack([zero.done for zero in zeros])  # after reductions [K, P]
-        overhead = np.array([one.overhead for one in zeros])
+        overhead = np.array([zero.overhead for zero in zeros])
         reduces, beside, queued = (
-            np.stack([getattr(one.exchanges, name) for one in zeros]) for name in Exposed._fields
+            np.stack([getattr(zero.exchanges, name) for zero in zeros]) for name in Exposed._fields
         )
         began = overhead[:, None] + first + busy + each * beside
         ends = (began + reduces).max(axis=1)

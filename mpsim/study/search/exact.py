@@ -44,7 +44,7 @@ class Timer:
             # rates change while a step runs: each is simulated by itself
             scenarios = [self._scenario.with_values(layout.values()) for layout in layouts]
             return [prepare(scenario).timeline().step_time_s for scenario in scenarios]
-        programs = [self._program(one) for one in layouts]
+        programs = [self._program(layout) for layout in layouts]
         return [span * TICK for span in self._graphs.makespans(programs)]
 
     def _program(self, layout: Layout) -> Program:

@@ -281,7 +281,9 @@ class _Run:
         """Simulate candidates in the order of their bounds, as long as one could be among the best."""
         machines = {candidate.machine.number: candidate.machine for candidate in self._candidates}
         weight = {number: one.weight(self._objective) for number, one in machines.items()}
-        scores = np.array([one.bound * weight[one.machine.number] for one in self._candidates])
+        scores = np.array(
+            [candidate.bound * weight[candidate.machine.number] for candidate in self._candidates]
+        )
         waiting = [self._candidates[i] for i in np.argsort(scores, kind="stable").tolist()]
         size, done = int(defaults("search")["batch"]), 0
         while waiting and not self._clock.spent():

@@ -160,7 +160,7 @@ class Search:
         ordered = sorted(self.rows, key=lambda row: (row.step_time_s, row.memory_bytes))
         front: list[Found] = []
         for row in ordered:
-            if not any(_covers(one, row) for one in front):
+            if not any(_covers(better, row) for better in front):
                 front.append(row)
         return tuple(front)
 

@@ -301,7 +301,7 @@ class Space:
             return self.choices["micro_batch"]
         each = self._base.training.global_batch // frame.dp
         most = defaults("axes")["micro_batch_at_most"]
-        return [one for one in range(1, most + 1) if each and each % one == 0]
+        return [size for size in range(1, most + 1) if each and each % size == 0]
 
     def _within(self, axes: Sequence[str], before: Sequence[str]) -> list[str]:
         """Rules that look at `axes` only, and not only at those `before`."""
