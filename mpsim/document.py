@@ -22,6 +22,7 @@ from mpsim.scalars import resolve
 __all__ = [
     "Document",
     "load_document",
+    "parse_document",
     "parse_scalar",
     "read_document",
 ]
@@ -102,7 +103,31 @@ def read_document(path: str | Path) -> Document:
         raise _fatal(f"cannot be read: {_reason(error)}", file) from error
     except ValueError as error:  # a null character in the path
         raise _fatal(f"cannot be read: {error}", file) from error
-    return _parse(_decode(raw, file), file)
+    return parse_document(_decode(raw, file), file)
+
+
+def parse_document(text: str, file: str) -> Document:
+    """Read YAML text, keeping in `Document.problems` the mistakes that leave the rest readable.
+
+    Parameters
+    ----------
+    text : str
+    file : str
+        What complaints call it.
+
+    Raises
+    ------
+    ScenarioError
+        If it is empty, not YAML, or not a mapping at the top.
+    """
+    document = _Reader(text, file).document()
+    if document.data is None:
+        raise _fatal("is empty; needed keys such as 'schema: 1'", file, 1, 1)
+    if not isinstance(document.data, dict):
+        got = "a list" if isinstance(document.data, list) else f"{str(document.data)[:40]!r}"
+        line, column = document.places[""]
+        raise _fatal(f"got {got} at the top; needed keys such as 'schema: 1'", file, line, column)
+    return document
 
 
 def parse_scalar(text: str) -> object:
@@ -148,17 +173,6 @@ def _decode(raw: bytes, file: str) -> str:
         line = raw[: error.start].count(b"\n") + 1
         raise _fatal("is not text in UTF-8; save it as UTF-8", file, line, 1) from error
     return text
-
-
-def _parse(text: str, file: str) -> Document:
-    document = _Reader(text, file).document()
-    if document.data is None:
-        raise _fatal("is empty; needed keys such as 'schema: 1'", file, 1, 1)
-    if not isinstance(document.data, dict):
-        got = "a list" if isinstance(document.data, list) else f"{str(document.data)[:40]!r}"
-        line, column = document.places[""]
-        raise _fatal(f"got {got} at the top; needed keys such as 'schema: 1'", file, line, column)
-    return document
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 __all__ = [
     "CalibrationError",
     "DeadlockError",
+    "FormatError",
     "HardwareError",
     "MissingExtraError",
     "MpsimError",
@@ -111,6 +112,10 @@ class DeadlockError(MpsimError, RuntimeError):
 
 class CalibrationError(MpsimError, ValueError):
     """Measured data that cannot be used."""
+
+
+class FormatError(MpsimError, ValueError):
+    """A file of another tool that cannot be read as a scenario, points or a timeline."""
 
 
 class MissingExtraError(MpsimError, ImportError):

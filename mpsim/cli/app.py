@@ -9,6 +9,7 @@ import contextvars
 import errno
 import functools
 import importlib
+import keyword
 import os
 import sys
 import traceback
@@ -48,9 +49,10 @@ COMMANDS = (
     "measure",
     "calibrate",
     "validate",
+    "import",
     "show",
 )
-"""Each is a function in the module of its name."""
+"""Each is a function in the module of its name; a word that Python keeps for itself has ``_`` behind it there."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -141,7 +143,8 @@ def application(*names: str) -> typer.Typer:
 
 def command_of(name: str) -> Callable[..., None]:
     """The function behind a command."""
-    command: Callable[..., None] = getattr(importlib.import_module(f"mpsim.cli.{name}"), name)
+    word = f"{name}_" if keyword.iskeyword(name) else name
+    command: Callable[..., None] = getattr(importlib.import_module(f"mpsim.cli.{word}"), word)
     return command
 
 

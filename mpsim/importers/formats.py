@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpsim.errors import CalibrationError
+from mpsim.errors import CalibrationError, FormatError, nearest
+from mpsim.importers.huggingface import HUGGING_FACE
 from mpsim.importers.imported import Imported, Points
 from mpsim.importers.kineto import KINETO
 from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
-from mpsim.importers.source import Format, Head, read_head
+from mpsim.importers.scenarios import on_cluster
+from mpsim.importers.source import Format, Head, Options, read_head
 from mpsim.importers.tables import TABLE
 
-__all__ = ["FORMATS", "RECORDING", "read", "recognise"]
+__all__ = ["ALIASES", "FORMATS", "RECORDING", "named", "read", "recognise"]
 
 RECORDING: Final = Format(
     "mpsim-measure",
@@ -21,8 +23,16 @@ RECORDING: Final = Format(
     "recording",
     lambda head: head.is_object and '"kind"' in head.first_line,
 )
-FORMATS: Final = (RECORDING, KINETO, NCCL_TESTS, NCCL_TESTS_JSON, TABLE)
+FORMATS: Final = (RECORDING, KINETO, NCCL_TESTS, NCCL_TESTS_JSON, HUGGING_FACE, TABLE)
 """Every format, in the order in which a file is tried: those that their first characters give away come first."""
+ALIASES: Final[Mapping[str, str]] = {
+    "huggingface": "hf",
+    "transformers": "hf",
+    "pytorch": "kineto",
+    "torch": "kineto",
+    "rccl-tests": "nccl-tests",
+}
+"""Further names of formats."""
 
 
 def recognise(path: str | Path) -> Format:
@@ -36,25 +46,77 @@ def recognise(path: str | Path) -> Format:
     return _recognise(read_head(Path(path)))
 
 
-def read(path: str | Path, *, only: Mapping[str, str] | None = None) -> Imported | Points:
+def read(
+    path: str | Path,
+    *,
+    format: str = "auto",  # noqa: A002 - the word of the command line
+    only: Mapping[str, str] | None = None,
+    ranks: int | None = None,
+    cluster: str | None = None,
+) -> Imported | Points:
     """Read a file of another tool.
 
     Parameters
     ----------
     path : str or Path
+    format : str
+        Name of the format (see 'mpsim show formats'), or ``auto``: what it holds decides.
     only : mapping of str to str, optional
         Value that a column of a table must have.
+    ranks : int, optional
+        Accelerators of the job, or ranks of the benchmark, where the file does not say.
+    cluster : str, optional
+        System of the catalog that the job runs on.
+
+    Returns
+    -------
+    Imported or Points
+        A scenario with what became of every key of the file, or measured points.
 
     Raises
     ------
+    FormatError
+        If the format is unknown, the file has another, or what it describes cannot be simulated.
     CalibrationError
         If nothing known wrote it, or it is truncated, mixed or impossible; it says which.
     """
+    known = None if format == "auto" else named(format)
     head = read_head(Path(path))
-    reader = _recognise(head).read
-    if reader is None:
+    known = _recognise(head) if known is None else _agreed(known, head)
+    if known.read is None:
         raise CalibrationError(f"{path}: is a recording; read it with mpsim.measured")
-    return reader(head, only or {})
+    options = Options(only=only or {}, ranks=ranks, cluster=cluster)
+    result = known.read(head, options)
+    return on_cluster(result, options) if isinstance(result, Imported) else result
+
+
+def named(name: str) -> tuple[Format, ...]:
+    """The formats that a name of the command line means: several where a tool writes more than one.
+
+    Raises
+    ------
+    FormatError
+        If there is none.
+    """
+    word = ALIASES.get(name.lower(), name.lower())
+    family = tuple(known for known in FORMATS if (known.name + "-").startswith(f"{word}-"))
+    if not family:
+        names = [*(known.name for known in FORMATS), *ALIASES, "auto"]
+        raise FormatError(f"unknown format {name[:60]!r}; {nearest(name, names)}")
+    return family
+
+
+def _agreed(family: tuple[Format, ...], head: Head) -> Format:
+    """The format of the family that the file has; the first where nothing gives the file away."""
+    for known in family:
+        if known.recognises(head):
+            return known
+    for known in FORMATS:
+        if known is not TABLE and known.recognises(head):
+            raise FormatError(
+                f"{head.path}: is {known.title}, not {family[0].title}; name the format {known.name}, or auto"
+            )
+    return family[0]
 
 
 def _recognise(head: Head) -> Format:
@@ -63,9 +125,8 @@ def _recognise(head: Head) -> Format:
             return known
     if head.is_object:
         raise CalibrationError(
-            f"{head.path}: JSON that neither nccl-tests -J nor torch.profiler wrote; needed one of them"
+            f"{head.path}: JSON that nothing known wrote; 'mpsim show formats' lists what can be read"
         )
     raise CalibrationError(
-        f"{head.path}: nothing known wrote this; needed a file of 'mpsim measure', nccl-tests (text or -J), a trace of "
-        "torch.profiler, or CSV with a header"
+        f"{head.path}: nothing known wrote this; 'mpsim show formats' lists what can be read"
     )

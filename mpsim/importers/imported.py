@@ -13,6 +13,7 @@ from mpsim.scenario import Scenario
 __all__ = [
     "Assumed",
     "Imported",
+    "Mapped",
     "MeasuredPoint",
     "Points",
     "collective_name",
@@ -51,7 +52,7 @@ class Assumed:
     ----------
     to : str
         The key that got it, in the words of the file or of the scenario.
-    value : str
+    value : str, number, bool or list
         Empty where the sentence in `why` says all.
     why : str
     text : str
@@ -59,7 +60,7 @@ class Assumed:
     """
 
     to: str
-    value: str
+    value: object
     why: str
     text: str = ""
 
@@ -67,12 +68,35 @@ class Assumed:
         """The assumption as one sentence."""
         if self.text:
             return self.text
-        return f"{self.to} = {self.value} ({self.why})" if self.value else f"{self.to}: {self.why}"
+        return (
+            f"{self.to}: {self.why}" if self.value == "" else f"{self.to} = {self.value} ({self.why})"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mapped:
+    """A key of the file that became a value of the scenario.
+
+    Parameters
+    ----------
+    source : str
+        In the words of the file.
+    to : str
+        Dotted key of the scenario.
+    value : object
+        As the scenario has it.
+    """
+
+    source: str
+    to: str
+    value: object
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A scenario read from somebody else's words.
+    """A scenario read from somebody else's words, and what became of every key of the file.
+
+    Every key is in exactly one of `mapped` and `ignored`.
 
     Parameters
     ----------
@@ -86,6 +110,18 @@ class Imported:
         What cannot be simulated, one sentence each; with any the scenario cannot be built.
     lines : mapping of str to str
         Where each value comes from: dotted key of the scenario to a place such as ``config.json:12 hidden_size``.
+    format : str
+        Name of the format, as commands take it.
+    tool, version : str
+        What wrote the file, and which era of it, in words.
+    files : tuple of str
+    mapped : tuple of Mapped
+    missing : tuple of str
+        Dotted keys of the scenario that the file cannot hold or leaves to its user.
+    warnings : tuple of str
+        What moves time or memory and is not simulated.
+    model_parameters : int, optional
+        Exact count of the model that the file describes: embeddings once where tied, no padding, no multi-token prediction.
     """
 
     scenario: Mapping[str, Any]
@@ -93,6 +129,14 @@ class Imported:
     ignored: Mapping[str, str] = dataclasses.field(default_factory=dict)
     refused: tuple[str, ...] = ()
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    format: str = ""
+    tool: str = ""
+    version: str = ""
+    files: tuple[str, ...] = ()
+    mapped: tuple[Mapped, ...] = ()
+    missing: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    model_parameters: int | None = None
 
     def build(self) -> Scenario:
         """The scenario, checked.
@@ -166,6 +210,10 @@ class Points:
     library : str
         Communication library; empty where there is none.
     warnings : tuple of str
+    format, version : str
+        Name of the format, as commands take it, and the era of the tool.
+    rows : tuple of mapping
+        Every row of the file in SI units, as ``mpsim import`` prints it; those that are no collective or kernel of ours too.
     """
 
     file: str
@@ -174,6 +222,9 @@ class Points:
     device_name: str = ""
     library: str = ""
     warnings: tuple[str, ...] = ()
+    format: str = ""
+    version: str = ""
+    rows: tuple[Mapping[str, Any], ...] = ()
 
 
 def collective_name(word: str) -> str | None:

@@ -26,7 +26,7 @@ from mpsim.importers.imported import (
     collective_point,
     kernel_point,
 )
-from mpsim.importers.source import Format, Head, open_text
+from mpsim.importers.source import Format, Head, Options, open_text
 from mpsim.workload import gemm_flops
 
 __all__ = ["KINETO", "stream_events"]
@@ -123,7 +123,7 @@ class _Samples:
             times.append(seconds)
 
 
-def _read_trace(source: Head, only: Mapping[str, str]) -> Points:
+def _read_trace(source: Head, options: Options) -> Points:
     """Read matrix products and collectives of a trace.
 
     Raises
@@ -131,7 +131,7 @@ def _read_trace(source: Head, only: Mapping[str, str]) -> Points:
     CalibrationError
         If it breaks off, a duration is no number, or no event says of what shape it is.
     """
-    del only  # columns of a table; a trace has none
+    del options
     path = source.path
     samples, operators, head = _Samples(path.name), {}, ""
     on_gpu = False

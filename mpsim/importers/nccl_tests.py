@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from mpsim.errors import CalibrationError
 from mpsim.importers.imported import MeasuredPoint, Points, collective_name, collective_point
-from mpsim.importers.source import Format, Head, read_text
+from mpsim.importers.source import Format, Head, Options, read_text
 
 __all__ = ["NCCL_TESTS", "NCCL_TESTS_JSON"]
 
@@ -40,7 +40,7 @@ def _is_json_report(head: Head) -> bool:
     return {"config", "nccl_version"} <= head.document.keys()
 
 
-def _read_text_report(head: Head, only: Mapping[str, str]) -> Points:
+def _read_text_report(head: Head, options: Options) -> Points:
     """Read the table that a program of nccl-tests prints.
 
     Raises
@@ -48,7 +48,7 @@ def _read_text_report(head: Head, only: Mapping[str, str]) -> Points:
     CalibrationError
         If it breaks off, a rank is missing, results were wrong, or a time is no number.
     """
-    del only  # columns of a table of ours; sizes are rows here
+    del options
     path = head.path
     lines = read_text(path, needed="a report of nccl-tests").splitlines()
     ranks = [seen for line in lines if (seen := _RANK.match(line))]
@@ -83,7 +83,7 @@ def _row_figures(path: Path, number: int, cells: Sequence[str]) -> tuple[float, 
     return _time(f"{path}:{number}", cells[0]), cells[3]
 
 
-def _read_json_report(head: Head, only: Mapping[str, str]) -> Points:
+def _read_json_report(head: Head, options: Options) -> Points:
     """Read what ``-J`` wrote.
 
     Raises
@@ -91,7 +91,7 @@ def _read_json_report(head: Head, only: Mapping[str, str]) -> Points:
     CalibrationError
         If it is of another version, has no results, a rank is missing, or results were wrong.
     """
-    del only
+    del options
     path, data = head.path, head.document
     version = data.get("version", _JSON_VERSIONS[0])
     if version not in _JSON_VERSIONS:

@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 from mpsim.errors import CalibrationError
 from mpsim.importers.imported import Imported, Points
 
-__all__ = ["Format", "Head", "open_text", "read_head", "read_text"]
+__all__ = ["Format", "Head", "Options", "open_text", "read_head", "read_text"]
 
 _HEAD = 1 << 16
 _GZIP = b"\x1f\x8b"
@@ -49,18 +49,28 @@ def open_text(path: Path, *, needed: str, newline: str | None = None) -> Iterato
         raise CalibrationError(f"{path}: not text in UTF-8; needed {needed}") from error
 
 
-def read_text(path: Path, *, needed: str) -> str:
+def read_text(path: Path, *, needed: str, largest: int = LARGEST_TEXT) -> str:
     """The whole text of a file.
+
+    Parameters
+    ----------
+    path : Path
+    needed : str
+        What the file should be, for the message.
+    largest : int
+        Characters that are read, unpacked.
 
     Raises
     ------
     CalibrationError
-        If it is no text, breaks off, or is over `LARGEST_TEXT`, unpacked.
+        If it is no text, breaks off, or is longer.
     """
     with open_text(path, needed=needed) as stream:
-        text = stream.read(LARGEST_TEXT + 1)
-    if len(text) > LARGEST_TEXT:
-        raise CalibrationError(f"{path}: is over {LARGEST_TEXT >> 20} MiB; needed {needed}")
+        text = stream.read(largest + 1)
+    if len(text) > largest:
+        raise CalibrationError(
+            f"{path}: is over {largest:,} characters, unpacked; needed {needed}, which are shorter"
+        )
     return text
 
 
@@ -122,6 +132,9 @@ def read_head(path: Path) -> Head:
         If it cannot be read, is empty, or is no text.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device would be waited for
+            kind = "a folder" if path.is_dir() else "no regular file"
+            raise CalibrationError(f"{path}: is {kind}; needed a file")
         with path.open("rb") as raw:
             packed = raw.read(len(_GZIP)) == _GZIP
             raw.seek(0)
@@ -131,13 +144,32 @@ def read_head(path: Path) -> Head:
         raise CalibrationError(
             f"{path}: truncated or damaged, the gzip stream breaks off"
         ) from error
-    except OSError as error:
-        raise CalibrationError(f"{path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise CalibrationError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not text.strip():
         raise CalibrationError(f"{path}: is empty; needed measurements")
     if "\0" in text:
         raise CalibrationError(f"{path}: is a binary file; needed text")
     return Head(path, text)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user says about a file that the file does not.
+
+    Parameters
+    ----------
+    only : mapping of str to str
+        Value that a column of a table must have.
+    ranks : int, optional
+        Accelerators of the job, or ranks of a benchmark.
+    cluster : str, optional
+        System of the catalog that the job runs on.
+    """
+
+    only: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ranks: int | None = None
+    cluster: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,11 +188,11 @@ class Format:
     recognises : callable
         Whether a file that begins like this has the format.
     read : callable or None
-        Reader of the file, with the values that columns of a table must have; None for recordings.
+        Reader of the file; None for recordings.
     """
 
     name: str
     title: str
     gives: Literal["points", "scenario", "timeline", "recording"]
     recognises: Callable[[Head], bool]
-    read: Callable[[Head, Mapping[str, str]], Imported | Points] | None = None
+    read: Callable[[Head, Options], Imported | Points] | None = None

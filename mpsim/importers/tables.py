@@ -18,7 +18,7 @@ from mpsim.importers.imported import (
     collective_point,
     kernel_point,
 )
-from mpsim.importers.source import Format, Head
+from mpsim.importers.source import Format, Head, Options
 from mpsim.workload import gemm_flops
 
 __all__ = ["TABLE"]
@@ -44,21 +44,21 @@ def _is_table(head: Head) -> bool:
     return "," in head.first_line and not head.is_object
 
 
-def _read_table(head: Head, only: Mapping[str, str]) -> Points:
+def _read_table(head: Head, options: Options) -> Points:
     """Read a CSV table.
 
     Parameters
     ----------
     head : Head
-    only : mapping of str to str
-        Value that a column must have, for tables of several machines.
+    options : Options
+        With the values that columns must have, for tables of several machines.
 
     Raises
     ------
     CalibrationError
         If its columns are unknown, it mixes machines, or a number is none.
     """
-    path = head.path
+    path, only = head.path, options.only
     rows = read_rows(path)
     columns = set(rows[0])
     _check_only(path, columns, only)

@@ -1,0 +1,156 @@
+"""``mpsim import``: files of other tools as scenarios, measured points or timelines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpsim.cli.options import AsJson
+from mpsim.cli.paths import check_file
+
+if TYPE_CHECKING:
+    from mpsim.importers import Imported, Points
+
+__all__ = ["import_"]
+
+MOST = 10_000_000  # ranks: more is a slip of the keyboard
+
+
+def import_(
+    format: Annotated[  # noqa: A002 - the word of the command line
+        str,
+        typer.Argument(
+            metavar="FORMAT",
+            help="Format of the files (see 'mpsim show formats'); auto: what they hold decides.",
+        ),
+    ],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="What to read: one configuration, or files of one benchmark or recording."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", callback=check_file, help="Write the scenario here instead of on stdout."),
+    ] = None,
+    onto: Annotated[
+        Path | None,
+        typer.Option("--onto", metavar="SCENARIO", help="Lay it over this scenario: what the files do not say stays."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="NAME", help="System it runs on (see 'mpsim show systems'); no file names it."),
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", min=1, max=MOST, help="Accelerators of the job, or ranks of the benchmark, where the files do not say."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read files of other tools: launch scripts and configurations become a scenario, benchmarks become points."""
+    from mpsim.cli.console import note, print_json, print_text, wrote
+    from mpsim.errors import CalibrationError, FormatError
+    from mpsim.importers import Imported
+    from mpsim.importers.scenarios import written
+
+    try:
+        read = _read(format, files, onto=onto, cluster=cluster, ranks=ranks)
+    except CalibrationError as error:  # measured data that cannot be used is bad input here
+        raise FormatError(str(error)) from error
+    if not isinstance(read, Imported):
+        if output is not None or onto is not None:
+            raise typer.BadParameter("points make no scenario; leave it out", param_hint="-o" if output else "--onto")
+        print_json(_points_data(read)) if as_json else _print_points(read)
+        return
+    text = written(read)
+    for warning in read.warnings:
+        note(f"warning: {warning}")
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json(_data(read))
+    elif output is None:
+        print_text(text)
+    else:
+        print_text("\n".join(_summary(read)))
+    if output is not None:
+        wrote(output)
+
+
+def _read(format: str, files: list[Path], *, onto: Path | None, cluster: str | None, ranks: int | None) -> Imported | tuple[Points, ...]:  # noqa: A002 - as the command
+    """What the files say, all of one format."""
+    from mpsim.errors import FormatError
+    from mpsim.importers import Imported, read
+    from mpsim.importers.scenarios import checked, over
+
+    known = [read(file, format=format, cluster=cluster, ranks=ranks) for file in files]
+    scenarios = [item for item in known if isinstance(item, Imported)]
+    if not scenarios:
+        return tuple(item for item in known if not isinstance(item, Imported))
+    if len(known) > 1:
+        words = " and ".join(sorted({getattr(item, "format", "") or "measurements" for item in known}))
+        raise FormatError(
+            f"got {len(known)} files ({words}); a scenario is imported from one. Import one, then lay the next over it with --onto"
+        )
+    imported = scenarios[0] if onto is None else over(scenarios[0], onto)
+    return checked(imported)
+
+
+def _data(read: Imported) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "format": read.format,
+        "tool": read.tool,
+        "version": read.version,
+        "files": list(read.files),
+        "scenario": {"schema": 1, **read.scenario},
+    }
+    if read.model_parameters is not None:
+        data["model_parameters"] = read.model_parameters
+    return data | {
+        "mapped": [{"from": item.source, "to": item.to, "value": item.value} for item in read.mapped],
+        "assumed": [{"to": item.to, "value": item.value, "why": item.why} for item in read.assumed],
+        "ignored": [{"from": key, "why": why} for key, why in read.ignored.items()],
+        "missing": list(read.missing),
+        "warnings": list(read.warnings),
+    }
+
+
+def _summary(read: Imported) -> Iterator[str]:
+    """What became of the file, in a few lines; the file that was written has it key by key."""
+    yield f"{' '.join(read.files)}: {read.tool}, {read.version}" if read.version else f"{' '.join(read.files)}: {read.tool}"
+    if read.model_parameters is not None:
+        yield f"parameters  {read.model_parameters:,}"
+    keys = len({item.source for item in read.mapped})
+    yield f"mapped      {keys} keys"
+    yield f"assumed     {len(read.assumed)}: {', '.join(dict.fromkeys(item.to for item in read.assumed)) or 'nothing'}"
+    yield f"ignored     {len(read.ignored)} keys"
+    yield f"missing     {', '.join(read.missing) or 'nothing'}"
+
+
+def _points_data(files: tuple[Points, ...]) -> dict[str, Any]:
+    first = files[0]
+    return {
+        "format": first.format,
+        "tool": first.tool,
+        "version": first.version,
+        "files": [points.file for points in files],
+        "points": [dict(row) for points in files for row in points.rows],
+        "warnings": [warning for points in files for warning in points.warnings],
+    }
+
+
+def _print_points(files: tuple[Points, ...]) -> None:
+    from mpsim.cli.console import note, print_table
+
+    for points in files:
+        columns = list(dict.fromkeys(key for row in points.rows for key in row))
+        rows = [[_cell(row.get(key)) for key in columns] for row in points.rows]
+        print_table(rows, header=columns, title=f"{points.file}: {points.tool}", right=range(1, len(columns)))
+        for warning in points.warnings:
+            note(f"warning: {warning}")
+
+
+def _cell(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)

@@ -1,0 +1,101 @@
+"""config.json of Hugging Face transformers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from mpsim.errors import FormatError
+from mpsim.importers import formats
+
+COUNTS = json.loads(gzip.decompress((Path(__file__).parent / "transformers-counts.json.gz").read_bytes()))
+"""Configurations of 30 model types, some keys left out, and what modules of transformers 4.57.6 (v4) and 5.23.0 (v5) count on the meta device."""
+SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 1000}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A configuration read as a file."""
+
+    def read(**keys):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(keys, indent=1))
+        return formats.read(path, format="hf")
+
+    return read
+
+
+@pytest.mark.parametrize("kind", sorted({name.rsplit("_", 1)[0] for name in COUNTS}))
+def test_parameters_are_those_of_the_classes(kind, config):
+    """Absent keys take the default of the class, in both spellings."""
+    for name, case in COUNTS.items():
+        if name.rsplit("_", 1)[0] == kind:
+            assert config(**case["config"]).model_parameters == case["parameters"], name
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [("mamba", "state-space"), ("jamba", "mixes"), ("qwen3_next", "linear attention"), ("deepseek_v32", "indexer")],
+)
+def test_what_is_no_transformer_is_refused_by_name(kind, word, config):
+    """A wrong step is worse than none."""
+    with pytest.raises(FormatError, match=word) as error:
+        config(model_type=kind, **SMALL)
+    assert kind in str(error.value)
+
+
+def test_linear_layers_among_others_are_refused(config):
+    """The list of layers counts, whatever the type is called."""
+    kinds = ["full_attention", "linear_attention"] * 2
+    with pytest.raises(FormatError, match="linear_attention"):
+        config(model_type="new_thing", layer_types=kinds, **SMALL)
+
+
+def test_an_unknown_type_with_its_sizes_is_read_with_a_warning(config):
+    """Its sizes are the usual ones; what its class adds is not known, and that is said."""
+    read = config(model_type="new_thing", **SMALL)
+    assert read.scenario["model"]["layers"] == 4
+    assert "new_thing" in read.warnings[0]
+
+
+def test_an_unknown_type_without_them_is_refused(config):
+    """What is missing is named."""
+    with pytest.raises(FormatError, match="no layers, heads, vocab"):
+        config(model_type="new_thing", hidden_size=64)
+
+
+def test_two_spellings_that_disagree_are_refused(config):
+    """Nobody can say which the class would take."""
+    with pytest.raises(FormatError, match="different things"):
+        config(model_type="gpt2", n_embd=64, hidden_size=128)
+
+
+@pytest.mark.parametrize(
+    ("keys", "attention"),
+    [
+        ({"model_type": "mistral"}, {"attention": "sliding", "window": 4096}),
+        ({"model_type": "mistral", "sliding_window": None}, {"attention": "causal"}),
+        ({"model_type": "gemma3_text"}, {"attention": "sliding", "window": 4096, "full_every": 6}),
+        ({"model_type": "gemma2"}, {"attention": "sliding", "window": 4096, "full_every": 2}),
+        ({"model_type": "qwen2", "sliding_window": 512}, {"attention": "causal"}),
+        (
+            {"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0},
+            {"attention": "sliding", "window": 512},
+        ),
+    ],
+)
+def test_windows_are_those_of_the_class(keys, attention, config):
+    """Absent and null are two things."""
+    model = config(**keys, **SMALL).scenario["model"]
+    names = ("attention", "window", "full_every")
+    assert {name: model[name] for name in names if name in model} == attention
+
+
+@pytest.mark.parametrize("value", ["many", -1, 1.5, [4], {"a": 1}, True, 10**30])
+def test_a_size_that_is_no_number_is_refused_with_its_line(value, config):
+    """The key is named, and what was needed."""
+    with pytest.raises(FormatError, match=r"config\.json:\d+ hidden_size|unknown"):
+        config(**({"model_type": "llama"} | SMALL | {"hidden_size": value}))
