@@ -145,6 +145,9 @@ class _Reader:
         """The key of the file that states a quantity, refused where two state it differently."""
         words = table(_PACKAGE, "huggingface")["spellings"].get(role, [role])
         there = [self.head + word for word in words if self.ledger.get(self.head + word) is not None]
+        for word in words:
+            if any(key.startswith(f"{self.head}{word}.") for key in self.ledger.values):
+                self.ledger.refuse(f"{self.head}{word}: got a mapping; needed a whole number")
         if len({str(self.ledger.get(key)) for key in there}) > 1:
             both = " and ".join(self.ledger.place(key) for key in there)
             self.ledger.refuse(f"{both} say different things; keep one")

@@ -118,7 +118,9 @@ class Head:
                 f"{self.path}:{error.lineno}: not whole JSON ({error.msg}); the file is truncated or not JSON"
             ) from error
         except RecursionError as error:
-            raise CalibrationError(f"{self.path}: JSON nested too deeply") from error
+            raise CalibrationError(f"{self.path}: JSON nested deeper than can be read") from error
+        except ValueError as error:  # Python reads no integers of thousands of digits
+            raise CalibrationError(f"{self.path}: JSON with a number too long to read") from error
         document: Mapping[str, Any] = data
         return document
 
