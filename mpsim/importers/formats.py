@@ -10,6 +10,7 @@ from mpsim.errors import CalibrationError, FormatError, nearest
 from mpsim.importers.huggingface import HUGGING_FACE
 from mpsim.importers.imported import Imported, Points
 from mpsim.importers.kineto import KINETO
+from mpsim.importers.megatron import MEGATRON, SLURM
 from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
@@ -23,7 +24,7 @@ RECORDING: Final = Format(
     "recording",
     lambda head: head.is_object and '"kind"' in head.first_line,
 )
-FORMATS: Final = (RECORDING, KINETO, NCCL_TESTS, NCCL_TESTS_JSON, HUGGING_FACE, TABLE)
+FORMATS: Final = (RECORDING, KINETO, NCCL_TESTS, NCCL_TESTS_JSON, HUGGING_FACE, SLURM, MEGATRON, TABLE)
 """Every format, in the order in which a file is tried: those that their first characters give away come first."""
 ALIASES: Final[Mapping[str, str]] = {
     "huggingface": "hf",

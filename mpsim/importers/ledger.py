@@ -77,7 +77,8 @@ class Ledger:
         keys = [key for key in ((source,) if isinstance(source, str) else source) if key in self]
         self.scenario[to] = value
         self._assumed.pop(to, None)
-        self._origin[to] = ", ".join(self.place(key) for key in keys)
+        first, *others = keys or [""]
+        self._origin[to] = ", ".join([self.place(first), *others]) if first else ""
         for key in keys:
             self._mapped[key, to] = Mapped(key, to, value)
             self._ignored.pop(key, None)
@@ -98,7 +99,7 @@ class Ledger:
         taken = {key for key, _ in self._mapped}
         for key in keys:
             if key not in taken:
-                self._ignored[key] = why
+                self._ignored.setdefault(key, why)
         if matters and keys:
             self.warn(f"{self.place(keys[0])}: {why}")
 

@@ -1,0 +1,648 @@
+"""Bash scripts read for the commands that they launch: nothing is run, and no variable is looked up outside the file.
+
+Plain assignments, arrays, ``${V:-x}`` and sums of integers are worked out; what depends on a command, on the machine or on a branch stays unknown and is
+named, so that a reader refuses it where it matters and nowhere else.
+
+References
+----------
+GNU Bash manual, 3.4 and 3.5: parameters and expansions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from mpsim.errors import FormatError
+
+__all__ = ["Command", "Word", "commands"]
+
+MOST_TEXT: Final = 200_000
+"""Characters of one word and of all words of a command: what doubles itself in a loop ends here."""
+MOST_COMMANDS: Final = 20_000
+DEEPEST: Final = 12  # scripts in words of scripts, defaults in defaults
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]=]*)\])?(\+?)=", re.DOTALL)
+_EXPANSION = re.compile(r"(#?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
+_OPENING = frozenset({"if", "for", "while", "until", "case", "select"})
+_CLOSING = frozenset({"fi", "done", "esac"})
+_BETWEEN = frozenset({"then", "else", "elif", "do", "!", "time", "in", "{"})
+_BUILTINS = frozenset({"export", "declare", "readonly", "local", "typeset"})
+_NESTED = frozenset({"bash", "sh", "/bin/bash", "/bin/sh", "zsh"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a command, expanded.
+
+    Parameters
+    ----------
+    text : str
+        What is known of it; empty where nothing is.
+    line : int
+        Where it is written, which may be in the assignment of a variable.
+    unknown : tuple of str
+        What could not be worked out and why, such as ``$JOB_SIZE (not set in the file)``.
+    """
+
+    text: str
+    line: int
+    unknown: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Command:
+    """One command that a script runs.
+
+    Parameters
+    ----------
+    words : tuple of Word
+        Program and arguments, variables expanded and split as bash does.
+    line : int
+    branch : int
+        Line of the branch or loop that it stands in; 0 where it always runs.
+    """
+
+    words: tuple[Word, ...]
+    line: int
+    branch: int = 0
+
+
+def commands(text: str, known: Mapping[str, str] | None = None) -> list[Command]:
+    """Every command of a script, in its order.
+
+    Parameters
+    ----------
+    text : str
+    known : mapping of str to str
+        Variables that the scheduler sets, such as ``SLURM_NNODES``.
+
+    Raises
+    ------
+    FormatError
+        If quotes or parentheses are left open, or expansions grow beyond any script.
+
+    Examples
+    --------
+    >>> [[word.text for word in command.words] for command in commands('A=(--x 1)\\nrun "${A[@]}" --n=$((2*4)) ${B:-c}')]
+    [['run', '--x', '1', '--n=8', 'c']]
+    """
+    shell = _Shell({name: (Value(value, 0),) for name, value in (known or {}).items()})
+    shell.run(_HIDDEN.sub("?", text), 1, 0)
+    return shell.commands
+
+
+_FIRST: Final = 0xE000
+_HIDDEN = re.compile("[\ue000-\uf8ff]")
+"""Letters of private use: each stands for something unknown in the text of a value, so that its place is kept while values are joined and split."""
+
+
+class Value(NamedTuple):
+    """Text of a variable or a word on its way, and the line that it was written on."""
+
+    text: str
+    line: int
+
+
+Part = tuple[str, str, bool, int]  # kind (text, variable, command, sum), content, quoted, line
+Token = tuple[str, Sequence[Part] | str, int]  # word with its parts, array with its text, or operator
+
+
+@dataclasses.dataclass(slots=True)
+class _Shell:
+    """A script under way: its variables, and the commands met so far."""
+
+    variables: dict[str, tuple[Value, ...]]
+    commands: list[Command] = dataclasses.field(default_factory=list)
+    arrays: set[str] = dataclasses.field(default_factory=set)
+    branches: list[int] = dataclasses.field(default_factory=list)
+    reasons: list[str] = dataclasses.field(default_factory=list)
+    after: int = 0  # line of a && or || that the next command hangs on
+    in_function: bool = False  # its name is read and its body is not
+
+    def run(self, text: str, line: int, depth: int) -> None:
+        """Walk through a script, or through a string that is run as one."""
+        if depth > DEEPEST:
+            raise FormatError(f"line {line}: scripts in strings of scripts, deeper than {DEEPEST}")
+        statement: list[Token] = []
+        for token in _Scanner(text, line).tokens():
+            kind, content, number = token
+            if kind != "operator":
+                statement.append(token)
+                continue
+            if content == "()":
+                self._open_function(number)
+                statement = []
+                continue
+            self._statement(statement, depth)
+            statement = []
+            if content in ("&&", "||"):
+                self.after = self.after or number
+            elif content in ("\n", ";", "&"):
+                self.after = 0
+        self._statement(statement, depth)
+
+    def _open_function(self, line: int) -> None:
+        if not self.in_function:
+            self.branches.append(line)
+        self.in_function = True
+
+    def _statement(self, tokens: list[Token], depth: int) -> None:
+        tokens = self._keywords(tokens)
+        branch = next((line for line in reversed(self.branches) if line), self.after)
+        exported = bool(tokens) and _plain(tokens[0]) in _BUILTINS
+        rest = tokens[1:] if exported else tokens
+        assigned: list[tuple[Token, Token | None]] = []
+        while rest and (exported or _is_assignment(rest[0])):
+            array = rest[1] if len(rest) > 1 and rest[1][0] == "array" else None
+            if _is_assignment(rest[0]):
+                assigned.append((rest[0], array))
+            rest = rest[2:] if array is not None else rest[1:]
+        if not rest:
+            for token, array in assigned:
+                self._assign(token, array, branch)
+            return
+        values = [value for token in rest for value in self._expand(token)]
+        if not values:
+            return
+        if len(self.commands) >= MOST_COMMANDS:
+            raise FormatError(f"line {values[0].line}: more than {MOST_COMMANDS} commands")
+        self.commands.append(Command(tuple(map(self._word, values)), rest[0][2], branch))
+        for script in _scripts(values):
+            self.run(script.text, script.line, depth + 1)
+
+    def _word(self, value: Value) -> Word:
+        letters = dict.fromkeys(_HIDDEN.findall(value.text))
+        unknown = tuple(self.reasons[ord(letter) - _FIRST] for letter in letters)
+        return Word(_HIDDEN.sub("", value.text), value.line, unknown)
+
+    def _unknown(self, reason: str, line: int) -> Value:
+        """A value of which only is known why it is not known."""
+        if reason not in self.reasons:
+            if len(self.reasons) > 5000:
+                raise FormatError(f"line {line}: over 5,000 values that depend on what the script does not say")
+            self.reasons.append(reason)
+        return Value(chr(_FIRST + self.reasons.index(reason)), line)
+
+    def _keywords(self, tokens: list[Token]) -> list[Token]:
+        """Words of a statement behind its keywords, which open and close branches."""
+        while tokens:
+            word, line = _plain(tokens[0]), tokens[0][2]
+            if word in _OPENING:
+                self.branches.append(line)
+                if word in ("for", "select", "case"):
+                    self._loop(word, tokens[1:2])
+                    return []
+            elif word in _CLOSING or word == "}":
+                if self.branches:
+                    self.branches.pop()
+                return []
+            elif word == "function":
+                self._open_function(line)
+            elif word == "{":
+                if not self.in_function:
+                    self.branches.append(0)
+                self.in_function = False
+            elif word not in _BETWEEN:
+                return [] if self.in_function else tokens
+            tokens = tokens[1:]
+        return tokens
+
+    def _loop(self, word: str, tokens: list[Token]) -> None:
+        """The variable of a loop holds one value after the other."""
+        for token in tokens:
+            name = _plain(token)
+            if word != "case" and _NAME.fullmatch(name):
+                self.variables[name] = (self._unknown(f"${name} (of a loop on line {token[2]})", token[2]),)
+
+    def _assign(self, token: Token, array: Token | None, branch: int) -> None:
+        first = token[1][0]
+        assert not isinstance(first, str)
+        match = _ASSIGNMENT.match(first[1])
+        assert match is not None
+        name, index, more = match[1], match[2], match[3]
+        line, old = token[2], self.variables.get(name, ())
+        if array is not None:
+            value = tuple(self._elements(array))
+            self.arrays.add(name)
+        else:
+            parts = [(first[0], first[1][match.end() :], first[2], first[3]), *token[1][1:]]
+            value = (_joined([self._value(part) for part in parts if not isinstance(part, str)], line),)
+        if index is not None:
+            self.arrays.add(name)
+            place = int(index) if index.isdigit() and int(index) <= len(old) else len(old)
+            value = (*old[:place], *value, *old[place + 1 :])
+        elif more:
+            value = (*old, *value) if name in self.arrays else (_joined([*old, *value], line),)
+        if branch:
+            value = self._in_branch(name, value, token, branch)
+        _check_size(value, line)
+        self.variables[name] = value
+
+    def _in_branch(self, name: str, value: tuple[Value, ...], token: Token, branch: int) -> tuple[Value, ...]:
+        """A value that is given in a branch: known only where the variable has it anyway."""
+        before = self.variables.get(name)
+        same = before is not None and [item.text for item in before] == [item.text for item in value]
+        if same or any(not isinstance(part, str) and part[1].startswith(f"{name}:-") for part in token[1]):
+            return value
+        how = "set" if before is not None else "set only"
+        return (self._unknown(f"${name} ({how} in a branch that begins on line {branch})", token[2]),)
+
+    def _elements(self, array: Token) -> Iterator[Value]:
+        assert isinstance(array[1], str)
+        for inner in _Scanner(array[1], array[2]).tokens():
+            if inner[0] == "word":
+                yield from self._expand(inner)
+
+    def _expand(self, token: Token) -> Iterator[Value]:
+        """The words that one written word becomes: unquoted variables are split, arrays give a word an element."""
+        kind, parts, line = token
+        if kind != "word":
+            return
+        current: list[Value] = []
+        for part in parts:
+            assert not isinstance(part, str)
+            name = _whole_array(part)
+            if name is not None:
+                known = self.variables.get(name)
+                elements = [self._unset(name, part[3])] if known is None else list(known)
+            elif part[0] != "text" and not part[2]:
+                value = self._value(part)
+                elements = [Value(piece, value.line) for piece in value.text.split()]
+                if value.text[:1].isspace() and current:
+                    yield _joined(current, line)
+                    current = []
+            else:
+                current.append(self._value(part))
+                continue
+            for place, element in enumerate(elements):
+                if place and current:
+                    yield _joined(current, line)
+                    current = []
+                current.append(element)
+        if current:
+            yield _joined(current, line)
+
+    def _value(self, part: Part) -> Value:
+        kind, content, _, line = part
+        if kind == "text":
+            return Value(content, line)
+        if kind == "command":
+            return self._unknown(f"$({' '.join(content.split())[:40]}) (a command, and none is run)", line)
+        if kind == "sum":
+            return self._sum(content, line)
+        return self._variable(content, line)
+
+    def _variable(self, content: str, line: int, depth: int = 0) -> Value:
+        if depth > DEEPEST:
+            raise FormatError(f"line {line}: defaults in defaults, deeper than {DEEPEST}")
+        match = _EXPANSION.fullmatch(content)
+        default = _DEFAULT.fullmatch(match[4]) if match is not None else None
+        if match is None or (match[4] and default is None):
+            return self._unknown(f"${{{content[:40]}}} (not worked out)", line)
+        length, name, index, _ = match.groups()
+        value = self.variables.get(name)
+        if length and value is not None:
+            return Value(str(len(value) if index in ("@", "*") else len(value[0].text if value else "")), line)
+        if index not in (None, "", "@", "*") and value is not None:
+            value = (value[int(index)],) if index.isdigit() and int(index) < len(value) else None
+        if default is not None:
+            empty_counts = default[1][0] != ":"
+            there = value is not None and (empty_counts or any(item.text for item in value))
+            if default[1][-1] == "+":
+                return self._nested(default[2], line, depth) if there else Value("", line)
+            if default[1][-1] in "-=" and not there:
+                return self._nested(default[2], line, depth)
+        if value is None:
+            return self._unset(name, line)
+        return _joined(value if index in ("@", "*") else value[:1], line, between=" ")
+
+    def _nested(self, text: str, line: int, depth: int) -> Value:
+        """A default, in which variables stand too."""
+        parts = _Scanner(text.replace('"', "").replace("'", ""), line).quoted()
+        values = [self._variable(part[1], line, depth + 1) if part[0] == "variable" else self._value(part) for part in parts]
+        return _joined(values, line)
+
+    def _unset(self, name: str, line: int) -> Value:
+        why = "an argument of the script" if name.isdigit() or name in "@*#" else "not set in the file"
+        return self._unknown(f"${name} ({why})", line)
+
+    def _sum(self, text: str, line: int) -> Value:
+        """A sum of integers and variables; anything else stays unknown."""
+
+        def value(match: re.Match[str]) -> str:
+            return self._variable(match[1] or match[2] or match[3], line).text or "0"
+
+        plain = re.sub(r"\$\{([^}]*)\}|\$(\w+)|\b([A-Za-z_]\w*)\b", value, text)
+        hidden = "".join(_HIDDEN.findall(plain))
+        if hidden:
+            return Value(hidden, line)
+        number = _arithmetic(plain)
+        if number is None:
+            return self._unknown(f"$(({text[:40].strip()})) (not worked out)", line)
+        return Value(str(number), line)
+
+
+def _plain(token: Token) -> str:
+    """Text of a word that is written as it is; empty where it is quoted or expanded."""
+    kind, parts, _ = token
+    if kind != "word" or len(parts) != 1:
+        return ""
+    part = parts[0]
+    return part[1] if not isinstance(part, str) and part[0] == "text" and not part[2] else ""
+
+
+def _is_assignment(token: Token) -> bool:
+    kind, parts, _ = token
+    if kind != "word" or not parts:
+        return False
+    first = parts[0]
+    return not isinstance(first, str) and first[0] == "text" and not first[2] and _ASSIGNMENT.match(first[1]) is not None
+
+
+def _whole_array(part: Part) -> str | None:
+    """Name of the array that a part gives element by element (``"${A[@]}"``)."""
+    if part[0] != "variable":
+        return None
+    match = re.fullmatch(r"([A-Za-z_]\w*)\[[@*]\]", part[1])
+    if match is not None:
+        return match[1]
+    return part[1] if part[1] in ("@", "*") else None
+
+
+def _joined(values: Iterable[Value], line: int, between: str = "") -> Value:
+    known = list(values)
+    written = next((value.line for value in known if value.text and value.line), line)
+    joined = Value(between.join(value.text for value in known), written)
+    _check_size((joined,), line)
+    return joined
+
+
+def _check_size(values: Sequence[Value], line: int) -> None:
+    if sum(len(value.text) + 1 for value in values) > MOST_TEXT:
+        raise FormatError(f"line {line}: a variable grows over {MOST_TEXT:,} characters; needed a launch script")
+
+
+def _scripts(values: Sequence[Value]) -> Iterator[Value]:
+    """Strings that a command runs as scripts: ``bash -c STRING``, ``eval WORDS``."""
+    if values[0].text == "eval":
+        yield _joined(values[1:], values[0].line, between=" ")
+        return
+    for place, value in enumerate(values[:-2]):
+        if value.text in _NESTED and re.fullmatch(r"-[a-z]*c", values[place + 1].text):
+            yield values[place + 2]
+            return
+
+
+def _arithmetic(text: str) -> int | None:
+    """Value of a sum of integers with ``+ - * / %`` and parentheses; None where it is anything else."""
+    if len(text) > 200 or not re.fullmatch(r"[\d\s+*/%()-]+", text):
+        return None
+    tokens = re.findall(r"\d+|[+*/%()-]", text)
+    place = 0
+
+    def factor() -> int:
+        nonlocal place
+        if place >= len(tokens):
+            raise ValueError
+        token = tokens[place]
+        place += 1
+        if token == "(":
+            value = terms()
+            if place >= len(tokens) or tokens[place] != ")":
+                raise ValueError
+            place += 1
+            return value
+        if token == "-":
+            return -factor()
+        return int(token)
+
+    def product() -> int:
+        nonlocal place
+        value = factor()
+        while place < len(tokens) and tokens[place] in "*/%":
+            operator = tokens[place]
+            place += 1
+            right = factor()
+            if operator != "*" and right == 0:
+                raise ValueError
+            sign = 1 if (value < 0) == (right < 0) else -1
+            quotient = 0 if operator == "*" else sign * (abs(value) // abs(right))  # bash cuts towards zero
+            value = value * right if operator == "*" else quotient if operator == "/" else value - quotient * right
+        return value
+
+    def terms() -> int:
+        nonlocal place
+        value = product()
+        while place < len(tokens) and tokens[place] in "+-":
+            operator = tokens[place]
+            place += 1
+            value = value + product() if operator == "+" else value - product()
+        return value
+
+    try:
+        value = terms()
+    except (ValueError, RecursionError):
+        return None
+    return value if place == len(tokens) and abs(value) < 10**18 else None
+
+
+class _Scanner:
+    """Characters of a script as words and operators; expansions are found and not worked out."""
+
+    def __init__(self, text: str, line: int) -> None:
+        self.text = text
+        self.place = 0
+        self.line = line
+        self.documents: list[str] = []
+
+    def tokens(self) -> Iterator[Token]:
+        """Words, operators, and the text of arrays."""
+        text = self.text
+        while self.place < len(text):
+            letter = text[self.place]
+            if letter == "\\" and text[self.place : self.place + 2] == "\\\n":
+                self._step(2)
+            elif letter in " \t\r":
+                self._step(1)
+            elif letter == "#":
+                end = text.find("\n", self.place)
+                self.place = len(text) if end < 0 else end
+            elif letter == "\n":
+                yield "operator", "\n", self.line
+                self._step(1)
+                self._skip_documents()
+            elif letter in ";&|()<>" or re.match(r"\d?&?[<>]", text[self.place : self.place + 3]):
+                yield from self._operator()
+            else:
+                yield from self._word()
+        yield "operator", "\n", self.line
+
+    def quoted(self) -> list[Part]:
+        """Parts of a text that stands between double quotes."""
+        parts: list[Part] = []
+        while self.place < len(self.text):
+            self._piece(parts, quoted=True)
+        return parts
+
+    def _step(self, count: int) -> None:
+        self.line += self.text.count("\n", self.place, self.place + count)
+        self.place += count
+
+    def _operator(self) -> Iterator[Token]:
+        text = self.text
+        redirection = re.compile(r"(\d?|&)(<<<|<<-?|>>|>\||[<>]&?)").match(text, self.place)
+        if redirection is not None and redirection[2]:
+            self._step(len(redirection[0]))
+            while self.place < len(text) and text[self.place] in " \t":
+                self._step(1)
+            if text[self.place : self.place + 1] == "(":  # process substitution
+                self._step(1)
+                self._until(")", "(")
+                return
+            target: list[Part] = []
+            while self.place < len(text) and text[self.place] not in " \t\r\n;&|()<>":
+                self._piece(target, quoted=False)
+            if redirection[2] in ("<<", "<<-"):
+                self.documents.append("".join(part[1] for part in target))
+            return
+        for operator in ("&&", "||", ";;", "|&", "()"):
+            if text.startswith(operator, self.place):
+                yield "operator", operator, self.line
+                self._step(2)
+                return
+        yield "operator", text[self.place], self.line
+        self._step(1)
+
+    def _skip_documents(self) -> None:
+        """Here-documents: text for another program."""
+        for end in self.documents:
+            while self.place < len(self.text):
+                stop = self.text.find("\n", self.place)
+                stop = len(self.text) if stop < 0 else stop
+                found = self.text[self.place : stop].strip() == end
+                self._step(min(stop + 1, len(self.text)) - self.place)
+                if found:
+                    break
+        self.documents = []
+
+    def _word(self) -> Iterator[Token]:
+        line = self.line
+        parts: list[Part] = []
+        while self.place < len(self.text) and self.text[self.place] not in " \t\r\n;&|()<>":
+            self._piece(parts, quoted=False)
+        opens = self.place < len(self.text) and self.text[self.place] == "("
+        last = parts[-1] if parts else None
+        if opens and last is not None and len(parts) == 1 and last[0] == "text" and _ASSIGNMENT.fullmatch(last[1]):
+            yield "word", parts, line
+            self._step(1)
+            start = self.line
+            yield "array", self._until(")", "("), start
+            return
+        yield "word", parts, line
+
+    def _piece(self, parts: list[Part], *, quoted: bool) -> None:
+        """One letter, quote or expansion of a word."""
+        text, letter = self.text, self.text[self.place]
+        if letter == "\\":
+            following = text[self.place + 1 : self.place + 2]
+            line = self.line
+            self._step(2)
+            if following != "\n":
+                keeps = quoted and following not in '$`"\\'
+                _add(parts, ("\\" if keeps else "") + following, True, line)
+        elif letter == "'" and not quoted:
+            end = text.find("'", self.place + 1)
+            if end < 0:
+                raise FormatError(f"line {self.line}: a quote ' is left open; the script breaks off")
+            line = self.line
+            content = text[self.place + 1 : end]
+            self._step(end + 1 - self.place)
+            _add(parts, content, True, line)
+        elif letter == '"' and not quoted:
+            self._double(parts)
+        elif letter == "$":
+            self._dollar(parts, quoted=quoted)
+        elif letter == "`":
+            line = self.line
+            self._step(1)
+            parts.append(("command", self._until("`", ""), quoted, line))
+        else:
+            _add(parts, letter, quoted, self.line)
+            self._step(1)
+
+    def _double(self, parts: list[Part]) -> None:
+        start = self.line
+        self._step(1)
+        _add(parts, "", True, start)
+        while self.place < len(self.text):
+            if self.text[self.place] == '"':
+                self._step(1)
+                return
+            self._piece(parts, quoted=True)
+        raise FormatError(f'line {start}: a quote " is left open; the script breaks off')
+
+    def _dollar(self, parts: list[Part], *, quoted: bool) -> None:
+        text, line = self.text, self.line
+        ahead = text[self.place : self.place + 3]
+        if ahead == "$((":
+            self._step(3)
+            content = self._until("))", "(")
+            parts.append(("sum", content, quoted, line))
+        elif ahead[:2] == "$(":
+            self._step(2)
+            parts.append(("command", self._until(")", "("), quoted, line))
+        elif ahead[:2] == "${":
+            self._step(2)
+            parts.append(("variable", self._until("}", "{"), quoted, line))
+        elif ahead[:2] == "$'" and not quoted:
+            self._step(1)
+            self._piece(parts, quoted=False)
+        else:
+            match = re.compile(r"\$(\w+|[@*#?$!-])").match(text, self.place)
+            if match is None:
+                _add(parts, "$", quoted, line)
+                self._step(1)
+                return
+            name = match[1]
+            if name[0].isdigit():
+                name = name[0]
+            self._step(1 + len(name))
+            parts.append(("variable", name, quoted, line))
+
+    def _until(self, end: str, opening: str) -> str:
+        """Text up to a closing bracket, over quotes and inner brackets; the place is behind it."""
+        text, start, line, depth = self.text, self.place, self.line, 0
+        place = start
+        while place < len(text):
+            letter = text[place]
+            if letter == "\\":
+                place += 2
+                continue
+            if depth == 0 and text.startswith(end, place):
+                self._step(place - start + len(end))
+                return text[start:place]
+            if letter == "'" and end != "`":
+                place = max(text.find("'", place + 1), place)
+            elif letter == opening:
+                depth += 1
+            elif letter == end[0] and depth:
+                depth -= 1
+            elif letter == "#" and end == ")" and (place == start or text[place - 1] in " \t\n"):
+                stop = text.find("\n", place)
+                place = len(text) if stop < 0 else stop
+                continue
+            place += 1
+        raise FormatError(f"line {line}: {end!r} is missing; the script breaks off")
+
+
+def _add(parts: list[Part], text: str, quoted: bool, line: int) -> None:
+    """Add text to the last part where it is text of the same kind."""
+    if parts and parts[-1][0] == "text" and parts[-1][2] == quoted:
+        kind, before, _, first = parts[-1]
+        parts[-1] = (kind, before + text, quoted, first)
+    else:
+        parts.append(("text", text, quoted, line))
