@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         UnitError,
         WorkloadError,
     )
+    from mpsim.importers import read
     from mpsim.result import Result
     from mpsim.scenario import Scenario, check, load
     from mpsim.simulate import Prepared, prepare, simulate
@@ -55,6 +56,7 @@ __all__ = [
     "compare",
     "load",
     "prepare",
+    "read",
     "search",
     "simulate",
     "sweep",
@@ -71,6 +73,7 @@ _HOMES = {
     "compare": "mpsim.study",
     "load": "mpsim.scenario",
     "prepare": "mpsim.simulate",
+    "read": "mpsim.importers",
     "search": "mpsim.study",
     "simulate": "mpsim.simulate",
     "sweep": "mpsim.study",

@@ -26,7 +26,7 @@ WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "FILE"}
 def render(text: str) -> str:
     """`text` with every table as the commands are now."""
     tables = {"commands": "\n".join(_commands())}
-    tables |= {command.__name__: "\n".join(_options(command)) for command in COMMANDS}
+    tables |= {_name(command): "\n".join(_options(command)) for command in COMMANDS}
     for name, table in tables.items():
         marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         pieces = marked.split(text)
@@ -41,11 +41,16 @@ def _commands() -> Iterator[str]:
     yield "| command | does |\n| --- | --- |"
     for command in COMMANDS:
         claim = (inspect.getdoc(command) or "").splitlines()[0]
-        yield f"| [`{_usage(command)}`](#{command.__name__}) | {claim} |"
+        yield f"| [`{_usage(command)}`](#{_name(command)}) | {claim} |"
+
+
+def _name(command: Callable[..., None]) -> str:
+    """What a user types; a word that Python keeps for itself has an underscore behind it there."""
+    return command.__name__.rstrip("_")
 
 
 def _usage(command: Callable[..., None]) -> str:
-    words = [command.__name__]
+    words = [_name(command)]
     for kind, info, default in _parameters(command):
         if isinstance(info, ArgumentInfo):
             word = f"{info.metavar}{'...' if typing.get_origin(kind) is list else ''}"

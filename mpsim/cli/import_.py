@@ -29,23 +29,45 @@ def import_(
     ],
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="What to read: one configuration, or files of one benchmark or recording."),
+        typer.Argument(
+            metavar="FILE",
+            help="What to read: one configuration, or files of one benchmark or recording.",
+        ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", callback=check_file, help="Write the scenario here instead of on stdout."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            callback=check_file,
+            help="Write the scenario here instead of on stdout.",
+        ),
     ] = None,
     onto: Annotated[
         Path | None,
-        typer.Option("--onto", metavar="SCENARIO", help="Lay it over this scenario: what the files do not say stays."),
+        typer.Option(
+            "--onto",
+            metavar="SCENARIO",
+            help="Lay it over this scenario: what the files do not say stays.",
+        ),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="NAME", help="System it runs on (see 'mpsim show systems'); no file names it."),
+        typer.Option(
+            "--cluster",
+            metavar="NAME",
+            help="System it runs on (see 'mpsim show systems'); no file names it.",
+        ),
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", min=1, max=MOST, help="Accelerators of the job, or ranks of the benchmark, where the files do not say."),
+        typer.Option(
+            "--ranks",
+            min=1,
+            max=MOST,
+            help="Accelerators of the job, or ranks of the benchmark, where the files do not say.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +83,9 @@ def import_(
         raise FormatError(str(error)) from error
     if not isinstance(read, Imported):
         if output is not None or onto is not None:
-            raise typer.BadParameter("points make no scenario; leave it out", param_hint="-o" if output else "--onto")
+            raise typer.BadParameter(
+                "points make no scenario; leave it out", param_hint="-o" if output else "--onto"
+            )
         print_json(_points_data(read)) if as_json else _print_points(read)
         return
     text = written(read)
@@ -79,18 +103,22 @@ def import_(
         wrote(output)
 
 
-def _read(format: str, files: list[Path], *, onto: Path | None, cluster: str | None, ranks: int | None) -> Imported | tuple[Points, ...]:  # noqa: A002 - as the command
+def _read(
+    name: str, files: list[Path], *, onto: Path | None, cluster: str | None, ranks: int | None
+) -> Imported | tuple[Points, ...]:
     """What the files say, all of one format."""
     from mpsim.errors import FormatError
     from mpsim.importers import Imported, read
     from mpsim.importers.scenarios import checked, over
 
-    known = [read(file, format=format, cluster=cluster, ranks=ranks) for file in files]
+    known = [read(file, format=name, cluster=cluster, ranks=ranks) for file in files]
     scenarios = [item for item in known if isinstance(item, Imported)]
     if not scenarios:
         return tuple(item for item in known if not isinstance(item, Imported))
     if len(known) > 1:
-        words = " and ".join(sorted({getattr(item, "format", "") or "measurements" for item in known}))
+        words = " and ".join(
+            sorted({getattr(item, "format", "") or "measurements" for item in known})
+        )
         raise FormatError(
             f"got {len(known)} files ({words}); a scenario is imported from one. Import one, then lay the next over it with --onto"
         )
@@ -109,7 +137,9 @@ def _data(read: Imported) -> dict[str, Any]:
     if read.model_parameters is not None:
         data["model_parameters"] = read.model_parameters
     return data | {
-        "mapped": [{"from": item.source, "to": item.to, "value": item.value} for item in read.mapped],
+        "mapped": [
+            {"from": item.source, "to": item.to, "value": item.value} for item in read.mapped
+        ],
         "assumed": [{"to": item.to, "value": item.value, "why": item.why} for item in read.assumed],
         "ignored": [{"from": key, "why": why} for key, why in read.ignored.items()],
         "missing": list(read.missing),
@@ -119,7 +149,11 @@ def _data(read: Imported) -> dict[str, Any]:
 
 def _summary(read: Imported) -> Iterator[str]:
     """What became of the file, in a few lines; the file that was written has it key by key."""
-    yield f"{' '.join(read.files)}: {read.tool}, {read.version}" if read.version else f"{' '.join(read.files)}: {read.tool}"
+    yield (
+        f"{' '.join(read.files)}: {read.tool}, {read.version}"
+        if read.version
+        else f"{' '.join(read.files)}: {read.tool}"
+    )
     if read.model_parameters is not None:
         yield f"parameters  {read.model_parameters:,}"
     keys = len({item.source for item in read.mapped})
@@ -147,7 +181,12 @@ def _print_points(files: tuple[Points, ...]) -> None:
     for points in files:
         columns = list(dict.fromkeys(key for row in points.rows for key in row))
         rows = [[_cell(row.get(key)) for key in columns] for row in points.rows]
-        print_table(rows, header=columns, title=f"{points.file}: {points.tool}", right=range(1, len(columns)))
+        print_table(
+            rows,
+            header=columns,
+            title=f"{points.file}: {points.tool}",
+            right=range(1, len(columns)),
+        )
         for warning in points.warnings:
             note(f"warning: {warning}")
 

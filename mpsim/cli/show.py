@@ -51,7 +51,7 @@ def show(
         str | None,
         typer.Argument(
             metavar="CATALOG",
-            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric: one question.",
+            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric: one question; formats: what files can be read and written.",
         ),
     ] = None,
     name: Annotated[
@@ -114,6 +114,11 @@ def show(
             "--plot": plot,
         },
     )
+    if catalog == "formats":
+        from mpsim.cli.show_formats import show_formats
+
+        show_formats(name, as_json=as_json)
+        return
     if catalog == "fabric":
         from mpsim.cli.show_cluster import show_fabric
 
@@ -273,7 +278,7 @@ def _chosen(word: str | None) -> list[Catalog]:
         from mpsim.errors import nearest
 
         raise typer.BadParameter(
-            f"got {word[:60]!r}; {nearest(word, [*Catalog, 'hardware', *QUESTIONS, 'fabric'])}",
+            f"got {word[:60]!r}; {nearest(word, [*Catalog, 'hardware', *QUESTIONS, 'fabric', 'formats'])}",
             param_hint="CATALOG",
         )
     return [Catalog(singular)]

@@ -36,7 +36,7 @@ def json_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
     try:
         lines = json_lines(text)
         data = json.loads(text, object_pairs_hook=_once)
-    except (_Repeated, _TooDeep) as error:
+    except (_RepeatedError, _TooDeepError) as error:
         raise FormatError(f"{head.path}: {error}") from error
     except json.JSONDecodeError as error:
         raise FormatError(
@@ -51,11 +51,11 @@ def json_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
     return data, lines
 
 
-class _Repeated(ValueError):
+class _RepeatedError(ValueError):
     """A key that stands twice in one object."""
 
 
-class _TooDeep(ValueError):
+class _TooDeepError(ValueError):
     """More nesting than any configuration has."""
 
 
@@ -63,17 +63,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for key, value in pairs:
         if key in data:
-            raise _Repeated(f"key {key[:60]!r} is repeated in one object; keep one")
+            raise _RepeatedError(f"key {key[:60]!r} is repeated in one object; keep one")
         data[key] = value
     return data
 
 
 def json_lines(text: str) -> dict[str, int]:
-    """Line of every dotted key of a JSON text; items of lists have none.
+    r"""Line of every dotted key of a JSON text; items of lists have none.
 
     Examples
     --------
-    >>> json_lines('{"a": 1,\\n "b": {"c": 2}}')
+    >>> json_lines('{"a": 1,\n "b": {"c": 2}}')
     {'a': 1, 'b': 2, 'b.c': 2}
     """
     lines: dict[str, int] = {}
@@ -93,7 +93,7 @@ def json_lines(text: str) -> dict[str, int]:
         elif piece in "{[":
             path.append("" if piece == "{" else None)
             if len(path) > DEEPEST:
-                raise _TooDeep(f"nested deeper than {DEEPEST} levels on line {line}")
+                raise _TooDeepError(f"nested deeper than {DEEPEST} levels on line {line}")
         elif piece in "}]" and path:
             path.pop()
     return lines
@@ -117,7 +117,9 @@ def yaml_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
     except ScenarioError as error:
         raise FormatError(str(error)) from error
     except (RecursionError, ValueError) as error:
-        raise FormatError(f"{head.path}: YAML with a number too long or nesting too deep") from error
+        raise FormatError(
+            f"{head.path}: YAML with a number too long or nesting too deep"
+        ) from error
     return document.data, {key: line for key, (line, _) in document.places.items()}
 
 
@@ -137,7 +139,9 @@ def toml_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
     except tomllib.TOMLDecodeError as error:
         raise FormatError(f"{head.path}: not TOML: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{head.path}: TOML with a number too long or nesting too deep") from error
+        raise FormatError(
+            f"{head.path}: TOML with a number too long or nesting too deep"
+        ) from error
     return data, dict(_toml_lines(text))
 
 

@@ -24,7 +24,16 @@ RECORDING: Final = Format(
     "recording",
     lambda head: head.is_object and '"kind"' in head.first_line,
 )
-FORMATS: Final = (RECORDING, KINETO, NCCL_TESTS, NCCL_TESTS_JSON, HUGGING_FACE, SLURM, MEGATRON, TABLE)
+FORMATS: Final = (
+    RECORDING,
+    KINETO,
+    NCCL_TESTS,
+    NCCL_TESTS_JSON,
+    HUGGING_FACE,
+    SLURM,
+    MEGATRON,
+    TABLE,
+)
 """Every format, in the order in which a file is tried: those that their first characters give away come first."""
 ALIASES: Final[Mapping[str, str]] = {
     "huggingface": "hf",
@@ -81,9 +90,9 @@ def read(
     CalibrationError
         If nothing known wrote it, or it is truncated, mixed or impossible; it says which.
     """
-    known = None if format == "auto" else named(format)
+    family = () if format == "auto" else named(format)
     head = read_head(Path(path))
-    known = _recognise(head) if known is None else _agreed(known, head)
+    known = _agreed(family, head) if family else _recognise(head)
     if known.read is None:
         raise CalibrationError(f"{path}: is a recording; read it with mpsim.measured")
     options = Options(only=only or {}, ranks=ranks, cluster=cluster)

@@ -56,9 +56,18 @@ def _read_config(head: Head, options: Options) -> Imported:
     own = data if not tower else data[tower]
     reader = _Reader(ledger, f"{tower}." if tower else "", _model_type(data, own), data)
     reader.read()
-    spelling = "5" if any("rope_parameters" in key or key.endswith(".dtype") or key == "dtype" for key in ledger.values) else "4"
+    spelling = (
+        "5"
+        if any(
+            "rope_parameters" in key or key.endswith(".dtype") or key == "dtype"
+            for key in ledger.values
+        )
+        else "4"
+    )
     return ledger.close(
-        "hf", tool=f"Hugging Face transformers, {reader.kind}", version=f"spelling of version {spelling}"
+        "hf",
+        tool=f"Hugging Face transformers, {reader.kind}",
+        version=f"spelling of version {spelling}",
     )
 
 
@@ -116,12 +125,18 @@ class _Reader:
                 self._not_simulated(f"model_type {self.kind!r} {rule['why']}")
         section = self.data.get(self.head.rstrip("."), self.data) if self.head else self.data
         kinds = section.get("layer_types") or section.get("layers_block_type") or ()
-        odd = {word for word in kinds if word in data["layer_types"]["refused"]} if _texts(kinds) else ()
+        odd = (
+            {word for word in kinds if word in data["layer_types"]["refused"]}
+            if _texts(kinds)
+            else ()
+        )
         if odd:
             self._not_simulated(f"model_type {self.kind!r} has layers of {', '.join(sorted(odd))}")
         recurrent = [key for key in data["state_space_keys"] if section.get(key)]
         if recurrent:
-            self._not_simulated(f"model_type {self.kind!r} has state-space or linear attention layers ({', '.join(recurrent)})")
+            self._not_simulated(
+                f"model_type {self.kind!r} has state-space or linear attention layers ({', '.join(recurrent)})"
+            )
 
     def _not_simulated(self, what: str) -> None:
         raise FormatError(
@@ -144,7 +159,9 @@ class _Reader:
     def _key(self, role: str) -> str | None:
         """The key of the file that states a quantity, refused where two state it differently."""
         words = table(_PACKAGE, "huggingface")["spellings"].get(role, [role])
-        there = [self.head + word for word in words if self.ledger.get(self.head + word) is not None]
+        there = [
+            self.head + word for word in words if self.ledger.get(self.head + word) is not None
+        ]
         for word in words:
             if any(key.startswith(f"{self.head}{word}.") for key in self.ledger.values):
                 self.ledger.refuse(f"{self.head}{word}: got a mapping; needed a whole number")
@@ -153,7 +170,9 @@ class _Reader:
             self.ledger.refuse(f"{both} say different things; keep one")
         return there[0] if there else None
 
-    def _value(self, role: str, default: Any, *, least: int = 1) -> tuple[int | None, tuple[str, ...]]:
+    def _value(
+        self, role: str, default: Any, *, least: int = 1
+    ) -> tuple[int | None, tuple[str, ...]]:
         """A size and the keys that state it; the default of the class where none does."""
         key = self._key(role)
         words = table(_PACKAGE, "huggingface")["spellings"].get(role, [role])
@@ -187,8 +206,16 @@ class _Reader:
         self._put("model.name", self.kind or "model", [self.head + "model_type"])
         tied = self.ledger.switch(self.head + "tie_word_embeddings")
         tied = self.ledger.switch("tie_word_embeddings") if tied is None and self.head else tied
-        keys = [key for key in (self.head + "tie_word_embeddings", "tie_word_embeddings") if key in self.ledger]
-        self._put("model.tied_embeddings", defaults["tied"] if tied is None else tied, keys if tied is not None else ())
+        keys = [
+            key
+            for key in (self.head + "tie_word_embeddings", "tie_word_embeddings")
+            if key in self.ledger
+        ]
+        self._put(
+            "model.tied_embeddings",
+            defaults["tied"] if tied is None else tied,
+            keys if tied is not None else (),
+        )
         self._biases(entry)
         if "positions" in defaults:
             rows, keys_ = self._value("positions", defaults["positions"])
@@ -196,7 +223,11 @@ class _Reader:
                 self._put("model.max_positions", rows + entry.get("position_offset", 0), keys_)
         if "parallel" in entry:
             parallel, keys_ = self._flag(entry["parallel"])
-            new = self.ledger.switch(self.head + "new_decoder_architecture") if self.kind == "falcon" else None
+            new = (
+                self.ledger.switch(self.head + "new_decoder_architecture")
+                if self.kind == "falcon"
+                else None
+            )
             also = [self.head + "new_decoder_architecture"] if self.kind == "falcon" else []
             self._put("model.parallel_block", parallel or bool(new), [*keys_, *also])
         if "qk_norm" in entry:
@@ -217,7 +248,9 @@ class _Reader:
         if "encoder" in entry:
             self._encoder(entry["encoder"], sizes)
 
-    def _sizes(self, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, int] | None:
+    def _sizes(
+        self, entry: Mapping[str, Any], defaults: Mapping[str, Any]
+    ) -> dict[str, int] | None:
         """The sizes that every model has, with the defaults of its class."""
         sizes: dict[str, int] = {}
         for role in ("hidden", "layers", "heads", "vocab"):
@@ -234,7 +267,9 @@ class _Reader:
             sizes["head_dim"] = width
             self._put("model.head_dim", width, keys)
         elif sizes["hidden"] % sizes["heads"] and not entry.get("floor"):
-            self.ledger.refuse(f"hidden {sizes['hidden']} does not divide among {sizes['heads']} heads, and no head_dim is given")
+            self.ledger.refuse(
+                f"hidden {sizes['hidden']} does not divide among {sizes['heads']} heads, and no head_dim is given"
+            )
             return None
         else:
             sizes["head_dim"] = sizes["hidden"] // sizes["heads"]
@@ -242,7 +277,9 @@ class _Reader:
         self._ffn(entry, defaults, sizes)
         return sizes
 
-    def _kv_heads(self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: dict[str, int]) -> None:
+    def _kv_heads(
+        self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: dict[str, int]
+    ) -> None:
         value, keys = self._value("kv_heads", defaults.get("kv_heads") or sizes["heads"])
         why = "" if defaults.get("kv_heads") else "as many as heads"
         if "mla" in entry:
@@ -258,12 +295,16 @@ class _Reader:
                 self.ledger.ignore(keys, "only the new decoder architecture reads it")
                 value, keys, why = sizes["heads"], (self.head + "multi_query",), "as many as heads"
             else:
-                self.ledger.ignore(self.head + "multi_query", "the new decoder architecture has num_kv_heads")
+                self.ledger.ignore(
+                    self.head + "multi_query", "the new decoder architecture has num_kv_heads"
+                )
         if value is not None:
             sizes["kv_heads"] = value
             self._put("model.kv_heads", value, keys, why)
 
-    def _ffn(self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: dict[str, int]) -> None:
+    def _ffn(
+        self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: dict[str, int]
+    ) -> None:
         default = defaults.get("ffn")
         default = 4 * sizes["hidden"] if default in ("4x", None) else default
         if "ffn_key" in entry:  # intermediate_size is an expert's there
@@ -292,7 +333,9 @@ class _Reader:
         key = self._key("dropout")
         value = self.ledger.get(key) if key else defaults.get("dropout", 0.0)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-            self.ledger.refuse(f"{self.ledger.place(key or 'dropout')}: got {shortened(value)}; needed a probability")
+            self.ledger.refuse(
+                f"{self.ledger.place(key or 'dropout')}: got {shortened(value)}; needed a probability"
+            )
             return
         self._put("model.dropout", float(value), [key] if key else ())
 
@@ -305,10 +348,23 @@ class _Reader:
         there = key in self.ledger
         window = (self.ledger.integer(key) or 0) if there else rule["default"] or 0
         is_on = bool(self.ledger.switch(switch)) if "switch" in rule else True
-        keys = [name for name in (key, switch, self.head + "layer_types", self.head + rule.get("from_layer", "-")) if name in self.ledger]
+        keys = [
+            name
+            for name in (
+                key,
+                switch,
+                self.head + "layer_types",
+                self.head + rule.get("from_layer", "-"),
+            )
+            if name in self.ledger
+        ]
         windowed = self._windowed(rule, sizes["layers"])
         if not (window and is_on and any(windowed)):
-            self._put("model.attention", "causal", [name for name in keys if name != key or not window] if not is_on else keys)
+            self._put(
+                "model.attention",
+                "causal",
+                [name for name in keys if name != key or not window] if not is_on else keys,
+            )
             return
         self._put("model.attention", "sliding", keys)
         self._put("model.window", window, [key] if there else ())
@@ -320,7 +376,14 @@ class _Reader:
             self.ledger.warn(why)
             self.ledger.assume("model.full_every", every, why)
         elif every:
-            named = [name for name in (self.head + "layer_types", *(self.head + word for word in rule.get("pattern", ()))) if name in self.ledger]
+            named = [
+                name
+                for name in (
+                    self.head + "layer_types",
+                    *(self.head + word for word in rule.get("pattern", ())),
+                )
+                if name in self.ledger
+            ]
             self._put("model.full_every", every, named)
 
     def _windowed(self, rule: Mapping[str, Any], layers: int) -> list[bool]:
@@ -328,7 +391,9 @@ class _Reader:
         words = table(_PACKAGE, "huggingface")["layer_types"]
         listed = self.ledger.get(self.head + "layer_types")
         if _texts(listed) and len(listed) != layers:
-            self.ledger.refuse(f"{self.ledger.place(self.head + 'layer_types')}: lists {len(listed)} layers of {layers}")
+            self.ledger.refuse(
+                f"{self.ledger.place(self.head + 'layer_types')}: lists {len(listed)} layers of {layers}"
+            )
         if _texts(listed) and listed:
             return [word in words["window"] for word in listed]
         if "of" in rule and isinstance(self.ledger.get(self.head + rule["of"]), list):
@@ -340,7 +405,9 @@ class _Reader:
             every = self.ledger.integer(self.head + name) or every
         first = self.ledger.integer(self.head + rule["from_layer"]) if "from_layer" in rule else 0
         first = 28 if first is None else first  # the classes' own default of max_window_layers
-        return [layer >= first and not (every and (layer + 1) % every == 0) for layer in range(layers)]
+        return [
+            layer >= first and not (every and (layer + 1) % every == 0) for layer in range(layers)
+        ]
 
     def _experts(self, rule: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         values: dict[str, int | None] = {}
@@ -350,25 +417,45 @@ class _Reader:
             values[role], keys[role] = self._value(role, rule.get(role), least=least)
         if "width_key" in rule:
             own = self.ledger.integer(self.head + rule["width_key"], least=1)
-            values["width"], keys["width"] = (own or rule["width"]), (self.head + rule["width_key"],)
+            values["width"], keys["width"] = (
+                (own or rule["width"]),
+                (self.head + rule["width_key"],),
+            )
         if values["experts"] is None:
             return
         if values["top_k"] is None:
-            self.ledger.refuse(f"{self.ledger.place(self.head + 'num_experts_per_tok')}: is null or absent, and the class has no default; give it")
+            self.ledger.refuse(
+                f"{self.ledger.place(self.head + 'num_experts_per_tok')}: is null or absent, and the class has no default; give it"
+            )
             return
-        names = {"experts": "experts", "top_k": "top_k", "shared": "shared_experts", "shared_width": "shared_ffn_hidden"}
+        names = {
+            "experts": "experts",
+            "top_k": "top_k",
+            "shared": "shared_experts",
+            "shared_width": "shared_ffn_hidden",
+        }
         for role, name in names.items():
             if values[role]:
                 self._put(f"model.moe.{name}", values[role], keys[role])
             else:
                 self.ledger.ignore(keys[role], "none")
-        self._put("model.moe.ffn_hidden", values["width"] or sizes["ffn"], keys["width"], "" if values["width"] else "as wide as ffn_hidden")
+        self._put(
+            "model.moe.ffn_hidden",
+            values["width"] or sizes["ffn"],
+            keys["width"],
+            "" if values["width"] else "as wide as ffn_hidden",
+        )
         self._places(values, keys, sizes["layers"])
 
-    def _places(self, values: Mapping[str, int | None], keys: Mapping[str, tuple[str, ...]], layers: int) -> None:
+    def _places(
+        self, values: Mapping[str, int | None], keys: Mapping[str, tuple[str, ...]], layers: int
+    ) -> None:
         """Which layers have experts: leading dense ones, then every n-th."""
         every, dense = values["every"] or 1, values["dense_first"] or 0
-        where = [place >= 0 and (place + 1) % every == 0 for place in (layer - dense for layer in range(layers))]
+        where = [
+            place >= 0 and (place + 1) % every == 0
+            for place in (layer - dense for layer in range(layers))
+        ]
         listed = self.ledger.get(self.head + "moe_layers")
         only = self.ledger.get(self.head + "mlp_only_layers") or []
         if isinstance(listed, list) and listed:
@@ -376,7 +463,11 @@ class _Reader:
         if isinstance(only, list):
             where = [has and layer not in only for layer, has in enumerate(where)]
         source = [key for name in ("every", "dense_first") for key in keys[name]]
-        source = [key for key in (*source, self.head + "moe_layers", self.head + "mlp_only_layers") if key in self.ledger]
+        source = [
+            key
+            for key in (*source, self.head + "moe_layers", self.head + "mlp_only_layers")
+            if key in self.ledger
+        ]
         dense = where.index(True) if True in where else layers
         every = next((n for n in range(1, layers + 1) if where == _every(n, 0, layers)), 0)
         if every:
@@ -384,7 +475,9 @@ class _Reader:
         elif where == _every(1, dense, layers):
             every = 1
         else:
-            self.ledger.refuse(f"experts stand in layers {[i for i, has in enumerate(where) if has][:8]}...: neither every n-th nor all after the first; not simulated")
+            self.ledger.refuse(
+                f"experts stand in layers {[i for i, has in enumerate(where) if has][:8]}...: neither every n-th nor all after the first; not simulated"
+            )
             return
         if dense:
             self._put("model.moe.dense_layers", dense, source)
@@ -405,23 +498,36 @@ class _Reader:
         """An encoder and a decoder, whose layers a scenario counts together."""
         encoder = sizes["layers"]
         decoder = self.ledger.integer(self.head + rule["decoder_layers"], least=1) or encoder
-        keys = [key for key in (self.head + rule["layers"], self.head + rule["decoder_layers"]) if key in self.ledger]
+        keys = [
+            key
+            for key in (self.head + rule["layers"], self.head + rule["decoder_layers"])
+            if key in self.ledger
+        ]
         self._put("model.layers", encoder + decoder, keys)
         self._put("model.encoder_layers", encoder, keys[:1])
         buckets = self.ledger.integer(self.head + rule["buckets"], least=1) or 32
         self._put("model.max_positions", buckets, [self.head + rule["buckets"]])
-        gated = str(self.ledger.get(self.head + rule["gated"], rule["activation"])).startswith("gated")
+        gated = str(self.ledger.get(self.head + rule["gated"], rule["activation"])).startswith(
+            "gated"
+        )
         self._put("model.gated_mlp", gated, [self.head + rule["gated"]])
         self._put("model.bias", False, ())
         self._put("model.attention", "causal", ())
-        self.ledger.assume("model.decoder_length", 512, "as the encoder's in T5's own pretraining; set it to the run's")
+        self.ledger.assume(
+            "model.decoder_length",
+            512,
+            "as the encoder's in T5's own pretraining; set it to the run's",
+        )
 
     def _ignore(self) -> None:
         """Say why keys that every configuration has change nothing."""
         section = len(self.head)
         for key in self.ledger.values:
             name = key[section:] if self.head and key.startswith(self.head) else key
-            if re.fullmatch(r"max_position_embeddings|n_positions|n_ctx|max_seq_len|model_max_length|seq_length", name):
+            if re.fullmatch(
+                r"max_position_embeddings|n_positions|n_ctx|max_seq_len|model_max_length|seq_length",
+                name,
+            ):
                 self.ledger.ignore(key, "the longest context, not the sequence length of a run")
                 continue
             for rule in table(_PACKAGE, "huggingface")["ignored"]:
@@ -438,7 +544,8 @@ class _Reader:
         self.ledger.model_parameters = total + left_out
         if left_out and is_known:
             self.ledger.note(
-                "model", f"{left_out:+,} parameters of {self.kind} (norms, biases, gates) are not in the simulated model, of {total:,}"
+                "model",
+                f"{left_out:+,} parameters of {self.kind} (norms, biases, gates) are not in the simulated model, of {total:,}",
             )
 
     def _bias_difference(self, model: Transformer, entry: Mapping[str, Any]) -> int:

@@ -69,7 +69,9 @@ class Assumed:
         if self.text:
             return self.text
         return (
-            f"{self.to}: {self.why}" if self.value == "" else f"{self.to} = {self.value} ({self.why})"
+            f"{self.to}: {self.why}"
+            if self.value == ""
+            else f"{self.to} = {self.value} ({self.why})"
         )
 
 

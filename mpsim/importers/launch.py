@@ -31,7 +31,23 @@ _KINDS: Final = {
     "torch.distributed.launch": "torchrun", "deepspeed": "deepspeed", "deepspeed.launcher.runner": "deepspeed", "accelerate": "accelerate",
 }  # fmt: skip
 _PROGRAM = re.compile(r".*\.py|.*pretrain_\w+|finetune\w*|.*/train")
-_SWITCHES = frozenset({"standalone", "exclusive", "label", "l", "u", "unbuffered", "no-python", "module", "m", "use-env", "verbose", "overlap", "kill-on-bad-exit"})
+_SWITCHES = frozenset(
+    {
+        "standalone",
+        "exclusive",
+        "label",
+        "l",
+        "u",
+        "unbuffered",
+        "no-python",
+        "module",
+        "m",
+        "use-env",
+        "verbose",
+        "overlap",
+        "kill-on-bad-exit",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +98,9 @@ def header(text: str) -> dict[str, Word]:
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
         if stripped.startswith("#SBATCH"):
-            words = [Word(word, number) for word in stripped[len("#SBATCH") :].partition(" #")[0].split()]
+            words = [
+                Word(word, number) for word in stripped[len("#SBATCH") :].partition(" #")[0].split()
+            ]
             options |= {f"#SBATCH {key}": value for key, value in options_of(words)}
         elif stripped and not stripped.startswith("#"):
             break
@@ -123,7 +141,12 @@ def launched(words: Sequence[Word], head: Mapping[str, Word]) -> Launch | None:
         return None
     options: dict[str, Word] = {}
     numbers: dict[str, Stated] = {}
-    _take("sbatch", "#SBATCH", {key.removeprefix("#SBATCH "): word for key, word in head.items()}, numbers)
+    _take(
+        "sbatch",
+        "#SBATCH",
+        {key.removeprefix("#SBATCH "): word for key, word in head.items()},
+        numbers,
+    )
     name, kind, start = "", "", 0
     sections: list[tuple[str, str, int, int]] = []
     for index in range(place + 1):
@@ -151,12 +174,24 @@ def launched(words: Sequence[Word], head: Mapping[str, Word]) -> Launch | None:
 def _program(words: Sequence[Word]) -> int | None:
     """Place of the training program: the first script, or the module that python runs and that is no launcher."""
     for place, word in enumerate(words):
-        if word.text in ("-m", "--module") and place + 1 < len(words) and words[place + 1].text not in _KINDS:
+        if (
+            word.text in ("-m", "--module")
+            and place + 1 < len(words)
+            and words[place + 1].text not in _KINDS
+        ):
             return place + 1
-        is_option = place > 0 and words[place - 1].text.startswith("--") and not words[place - 1].text.endswith(("standalone", "python"))
+        is_option = (
+            place > 0
+            and words[place - 1].text.startswith("--")
+            and not words[place - 1].text.endswith(("standalone", "python"))
+        )
         if _PROGRAM.fullmatch(word.text) and not word.text.startswith("-") and not is_option:
             return place
-        if _PROGRAM.fullmatch(word.text) and word.text.endswith(".py") and not word.text.startswith("-"):
+        if (
+            _PROGRAM.fullmatch(word.text)
+            and word.text.endswith(".py")
+            and not word.text.startswith("-")
+        ):
             return place
     return None
 
@@ -193,7 +228,12 @@ def _per_node(numbers: Mapping[str, Stated]) -> Stated | None:
     if gpus is not None:
         return gpus
     nodes, world = numbers.get("nodes"), numbers.get("world")
-    if nodes is not None and world is not None and world.value % nodes.value == 0 and world.value > nodes.value:
+    if (
+        nodes is not None
+        and world is not None
+        and world.value % nodes.value == 0
+        and world.value > nodes.value
+    ):
         return Stated(world.value // nodes.value, world.key)
     return tasks
 
@@ -201,14 +241,23 @@ def _per_node(numbers: Mapping[str, Stated]) -> Stated | None:
 def scheduler_variables(head: Mapping[str, Word]) -> dict[str, str]:
     """Variables that Slurm sets for a job with this header."""
     numbers: dict[str, Stated] = {}
-    _take("sbatch", "#SBATCH", {key.removeprefix("#SBATCH "): word for key, word in head.items()}, numbers)
+    _take(
+        "sbatch",
+        "#SBATCH",
+        {key.removeprefix("#SBATCH "): word for key, word in head.items()},
+        numbers,
+    )
     variables: dict[str, str] = {}
     if "nodes" in numbers:
-        variables |= dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(numbers["nodes"].value))
+        variables |= dict.fromkeys(
+            ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(numbers["nodes"].value)
+        )
     if "tasks" in numbers:
         variables["SLURM_NTASKS_PER_NODE"] = str(numbers["tasks"].value)
     if "gpus" in numbers:
-        variables |= dict.fromkeys(("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"), str(numbers["gpus"].value))
+        variables |= dict.fromkeys(
+            ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"), str(numbers["gpus"].value)
+        )
     if "world" in numbers:
         variables |= dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(numbers["world"].value))
     elif "nodes" in numbers and "tasks" in numbers:

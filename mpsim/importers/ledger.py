@@ -205,7 +205,9 @@ def _whole(value: object) -> int | None:
         number = float(str(value).replace("_", "")) if isinstance(value, str | float) else None
     except ValueError:
         return None
-    return int(number) if number is not None and abs(number) < 1e18 and number == int(number) else None
+    return (
+        int(number) if number is not None and abs(number) < 1e18 and number == int(number) else None
+    )
 
 
 def shortened(value: object) -> str:

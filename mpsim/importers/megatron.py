@@ -34,7 +34,15 @@ __all__ = ["MEGATRON", "SLURM", "Flag", "era_of", "flags", "reviewed", "tags"]
 
 _PACKAGE = "mpsim.importers.data"
 LARGEST: Final = 1_000_000  # characters of a launch script
-_TELLING = frozenset({"num-layers", "hidden-size", "tensor-model-parallel-size", "model-parallel-size", "pipeline-model-parallel-size"})
+_TELLING = frozenset(
+    {
+        "num-layers",
+        "hidden-size",
+        "tensor-model-parallel-size",
+        "model-parallel-size",
+        "pipeline-model-parallel-size",
+    }
+)
 """Flags of which a training command of Megatron has at least one."""
 
 
@@ -61,10 +69,14 @@ class Flag:
 @functools.cache
 def flags() -> Mapping[str, Flag]:
     """Every flag of every version, by name."""
-    rows = csv.DictReader((resources.files(_PACKAGE) / "megatron-flags.csv").read_text("utf-8").splitlines())
+    rows = csv.DictReader(
+        (resources.files(_PACKAGE) / "megatron-flags.csv").read_text("utf-8").splitlines()
+    )
     aborts = table(_PACKAGE, "megatron")["aborts"]
     return {
-        row["flag"]: Flag(row["flag"], row["first"], aborts.get(row["flag"], row["last"]), row["kind"] == "switch")
+        row["flag"]: Flag(
+            row["flag"], row["first"], aborts.get(row["flag"], row["last"]), row["kind"] == "switch"
+        )
         for row in rows
     }
 
@@ -113,7 +125,13 @@ def _is_script(head: Head) -> bool:
 
 
 def _mentions_megatron(text: str) -> bool:
-    return re.search(r"--(tensor-model-parallel|model-parallel-size|pipeline-model-parallel|micro-batch-size|num-attention-heads)", text) is not None
+    return (
+        re.search(
+            r"--(tensor-model-parallel|model-parallel-size|pipeline-model-parallel|micro-batch-size|num-attention-heads)",
+            text,
+        )
+        is not None
+    )
 
 
 def _is_batch_script(head: Head) -> bool:
@@ -146,13 +164,19 @@ def _read_batch_script(head: Head, options: Options) -> Imported:
         return _read_script(head, options)
     lines = header(text)
     known = commands(text, scheduler_variables(lines))
-    launches = [launch for command in known if (launch := launched(command.words, lines)) is not None]
-    launch = launches[-1] if launches else Launch(program="", arguments=(), line=0, **_numbers(lines))
+    launches = [
+        launch for command in known if (launch := launched(command.words, lines)) is not None
+    ]
+    launch = (
+        launches[-1] if launches else Launch(program="", arguments=(), line=0, **_numbers(lines))
+    )
     ledger = _ledger(str(head.path), launch, {})
     _ignore_options(ledger, launch)
     put_cluster(ledger, launch, options)
     if launch.arguments:
-        ledger.warn(f"line {launch.line}: {launch.program} is no program of Megatron-LM; its arguments are not read. Import its configuration with --onto this")
+        ledger.warn(
+            f"line {launch.line}: {launch.program} is no program of Megatron-LM; its arguments are not read. Import its configuration with --onto this"
+        )
     return ledger.close("slurm", tool="Slurm batch script", version="")
 
 
@@ -160,7 +184,12 @@ def _numbers(lines: Mapping[str, Word]) -> dict[str, Any]:
     """Nodes and processes of a header without a command."""
     bare = launched([Word("srun", 0), Word("x.py", 0)], lines)
     assert bare is not None
-    return {"nodes": bare.nodes, "per_node": bare.per_node, "world": bare.world, "options": bare.options}
+    return {
+        "nodes": bare.nodes,
+        "per_node": bare.per_node,
+        "world": bare.world,
+        "options": bare.options,
+    }
 
 
 def _training(text: str, file: str) -> tuple[Launch, list[Word]]:
@@ -171,14 +200,19 @@ def _training(text: str, file: str) -> tuple[Launch, list[Word]]:
         launch = launched(command.words, lines)
         if launch is not None and _TELLING & {_name(word.text) for word in launch.arguments}:
             found.append((launch, command))
-    distinct = {tuple(word.text for word in launch.arguments): (launch, command) for launch, command in found}
+    distinct = {
+        tuple(word.text for word in launch.arguments): (launch, command)
+        for launch, command in found
+    }
     if not distinct:
         raise FormatError(
             f"{file}: no command passes flags of Megatron-LM to a training program; needed such as 'torchrun pretrain_gpt.py --num-layers 32 ...' in one file"
         )
     if len(distinct) > 1:
         places = ", ".join(str(launch.line) for launch, _ in distinct.values())
-        raise FormatError(f"{file}: training commands on lines {places}; needed one, so keep the one to simulate")
+        raise FormatError(
+            f"{file}: training commands on lines {places}; needed one, so keep the one to simulate"
+        )
     ((launch, _),) = distinct.values()
     return launch, []
 
@@ -191,7 +225,13 @@ def _ledger(file: str, launch: Launch, given: Mapping[str, tuple[Word, ...]]) ->
     values: dict[str, Any] = {key: word.text for key, word in launch.options.items()}
     lines = {key: word.line for key, word in launch.options.items()}
     for name, words in given.items():
-        values[f"--{name}"] = words[1].text if len(words) == 2 else " ".join(word.text for word in words[1:]) if len(words) > 1 else True
+        values[f"--{name}"] = (
+            words[1].text
+            if len(words) == 2
+            else " ".join(word.text for word in words[1:])
+            if len(words) > 1
+            else True
+        )
         lines[f"--{name}"] = words[0].line
     return Ledger(file, values, lines)
 
@@ -213,6 +253,8 @@ def _imported(launch: Launch, stray: list[Word], file: str, options: Options) ->
     ledger = _ledger(file, launch, given)
     for name in dict.fromkeys(twice):
         ledger.note(f"--{name}", "is given more than once; the last counts")
+    if any(map(_is_further, launch.arguments)):
+        ledger.warn("$@: arguments that the script is started with are not known here")
     _check_known(ledger, given, file)
     _ignore_options(ledger, launch)
     first, last = era
@@ -227,9 +269,18 @@ def _imported(launch: Launch, stray: list[Word], file: str, options: Options) ->
     put_scenario(settings, launch, options)
     _review(ledger, given)
     span = first if first == last else f"{first} to {last}"
-    why = f"the newest flags came with {first}, the oldest went after {last}" if last != tags()[-1] else f"the newest flags came with {first}; later versions have all of them"
+    why = (
+        f"the newest flags came with {first}, the oldest went after {last}"
+        if last != tags()[-1]
+        else f"the newest flags came with {first}; later versions have all of them"
+    )
     ledger.note("framework", f"{why}; if the run was newer, change the preset")
     return ledger.close("megatron", tool="Megatron-LM", version=span)
+
+
+def _is_further(word: Word) -> bool:
+    """Whether a word stands for arguments that the script is started with (``$@``)."""
+    return not word.text and bool(word.unknown) and word.unknown[0].startswith(("$@ ", "$* "))
 
 
 def _plain_value(name: str, words: tuple[Word, ...]) -> Any:
@@ -237,7 +288,7 @@ def _plain_value(name: str, words: tuple[Word, ...]) -> Any:
     if known is not None and known.is_switch:
         return True
     texts = [word.text for word in words[1:]]
-    return texts[0] if len(texts) == 1 else texts if texts else True
+    return texts[0] if len(texts) == 1 else texts or True
 
 
 def _given(arguments: Sequence[Word], file: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
@@ -252,11 +303,15 @@ def _given(arguments: Sequence[Word], file: str) -> Iterator[tuple[str, tuple[Wo
             if equals:
                 current.append(Word(value, word.line, word.unknown))
             elif word.unknown:
-                raise FormatError(f"{file}:{word.line}: {word.unknown[0]} stands in the name of a flag; set it in the file")
-        elif current:
+                raise FormatError(
+                    f"{file}:{word.line}: {word.unknown[0]} stands in the name of a flag; set it in the file"
+                )
+        elif current and not _is_further(word):
             current.append(word)
-        elif word.unknown:
-            raise FormatError(f"{file}:{word.line}: {word.unknown[0]} may hold flags; set it in the file")
+        elif word.unknown and not _is_further(word):
+            raise FormatError(
+                f"{file}:{word.line}: {word.unknown[0]} may hold flags; set it in the file"
+            )
     if current:
         yield _name(current[0].text), tuple(current)
 
@@ -268,17 +323,25 @@ def _era(raw: Sequence[tuple[str, tuple[Word, ...]]], file: str) -> tuple[str, s
         raise FormatError(f"{file}: {error}") from error
 
 
-def _resolved(raw: Sequence[tuple[str, tuple[Word, ...]]], era: tuple[str, str], file: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
+def _resolved(
+    raw: Sequence[tuple[str, tuple[Word, ...]]], era: tuple[str, str], file: str
+) -> Iterator[tuple[str, tuple[Word, ...]]]:
     """Flags by their full names: argparse takes any beginning that only one flag of the version has."""
     order = {tag: place for place, tag in enumerate(tags())}
-    there = [flag.name for flag in flags().values() if order[flag.first] <= order[era[0]] <= order[flag.last]]
+    there = [
+        flag.name
+        for flag in flags().values()
+        if order[flag.first] <= order[era[1]] and order[era[0]] <= order[flag.last]
+    ]
     for name, words in raw:
         if name in flags():
             yield name, words
             continue
         fits = [known for known in there if known.startswith(name)]
         if len(fits) > 1:
-            raise FormatError(f"{file}:{words[0].line}: --{name[:60]} may be {', '.join('--' + known for known in fits[:4])}; write it out")
+            raise FormatError(
+                f"{file}:{words[0].line}: --{name[:60]} may be {', '.join('--' + known for known in fits[:4])}; write it out"
+            )
         yield (fits[0] if fits else name), words
 
 
@@ -288,20 +351,37 @@ def _check_known(ledger: Ledger, given: Mapping[str, tuple[Word, ...]], file: st
         flag = flags().get(name)
         verdict = reviewed().get(name, ("", ""))[0]
         unknown = [reason for word in words[1:] for reason in word.unknown]
-        bare = [word for word in words[1:] if word.unknown and not word.text and (flag is not None and flag.is_switch or len(words) > 2)]
+        bare = [
+            word
+            for word in words[1:]
+            if word.unknown
+            and not word.text
+            and ((flag is not None and flag.is_switch) or len(words) > 2)
+        ]
         if bare:
-            ledger.refuse(f"{Path(file).name}:{bare[0].line}: {bare[0].unknown[0]} may hold flags; set it in the file")
+            ledger.refuse(
+                f"{Path(file).name}:{bare[0].line}: {bare[0].unknown[0]} may hold flags; set it in the file"
+            )
         elif unknown and flag is not None and verdict not in ("still", "told"):
-            ledger.refuse(f"{Path(file).name}:{words[0].line}: --{name} needs {unknown[0]}; set it in the file")
-        elif flag is not None and flag.is_switch and len(words) == 2 and not verdict and words[1].text:
-            ledger.refuse(f"{Path(file).name}:{words[0].line}: --{name} takes no value; got {shortened(words[1].text)}")
+            ledger.refuse(
+                f"{Path(file).name}:{words[0].line}: --{name} needs {unknown[0]}; set it in the file"
+            )
+        elif (
+            flag is not None
+            and flag.is_switch
+            and len(words) == 2
+            and not verdict
+            and words[1].text
+        ):
+            ledger.refuse(
+                f"{Path(file).name}:{words[0].line}: --{name} takes no value; got {shortened(words[1].text)}"
+            )
         elif flag is not None and not flag.is_switch and len(words) == 1 and not verdict:
             ledger.refuse(f"{Path(file).name}:{words[0].line}: --{name} needs a value")
 
 
 def _review(ledger: Ledger, given: Mapping[str, tuple[Word, ...]]) -> None:
     """Say what becomes of the flags that change no value of the scenario."""
-    mentioned = list(reviewed()) and flags()
     for name in given:
         verdict, why = reviewed().get(name, ("", ""))
         if verdict == "refused":
@@ -311,8 +391,10 @@ def _review(ledger: Ledger, given: Mapping[str, tuple[Word, ...]]) -> None:
         elif verdict == "still":
             ledger.ignore(f"--{name}", why)
         elif name not in flags():
-            near = nearest(name, mentioned)
-            ledger.ignore(f"--{name}", f"no version of Megatron-LM known here has it ({near})", matters=True)
+            near = nearest(name, flags())
+            ledger.ignore(
+                f"--{name}", f"no version of Megatron-LM known here has it ({near})", matters=True
+            )
 
 
 def _preset(first: str) -> str:
@@ -324,5 +406,9 @@ def _preset(first: str) -> str:
     return preset
 
 
-MEGATRON: Final = Format("megatron", "launch script of Megatron-LM", "scenario", _is_script, _read_script)
-SLURM: Final = Format("slurm", "Slurm batch script", "scenario", _is_batch_script, _read_batch_script)
+MEGATRON: Final = Format(
+    "megatron", "launch script of Megatron-LM", "scenario", _is_script, _read_script
+)
+SLURM: Final = Format(
+    "slurm", "Slurm batch script", "scenario", _is_batch_script, _read_batch_script
+)

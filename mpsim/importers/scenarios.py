@@ -19,7 +19,13 @@ from mpsim.scenario.paths import expand_shorthand
 __all__ = ["checked", "on_cluster", "over", "written"]
 
 _SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "framework", "simulation")
-_CONTRADICTIONS = ("model", "parallelism", "schedule", "training.global_batch", "training.micro_batch")
+_CONTRADICTIONS = (
+    "model",
+    "parallelism",
+    "schedule",
+    "training.global_batch",
+    "training.micro_batch",
+)
 _NEEDED = {
     "model": "a preset such as llama3-8b ('mpsim show models'), or its sizes",
     "cluster": "which accelerators, links and NICs: --cluster NAME ('mpsim show systems')",
@@ -30,8 +36,8 @@ _NEEDED = {
 
 def on_cluster(imported: Imported, options: Options) -> Imported:
     """The import with the cluster and the accelerators that the user named, where its file has none."""
-    from mpsim.hardware import system, system_names
     from mpsim.errors import nearest
+    from mpsim.hardware import system, system_names
 
     scenario = dict(imported.scenario)
     cluster = dict(scenario.get("cluster", {}))
@@ -39,7 +45,9 @@ def on_cluster(imported: Imported, options: Options) -> Imported:
     lines = dict(imported.lines)
     if options.cluster is not None:
         if options.cluster not in system_names():
-            raise FormatError(f"--cluster {options.cluster[:60]!r}: {nearest(options.cluster, system_names())}")
+            raise FormatError(
+                f"--cluster {options.cluster[:60]!r}: {nearest(options.cluster, system_names())}"
+            )
         cluster["preset"] = options.cluster
         lines["cluster.preset"] = "--cluster"
     if options.ranks is not None and "nodes" not in cluster and "model" in scenario | {"model": 1}:
@@ -48,7 +56,9 @@ def on_cluster(imported: Imported, options: Options) -> Imported:
             each = system(cluster["preset"]).node.accelerators
         if each is not None:
             if options.ranks % each and options.ranks > each:
-                raise FormatError(f"--ranks {options.ranks}: needed a multiple of the {each} accelerators of a node")
+                raise FormatError(
+                    f"--ranks {options.ranks}: needed a multiple of the {each} accelerators of a node"
+                )
             cluster["nodes"] = max(1, options.ranks // each)
             lines["cluster.nodes"] = "--ranks"
             if options.ranks < each:
@@ -60,7 +70,12 @@ def on_cluster(imported: Imported, options: Options) -> Imported:
     given |= {"cluster.preset"} if "preset" in cluster else set()
     given |= {"cluster.nodes"} if "nodes" in cluster else set()
     missing = [key for key in imported.missing if key not in given]
-    if cluster and "preset" not in cluster and "cluster" not in missing and "cluster.preset" not in missing:
+    if (
+        cluster
+        and "preset" not in cluster
+        and "cluster" not in missing
+        and "cluster.preset" not in missing
+    ):
         missing.append("cluster.preset")
     if "preset" in cluster and "nodes" not in cluster and "cluster.nodes" not in missing:
         missing.append("cluster.nodes")
@@ -87,19 +102,34 @@ def over(imported: Imported, base: Path) -> Imported:
     }
     above = dict(imported.scenario)
     model = above.get("model")
-    whole = isinstance(model, Mapping) and ("preset" in model or {"layers", "hidden", "heads", "vocab"} <= model.keys())
+    whole = isinstance(model, Mapping) and (
+        "preset" in model or {"layers", "hidden", "heads", "vocab"} <= model.keys()
+    )
     for key, replaces in (("model", whole), ("framework", True)):
         if key in above and replaces:
             below.pop(key, None)
-    lines = {key: base.name for key in flat(below)} | dict(imported.lines)
+    lines = dict.fromkeys(flat(below), base.name) | dict(imported.lines)
     assumed = imported.assumed
     mesh = below.get("parallelism")
-    if isinstance(mesh, Mapping) and "dp" in mesh and "parallelism" in above and "dp" not in above["parallelism"]:
+    if (
+        isinstance(mesh, Mapping)
+        and "dp" in mesh
+        and "parallelism" in above
+        and "dp" not in above["parallelism"]
+    ):
         below["parallelism"] = {key: value for key, value in mesh.items() if key != "dp"}
-        assumed += (Assumed("parallelism.dp", "", "left out: what the cluster has room for, with the imported degrees"),)
+        assumed += (
+            Assumed(
+                "parallelism.dp",
+                "",
+                "left out: what the cluster has room for, with the imported degrees",
+            ),
+        )
     merged = laid(below, above)
     missing = tuple(key for key in imported.missing if not _has(merged, key))
-    return dataclasses.replace(imported, scenario=merged, missing=missing, lines=lines, assumed=assumed)
+    return dataclasses.replace(
+        imported, scenario=merged, missing=missing, lines=lines, assumed=assumed
+    )
 
 
 def _has(scenario: Mapping[str, Any], key: str) -> bool:
@@ -127,9 +157,14 @@ def checked(imported: Imported) -> Imported:
         files = ", ".join(imported.files)
         wrong = [problem for problem in error.problems if problem.key.startswith(_CONTRADICTIONS)]
         if wrong:
-            told = "\n".join(f"{files}: {_placed(imported, problem.key)}{problem.message}" for problem in wrong)
+            told = "\n".join(
+                f"{files}: {_placed(imported, problem.key)}{problem.message}" for problem in wrong
+            )
             raise FormatError(told) from error
-        problems = tuple(f"not accepted as it stands: {problem.key}: {problem.message}" for problem in error.problems)
+        problems = tuple(
+            f"not accepted as it stands: {problem.key}: {problem.message}"
+            for problem in error.problems
+        )
         return dataclasses.replace(imported, warnings=(*imported.warnings, *problems))
     return imported
 
@@ -145,9 +180,16 @@ def written(imported: Imported) -> str:
     era = f" ({imported.version})" if imported.version else ""
     lines = [f"# Imported from {name}: {imported.tool or imported.format}{era}."]
     lines += [f"# Warning: {_plain(warning)}" for warning in imported.warnings]
-    lines += [f"# Missing: {key}: {_NEEDED.get(key, 'the file does not say')}" for key in imported.missing]
+    lines += [
+        f"# Missing: {key}: {_NEEDED.get(key, 'the file does not say')}" for key in imported.missing
+    ]
     lines += ["schema: 1", *_body(imported)]
-    notes = [item for item in imported.assumed if not _has(imported.scenario, item.to) or isinstance(_at(imported.scenario, item.to), Mapping)]
+    notes = [
+        item
+        for item in imported.assumed
+        if not _has(imported.scenario, item.to)
+        or isinstance(_at(imported.scenario, item.to), Mapping)
+    ]
     if notes:
         lines += ["# Assumed:", *(f"#   {_plain(str(item))}" for item in notes)]
     if imported.ignored:
@@ -177,14 +219,24 @@ def _plain(text: str) -> str:
 
 def _body(imported: Imported) -> Iterator[str]:
     assumed = {item.to: item for item in imported.assumed}
-    order = [*_SECTIONS, *(key for key in imported.scenario if key not in _SECTIONS and key != "schema")]
+    order = [
+        *_SECTIONS,
+        *(key for key in imported.scenario if key not in _SECTIONS and key != "schema"),
+    ]
     for section in order:
         if section in imported.scenario:
-            yield from _entry(section, imported.scenario[section], imported.lines, assumed, "", section)
+            yield from _entry(
+                section, imported.scenario[section], imported.lines, assumed, "", section
+            )
 
 
 def _entry(
-    name: str, value: Any, lines: Mapping[str, str], assumed: Mapping[str, Assumed], indent: str, key: str
+    name: str,
+    value: Any,
+    lines: Mapping[str, str],
+    assumed: Mapping[str, Assumed],
+    indent: str,
+    key: str,
 ) -> Iterator[str]:
     if isinstance(value, Mapping) and value:
         yield f"{indent}{name}:"
@@ -201,11 +253,20 @@ def _scalar(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        safe = value.replace("-", "").replace("_", "").replace(".", "").replace("/", "").replace(" ", "").isalnum()
+        safe = (
+            value.replace("-", "")
+            .replace("_", "")
+            .replace(".", "")
+            .replace("/", "")
+            .replace(" ", "")
+            .isalnum()
+        )
         is_text = value.isascii() and value == value.strip() and resolve(value) == value
         return value if safe and is_text else json.dumps(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_scalar, value)) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_scalar(key)}: {_scalar(item)}" for key, item in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_scalar(key)}: {_scalar(item)}" for key, item in value.items()) + "}"
+        )
     return repr(value)

@@ -72,7 +72,7 @@ class Command:
 
 
 def commands(text: str, known: Mapping[str, str] | None = None) -> list[Command]:
-    """Every command of a script, in its order.
+    r"""Every command of a script, in its order.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def commands(text: str, known: Mapping[str, str] | None = None) -> list[Command]
 
     Examples
     --------
-    >>> [[word.text for word in command.words] for command in commands('A=(--x 1)\\nrun "${A[@]}" --n=$((2*4)) ${B:-c}')]
+    >>> [[word.text for word in command.words] for command in commands('A=(--x 1)\nrun "${A[@]}" --n=$((2*4)) ${B:-c}')]
     [['run', '--x', '1', '--n=8', 'c']]
     """
     shell = _Shell({name: (Value(value, 0),) for name, value in (known or {}).items()})
@@ -108,7 +108,9 @@ class Value(NamedTuple):
 
 
 Part = tuple[str, str, bool, int]  # kind (text, variable, command, sum), content, quoted, line
-Token = tuple[str, Sequence[Part] | str, int]  # word with its parts, array with its text, or operator
+Token = tuple[
+    str, Sequence[Part] | str, int
+]  # word with its parts, array with its text, or operator
 
 
 @dataclasses.dataclass(slots=True)
@@ -183,7 +185,9 @@ class _Shell:
         """A value of which only is known why it is not known."""
         if reason not in self.reasons:
             if len(self.reasons) > 5000:
-                raise FormatError(f"line {line}: over 5,000 values that depend on what the script does not say")
+                raise FormatError(
+                    f"line {line}: over 5,000 values that depend on what the script does not say"
+                )
             self.reasons.append(reason)
         return Value(chr(_FIRST + self.reasons.index(reason)), line)
 
@@ -216,7 +220,9 @@ class _Shell:
         for token in tokens:
             name = _plain(token)
             if word != "case" and _NAME.fullmatch(name):
-                self.variables[name] = (self._unknown(f"${name} (of a loop on line {token[2]})", token[2]),)
+                self.variables[name] = (
+                    self._unknown(f"${name} (of a loop on line {token[2]})", token[2]),
+                )
 
     def _assign(self, token: Token, array: Token | None, branch: int) -> None:
         first = token[1][0]
@@ -230,7 +236,9 @@ class _Shell:
             self.arrays.add(name)
         else:
             parts = [(first[0], first[1][match.end() :], first[2], first[3]), *token[1][1:]]
-            value = (_joined([self._value(part) for part in parts if not isinstance(part, str)], line),)
+            value = (
+                _joined([self._value(part) for part in parts if not isinstance(part, str)], line),
+            )
         if index is not None:
             self.arrays.add(name)
             place = int(index) if index.isdigit() and int(index) <= len(old) else len(old)
@@ -242,14 +250,22 @@ class _Shell:
         _check_size(value, line)
         self.variables[name] = value
 
-    def _in_branch(self, name: str, value: tuple[Value, ...], token: Token, branch: int) -> tuple[Value, ...]:
+    def _in_branch(
+        self, name: str, value: tuple[Value, ...], token: Token, branch: int
+    ) -> tuple[Value, ...]:
         """A value that is given in a branch: known only where the variable has it anyway."""
         before = self.variables.get(name)
-        same = before is not None and [item.text for item in before] == [item.text for item in value]
-        if same or any(not isinstance(part, str) and part[1].startswith(f"{name}:-") for part in token[1]):
+        same = before is not None and [item.text for item in before] == [
+            item.text for item in value
+        ]
+        if same or any(
+            not isinstance(part, str) and part[1].startswith(f"{name}:-") for part in token[1]
+        ):
             return value
         how = "set" if before is not None else "set only"
-        return (self._unknown(f"${name} ({how} in a branch that begins on line {branch})", token[2]),)
+        return (
+            self._unknown(f"${name} ({how} in a branch that begins on line {branch})", token[2]),
+        )
 
     def _elements(self, array: Token) -> Iterator[Value]:
         assert isinstance(array[1], str)
@@ -291,7 +307,9 @@ class _Shell:
         if kind == "text":
             return Value(content, line)
         if kind == "command":
-            return self._unknown(f"$({' '.join(content.split())[:40]}) (a command, and none is run)", line)
+            return self._unknown(
+                f"$({' '.join(content.split())[:40]}) (a command, and none is run)", line
+            )
         if kind == "sum":
             return self._sum(content, line)
         return self._variable(content, line)
@@ -306,7 +324,10 @@ class _Shell:
         length, name, index, _ = match.groups()
         value = self.variables.get(name)
         if length and value is not None:
-            return Value(str(len(value) if index in ("@", "*") else len(value[0].text if value else "")), line)
+            return Value(
+                str(len(value) if index in ("@", "*") else len(value[0].text if value else "")),
+                line,
+            )
         if index not in (None, "", "@", "*") and value is not None:
             value = (value[int(index)],) if index.isdigit() and int(index) < len(value) else None
         if default is not None:
@@ -323,11 +344,18 @@ class _Shell:
     def _nested(self, text: str, line: int, depth: int) -> Value:
         """A default, in which variables stand too."""
         parts = _Scanner(text.replace('"', "").replace("'", ""), line).quoted()
-        values = [self._variable(part[1], line, depth + 1) if part[0] == "variable" else self._value(part) for part in parts]
+        values = [
+            self._variable(part[1], line, depth + 1) if part[0] == "variable" else self._value(part)
+            for part in parts
+        ]
         return _joined(values, line)
 
     def _unset(self, name: str, line: int) -> Value:
-        why = "an argument of the script" if name.isdigit() or name in "@*#" else "not set in the file"
+        why = (
+            "an argument of the script"
+            if name.isdigit() or name in "@*#"
+            else "not set in the file"
+        )
         return self._unknown(f"${name} ({why})", line)
 
     def _sum(self, text: str, line: int) -> Value:
@@ -360,16 +388,21 @@ def _is_assignment(token: Token) -> bool:
     if kind != "word" or not parts:
         return False
     first = parts[0]
-    return not isinstance(first, str) and first[0] == "text" and not first[2] and _ASSIGNMENT.match(first[1]) is not None
+    return (
+        not isinstance(first, str)
+        and first[0] == "text"
+        and not first[2]
+        and _ASSIGNMENT.match(first[1]) is not None
+    )
 
 
 def _whole_array(part: Part) -> str | None:
     """Name of the array that a part gives element by element (``"${A[@]}"``)."""
     if part[0] != "variable":
         return None
-    match = re.fullmatch(r"([A-Za-z_]\w*)\[[@*]\]", part[1])
+    match = re.fullmatch(r"([A-Za-z_]\w*)\[([@*])\]", part[1])
     if match is not None:
-        return match[1]
+        return match[1] if match[2] == "@" or not part[2] else None
     return part[1] if part[1] in ("@", "*") else None
 
 
@@ -383,7 +416,9 @@ def _joined(values: Iterable[Value], line: int, between: str = "") -> Value:
 
 def _check_size(values: Sequence[Value], line: int) -> None:
     if sum(len(value.text) + 1 for value in values) > MOST_TEXT:
-        raise FormatError(f"line {line}: a variable grows over {MOST_TEXT:,} characters; needed a launch script")
+        raise FormatError(
+            f"line {line}: a variable grows over {MOST_TEXT:,} characters; needed a launch script"
+        )
 
 
 def _scripts(values: Sequence[Value]) -> Iterator[Value]:
@@ -402,52 +437,48 @@ def _arithmetic(text: str) -> int | None:
     if len(text) > 200 or not re.fullmatch(r"[\d\s+*/%()-]+", text):
         return None
     tokens = re.findall(r"\d+|[+*/%()-]", text)
-    place = 0
-
-    def factor() -> int:
-        nonlocal place
-        if place >= len(tokens):
-            raise ValueError
-        token = tokens[place]
-        place += 1
-        if token == "(":
-            value = terms()
-            if place >= len(tokens) or tokens[place] != ")":
-                raise ValueError
-            place += 1
-            return value
-        if token == "-":
-            return -factor()
-        return int(token)
-
-    def product() -> int:
-        nonlocal place
-        value = factor()
-        while place < len(tokens) and tokens[place] in "*/%":
-            operator = tokens[place]
-            place += 1
-            right = factor()
-            if operator != "*" and right == 0:
-                raise ValueError
-            sign = 1 if (value < 0) == (right < 0) else -1
-            quotient = 0 if operator == "*" else sign * (abs(value) // abs(right))  # bash cuts towards zero
-            value = value * right if operator == "*" else quotient if operator == "/" else value - quotient * right
-        return value
-
-    def terms() -> int:
-        nonlocal place
-        value = product()
-        while place < len(tokens) and tokens[place] in "+-":
-            operator = tokens[place]
-            place += 1
-            value = value + product() if operator == "+" else value - product()
-        return value
-
     try:
-        value = terms()
-    except (ValueError, RecursionError):
+        value = _terms(tokens)
+    except (ValueError, IndexError, RecursionError):
         return None
-    return value if place == len(tokens) and abs(value) < 10**18 else None
+    return value if not tokens and abs(value) < 10**18 else None
+
+
+def _terms(tokens: list[str]) -> int:
+    """Take a sum from the front of the tokens."""
+    value = _product(tokens)
+    while tokens and tokens[0] in "+-":
+        sign = 1 if tokens.pop(0) == "+" else -1
+        value += sign * _product(tokens)
+    return value
+
+
+def _product(tokens: list[str]) -> int:
+    value = _factor(tokens)
+    while tokens and tokens[0] in "*/%":
+        operator, right = tokens.pop(0), _factor(tokens)
+        if operator == "*":
+            value *= right
+            continue
+        if right == 0:
+            raise ValueError
+        quotient = (
+            abs(value) // abs(right) * (1 if (value < 0) == (right < 0) else -1)
+        )  # bash cuts towards zero
+        value = quotient if operator == "/" else value - quotient * right
+    return value
+
+
+def _factor(tokens: list[str]) -> int:
+    token = tokens.pop(0)
+    if token == "-":
+        return -_factor(tokens)
+    if token == "(":
+        value = _terms(tokens)
+        if tokens.pop(0) != ")":
+            raise ValueError
+        return value
+    return int(token)
 
 
 class _Scanner:
@@ -536,7 +567,13 @@ class _Scanner:
             self._piece(parts, quoted=False)
         opens = self.place < len(self.text) and self.text[self.place] == "("
         last = parts[-1] if parts else None
-        if opens and last is not None and len(parts) == 1 and last[0] == "text" and _ASSIGNMENT.fullmatch(last[1]):
+        if (
+            opens
+            and last is not None
+            and len(parts) == 1
+            and last[0] == "text"
+            and _ASSIGNMENT.fullmatch(last[1])
+        ):
             yield "word", parts, line
             self._step(1)
             start = self.line
@@ -557,7 +594,9 @@ class _Scanner:
         elif letter == "'" and not quoted:
             end = text.find("'", self.place + 1)
             if end < 0:
-                raise FormatError(f"line {self.line}: a quote ' is left open; the script breaks off")
+                raise FormatError(
+                    f"line {self.line}: a quote ' is left open; the script breaks off"
+                )
             line = self.line
             content = text[self.place + 1 : end]
             self._step(end + 1 - self.place)

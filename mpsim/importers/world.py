@@ -29,7 +29,11 @@ def put_cluster(ledger: Ledger, launch: Launch, options: Options) -> int | None:
     if nodes is not None and per_node is None and each is not None:
         per_node = Stated(each, "")
         ranks = nodes.value * each
-        ledger.note("cluster.accelerators_per_node", f"one process an accelerator of {options.cluster}", each)
+        ledger.note(
+            "cluster.accelerators_per_node",
+            f"one process an accelerator of {options.cluster}",
+            each,
+        )
     for stated in (nodes, per_node, launch.world):
         if stated is not None and stated.value < 1:
             ledger.refuse(f"{ledger.place(stated.key)}: got {stated.value}; needed 1 or more")
@@ -40,7 +44,11 @@ def put_cluster(ledger: Ledger, launch: Launch, options: Options) -> int | None:
         return put_ranks(ledger, options.ranks, options, "--ranks")
     if ranks is None:
         return None
-    keys = [stated.key for stated in (nodes, per_node, launch.world) if stated is not None and stated.key]
+    keys = [
+        stated.key
+        for stated in (nodes, per_node, launch.world)
+        if stated is not None and stated.key
+    ]
     if nodes is not None and per_node is not None and (each is None or per_node.value <= each):
         ledger.put([nodes.key], "cluster.nodes", nodes.value)
         if per_node.key:
@@ -64,13 +72,19 @@ def put_ranks(ledger: Ledger, ranks: int, options: Options, *keys: str) -> int:
 
     if each is None:
         ledger.ask("cluster.preset")
-        ledger.note("cluster", f"{ranks} accelerators ({', '.join(keys)}); nodes follow from the cluster", ranks)
+        ledger.note(
+            "cluster",
+            f"{ranks} accelerators ({', '.join(keys)}); nodes follow from the cluster",
+            ranks,
+        )
         ledger.ignore(stated, "needs --cluster to become nodes")
     elif ranks <= each:
         give("cluster.nodes", 1)
         give("cluster.accelerators_per_node", ranks)
     elif ranks % each:
-        ledger.refuse(f"{', '.join(keys)}: {ranks} accelerators are no whole nodes of {each}, as {options.cluster} has")
+        ledger.refuse(
+            f"{', '.join(keys)}: {ranks} accelerators are no whole nodes of {each}, as {options.cluster} has"
+        )
     else:
         give("cluster.nodes", ranks // each)
     return ranks

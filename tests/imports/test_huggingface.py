@@ -11,9 +11,18 @@ import pytest
 from mpsim.errors import FormatError
 from mpsim.importers import formats
 
-COUNTS = json.loads(gzip.decompress((Path(__file__).parent / "transformers-counts.json.gz").read_bytes()))
+COUNTS = json.loads(
+    gzip.decompress((Path(__file__).parent / "transformers-counts.json.gz").read_bytes())
+)
 """Configurations of 30 model types, some keys left out, and what modules of transformers 4.57.6 (v4) and 5.23.0 (v5) count on the meta device."""
-SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 256, "vocab_size": 1000}
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 256,
+    "vocab_size": 1000,
+}
 
 
 @pytest.fixture
@@ -38,7 +47,12 @@ def test_parameters_are_those_of_the_classes(kind, config):
 
 @pytest.mark.parametrize(
     ("kind", "word"),
-    [("mamba", "state-space"), ("jamba", "mixes"), ("qwen3_next", "linear attention"), ("deepseek_v32", "indexer")],
+    [
+        ("mamba", "state-space"),
+        ("jamba", "mixes"),
+        ("qwen3_next", "linear attention"),
+        ("deepseek_v32", "indexer"),
+    ],
 )
 def test_what_is_no_transformer_is_refused_by_name(kind, word, config):
     """A wrong step is worse than none."""
@@ -78,11 +92,19 @@ def test_two_spellings_that_disagree_are_refused(config):
     [
         ({"model_type": "mistral"}, {"attention": "sliding", "window": 4096}),
         ({"model_type": "mistral", "sliding_window": None}, {"attention": "causal"}),
-        ({"model_type": "gemma3_text", "num_hidden_layers": 12}, {"attention": "sliding", "window": 4096, "full_every": 6}),
+        (
+            {"model_type": "gemma3_text", "num_hidden_layers": 12},
+            {"attention": "sliding", "window": 4096, "full_every": 6},
+        ),
         ({"model_type": "gemma2"}, {"attention": "sliding", "window": 4096, "full_every": 2}),
         ({"model_type": "qwen2", "sliding_window": 512}, {"attention": "causal"}),
         (
-            {"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0},
+            {
+                "model_type": "qwen2",
+                "sliding_window": 512,
+                "use_sliding_window": True,
+                "max_window_layers": 0,
+            },
             {"attention": "sliding", "window": 512},
         ),
     ],

@@ -34,7 +34,11 @@ def test_a_model_laid_over_a_scenario_runs(config, tmp_path, scenarios, mpsim_cl
 def test_what_is_missing_is_asked_for(config, mpsim_cli):
     """A model alone is no scenario."""
     done = mpsim_cli("import", "hf", config, "--json")
-    assert done.json()["missing"] == ["cluster", "training.global_batch", "training.sequence_length"]
+    assert done.json()["missing"] == [
+        "cluster",
+        "training.global_batch",
+        "training.sequence_length",
+    ]
     shown = mpsim_cli("import", "hf", config)
     assert "# Missing: cluster: which accelerators" in shown.out
     assert "hidden: 256                             # config.json:3 hidden_size" in shown.out

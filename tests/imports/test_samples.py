@@ -12,7 +12,17 @@ from mpsim.importers.ledger import flat
 
 SAMPLES = Path(__file__).parent / "samples"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
-WAITING = ("kineto", "hlo", "chakra", "megatron", "torchtitan", "deepspeed", "accelerate", "osu", "nccl-tests")  # not imported yet
+WAITING = (
+    "kineto",
+    "hlo",
+    "chakra",
+    "megatron",
+    "torchtitan",
+    "deepspeed",
+    "accelerate",
+    "osu",
+    "nccl-tests",
+)  # not imported yet
 CASES = {name: case for name, case in EXPECTED.items() if case["format"] not in WAITING}
 
 
@@ -40,7 +50,11 @@ def test_every_sample_says_what_it_must(name, how):
     read = formats.read(SAMPLES / name, format=format_, **options(case))
     if isinstance(read, Imported):
         assert read.model_parameters == case.get("parameters", read.model_parameters)
-        scenario = {"model.preset": dotted(read.scenario, "model")} if isinstance(read.scenario.get("model"), str) else {}
+        scenario = (
+            {"model.preset": dotted(read.scenario, "model")}
+            if isinstance(read.scenario.get("model"), str)
+            else {}
+        )
         for key, value in case.get("scenario", {}).items():
             assert scenario.get(key) == value or dotted(read.scenario, key) == value, key
     else:

@@ -1,0 +1,45 @@
+"""``mpsim show formats``: the files of other tools that can be read and written."""
+
+from __future__ import annotations
+
+__all__ = ["show_formats"]
+
+EXPORTS = (("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)"),)
+"""Formats that are written, and what each holds."""
+
+
+def show_formats(name: str | None, *, as_json: bool) -> None:
+    """Print every format, which way it goes, and what it becomes.
+
+    Parameters
+    ----------
+    name : str, optional
+        Of one format; all by default.
+    as_json : bool
+
+    Raises
+    ------
+    FormatError
+        If there is no such format.
+    """
+    from mpsim.cli.console import print_json, print_table
+    from mpsim.importers.formats import ALIASES, FORMATS, named
+
+    known = FORMATS if name is None else named(name)
+    also = {
+        known.name: [word for word, means in ALIASES.items() if means == known.name]
+        for known in FORMATS
+    }
+    rows: list[tuple[str, str, str, str, list[str]]] = [
+        ("import", item.name, item.gives, item.title, also[item.name]) for item in known
+    ]
+    rows += [("export", word, "", title, []) for word, title in EXPORTS if name in (None, word)]
+    if as_json:
+        keys = ("direction", "format", "gives", "title", "also")
+        print_json({"formats": [dict(zip(keys, row, strict=True)) for row in rows]})
+        return
+    cells = [
+        (way, word, gives, title + (f" (also: {', '.join(names)})" if names else ""))
+        for way, word, gives, title, names in rows
+    ]
+    print_table(cells, header=("direction", "format", "gives", "what it is"))

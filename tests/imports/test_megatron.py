@@ -1,0 +1,221 @@
+"""Launch scripts of Megatron-LM."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsim.errors import FormatError
+from mpsim.importers import formats
+from mpsim.importers.megatron import Flag, era_of, flags, reviewed, tags
+
+BASE = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024"
+LAUNCH = "torchrun --nproc_per_node=8 --nnodes=2 pretrain_gpt.py"
+VALUES = {
+    "normalization": "RMSNorm", "position-embedding-type": "rope", "fp8-format": "hybrid", "fp4-format": "e2m1", "cp-comm-type": "p2p", "DDP-impl": "local",
+    "recompute-granularity": "full", "recompute-method": "block", "activations-checkpoint-method": "uniform", "recompute-modules": "core_attn mlp",
+    "fp8-recipe": "mxfp8", "data-parallel-sharding-strategy": "optim", "moe-token-dispatcher-type": "alltoall", "attention-backend": "flash",
+    "transformer-impl": "local", "window-size": "128,0", "tokenizer-type": "GPT2BPETokenizer", "pipeline-model-parallel-layout": "Etttt|ttttL",
+    "pipeline-model-parallel-size": "2", "virtual-pipeline-model-parallel-size": "1", "num-layers-per-virtual-pipeline-stage": "8", "fp4-recipe": "nvfp4",
+    "moe-layer-freq": "[0]*2+[1]*6", "optimizer-offload-fraction": "1.0", "kv-channels": "64", "clip-grad": "1.0", "hidden-size": "512",
+}  # fmt: skip
+NEEDS = dict.fromkeys(
+    (
+        f"{word}-pipeline-{rest}"
+        for word, rest in (("decoder-first", "num-layers"), ("decoder-last", "num-layers"))
+    ),
+    "--pipeline-model-parallel-size 2",
+)
+NEEDS |= dict.fromkeys(
+    ("num-layers-in-first-pipeline-stage", "num-layers-in-last-pipeline-stage"),
+    "--pipeline-model-parallel-size 2",
+)
+NEEDS |= {
+    "pipeline-model-parallel-layout": "--pipeline-model-parallel-size 2",
+    "tp-comm-overlap": "--tensor-model-parallel-size 2 --sequence-parallel",
+}
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script read as a file; plain flags are put behind a launch of 16 accelerators."""
+
+    def read(text, *, plain=True, **options):
+        path = tmp_path / "train.sh"
+        path.write_text(f"{LAUNCH} {BASE} {text}\n" if plain else text)
+        return formats.read(path, format="megatron", **options)
+
+    return read
+
+
+def test_every_flag_is_reviewed_or_read():
+    """1,082 flags: 764 written in some arguments.py, the others generated from dataclasses; none is in two lists."""
+    assert len(flags()) == 1082
+    assert reviewed().keys() <= flags().keys()
+
+
+@pytest.mark.parametrize("first", sorted({flag.name[0] for flag in flags().values()}))
+def test_every_flag_has_a_fate(first, script):
+    """Each is mapped, ignored with a reason, or refused with one; none is unknown."""
+    for flag in flags().values():
+        if flag.name[0] != first:
+            continue
+        value = "" if flag.is_switch else VALUES.get(flag.name, "1")
+        try:
+            read = script(f"{NEEDS.get(flag.name, '')} --{flag.name} {value and repr(value)}")
+        except FormatError as error:
+            assert (
+                reviewed().get(flag.name, ("",))[0] == "refused"
+                or "contradict" in str(error)
+                or "virtual stages need" in str(error)
+            ), str(error)
+            assert flag.name in str(error)
+            continue
+        key = f"--{flag.name}"
+        mapped = any(item.source == key for item in read.mapped)
+        assert mapped != (key in read.ignored), key
+        assert mapped or read.ignored[key] not in ("", "unknown to mpsim"), key
+
+
+def test_lists_of_the_review_stand_for_themselves():
+    """No name is in two lists, and every verdict has a reason."""
+    from mpsim.importers.words import table
+
+    data = table("mpsim.importers.data", "megatron")
+    names = [
+        name
+        for verdict in ("still", "told", "refused")
+        for group in data[verdict].values()
+        for name in group.split()
+    ]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("--tensor-model-parallel-size=2 --tensor-model-parallel-size 4", "parallelism.tp", 4),
+        ("--tensor-model-parallel 8", "parallelism.tp", 8),
+        ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2", "schedule.virtual_stages", 2),
+        ("--use-distributed-optimizer", "parallelism.zero", 1),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "parallelism.zero", 2),
+        ("--use-torch-fsdp2", "parallelism.zero", 3),
+        ("--num-query-groups 2", "model.kv_heads", 8),
+        ("--group-query-attention --num-query-groups 2", "model.kv_heads", 2),
+        ("--group-query-attention", "model.kv_heads", 1),
+        ("--swiglu", "model.ffn_hidden", 1344),
+        ("--checkpoint-activations --checkpoint-num-layers 2", "training.recompute_layers", 2),
+        ("--recompute-activations", "training.recompute", "selective"),
+        ("--bf16 --fp8-format e4m3 --fp8-recipe blockwise", "training.precision", "fp8_block"),
+        ("--num-experts 8 --moe-layer-freq '([0]*3+[1]*5)'", "model.moe.dense_layers", 3),
+        ("--multi-latent-attention", "model.mla.kv_lora_rank", 32),
+        ("--micro-batch-size 2", "training.global_batch", 32),
+        ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3", "parallelism.layers_per_stage", [3, 5]),
+        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*3|(tt|)*2t|L'", "schedule.virtual_stages", None),
+        ("--overlap-grad-reduce --bf16", "framework.gradient_overlap", None),
+        ("--use-tp-pp-dp-mapping", "parallelism.order", "tp-cp-ep-pp-dp"),
+        ("--vocab-size 100", "model.vocab", 100),
+    ],
+)  # fmt: skip
+def test_what_a_flag_becomes(text, key, value, script):
+    """History and traps of single flags."""
+    try:
+        scenario = script(text).scenario
+    except FormatError:
+        assert value is None
+        return
+    for part in key.split("."):
+        scenario = scenario.get(part, {}) if isinstance(scenario, dict) else scenario
+    assert scenario == value or value is None
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("--fp16 --bf16", "contradict"),
+        ("--tensor-model-parallel-size 3", "do not divide"),
+        (
+            "--pipeline-model-parallel-size 16 --num-layers-per-virtual-pipeline-stage 1",
+            "no whole chunks",
+        ),
+        ("--model-parallel-size 2 --overlap-grad-reduce", "no version of Megatron-LM has both"),
+        ("--tensor-model-parallel-size $TP", r"\$TP"),
+        ("--tensor-model-parallel-size $(nvidia-smi)", "a command, and none is run"),
+        ("$MORE_FLAGS", "may hold flags"),
+        ("--num-layers many", "whole number"),
+        ("--is-hybrid-model", "state-space"),
+        ("--normalization BatchNorm", "needed LayerNorm or RMSNorm"),
+        ("--global-batch-size 17 --micro-batch-size 1", "do not divide"),
+        ("--tensor", "may be"),
+        ("--swiglu 3", "takes no value"),
+        ("--tp-comm-overlap --tensor-model-parallel-size 2", "needs --sequence-parallel"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(text, word, script):
+    """What and why, with the flag."""
+    with pytest.raises(FormatError, match=word):
+        script(text)
+
+
+def test_unknown_values_of_flags_that_do_not_matter_do_not_matter(script):
+    """Paths of data and addresses of masters are nobody's business."""
+    read = script("--data-path $DATA --save $(date) --micro-batch-size 1")
+    assert "--data-path" in read.ignored
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH -N 4
+#SBATCH --ntasks-per-node=8 --gpus-per-node=8
+#SBATCH --nodes=8   # the last counts
+export CUDA_DEVICE_MAX_CONNECTIONS=1 SECRET_TOKEN=hunter2
+NAME="${USER}-run"
+TP=${TP:-4}; PP=2
+WORLD=$(($SLURM_NNODES * 8))
+GBS=$((WORLD / (TP * PP) * 16))
+ARGS=(
+    --tensor-model-parallel-size $TP   # a comment
+    --pipeline-model-parallel-size ${PP}
+)
+OPTIONS=" --num-layers 8 --hidden-size 512 \\
+    --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 \\
+    --micro-batch-size 1 --global-batch-size ${GBS} --save /home/me/$NAME"
+run_cmd="python -u pretrain_gpt.py ${OPTIONS}"
+srun -l --container-image x sh -c "${run_cmd} ${ARGS[*]}" 2>&1 | tee log
+"""
+
+
+def test_a_batch_script_is_read_through_its_wrappers(script):
+    """Header, defaults, sums, arrays, and a command in a string."""
+    read = script(SCRIPT, plain=False, cluster="dgx-h100")
+    assert read.scenario["cluster"] == {
+        "nodes": 8,
+        "accelerators_per_node": 8,
+        "preset": "dgx-h100",
+    }
+    assert read.scenario["parallelism"] == {"tp": 4, "pp": 2, "sequence_parallel": False, "zero": 0}
+    assert read.scenario["training"]["global_batch"] == 128
+
+
+def test_no_value_of_the_environment_is_kept(script, tmp_path, mpsim_cli):
+    """Neither on stdout nor on stderr nor in the file."""
+    script(SCRIPT, plain=False)
+    out = tmp_path / "out.yaml"
+    done = mpsim_cli("import", "auto", tmp_path / "train.sh", "-o", out, "--json")
+    told = done.out + done.err + out.read_text()
+    assert done.code == 0
+    assert not [word for word in ("hunter2", "/home/me", "USER", "CUDA_DEVICE") if word in told]
+
+
+def test_two_training_commands_are_refused(script):
+    """Which one to simulate is for the user to say."""
+    with pytest.raises(FormatError, match="training commands on lines 1, 2"):
+        script(f"{LAUNCH} {BASE}\n{LAUNCH} {BASE} --bf16\n", plain=False)
+
+
+def test_the_era_is_where_all_flags_were():
+    """The newest flag's first tag, and the oldest flag's last."""
+    assert era_of(["num-layers", "fp8-recipe"]) == ("core_v0.12.0", "HEAD")
+    assert era_of(["batch-size", "num-layers"]) == ("v1.0", "v1.0")
+    assert all(
+        isinstance(flag, Flag) and flag.first in tags() and flag.last in tags()
+        for flag in flags().values()
+    )
