@@ -56,14 +56,9 @@ def _read_config(head: Head, options: Options) -> Imported:
     own = data if not tower else data[tower]
     reader = _Reader(ledger, f"{tower}." if tower else "", _model_type(data, own), data)
     reader.read()
-    spelling = (
-        "5"
-        if any(
-            "rope_parameters" in key or key.endswith(".dtype") or key == "dtype"
-            for key in ledger.values
-        )
-        else "4"
-    )
+    names = {key.removeprefix(reader.head).partition(".")[0] for key in ledger.values}
+    versions = {"5": {"rope_parameters"}, "4": {"rope_theta", "torch_dtype", "rope_scaling"}}
+    spelling = next((version for version, words in versions.items() if words & names), "4 or 5")
     return ledger.close(
         "hf",
         tool=f"Hugging Face transformers, {reader.kind}",
