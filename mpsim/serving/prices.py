@@ -1,0 +1,276 @@
+"""Price of an iteration: how long one forward pass over decoding sequences and prompts takes on a rank.
+
+All tokens pass the linear layers together; attention is apart for sequences that decode (bound by bandwidth) and for prompts (bound by compute). What depends on the number of
+tokens alone is tabulated once; an iteration is then a few additions, and many iterations of the same batch are one array expression.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.serving.work import Attention, ExpertWork, Format, Linear, RankWork
+
+__all__ = ["IterationPrices", "Rates", "Software"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of one accelerator and its links, as kernels of serving reach them.
+
+    Parameters
+    ----------
+    bandwidth : float
+        Of memory, peak [B/s].
+    peaks : mapping
+        Dense peak of each precision [FLOP/s].
+    units : int
+        Streaming multiprocessors.
+    gemm_latency, gemm_bandwidth, gemm_compute : dict
+        Of skinny products by format: fixed seconds, share of the memory bandwidth, share of the peak.
+    attention_latency, attention_bandwidth, prompt_share : float
+        Fixed seconds of a decode kernel, share of the bandwidth, share of the bf16 peak that prompts reach.
+    """
+
+    bandwidth: float
+    peaks: dict[str, float]
+    gemm_latency: dict[str, float]
+    gemm_bandwidth: float
+    gemm_compute: dict[str, float]
+    attention_latency: float
+    attention_bandwidth: float
+    attention_compute: float
+    prompt_share: float
+    stream_latency: float
+    stream_bandwidth: float
+    reduce_latency: float
+    reduce_rate: float
+    reduce_library_latency: float
+    reduce_library_rate: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Software:
+    """What an engine adds: kernels beside the products, host time, padding.
+
+    Parameters
+    ----------
+    stream_kernels : float
+        Memory-bound kernels a layer (norms, rotary, cache write, activation).
+    stream_elements : float
+        Elements of the hidden width a token that they move, a layer.
+    layer_seconds, step_seconds, request_seconds : float
+        Host time that the device waits for: a layer, a step, a running request a step [s].
+    host_layer_seconds : float
+        Host time a layer that runs beside the device; a step is never shorter [s].
+    sampling_seconds : float
+    graph_sizes : tuple of int
+        Numbers of decoding sequences that graphs were captured for: batches are padded up to them.
+    """
+
+    stream_kernels: float = 4.0
+    stream_elements: float = 14.0
+    layer_seconds: float = 0.0
+    step_seconds: float = 0.0
+    request_seconds: float = 0.0
+    prompt_step_seconds: float = 0.0
+    host_layer_seconds: float = 0.0
+    sampling_seconds: float = 30e-6
+    slowdown: float = 1.0
+    graph_sizes: tuple[int, ...] = ()
+
+
+class IterationPrices:
+    """Seconds of iterations of one instance."""
+
+    def __init__(
+        self, work: RankWork, rates: Rates, software: Software, kv_bytes: float
+    ) -> None:
+        self.work = work
+        self.rates = rates
+        self.software = software
+        self.kv_bytes = kv_bytes
+        self._known: dict[int, float] = {}
+        self._grid = [float(x) for x in _grid()]
+        self._table: list[float | None] = [None] * len(self._grid)
+        self._attention = [_Decode(one, rates, kv_bytes) for one in work.attention]
+        self._pairs = sum(
+            one.layers * 2.0 * one.heads * (one.key_width + one.value_width)
+            for one in work.attention
+            if not one.window
+        ) / (rates.prompt_share * rates.peaks["bf16"])
+        self._windowed = [
+            (
+                one.window,
+                one.layers * 2.0 * one.heads * (one.key_width + one.value_width)
+                / (rates.prompt_share * rates.peaks["bf16"]),
+            )
+            for one in work.attention
+            if one.window
+        ]
+
+    # -- what depends on the number of tokens ------------------------------------------------------------
+
+    def token_seconds(self, tokens: int) -> float:
+        """Linear layers, experts, streaming kernels and reductions of one stage for so many tokens [s]."""
+        if tokens <= 512:
+            known = self._known.get(tokens)
+            if known is None:
+                known = self._known[tokens] = self._tokens(float(tokens))
+            return known
+        at = bisect.bisect_right(self._grid, tokens)
+        if at >= len(self._grid):
+            return self._at(-1) * tokens / self._grid[-1]
+        low, high = self._grid[at - 1], self._grid[at]
+        below, above = self._at(at - 1), self._at(at)
+        return below + (above - below) * (tokens - low) / (high - low)
+
+    def _at(self, place: int) -> float:
+        value = self._table[place]
+        if value is None:
+            value = self._table[place] = self._tokens(self._grid[place])
+        return value
+
+    def _tokens(self, tokens: float) -> float:
+        work, rates, software = self.work, self.rates, self.software
+        seconds = sum(one.layers * self.linear_seconds(one, tokens) for one in work.linears)
+        seconds += sum(one.layers * self._expert_seconds(one, tokens) for one in work.experts)
+        own = tokens / work.attention_dp
+        moved = software.stream_elements * own * work.hidden * 2.0
+        seconds += work.layers * (
+            software.stream_kernels * rates.stream_latency
+            + moved / (rates.stream_bandwidth * rates.bandwidth)
+            + software.layer_seconds
+        )
+        seconds += self.reduction_seconds(tokens)
+        return seconds
+
+    def reduction_seconds(self, tokens: float) -> float:
+        """All-reduces after attention and after the MLP of every layer of a stage."""
+        work = self.work
+        if work.tp == 1:
+            return 0.0
+        size = tokens * work.hidden * 2.0
+        each = self.all_reduce(size, work.tp)
+        reductions = 2.0 * work.layers
+        if work.attention_dp > 1:
+            reductions = 2.0 * work.expert_layers + 2.0 * work.dense_layers  # dispatch and combine: an all-gather and a reduce-scatter
+            each *= 0.5 if work.attention_dp == work.tp else 1.0
+        return reductions * each
+
+    def all_reduce(self, size: float, ranks: int) -> float:
+        rates = self.rates
+        sent = 2.0 * (ranks - 1) / ranks * size
+        custom = rates.reduce_latency * (0.75 + ranks / 16) + sent / rates.reduce_rate
+        library = rates.reduce_library_latency * (0.5 + ranks / 16) + sent / rates.reduce_library_rate
+        return min(custom, library)
+
+    def linear_seconds(self, linear: Linear, tokens: float) -> float:
+        rates, form = self.rates, linear.format
+        m = tokens * linear.share
+        moved = linear.weights * form.bytes + 2.0 * m * (linear.into + linear.out)
+        stream = moved / (rates.gemm_bandwidth * rates.bandwidth)
+        rate = rates.gemm_compute[form.compute] * rates.peaks[form.compute]
+        compute = 2.0 * linear.weights * m / rate
+        return rates.gemm_latency[form.compute] + (stream**4 + compute**4) ** 0.25
+
+    def _expert_seconds(self, one: ExpertWork, tokens: float) -> float:
+        rates, form = self.rates, one.format
+        rows = tokens * one.top_k / one.ep * one.imbalance
+        moved = one.touched(tokens) * one.elements * form.bytes
+        moved += 2.0 * rows * self.work.hidden * 3
+        stream = moved / (rates.gemm_bandwidth * rates.bandwidth)
+        rate = rates.gemm_compute[form.compute] * rates.peaks[form.compute]
+        compute = 2.0 * one.elements * max(rows, 0.0) / rate
+        return 3 * rates.gemm_latency[form.compute] + 4 * rates.stream_latency + (stream**4 + compute**4) ** 0.25
+
+    # -- attention ------------------------------------------------------------------------------------------
+
+    def decode_attention(self, sequences: float, context: float | Floats) -> float | Floats:
+        """Of all layers of a stage: so many sequences with so many tokens of context together [s]."""
+        if not sequences:
+            return 0.0
+        own = self.work.attention_dp
+        return sum(one.seconds(sequences / own, context / own) for one in self._attention)
+
+    def prompt_attention(self, tokens: float, pairs: float) -> float:
+        """Of all layers of a stage: `pairs` of query and key of the prompts of this iteration [s]."""
+        own = self.work.attention_dp
+        seconds = self._pairs * pairs / own
+        for window, each in self._windowed:
+            seconds += each * min(pairs, tokens * window) / own
+        return seconds
+
+    def head_seconds(self, samples: float) -> float:
+        """Logits and sampling of so many sequences [s]."""
+        if not samples:
+            return 0.0
+        logits = self.linear_seconds(self.work.head, samples)
+        passes = 3 * samples * self.work.head.out * 4.0 / (self.rates.stream_bandwidth * self.rates.bandwidth)
+        gather = self.all_reduce(samples * self.work.head.out * 4.0, self.work.tp) / 2 if self.work.tp > 1 else 0.0
+        return logits + passes + gather + self.software.sampling_seconds
+
+    # -- iterations -------------------------------------------------------------------------------------------
+
+    def padded(self, decodes: int) -> int:
+        sizes = self.software.graph_sizes
+        at = bisect.bisect_left(sizes, decodes)
+        return sizes[at] if at < len(sizes) else decodes
+
+    def seconds(
+        self,
+        decodes: int,
+        context: float | Floats,
+        prompt_tokens: int = 0,
+        pairs: float = 0.0,
+        prompts_done: int = 0,
+    ) -> float | Floats:
+        """One iteration: the time of a stage and, once, of the head [s]; an array for an array of contexts."""
+        software, work = self.software, self.work
+        tokens = prompt_tokens + decodes if prompt_tokens else self.padded(decodes)
+        stage = self.token_seconds(tokens) + self.decode_attention(decodes, context)
+        if prompt_tokens:
+            stage = stage + self.prompt_attention(prompt_tokens, pairs)
+        gpu = stage * work.pp + self.head_seconds(decodes + prompts_done)
+        if software.slowdown != 1.0:
+            gpu = gpu * software.slowdown
+        host = software.host_layer_seconds * work.layers * work.pp
+        if host:
+            gpu = np.maximum(gpu, host) if isinstance(gpu, np.ndarray) else max(gpu, host)
+        beside = software.step_seconds + software.request_seconds * (decodes + prompts_done)
+        if prompt_tokens:
+            beside += software.prompt_step_seconds
+        return gpu + beside
+
+
+class _Decode:
+    """Decode attention of equal layers."""
+
+    def __init__(self, shape: Attention, rates: Rates, kv_bytes: float) -> None:
+        self.layers = shape.layers
+        self.window = shape.window
+        self.read = shape.read_width * kv_bytes / (rates.attention_bandwidth * rates.bandwidth)
+        self.work = 2.0 * shape.heads * shape.decode_width / (rates.attention_compute * rates.peaks["bf16"])
+        self.latency = rates.attention_latency
+
+    def seconds(self, sequences: float, context: float | Floats) -> float | Floats:
+        if self.window:
+            context = np.minimum(context, sequences * self.window)
+        return self.layers * (self.latency + max(self.read, self.work) * context)
+
+
+def _grid() -> list[int]:
+    """Numbers of tokens at which iterations are tabulated, 4 % apart."""
+    points, at = [], 512.0
+    while at < 300_000:
+        points.append(round(at))
+        at *= 1.04
+    return points
