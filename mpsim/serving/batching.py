@@ -87,11 +87,17 @@ class Engine:
         self.context = 0
         self.tick = 0
         self.preempted = 0
-        self._ends: list[tuple[int, int]] = []  # (tick, request), a heap; stale where a request was preempted
+        self._ends: list[
+            tuple[int, int]
+        ] = []  # (tick, request), a heap; stale where a request was preempted
         self._tick_of_end: dict[int, int] = {}
-        self._began: dict[int, tuple[int, int]] = {}  # request -> (tick, context) when it began to decode
+        self._began: dict[
+            int, tuple[int, int]
+        ] = {}  # request -> (tick, context) when it began to decode
         self._residues = [0] * rules.block
-        self._order: list[int] = []  # running requests by admission, latest last; stale ones are skipped
+        self._order: list[
+            int
+        ] = []  # running requests by admission, latest last; stale ones are skipped
         self._held: dict[int, int] = {}  # blocks held by requests that do not decode yet
         self._reserved = 0  # blocks promised to running requests (no-evict)
         self._ratio_from = 0
@@ -255,7 +261,10 @@ class Engine:
         if rules.scheduler == "prefill-first":
             free = self.free * block
             steps = min(self.tick - self._ratio_from, rules.ratio_steps)
-            ratio = rules.ratio_start + (rules.ratio_end - rules.ratio_start) * steps / rules.ratio_steps
+            ratio = (
+                rules.ratio_start
+                + (rules.ratio_end - rules.ratio_start) * steps / rules.ratio_steps
+            )
             if not self.decodes:
                 ratio = rules.ratio_start
             left = ratio * self._remaining()

@@ -7,101 +7,51 @@ tokens alone is tabulated once; an iteration is then a few additions, and many i
 from __future__ import annotations
 
 import bisect
-import dataclasses
-import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.serving.work import Attention, ExpertWork, Format, Linear, RankWork
+from mpsim.serving.engines import EnginePreset
+from mpsim.serving.rates import Rates, Reductions
+from mpsim.serving.work import Attention, ExpertWork, Linear, RankWork
 
-__all__ = ["IterationPrices", "Rates", "Software"]
+__all__ = ["IterationPrices"]
 
 Floats = NDArray[np.float64]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rates:
-    """Rates of one accelerator and its links, as kernels of serving reach them.
-
-    Parameters
-    ----------
-    bandwidth : float
-        Of memory, peak [B/s].
-    peaks : mapping
-        Dense peak of each precision [FLOP/s].
-    units : int
-        Streaming multiprocessors.
-    gemm_latency, gemm_bandwidth, gemm_compute : dict
-        Of skinny products by format: fixed seconds, share of the memory bandwidth, share of the peak.
-    attention_latency, attention_bandwidth, prompt_share : float
-        Fixed seconds of a decode kernel, share of the bandwidth, share of the bf16 peak that prompts reach.
-    """
-
-    bandwidth: float
-    peaks: dict[str, float]
-    gemm_latency: dict[str, float]
-    gemm_bandwidth: float
-    gemm_compute: dict[str, float]
-    attention_latency: float
-    attention_bandwidth: float
-    attention_compute: float
-    prompt_share: float
-    stream_latency: float
-    stream_bandwidth: float
-    reduce_latency: float
-    reduce_rate: float
-    reduce_library_latency: float
-    reduce_library_rate: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Software:
-    """What an engine adds: kernels beside the products, host time, padding.
-
-    Parameters
-    ----------
-    stream_kernels : float
-        Memory-bound kernels a layer (norms, rotary, cache write, activation).
-    stream_elements : float
-        Elements of the hidden width a token that they move, a layer.
-    layer_seconds, step_seconds, request_seconds : float
-        Host time that the device waits for: a layer, a step, a running request a step [s].
-    host_layer_seconds : float
-        Host time a layer that runs beside the device; a step is never shorter [s].
-    sampling_seconds : float
-    graph_sizes : tuple of int
-        Numbers of decoding sequences that graphs were captured for: batches are padded up to them.
-    """
-
-    stream_kernels: float = 4.0
-    stream_elements: float = 14.0
-    layer_seconds: float = 0.0
-    step_seconds: float = 0.0
-    request_seconds: float = 0.0
-    prompt_step_seconds: float = 0.0
-    host_layer_seconds: float = 0.0
-    sampling_seconds: float = 30e-6
-    slowdown: float = 1.0
-    graph_sizes: tuple[int, ...] = ()
-
-
 class IterationPrices:
-    """Seconds of iterations of one instance."""
+    """Seconds of iterations of one instance.
+
+    Parameters
+    ----------
+    work : RankWork
+    rates : Rates
+    engine : EnginePreset
+    reductions : Reductions
+        All-reduces among the ranks of a stage.
+    kv_bytes : float
+        Of an element of cache [B].
+    """
 
     def __init__(
-        self, work: RankWork, rates: Rates, software: Software, kv_bytes: float
+        self,
+        work: RankWork,
+        rates: Rates,
+        engine: EnginePreset,
+        reductions: Reductions,
+        kv_bytes: float,
     ) -> None:
         self.work = work
         self.rates = rates
-        self.software = software
-        self.kv_bytes = kv_bytes
+        self.engine = engine
+        self._reductions = reductions
         self._known: dict[int, float] = {}
         self._grid = [float(x) for x in _grid()]
         self._table: list[float | None] = [None] * len(self._grid)
-        self._attention = [_Decode(one, rates, kv_bytes) for one in work.attention]
+        self._attention = [
+            _Decode(shape, rates, kv_bytes, shared=engine.shared_reads) for shape in work.attention
+        ]
         self._pairs = sum(
             one.layers * 2.0 * one.heads * (one.key_width + one.value_width)
             for one in work.attention
@@ -110,7 +60,10 @@ class IterationPrices:
         self._windowed = [
             (
                 one.window,
-                one.layers * 2.0 * one.heads * (one.key_width + one.value_width)
+                one.layers
+                * 2.0
+                * one.heads
+                * (one.key_width + one.value_width)
                 / (rates.prompt_share * rates.peaks["bf16"]),
             )
             for one in work.attention
@@ -140,15 +93,15 @@ class IterationPrices:
         return value
 
     def _tokens(self, tokens: float) -> float:
-        work, rates, software = self.work, self.rates, self.software
+        work, rates, engine = self.work, self.rates, self.engine
         seconds = sum(one.layers * self.linear_seconds(one, tokens) for one in work.linears)
         seconds += sum(one.layers * self._expert_seconds(one, tokens) for one in work.experts)
         own = tokens / work.attention_dp
-        moved = software.stream_elements * own * work.hidden * 2.0
+        moved = engine.stream_elements * own * work.hidden * 2.0
         seconds += work.layers * (
-            software.stream_kernels * rates.stream_latency
+            engine.stream_kernels * rates.stream_latency
             + moved / (rates.stream_bandwidth * rates.bandwidth)
-            + software.layer_seconds
+            + engine.layer_time
         )
         seconds += self.reduction_seconds(tokens)
         return seconds
@@ -159,19 +112,14 @@ class IterationPrices:
         if work.tp == 1:
             return 0.0
         size = tokens * work.hidden * 2.0
-        each = self.all_reduce(size, work.tp)
+        each = self._reductions.seconds(size)
         reductions = 2.0 * work.layers
         if work.attention_dp > 1:
-            reductions = 2.0 * work.expert_layers + 2.0 * work.dense_layers  # dispatch and combine: an all-gather and a reduce-scatter
+            reductions = (
+                2.0 * work.expert_layers + 2.0 * work.dense_layers
+            )  # dispatch and combine: an all-gather and a reduce-scatter
             each *= 0.5 if work.attention_dp == work.tp else 1.0
         return reductions * each
-
-    def all_reduce(self, size: float, ranks: int) -> float:
-        rates = self.rates
-        sent = 2.0 * (ranks - 1) / ranks * size
-        custom = rates.reduce_latency * (0.75 + ranks / 16) + sent / rates.reduce_rate
-        library = rates.reduce_library_latency * (0.5 + ranks / 16) + sent / rates.reduce_library_rate
-        return min(custom, library)
 
     def linear_seconds(self, linear: Linear, tokens: float) -> float:
         rates, form = self.rates, linear.format
@@ -190,7 +138,11 @@ class IterationPrices:
         stream = moved / (rates.gemm_bandwidth * rates.bandwidth)
         rate = rates.gemm_compute[form.compute] * rates.peaks[form.compute]
         compute = 2.0 * one.elements * max(rows, 0.0) / rate
-        return 3 * rates.gemm_latency[form.compute] + 4 * rates.stream_latency + (stream**4 + compute**4) ** 0.25
+        return (
+            3 * rates.gemm_latency[form.compute]
+            + 4 * rates.stream_latency
+            + (stream**4 + compute**4) ** 0.25
+        )
 
     # -- attention ------------------------------------------------------------------------------------------
 
@@ -214,14 +166,24 @@ class IterationPrices:
         if not samples:
             return 0.0
         logits = self.linear_seconds(self.work.head, samples)
-        passes = 3 * samples * self.work.head.out * 4.0 / (self.rates.stream_bandwidth * self.rates.bandwidth)
-        gather = self.all_reduce(samples * self.work.head.out * 4.0, self.work.tp) / 2 if self.work.tp > 1 else 0.0
-        return logits + passes + gather + self.software.sampling_seconds
+        passes = (
+            3
+            * samples
+            * self.work.head.out
+            * 4.0
+            / (self.rates.stream_bandwidth * self.rates.bandwidth)
+        )
+        gather = (
+            self._reductions.seconds(samples * self.work.head.out * 4.0) / 2
+            if self.work.tp > 1
+            else 0.0
+        )
+        return logits + passes + gather + self.engine.sampling_time
 
     # -- iterations -------------------------------------------------------------------------------------------
 
     def padded(self, decodes: int) -> int:
-        sizes = self.software.graph_sizes
+        sizes = self.engine.graph_sizes
         at = bisect.bisect_left(sizes, decodes)
         return sizes[at] if at < len(sizes) else decodes
 
@@ -234,31 +196,36 @@ class IterationPrices:
         prompts_done: int = 0,
     ) -> float | Floats:
         """One iteration: the time of a stage and, once, of the head [s]; an array for an array of contexts."""
-        software, work = self.software, self.work
+        engine, work = self.engine, self.work
         tokens = prompt_tokens + decodes if prompt_tokens else self.padded(decodes)
         stage = self.token_seconds(tokens) + self.decode_attention(decodes, context)
         if prompt_tokens:
             stage = stage + self.prompt_attention(prompt_tokens, pairs)
         gpu = stage * work.pp + self.head_seconds(decodes + prompts_done)
-        if software.slowdown != 1.0:
-            gpu = gpu * software.slowdown
-        host = software.host_layer_seconds * work.layers * work.pp
+        if engine.slowdown != 1.0:
+            gpu = gpu * engine.slowdown
+        host = engine.host_layer_time * work.layers * work.pp
         if host:
             gpu = np.maximum(gpu, host) if isinstance(gpu, np.ndarray) else max(gpu, host)
-        beside = software.step_seconds + software.request_seconds * (decodes + prompts_done)
+        beside = engine.step_time + engine.request_time * (decodes + prompts_done)
         if prompt_tokens:
-            beside += software.prompt_step_seconds
+            beside += engine.prompt_step_time
         return gpu + beside
 
 
 class _Decode:
     """Decode attention of equal layers."""
 
-    def __init__(self, shape: Attention, rates: Rates, kv_bytes: float) -> None:
+    def __init__(self, shape: Attention, rates: Rates, kv_bytes: float, *, shared: bool) -> None:
         self.layers = shape.layers
         self.window = shape.window
-        self.read = shape.read_width * kv_bytes / (rates.attention_bandwidth * rates.bandwidth)
-        self.work = 2.0 * shape.heads * shape.decode_width / (rates.attention_compute * rates.peaks["bf16"])
+        reads = 1.0 if shared or shape.latent else shape.heads / shape.kv_heads
+        self.read = (
+            reads * shape.read_width * kv_bytes / (rates.attention_bandwidth * rates.bandwidth)
+        )
+        self.work = (
+            2.0 * shape.heads * shape.decode_width / (rates.attention_compute * rates.peaks["bf16"])
+        )
         self.latency = rates.attention_latency
 
     def seconds(self, sequences: float, context: float | Floats) -> float | Floats:

@@ -166,7 +166,11 @@ class _Service:
             self._hand_out()
 
     def _next_arrival(self) -> float:
-        return self.arrival[self.sent] if self.concurrency is None and self.sent < len(self.arrival) else np.inf
+        return (
+            self.arrival[self.sent]
+            if self.concurrency is None and self.sent < len(self.arrival)
+            else np.inf
+        )
 
     def _work(self, number: int):
         """One engine, iteration after iteration."""
@@ -184,8 +188,18 @@ class _Service:
             for request in it.started:
                 if self.started[request] != self.started[request]:
                     self.started[request] = now
-            seconds = prices.seconds(it.decodes, it.context, it.prompt_tokens, it.pairs, len(it.done))
-            self.log.add(now, seconds, 1, it.decodes, it.context, it.prompt_tokens, engine.blocks - engine.free)
+            seconds = prices.seconds(
+                it.decodes, it.context, it.prompt_tokens, it.pairs, len(it.done)
+            )
+            self.log.add(
+                now,
+                seconds,
+                1,
+                it.decodes,
+                it.context,
+                it.prompt_tokens,
+                engine.blocks - engine.free,
+            )
             yield env.timeout(seconds)
             first, last = engine.finish(it)
             self._note(first, last)
@@ -198,7 +212,9 @@ class _Service:
         env, prices = self.env, self.prices
         steps = min(steps, _LONG)
         decodes, context = engine.decodes, engine.context
-        times = np.cumsum(prices.seconds(decodes, context + decodes * np.arange(steps, dtype=float)))
+        times = np.cumsum(
+            prices.seconds(decodes, context + decodes * np.arange(steps, dtype=float))
+        )
         gap = self._next_arrival() - env.now
         if gap < times[-1]:
             steps = min(steps, int(np.searchsorted(times, gap)) + 1)

@@ -1,0 +1,1 @@
+"""Serving engines by name and era; each entry names its sources."""

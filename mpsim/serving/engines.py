@@ -1,0 +1,148 @@
+"""Serving engines: how a software stack batches, what it keeps, and what it costs beside the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.errors import ScenarioError, nearest
+from mpsim.shipped import read_shipped
+from mpsim.units import Dimension, parse_quantity
+
+__all__ = ["EnginePreset", "engine", "engine_for", "engine_names"]
+
+SCHEDULERS = ("budget", "prefill-first", "no-evict", "max-utilisation", "static")
+REDUCTIONS = ("custom", "library")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePreset:
+    """A serving engine of one era.
+
+    Parameters
+    ----------
+    name, title : str
+    scheduler : str
+        One of `SCHEDULERS`, see `mpsim.serving.batching`.
+    max_sequences, max_tokens : int
+        Sequences that run at once, tokens of an iteration.
+    chunked : bool
+        Whether a prompt may be cut into chunks.
+    block : int
+        Tokens of a block of cache.
+    memory_fraction : float
+        Share of the device memory that the engine may fill.
+    reserve : float
+        Of it: what context, libraries and graphs take [B].
+    prefix_cache : bool
+    graph_sizes : tuple of int
+        Numbers of decoding sequences that graphs were captured for, ascending; empty without graphs.
+    step_time, request_time : float
+        Host time of an iteration, and of a sequence in it, that the device waits for [s].
+    prompt_step_time : float
+        More of an iteration with prompts [s].
+    layer_time : float
+        Host time of a layer that the device waits for [s].
+    host_layer_time : float
+        Host time of a layer beside the device: an iteration is never shorter [s].
+    slowdown : float
+        Time of the device over that of the kernels alone.
+    sampling_time : float
+    first_token_time : float
+        From a request to the first token, beside queue and prompt: server, tokenizer, network [s].
+    stream_kernels, stream_elements : float
+        Memory-bound kernels of a layer, and elements of the hidden width a token that they move.
+    reduction : str
+        ``custom`` (one-shot and two-shot kernels for small tensors) or ``library``.
+    reduction_factor : float
+        Time of the library's all-reduces over their model's.
+    shared_reads : bool
+        Whether query heads of a group share the reads of their keys and values.
+    source, as_of, status : str
+    """
+
+    name: str
+    title: str = ""
+    scheduler: str = "budget"
+    max_sequences: int = 256
+    max_tokens: int = 8192
+    chunked: bool = True
+    block: int = 16
+    memory_fraction: float = 0.9
+    reserve: float = 4e9
+    prefix_cache: bool = False
+    graph_sizes: tuple[int, ...] = ()
+    step_time: float = 0.0
+    request_time: float = 0.0
+    prompt_step_time: float = 0.0
+    layer_time: float = 0.0
+    host_layer_time: float = 0.0
+    slowdown: float = 1.0
+    sampling_time: float = 0.0
+    first_token_time: float = 0.0
+    stream_kernels: float = 4.0
+    stream_elements: float = 14.0
+    reduction: str = "custom"
+    reduction_factor: float = 1.0
+    shared_reads: bool = True
+    source: str = ""
+    as_of: str = ""
+    status: str = ""
+
+
+_TIMES = frozenset(
+    field.name for field in dataclasses.fields(EnginePreset) if field.name.endswith("_time")
+)
+
+
+def engine_names() -> tuple[str, ...]:
+    """Every engine of the catalog, in its order."""
+    return tuple(_entries())
+
+
+def engine(name: str, overrides: Mapping[str, Any] | None = None) -> EnginePreset:
+    """The engine called `name`, with fields replaced.
+
+    Raises
+    ------
+    ScenarioError
+        If there is none of that name.
+    """
+    entries = _entries()
+    if name not in entries:
+        raise ScenarioError(f"no serving engine {name!r}; {nearest(name, entries)}")
+    return dataclasses.replace(_preset(name), **(overrides or {}))
+
+
+def engine_for(words: str) -> EnginePreset | None:
+    """The engine that an engine's name and version mean, such as ``vLLM 0.11.2``; None where none does."""
+    for name, entry in _entries().items():
+        if re.fullmatch(entry["versions"], words.strip()):
+            return engine(name)
+    return None
+
+
+@functools.cache
+def _preset(name: str) -> EnginePreset:
+    entry = {key: value for key, value in _entries()[name].items() if key != "versions"}
+    values = {key: _value(key, value) for key, value in entry.items()}
+    return EnginePreset(name=name, **values)
+
+
+def _value(key: str, value: Any) -> Any:
+    if key in _TIMES:
+        return parse_quantity(value, Dimension.TIME)
+    if key == "reserve":
+        return parse_quantity(value, Dimension.BYTES)
+    return tuple(value) if isinstance(value, list) else value
+
+
+@functools.cache
+def _entries() -> Mapping[str, Mapping[str, Any]]:
+    entries: Mapping[str, Mapping[str, Any]] = read_shipped(
+        "mpsim.serving.catalog", "engines.yaml"
+    )["engines"]
+    return entries

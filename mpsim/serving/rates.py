@@ -1,0 +1,162 @@
+"""Rates that kernels of serving reach on a cluster: shares of the datasheet from a data file, and small all-reduces beside those of the library."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpsim.cost import CollectiveModel, Constant
+from mpsim.hardware import Cluster
+from mpsim.parallel import GroupShape
+from mpsim.serving.engines import EnginePreset
+from mpsim.shipped import read_shipped
+from mpsim.units import Dimension, parse_quantity
+
+__all__ = ["Rates", "Reductions", "rates_of"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Rates of one accelerator as kernels of serving reach them.
+
+    Parameters
+    ----------
+    bandwidth : float
+        Of memory, from the datasheet [B/s].
+    peaks : mapping of str to float
+        Dense peak of each precision [FLOP/s].
+    gemm_latency, gemm_compute : mapping of str to float
+        Of skinny products by precision: fixed time [s], share of the peak.
+    gemm_bandwidth : float
+        Share of `bandwidth` at which products read their weights.
+    attention_latency, attention_bandwidth, attention_compute : float
+        Of the decode kernel: fixed time [s], share of `bandwidth` at which it reads the cache, share of the bf16 peak.
+    prompt_share : float
+        Share of the bf16 peak that attention of prompts reaches.
+    stream_latency, stream_bandwidth : float
+        Of norms, rotary, activation: fixed time [s] and share of `bandwidth`.
+    """
+
+    bandwidth: float
+    peaks: Mapping[str, float]
+    gemm_latency: Mapping[str, float]
+    gemm_compute: Mapping[str, float]
+    gemm_bandwidth: float
+    attention_latency: float
+    attention_bandwidth: float
+    attention_compute: float
+    prompt_share: float
+    stream_latency: float
+    stream_bandwidth: float
+    reduction_latency: float
+    reduction_share: float
+    constants: tuple[Constant, ...] = ()
+
+
+_TIMES = ("attention_latency", "stream_latency", "reduction_latency")
+_SHARES = (
+    *("gemm_bandwidth", "attention_bandwidth", "attention_compute", "prompt_share"),
+    *("stream_bandwidth", "reduction_share"),
+)
+
+
+def rates_of(cluster: Cluster) -> Rates:
+    """Rates of a cluster's accelerator."""
+    chip = cluster.accelerator
+    group = _group(chip.family, chip.name)
+    peaks = dict(chip.peak_flops)
+    latency = {name: _seconds(value) for name, value in group["gemm_latency"].items()}
+    compute = {name: float(value) for name, value in group["gemm_compute"].items()}
+    return Rates(
+        bandwidth=chip.memory_bandwidth,
+        peaks=peaks,
+        gemm_latency=_for_all(latency, peaks),
+        gemm_compute=_for_all(compute, peaks),
+        **{name: _seconds(group[name]) for name in _TIMES},
+        **{name: float(group[name]) for name in _SHARES},
+    )
+
+
+def _group(family: str, name: str) -> Mapping[str, Any]:
+    groups: list[Mapping[str, Any]] = read_shipped("mpsim.serving.data", "rates.yaml")["groups"]
+    for group in groups:
+        named = group.get("names")
+        if named is not None and name not in named:
+            continue
+        if family in group["families"] or "*" in group["families"]:
+            return group
+    raise AssertionError("the last group takes every accelerator")
+
+
+def _for_all(given: Mapping[str, float], peaks: Mapping[str, float]) -> dict[str, float]:
+    usual = given.get("*", max(given.values()))
+    return {precision: given.get(precision, usual) for precision in peaks}
+
+
+def _seconds(value: str) -> float:
+    return parse_quantity(value, Dimension.TIME)
+
+
+class Reductions:
+    """All-reduces of an engine: its own kernel for small tensors where it has one, else the library's.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    ranks : int
+    rates : Rates
+    engine : EnginePreset
+
+    Notes
+    -----
+    A kernel of the engine's own takes a fixed time that grows with the ranks that meet, and moves 2 (t - 1) / t of the tensor at a share of the link: one-shot and two-shot
+    kernels together, as measured below 2 MiB. It needs full-speed links between all ranks of one scale-up domain.
+    """
+
+    def __init__(self, cluster: Cluster, ranks: int, rates: Rates, engine: EnginePreset) -> None:
+        self._ranks = ranks
+        domain = min(cluster.domain_size, ranks)
+        self._group = GroupShape(ranks, domain, -(-ranks // domain))
+        self._model = CollectiveModel(cluster, loaded=False)
+        self._factor = engine.reduction_factor
+        link = cluster.node.scale_up
+        self._own: Callable[[float], float] | None = None
+        inside = self._group.domains == 1
+        if engine.reduction == "custom" and inside and not cluster_through_host(cluster):
+            fixed = rates.reduction_latency * (0.75 + ranks / 16)
+            rate = (
+                rates.reduction_share * link.bandwidth * ranks / (2.0 * (ranks - 1))
+                if ranks > 1
+                else 1.0
+            )
+            self._own = lambda size: fixed + size / rate
+        self._sizes = [float(1 << power) for power in range(8, 34)]
+        self._times: list[float | None] = [None] * len(self._sizes)
+
+    def seconds(self, size: float) -> float:
+        """Time of an all-reduce of so many bytes [s]."""
+        if self._ranks <= 1:
+            return 0.0
+        library = self._factor * self._library(size)
+        return min(library, self._own(size)) if self._own else library
+
+    def _library(self, size: float) -> float:
+        """Time of the library's all-reduce, between tabulated sizes."""
+        at = min(max(bisect.bisect_right(self._sizes, size), 1), len(self._sizes) - 1)
+        low, high = self._sizes[at - 1], self._sizes[at]
+        below, above = self._at(at - 1), self._at(at)
+        return below + (above - below) * max(0.0, size - low) / (high - low)
+
+    def _at(self, place: int) -> float:
+        value = self._times[place]
+        if value is None:
+            value = float(self._model.seconds("all_reduce", self._sizes[place], self._group))
+            self._times[place] = value
+        return value
+
+
+def cluster_through_host(cluster: Cluster) -> bool:
+    """Whether accelerators reach each other through PCIe and the host only."""
+    return cluster.node.scale_up.shape.value == "host"
