@@ -19,6 +19,8 @@ __all__ = ["IterationPrices"]
 
 Floats = NDArray[np.float64]
 
+_PASSES = 6  # over the routed rows: in and out of permute, of both products and of combine
+
 
 class IterationPrices:
     """Seconds of iterations of one instance.
@@ -130,19 +132,17 @@ class IterationPrices:
         compute = 2.0 * linear.weights * m / rate
         return rates.gemm_latency[form.compute] + (stream**4 + compute**4) ** 0.25
 
-    def _expert_seconds(self, one: ExpertWork, tokens: float) -> float:
-        rates, form = self.rates, one.format
-        rows = tokens * one.top_k / one.ep * one.imbalance
-        moved = one.touched(tokens) * one.elements * form.bytes
-        moved += 2.0 * rows * self.work.hidden * 3
+    def _expert_seconds(self, experts: ExpertWork, tokens: float) -> float:
+        """Permute, two grouped products and combine of one layer for the tokens of the busiest rank."""
+        rates, form = self.rates, experts.format
+        rows = tokens * experts.top_k / experts.ep * experts.imbalance
+        moved = experts.touched(tokens) * experts.elements * form.bytes
+        moved += 2.0 * rows * self.work.hidden * _PASSES
         stream = moved / (rates.gemm_bandwidth * rates.bandwidth)
-        rate = rates.gemm_compute[form.compute] * rates.peaks[form.compute]
-        compute = 2.0 * one.elements * max(rows, 0.0) / rate
-        return (
-            3 * rates.gemm_latency[form.compute]
-            + 4 * rates.stream_latency
-            + (stream**4 + compute**4) ** 0.25
-        )
+        rate = rates.expert_compute * rates.gemm_compute[form.compute] * rates.peaks[form.compute]
+        compute = 2.0 * experts.elements * rows / rate
+        fixed = rates.expert_latency + 2 * rates.gemm_latency[form.compute]
+        return float(fixed + (stream**4 + compute**4) ** 0.25)
 
     # -- attention ------------------------------------------------------------------------------------------
 

@@ -52,13 +52,15 @@ class Rates:
     stream_bandwidth: float
     reduction_latency: float
     reduction_share: float
+    expert_latency: float
+    expert_compute: float
     constants: tuple[Constant, ...] = ()
 
 
-_TIMES = ("attention_latency", "stream_latency", "reduction_latency")
+_TIMES = ("attention_latency", "stream_latency", "reduction_latency", "expert_latency")
 _SHARES = (
     *("gemm_bandwidth", "attention_bandwidth", "attention_compute", "prompt_share"),
-    *("stream_bandwidth", "reduction_share"),
+    *("stream_bandwidth", "reduction_share", "expert_compute"),
 )
 
 
