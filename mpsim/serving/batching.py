@@ -1,17 +1,25 @@
 """Continuous batching: which requests take part in the next iteration of one engine, by the engine's own rules.
 
-State of an engine is kept by counters, so that an iteration in which nothing begins or ends costs the same however many sequences decode: sequences end at a tick (an iteration
-that decodes) known when they begin, and ask for a further block of cache at ticks known modulo the block size.
+The state is kept in counters, so that an iteration in which nothing begins or ends costs the same however many sequences decode: a sequence ends at a tick (an iteration that
+decodes) that is known when it begins, and asks for a further block of cache at ticks that are known modulo the block.
+
+Conservation holds at every iteration: the blocks of running requests, of cached prefixes in use and the free ones (idle prefixes among them) are all blocks (tested).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
-import math
 from collections import deque
+from collections.abc import Sequence
+
+from mpsim.serving.cache import PrefixCache
 
 __all__ = ["BatchRules", "Engine", "Iteration"]
+
+_SAMPLE = 64  # running sequences that an estimate of what is still to come looks at
+_RECHECK = 16  # iterations after which prefill-first looks again whether a prompt can be admitted
+_WITHOUT_LIMIT = 1 << 60
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,17 +29,18 @@ class BatchRules:
     Parameters
     ----------
     scheduler : str
-        ``budget`` (vLLM V1: running sequences first, prompts in chunks fill what is left of the token budget), ``prefill-first`` (SGLang: prompts alone while
-        any can be admitted, else decode), ``no-evict`` (TensorRT-LLM: a prompt is admitted when its whole output fits, prompts join decoding
-        iterations), ``max-utilisation`` (the same, admitted on the prompt, paused when blocks run out), ``static`` (the next batch starts when all of the last has ended).
+        ``budget``: running sequences first, chunks of prompts fill what is left of the token budget, the latest sequence is preempted when blocks run out (vLLM
+        V1). ``prefill-first``: prompts alone while one can be admitted, else decoding (SGLang). ``no-evict``: a prompt is admitted when its whole output fits, and
+        joins decoding iterations (TensorRT-LLM's default). ``max-utilisation``: admitted on the prompt alone, the latest paused when blocks run out (its other one).
+        ``static``: a batch starts when all of the last one has ended.
     max_sequences, max_tokens : int
         Sequences that run at once, and tokens of an iteration.
     chunked : bool
-        Whether a prompt may be cut; else it has to fit into the budget whole.
+        Whether a prompt may be cut; else it passes whole, alone with what decodes.
     block : int
         Tokens of a block of cache.
     ratio_start, ratio_end, ratio_steps : float
-        ``prefill-first``: share of the outputs still to come that admission keeps room for, at first and after so many decoding iterations.
+        ``prefill-first``: share of the outputs still to come that admission keeps room for, after a retraction and after so many decoding iterations.
     output_cap : int
         ``prefill-first``: tokens of an output that count for that.
     """
@@ -46,9 +55,25 @@ class BatchRules:
     ratio_steps: int = 600
     output_cap: int = 4096
 
+    @property
+    def reserves(self) -> bool:
+        """Whether admission sets aside the blocks of the whole output."""
+        return self.scheduler in ("no-evict", "static")
+
 
 class Iteration:
-    """What one iteration processes; `decodes` sequences with `context` tokens together, and prompts."""
+    """What one iteration processes.
+
+    Attributes
+    ----------
+    decodes, context : int
+        Sequences that decode, and tokens of their contexts together.
+    prompt_tokens : int
+    pairs : float
+        Pairs of query and key of the prompts' causal attention.
+    started, done : list of int
+        Requests whose first prompt token, and whose last, is among them.
+    """
 
     __slots__ = ("context", "decodes", "done", "pairs", "prompt_tokens", "started")
 
@@ -69,322 +94,347 @@ class Engine:
     rules : BatchRules
     blocks : int
         Blocks of cache.
-    prompt, output : list of int
-        Tokens of every request of the run; shared between engines.
+    prompt, output : sequence of int
+        Tokens of every request of the run, shared between engines.
+    hashes : sequence of tuples of int, optional
+        Leading units of every prompt, where prefixes are cached.
+    unit : int
+        Tokens of such a unit.
     """
 
     def __init__(
-        self, rules: BatchRules, blocks: int, prompt: list[int], output: list[int]
+        self,
+        rules: BatchRules,
+        blocks: int,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        *,
+        hashes: Sequence[tuple[int, ...]] | None = None,
+        unit: int = 512,
     ) -> None:
         self.rules = rules
         self.blocks = blocks
-        self.free = blocks
-        self.prompt = prompt
-        self.output = output
+        self.free = blocks  # not held by a request: idle cached prefixes are free
         self.waiting: deque[int] = deque()
-        self.partial: list[list[int]] = []  # [request, tokens of its prompt done]
         self.decodes = 0
         self.context = 0
         self.tick = 0
         self.preempted = 0
+        self.hit_tokens = 0
+        self._prompt = prompt
+        self._output = output
+        self._hashes = hashes if hashes is not None and unit >= rules.block else None
+        self._unit = unit
+        self._cache = PrefixCache(unit // rules.block)
+        self._partial: list[list[int]] = []  # [request, tokens of its prompt that are done]
         self._ends: list[
             tuple[int, int]
-        ] = []  # (tick, request), a heap; stale where a request was preempted
-        self._tick_of_end: dict[int, int] = {}
+        ] = []  # heap of (tick, request); stale where it was preempted
+        self._end_of: dict[int, int] = {}
         self._began: dict[
             int, tuple[int, int]
-        ] = {}  # request -> (tick, context) when it began to decode
-        self._residues = [0] * rules.block
+        ] = {}  # tick and tokens when a request began to decode
+        self._residues = [
+            0
+        ] * rules.block  # sequences by the tick, modulo the block, at which they need a block
         self._order: list[
             int
-        ] = []  # running requests by admission, latest last; stale ones are skipped
-        self._held: dict[int, int] = {}  # blocks held by requests that do not decode yet
-        self._reserved = 0  # blocks promised to running requests (no-evict)
+        ] = []  # running requests by admission, latest last; those that ended are skipped
+        self._held: dict[
+            int, int
+        ] = {}  # blocks of its own of each running request, as of its prompt
+        self._shared: dict[int, list[int]] = {}  # cached units that each running request uses
+        self._reserved = 0  # blocks set aside for running requests
+        self._generated: dict[int, int] = {}  # tokens that preempted requests have generated
         self._ratio_from = 0
-        self.generated: dict[int, int] = {}  # of preempted requests
-
-    # -- what is asked from outside ---------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
-        return self.decodes + len(self.partial)
-
-    @property
-    def idle(self) -> bool:
-        return not (self.waiting or self.partial or self.decodes)
+        """Sequences that decode or whose prompt is under way."""
+        return self.decodes + len(self._partial)
 
     @property
     def load(self) -> int:
+        """Requests that it has, waiting ones included."""
         return self.running + len(self.waiting)
 
+    @property
+    def used(self) -> int:
+        """Blocks held by requests."""
+        return self.blocks - self.free
+
     def next(self) -> Iteration | None:
-        """The next iteration; None where nothing can run."""
-        it = Iteration()
-        scheduler = self.rules.scheduler
-        if scheduler == "prefill-first":
-            self._fill(it, self.rules.max_tokens)
-            if it.prompt_tokens:
-                return it
-            if self.decodes:
+        """Form the next iteration; None where nothing can run."""
+        iteration = Iteration()
+        scheduler, limit = self.rules.scheduler, self.rules.max_tokens
+        if scheduler in ("prefill-first", "static"):
+            if scheduler == "prefill-first":
+                self._fill(iteration, limit)
+            elif not self.decodes:
+                self._fill(iteration, _WITHOUT_LIMIT)
+            if not iteration.prompt_tokens and self.decodes:
                 self._make_room()
-                self._decode(it)
-                return it
-            return None
-        if scheduler == "static":
-            if not self.decodes:
-                self._fill(it, 1 << 60)
-                if it.prompt_tokens:
-                    return it
-                return None
-            self._decode(it)
-            return it
-        evicted = False
-        if self.decodes:
-            evicted = self._make_room()
-            self._decode(it)
-        if not evicted:
-            self._fill(it, self.rules.max_tokens - it.decodes)
-        return it if it.decodes or it.prompt_tokens else None
+                self._decode(iteration)
+        else:
+            evicted = self._make_room() if self.decodes else False
+            self._decode(iteration)
+            if not evicted:  # an engine that preempts in an iteration admits nobody in it
+                self._fill(iteration, limit - iteration.decodes)
+        return iteration if iteration.decodes or iteration.prompt_tokens else None
 
     def steady(self) -> int:
-        """How many further decoding iterations run before a sequence ends or blocks run out; 0 where prompts may join."""
-        if self.partial or not self.decodes:
+        """How many decoding iterations can follow in which nothing begins, ends or runs out of blocks."""
+        if self._partial or not self.decodes or (self.waiting and self._may_admit()):
             return 0
-        if self.waiting and self._may_admit():
-            return 0
-        while self._ends and self._tick_of_end.get(self._ends[0][1]) != self._ends[0][0]:
+        while self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
             heapq.heappop(self._ends)
         steps = self._ends[0][0] - self.tick - 1
-        if self.rules.scheduler not in ("no-evict", "static"):
+        if not self.rules.reserves:
             steps = min(steps, self._steps_until_full())
         if self.waiting and self.rules.scheduler == "prefill-first":
-            steps = min(steps, 16)
+            steps = min(steps, _RECHECK)
         return max(0, steps)
 
     def jump(self, steps: int) -> None:
-        """Pass so many decoding iterations in which nothing begins or ends."""
-        if not steps:
-            return
-        block = self.rules.block
-        whole, rest = divmod(steps, block)
-        self.free -= whole * self.decodes
-        for ahead in range(rest):
-            self.free -= self._residues[(self.tick + 1 + ahead) % block]
+        """Pass so many decoding iterations as `steady` allows."""
+        cycles, rest = divmod(steps, self.rules.block)
+        self.free -= cycles * self.decodes
+        for ahead in range(1, rest + 1):
+            self.free -= self._residues[(self.tick + ahead) % self.rules.block]
         self.tick += steps
         self.context += steps * self.decodes
+        self._cache.shrink(self.free)
 
-    def finish(self, it: Iteration) -> tuple[list[int], list[int]]:
-        """End an iteration: requests that gave their first token, and those that gave their last."""
-        first, last = [], []
-        if it.decodes:
+    def finish(self, iteration: Iteration) -> tuple[list[int], list[int]]:
+        """End an iteration; requests that gave their first token, and those that gave their last."""
+        first: list[int] = []
+        last: list[int] = []
+        if iteration.decodes:
             self.tick += 1
-            self.context += it.decodes
+            self.context += iteration.decodes
             while self._ends and self._ends[0][0] <= self.tick:
                 tick, request = heapq.heappop(self._ends)
-                if self._tick_of_end.get(request) != tick:
-                    continue
-                last.append(request)
-                self._release(request)
-        for request in it.done:
-            if request not in self.generated:
+                if self._end_of.get(request) == tick:
+                    self._stop(request)
+                    self._generated.pop(request, None)
+                    last.append(request)
+        for request in iteration.done:
+            if request not in self._generated:
                 first.append(request)
             if not self._begin(request):
                 last.append(request)
+        self._cache.shrink(self.free)
         return first, last
 
-    # -- parts --------------------------------------------------------------------------------------------------
-
-    def _decode(self, it: Iteration) -> None:
-        it.decodes = self.decodes
-        it.context = self.context
+    def _decode(self, iteration: Iteration) -> None:
+        iteration.decodes = self.decodes
+        iteration.context = self.context
         self.free -= self._residues[(self.tick + 1) % self.rules.block]
 
-    def _fill(self, it: Iteration, budget: int) -> None:
+    def _fill(self, iteration: Iteration, budget: int) -> None:
         """Add prompts: those under way, then waiting ones in order of arrival."""
-        for entry in self.partial:
+        rules = self.rules
+        for entry in self._partial:
             if budget <= 0:
                 break
-            budget -= self._chunk(it, entry, budget)
-        if it.done:
-            self.partial = [entry for entry in self.partial if entry[1] < self._length(entry[0])]
-        rules = self.rules
-        running = self.decodes + len(self.partial) + len(it.done)
+            budget -= self._chunk(iteration, entry, budget)
+        self._partial = [entry for entry in self._partial if entry[1] < self._length(entry[0])]
+        running = self.running + len(iteration.done)
         while self.waiting and budget > 0 and running < rules.max_sequences:
             request = self.waiting[0]
             length = self._length(request)
-            if length > budget and not rules.chunked and it.prompt_tokens:
-                break  # a whole prompt joins any iteration alone: engines are built for the longest prompt beside all sequences
+            if not rules.chunked and length > budget and iteration.prompt_tokens:
+                break  # engines are built for the longest prompt beside all sequences, not for two
             if not self._fits(request, min(length, budget) if rules.chunked else length):
                 break
-            self.waiting.popleft()
+            self._admit(request)
             running += 1
-            it.started.append(request)
-            self._order.append(request)
-            self._held[request] = 0
-            entry = [request, 0]
-            allowed = budget if rules.chunked else max(budget, length)
-            budget -= self._chunk(it, entry, allowed)
+            iteration.started.append(request)
+            entry = [request, self._hit(request)]
+            budget -= self._chunk(
+                iteration, entry, budget if rules.chunked else max(budget, length)
+            )
             if entry[1] < length:
-                self.partial.append(entry)
+                self._partial.append(entry)
+
+    def _admit(self, request: int) -> None:
+        self.waiting.popleft()
+        self._order.append(request)
+        self._held[request] = 0
+        self._shared[request] = []
+        if self.rules.reserves:
+            self._reserved += self._whole(request)
+
+    def _hit(self, request: int) -> int:
+        """Tokens of a prompt that are cached; at least one is always computed."""
+        if self._hashes is None:
+            return 0
+        units = min(
+            self._cache.leading(self._hashes[request]), (self._length(request) - 1) // self._unit
+        )
+        used = list(self._hashes[request][:units])
+        self.free -= self._cache.acquire(used)
+        self._shared[request] = used
+        self.hit_tokens += units * self._unit
+        return units * self._unit
 
     def _length(self, request: int) -> int:
-        return self.prompt[request] + self.generated.get(request, 0)
+        """Tokens to compute before a request decodes: its prompt, and what it had generated before it was preempted."""
+        return self._prompt[request] + self._generated.get(request, 0)
 
-    def _chunk(self, it: Iteration, entry: list[int], budget: int) -> int:
+    def _whole(self, request: int) -> int:
+        """Blocks of a request at its end."""
+        return -(-(self._prompt[request] + self._output[request]) // self.rules.block)
+
+    def _blocks_of(self, request: int, tokens: int) -> int:
+        """Blocks of its own that a request with so many tokens needs, beside cached units."""
+        cached = len(self._shared[request]) * self._cache.unit_blocks
+        return -(-tokens // self.rules.block) - cached
+
+    def _chunk(self, iteration: Iteration, entry: list[int], budget: int) -> int:
+        """Add tokens of a prompt, as many as the budget and the free blocks allow; how many."""
         request, before = entry
-        length = self._length(request)
-        tokens = min(length - before, budget)
-        block = self.rules.block
-        need = -(-(before + tokens) // block) - self._held[request]
+        tokens = min(self._length(request) - before, budget)
+        need = self._blocks_of(request, before + tokens) - self._held[request]
         if need > self.free:
-            tokens = min(tokens, (self._held[request] + self.free) * block - before)
+            room = self._held[request] + self.free
+            room += len(self._shared[request]) * self._cache.unit_blocks
+            tokens = min(tokens, room * self.rules.block - before)
             if tokens <= 0:
                 return 0
-            need = -(-(before + tokens) // block) - self._held[request]
+            need = self._blocks_of(request, before + tokens) - self._held[request]
         self.free -= need
         self._held[request] += need
-        it.prompt_tokens += tokens
-        it.pairs += tokens * (before + tokens / 2)
+        iteration.prompt_tokens += tokens
+        iteration.pairs += tokens * (before + tokens / 2)
         entry[1] = before + tokens
-        if entry[1] >= length:
-            it.done.append(request)
+        if entry[1] >= self._length(request):
+            iteration.done.append(request)
         return tokens
 
     def _fits(self, request: int, tokens: int) -> bool:
+        """Whether a request may be admitted, so many tokens of its prompt first."""
         rules, block = self.rules, self.rules.block
-        if rules.scheduler == "no-evict" or rules.scheduler == "static":
-            whole = -(-(self.prompt[request] + self.output[request]) // block)
-            if self._reserved + whole > self.blocks:
-                return False
-            self._reserved += whole
-            return True
+        if rules.reserves:
+            return self._reserved + self._whole(request) <= self.blocks
         if rules.scheduler == "prefill-first":
-            free = self.free * block
-            steps = min(self.tick - self._ratio_from, rules.ratio_steps)
-            ratio = (
-                rules.ratio_start
-                + (rules.ratio_end - rules.ratio_start) * steps / rules.ratio_steps
-            )
-            if not self.decodes:
-                ratio = rules.ratio_start
-            left = ratio * self._remaining()
-            own = min(self.output[request], rules.output_cap)
-            return self._length(request) + own * ratio + left <= free or not self.running
+            ratio = self._ratio()
+            ahead = ratio * (self._remaining() + min(self._output[request], rules.output_cap))
+            return not self.running or self._length(request) + ahead <= self.free * block
         return -(-tokens // block) <= self.free
+
+    def _ratio(self) -> float:
+        """Share of the outputs to come that prefill-first keeps room for: it falls while nothing is retracted, and starts anew on an idle engine."""
+        rules = self.rules
+        if not self.decodes:
+            self._ratio_from = self.tick
+        share = min(1.0, (self.tick - self._ratio_from) / rules.ratio_steps)
+        return rules.ratio_start + (rules.ratio_end - rules.ratio_start) * share
 
     def _remaining(self) -> float:
         """Tokens that running requests are still to generate, each at most `output_cap`."""
-        if not self.decodes:
+        ends = [tick for tick, request in self._ends if self._end_of.get(request) == tick]
+        if not ends:
             return 0.0
-        ends = [tick for tick, request in self._ends if self._tick_of_end.get(request) == tick]
-        if len(ends) > 64:  # a sample is enough for an estimate
-            ends = ends[:: len(ends) // 64]
-            scale = self.decodes / len(ends)
-        else:
-            scale = 1.0
-        return scale * sum(min(tick - self.tick, self.rules.output_cap) for tick in ends)
+        sample = ends[:: max(1, len(ends) // _SAMPLE)]
+        left = sum(min(tick - self.tick, self.rules.output_cap) for tick in sample)
+        return left * len(ends) / len(sample)
 
     def _may_admit(self) -> bool:
-        rules = self.rules
-        if rules.scheduler == "static":
+        if self.rules.scheduler == "static" or self.running >= self.rules.max_sequences:
             return False
-        if self.running >= rules.max_sequences:
-            return False
-        request, block = self.waiting[0], rules.block
-        if rules.scheduler == "no-evict":
-            whole = -(-(self.prompt[request] + self.output[request]) // block)
-            return self._reserved + whole <= self.blocks
-        if rules.scheduler == "prefill-first":
-            return self._fits(request, 0)
-        return self.free >= -(-min(self._length(request), rules.max_tokens) // block)
+        request = self.waiting[0]
+        return self._fits(request, min(self._length(request), self.rules.max_tokens))
 
     def _begin(self, request: int) -> bool:
         """Let a request decode; False where its first token was its last."""
-        given = self.generated.get(request, 0) + 1
-        left = self.output[request] - given
+        self._share(request)
+        given = self._generated.get(request, 0) + 1
+        left = self._output[request] - given
         if left <= 0:
-            self._drop(request)
+            self._give_back(request, self._held[request])
+            self._generated.pop(request, None)
             return False
-        length = self.prompt[request] + given
+        tokens = self._prompt[request] + given
         self.decodes += 1
-        self.context += length
-        end = self.tick + left
-        self._tick_of_end[request] = end
-        heapq.heappush(self._ends, (end, request))
-        self._began[request] = (self.tick, length)
-        # the block that holds token number `length` is taken when it is written, at the next tick
-        block = self.rules.block
-        self._residues[(self.tick + 1 - length + 1 - 1) % block] += 0
-        self._residues[self._phase(self.tick, length)] += 1
+        self.context += tokens
+        self._end_of[request] = self.tick + left
+        self._began[request] = (self.tick, tokens)
+        heapq.heappush(self._ends, (self.tick + left, request))
+        self._residues[self._phase(self.tick, tokens)] += 1
         return True
 
-    def _phase(self, tick: int, length: int) -> int:
-        """At which ticks, modulo the block, a sequence that has `length` tokens at `tick` needs a further block."""
-        # writing token number n needs a new block when (n - 1) is a multiple of the block; at tick `tick + j` it writes number length + j - 1 + ...
-        block = self.rules.block
-        return (tick + 1 - (length - 1)) % block
+    def _share(self, request: int) -> None:
+        """Offer the whole units of a computed prompt to later requests."""
+        if self._hashes is None:
+            return
+        units = self._prompt[request] // self._unit
+        used = self._shared[request]
+        new = self._cache.insert(self._hashes[request][len(used) : units])
+        self._held[request] -= len(new) * self._cache.unit_blocks  # its own until now
+        used += new
 
-    def _release(self, request: int) -> None:
-        """Take a decoding request out."""
-        tick, length = self._began.pop(request)
-        del self._tick_of_end[request]
+    def _phase(self, tick: int, tokens: int) -> int:
+        """At which ticks, modulo the block, a sequence that has so many tokens at `tick` needs a further block.
+
+        The tick after next to `tick` writes the last of its tokens, number ``tokens``: a block is needed when the tokens before it fill whole blocks.
+        """
+        return (tick + 1 - (tokens - 1)) % self.rules.block
+
+    def _stop(self, request: int) -> int:
+        """Take a decoding request out; the tokens it has."""
+        tick, began_with = self._began.pop(request)
+        del self._end_of[request]
+        tokens = began_with + self.tick - tick
         self.decodes -= 1
-        now = length + self.tick - tick
-        self.context -= now
-        self._residues[self._phase(tick, length)] -= 1
-        written = now - 1  # the last token is never written
-        self.free += max(-(-written // self.rules.block), self._held[request])
-        del self._held[request]
-        if self.rules.scheduler in ("no-evict", "static"):
-            self._reserved -= -(-(self.prompt[request] + self.output[request]) // self.rules.block)
-        self.generated.pop(request, None)
+        self.context -= tokens
+        self._residues[self._phase(tick, began_with)] -= 1
+        self._give_back(request, max(self._blocks_of(request, tokens - 1), self._held[request]))
+        return tokens
 
-    def _drop(self, request: int) -> None:
-        self.free += self._held.pop(request)
-        if self.rules.scheduler in ("no-evict", "static"):
-            self._reserved -= -(-(self.prompt[request] + self.output[request]) // self.rules.block)
-        self.generated.pop(request, None)
+    def _give_back(self, request: int, blocks: int) -> None:
+        self.free += blocks + self._cache.release(self._shared.pop(request))
+        del self._held[request]
+        if self.rules.reserves:
+            self._reserved -= self._whole(request)
 
     def _steps_until_full(self) -> int:
-        """Decoding iterations until the blocks that are free are used up."""
+        """Decoding iterations that the free blocks last for."""
         block = self.rules.block
-        a_cycle = self.decodes
-        if not a_cycle:
-            return 1 << 30
-        whole, left = divmod(self.free, a_cycle)
-        steps = whole * block
-        for ahead in range(block):
-            left -= self._residues[(self.tick + 1 + ahead) % block]
+        cycles, left = divmod(self.free, self.decodes)
+        for ahead in range(1, block + 1):
+            left -= self._residues[(self.tick + ahead) % block]
             if left < 0:
-                return max(0, steps + ahead)
-        return steps
+                return cycles * block + ahead - 1
+        return cycles * block
 
     def _make_room(self) -> bool:
-        """Preempt the latest sequences until the blocks of the next decoding iteration are free."""
+        """Preempt the latest requests until the next decoding iteration has its blocks; whether any was."""
         evicted = False
-        while self.decodes and self._residues[(self.tick + 1) % self.rules.block] > self.free:
-            while self._order and self._order[-1] not in self._tick_of_end:
-                dropped = self._order.pop()
-                if dropped in self._held:  # a prompt under way: it goes first
-                    self._evict_partial(dropped)
-                    evicted = True
-                    break
+        if self.rules.reserves:
+            return evicted
+        while self._residues[(self.tick + 1) % self.rules.block] > self.free:
+            request = self._latest()
+            if request is None:
+                break
+            if request in self._end_of:
+                self._generated[request] = self._stop(request) - self._prompt[request]
             else:
-                if not self._order or self.decodes == 1:
-                    break
-                request = self._order.pop()
-                tick, length = self._began[request]
-                given = length - self.prompt[request] + self.tick - tick
-                self._release(request)
-                self.generated[request] = given
-                self.waiting.appendleft(request)
-                self.preempted += 1
-                evicted = True
-                self._ratio_from = self.tick
+                self._partial = [entry for entry in self._partial if entry[0] != request]
+                self._give_back(request, self._held[request])
+            self.waiting.appendleft(request)
+            self.preempted += 1
+            self._ratio_from = self.tick
+            evicted = True
         return evicted
 
-    def _evict_partial(self, request: int) -> None:
-        self.free += self._held.pop(request)
-        self.partial = [entry for entry in self.partial if entry[0] != request]
-        self.waiting.appendleft(request)
-        self.preempted += 1
+    def _latest(self) -> int | None:
+        """The running request admitted last, taken off the order; None where it is the only one."""
+        while self._order:
+            request = self._order.pop()
+            if request in self._held:
+                if self.running == 1:
+                    self._order.append(request)
+                    return None
+                return request
+        return None

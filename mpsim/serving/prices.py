@@ -1,4 +1,4 @@
-"""Price of an iteration: how long one forward pass over decoding sequences and prompts takes on a rank.
+"""Price of an iteration: how long one forward pass over decoding sequences and prompts takes on an instance.
 
 All tokens pass the linear layers together; attention is apart for sequences that decode (bound by bandwidth) and for prompts (bound by compute). What depends on the number of
 tokens alone is tabulated once; an iteration is then a few additions, and many iterations of the same batch are one array expression.
@@ -7,19 +7,31 @@ tokens alone is tabulated once; an iteration is then a few additions, and many i
 from __future__ import annotations
 
 import bisect
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.scenario.serving import Speculation
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.rates import Rates, Reductions
 from mpsim.serving.work import Attention, ExpertWork, Linear, RankWork
 
-__all__ = ["IterationPrices"]
+__all__ = ["PARTS", "IterationPrices"]
 
 Floats = NDArray[np.float64]
 
+PARTS = ("linear", "experts", "attention", "streaming", "communication", "head", "host")
+"""Parts of the time of an iteration."""
+
+_ACTIVATION = 2.0  # B: activations are 16 bits wide whatever the weights are
+_LOGIT = 4.0  # B
+_SAMPLING_PASSES = 3  # over the logits: scale, softmax, choice
 _PASSES = 6  # over the routed rows: in and out of permute, of both products and of combine
+_NORM = 4  # power of the norm between bandwidth and compute
+_EXACT = 512  # up to so many tokens an iteration is priced by itself, above between grid points
+_GRID_STEP = 1.04
+_LARGEST = 300_000
 
 
 class IterationPrices:
@@ -34,6 +46,16 @@ class IterationPrices:
         All-reduces among the ranks of a stage.
     kv_bytes : float
         Of an element of cache [B].
+    speculation : Speculation, optional
+    send_seconds : float
+        Latency of a message to the next stage [s].
+    send_rate : float
+        Of such messages [B/s].
+
+    Notes
+    -----
+    A product of m tokens with an (out, in) matrix takes ``t0 + ((bytes / (e BW))^4 + (FLOPs / (c F))^4)^(1/4)``; decode attention ``t0 + max(bytes / (e BW), FLOPs / (c F))``; causal attention of
+    prompts its FLOPs at a share of the peak.
     """
 
     def __init__(
@@ -43,201 +65,240 @@ class IterationPrices:
         engine: EnginePreset,
         reductions: Reductions,
         kv_bytes: float,
+        *,
+        speculation: Speculation | None = None,
+        send_seconds: float = 0.0,
+        send_rate: float = 1.0,
     ) -> None:
         self.work = work
         self.rates = rates
         self.engine = engine
         self._reductions = reductions
+        self._speculation = speculation
+        self._send = send_seconds, send_rate
         self._known: dict[int, float] = {}
-        self._grid = [float(x) for x in _grid()]
+        self._grid = _grid()
         self._table: list[float | None] = [None] * len(self._grid)
-        self._attention = [
-            _Decode(shape, rates, kv_bytes, shared=engine.shared_reads) for shape in work.attention
-        ]
-        self._pairs = sum(
-            one.layers * 2.0 * one.heads * (one.key_width + one.value_width)
-            for one in work.attention
-            if not one.window
-        ) / (rates.prompt_share * rates.peaks["bf16"])
-        self._windowed = [
+        shared = engine.shared_reads
+        self._decode = [_Decode(shape, rates, kv_bytes, shared=shared) for shape in work.attention]
+        rate = rates.prompt_share * rates.peaks["bf16"]
+        self._prompts = [
             (
-                one.window,
-                one.layers
-                * 2.0
-                * one.heads
-                * (one.key_width + one.value_width)
-                / (rates.prompt_share * rates.peaks["bf16"]),
+                shape.window,
+                shape.layers * 2.0 * shape.heads * (shape.key_width + shape.value_width) / rate,
             )
-            for one in work.attention
-            if one.window
+            for shape in work.attention
         ]
 
-    # -- what depends on the number of tokens ------------------------------------------------------------
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens that a sequence gains in a decoding iteration: ``1 + a + a^2 + ...`` with speculation."""
+        if self._speculation is None:
+            return 1.0
+        accepted = self._speculation.acceptance
+        return 1.0 + sum(accepted**i for i in range(1, self._speculation.tokens + 1))
 
-    def token_seconds(self, tokens: int) -> float:
-        """Linear layers, experts, streaming kernels and reductions of one stage for so many tokens [s]."""
-        if tokens <= 512:
-            known = self._known.get(tokens)
-            if known is None:
-                known = self._known[tokens] = self._tokens(float(tokens))
-            return known
-        at = bisect.bisect_right(self._grid, tokens)
-        if at >= len(self._grid):
-            return self._at(-1) * tokens / self._grid[-1]
-        low, high = self._grid[at - 1], self._grid[at]
-        below, above = self._at(at - 1), self._at(at)
-        return below + (above - below) * (tokens - low) / (high - low)
-
-    def _at(self, place: int) -> float:
-        value = self._table[place]
-        if value is None:
-            value = self._table[place] = self._tokens(self._grid[place])
-        return value
-
-    def _tokens(self, tokens: float) -> float:
-        work, rates, engine = self.work, self.rates, self.engine
-        seconds = sum(one.layers * self.linear_seconds(one, tokens) for one in work.linears)
-        seconds += sum(one.layers * self._expert_seconds(one, tokens) for one in work.experts)
-        own = tokens / work.attention_dp
-        moved = engine.stream_elements * own * work.hidden * 2.0
-        seconds += work.layers * (
-            engine.stream_kernels * rates.stream_latency
-            + moved / (rates.stream_bandwidth * rates.bandwidth)
-            + engine.layer_time
-        )
-        seconds += self.reduction_seconds(tokens)
-        return seconds
-
-    def reduction_seconds(self, tokens: float) -> float:
-        """All-reduces after attention and after the MLP of every layer of a stage."""
-        work = self.work
-        if work.tp == 1:
-            return 0.0
-        size = tokens * work.hidden * 2.0
-        each = self._reductions.seconds(size)
-        reductions = 2.0 * work.layers
-        if work.attention_dp > 1:
-            reductions = (
-                2.0 * work.expert_layers + 2.0 * work.dense_layers
-            )  # dispatch and combine: an all-gather and a reduce-scatter
-            each *= 0.5 if work.attention_dp == work.tp else 1.0
-        return reductions * each
-
-    def linear_seconds(self, linear: Linear, tokens: float) -> float:
-        rates, form = self.rates, linear.format
-        m = tokens * linear.share
-        moved = linear.weights * form.bytes + 2.0 * m * (linear.into + linear.out)
-        stream = moved / (rates.gemm_bandwidth * rates.bandwidth)
-        rate = rates.gemm_compute[form.compute] * rates.peaks[form.compute]
-        compute = 2.0 * linear.weights * m / rate
-        return rates.gemm_latency[form.compute] + (stream**4 + compute**4) ** 0.25
-
-    def _expert_seconds(self, experts: ExpertWork, tokens: float) -> float:
-        """Permute, two grouped products and combine of one layer for the tokens of the busiest rank."""
-        rates, form = self.rates, experts.format
-        rows = tokens * experts.top_k / experts.ep * experts.imbalance
-        moved = experts.touched(tokens) * experts.elements * form.bytes
-        moved += 2.0 * rows * self.work.hidden * _PASSES
-        stream = moved / (rates.gemm_bandwidth * rates.bandwidth)
-        rate = rates.expert_compute * rates.gemm_compute[form.compute] * rates.peaks[form.compute]
-        compute = 2.0 * experts.elements * rows / rate
-        fixed = rates.expert_latency + 2 * rates.gemm_latency[form.compute]
-        return float(fixed + (stream**4 + compute**4) ** 0.25)
-
-    # -- attention ------------------------------------------------------------------------------------------
-
-    def decode_attention(self, sequences: float, context: float | Floats) -> float | Floats:
-        """Of all layers of a stage: so many sequences with so many tokens of context together [s]."""
-        if not sequences:
-            return 0.0
-        own = self.work.attention_dp
-        return sum(one.seconds(sequences / own, context / own) for one in self._attention)
-
-    def prompt_attention(self, tokens: float, pairs: float) -> float:
-        """Of all layers of a stage: `pairs` of query and key of the prompts of this iteration [s]."""
-        own = self.work.attention_dp
-        seconds = self._pairs * pairs / own
-        for window, each in self._windowed:
-            seconds += each * min(pairs, tokens * window) / own
-        return seconds
-
-    def head_seconds(self, samples: float) -> float:
-        """Logits and sampling of so many sequences [s]."""
-        if not samples:
-            return 0.0
-        logits = self.linear_seconds(self.work.head, samples)
-        passes = (
-            3
-            * samples
-            * self.work.head.out
-            * 4.0
-            / (self.rates.stream_bandwidth * self.rates.bandwidth)
-        )
-        gather = (
-            self._reductions.seconds(samples * self.work.head.out * 4.0) / 2
-            if self.work.tp > 1
-            else 0.0
-        )
-        return logits + passes + gather + self.engine.sampling_time
-
-    # -- iterations -------------------------------------------------------------------------------------------
-
-    def padded(self, decodes: int) -> int:
-        sizes = self.engine.graph_sizes
-        at = bisect.bisect_left(sizes, decodes)
-        return sizes[at] if at < len(sizes) else decodes
-
+    @overload
+    def seconds(
+        self,
+        decodes: int,
+        context: float,
+        prompt_tokens: int = 0,
+        pairs: float = 0.0,
+        prompts: int = 0,
+    ) -> float: ...
+    @overload
+    def seconds(
+        self,
+        decodes: int,
+        context: Floats,
+        prompt_tokens: int = 0,
+        pairs: float = 0.0,
+        prompts: int = 0,
+    ) -> Floats: ...
     def seconds(
         self,
         decodes: int,
         context: float | Floats,
         prompt_tokens: int = 0,
         pairs: float = 0.0,
-        prompts_done: int = 0,
+        prompts: int = 0,
     ) -> float | Floats:
-        """One iteration: the time of a stage and, once, of the head [s]; an array for an array of contexts."""
+        """Time of one iteration from its first stage to its last [s]; an array for an array of contexts.
+
+        Parameters
+        ----------
+        decodes : int
+            Sequences that decode.
+        context : float or float64[N]
+            Tokens of their contexts together.
+        prompt_tokens : int
+            Tokens of prompts among them.
+        pairs : float
+            Pairs of query and key of their attention.
+        prompts : int
+            Prompts that end with it, and give a token.
+        """
         engine, work = self.engine, self.work
-        tokens = prompt_tokens + decodes if prompt_tokens else self.padded(decodes)
-        stage = self.token_seconds(tokens) + self.decode_attention(decodes, context)
-        if prompt_tokens:
-            stage = stage + self.prompt_attention(prompt_tokens, pairs)
-        gpu = stage * work.pp + self.head_seconds(decodes + prompts_done)
-        if engine.slowdown != 1.0:
-            gpu = gpu * engine.slowdown
-        host = engine.host_layer_time * work.layers * work.pp
-        if host:
-            gpu = np.maximum(gpu, host) if isinstance(gpu, np.ndarray) else max(gpu, host)
-        beside = engine.step_time + engine.request_time * (decodes + prompts_done)
+        stage = self.stage_seconds(decodes, context, prompt_tokens, pairs)
+        device = stage * work.pp + self.head_seconds(decodes * self._verified + prompts)
+        if work.pp > 1:
+            latency, rate = self._send
+            size = (decodes * self._verified + prompt_tokens) * work.hidden * _ACTIVATION
+            device = device + (work.pp - 1) * (latency + size / rate)
+        device = device * engine.slowdown
+        if engine.host_layer_time:
+            device = np.maximum(device, engine.host_layer_time * work.layers * work.pp)
+        beside = engine.step_time + engine.request_time * (decodes + prompts)
         if prompt_tokens:
             beside += engine.prompt_step_time
-        return gpu + beside
+        return device + beside
+
+    def stage_seconds(
+        self, decodes: int, context: float | Floats, prompt_tokens: int, pairs: float
+    ) -> float | Floats:
+        """Time of one stage without the head [s]."""
+        verified = decodes * self._verified
+        tokens = prompt_tokens + verified if prompt_tokens else self._padded(verified)
+        seconds = self.token_seconds(tokens)
+        if decodes:
+            own = self.work.attention_dp
+            for shape in self._decode:
+                seconds = seconds + shape.seconds(decodes / own, context / own)
+        if prompt_tokens:
+            seconds = seconds + self._prompt_attention(prompt_tokens, pairs)
+        if self._speculation is not None and decodes and not prompt_tokens:
+            seconds = seconds * (1.0 + self._speculation.draft * self._speculation.tokens)
+        return seconds
+
+    @property
+    def _verified(self) -> int:
+        """Tokens that a decoding sequence brings into an iteration."""
+        return 1 if self._speculation is None else 1 + self._speculation.tokens
+
+    def _padded(self, decodes: int) -> int:
+        """The graph that a batch of so many decoding sequences runs in."""
+        sizes = self.engine.graph_sizes
+        place = bisect.bisect_left(sizes, decodes)
+        return sizes[place] if place < len(sizes) else decodes
+
+    def token_seconds(self, tokens: int) -> float:
+        """Linear layers, experts, streaming kernels and reductions of one stage for so many tokens [s]."""
+        if tokens <= _EXACT:
+            if tokens not in self._known:
+                self._known[tokens] = self._evaluate(float(tokens))
+            return self._known[tokens]
+        place = min(bisect.bisect_right(self._grid, tokens), len(self._grid) - 1)
+        low, high = self._grid[place - 1], self._grid[place]
+        below, above = self._at(place - 1), self._at(place)
+        return below + (above - below) * (tokens - low) / (high - low)
+
+    def _at(self, place: int) -> float:
+        value = self._table[place]
+        if value is None:
+            value = self._table[place] = self._evaluate(self._grid[place])
+        return value
+
+    def _evaluate(self, tokens: float) -> float:
+        return sum(self.parts(tokens).values())
+
+    def parts(self, tokens: float) -> dict[str, float]:
+        """Seconds of one stage that depend on the number of tokens alone, by part."""
+        work, rates, engine = self.work, self.rates, self.engine
+        own = tokens / work.attention_dp
+        moved = engine.stream_elements * own * work.hidden * _ACTIVATION
+        streaming = engine.stream_kernels * rates.stream_latency + moved / self._streamed
+        return {
+            "linear": sum(one.layers * self.linear_seconds(one, tokens) for one in work.linears),
+            "experts": sum(one.layers * self._expert_seconds(one, tokens) for one in work.experts),
+            "streaming": work.layers * streaming,
+            "host": work.layers * engine.layer_time,
+            "communication": self._communication(tokens),
+        }
+
+    @property
+    def _streamed(self) -> float:
+        """Rate of memory-bound kernels [B/s]."""
+        return self.rates.stream_bandwidth * self.rates.bandwidth
+
+    def _communication(self, tokens: float) -> float:
+        """Two all-reduces a layer; with attention data parallelism a gather before and a scatter after the experts, half of one each."""
+        work = self.work
+        each = self._reductions.seconds(tokens * work.hidden * _ACTIVATION)
+        if work.attention_dp == work.tp:
+            return work.layers * each
+        return 2.0 * work.layers * each
+
+    def linear_seconds(self, linear: Linear, tokens: float) -> float:
+        """Time of one product of so many tokens of an iteration [s]."""
+        rates, form = self.rates, linear.format
+        own = tokens * linear.share
+        moved = linear.weights * form.bytes + _ACTIVATION * own * (linear.into + linear.out)
+        rate = rates.gemm_compute[form.compute] * rates.peaks[form.compute]
+        bandwidth = rates.gemm_bandwidth * rates.bandwidth
+        return rates.gemm_latency[form.compute] + _norm(
+            moved / bandwidth, 2.0 * linear.weights * own / rate
+        )
+
+    def _expert_seconds(self, experts: ExpertWork, tokens: float) -> float:
+        """Permute, two grouped products and combine of one layer for the tokens of the busiest rank."""
+        rates, form = self.rates, experts.format
+        rows = tokens * experts.top_k / experts.ep * experts.imbalance
+        moved = experts.touched(tokens) * experts.elements * form.bytes
+        moved += _ACTIVATION * rows * self.work.hidden * _PASSES
+        rate = rates.expert_compute * rates.gemm_compute[form.compute] * rates.peaks[form.compute]
+        bandwidth = rates.gemm_bandwidth * rates.bandwidth
+        fixed = rates.expert_latency + 2 * rates.gemm_latency[form.compute]
+        return fixed + _norm(moved / bandwidth, 2.0 * experts.elements * rows / rate)
+
+    def _prompt_attention(self, tokens: float, pairs: float) -> float:
+        own = self.work.attention_dp
+        return sum(
+            each * (min(pairs, tokens * window) if window else pairs) / own
+            for window, each in self._prompts
+        )
+
+    def head_seconds(self, samples: float) -> float:
+        """Logits and sampling of so many tokens [s]."""
+        if not samples:
+            return 0.0
+        head = self.work.head
+        size = samples * head.out * _LOGIT
+        gathered = self._reductions.seconds(size) / 2.0
+        passes = _SAMPLING_PASSES * size / self._streamed
+        return self.linear_seconds(head, samples) + passes + gathered + self.engine.sampling_time
 
 
 class _Decode:
-    """Decode attention of equal layers."""
+    """Decode attention of equal layers: every sequence reads its keys and values once."""
 
     def __init__(self, shape: Attention, rates: Rates, kv_bytes: float, *, shared: bool) -> None:
-        self.layers = shape.layers
-        self.window = shape.window
+        self._layers = shape.layers
+        self._window = shape.window
+        self._latency = rates.attention_latency
         reads = 1.0 if shared or shape.latent else shape.heads / shape.kv_heads
-        self.read = (
-            reads * shape.read_width * kv_bytes / (rates.attention_bandwidth * rates.bandwidth)
+        bandwidth = rates.attention_bandwidth * rates.bandwidth
+        rate = rates.attention_compute * rates.peaks["bf16"]
+        self._per_token = max(
+            reads * shape.read_width * kv_bytes / bandwidth,
+            2.0 * shape.heads * shape.decode_width / rate,
         )
-        self.work = (
-            2.0 * shape.heads * shape.decode_width / (rates.attention_compute * rates.peaks["bf16"])
-        )
-        self.latency = rates.attention_latency
 
     def seconds(self, sequences: float, context: float | Floats) -> float | Floats:
-        if self.window:
-            context = np.minimum(context, sequences * self.window)
-        return self.layers * (self.latency + max(self.read, self.work) * context)
+        """Time for so many sequences with so many tokens together [s]."""
+        if self._window:
+            context = np.minimum(context, sequences * self._window)
+        return self._layers * (self._latency + self._per_token * context)
 
 
-def _grid() -> list[int]:
-    """Numbers of tokens at which iterations are tabulated, 4 % apart."""
-    points, at = [], 512.0
-    while at < 300_000:
-        points.append(round(at))
-        at *= 1.04
+def _norm(stream: float, compute: float) -> float:
+    """Time of a product that is bound a little by both."""
+    return float((stream**_NORM + compute**_NORM) ** (1.0 / _NORM))
+
+
+def _grid() -> list[float]:
+    """Numbers of tokens at which iterations are tabulated."""
+    points = [float(_EXACT)]
+    while points[-1] < _LARGEST:
+        points.append(float(round(points[-1] * _GRID_STEP)))
     return points

@@ -114,7 +114,7 @@ class Reductions:
     Notes
     -----
     A kernel of the engine's own takes a fixed time that grows with the ranks that meet, and moves 2 (t - 1) / t of the tensor at a share of the link: one-shot and two-shot
-    kernels together, as measured below 2 MiB. It needs full-speed links between all ranks of one scale-up domain.
+    kernels together, as measured below 2 MiB. It needs direct links between all ranks, through NVLink or as PCIe peers.
     """
 
     def __init__(self, cluster: Cluster, ranks: int, rates: Rates, engine: EnginePreset) -> None:
@@ -126,7 +126,7 @@ class Reductions:
         link = cluster.node.scale_up
         self._own: Callable[[float], float] | None = None
         inside = self._group.domains == 1
-        if engine.reduction == "custom" and inside and not cluster_through_host(cluster):
+        if engine.reduction == "custom" and inside and ranks > 1:
             fixed = rates.reduction_latency * (0.75 + ranks / 16)
             rate = (
                 rates.reduction_share * link.bandwidth * ranks / (2.0 * (ranks - 1))
@@ -157,8 +157,3 @@ class Reductions:
             value = float(self._model.seconds("all_reduce", self._sizes[place], self._group))
             self._times[place] = value
         return value
-
-
-def cluster_through_host(cluster: Cluster) -> bool:
-    """Whether accelerators reach each other through PCIe and the host only."""
-    return cluster.node.scale_up.shape.value == "host"

@@ -6,6 +6,7 @@ Shapes: N requests.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,28 +21,38 @@ class Requests:
     Parameters
     ----------
     arrival : float64[N]
-        Since the start of the run [s]; of a closed loop, where a user sends the next request when the last one has ended, only the first of each user counts.
+        Since the start of the run [s]. In a closed loop, where a user sends the next request when the last one has ended, they do not count.
     prompt, output : int64[N]
         Tokens of the prompt, and tokens to generate, at least 1 each.
-    prefix : int64[N], optional
-        Leading tokens of the prompt that requests of the same `prefix_group` share.
-    prefix_group : int64[N], optional
-        Which shared prefix; -1 for none.
+    hashes : tuple of N tuples of int, optional
+        Leading units of each prompt: equal numbers stand for equal tokens after equal tokens.
+    unit : int
+        Tokens of such a unit.
     """
 
     arrival: NDArray[np.float64]
     prompt: NDArray[np.int64]
     output: NDArray[np.int64]
-    prefix: NDArray[np.int64] | None = None
-    prefix_group: NDArray[np.int64] | None = None
+    hashes: tuple[tuple[int, ...], ...] | None = None
+    unit: int = 512
 
     def __len__(self) -> int:
         return len(self.arrival)
 
     @property
-    def tokens(self) -> int:
-        """Tokens of all prompts and outputs."""
-        return int(self.prompt.sum() + self.output.sum())
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output."""
+        return int((self.prompt + self.output).max(initial=0))
+
+    def first(self, count: int) -> Requests:
+        """The first so many of them."""
+        return Requests(
+            self.arrival[:count],
+            self.prompt[:count],
+            self.output[:count],
+            self.hashes[:count] if self.hashes else None,
+            self.unit,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,17 +61,17 @@ class Lengths:
 
     Parameters
     ----------
-    mean : float
-        Tokens; of ``uniform`` the largest value, as load generators state it.
+    tokens : float
+        The length; of ``uniform`` the longest, of ``lognormal`` the mean.
     kind : str
-        ``fixed``, ``uniform`` (from ``shortest`` x mean to mean) or ``lognormal``.
+        ``fixed``, ``uniform`` or ``lognormal``.
     shortest : float
-        Of ``uniform``: the least length over the largest, in (0, 1].
+        Of ``uniform``: the least length over the longest, in (0, 1].
     spread : float
         Of ``lognormal``: standard deviation over the mean.
     """
 
-    mean: float
+    tokens: float
     kind: str = "fixed"
     shortest: float = 1.0
     spread: float = 0.0
@@ -68,10 +79,10 @@ class Lengths:
     def draw(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
         """Lengths of `count` requests, at least one token each."""
         if self.kind == "uniform" and self.shortest < 1.0:
-            low = max(1, int(self.shortest * self.mean))
-            return random.integers(low, int(self.mean) + 1, count)
+            low = max(1, int(self.shortest * self.tokens))
+            return random.integers(low, int(self.tokens) + 1, count)
         if self.kind == "lognormal" and self.spread > 0:
-            sigma = np.sqrt(np.log1p(self.spread**2))
-            drawn = random.lognormal(np.log(self.mean) - sigma**2 / 2, sigma, count)
+            sigma = math.sqrt(math.log1p(self.spread**2))
+            drawn = random.lognormal(math.log(self.tokens) - sigma**2 / 2, sigma, count)
             return np.maximum(1, np.rint(drawn)).astype(np.int64)
-        return np.full(count, max(1, round(self.mean)), dtype=np.int64)
+        return np.full(count, max(1, round(self.tokens)), dtype=np.int64)

@@ -1,67 +1,63 @@
 """The service: engines that serve a stream of requests, one simulator event an iteration.
 
-Iterations of an engine between which nothing begins or ends are one event: their times are one array expression (the context of every sequence grows by one token each).
+Iterations of an engine between which nothing begins or ends are one event: their times are one array expression, since the context of every sequence grows by one token each. With
+several pipeline stages an engine has as many batches under way as stages; each has requests of its own and waits for the first stage to be free.
+
+Requests that arrive at the same time are handed out in their order; engines act in the order of their numbers. Equal inputs give equal bytes.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import itertools
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from mpsim.serving.batching import BatchRules, Engine, Iteration
+from mpsim.errors import ScenarioError
+from mpsim.serving.batching import BatchRules, Engine
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.requests import Requests
 
 __all__ = ["Served", "serve"]
 
 Floats = NDArray[np.float64]
+Events = Generator[simpy.Event, object, None]
 
-_LONG = 4096  # iterations of one jump at most, so that its arrays stay small
-_PLAIN = 12  # below so many iterations a loop is faster than an array
+_LONGEST_JUMP = 4096  # iterations, so that arrays stay small
+_COLUMNS = ("start", "seconds", "count", "decodes", "context", "prompt_tokens", "used", "engine")
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Served:
     """When every request was served, and every iteration ran.
+
+    Shapes: N requests, S iterations or jumps over equal ones.
 
     Parameters
     ----------
     arrival, started, first, last : float64[N]
-        Arrival, start of the first iteration that took part of its prompt, end of those that gave its first and its last token [s]; NaN where it was not served.
-    preemptions : int
-    steps : dict of str to float64 arrays
-        Iterations, or jumps over equal ones: start, seconds, count, decodes, context, prompt_tokens, blocks.
+        Arrival, start of the first iteration that took part of its prompt, end of those that gave its first and its last token [s]. NaN where a closed loop ended before.
+    steps : mapping of str to float64[S]
+        ``start``, ``seconds`` (of all of a jump), ``count``, ``decodes``, ``context``, ``prompt_tokens``, ``used`` (blocks of cache), ``engine``.
+    preemptions, hit_tokens : int
+        Requests that were preempted, prompt tokens that the prefix cache had.
+    engines : int
+        Batches that run beside each other: replicas times pipeline stages.
+    end : float
+        End of the last iteration [s].
     """
 
     arrival: Floats
     started: Floats
     first: Floats
     last: Floats
+    steps: Mapping[str, Floats]
     preemptions: int
-    steps: dict[str, Floats]
+    hit_tokens: int
+    engines: int
     end: float
-
-
-class _Log:
-    """Columns of iterations under construction."""
-
-    names = ("start", "seconds", "count", "decodes", "context", "prompt_tokens", "used")
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[float, ...]] = []
-
-    def add(self, *row: float) -> None:
-        self.rows.append(row)
-
-    def columns(self) -> dict[str, Floats]:
-        table = np.array(self.rows, dtype=float).reshape(-1, len(self.names))
-        return dict(zip(self.names, table.T, strict=True))
 
 
 def serve(
@@ -80,20 +76,35 @@ def serve(
     ----------
     requests : Requests
     prices : IterationPrices
-        Of one engine; all replicas are alike.
+        Of one instance; all replicas are alike.
     rules : BatchRules
     blocks : int
-        Blocks of cache of each engine.
+        Blocks of cache of each instance.
     replicas : int
     concurrency : int, optional
-        Users of a closed loop, each of which sends its next request when the last has ended; None for an open one.
+        Users of a closed loop, each of whom sends the next request when the last one has ended; None for an open one.
     routing : str
         ``round-robin`` or ``least-load``.
+
+    Raises
+    ------
+    ScenarioError
+        If a request does not fit into the cache of an instance.
     """
+    stages = prices.work.pp
+    room = blocks // stages * rules.block
+    if requests.longest > room:
+        too_long = int((requests.prompt + requests.output > room).sum())
+        raise ScenarioError(
+            f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has {requests.longest:,} tokens, an instance holds {room:,}; "
+            "raise tp or pp, take narrower weights or kv, or shorten the requests"
+        )
     return _Service(requests, prices, rules, blocks, replicas, concurrency, routing).run()
 
 
 class _Service:
+    """One run."""
+
     def __init__(
         self,
         requests: Requests,
@@ -104,132 +115,141 @@ class _Service:
         concurrency: int | None,
         routing: str,
     ) -> None:
-        self.requests = requests
-        self.prices = prices
-        self.concurrency = concurrency
-        self.routing = routing
-        count = len(requests)
-        self.arrival = requests.arrival.tolist()
+        count, self._stages = len(requests), prices.work.pp
+        self._count = count
+        self._prices = prices
+        self._concurrency = concurrency
+        self._least_load = routing == "least-load"
+        self._arrival = requests.arrival.tolist()
         if concurrency is not None:
-            self.arrival = [0.0] * min(concurrency, count) + [np.inf] * max(0, count - concurrency)
+            self._arrival = [0.0] * min(concurrency, count) + [np.nan] * max(0, count - concurrency)
         prompt, output = requests.prompt.tolist(), requests.output.tolist()
-        self.engines = [Engine(rules, blocks, prompt, output) for _ in range(replicas)]
-        self.started = [np.nan] * count
-        self.first = [np.nan] * count
-        self.last = [np.nan] * count
-        self.log = _Log()
-        self.env = simpy.Environment()
-        self.wake: list[simpy.Event | None] = [None] * replicas
-        self.sent = 0  # requests handed out so far
-        self.turn = itertools.cycle(range(replicas))
-        self.pending = count
+        self._engines = [
+            Engine(
+                rules,
+                blocks // self._stages,
+                prompt,
+                output,
+                hashes=requests.hashes,
+                unit=requests.unit,
+            )
+            for _ in range(replicas * self._stages)
+        ]
+        self._started = [np.nan] * count
+        self._first = [np.nan] * count
+        self._last = [np.nan] * count
+        self._rows: list[tuple[float, ...]] = []
+        self._env = simpy.Environment()
+        self._asleep: list[simpy.Event | None] = [None] * len(self._engines)
+        self._entrances = [simpy.Resource(self._env) for _ in range(replicas)]
+        self._sent = 0
 
     def run(self) -> Served:
-        count = len(self.requests)
-        if self.concurrency is not None:
-            for _ in range(min(self.concurrency, count)):
-                self._hand_out()
+        """Serve all requests."""
+        if self._concurrency is None:
+            self._env.process(self._arrivals())
         else:
-            self.env.process(self._arrivals())
-        for number in range(len(self.engines)):
-            self.env.process(self._work(number))
-        self.env.run()
+            for _ in range(min(self._concurrency, self._count)):
+                self._hand_out()
+        for number in range(len(self._engines)):
+            self._env.process(self._work(number))
+        self._env.run()
+        table = np.array(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
         return Served(
-            arrival=np.array(self.arrival),
-            started=np.array(self.started),
-            first=np.array(self.first),
-            last=np.array(self.last),
-            preemptions=sum(engine.preempted for engine in self.engines),
-            steps=self.log.columns(),
-            end=float(self.env.now),
+            arrival=np.array(self._arrival),
+            started=np.array(self._started),
+            first=np.array(self._first),
+            last=np.array(self._last),
+            steps=dict(zip(_COLUMNS, table.T, strict=True)),
+            preemptions=sum(engine.preempted for engine in self._engines),
+            hit_tokens=sum(engine.hit_tokens for engine in self._engines),
+            engines=len(self._engines),
+            end=float(self._env.now),
         )
 
-    def _hand_out(self) -> None:
-        """Give the next request to an engine."""
-        request = self.sent
-        self.sent += 1
-        if self.routing == "least-load" and len(self.engines) > 1:
-            number = min(range(len(self.engines)), key=lambda one: self.engines[one].load)
-        else:
-            number = next(self.turn)
-        self.engines[number].waiting.append(request)
-        wake = self.wake[number]
-        if wake is not None:
-            self.wake[number] = None
-            wake.succeed()
-
-    def _arrivals(self):
-        """Open loop: requests come when they come."""
-        for at in self.arrival:
-            if at > self.env.now:
-                yield self.env.timeout(at - self.env.now)
+    def _arrivals(self) -> Events:
+        """Hand requests out when they come."""
+        for at in self._arrival:
+            if at > self._env.now:
+                yield self._env.timeout(at - self._env.now)
             self._hand_out()
 
-    def _next_arrival(self) -> float:
-        return (
-            self.arrival[self.sent]
-            if self.concurrency is None and self.sent < len(self.arrival)
-            else np.inf
-        )
+    def _hand_out(self) -> None:
+        """Give the next request to an engine, and wake it."""
+        request, engines = self._sent, self._engines
+        self._sent += 1
+        number = request % len(engines)
+        if self._least_load:
+            number = min(range(len(engines)), key=lambda place: engines[place].load)
+        engines[number].waiting.append(request)
+        asleep = self._asleep[number]
+        if asleep is not None:
+            self._asleep[number] = None
+            asleep.succeed()
 
-    def _work(self, number: int):
-        """One engine, iteration after iteration."""
-        env, engine, prices = self.env, self.engines[number], self.prices
+    def _gap(self) -> float:
+        """Seconds until the next request of an open loop."""
+        if self._concurrency is None and self._sent < self._count:
+            return float(self._arrival[self._sent] - self._env.now)
+        return np.inf
+
+    def _work(self, number: int) -> Events:
+        """Run one engine, iteration after iteration, until nothing can come any more."""
+        env, engine, prices = self._env, self._engines[number], self._prices
+        entrance = self._entrances[number // self._stages]
         while True:
-            it = engine.next()
-            if it is None:
-                if self.sent >= len(self.requests) and not engine.waiting:
-                    if self.concurrency is None or self.sent >= len(self.requests):
-                        return
-                self.wake[number] = env.event()
-                yield self.wake[number]
+            request = entrance.request() if self._stages > 1 else None
+            if request is not None:
+                yield request
+            iteration = engine.next()
+            if iteration is None:
+                if request is not None:
+                    entrance.release(request)
+                if self._sent >= self._count:
+                    return
+                self._asleep[number] = env.event()
+                yield self._asleep[number]
                 continue
-            now = env.now
-            for request in it.started:
-                if self.started[request] != self.started[request]:
-                    self.started[request] = now
-            seconds = prices.seconds(
-                it.decodes, it.context, it.prompt_tokens, it.pairs, len(it.done)
-            )
-            self.log.add(
-                now,
-                seconds,
-                1,
-                it.decodes,
-                it.context,
-                it.prompt_tokens,
-                engine.blocks - engine.free,
-            )
-            yield env.timeout(seconds)
-            first, last = engine.finish(it)
-            self._note(first, last)
-            steps = engine.steady()
-            if steps > 1:
-                yield from self._jump(engine, steps)
+            for started in iteration.started:
+                if (
+                    self._started[started] != self._started[started]
+                ):  # not the first time where it was preempted
+                    self._started[started] = env.now
+            step = (iteration.decodes, iteration.context, iteration.prompt_tokens, iteration.pairs)
+            seconds = float(prices.seconds(*step, len(iteration.done)))
+            self._rows.append((env.now, seconds, 1, *step[:3], engine.used, number))
+            if request is not None:  # the first stage is free again before the last one ends
+                stage = float(prices.stage_seconds(*step))
+                yield env.timeout(min(stage, seconds))
+                entrance.release(request)
+                yield env.timeout(max(0.0, seconds - stage))
+            else:
+                yield env.timeout(seconds)
+            self._note(*engine.finish(iteration))
+            if request is None and (steps := engine.steady()) > 1:
+                yield env.timeout(self._jump(engine, number, steps))
 
-    def _jump(self, engine: Engine, steps: int):
-        """Pass iterations in which nothing begins or ends, up to the one during which the next request arrives."""
-        env, prices = self.env, self.prices
-        steps = min(steps, _LONG)
+    def _jump(self, engine: Engine, number: int, steps: int) -> float:
+        """Pass iterations in which nothing begins or ends, to the end of the one during which the next request comes; their seconds."""
+        steps = min(steps, _LONGEST_JUMP)
         decodes, context = engine.decodes, engine.context
-        times = np.cumsum(
-            prices.seconds(decodes, context + decodes * np.arange(steps, dtype=float))
-        )
-        gap = self._next_arrival() - env.now
+        contexts = context + decodes * np.arange(steps, dtype=np.float64)
+        times = np.cumsum(self._prices.seconds(decodes, contexts))
+        gap = self._gap()
         if gap < times[-1]:
             steps = min(steps, int(np.searchsorted(times, gap)) + 1)
         seconds = float(times[steps - 1])
-        self.log.add(env.now, seconds, steps, decodes, context, 0, engine.blocks - engine.free)
+        self._rows.append((self._env.now, seconds, steps, decodes, context, 0, engine.used, number))
         engine.jump(steps)
-        yield env.timeout(seconds)
+        return seconds
 
     def _note(self, first: Sequence[int], last: Sequence[int]) -> None:
-        now = self.env.now
+        """Write down first and last tokens; a user of a closed loop then sends the next request."""
+        now = self._env.now
         for request in first:
-            self.first[request] = now
+            self._first[request] = now
         for request in last:
-            self.last[request] = now
-            self.pending -= 1
-            if self.concurrency is not None and self.sent < len(self.requests):
-                self.arrival[self.sent] = now
+            self._last[request] = now
+            if self._concurrency is not None and self._sent < self._count:
+                self._arrival[self._sent] = now
                 self._hand_out()

@@ -1,0 +1,150 @@
+"""The serving section of a scenario: engine, precision, replicas, the stream of requests and what they were promised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from mpsim.scenario.fields import Name, Section, Shorthand, Time
+
+__all__ = ["EngineChoice", "LengthChoice", "Serving", "ServiceLevel", "Speculation", "Workload"]
+
+Tokens = Annotated[int, Field(ge=1, le=100_000_000)]
+Share = Annotated[float, Field(gt=0, le=1, strict=False)]
+
+WeightFormat = Literal["bf16", "fp16", "fp8", "fp8_block", "int8", "w4a16", "nvfp4", "mxfp4"]
+CacheFormat = Literal["bf16", "fp16", "fp8", "int8"]
+
+
+class EngineChoice(Section):
+    """The serving engine: a preset, and fields of it to replace, written beside it."""
+
+    preset: Name = "vllm-v1"
+    """An engine by name (see 'mpsim show engine')."""
+    overrides: Mapping[str, Any] = {}
+    """Fields of the preset to replace."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _gather(cls, data: object) -> object:
+        if not isinstance(data, Mapping):
+            return data
+        inner = data.get("overrides", {})
+        beside = {key: value for key, value in data.items() if key not in ("preset", "overrides")}
+        if not isinstance(inner, Mapping) or not all(isinstance(key, str) for key in beside):
+            return data
+        preset = {"preset": data["preset"]} if "preset" in data else {}
+        return {**preset, "overrides": {**inner, **beside}}
+
+
+class LengthChoice(Section):
+    """Tokens of prompts or outputs."""
+
+    kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
+    """All alike; from shortest x tokens to tokens; or lognormal with tokens as its mean."""
+    tokens: Tokens
+    """Tokens: the length, the longest, or the mean."""
+    shortest: Share = 1.0
+    """Of uniform lengths: the shortest over the longest."""
+    spread: Annotated[float, Field(ge=0, le=10, strict=False)] = 0.0
+    """Of lognormal lengths: standard deviation over the mean."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _from_number(cls, data: object) -> object:
+        return {"tokens": data} if isinstance(data, int) and not isinstance(data, bool) else data
+
+
+class Workload(Section):
+    """The stream of requests."""
+
+    arrival: Literal["poisson", "gamma", "closed", "all-at-once", "trace"] = "poisson"
+    """How requests come: at random, in bursts, from users who wait for their answer, all at the start, or as a file says."""
+    rate: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = None
+    """Requests a second, of poisson and gamma arrivals."""
+    burstiness: Annotated[float, Field(gt=0, le=1000, strict=False)] = 1.0
+    """Shape of gamma arrivals: 1 is poisson, less comes in bursts."""
+    concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Users of a closed loop."""
+    requests: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """How many requests; left out, 1,000 or all of a trace."""
+    prompt: LengthChoice = LengthChoice(tokens=1024)
+    """Tokens of a prompt."""
+    output: LengthChoice = LengthChoice(tokens=256)
+    """Tokens to generate."""
+    trace: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """A file of requests: Azure, BurstGPT or plain CSV, or Mooncake JSONL; relative to the scenario."""
+    shared_prefix: Annotated[int, Field(ge=0, le=100_000_000)] = 0
+    """Leading tokens of every prompt that requests of one group share."""
+    prefix_groups: Annotated[int, Field(ge=1, le=10_000_000)] = 1
+    """Groups of requests with a prefix of their own."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_arrival(self) -> Workload:
+        needs = {"poisson": "rate", "gamma": "rate", "closed": "concurrency", "trace": "trace"}
+        given = {"rate": self.rate, "concurrency": self.concurrency, "trace": self.trace}
+        need = needs.get(self.arrival)
+        for key, value in given.items():
+            if key == need and value is None:
+                raise ValueError(
+                    f"got arrival: {self.arrival} without {key}; needed {key}, such as {_EXAMPLES[key]}"
+                )
+            if key != need and value is not None:
+                raise ValueError(
+                    f"got {key} with arrival: {self.arrival}, which does not use it; leave it out, or set arrival to {_USES[key]}"
+                )
+        return self
+
+
+_EXAMPLES = {"rate": "rate: 4", "concurrency": "concurrency: 64", "trace": "trace: requests.csv"}
+_USES = {"rate": "poisson", "concurrency": "closed", "trace": "trace"}
+
+
+class ServiceLevel(Section):
+    """Limits that requests are promised."""
+
+    ttft: Time | None = None
+    """Time to the first token."""
+    tpot: Time | None = None
+    """Time of each further token."""
+    share: Share = 0.9
+    """Share of the requests that has to keep all limits."""
+
+
+class Speculation(Section):
+    """Tokens guessed ahead and verified together."""
+
+    tokens: Annotated[int, Field(ge=1, le=64)]
+    """Tokens guessed a step."""
+    acceptance: Annotated[float, Field(ge=0, le=1, strict=False)]
+    """Probability that a guessed token is right, given that those before it were."""
+    draft: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
+    """Time of guessing one token over that of a decoding step of the model."""
+
+
+class Serving(Section):
+    """Serving a stream of requests, in place of training."""
+
+    engine: Annotated[EngineChoice, Shorthand("serving.engine")] = EngineChoice()
+    """The serving engine."""
+    weights: WeightFormat = "bf16"
+    """Format of the weights of linear layers and experts; embedding, output head and router stay in 16 bits."""
+    kv: CacheFormat = "bf16"
+    """Format of cached keys and values."""
+    replicas: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Instances of tp x pp accelerators; left out, what the cluster has room for."""
+    routing: Literal["round-robin", "least-load"] = "round-robin"
+    """Which replica a request goes to."""
+    attention_dp: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Ranks of an instance that keep requests of their own and meet in the experts; divides tp."""
+    kv_blocks: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Blocks of cache of each instance; left out, what fits in its memory."""
+    speculation: Speculation | None = None
+    """Tokens guessed ahead; left out, none."""
+    workload: Workload = Workload(rate=1.0)
+    """The stream of requests."""
+    slo: ServiceLevel = ServiceLevel()
+    """Limits that count for goodput."""

@@ -1,0 +1,224 @@
+"""The plan of a service: what runs where and with how much cache, nothing timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from mpsim.errors import Problem, ScenarioError
+from mpsim.hardware import Cluster
+from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
+from mpsim.serving.batching import BatchRules
+from mpsim.serving.engines import EnginePreset
+from mpsim.serving.prices import IterationPrices
+from mpsim.serving.rates import Rates, Reductions, rates_of
+from mpsim.serving.work import FORMATS, Format, RankWork
+from mpsim.workload import Transformer
+
+__all__ = ["ServiceMemory", "ServicePlan"]
+
+_CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
+_LATENT_FORMATS = (
+    "nvfp4",
+    "mxfp4",
+)  # checkpoints of these keep latent attention's projections in 16 bits
+_LOGIT_BYTES = 4.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceMemory:
+    """What fills the fullest accelerator of an instance [B].
+
+    Parameters
+    ----------
+    weights, activations, reserve : float
+        Of the model; of the largest iteration; of context, libraries and graphs.
+    cache : float
+        What is left for keys and values.
+    usable : float
+        Share of the memory that the engine may fill.
+    capacity : float
+    block_bytes : float
+        Of one block of cache on one accelerator.
+    """
+
+    weights: float
+    activations: float
+    reserve: float
+    cache: float
+    usable: float
+    capacity: float
+    block_bytes: float
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of cache that fit."""
+        return max(0, int(self.cache // self.block_bytes)) if self.block_bytes else 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServicePlan:
+    """Everything about a service resolved, nothing timed.
+
+    Parameters
+    ----------
+    name : str
+    model : Transformer
+    cluster : Cluster
+    engine : EnginePreset
+    tp, pp, ep, attention_dp, replicas : int
+    weights, kv : str
+        Formats of weights and cache.
+    workload : Workload
+    slo : ServiceLevel
+    routing : str
+    speculation : Speculation, optional
+    given_blocks : int, optional
+        Blocks of cache of each instance; what fits by default.
+    seed : int
+    folder : str
+        Where the file of a trace is looked for.
+    """
+
+    name: str
+    model: Transformer
+    cluster: Cluster
+    engine: EnginePreset
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    attention_dp: int = 1
+    replicas: int = 1
+    weights: str = "bf16"
+    kv: str = "bf16"
+    workload: Workload
+    slo: ServiceLevel = ServiceLevel()
+    routing: str = "round-robin"
+    speculation: Speculation | None = None
+    given_blocks: int | None = None
+    seed: int = 0
+    folder: str = "."
+
+    def __repr__(self) -> str:
+        layout = f"tp {self.tp} pp {self.pp} ep {self.ep}, {self.replicas} replicas"
+        return f"ServicePlan({self.model.name} on {layout} of {self.cluster.accelerator.name}, {self.weights}, {self.engine.name}, {self.blocks} blocks)"
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of all replicas."""
+        return self.tp * self.pp * self.replicas
+
+    @functools.cached_property
+    def weight_format(self) -> Format:
+        """Format of the linear layers; where the chip has no matrix units for it, weights alone are narrow."""
+        form = FORMATS[self.weights]
+        if form.compute in self.cluster.accelerator.peak_flops:
+            return form
+        return dataclasses.replace(form, compute="bf16")
+
+    @functools.cached_property
+    def work(self) -> RankWork:
+        """What one rank computes and reads."""
+        latent_wide = self.model.mla is not None and self.weights in _LATENT_FORMATS
+        return RankWork.of(
+            self.model,
+            tp=self.tp,
+            pp=self.pp,
+            ep=self.ep,
+            attention_dp=self.attention_dp,
+            weights=self.weight_format,
+            wide=FORMATS["bf16"],
+            attention_weights=FORMATS["bf16"] if latent_wide else None,
+            imbalance=self.model.moe.imbalance if self.model.moe else 1.0,
+        )
+
+    @functools.cached_property
+    def rates(self) -> Rates:
+        """Rates of the accelerators."""
+        return rates_of(self.cluster)
+
+    @functools.cached_property
+    def prices(self) -> IterationPrices:
+        """Prices of the iterations of one instance."""
+        reductions = Reductions(self.cluster, self.tp, self.rates, self.engine)
+        return IterationPrices(
+            self.work, self.rates, self.engine, reductions, _CACHE_BYTES[self.kv]
+        )
+
+    @functools.cached_property
+    def memory(self) -> ServiceMemory:
+        """What fills an accelerator.
+
+        Notes
+        -----
+        Activations of the largest iteration: ``max_tokens (2 f / t + 4 h)`` 2-byte elements and a row of logits for each sequence.
+        """
+        engine, work = self.engine, self.work
+        capacity = self.cluster.accelerator.memory_bytes
+        usable = engine.memory_fraction * capacity
+        tokens = min(engine.max_tokens, 16384)
+        width = 2 * self.model.ffn_hidden / self.tp + 4 * self.model.hidden
+        logits = min(engine.max_sequences, 1024) * work.head.out * _LOGIT_BYTES
+        activations = tokens * width * 2.0 + logits
+        fixed = work.weight_bytes + activations + engine.reserve
+        block_bytes = engine.block * work.cache_elements * _CACHE_BYTES[self.kv]
+        return ServiceMemory(
+            weights=work.weight_bytes,
+            activations=activations,
+            reserve=engine.reserve,
+            cache=max(0.0, usable - fixed),
+            usable=usable,
+            capacity=capacity,
+            block_bytes=block_bytes,
+        )
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of cache of each instance; with attention data parallelism those of all its ranks."""
+        if self.given_blocks is not None:
+            return self.given_blocks
+        return self.memory.blocks * self.attention_dp
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that fit into the cache of one instance."""
+        return self.blocks * self.engine.block
+
+    @property
+    def rules(self) -> BatchRules:
+        """How the engine forms iterations."""
+        engine = self.engine
+        return BatchRules(
+            scheduler=engine.scheduler,
+            max_sequences=engine.max_sequences,
+            max_tokens=engine.max_tokens,
+            chunked=engine.chunked,
+            block=engine.block,
+        )
+
+    def problems(self) -> list[Problem]:
+        """Mistakes that only the whole plan shows: weights that do not fit, no cache for one request."""
+        found: list[Problem] = []
+        memory = self.memory
+        giga = 1e9
+        if self.given_blocks is None and memory.blocks == 0:
+            need = (memory.weights + memory.activations + memory.reserve) / giga
+            found.append(
+                Problem(
+                    f"got {memory.weights / giga:.1f} GB of weights, {memory.activations / giga:.1f} GB of activations and {memory.reserve / giga:.1f} GB of reserve: {need:.1f} GB of "
+                    f"{memory.usable / giga:.1f} GB usable on each of {self.tp * self.pp} {self.cluster.accelerator.name}, which leaves no cache; "
+                    f"raise tp or pp, or take narrower weights than {self.weights}",
+                    key="serving",
+                )
+            )
+        return found
+
+    def require(self) -> None:
+        """Refuse a service that cannot hold its weights or one request.
+
+        Raises
+        ------
+        ScenarioError
+        """
+        if problems := self.problems():
+            raise ScenarioError(problems)

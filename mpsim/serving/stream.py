@@ -1,0 +1,54 @@
+"""From a workload to a stream of requests: arrivals and lengths drawn, or read from a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mpsim.scenario.serving import LengthChoice, Workload
+from mpsim.serving.requests import Lengths, Requests
+from mpsim.serving.traces import read_trace
+
+__all__ = ["draw_requests"]
+
+_USUAL = 1000  # requests where nobody says how many
+
+
+def draw_requests(workload: Workload, *, seed: int, folder: str | Path = ".") -> Requests:
+    """The requests of a workload; equal seeds give equal requests.
+
+    Parameters
+    ----------
+    workload : Workload
+    seed : int
+    folder : path
+        Where a trace's file is looked for.
+    """
+    if workload.trace is not None:
+        requests = read_trace(Path(folder) / workload.trace)
+        return requests.first(workload.requests) if workload.requests else requests
+    lengths, gaps = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
+    count = workload.requests or _count(workload)
+    arrival = np.zeros(count)
+    if workload.arrival in ("poisson", "gamma"):
+        assert workload.rate is not None, "the schema wants one"
+        shape = workload.burstiness if workload.arrival == "gamma" else 1.0
+        arrival = np.cumsum(gaps.gamma(shape, 1.0 / (shape * workload.rate), count))
+    prompt = _lengths(workload.prompt).draw(count, lengths)
+    output = _lengths(workload.output).draw(count, lengths)
+    if not workload.shared_prefix:  # every request is its own
+        return Requests(arrival, prompt, output)
+    group = np.arange(count) % workload.prefix_groups
+    long = prompt > workload.shared_prefix
+    hashes = tuple((int(number),) if fits else () for number, fits in zip(group, long, strict=True))
+    return Requests(arrival, prompt, output, hashes, workload.shared_prefix)
+
+
+def _count(workload: Workload) -> int:
+    """Requests where nobody says: ten for each user of a closed loop, as load generators send."""
+    return 10 * workload.concurrency if workload.concurrency else _USUAL
+
+
+def _lengths(choice: LengthChoice) -> Lengths:
+    return Lengths(choice.tokens, choice.kind, choice.shortest, choice.spread)
