@@ -10,7 +10,7 @@ from pydantic import Field
 
 from mpsim.scenario.fields import Name, Section, Shorthand, Time
 
-__all__ = ["EngineChoice", "LengthChoice", "Serving", "ServiceLevel", "Speculation", "Workload"]
+__all__ = ["EngineChoice", "LengthChoice", "ServiceLevel", "Serving", "Workload"]
 
 Tokens = Annotated[int, Field(ge=1, le=100_000_000)]
 Share = Annotated[float, Field(gt=0, le=1, strict=False)]
@@ -114,17 +114,6 @@ class ServiceLevel(Section):
     """Share of the requests that has to keep all limits."""
 
 
-class Speculation(Section):
-    """Tokens guessed ahead and verified together."""
-
-    tokens: Annotated[int, Field(ge=1, le=64)]
-    """Tokens guessed a step."""
-    acceptance: Annotated[float, Field(ge=0, le=1, strict=False)]
-    """Probability that a guessed token is right, given that those before it were."""
-    draft: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
-    """Time of guessing one token over that of a decoding step of the model."""
-
-
 class Serving(Section):
     """Serving a stream of requests, in place of training."""
 
@@ -142,8 +131,6 @@ class Serving(Section):
     """Ranks of an instance that keep requests of their own and meet in the experts; divides tp."""
     kv_blocks: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Blocks of cache of each instance; left out, what fits in its memory."""
-    speculation: Speculation | None = None
-    """Tokens guessed ahead; left out, none."""
     workload: Workload = Workload(rate=1.0)
     """The stream of requests."""
     slo: ServiceLevel = ServiceLevel()

@@ -7,7 +7,7 @@ import functools
 
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster
-from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
+from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.prices import IterationPrices
@@ -72,7 +72,6 @@ class ServicePlan:
     workload : Workload
     slo : ServiceLevel
     routing : str
-    speculation : Speculation, optional
     given_blocks : int, optional
         Blocks of cache of each instance; what fits by default.
     seed : int
@@ -84,6 +83,8 @@ class ServicePlan:
     model: Transformer
     cluster: Cluster
     engine: EnginePreset
+    workload: Workload
+    slo: ServiceLevel
     tp: int = 1
     pp: int = 1
     ep: int = 1
@@ -91,10 +92,7 @@ class ServicePlan:
     replicas: int = 1
     weights: str = "bf16"
     kv: str = "bf16"
-    workload: Workload
-    slo: ServiceLevel = ServiceLevel()
     routing: str = "round-robin"
-    speculation: Speculation | None = None
     given_blocks: int | None = None
     seed: int = 0
     folder: str = "."

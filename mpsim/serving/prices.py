@@ -12,7 +12,6 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.scenario.serving import Speculation
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.rates import Rates, Reductions
 from mpsim.serving.work import Attention, ExpertWork, Linear, RankWork
@@ -46,7 +45,6 @@ class IterationPrices:
         All-reduces among the ranks of a stage.
     kv_bytes : float
         Of an element of cache [B].
-    speculation : Speculation, optional
     send_seconds : float
         Latency of a message to the next stage [s].
     send_rate : float
@@ -66,7 +64,6 @@ class IterationPrices:
         reductions: Reductions,
         kv_bytes: float,
         *,
-        speculation: Speculation | None = None,
         send_seconds: float = 0.0,
         send_rate: float = 1.0,
     ) -> None:
@@ -74,7 +71,6 @@ class IterationPrices:
         self.rates = rates
         self.engine = engine
         self._reductions = reductions
-        self._speculation = speculation
         self._send = send_seconds, send_rate
         self._known: dict[int, float] = {}
         self._grid = _grid()
@@ -89,14 +85,6 @@ class IterationPrices:
             )
             for shape in work.attention
         ]
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Mean tokens that a sequence gains in a decoding iteration: ``1 + a + a^2 + ...`` with speculation."""
-        if self._speculation is None:
-            return 1.0
-        accepted = self._speculation.acceptance
-        return 1.0 + sum(accepted**i for i in range(1, self._speculation.tokens + 1))
 
     @overload
     def seconds(
@@ -141,10 +129,10 @@ class IterationPrices:
         """
         engine, work = self.engine, self.work
         stage = self.stage_seconds(decodes, context, prompt_tokens, pairs)
-        device = stage * work.pp + self.head_seconds(decodes * self._verified + prompts)
+        device = stage * work.pp + self.head_seconds(decodes + prompts)
         if work.pp > 1:
             latency, rate = self._send
-            size = (decodes * self._verified + prompt_tokens) * work.hidden * _ACTIVATION
+            size = (decodes + prompt_tokens) * work.hidden * _ACTIVATION
             device = device + (work.pp - 1) * (latency + size / rate)
         device = device * engine.slowdown
         if engine.host_layer_time:
@@ -158,23 +146,15 @@ class IterationPrices:
         self, decodes: int, context: float | Floats, prompt_tokens: int, pairs: float
     ) -> float | Floats:
         """Time of one stage without the head [s]."""
-        verified = decodes * self._verified
-        tokens = prompt_tokens + verified if prompt_tokens else self._padded(verified)
-        seconds = self.token_seconds(tokens)
+        tokens = prompt_tokens + decodes if prompt_tokens else self._padded(decodes)
+        seconds: float | Floats = self.token_seconds(tokens)
         if decodes:
             own = self.work.attention_dp
             for shape in self._decode:
                 seconds = seconds + shape.seconds(decodes / own, context / own)
         if prompt_tokens:
             seconds = seconds + self._prompt_attention(prompt_tokens, pairs)
-        if self._speculation is not None and decodes and not prompt_tokens:
-            seconds = seconds * (1.0 + self._speculation.draft * self._speculation.tokens)
         return seconds
-
-    @property
-    def _verified(self) -> int:
-        """Tokens that a decoding sequence brings into an iteration."""
-        return 1 if self._speculation is None else 1 + self._speculation.tokens
 
     def _padded(self, decodes: int) -> int:
         """The graph that a batch of so many decoding sequences runs in."""

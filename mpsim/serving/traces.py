@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -78,7 +79,7 @@ def read_trace(path: Path) -> Requests:
         )
     problems: list[Problem] = []
     rows = list(_rows(path, problems))
-    for before, (number, row) in zip(rows, rows[1:], strict=False):
+    for before, (number, row) in itertools.pairwise(rows):
         if row.arrival < before[1].arrival:
             problems.append(
                 _problem(

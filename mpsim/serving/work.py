@@ -7,7 +7,6 @@ per rank and per iteration, and linear in the tokens that take part, so that an 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 
 from mpsim.errors import WorkloadError

@@ -1,0 +1,103 @@
+"""The result of serving: what a service did with a stream of requests, and what it means."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from mpsim import accessors
+from mpsim.scenario import Scenario
+from mpsim.serving.plan import ServicePlan
+from mpsim.serving.requests import Requests
+from mpsim.serving.service import Served, serve
+from mpsim.serving.stream import draw_requests
+from mpsim.serving.summary import summarise
+
+__all__ = ["ServiceResult", "run_service"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ServiceResult:
+    """One simulated service.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    plan : ServicePlan
+    requests : Requests
+    served : Served
+    """
+
+    scenario: Scenario
+    plan: ServicePlan
+    requests: Requests
+    served: Served
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the outside contract, SI units."""
+        figures = summarise(self.plan, self.requests, self.served)
+        return {"scenario": self.scenario.name, "job": "serving", "engine": self.plan.engine.name, **figures}
+
+    @property
+    def breakdown(self) -> dict[str, float]:
+        """Mean time over accelerators by part; sums to the duration [s]."""
+        parts: dict[str, float] = self.summary["account_s"]
+        return parts
+
+    @property
+    def plot(self) -> Any:
+        """Pictures of the service; see `mpsim.plot.ServicePlots`."""
+        return accessors.call("service.plot", self)
+
+    def save_plots(self, folder: str | Path) -> list[Path]:
+        """Draw every picture into `folder` as PNG; return the files written."""
+        files: list[Path] = self.plot.save(folder)
+        return files
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
+        accessors.call("service.write_trace", self, path)
+
+    def to_json(self) -> str:
+        """The summary as one line of JSON; equal results give equal bytes."""
+        return json.dumps(self.summary, allow_nan=False)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<12} {value}" for name, value in self._lines())
+
+    def _lines(self) -> tuple[tuple[str, str], ...]:
+        figures = self.summary
+        ttft, tpot = figures["ttft_s"], figures["tpot_s"]
+        return (
+            ("scenario", f"{figures['scenario']}, {figures['accelerators']} x {self.plan.cluster.accelerator.title}"),
+            ("TTFT", f"mean {ttft['mean']:.4g} s, p99 {ttft['p99']:.4g} s" if ttft else "no request was served"),
+            ("TPOT", f"mean {tpot['mean'] * 1e3:.4g} ms, p99 {tpot['p99'] * 1e3:.4g} ms" if tpot else "one token a request"),
+            ("throughput", f"{figures['output_tokens_per_s']:.5g} output tokens/s, {figures['output_tokens_per_s_per_accelerator']:.4g} per accelerator"),
+            ("cache", f"{figures['memory']['tokens']:,} tokens in {figures['memory']['blocks']:,} blocks"),
+        )
+
+
+def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
+    """Serve the requests of a plan's workload.
+
+    Raises
+    ------
+    ScenarioError
+        If the service cannot hold its weights, or a request.
+    """
+    plan.require()
+    requests = draw_requests(plan.workload, seed=plan.seed, folder=plan.folder)
+    served = serve(
+        requests,
+        plan.prices,
+        plan.rules,
+        blocks=plan.blocks,
+        replicas=plan.replicas,
+        concurrency=plan.workload.concurrency,
+        routing=plan.routing,
+    )
+    return ServiceResult(scenario, plan, requests, served)
