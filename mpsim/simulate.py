@@ -174,6 +174,15 @@ def prepare(scenario: Scenario, *, build: Build = build_program) -> Prepared:
         raise ScenarioError(f"{plan.name}: {error}") from error
 
 
+def simulate_job(scenario: Scenario) -> Result | ServiceResult:
+    """Simulate what a scenario asks for, a training step or a service."""
+    if not scenario.serves:
+        return simulate(scenario)
+    from mpsim.serving import make_service, run_service  # simpy, which most training steps do without
+
+    return run_service(scenario, make_service(scenario))
+
+
 def simulate(scenario: Scenario) -> Result:
     """Simulate one training step: Scenario, Plan, Program, Timeline, Result.
 

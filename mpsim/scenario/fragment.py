@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["fragment", "is_read"]
 
 _SECTIONS: Final = (
-    *("model", "cluster", "parallelism", "schedule", "training", "framework"),
+    *("model", "cluster", "parallelism", "schedule", "training", "serving", "framework"),
     *("simulation", "variation", "sweep", "overrides"),
 )
 _VARIANTS: Final = ("sweep", "overrides")  # without which a scenario is checked as if it had none

@@ -31,6 +31,7 @@ SHORTHANDS: Mapping[str, Callable[[str], dict[str, Any]]] = MappingProxyType(
         "cluster.fabric": _as("kind"),
         "schedule": _schedule,
         "framework": _as("preset"),
+        "serving.engine": _as("preset"),
     }
 )
 

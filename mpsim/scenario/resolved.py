@@ -30,7 +30,8 @@ _PRESETS = 16  # models and frameworks that stay ready
 def resolved_data(scenario: Scenario) -> dict[str, Any]:
     """Plain data that gives the same scenario again, whatever becomes of the presets it named."""
     parallelism = scenario.parallelism.model_dump(exclude_none=True)
-    parallelism["dp"] = scenario.dp
+    if not scenario.serves:
+        parallelism["dp"] = scenario.dp
     if "layers_per_stage" in parallelism:
         parallelism["layers_per_stage"] = list(parallelism["layers_per_stage"])
     schedule = scenario.schedule.model_dump(exclude_none=True)
@@ -43,7 +44,7 @@ def resolved_data(scenario: Scenario) -> dict[str, Any]:
         "cluster": _cluster(scenario.hardware) | _parts(scenario),
         "parallelism": parallelism,
         "schedule": schedule,
-        "training": _training(scenario),
+        **_job(scenario),
         "framework": framework,
         "simulation": _simulation(scenario),
     }
@@ -86,8 +87,26 @@ def _figures(preset: Transformer | Framework) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in _PROVENANCE}
 
 
+def _job(scenario: Scenario) -> dict[str, Any]:
+    """The section of the job, by its name."""
+    if scenario.serving is None:
+        return {"training": _training(scenario)}
+    data = scenario.serving.model_dump(exclude_none=True)
+    engine = data.pop("engine")
+    return {"serving": {"engine": {"preset": engine["preset"], **engine["overrides"]}, **_with_units(data)}}
+
+
+def _with_units(data: dict[str, Any]) -> dict[str, Any]:
+    """A serving section whose limits are quantities again."""
+    limits = {
+        key: format_exact(value, Dimension.TIME) if key in ("ttft", "tpot") else value
+        for key, value in data["slo"].items()
+    }
+    return {**data, "slo": limits}
+
+
 def _training(scenario: Scenario) -> dict[str, Any]:
-    data = scenario.training.model_dump()
+    data = scenario.training_step.model_dump()
     batches = data.pop("batch_per_replica")
     return data if batches is None else {**data, "batch_per_replica": list(batches)}
 

@@ -37,6 +37,7 @@ from mpsim.scenario.sections import (
     Training,
     factors,
 )
+from mpsim.scenario.serving import Serving
 from mpsim.scenario.sweep import SweepValues, points
 from mpsim.scenario.translate import translate
 from mpsim.scenario.variation import Variation
@@ -63,8 +64,10 @@ class Scenario(Section):
     """How the work is divided."""
     schedule: Annotated[ScheduleChoice, Shorthand("schedule")] = ScheduleChoice(name="1f1b")
     """The pipeline schedule."""
-    training: Training
+    training: Training | None
     """What one step trains on, such as 'training: {global_batch: 1536, sequence_length: 2048}'."""
+    serving: Serving | None = None
+    """Serving a stream of requests, in place of training."""
     framework: Annotated[FrameworkChoice, Shorthand("framework")] = FrameworkChoice()
     """The software stack."""
     simulation: Simulation = Simulation()
@@ -79,6 +82,33 @@ class Scenario(Section):
     """Named changes to choose from, each a mapping of dotted keys or sections."""
 
     _source: Document = PrivateAttr(default_factory=lambda: Document({}, {}, ""))
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _one_job(cls, data: object) -> object:
+        """Training may be left out where the job is serving."""
+        if isinstance(data, Mapping) and "serving" in data and "training" not in data:
+            return {**data, "training": None}
+        return data
+
+    @property
+    def serves(self) -> bool:
+        """Whether the job is serving, not a training step."""
+        return self.serving is not None
+
+    @property
+    def training_step(self) -> Training:
+        """The training section; ScenarioError for a scenario that serves."""
+        if self.training is None:
+            raise ScenarioError([Problem("missing; this needs a training step, and the scenario serves", key="training")])
+        return self.training
+
+    @property
+    def service(self) -> Serving:
+        """The serving section; ScenarioError for a scenario that trains."""
+        if self.serving is None:
+            raise ScenarioError([Problem("missing; this needs a service, and the scenario trains", key="serving")])
+        return self.serving
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], *, checked: bool = True) -> Scenario:
@@ -187,14 +217,14 @@ class Scenario(Section):
 
     def microbatches_of(self, replica: int) -> int:
         """Microbatches that one data-parallel replica runs in one step."""
-        training = self.training
+        training = self.training_step
         if training.batch_per_replica is not None:
             return training.batch_per_replica[replica] // training.micro_batch
         return training.global_batch // (self.dp * training.micro_batch)
 
     @property
     def _distinct_replicas(self) -> range:
-        return range(len(self.training.batch_per_replica or (0,)))
+        return range(len(self.training_step.batch_per_replica or (0,)))
 
     @functools.cached_property
     def stage_clusters(self) -> tuple[Cluster, ...] | None:
@@ -223,7 +253,7 @@ class Scenario(Section):
     @property
     def has_uneven_replicas(self) -> bool:
         """Whether data-parallel replicas differ in their nodes or in how much they compute."""
-        batches = self.training.batch_per_replica or ()
+        batches = self.training_step.batch_per_replica or ()
         return len(set(batches)) > 1 or len(_distinct(self.replica_clusters or ())) > 1
 
     @property
@@ -269,13 +299,23 @@ class Scenario(Section):
         return points(self.sweep) if self.sweep else iter(())
 
     def __str__(self) -> str:
-        p, cluster, training = self.parallelism, self.hardware, self.training
+        if self.serving is not None:
+            return self._describe_service(self.serving)
+        p, cluster, training = self.parallelism, self.hardware, self.training_step
         schedule = self.schedule.name or self.schedule.file
         return (
             f"{self.name or 'scenario'}: {self.transformer.name} on {cluster.nodes} x "
             f"{cluster.node.accelerators} {cluster.accelerator.name}; "
             f"{factors(p.dividing)} x dp {self.dp}, {schedule}; "
             f"{training.global_batch} sequences of {training.sequence_length} tokens a step"
+        )
+
+    def _describe_service(self, serving: Serving) -> str:
+        p, cluster, load = self.parallelism, self.hardware, serving.workload
+        stream = f"{load.rate:g} requests/s" if load.rate else f"{load.concurrency} users" if load.concurrency else load.arrival
+        return (
+            f"{self.name or 'scenario'}: {self.transformer.name} served on {cluster.nodes} x "
+            f"{cluster.node.accelerators} {cluster.accelerator.name}; tp {p.tp} x pp {p.pp} x ep {p.ep}, {serving.engine.preset}, {serving.weights}; {stream}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -327,6 +367,8 @@ def load(
 def json_schema() -> dict[str, Any]:
     """JSON schema of the scenario file, for editors that complete and check YAML."""
     schema = describe_schema(Scenario.model_json_schema(by_alias=True), Scenario)
+    schema["required"].remove("training")  # or serving in its place
+    schema["oneOf"] = [{"required": ["training"]}, {"required": ["serving"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

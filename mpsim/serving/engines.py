@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim.errors import ScenarioError, nearest
+from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
-__all__ = ["EnginePreset", "engine", "engine_for", "engine_names"]
+__all__ = ["EnginePreset", "engine", "engine_for", "engine_names", "override"]
 
 SCHEDULERS = ("budget", "prefill-first", "no-evict", "max-utilisation", "static")
 REDUCTIONS = ("custom", "library")
@@ -93,6 +94,8 @@ class EnginePreset:
     status: str = ""
 
 
+_PROVENANCE = ("name", "title", "source", "as_of", "status")
+_CHOICES = {"scheduler": SCHEDULERS, "reduction": REDUCTIONS}
 _TIMES = frozenset(
     field.name for field in dataclasses.fields(EnginePreset) if field.name.endswith("_time")
 )
@@ -103,8 +106,8 @@ def engine_names() -> tuple[str, ...]:
     return tuple(_entries())
 
 
-def engine(name: str, overrides: Mapping[str, Any] | None = None) -> EnginePreset:
-    """The engine called `name`, with fields replaced.
+def engine(name: str) -> EnginePreset:
+    """The engine called `name`.
 
     Raises
     ------
@@ -114,7 +117,56 @@ def engine(name: str, overrides: Mapping[str, Any] | None = None) -> EnginePrese
     entries = _entries()
     if name not in entries:
         raise ScenarioError(f"no serving engine {name!r}; {nearest(name, entries)}")
-    return dataclasses.replace(_preset(name), **(overrides or {}))
+    return _preset(name)
+
+
+def override(preset: EnginePreset, fields: Mapping[str, Any]) -> EnginePreset:
+    """An engine with some fields replaced, written as in a scenario: quantities with units.
+
+    Raises
+    ------
+    ScenarioError
+        With every field that does not exist or has a wrong value.
+    """
+    known = {field.name: field for field in dataclasses.fields(EnginePreset)}
+    problems: list[Problem] = []
+    values: dict[str, Any] = {}
+    for key, value in fields.items():
+        place = f"serving.engine.{key}"
+        if key not in known or key in _PROVENANCE:
+            usable = [name for name in known if name not in _PROVENANCE]
+            problems.append(Problem(f"unknown key {key!r}; {nearest(key, usable)}", key=place))
+            continue
+        try:
+            values[key] = _checked(key, value, getattr(preset, key))
+        except (ValueError, TypeError) as error:
+            problems.append(Problem(str(error), key=place))
+    if problems:
+        raise ScenarioError(problems)
+    return dataclasses.replace(preset, **values)
+
+
+def _checked(key: str, value: Any, usual: Any) -> Any:
+    """A field's value as a person wrote it; ValueError if it is not one."""
+    value = _value(key, value)
+    if key in _CHOICES:
+        if value not in _CHOICES[key]:
+            raise ValueError(f"got {value!r}; {nearest(str(value), _CHOICES[key])}")
+        return value
+    if isinstance(usual, bool):
+        if not isinstance(value, bool):
+            raise ValueError(f"got {value!r}; needed true or false")
+        return value
+    if isinstance(usual, tuple):
+        if not (isinstance(value, tuple) and all(isinstance(size, int) and size > 0 for size in value)):
+            raise ValueError(f"got {value!r}; needed a list of positive whole numbers")
+        return tuple(sorted(value))
+    whole = isinstance(usual, int)
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise ValueError(f"got {value!r}; needed a {'whole ' if whole else ''}number")
+    if not math.isfinite(value) or value < (1 if whole else 0) or (key == "memory_fraction" and value > 1):
+        raise ValueError(f"got {value!r}; needed {'at least 1' if whole else 'a share from 0 to 1' if key == 'memory_fraction' else '0 or more'}")
+    return value if whole else float(value)
 
 
 def engine_for(words: str) -> EnginePreset | None:

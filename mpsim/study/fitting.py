@@ -71,7 +71,7 @@ def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
 
 def _steps(scenario: Scenario) -> Iterator[dict[str, object]]:
     """Single steps towards less memory, cheapest in time first."""
-    parallelism, training = scenario.parallelism, scenario.training
+    parallelism, training = scenario.parallelism, scenario.training_step
     if scenario.replicas > 1 and parallelism.zero == 0:
         yield {"parallelism.zero": 1}
     if parallelism.tp > 1 and not parallelism.sequence_parallel:

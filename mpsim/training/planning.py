@@ -103,7 +103,7 @@ def make_plan(scenario: Scenario) -> Plan:
     """
     if problems := check(scenario):
         raise ScenarioError(problems)
-    parallelism, training = scenario.parallelism, scenario.training
+    parallelism, training = scenario.parallelism, scenario.training_step
     mesh = Mesh(
         **scenario.degrees,
         order=parallelism.axes,
@@ -185,7 +185,7 @@ def _classes(scenario: Scenario) -> tuple[ReplicaClass, ...]:
 
 
 def _recompute(scenario: Scenario) -> Recompute:
-    training, usual = scenario.training, Recompute()
+    training, usual = scenario.training_step, Recompute()
     layers = training.recompute_layers
     return Recompute(
         training.recompute,

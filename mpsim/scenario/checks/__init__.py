@@ -39,6 +39,14 @@ from mpsim.scenario.checks.schedule import (
     check_stages,
     check_virtual_stages,
 )
+from mpsim.scenario.checks.serving import (
+    check_instances,
+    check_job,
+    check_service_experts,
+    check_service_heads,
+    check_service_precision,
+    check_training_keys,
+)
 from mpsim.scenario.checks.simulation import check_network
 from mpsim.scenario.checks.stacks import check_stacks
 from mpsim.scenario.checks.training import check_batch, check_precision
@@ -123,6 +131,21 @@ CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
 )
 
 
+SERVING_CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
+    check_job,
+    check_model,
+    check_cluster,
+    check_training_keys,
+    check_instances,
+    check_service_heads,
+    check_service_experts,
+    check_service_precision,
+    check_sweep,
+    check_overrides,
+)
+"""Those of a scenario that serves."""
+
+
 def check(scenario: Scenario) -> list[Problem]:
     """Run every check.
 
@@ -133,7 +156,7 @@ def check(scenario: Scenario) -> list[Problem]:
         it can be said without planning it.
     """
     problems: list[Problem] = []
-    for one in CHECKS:
+    for one in SERVING_CHECKS if scenario.serving is not None else CHECKS:
         try:
             problems += one(scenario)
         except MpsimError:  # a preset that check_model, check_cluster or check_framework reports

@@ -87,7 +87,7 @@ def check_expert_overlap(scenario: Scenario) -> list[Problem]:
         faults.append(
             f"in schedule {name or 'from a file'} on pp {pp} every one waits for the other"
         )
-    if scenario.training.recompute == "full":
+    if scenario.training_step.recompute == "full":
         faults.append("with full recomputation the backward has a forward of its own")
     if not faults:
         return []

@@ -45,7 +45,7 @@ def check_mlp(scenario: Scenario) -> list[Problem]:
 
 def check_context(scenario: Scenario) -> list[Problem]:
     """Sequences divide among context-parallel ranks, into two chunks each where a causal mask has to be balanced."""
-    cp, length = scenario.parallelism.cp, scenario.training.sequence_length
+    cp, length = scenario.parallelism.cp, scenario.training_step.sequence_length
     whole = scenario.software.tensor.context_exchange is ContextExchange.ULYSSES
     chunks = 1 if whole or not scenario.transformer.causal else 2
     if cp == 1 or length % (chunks * cp) == 0:
@@ -60,7 +60,7 @@ def check_context(scenario: Scenario) -> list[Problem]:
 
 def check_sequence(scenario: Scenario) -> list[Problem]:
     """Sequences divide among tensor-parallel ranks where sequence parallelism asks for it."""
-    p, length = scenario.parallelism, scenario.training.sequence_length
+    p, length = scenario.parallelism, scenario.training_step.sequence_length
     if not p.sequence_parallel or length % (p.tp * p.cp) == 0:
         return []
     near = " or ".join(map(str, multiples(length, p.tp * p.cp)))
@@ -123,7 +123,7 @@ def _ring_problems(scenario: Scenario) -> list[Problem]:
             "set context_exchange to all-gather, or fused_attention to true"
         )
         return [Problem(message, key=key)]
-    if 0 < model.window < scenario.training.sequence_length:
+    if 0 < model.window < scenario.training_step.sequence_length:
         message = (
             f"got {exchange}, but {model.name} attends to a window of {model.window} tokens, which no ring skips to; "
             "set context_exchange to all-gather or ulysses"

@@ -31,7 +31,7 @@ def check_parts(scenario: Scenario) -> list[Problem]:
 
 def check_replica_batches(scenario: Scenario) -> list[Problem]:
     """An uneven batch has whole microbatches on every replica and is all of the global batch."""
-    training, dp = scenario.training, scenario.dp
+    training, dp = scenario.training_step, scenario.dp
     batches, key = training.batch_per_replica, "training.batch_per_replica"
     if batches is None:
         return []

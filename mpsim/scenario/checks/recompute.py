@@ -23,7 +23,7 @@ _OF_GRANULARITY = {
 
 def check_recompute(scenario: Scenario) -> list[Problem]:
     """Keys of one granularity stand beside that one only; per-op meets the layers it was written for."""
-    training = scenario.training
+    training = scenario.training_step
     stray = [
         Problem(
             f"got a value, but recompute is {training.recompute} and only {wanted} has it; leave it out, or set recompute to {wanted}",
@@ -58,7 +58,7 @@ def _against_per_op(scenario: Scenario) -> Iterator[str]:
 
 def check_recompute_layers(scenario: Scenario) -> list[Problem]:
     """The number of layers is one that a stage has."""
-    training = scenario.training
+    training = scenario.training_step
     if training.recompute != "full":
         return []
     key, most = "training.recompute_layers", _largest_stage(scenario)
@@ -92,8 +92,8 @@ def _largest_stage(scenario: Scenario) -> int:
 
 def check_recompute_modules(scenario: Scenario) -> list[Problem]:
     """Modules that run again exist, and nothing else runs where they would."""
-    modules = scenario.training.recompute_modules or ()
-    if scenario.training.recompute != "selective":
+    modules = scenario.training_step.recompute_modules or ()
+    if scenario.training_step.recompute != "selective":
         return []
     missing = dict(_missing(scenario))
     overlap = scenario.software.experts.expert_overlap

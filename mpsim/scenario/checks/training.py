@@ -15,9 +15,9 @@ __all__ = ["check_batch", "check_precision"]
 
 def check_batch(scenario: Scenario) -> list[Problem]:
     """The global batch is a whole number of microbatches on every replica."""
-    batch, dp = scenario.training.global_batch, scenario.dp
-    micro, p = scenario.training.micro_batch, scenario.parallelism
-    if dp < 1 or batch % (dp * micro) == 0 or scenario.training.batch_per_replica is not None:
+    batch, dp = scenario.training_step.global_batch, scenario.dp
+    micro, p = scenario.training_step.micro_batch, scenario.parallelism
+    if dp < 1 or batch % (dp * micro) == 0 or scenario.training_step.batch_per_replica is not None:
         return []
     if p.dp is None and scenario.world_size % p.replica_ranks:
         return []  # how many replicas there are is not known yet
@@ -30,7 +30,7 @@ def check_precision(scenario: Scenario) -> list[Problem]:
     """Every accelerator computes in the precision of the training."""
     try:
         for cluster in scenario.clusters:
-            cluster.accelerator.peak(scenario.training.precision)
+            cluster.accelerator.peak(scenario.training_step.precision)
     except HardwareError as error:
         return [Problem(str(error), key="training.precision")]
     return []

@@ -93,7 +93,7 @@ def search(
     """
     if objective not in OBJECTIVES:
         raise ScenarioError(f"got objective {objective!r}; {nearest(objective, OBJECTIVES)}")
-    if scenario.is_mixed or scenario.training.batch_per_replica is not None:
+    if scenario.is_mixed or scenario.training_step.batch_per_replica is not None:
         raise ScenarioError(
             f"{scenario.name}: got a mixed cluster or uneven batches, which belong to one layout; search with nodes that are alike"
         )
@@ -128,7 +128,7 @@ class _Machine:
     @property
     def tokens(self) -> int:
         """Tokens of a step."""
-        training, model = self.scenario.training, self.scenario.transformer
+        training, model = self.scenario.training_step, self.scenario.transformer
         return training.global_batch * (training.sequence_length + model.decoder_length)
 
     def weight(self, objective: str) -> float:

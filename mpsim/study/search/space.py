@@ -261,7 +261,7 @@ class Space:
             update={
                 "parallelism": base.parallelism.model_copy(update={**parallel, "dp": None}),
                 "schedule": base.schedule.model_copy(update=schedule),
-                "training": base.training.model_copy(update=training),
+                "training": base.training_step.model_copy(update=training),
             }
         )
 
@@ -299,7 +299,7 @@ class Space:
     def _micro_batches(self, frame: Frame) -> Sequence[Any]:
         if "micro_batch" in self._given:
             return self.choices["micro_batch"]
-        each = self._base.training.global_batch // frame.dp
+        each = self._base.training_step.global_batch // frame.dp
         most = defaults("axes")["micro_batch_at_most"]
         return [size for size in range(1, most + 1) if each and each % size == 0]
 
@@ -336,7 +336,7 @@ class Space:
         if axis == "pp":
             return _divisors(world, at_most=model.layers)
         if axis == "cp":
-            length = base.training.sequence_length
+            length = base.training_step.sequence_length
             return _divisors(world, at_most=max(1, length // usual["context_tokens_at_least"]))
         if axis == "ep":
             return _divisors(model.moe.experts, at_most=world) if model.moe else (1,)
