@@ -174,16 +174,33 @@ def prepare(scenario: Scenario, *, build: Build = build_program) -> Prepared:
         raise ScenarioError(f"{plan.name}: {error}") from error
 
 
-def simulate_job(scenario: Scenario) -> Result | ServiceResult:
-    """Simulate what a scenario asks for, a training step or a service."""
+def simulate(scenario: Scenario) -> Result | ServiceResult:
+    """Simulate what a scenario asks for: a training step, or a service with its stream of requests.
+
+    Parameters
+    ----------
+    scenario : Scenario
+
+    Returns
+    -------
+    Result or ServiceResult
+
+    Raises
+    ------
+    ScenarioError
+        With every problem of the scenario.
+    """
     if not scenario.serves:
-        return simulate(scenario)
-    from mpsim.serving import make_service, run_service  # simpy, which most training steps do without
+        return simulate_step(scenario)
+    from mpsim.serving import (
+        make_service,
+        run_service,
+    )  # simpy, which most training steps do without
 
     return run_service(scenario, make_service(scenario))
 
 
-def simulate(scenario: Scenario) -> Result:
+def simulate_step(scenario: Scenario) -> Result:
     """Simulate one training step: Scenario, Plan, Program, Timeline, Result.
 
     Parameters

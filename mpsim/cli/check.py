@@ -56,3 +56,22 @@ def _derived(scenario: Scenario) -> dict[str, object]:
         changes = [str(one) for one in changes_that_fit(scenario)]
         derived["would_fit_with"] = changes or "no change of one or two keys"
     return derived
+
+
+def _derived_service(scenario: Scenario) -> dict[str, object]:
+    """Memory of an instance and how much cache is left."""
+    from mpsim.serving import make_service
+
+    plan = make_service(scenario)
+    memory = plan.memory
+    return {
+        "accelerators": plan.accelerators,
+        "replicas": plan.replicas,
+        "weights_bytes": memory.weights,
+        "activations_bytes": memory.activations,
+        "reserve_bytes": memory.reserve,
+        "cache_bytes": memory.cache,
+        "memory_capacity_bytes": memory.capacity,
+        "cache_blocks": plan.blocks,
+        "cache_tokens": plan.cache_tokens,
+    }

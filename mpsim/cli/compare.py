@@ -57,9 +57,9 @@ def _result(
         return _checked(file, summary)
     if file.suffix == ".json":
         return _stored(file)
-    from mpsim.simulate import simulate
+    from mpsim.simulate import simulate_step
 
-    return simulate(load_scenario(file, sets=sets, overrides=overrides)).summary
+    return simulate_step(load_scenario(file, sets=sets, overrides=overrides)).summary
 
 
 def _stored(file: Path) -> Mapping[str, object]:

@@ -96,11 +96,11 @@ def goodput(
 ) -> None:
     """Say how much of days of training is progress, when components fail and checkpoints take time."""
     from mpsim.cli.console import print_json, wrote
-    from mpsim.simulate import simulate
+    from mpsim.simulate import simulate_step
     from mpsim.study.goodput import simulate_goodput
     from mpsim.study.reliability import Checkpoint, Reliability
 
-    result = simulate(load_scenario(file, sets=sets, overrides=overrides))
+    result = simulate_step(load_scenario(file, sets=sets, overrides=overrides))
     cluster = result.plan.layout.cluster
     reliability = Reliability.of(
         cluster,

@@ -20,6 +20,7 @@ from mpsim.cli.options import (
 
 if TYPE_CHECKING:
     from mpsim.result import Result
+    from mpsim.scenario import Scenario
     from mpsim.study import Sensitivity
 
 __all__ = ["run"]
@@ -58,11 +59,11 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate one training step of each scenario and say where the time goes."""
+    """Simulate each scenario, a training step or a service, and say where the time goes."""
     from mpsim.cli.console import print_json
     from mpsim.cli.studies import print_jitter, print_sensitivity
     from mpsim.cli.summary import print_summary
-    from mpsim.simulate import simulate
+    from mpsim.simulate import simulate_step
 
     if trace is not None and len(files) > 1:
         raise typer.BadParameter(
@@ -70,7 +71,12 @@ def run(
         )
     scenarios = load_scenarios(files, sets=sets, overrides=overrides, engine=engine)
     for scenario in scenarios:
-        result = simulate(scenario)
+        folder = plots if plots is None or len(files) == 1 else plots / scenario.name
+        if scenario.serves:
+            _refuse_studies(sensitivity=sensitivity, jitter=jitter, engine=engine)
+            _serve(scenario, folder, trace, as_json=as_json)
+            continue
+        result = simulate_step(scenario)
         answer = result.sensitivity() if sensitivity else None
         drawn = None if jitter is None else result.jitter(jitter)
         if as_json:
@@ -83,8 +89,36 @@ def run(
                 print_sensitivity(answer)
             if drawn is not None:
                 print_jitter(drawn)
-        folder = plots if plots is None or len(files) == 1 else plots / scenario.name
         _write(result, answer, folder, trace)
+
+
+def _refuse_studies(**options: object) -> None:
+    """Refuse options that only a training step has."""
+    for name, value in options.items():
+        if value not in (None, False):
+            raise typer.BadParameter(
+                "studies a training step, and the scenario serves; leave it out",
+                param_hint=f"--{name}",
+            )
+
+
+def _serve(scenario: Scenario, plots: Path | None, trace: Path | None, *, as_json: bool) -> None:
+    """Serve a stream of requests and print what became of them."""
+    from mpsim.cli.console import print_json, wrote
+    from mpsim.cli.service import print_service
+    from mpsim.serving import make_service, run_service
+
+    result = run_service(scenario, make_service(scenario))
+    if as_json:
+        print_json(result.summary)
+    else:
+        print_service(result.summary)
+    if plots is not None:
+        for path in result.save_plots(plots):
+            wrote(path)
+    if trace is not None:
+        result.write_trace(trace)
+        wrote(trace)
 
 
 def _write(

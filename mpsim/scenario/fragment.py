@@ -64,6 +64,7 @@ def fragment(
     for name in _SECTIONS:
         if name in wrong or (name in left and not _read(root, name, left[name], sections)):
             sections.update({} if name in _VARIANTS else {name: _NotRead()})
+    sections.setdefault("training", None)  # of a scenario that serves: it has no default
     return root.model_construct(**sections)
 
 

@@ -93,7 +93,12 @@ def _job(scenario: Scenario) -> dict[str, Any]:
         return {"training": _training(scenario)}
     data = scenario.serving.model_dump(exclude_none=True)
     engine = data.pop("engine")
-    return {"serving": {"engine": {"preset": engine["preset"], **engine["overrides"]}, **_with_units(data)}}
+    return {
+        "serving": {
+            "engine": {"preset": engine["preset"], **engine["overrides"]},
+            **_with_units(data),
+        }
+    }
 
 
 def _with_units(data: dict[str, Any]) -> dict[str, Any]:

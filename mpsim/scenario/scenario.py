@@ -100,14 +100,23 @@ class Scenario(Section):
     def training_step(self) -> Training:
         """The training section; ScenarioError for a scenario that serves."""
         if self.training is None:
-            raise ScenarioError([Problem("missing; this needs a training step, and the scenario serves", key="training")])
+            raise ScenarioError(
+                [
+                    Problem(
+                        "missing; this needs a training step, and the scenario serves",
+                        key="training",
+                    )
+                ]
+            )
         return self.training
 
     @property
     def service(self) -> Serving:
         """The serving section; ScenarioError for a scenario that trains."""
         if self.serving is None:
-            raise ScenarioError([Problem("missing; this needs a service, and the scenario trains", key="serving")])
+            raise ScenarioError(
+                [Problem("missing; this needs a service, and the scenario trains", key="serving")]
+            )
         return self.serving
 
     @classmethod
@@ -312,7 +321,13 @@ class Scenario(Section):
 
     def _describe_service(self, serving: Serving) -> str:
         p, cluster, load = self.parallelism, self.hardware, serving.workload
-        stream = f"{load.rate:g} requests/s" if load.rate else f"{load.concurrency} users" if load.concurrency else load.arrival
+        stream = (
+            f"{load.rate:g} requests/s"
+            if load.rate
+            else f"{load.concurrency} users"
+            if load.concurrency
+            else load.arrival
+        )
         return (
             f"{self.name or 'scenario'}: {self.transformer.name} served on {cluster.nodes} x "
             f"{cluster.node.accelerators} {cluster.accelerator.name}; tp {p.tp} x pp {p.pp} x ep {p.ep}, {serving.engine.preset}, {serving.weights}; {stream}"

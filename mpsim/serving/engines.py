@@ -158,14 +158,22 @@ def _checked(key: str, value: Any, usual: Any) -> Any:
             raise ValueError(f"got {value!r}; needed true or false")
         return value
     if isinstance(usual, tuple):
-        if not (isinstance(value, tuple) and all(isinstance(size, int) and size > 0 for size in value)):
+        if not (
+            isinstance(value, tuple) and all(isinstance(size, int) and size > 0 for size in value)
+        ):
             raise ValueError(f"got {value!r}; needed a list of positive whole numbers")
         return tuple(sorted(value))
     whole = isinstance(usual, int)
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise ValueError(f"got {value!r}; needed a {'whole ' if whole else ''}number")
-    if not math.isfinite(value) or value < (1 if whole else 0) or (key == "memory_fraction" and value > 1):
-        raise ValueError(f"got {value!r}; needed {'at least 1' if whole else 'a share from 0 to 1' if key == 'memory_fraction' else '0 or more'}")
+    if (
+        not math.isfinite(value)
+        or value < (1 if whole else 0)
+        or (key == "memory_fraction" and value > 1)
+    ):
+        raise ValueError(
+            f"got {value!r}; needed {'at least 1' if whole else 'a share from 0 to 1' if key == 'memory_fraction' else '0 or more'}"
+        )
     return value if whole else float(value)
 
 

@@ -51,7 +51,9 @@ def make_service(scenario: Scenario) -> ServicePlan:
 
 def _engine(scenario: Scenario, preset: str, overrides: Mapping[str, Any]) -> EnginePreset:
     if preset not in engine_names():
-        problem = Problem(f"no engine {preset!r}; {nearest(preset, engine_names())}", key="serving.engine")
+        problem = Problem(
+            f"no engine {preset!r}; {nearest(preset, engine_names())}", key="serving.engine"
+        )
         raise ScenarioError(scenario.locate([problem]))
     try:
         return override(engine(preset), overrides)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mpsim.cost import CollectiveModel, Constant
+from mpsim.cost import CollectiveModel
 from mpsim.hardware import Cluster
 from mpsim.parallel import GroupShape
 from mpsim.serving.engines import EnginePreset
@@ -54,7 +54,6 @@ class Rates:
     reduction_share: float
     expert_latency: float
     expert_compute: float
-    constants: tuple[Constant, ...] = ()
 
 
 _TIMES = ("attention_latency", "stream_latency", "reduction_latency", "expert_latency")

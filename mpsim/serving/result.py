@@ -40,7 +40,12 @@ class ServiceResult:
     def summary(self) -> dict[str, Any]:
         """The figures of the outside contract, SI units."""
         figures = summarise(self.plan, self.requests, self.served)
-        return {"scenario": self.scenario.name, "job": "serving", "engine": self.plan.engine.name, **figures}
+        return {
+            "scenario": self.scenario.name,
+            "job": "serving",
+            "engine": self.plan.engine.name,
+            **figures,
+        }
 
     @property
     def breakdown(self) -> dict[str, float]:
@@ -73,11 +78,30 @@ class ServiceResult:
         figures = self.summary
         ttft, tpot = figures["ttft_s"], figures["tpot_s"]
         return (
-            ("scenario", f"{figures['scenario']}, {figures['accelerators']} x {self.plan.cluster.accelerator.title}"),
-            ("TTFT", f"mean {ttft['mean']:.4g} s, p99 {ttft['p99']:.4g} s" if ttft else "no request was served"),
-            ("TPOT", f"mean {tpot['mean'] * 1e3:.4g} ms, p99 {tpot['p99'] * 1e3:.4g} ms" if tpot else "one token a request"),
-            ("throughput", f"{figures['output_tokens_per_s']:.5g} output tokens/s, {figures['output_tokens_per_s_per_accelerator']:.4g} per accelerator"),
-            ("cache", f"{figures['memory']['tokens']:,} tokens in {figures['memory']['blocks']:,} blocks"),
+            (
+                "scenario",
+                f"{figures['scenario']}, {figures['accelerators']} x {self.plan.cluster.accelerator.title}",
+            ),
+            (
+                "TTFT",
+                f"mean {ttft['mean']:.4g} s, p99 {ttft['p99']:.4g} s"
+                if ttft
+                else "no request was served",
+            ),
+            (
+                "TPOT",
+                f"mean {tpot['mean'] * 1e3:.4g} ms, p99 {tpot['p99'] * 1e3:.4g} ms"
+                if tpot
+                else "one token a request",
+            ),
+            (
+                "throughput",
+                f"{figures['output_tokens_per_s']:.5g} output tokens/s, {figures['output_tokens_per_s_per_accelerator']:.4g} per accelerator",
+            ),
+            (
+                "cache",
+                f"{figures['memory']['tokens']:,} tokens in {figures['memory']['blocks']:,} blocks",
+            ),
         )
 
 

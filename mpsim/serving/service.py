@@ -207,8 +207,8 @@ class _Service:
                     entrance.release(request)
                 if self._sent >= self._count:
                     return
-                self._asleep[number] = env.event()
-                yield self._asleep[number]
+                asleep = self._asleep[number] = env.event()
+                yield asleep
                 continue
             for started in iteration.started:
                 if (

@@ -66,14 +66,20 @@ def account(plan: ServicePlan, served: Served) -> dict[str, float]:
     prices, steps, work = plan.prices, served.steps, plan.work
     totals = dict.fromkeys(ACCOUNT, 0.0)
     known: dict[tuple[float, float], tuple[float, float]] = {}
-    columns = (steps[name].tolist() for name in ("seconds", "count", "decodes", "context", "prompt_tokens"))
+    columns = (
+        steps[name].tolist() for name in ("seconds", "count", "decodes", "context", "prompt_tokens")
+    )
     engine = plan.engine
     for seconds, count, decodes, context, prompt_tokens in zip(*columns, strict=True):
         key = (decodes, prompt_tokens)
         if key not in known:
             tokens = decodes + prompt_tokens
             exposed = prices.parts(tokens)["communication"] * work.pp * engine.slowdown
-            host = engine.step_time + engine.request_time * decodes + engine.layer_time * work.layers * work.pp
+            host = (
+                engine.step_time
+                + engine.request_time * decodes
+                + engine.layer_time * work.layers * work.pp
+            )
             known[key] = exposed, host + (engine.prompt_step_time if prompt_tokens else 0.0)
         exposed, host = known[key]
         busy = max(0.0, seconds - count * (exposed + host))
@@ -136,20 +142,43 @@ def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str
         "queue_s": _distribution(times["queue"][done]),
         "output_tokens_per_s": output / duration if duration else 0.0,
         "total_tokens_per_s": total / duration if duration else 0.0,
-        "output_tokens_per_s_per_accelerator": output / duration / accelerators if duration else 0.0,
-        "output_tokens_per_s_per_user": _inverse(np.nanmean(times["tpot"][done])) if (requests.output[done] > 1).any() else None,
+        "output_tokens_per_s_per_accelerator": output / duration / accelerators
+        if duration
+        else 0.0,
+        "output_tokens_per_s_per_user": _inverse(float(np.nanmean(times["tpot"][done])))
+        if (requests.output[done] > 1).any()
+        else None,
         "goodput_per_s": goodput,
         "requests_within_slo": kept,
-        "slo": {"ttft_s": plan.slo.ttft, "tpot_s": plan.slo.tpot, "share": plan.slo.share, "met": kept is None or kept >= plan.slo.share},
+        "slo": {
+            "ttft_s": plan.slo.ttft,
+            "tpot_s": plan.slo.tpot,
+            "share": plan.slo.share,
+            "met": kept is None or kept >= plan.slo.share,
+        },
         "preemptions": served.preemptions,
         "prefix_hit_share": served.hit_tokens / max(1.0, float(requests.prompt.sum())),
         "batch": _over_time(served, "decodes"),
-        "cache_use": {name: value / plan.blocks for name, value in _over_time(served, "used").items()} if plan.blocks else None,
+        "cache_use": {
+            name: value / plan.blocks for name, value in _over_time(served, "used").items()
+        }
+        if plan.blocks
+        else None,
         "account_s": parts,
         "utilisation": busy,
-        "memory": {**{name: value for name, value in dataclasses.asdict(memory).items() if name != "block_bytes"}, "blocks": plan.blocks, "tokens": plan.cache_tokens},
+        "memory": {
+            **{
+                name: value
+                for name, value in dataclasses.asdict(memory).items()
+                if name != "block_bytes"
+            },
+            "blocks": plan.blocks,
+            "tokens": plan.cache_tokens,
+        },
         "energy_j_per_output_token": energy / output if output else None,
-        "cost_per_million_output_tokens": None if price is None or not output else price * accelerators * duration / _HOUR / output * _MEGA,
+        "cost_per_million_output_tokens": None
+        if price is None or not output
+        else price * accelerators * duration / _HOUR / output * _MEGA,
         "warnings": warnings,
     }
 
@@ -215,7 +244,7 @@ def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> floa
 
 
 def _inverse(seconds: float) -> float | None:
-    return 1.0 / float(seconds) if seconds and math.isfinite(seconds) else None
+    return 1.0 / seconds if seconds and math.isfinite(seconds) else None
 
 
 def _warnings(plan: ServicePlan, served: Served, times: dict[str, Floats]) -> list[str]:
@@ -231,5 +260,7 @@ def _warnings(plan: ServicePlan, served: Served, times: dict[str, Floats]) -> li
                 f"requests come faster than they are served: those of the second half wait {late:.3g} s in the mean, those of the first {early:.3g} s; there is no steady state"
             )
     if served.preemptions:
-        warnings.append(f"{served.preemptions} requests were preempted for lack of cache and computed again")
+        warnings.append(
+            f"{served.preemptions} requests were preempted for lack of cache and computed again"
+        )
     return warnings

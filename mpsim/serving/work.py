@@ -89,7 +89,7 @@ class ExpertWork:
 
     def touched(self, tokens: float) -> float:
         """Experts of one rank that at least one of so many tokens is routed to, in the mean."""
-        missed = (1.0 - self.top_k / self.experts) ** tokens
+        missed = float((1.0 - self.top_k / self.experts) ** tokens)
         return self.experts / self.ep * (1.0 - missed)
 
 

@@ -158,7 +158,7 @@ def simulate_together(scenarios: Sequence[Scenario]) -> list[Result | MpsimError
 
 def _outcome(scenario: Scenario) -> Result | MpsimError:
     try:
-        return simulate(scenario)
+        return simulate_step(scenario)
     except MpsimError as error:
         return error
 

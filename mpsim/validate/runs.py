@@ -13,7 +13,7 @@ from mpsim.importers import Assumed, Imported
 from mpsim.importers.cells import Cells
 from mpsim.memo import remembered
 from mpsim.scenario import Scenario
-from mpsim.simulate import simulate
+from mpsim.simulate import simulate_step
 from mpsim.training.memory import memory_constants
 from mpsim.validate.adapt import adapted
 from mpsim.validate.assumptions import BY_FAMILY, Filled, fill_in

@@ -17,7 +17,7 @@ from mpsim.measured.files import read_measured
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Measured, Measurement
 from mpsim.measured.sources import quietest
 from mpsim.result import Result
-from mpsim.simulate import simulate
+from mpsim.simulate import simulate_step
 from mpsim.validate.actions import (
     PARTS,
     Slice,

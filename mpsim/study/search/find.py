@@ -17,7 +17,7 @@ import numpy as np
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
-from mpsim.simulate import resolve, simulate
+from mpsim.simulate import resolve, simulate_step
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
@@ -345,7 +345,7 @@ class _Run:
         rows = [_found(one, took) for one, took in order]
         try:
             for place, (one, _) in enumerate(order[: self._top]):
-                summary = simulate(self._scenario.with_values(one.values())).summary
+                summary = simulate_step(self._scenario.with_values(one.values())).summary
                 rows[place] = dataclasses.replace(rows[place], summary=summary)
         except KeyboardInterrupt:
             self._interrupted = True

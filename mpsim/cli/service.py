@@ -1,0 +1,110 @@
+"""The lines that ``mpsim run`` prints of a service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.cli.console import print_table, print_text
+from mpsim.cli.summary import percent
+from mpsim.units import Dimension, format_quantity
+
+__all__ = ["print_service"]
+
+_LEAST = 0.0005  # share of the time below which a part is not printed
+
+
+def print_service(summary: Mapping[str, Any]) -> None:
+    """Print the result of one service as a table, then its warnings."""
+    print_table(_rows(summary), title=f"{summary['scenario']}")
+    for warning in summary["warnings"]:
+        print_text(f"warning: {warning}")
+
+
+def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    output, each = (
+        summary["output_tokens_per_s"],
+        summary["output_tokens_per_s_per_accelerator"],
+    )
+    served = f"{summary['requests']:,} requests in {_time(summary['duration_s'])}, {summary['request_rate_per_s']:.4g} a second"
+    return [
+        ("accelerators", f"{summary['accelerators']}"),
+        ("served", served),
+        ("TTFT", _latency(summary["ttft_s"])),
+        ("TPOT", _latency(summary["tpot_s"])),
+        ("ITL", _latency(summary["itl_s"])),
+        ("E2E", _latency(summary["e2e_s"])),
+        ("queue", _latency(summary["queue_s"])),
+        ("throughput", f"{output:,.1f} output tokens/s; {each:,.1f} per accelerator"),
+        ("goodput", _goodput(summary)),
+        ("where time goes", _shares(summary)),
+        (
+            "batch",
+            f"{summary['batch']['mean']:.1f} sequences in the mean, {summary['batch']['max']:.0f} at most",
+        ),
+        ("cache", _cache(summary)),
+        ("memory", _memory(summary["memory"])),
+        ("energy and price", _cost(summary)),
+        ("engine", f"{summary['engine']}"),
+    ]
+
+
+def _time(seconds: float) -> str:
+    return format_quantity(seconds, Dimension.TIME)
+
+
+def _latency(figures: Mapping[str, Any] | None) -> str:
+    if figures is None:
+        return "none"
+    return ", ".join(f"{name} {_time(figures[name])}" for name in ("mean", "p50", "p90", "p99"))
+
+
+def _goodput(summary: Mapping[str, Any]) -> str:
+    if summary["goodput_per_s"] is None:
+        return "no limits given (serving.slo)"
+    slo = summary["slo"]
+    limits = [
+        f"{name} {_time(slo[f'{name}_s'])}"
+        for name in ("ttft", "tpot")
+        if slo[f"{name}_s"] is not None
+    ]
+    verdict = "met" if slo["met"] else "MISSED"
+    return (
+        f"{summary['goodput_per_s']:.4g} requests/s within {', '.join(limits)}; {percent(summary['requests_within_slo'])} of the requests, "
+        f"{percent(slo['share'])} needed: {verdict}"
+    )
+
+
+def _shares(summary: Mapping[str, Any]) -> str:
+    duration = summary["duration_s"]
+    parts = {name: value / duration for name, value in summary["account_s"].items()}
+    return ", ".join(
+        f"{name.replace('exposed_', 'exposed ')} {percent(share)}"
+        for name, share in parts.items()
+        if share >= _LEAST
+    )
+
+
+def _cache(summary: Mapping[str, Any]) -> str:
+    use = summary["cache_use"]
+    text = f"{percent(use['mean'])} of {summary['memory']['tokens']:,} tokens in the mean, {percent(use['max'])} at most"
+    if summary["prefix_hit_share"]:
+        text += f"; {percent(summary['prefix_hit_share'])} of prompt tokens cached"
+    if summary["preemptions"]:
+        text += f"; {summary['preemptions']} preemptions"
+    return text
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    parts = ", ".join(
+        f"{name} {format_quantity(memory[name], Dimension.BYTES)}"
+        for name in ("weights", "activations", "reserve", "cache")
+    )
+    return f"{parts} of {format_quantity(memory['capacity'], Dimension.BYTES)}"
+
+
+def _cost(summary: Mapping[str, Any]) -> str:
+    energy, cost = summary["energy_j_per_output_token"], summary["cost_per_million_output_tokens"]
+    parts = ["energy unknown" if energy is None else f"{energy:.4g} J an output token"]
+    parts.append("no price given" if cost is None else f"{cost:.4g} USD a million output tokens")
+    return ", ".join(parts)
