@@ -11,11 +11,23 @@ import mpsim
 
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
 FILES = sorted(FOLDER.rglob("*.yaml"))
+SERVING = [file for file in FILES if file.parent.name == "serving"]
+TRAINING = [file for file in FILES if file.parent.name != "serving"]
 TOO_BIG = {"palm-540b-tpu-v4"}
 """Scenarios that say in their comment that they do not fit."""
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(FOLDER).as_posix())
+@pytest.mark.parametrize("file", SERVING, ids=lambda file: file.stem)
+def test_a_shipped_service_runs_and_its_account_sums_to_the_duration(file):
+    """Every request is served within the limits that the file states, and every accelerator-second is accounted for."""
+    summary = mpsim.simulate(mpsim.load(file)).summary
+    total = math.fsum(summary["account_s"].values())
+    assert total == pytest.approx(summary["duration_s"], rel=1e-9)
+    assert min(summary["account_s"].values()) >= 0
+    assert summary["slo"]["met"]
+
+
+@pytest.mark.parametrize("file", TRAINING, ids=lambda file: file.relative_to(FOLDER).as_posix())
 def test_a_shipped_scenario_runs_and_its_parts_sum_to_the_step(file):
     """A scenario that ships is a promise; the breakdown accounts for every second."""
     summary = mpsim.simulate(mpsim.load(file)).summary

@@ -697,7 +697,8 @@ def test_json_schema_knows_shorthands_quantities_and_ranges():
     """An editor that checks YAML by it accepts one word, text with a unit, and a range."""
     schema = json_schema()
     json.dumps(schema)
-    assert schema["required"] == ["schema", "model", "cluster", "training"]
+    assert schema["required"] == ["schema", "model", "cluster"]
+    assert schema["oneOf"] == [{"required": ["training"]}, {"required": ["serving"]}]
     assert {"type": "string"} in schema["properties"]["model"]["anyOf"]
     assert schema["additionalProperties"] is False
     memory = schema["$defs"]["AcceleratorChoice"]["properties"]["memory"]["anyOf"][0]

@@ -1,0 +1,154 @@
+"""Continuous batching: iterations of each scheduler against schedules worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpsim.serving.batching import BatchRules, Engine
+
+
+def engine(rules, blocks, prompt, output, *, hashes=None, unit=512):
+    """An engine with all requests waiting in order."""
+    made = Engine(rules, blocks, prompt, output, hashes=hashes, unit=unit)
+    made.waiting.extend(range(len(prompt)))
+    return made
+
+
+def steps_of(made, count):
+    """(decodes, prompt tokens, blocks used, requests that ended) of the next iterations, at most `count`."""
+    steps = []
+    for _ in range(count):
+        iteration = made.next()
+        if iteration is None:
+            break
+        used = made.used
+        _, last = made.finish(iteration)
+        steps.append((iteration.decodes, iteration.prompt_tokens, used, last))
+    return steps
+
+
+def test_budget_scheduler_chunks_prompts_into_what_decoding_leaves():
+    """vLLM V1 with a budget of 8: prompts of 6 and 10 tokens, three and two tokens to generate, blocks of 4.
+
+    1: prompt 0 whole (6) and 2 of prompt 1;  blocks 2 + 1
+    2: 0 decodes (its 7th token, block 2 holds it), 7 of prompt 1 (9 of 10);  blocks 2 + 3
+    3: 0 decodes and ends (8 tokens), the last of prompt 1;  blocks 2 + 3
+    4: 1 decodes and ends (11th token)
+    """
+    rules = BatchRules(scheduler="budget", max_tokens=8, block=4)
+    made = engine(rules, 100, [6, 10], [3, 2])
+    assert steps_of(made, 10) == [(0, 8, 3, []), (1, 7, 5, []), (1, 1, 5, [0]), (1, 0, 3, [1])]
+    assert made.used == 0
+
+
+def test_budget_scheduler_preempts_the_latest_and_computes_it_again():
+    """Two requests of 4 + 5 tokens, blocks of 4, three blocks: both prompts fit, their fifth tokens need a block each and one is free.
+
+    1: both prompts (8 tokens, 2 blocks)
+    2: request 1 is preempted with one token generated; 0 decodes into the third... its second block; nobody is admitted
+    3: request 1 waits for two blocks (4 + 1 tokens), one is free: 0 decodes alone until it ends with its fifth token
+    then 1 computes 5 tokens again and decodes the three that are left.
+    """
+    rules = BatchRules(scheduler="budget", max_tokens=64, block=4)
+    made = engine(rules, 3, [4, 4], [5, 5])
+    assert steps_of(made, 20) == [
+        (0, 8, 2, []),
+        (1, 0, 2, []),
+        (1, 0, 2, []),
+        (1, 0, 2, []),
+        (1, 0, 2, [0]),
+        (0, 5, 2, []),
+        (1, 0, 2, []),
+        (1, 0, 2, []),
+        (1, 0, 2, [1]),
+    ]
+    assert made.preempted == 1
+    assert made.used == 0
+
+
+def test_a_cached_prefix_is_neither_computed_nor_stored_again():
+    """Prompts of 10 tokens share 8, two blocks of 4: the second computes 2 tokens and takes one block."""
+    rules = BatchRules(scheduler="budget", max_tokens=64, max_sequences=1, block=4)
+    made = engine(rules, 10, [10, 10], [1, 1], hashes=[(7, 8), (7, 8)], unit=4)
+    assert [step[1] for step in steps_of(made, 5)] == [10, 2]
+    assert made.hit_tokens == 8
+    assert made.used == 0  # what stays cached is free to whoever needs it
+
+
+def test_prefill_first_runs_prompts_alone():
+    """SGLang: both prompts, then decoding of both; a prompt that arrives stops decoding for an iteration."""
+    rules = BatchRules(scheduler="prefill-first", max_tokens=64, block=1)
+    made = engine(rules, 1000, [4, 4, 5], [4, 4, 2])
+    made.waiting.pop()
+    assert steps_of(made, 2) == [(0, 8, 8, []), (2, 0, 10, [])]
+    made.waiting.append(2)
+    assert steps_of(made, 5) == [(0, 5, 15, []), (3, 0, 18, [2]), (2, 0, 14, [0, 1])]
+
+
+def test_no_evict_admits_only_what_fits_to_its_end():
+    """TensorRT-LLM: 4 + 4 tokens take two blocks of 4, so three blocks hold one request at a time."""
+    rules = BatchRules(scheduler="no-evict", max_tokens=64, block=4, chunked=False)
+    made = engine(rules, 3, [4, 4], [4, 4])
+    steps = steps_of(made, 20)
+    assert [step[0] for step in steps] == [0, 1, 1, 1, 0, 1, 1, 1]
+    assert made.preempted == 0
+
+
+def test_static_batches_start_and_end_together():
+    """The next batch waits for the longest of the last one."""
+    rules = BatchRules(scheduler="static", max_sequences=2, block=4)
+    made = engine(rules, 100, [4, 4, 4], [2, 3, 1])
+    assert [(step[0], step[1]) for step in steps_of(made, 20)] == [(0, 8), (2, 0), (1, 0), (0, 4)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=12),
+    scheduler=st.sampled_from(["budget", "prefill-first", "no-evict", "max-utilisation", "static"]),
+    block=st.sampled_from([1, 4, 16]),
+    spare=st.integers(0, 6),
+    shared=st.booleans(),
+)
+def test_blocks_are_conserved_and_every_request_ends_once(lengths, scheduler, block, spare, shared):
+    """Whatever the rules: blocks held by requests and free ones are all blocks at every iteration, and no request is lost."""
+    prompt, output = (list(column) for column in zip(*lengths, strict=True))
+    blocks = max(-(-(p + o) // block) for p, o in lengths) + spare
+    hashes = [tuple(range(p // 8)) for p in prompt] if shared else None
+    rules = BatchRules(scheduler=scheduler, max_tokens=32, block=block)
+    made = engine(rules, blocks, prompt, output, hashes=hashes, unit=16)
+    ended = []
+    for _ in range(10_000):
+        iteration = made.next()
+        if iteration is None:
+            break
+        assert 0 <= made.used <= blocks
+        _, last = made.finish(iteration)
+        ended += last
+        steps = made.steady()
+        assert 0 <= made.used <= blocks
+        made.jump(steps)
+        assert 0 <= made.used <= blocks
+    assert sorted(ended) == list(range(len(lengths)))
+    assert made.used == 0
+
+
+@pytest.mark.parametrize("scheduler", ["budget", "no-evict"])
+def test_jumps_are_the_same_as_single_steps(scheduler):
+    """Iterations passed at once leave the same state as one after the other."""
+    rules = BatchRules(scheduler=scheduler, max_tokens=64, block=4)
+    ends = {}
+    for jumps in (False, True):
+        made = engine(rules, 40, [5, 9, 3], [20, 11, 17])
+        times, tick = {}, 0
+        while (iteration := made.next()) is not None:
+            tick += 1
+            _, last = made.finish(iteration)
+            times.update(dict.fromkeys(last, tick))
+            if jumps:
+                steps = made.steady()
+                made.jump(steps)
+                tick += steps
+        ends[jumps] = times
+    assert ends[False] == ends[True]
