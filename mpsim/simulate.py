@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from mpsim.cost import Constants
 from mpsim.engine import Timeline, run, run_interfering
@@ -26,7 +26,19 @@ from mpsim.training.plan import Plan
 from mpsim.training.planning import make_plan
 from mpsim.training.timed_orders import with_timed_orders
 
-__all__ = ["Prepared", "Support", "check_order", "job_class", "prepare", "resolve", "simulate"]
+if TYPE_CHECKING:
+    from mpsim.serving import ServiceResult
+
+__all__ = [
+    "Prepared",
+    "Support",
+    "check_order",
+    "job_class",
+    "prepare",
+    "resolve",
+    "simulate",
+    "simulate_step",
+]
 
 Study: TypeAlias = Literal["replay", "sensitivity", "jitter", "variation"]
 Build: TypeAlias = Callable[[Plan, PlanCosts], Program]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mpsim.errors import WorkloadError
 from mpsim.workload import Transformer
-from mpsim.workload.kinds import LayerKind
+from mpsim.workload.transformer import LayerKind
 
 __all__ = ["FORMATS", "Attention", "ExpertWork", "Format", "Linear", "RankWork"]
 

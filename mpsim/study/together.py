@@ -16,7 +16,7 @@ from mpsim.memo import Memo
 from mpsim.program.program import Program
 from mpsim.result import Memory, Result
 from mpsim.scenario import Scenario
-from mpsim.simulate import Prepared, prepare, simulate
+from mpsim.simulate import Prepared, prepare, simulate_step
 from mpsim.study.rows import reason_of
 from mpsim.study.shared import Shared, kind_of
 from mpsim.training.build import build_program

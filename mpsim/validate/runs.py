@@ -166,7 +166,7 @@ def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
 @remembered(4096)
 def _outcome(scenario: str) -> Mapping[str, float]:
     """Figures of a simulation; equal scenarios are simulated once."""
-    result = simulate(Scenario.from_mapping(json.loads(scenario)))
+    result = simulate_step(Scenario.from_mapping(json.loads(scenario)))
     memory = result.summary["memory"]
     return {
         "step": float(result.summary["step_time_s"]),

@@ -355,7 +355,7 @@ def _compared(measurement: Measurement, machine: Cluster, launch: float) -> Step
         skipped_because=None,
     )
     try:
-        result = simulate(step_of(measurement, machine, launch=launch).build())
+        result = simulate_step(step_of(measurement, machine, launch=launch).build())
     except MpsimError as error:
         return dataclasses.replace(blank, skipped_because=" ".join(str(error).split()))
     return _filled(blank, measurement, result, sample)
