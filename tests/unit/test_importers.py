@@ -61,13 +61,12 @@ def test_a_recording_is_read_elsewhere() -> None:
         read(RECORDED)
 
 
-def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch) -> None:
+def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     """A bound counts characters after unpacking, so that a bomb is not read whole."""
-    monkeypatch.setattr(source, "LARGEST_TEXT", 1 << 20)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b'{"a": "' + b"0" * (1 << 22) + b'"}'))
-    with pytest.raises(CalibrationError, match="is over 1 MiB"):
-        recognise(path)
+    with pytest.raises(CalibrationError, match="is over 1,048,576 characters"):
+        source.read_text(path, needed="a report", largest=1 << 20)
 
 
 def test_what_is_refused_cannot_be_built() -> None:
