@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import pydantic
 
@@ -14,9 +14,9 @@ from mpsim.scenario.translate import suggestions
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from mpsim.scenario.scenario import Scenario
-
 __all__ = ["fragment", "is_read"]
+
+S = TypeVar("S", bound=pydantic.BaseModel)
 
 _SECTIONS: Final = (
     *("model", "cluster", "parallelism", "schedule", "training", "serving", "framework"),
@@ -36,9 +36,7 @@ class _NotRead:
         raise _NotReadError(name)
 
 
-def fragment(
-    root: type[Scenario], data: Mapping[str, Any], error: pydantic.ValidationError
-) -> Scenario:
+def fragment(root: type[S], data: Mapping[str, Any], error: pydantic.ValidationError) -> S:
     """The sections of `data` that are well-formed, as a scenario to check and for nothing else.
 
     A section with a wrong value or a misspelt key is not read: what it would have said is unknown. An unknown key that resembles
@@ -68,12 +66,14 @@ def fragment(
     return root.model_construct(**sections)
 
 
-def is_read(scenario: Scenario, section: str) -> bool:
+def is_read(scenario: pydantic.BaseModel, section: str) -> bool:
     """Whether `section` of a fragment was read."""
     return not isinstance(scenario.__dict__[section], _NotRead)
 
 
-def _read(root: type[Scenario], name: str, value: object, sections: dict[str, Any]) -> bool:
+def _read(
+    root: type[pydantic.BaseModel], name: str, value: object, sections: dict[str, Any]
+) -> bool:
     """Put the validated `value` of a section into `sections`, if it is valid."""
     field = root.model_fields[name]
     kind: Any = Annotated[field.annotation, *field.metadata, None]
@@ -85,7 +85,7 @@ def _read(root: type[Scenario], name: str, value: object, sections: dict[str, An
 
 
 def _wrong_sections(
-    data: dict[str, Any], details: Iterable[ErrorDetails], root: type[Scenario]
+    data: dict[str, Any], details: Iterable[ErrorDetails], root: type[pydantic.BaseModel]
 ) -> set[str]:
     """Sections with mistakes or whose keys may have been meant elsewhere; other unknown keys leave `data`."""
     wrong: set[str] = set()

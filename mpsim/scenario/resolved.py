@@ -9,17 +9,15 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpsim.framework import Framework
 from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Placement
 from mpsim.memo import remembered
+from mpsim.scenario.described import Described
 from mpsim.scenario.variation import Variation
 from mpsim.units import Dimension, format_exact
 from mpsim.workload import Transformer
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["digest_of", "resolved_data"]
 
@@ -27,7 +25,7 @@ _PROVENANCE = ("source", "as_of", "title")
 _PRESETS = 16  # models and frameworks that stay ready
 
 
-def resolved_data(scenario: Scenario) -> dict[str, Any]:
+def resolved_data(scenario: Described) -> dict[str, Any]:
     """Plain data that gives the same scenario again, whatever becomes of the presets it named."""
     parallelism = scenario.parallelism.model_dump(exclude_none=True)
     if not scenario.serves:
@@ -63,7 +61,7 @@ def _variation(variation: Variation) -> dict[str, Any]:
     return {**data, "slow": list(data["slow"]), "links": list(data["links"])}
 
 
-def digest_of(scenario: Scenario) -> str:
+def digest_of(scenario: Described) -> str:
     """sha256 of all that decides the result: not of names of files, nor of the order of keys."""
     content = resolved_data(scenario)
     del content["name"]
@@ -87,7 +85,7 @@ def _figures(preset: Transformer | Framework) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in _PROVENANCE}
 
 
-def _job(scenario: Scenario) -> dict[str, Any]:
+def _job(scenario: Described) -> dict[str, Any]:
     """The section of the job, by its name."""
     if scenario.serving is None:
         return {"training": _training(scenario)}
@@ -110,13 +108,13 @@ def _with_units(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "slo": limits}
 
 
-def _training(scenario: Scenario) -> dict[str, Any]:
+def _training(scenario: Described) -> dict[str, Any]:
     data = scenario.training_step.model_dump()
     batches = data.pop("batch_per_replica")
     return data if batches is None else {**data, "batch_per_replica": list(batches)}
 
 
-def _parts(scenario: Scenario) -> dict[str, Any]:
+def _parts(scenario: Described) -> dict[str, Any]:
     """Nodes of each pipeline rank and replica, neighbours that are alike together."""
     found = {"stages": scenario.stage_clusters, "replicas": scenario.replica_clusters}
     return {
@@ -136,7 +134,7 @@ def _part(cluster: Cluster) -> dict[str, Any]:
     return {key: whole[key] for key in names if whole.get(key)}
 
 
-def _simulation(scenario: Scenario) -> dict[str, Any]:
+def _simulation(scenario: Described) -> dict[str, Any]:
     data = scenario.simulation.model_dump()
     if not data["interference"]:  # written only where it matters: digests of old scenarios stay
         del data["interference"]

@@ -7,7 +7,7 @@ Each takes a scenario whose sections are well-formed and returns the problems it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mpsim.errors import MpsimError, Problem
 from mpsim.scenario.checks.data import check_offload, check_shard, check_zero
@@ -51,9 +51,7 @@ from mpsim.scenario.checks.simulation import check_network
 from mpsim.scenario.checks.stacks import check_stacks
 from mpsim.scenario.checks.training import check_batch, check_precision
 from mpsim.scenario.checks.variants import check_overrides, check_sweep, wrong_values
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+from mpsim.scenario.described import Described
 
 __all__ = [
     "CHECKS",
@@ -94,7 +92,7 @@ __all__ = [
     "wrong_values",
 ]
 
-CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
+CHECKS: Final[tuple[Callable[[Described], list[Problem]], ...]] = (
     check_model,
     check_cluster,
     check_framework,
@@ -131,7 +129,7 @@ CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
 )
 
 
-SERVING_CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
+SERVING_CHECKS: Final[tuple[Callable[[Described], list[Problem]], ...]] = (
     check_job,
     check_model,
     check_cluster,
@@ -146,7 +144,7 @@ SERVING_CHECKS: Final[tuple[Callable[[Scenario], list[Problem]], ...]] = (
 """Those of a scenario that serves."""
 
 
-def check(scenario: Scenario) -> list[Problem]:
+def check(scenario: Described) -> list[Problem]:
     """Run every check.
 
     Returns

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mpsim.errors import Problem
+from mpsim.scenario.described import Described
 from mpsim.scenario.sections import REPLICATING, factors
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["check_offload", "check_shard", "check_zero"]
 
 _SHARED: Final = ("nothing", "the optimizer's state", "gradients", "parameters")
 
 
-def check_zero(scenario: Scenario) -> list[Problem]:
+def check_zero(scenario: Described) -> list[Problem]:
     """The framework shards as much as is asked of it, with as many pipeline stages."""
     zero, pp = scenario.parallelism.zero, scenario.parallelism.pp
     software = scenario.software
@@ -36,7 +34,7 @@ def check_zero(scenario: Scenario) -> list[Problem]:
     return []
 
 
-def check_shard(scenario: Scenario) -> list[Problem]:
+def check_shard(scenario: Described) -> list[Problem]:
     """Groups of sharers divide the replicas, and have something to share."""
     p = scenario.parallelism
     if p.shard is None or scenario.dp < 1:
@@ -59,7 +57,7 @@ def check_shard(scenario: Scenario) -> list[Problem]:
     return []
 
 
-def check_offload(scenario: Scenario) -> list[Problem]:
+def check_offload(scenario: Described) -> list[Problem]:
     """The host keeps what is sharded, where it can."""
     p = scenario.parallelism
     if p.offload == "none":

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap
 from mpsim.scenario.checks.near import divisors_near
+from mpsim.scenario.described import Described
 from mpsim.scenario.sections import OF_STAGE, factors
 from mpsim.schedule import schedule, schedules
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["check_expert_overlap", "check_expert_ranks", "check_expert_tokens", "check_experts"]
 
 
-def check_experts(scenario: Scenario) -> list[Problem]:
+def check_experts(scenario: Described) -> list[Problem]:
     """Expert parallelism has experts to divide, and divides them."""
     p, moe = scenario.parallelism, scenario.transformer.moe
     if moe is None:
@@ -44,7 +41,7 @@ def check_experts(scenario: Scenario) -> list[Problem]:
     return problems
 
 
-def check_expert_ranks(scenario: Scenario) -> list[Problem]:
+def check_expert_ranks(scenario: Described) -> list[Problem]:
     """The ranks of a pipeline stage form whole groups that hold every expert once."""
     p, moe = scenario.parallelism, scenario.transformer.moe
     ranks, etp = _ranks(scenario), p.etp or p.tp
@@ -63,7 +60,7 @@ def check_expert_ranks(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="parallelism.ep")]
 
 
-def check_expert_tokens(scenario: Scenario) -> list[Problem]:
+def check_expert_tokens(scenario: Described) -> list[Problem]:
     """Tensor-parallel ranks route different tokens."""
     p = scenario.parallelism
     if scenario.transformer.moe is None or p.tp == 1 or p.sequence_parallel:
@@ -75,7 +72,7 @@ def check_expert_tokens(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="parallelism.sequence_parallel")]
 
 
-def check_expert_overlap(scenario: Scenario) -> list[Problem]:
+def check_expert_overlap(scenario: Described) -> list[Problem]:
     """What runs beside dispatch and combine is there."""
     software, name = scenario.software, scenario.schedule.name
     beside = software.experts.expert_overlap is ExpertOverlap.MICROBATCH
@@ -100,10 +97,10 @@ def check_expert_overlap(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="framework.expert_overlap")]
 
 
-def _ranks(scenario: Scenario) -> int:
+def _ranks(scenario: Described) -> int:
     """Ranks of a pipeline stage; 0 where the world does not divide."""
     return math.prod(_degrees(scenario).values())
 
 
-def _degrees(scenario: Scenario) -> dict[str, int]:
+def _degrees(scenario: Described) -> dict[str, int]:
     return {axis: scenario.degrees[axis] for axis in OF_STAGE}

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mpsim.errors import Problem
 from mpsim.framework import ContextExchange, TensorOverlap
 from mpsim.scenario.checks.near import divisors_near, multiples, nearest_two
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+from mpsim.scenario.described import Described
 
 __all__ = [
     "check_context",
@@ -21,7 +17,7 @@ __all__ = [
 ]
 
 
-def check_heads(scenario: Scenario) -> list[Problem]:
+def check_heads(scenario: Described) -> list[Problem]:
     """Attention heads divide among tensor-parallel ranks."""
     tp, model = scenario.parallelism.tp, scenario.transformer
     shared = model.kv_heads < tp and tp % model.kv_heads == 0
@@ -34,7 +30,7 @@ def check_heads(scenario: Scenario) -> list[Problem]:
     return [Problem(f"{one}; set tp to {mend}", key="parallelism.tp") for one in problems]
 
 
-def check_mlp(scenario: Scenario) -> list[Problem]:
+def check_mlp(scenario: Described) -> list[Problem]:
     """The MLP divides among tensor-parallel ranks."""
     tp, ffn = scenario.parallelism.tp, scenario.transformer.ffn_hidden
     if ffn % tp == 0:
@@ -43,7 +39,7 @@ def check_mlp(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="parallelism.tp")]
 
 
-def check_context(scenario: Scenario) -> list[Problem]:
+def check_context(scenario: Described) -> list[Problem]:
     """Sequences divide among context-parallel ranks, into two chunks each where a causal mask has to be balanced."""
     cp, length = scenario.parallelism.cp, scenario.training_step.sequence_length
     whole = scenario.software.tensor.context_exchange is ContextExchange.ULYSSES
@@ -58,7 +54,7 @@ def check_context(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="training.sequence_length")]
 
 
-def check_sequence(scenario: Scenario) -> list[Problem]:
+def check_sequence(scenario: Described) -> list[Problem]:
     """Sequences divide among tensor-parallel ranks where sequence parallelism asks for it."""
     p, length = scenario.parallelism, scenario.training_step.sequence_length
     if not p.sequence_parallel or length % (p.tp * p.cp) == 0:
@@ -71,7 +67,7 @@ def check_sequence(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="training.sequence_length")]
 
 
-def check_tensor_overlap(scenario: Scenario) -> list[Problem]:
+def check_tensor_overlap(scenario: Described) -> list[Problem]:
     """Products cut in chunks have chunks of tokens to start from."""
     p, overlap = scenario.parallelism, scenario.software.tensor.tensor_overlap
     cut = overlap in (TensorOverlap.DECOMPOSED, TensorOverlap.MICRO_PIPELINE)
@@ -84,7 +80,7 @@ def check_tensor_overlap(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="framework.tensor_overlap")]
 
 
-def check_context_exchange(scenario: Scenario) -> list[Problem]:
+def check_context_exchange(scenario: Described) -> list[Problem]:
     """Keys and values can be exchanged the way the framework does."""
     exchange = scenario.software.tensor.context_exchange
     if scenario.parallelism.cp == 1 or exchange is ContextExchange.ALL_GATHER:
@@ -95,7 +91,7 @@ def check_context_exchange(scenario: Scenario) -> list[Problem]:
     return wrong
 
 
-def _ulysses_problems(scenario: Scenario) -> list[Problem]:
+def _ulysses_problems(scenario: Described) -> list[Problem]:
     p, model = scenario.parallelism, scenario.transformer
     ranks = p.tp * p.cp
     if model.heads % ranks == 0 and (model.kv_heads % ranks == 0 or ranks % model.kv_heads == 0):
@@ -113,7 +109,7 @@ def _ulysses_problems(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="parallelism.cp")]
 
 
-def _ring_problems(scenario: Scenario) -> list[Problem]:
+def _ring_problems(scenario: Described) -> list[Problem]:
     software, model = scenario.software, scenario.transformer
     exchange = software.tensor.context_exchange.value
     key = "framework.context_exchange"

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
 from mpsim.scenario.checks.near import multiples
+from mpsim.scenario.described import Described
 from mpsim.scenario.sections import factors
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["check_world"]
 
 
-def check_world(scenario: Scenario) -> list[Problem]:
+def check_world(scenario: Described) -> list[Problem]:
     """Degrees multiply to the number of accelerators."""
     p, cluster = scenario.parallelism, scenario.hardware
     world = cluster.accelerators

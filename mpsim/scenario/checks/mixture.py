@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mpsim.errors import Problem
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+from mpsim.scenario.described import Described
 
 __all__ = ["check_mixture", "check_parts", "check_replica_batches"]
 
 
-def check_parts(scenario: Scenario) -> list[Problem]:
+def check_parts(scenario: Described) -> list[Problem]:
     """Parts of a mixed cluster cover every pipeline rank or every replica, once."""
     choice = scenario.cluster
     if choice.stages is not None and choice.replicas is not None:
@@ -29,7 +25,7 @@ def check_parts(scenario: Scenario) -> list[Problem]:
     return problems
 
 
-def check_replica_batches(scenario: Scenario) -> list[Problem]:
+def check_replica_batches(scenario: Described) -> list[Problem]:
     """An uneven batch has whole microbatches on every replica and is all of the global batch."""
     training, dp = scenario.training_step, scenario.dp
     batches, key = training.batch_per_replica, "training.batch_per_replica"
@@ -56,7 +52,7 @@ def check_replica_batches(scenario: Scenario) -> list[Problem]:
     return problems
 
 
-def check_mixture(scenario: Scenario) -> list[Problem]:
+def check_mixture(scenario: Described) -> list[Problem]:
     """What cannot be simulated on a mixed cluster is refused."""
     if not scenario.is_mixed:
         return []

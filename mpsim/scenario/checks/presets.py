@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mpsim.errors import Problem, ScenarioError
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+from mpsim.scenario.described import Described
 
 __all__ = ["check_cluster", "check_framework", "check_model"]
 
 MAX_MESSAGE: Final = 400  # characters; a value quoted in it can be of any length
 
 
-def check_model(scenario: Scenario) -> list[Problem]:
+def check_model(scenario: Described) -> list[Problem]:
     """The model's preset exists, and its fields agree."""
     return _raised(lambda: scenario.transformer)
 
 
-def check_cluster(scenario: Scenario) -> list[Problem]:
+def check_cluster(scenario: Described) -> list[Problem]:
     """The cluster's presets exist, and its parts make a cluster."""
     return _raised(lambda: scenario.hardware) or _raised(lambda: scenario.clusters)
 
 
-def check_framework(scenario: Scenario) -> list[Problem]:
+def check_framework(scenario: Described) -> list[Problem]:
     """The framework's preset exists, and has the fields that are replaced."""
     return _raised(lambda: scenario.software)
 

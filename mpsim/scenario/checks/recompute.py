@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+from mpsim.scenario.described import Described
 
 __all__ = ["check_recompute", "check_recompute_layers", "check_recompute_modules"]
 
@@ -21,7 +18,7 @@ _OF_GRANULARITY = {
 }
 
 
-def check_recompute(scenario: Scenario) -> list[Problem]:
+def check_recompute(scenario: Described) -> list[Problem]:
     """Keys of one granularity stand beside that one only; per-op meets the layers it was written for."""
     training = scenario.training_step
     stray = [
@@ -42,7 +39,7 @@ def check_recompute(scenario: Scenario) -> list[Problem]:
     return [*stray, Problem(message, key="training.recompute")]
 
 
-def _against_per_op(scenario: Scenario) -> Iterator[str]:
+def _against_per_op(scenario: Described) -> Iterator[str]:
     model = scenario.transformer
     if model.moe is not None:
         yield "the model has experts"
@@ -56,7 +53,7 @@ def _against_per_op(scenario: Scenario) -> Iterator[str]:
         yield "attention is not fused, so that it has no one output to keep"
 
 
-def check_recompute_layers(scenario: Scenario) -> list[Problem]:
+def check_recompute_layers(scenario: Described) -> list[Problem]:
     """The number of layers is one that a stage has."""
     training = scenario.training_step
     if training.recompute != "full":
@@ -84,13 +81,13 @@ def check_recompute_layers(scenario: Scenario) -> list[Problem]:
     return []
 
 
-def _largest_stage(scenario: Scenario) -> int:
+def _largest_stage(scenario: Described) -> int:
     given = scenario.parallelism.layers_per_stage
     stages = scenario.parallelism.pp * scenario.virtual_stages
     return max(given) if given else -(-scenario.transformer.layers // stages)
 
 
-def check_recompute_modules(scenario: Scenario) -> list[Problem]:
+def check_recompute_modules(scenario: Described) -> list[Problem]:
     """Modules that run again exist, and nothing else runs where they would."""
     modules = scenario.training_step.recompute_modules or ()
     if scenario.training_step.recompute != "selective":
@@ -117,7 +114,7 @@ def check_recompute_modules(scenario: Scenario) -> list[Problem]:
 _MODULES = ("core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj")
 
 
-def _missing(scenario: Scenario) -> Iterator[tuple[str, str]]:
+def _missing(scenario: Described) -> Iterator[tuple[str, str]]:
     """Modules that the model does not have, and why."""
     model = scenario.transformer
     moe, mla = model.moe, model.mla

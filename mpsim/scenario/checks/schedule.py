@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mpsim.errors import Problem
+from mpsim.scenario.described import Described
 from mpsim.schedule import schedule
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["check_schedule_file", "check_size", "check_stages", "check_virtual_stages"]
 
 MAX_ACTIONS: Final = 20_000_000  # forwards and backwards of one pipeline: what arrays here can hold
 
 
-def check_virtual_stages(scenario: Scenario) -> list[Problem]:
+def check_virtual_stages(scenario: Described) -> list[Problem]:
     """The schedule has as many virtual stages as it can use."""
     name, given = scenario.schedule.name, scenario.schedule.virtual_stages
     key = "schedule.virtual_stages"
@@ -38,7 +36,7 @@ def check_virtual_stages(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key=key)]
 
 
-def check_schedule_file(scenario: Scenario) -> list[Problem]:
+def check_schedule_file(scenario: Described) -> list[Problem]:
     """The file of a schedule exists."""
     file = scenario.schedule.file
     if file is None or Path(file).is_file():
@@ -46,7 +44,7 @@ def check_schedule_file(scenario: Scenario) -> list[Problem]:
     return [Problem(f"no file {file!r}; give the path of a CSV file", key="schedule.file")]
 
 
-def check_stages(scenario: Scenario) -> list[Problem]:
+def check_stages(scenario: Described) -> list[Problem]:
     """Layers can be divided among the (virtual) pipeline stages."""
     p, layers = scenario.parallelism, scenario.transformer.layers
     stages = p.pp * scenario.virtual_stages
@@ -87,7 +85,7 @@ def _check_given_stages(
     return [Problem(message, key="parallelism.layers_per_stage")]
 
 
-def check_size(scenario: Scenario) -> list[Problem]:
+def check_size(scenario: Described) -> list[Problem]:
     """The step has no more actions than can be held."""
     if scenario.dp < 1:
         return []

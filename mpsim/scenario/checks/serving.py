@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mpsim.errors import Problem
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+from mpsim.scenario.described import Described
 
 __all__ = [
     "check_instances",
@@ -35,7 +33,7 @@ _TRAINING_KEYS: Final = (
 )
 
 
-def check_job(scenario: Scenario) -> list[Problem]:
+def check_job(scenario: Described) -> list[Problem]:
     """Refuse a scenario that trains and serves."""
     if scenario.training is not None and scenario.serving is not None:
         return [
@@ -47,7 +45,7 @@ def check_job(scenario: Scenario) -> list[Problem]:
     return []
 
 
-def check_training_keys(scenario: Scenario) -> list[Problem]:
+def check_training_keys(scenario: Described) -> list[Problem]:
     """Refuse degrees that only training knows."""
     given = scenario.parallelism.model_fields_set
     return [
@@ -61,7 +59,7 @@ def check_training_keys(scenario: Scenario) -> list[Problem]:
     ]
 
 
-def check_instances(scenario: Scenario) -> list[Problem]:
+def check_instances(scenario: Described) -> list[Problem]:
     """Refuse instances that the cluster has no room for."""
     p, serving, world = scenario.parallelism, scenario.service, scenario.world_size
     each = p.tp * p.pp
@@ -100,7 +98,7 @@ def check_instances(scenario: Scenario) -> list[Problem]:
     return problems
 
 
-def check_service_heads(scenario: Scenario) -> list[Problem]:
+def check_service_heads(scenario: Described) -> list[Problem]:
     """Refuse tensor parallelism that does not divide the heads."""
     model, p = scenario.transformer, scenario.parallelism
     inside = max(1, p.tp // scenario.service.attention_dp)
@@ -128,7 +126,7 @@ def check_service_heads(scenario: Scenario) -> list[Problem]:
     return []
 
 
-def check_service_experts(scenario: Scenario) -> list[Problem]:
+def check_service_experts(scenario: Described) -> list[Problem]:
     """Refuse expert parallelism that does not divide experts or ranks."""
     moe, p = scenario.transformer.moe, scenario.parallelism
     if p.ep == 1:
@@ -153,7 +151,7 @@ def check_service_experts(scenario: Scenario) -> list[Problem]:
     return problems
 
 
-def check_service_precision(scenario: Scenario) -> list[Problem]:
+def check_service_precision(scenario: Described) -> list[Problem]:
     """Refuse weights in a format that the accelerator cannot multiply."""
     weights, chip = scenario.service.weights, scenario.hardware.accelerator
     need = _COMPUTE.get(weights)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mpsim.errors import Problem
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+from mpsim.scenario.described import Described
 
 __all__ = ["check_network"]
 
 
-def check_network(scenario: Scenario) -> list[Problem]:
+def check_network(scenario: Described) -> list[Problem]:
     """The engine can do what the network asks of it."""
     simulation = scenario.simulation
     asks = ["network: flow"] * (simulation.network == "flow")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mpsim.errors import Problem
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+from mpsim.scenario.described import Described
 
 __all__ = ["check_stacks"]
 
@@ -17,7 +13,7 @@ _REASONS = {
 }
 
 
-def check_stacks(scenario: Scenario) -> list[Problem]:
+def check_stacks(scenario: Described) -> list[Problem]:
     """An encoder and a decoder are not divided by axes that would have to carry one to the other."""
     if not scenario.transformer.encoder_layers:
         return []

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mpsim.errors import HardwareError, Problem
 from mpsim.scenario.checks.near import multiples
-
-if TYPE_CHECKING:
-    from mpsim.scenario.scenario import Scenario
+from mpsim.scenario.described import Described
 
 __all__ = ["check_batch", "check_precision"]
 
 
-def check_batch(scenario: Scenario) -> list[Problem]:
+def check_batch(scenario: Described) -> list[Problem]:
     """The global batch is a whole number of microbatches on every replica."""
     batch, dp = scenario.training_step.global_batch, scenario.dp
     micro, p = scenario.training_step.micro_batch, scenario.parallelism
@@ -26,7 +22,7 @@ def check_batch(scenario: Scenario) -> list[Problem]:
     return [Problem(message, key="training.global_batch")]
 
 
-def check_precision(scenario: Scenario) -> list[Problem]:
+def check_precision(scenario: Described) -> list[Problem]:
     """Every accelerator computes in the precision of the training."""
     try:
         for cluster in scenario.clusters:

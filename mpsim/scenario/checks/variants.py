@@ -5,31 +5,29 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pydantic
 
+from mpsim.document import Document
 from mpsim.errors import Problem
 from mpsim.scenario.checks.presets import check_cluster, check_framework, check_model
+from mpsim.scenario.described import Described
 from mpsim.scenario.layers import Layers, lay_values
 from mpsim.scenario.translate import translate
-
-if TYPE_CHECKING:
-    from mpsim.document import Document
-    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["check_overrides", "check_sweep", "wrong_values"]
 
 MAX_POINTS: Final = 100_000
 FIXED_KEYS: Final = ("schema", "name", "sweep", "include", "overrides")
-_PRESETS: Final[Mapping[str, Callable[[Scenario], list[Problem]]]] = {
+_PRESETS: Final[Mapping[str, Callable[[Described], list[Problem]]]] = {
     "model": check_model,
     "cluster": check_cluster,
     "framework": check_framework,
 }
 
 
-def check_sweep(scenario: Scenario) -> list[Problem]:
+def check_sweep(scenario: Described) -> list[Problem]:
     """Every value of the sweep fits the key it is for."""
     total = math.prod(map(len, scenario.sweep.values()))
     if total > MAX_POINTS:
@@ -42,20 +40,20 @@ def check_sweep(scenario: Scenario) -> list[Problem]:
 
 
 def wrong_values(
-    scenario: Scenario, values: Mapping[str, Sequence[object]], *, indexed: bool = True
+    scenario: Described, values: Mapping[str, Sequence[object]], *, indexed: bool = True
 ) -> list[Problem]:
     """Say which values do not fit the key they are for, or name a preset that does not exist.
 
     Parameters
     ----------
-    scenario : Scenario
+    scenario : Described
         That is varied.
     values : mapping of str to sequence
         Values by dotted key.
     indexed : bool
         Whether the key of a problem ends in the number of the value, as in a file.
     """
-    known = set(_misfits(scenario.source, type(scenario)))
+    known = set(_misfits(scenario.source, _schema(scenario)))
     problems: list[Problem] = []
     for key, choices in values.items():
         if key.partition(".")[0] in FIXED_KEYS:
@@ -72,9 +70,15 @@ def wrong_values(
     return problems
 
 
-def _wrong_value(scenario: Scenario, key: str, value: object) -> list[str]:
+def _schema(scenario: Described) -> type[pydantic.BaseModel]:
+    """The model that a document of the scenario has to fit."""
+    assert isinstance(scenario, pydantic.BaseModel)
+    return type(scenario)
+
+
+def _wrong_value(scenario: Described, key: str, value: object) -> list[str]:
     """What is wrong with one value of a key, whatever the other keys are."""
-    document, kind = lay_values(scenario.ground, {key: value}), type(scenario)
+    document, kind = lay_values(scenario.ground, {key: value}), _schema(scenario)
     wrong = _misfits(document, kind)
     section = key.partition(".")[0]
     if wrong or section not in _PRESETS:
@@ -87,22 +91,22 @@ def _wrong_value(scenario: Scenario, key: str, value: object) -> list[str]:
     ]
 
 
-def check_overrides(scenario: Scenario) -> list[Problem]:
+def check_overrides(scenario: Described) -> list[Problem]:
     """Every named override fits the scenario it changes, chosen or not."""
-    known = set(_misfits(scenario.source, type(scenario))) if scenario.overrides else set()
+    known = set(_misfits(scenario.source, _schema(scenario))) if scenario.overrides else set()
     problems = []
     for name in scenario.overrides:
         layers = Layers(scenario.source.file)
         layers.lay(scenario.source)
         layers.lay_override(name, scenario.source)
-        wrong = _misfits(layers.document(), type(scenario))
+        wrong = _misfits(layers.document(), _schema(scenario))
         problems += [
             Problem(message, key=f"overrides.{name}") for message in wrong if message not in known
         ]
     return problems
 
 
-def _misfits(document: Document, kind: type[Scenario]) -> list[str]:
+def _misfits(document: Document, kind: type[pydantic.BaseModel]) -> list[str]:
     """What the schema has against `document`, key first."""
     found: list[Problem] = list(document.problems)
     try:
