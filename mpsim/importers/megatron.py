@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -29,6 +28,7 @@ from mpsim.importers.shell import Command, Word, commands
 from mpsim.importers.source import Format, Head, Options, read_text
 from mpsim.importers.words import table
 from mpsim.importers.world import put_cluster
+from mpsim.memo import remembered
 
 __all__ = ["MEGATRON", "SLURM", "Flag", "era_of", "flags", "reviewed", "tags"]
 
@@ -66,7 +66,7 @@ class Flag:
     is_switch: bool
 
 
-@functools.cache
+@remembered(1)
 def flags() -> Mapping[str, Flag]:
     """Every flag of every version, by name."""
     rows = csv.DictReader(
@@ -81,13 +81,13 @@ def flags() -> Mapping[str, Flag]:
     }
 
 
-@functools.cache
+@remembered(1)
 def tags() -> tuple[str, ...]:
     """Tags of Megatron-LM, oldest first."""
     return tuple(table(_PACKAGE, "megatron")["tags"])
 
 
-@functools.cache
+@remembered(1)
 def reviewed() -> Mapping[str, tuple[str, str]]:
     """Flags that change no value of a scenario: which of ``still``, ``told`` and ``refused``, and why."""
     data = table(_PACKAGE, "megatron")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import Problem, ScenarioError, nearest
+from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
@@ -185,7 +185,7 @@ def engine_for(words: str) -> EnginePreset | None:
     return None
 
 
-@functools.cache
+@remembered(64)
 def _preset(name: str) -> EnginePreset:
     entry = {key: value for key, value in _entries()[name].items() if key != "versions"}
     values = {key: _value(key, value) for key, value in entry.items()}
@@ -200,7 +200,7 @@ def _value(key: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-@functools.cache
+@remembered(1)
 def _entries() -> Mapping[str, Mapping[str, Any]]:
     entries: Mapping[str, Mapping[str, Any]] = read_shipped(
         "mpsim.serving.catalog", "engines.yaml"
