@@ -49,6 +49,10 @@ class Stream(enum.IntEnum):
     HOST = 16  # work of the host
 
 
+_MESSAGES = tuple(Stream(number) for number in range(Stream.SEND_NEXT, Stream.RECV_NEXT_BACK + 1))
+"""Queues of messages between stages, which the enumeration lists together."""
+
+
 class Span(enum.IntFlag):
     """Over which axes the ranks of a class take part in one row together; 0 where each does its own."""
 
@@ -179,7 +183,7 @@ AXES = (
     Axis(
         name="pp",
         label="pipeline send",
-        streams=tuple(stream for stream in Stream if stream.name.startswith(("SEND", "RECV"))),
+        streams=_MESSAGES,
         colour="#332288",
         accounted=3,
     ),
