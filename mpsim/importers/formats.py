@@ -11,6 +11,7 @@ from mpsim.importers.huggingface import HUGGING_FACE
 from mpsim.importers.imported import Imported, Points
 from mpsim.importers.kineto import KINETO
 from mpsim.importers.megatron import MEGATRON, SLURM
+from mpsim.importers.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
 from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
@@ -32,11 +33,16 @@ FORMATS: Final = (
     HUGGING_FACE,
     SLURM,
     MEGATRON,
+    NEMO,
+    MEGATRON_YAML,
+    MEGATRON_BRIDGE,
     TABLE,
 )
 """Every format, in the order in which a file is tried: those that their first characters give away come first."""
 ALIASES: Final[Mapping[str, str]] = {
+    "bridge": "megatron-bridge",
     "huggingface": "hf",
+    "sbatch": "slurm",
     "transformers": "hf",
     "pytorch": "kineto",
     "torch": "kineto",

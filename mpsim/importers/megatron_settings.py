@@ -948,9 +948,9 @@ def _tensor_switches(s: Settings, mesh: Mapping[str, int]) -> list[tuple[list[st
 
 
 def _gradient_switches(s: Settings) -> list[tuple[list[str], str, object]]:
-    wide = s.on("accumulate-allreduce-grads-in-fp32") or (
-        s.on("bf16") and s.since_tag("v2.5") and not s.on("grad-reduce-in-bf16")
-    )
+    wide = s.on("accumulate-allreduce-grads-in-fp32")
+    if "accumulate-allreduce-grads-in-fp32" not in s.values:  # bf16 switches it on
+        wide = s.on("bf16") and s.since_tag("v2.5") and not s.on("grad-reduce-in-bf16")
     names = ["accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "bf16"]
     names = [name for name in names[:2] if name in s.keys] or names[2:]
     found: list[tuple[list[str], str, object]] = []
