@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from mpsim.errors import CalibrationError, FormatError, nearest
+from mpsim.importers.accelerate import ACCELERATE
+from mpsim.importers.deepspeed import DEEPSPEED
 from mpsim.importers.huggingface import HUGGING_FACE
 from mpsim.importers.imported import Imported, Points
 from mpsim.importers.kineto import KINETO
@@ -16,6 +18,7 @@ from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
 from mpsim.importers.tables import TABLE
+from mpsim.importers.torchtitan import TORCHTITAN
 
 __all__ = ["ALIASES", "FORMATS", "RECORDING", "named", "read", "recognise"]
 
@@ -36,11 +39,16 @@ FORMATS: Final = (
     NEMO,
     MEGATRON_YAML,
     MEGATRON_BRIDGE,
+    TORCHTITAN,
+    DEEPSPEED,
+    ACCELERATE,
     TABLE,
 )
 """Every format, in the order in which a file is tried: those that their first characters give away come first."""
 ALIASES: Final[Mapping[str, str]] = {
     "bridge": "megatron-bridge",
+    "ds_config": "deepspeed",
+    "fsdp": "accelerate",
     "huggingface": "hf",
     "sbatch": "slurm",
     "transformers": "hf",

@@ -97,11 +97,15 @@ class Ledger:
         """Say why keys of the file change nothing here; with `matters` it is a warning too, since time or memory depend on them."""
         keys = [key for key in ((source,) if isinstance(source, str) else source) if key in self]
         taken = {key for key, _ in self._mapped}
-        for key in keys:
-            if key not in taken:
-                self._ignored.setdefault(key, why)
-        if matters and keys:
-            self.warn(f"{self.place(keys[0])}: {why}")
+        new = [key for key in keys if key not in taken and key not in self._ignored]
+        self._ignored |= dict.fromkeys(new, why)
+        if matters and new:
+            self.warn(f"{self.place(new[0])}: {why}")
+
+    def drop(self, to: str) -> None:
+        """Take back a value of the scenario that something else says better; its keys of the file stay mapped."""
+        self.scenario.pop(to, None)
+        self._assumed.pop(to, None)
 
     def warn(self, text: str) -> None:
         """Tell the user something that moves time or memory; once."""
