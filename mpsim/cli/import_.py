@@ -41,7 +41,7 @@ def import_(
             "-o",
             metavar="FILE",
             callback=check_file,
-            help="Write the scenario here instead of on stdout.",
+            help="Write the scenario here instead of on stdout, or points as CSV.",
         ),
     ] = None,
     onto: Annotated[
@@ -76,17 +76,19 @@ def import_(
     from mpsim.errors import CalibrationError, FormatError
     from mpsim.importers import Imported
     from mpsim.importers.scenarios import written
+    from mpsim.importers.tables import table_of
 
     try:
         read = _read(format, files, onto=onto, cluster=cluster, ranks=ranks)
     except CalibrationError as error:  # measured data that cannot be used is bad input here
         raise FormatError(str(error)) from error
     if not isinstance(read, Imported):
-        if output is not None or onto is not None:
-            raise typer.BadParameter(
-                "points make no scenario; leave it out", param_hint="-o" if output else "--onto"
-            )
+        if onto is not None:
+            raise typer.BadParameter("points make no scenario; leave it out", param_hint="--onto")
         print_json(_points_data(read)) if as_json else _print_points(read)
+        if output is not None:
+            output.write_text("".join(map(table_of, read)), encoding="utf-8")
+            wrote(output)
         return
     text = written(read)
     for warning in read.warnings:

@@ -24,14 +24,32 @@ from mpsim.importers.world import put_cluster
 __all__ = ["ACCELERATE"]
 
 _PACKAGE = "mpsim.importers.data"
-_STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-_STAGES: Final = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
+_STRATEGIES: Final = (
+    "FULL_SHARD",
+    "SHARD_GRAD_OP",
+    "NO_SHARD",
+    "HYBRID_SHARD",
+    "HYBRID_SHARD_ZERO2",
+)
+_STAGES: Final = {
+    "FULL_SHARD": 3,
+    "SHARD_GRAD_OP": 2,
+    "NO_SHARD": 0,
+    "HYBRID_SHARD": 3,
+    "HYBRID_SHARD_ZERO2": 2,
+}
 _PRECISIONS: Final = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 _KINDS: Final = ("FSDP", "DEEPSPEED", "MULTI_GPU", "MEGATRON_LM", "NO", "MULTI_CPU", "MULTI_XPU")
 
 
 def _is_config(head: Head) -> bool:
-    return not head.is_object and re.search(r"^(distributed_type|compute_environment|fsdp_config):", head.text, re.MULTILINE) is not None
+    return (
+        not head.is_object
+        and re.search(
+            r"^(distributed_type|compute_environment|fsdp_config):", head.text, re.MULTILINE
+        )
+        is not None
+    )
 
 
 def _read_config(head: Head, options: Options) -> Imported:
@@ -46,13 +64,17 @@ def _read_config(head: Head, options: Options) -> Imported:
     ledger = Ledger(str(head.path), flat(data), lines)
     kind = str(ledger.get("distributed_type", "NO")).upper()
     if kind not in _KINDS:
-        ledger.refuse(f"{ledger.place('distributed_type')}: {shortened(kind)} is not simulated; needed one of {', '.join(_KINDS)}")
+        ledger.refuse(
+            f"{ledger.place('distributed_type')}: {shortened(kind)} is not simulated; needed one of {', '.join(_KINDS)}"
+        )
     ledger.ignore("distributed_type", f"{kind}: which of the sections below counts")
     ranks = put_cluster(ledger, _launch(ledger), options)
     degrees = _degrees(ledger)
     each = degrees["tp"] * degrees["cp"] * degrees["sp"]
     if ranks is not None and ranks % (each * degrees["replicate"]):
-        ledger.refuse(f"{ranks} processes do not divide by tp {degrees['tp']} x cp {degrees['cp'] * degrees['sp']} x replicas {degrees['replicate']}")
+        ledger.refuse(
+            f"{ranks} processes do not divide by tp {degrees['tp']} x cp {degrees['cp'] * degrees['sp']} x replicas {degrees['replicate']}"
+        )
     if kind == "FSDP":
         _fsdp(ledger, degrees, ranks)
     elif kind == "DEEPSPEED":
@@ -61,12 +83,23 @@ def _read_config(head: Head, options: Options) -> Imported:
         _megatron(ledger)
     else:
         ledger.assume("parallelism.zero", 0, "plain data parallelism")
-        ledger.assume("framework.preset", "torch-ddp-autocast" if ledger.get("mixed_precision") in ("fp16", "bf16") else "torch-ddp", "DistributedDataParallel under Accelerate")
+        ledger.assume(
+            "framework.preset",
+            "torch-ddp-autocast"
+            if ledger.get("mixed_precision") in ("fp16", "bf16")
+            else "torch-ddp",
+            "DistributedDataParallel under Accelerate",
+        )
     _precision(ledger)
     for key in ledger.values:
         for rule in table(_PACKAGE, "accelerate")["ignored"]:
             if re.fullmatch(rule["pattern"], key):
-                ledger.ignore(key, rule["why"], matters=rule.get("matters", False) and ledger.get(key) not in (None, False, "", "NO", "no", 0, "false"))
+                ledger.ignore(
+                    key,
+                    rule["why"],
+                    matters=rule.get("matters", False)
+                    and ledger.get(key) not in (None, False, "", "NO", "no", 0, "false"),
+                )
                 break
     return ledger.close("accelerate", tool=f"Hugging Face Accelerate, {kind}")
 
@@ -75,7 +108,9 @@ def _launch(ledger: Ledger) -> Launch:
     """Processes count the whole job; machines are nodes."""
     world, nodes = ledger.integer("num_processes", least=1), ledger.integer("num_machines", least=1)
     if world is not None and nodes is not None and world % nodes:
-        ledger.refuse(f"{ledger.place('num_processes')}: {world} processes do not divide among {nodes} machines")
+        ledger.refuse(
+            f"{ledger.place('num_processes')}: {world} processes do not divide among {nodes} machines"
+        )
     even = world is not None and nodes is not None and world % nodes == 0
     return Launch(
         program="",
@@ -89,15 +124,32 @@ def _launch(ledger: Ledger) -> Launch:
 
 def _degrees(ledger: Ledger) -> dict[str, int]:
     found: dict[str, int] = {}
-    for name, word in (("tp", "tp_size"), ("cp", "cp_size"), ("sp", "sp_size"), ("replicate", "dp_replicate_size"), ("shard", "dp_shard_size")):
-        keys = [key for key in (f"parallelism_config.parallelism_config_{word}", f"parallelism_config.{word}") if key in ledger]
+    for name, word in (
+        ("tp", "tp_size"),
+        ("cp", "cp_size"),
+        ("sp", "sp_size"),
+        ("replicate", "dp_replicate_size"),
+        ("shard", "dp_shard_size"),
+    ):
+        keys = [
+            key
+            for key in (
+                f"parallelism_config.parallelism_config_{word}",
+                f"parallelism_config.{word}",
+            )
+            if key in ledger
+        ]
         value = ledger.integer(keys[0], least=1) if keys else None
         found[name] = value or 1
         if name in ("tp", "cp") and keys and found[name] > 1:
             ledger.put(keys[0], f"parallelism.{name}", found[name])
         elif name == "sp" and found[name] > 1:
             ledger.put(keys[0], "parallelism.cp", found[name])
-            ledger.assume("framework.context_exchange", "ulysses", "sequence parallelism of Accelerate is DeepSpeed's Ulysses")
+            ledger.assume(
+                "framework.context_exchange",
+                "ulysses",
+                "sequence parallelism of Accelerate is DeepSpeed's Ulysses",
+            )
         elif keys and found[name] == 1 and name not in ("replicate", "shard"):
             ledger.ignore(keys[0], "1: not divided")
     return found
@@ -107,7 +159,9 @@ def _fsdp(ledger: Ledger, degrees: dict[str, int], ranks: int | None) -> None:
     """What FSDP shards, among whom, and what runs again."""
     head = "fsdp_config.fsdp_"
     version = ledger.integer(head + "version", least=1) or 1
-    ledger.put([head + "version"], "framework.preset", "torch-fsdp2" if version == 2 else "torch-fsdp1")
+    ledger.put(
+        [head + "version"], "framework.preset", "torch-fsdp2" if version == 2 else "torch-fsdp1"
+    )
     if head + "version" not in ledger:
         ledger.assume("framework.preset", "torch-fsdp1", "version 1 is Accelerate's default")
     after, named = head + "reshard_after_forward", head + "sharding_strategy"
@@ -117,7 +171,9 @@ def _fsdp(ledger: Ledger, degrees: dict[str, int], ranks: int | None) -> None:
     strategy = stays.get(word, word)
     keys = [key for key in (named, after) if key in ledger]
     if strategy not in _STAGES:
-        ledger.refuse(f"{ledger.place(keys[0])}: got {shortened(word)}; needed one of {', '.join(_STRATEGIES)}, true or false")
+        ledger.refuse(
+            f"{ledger.place(keys[0])}: got {shortened(word)}; needed one of {', '.join(_STRATEGIES)}, true or false"
+        )
         return
     if keys:
         ledger.put(keys[:1], "parallelism.zero", _STAGES[strategy])
@@ -130,21 +186,36 @@ def _fsdp(ledger: Ledger, degrees: dict[str, int], ranks: int | None) -> None:
     ledger.ignore(head + "offload_params", "off")
     again = ledger.switch(head + "activation_checkpointing")
     if again is not None:
-        ledger.put(head + "activation_checkpointing", "training.recompute", "full" if again else "none")
+        ledger.put(
+            head + "activation_checkpointing", "training.recompute", "full" if again else "none"
+        )
     prefetch = str(ledger.get(head + "backward_prefetch", "BACKWARD_PRE")).upper()
     if prefetch in ("NO_PREFETCH", "BACKWARD_POST", "NONE", "2"):
         ledger.put(head + "backward_prefetch", "framework.prefetch_backward", False)
 
 
-def _shards(ledger: Ledger, degrees: dict[str, int], strategy: str, ranks: int | None, keys: list[str]) -> None:
+def _shards(
+    ledger: Ledger, degrees: dict[str, int], strategy: str, ranks: int | None, keys: list[str]
+) -> None:
     """Ranks that share one copy: as stated, or those of a node under a hybrid strategy."""
-    words = ("parallelism_config_dp_shard_size", "parallelism_config_dp_replicate_size", "dp_shard_size", "dp_replicate_size")
-    stated = [f"parallelism_config.{word}" for word in words if f"parallelism_config.{word}" in ledger]
+    words = (
+        "parallelism_config_dp_shard_size",
+        "parallelism_config_dp_replicate_size",
+        "dp_shard_size",
+        "dp_replicate_size",
+    )
+    stated = [
+        f"parallelism_config.{word}" for word in words if f"parallelism_config.{word}" in ledger
+    ]
     if degrees["replicate"] > 1:
         ledger.put(stated, "parallelism.shard", degrees["shard"] * degrees["cp"] * degrees["sp"])
-        whole = degrees["tp"] * degrees["cp"] * degrees["sp"] * degrees["replicate"] * degrees["shard"]
+        whole = (
+            degrees["tp"] * degrees["cp"] * degrees["sp"] * degrees["replicate"] * degrees["shard"]
+        )
         if ranks is not None and whole != ranks:
-            ledger.refuse(f"{', '.join(stated)}: the degrees multiply to {whole}, and there are {ranks} processes")
+            ledger.refuse(
+                f"{', '.join(stated)}: the degrees multiply to {whole}, and there are {ranks} processes"
+            )
     elif strategy.startswith("HYBRID"):
         node = ledger.scenario.get("cluster.accelerators_per_node")
         if node is None:
@@ -158,11 +229,20 @@ def _deepspeed(ledger: Ledger) -> None:
     head = "deepspeed_config."
     file = head + "deepspeed_config_file"
     if file in ledger:
-        ledger.ignore(file, "DeepSpeed's own file has the rest: import it and lay it over this with --onto", matters=True)
+        ledger.ignore(
+            file,
+            "DeepSpeed's own file has the rest: import it and lay it over this with --onto",
+            matters=True,
+        )
         return
     stage = ledger.integer(head + "zero_stage") if head + "zero_stage" in ledger else 2
     stage = 2 if stage is None else stage
-    preset = {0: "deepspeed-zero1", 1: "deepspeed-zero1", 2: "deepspeed-zero2", 3: "deepspeed-zero3"}.get(stage)
+    preset = {
+        0: "deepspeed-zero1",
+        1: "deepspeed-zero1",
+        2: "deepspeed-zero2",
+        3: "deepspeed-zero3",
+    }.get(stage)
     if preset is None:
         ledger.refuse(f"{ledger.place(head + 'zero_stage')}: got {stage}; needed 0 to 3")
         return
@@ -171,7 +251,10 @@ def _deepspeed(ledger: Ledger) -> None:
     else:
         ledger.assume("parallelism.zero", stage, "Accelerate's default")
     ledger.assume("framework.preset", preset, "DeepSpeed of 2024 on, by its stage")
-    for word, level in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
+    for word, level in (
+        ("offload_optimizer_device", "optimizer"),
+        ("offload_param_device", "parameters"),
+    ):
         device = str(ledger.get(head + word, "none")).lower()
         if device in ("cpu", "nvme"):
             ledger.put(head + word, "parallelism.offload", level)
@@ -187,10 +270,17 @@ def _megatron(ledger: Ledger) -> None:
         degree = ledger.integer(head + word, least=1)
         if degree is not None:
             ledger.put(head + word, f"parallelism.{to}", degree)
-    for word, to in (("sequence_parallelism", "parallelism.sequence_parallel"), ("recompute_activations", "training.recompute")):
+    for word, to in (
+        ("sequence_parallelism", "parallelism.sequence_parallel"),
+        ("recompute_activations", "training.recompute"),
+    ):
         value = ledger.switch(head + word)
         if value is not None:
-            ledger.put(head + word, to, value if to.startswith("parallelism") else "selective" if value else "none")
+            ledger.put(
+                head + word,
+                to,
+                value if to.startswith("parallelism") else "selective" if value else "none",
+            )
     value = ledger.switch(head + "use_distributed_optimizer")
     if value is not None:
         ledger.put(head + "use_distributed_optimizer", "parallelism.zero", int(value))
@@ -201,7 +291,9 @@ def _precision(ledger: Ledger) -> None:
     word = str(ledger.get("mixed_precision", "no")).lower()
     word = "no" if word in ("false", "none") else word
     if word not in _PRECISIONS:
-        ledger.refuse(f"{ledger.place('mixed_precision')}: got {shortened(word)}; needed one of {', '.join(_PRECISIONS)}")
+        ledger.refuse(
+            f"{ledger.place('mixed_precision')}: got {shortened(word)}; needed one of {', '.join(_PRECISIONS)}"
+        )
         return
     if "mixed_precision" in ledger:
         ledger.put("mixed_precision", "training.precision", _PRECISIONS[word])
@@ -209,4 +301,6 @@ def _precision(ledger: Ledger) -> None:
         ledger.assume("training.precision", "fp32", "Accelerate's default")
 
 
-ACCELERATE: Final = Format("accelerate", "configuration of Hugging Face Accelerate", "scenario", _is_config, _read_config)
+ACCELERATE: Final = Format(
+    "accelerate", "configuration of Hugging Face Accelerate", "scenario", _is_config, _read_config
+)

@@ -24,12 +24,26 @@ from mpsim.importers.world import put_ranks
 __all__ = ["DEEPSPEED", "put_deepspeed"]
 
 _PACKAGE = "mpsim.importers.data"
-_OWN = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-_PRESETS: Final = {0: "deepspeed-zero1", 1: "deepspeed-zero1", 2: "deepspeed-zero2", 3: "deepspeed-zero3"}
+_OWN = (
+    "zero_optimization",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
+_PRESETS: Final = {
+    0: "deepspeed-zero1",
+    1: "deepspeed-zero1",
+    2: "deepspeed-zero2",
+    3: "deepspeed-zero3",
+}
 
 
 def _is_config(head: Head) -> bool:
-    return head.is_object and any(f'"{word}"' in head.text for word in _OWN) and any(word in head.document for word in _OWN)
+    return (
+        head.is_object
+        and any(f'"{word}"' in head.text for word in _OWN)
+        and any(word in head.document for word in _OWN)
+    )
 
 
 def _read_config(head: Head, options: Options) -> Imported:
@@ -59,7 +73,9 @@ def put_deepspeed(ledger: Ledger, head: str, options: Options) -> None:
     for key, value in ledger.values.items():
         if key.startswith(head) and value == "auto":
             to = table(_PACKAGE, "deepspeed")["asked"].get(key.removeprefix(head))
-            ledger.ignore(key, "auto: the trainer fills it in" + (f"; asked for as {to}" if to else ""))
+            ledger.ignore(
+                key, "auto: the trainer fills it in" + (f"; asked for as {to}" if to else "")
+            )
             if to:
                 ledger.ask(to)
     reader = _Reader(ledger, head)
@@ -101,7 +117,11 @@ class _Reader:
     def batches(self, options: Options, tp: int) -> None:
         """The identity of batches."""
         ledger, head = self.ledger, self.head
-        words = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        words = (
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+        )
         total, micro, steps = (self.integer(word) for word in words)
         replicas = None
         if options.ranks is not None:
@@ -110,16 +130,29 @@ class _Reader:
                 ledger.refuse(f"--ranks {options.ranks} do not divide by autotp_size {tp}")
                 return
             replicas = options.ranks // tp
-        if micro is None and total is not None and replicas is not None and total % (replicas * (steps or 1)) == 0:
+        if (
+            micro is None
+            and total is not None
+            and replicas is not None
+            and total % (replicas * (steps or 1)) == 0
+        ):
             micro = total // replicas // (steps or 1)
             if head + words[1] not in ledger:
-                ledger.assume("training.micro_batch", micro, f"{total} sequences over {replicas} ranks and {steps or 1} accumulation steps")
+                ledger.assume(
+                    "training.micro_batch",
+                    micro,
+                    f"{total} sequences over {replicas} ranks and {steps or 1} accumulation steps",
+                )
         elif micro is not None:
             ledger.put(head + words[1], "training.micro_batch", micro)
         if total is not None:
             ledger.put(head + words[0], "training.global_batch", total)
         elif micro is not None and replicas is not None:
-            ledger.put([head + words[1], head + words[2]], "training.global_batch", micro * (steps or 1) * replicas)
+            ledger.put(
+                [head + words[1], head + words[2]],
+                "training.global_batch",
+                micro * (steps or 1) * replicas,
+            )
         else:
             ledger.ask("training.global_batch")
         if None not in (total, micro, replicas):
@@ -131,15 +164,23 @@ class _Reader:
                     "mend one of them, or --ranks where pipeline or sequence parallelism divides them"
                 )
         elif None not in (total, micro, steps) and (total or 0) % ((micro or 1) * (steps or 1)):
-            ledger.refuse(f"train_batch_size {total} is no multiple of micro-batch {micro} x accumulation {steps}")
+            ledger.refuse(
+                f"train_batch_size {total} is no multiple of micro-batch {micro} x accumulation {steps}"
+            )
         ledger.ignore(head + words[2], "follows from the batch, the micro-batch and the ranks")
 
     def sharding(self) -> int:
         """ZeRO's stage and what is offloaded."""
         ledger, zero = self.ledger, "zero_optimization."
         plain = self.ledger.get(self.head + "zero_optimization")
-        key = self.head + "zero_optimization" if isinstance(plain, bool) else self.head + zero + "stage"
-        stage = int(plain) if isinstance(plain, bool) else self.integer(zero + "stage", least=0) or 0
+        key = (
+            self.head + "zero_optimization"
+            if isinstance(plain, bool)
+            else self.head + zero + "stage"
+        )
+        stage = (
+            int(plain) if isinstance(plain, bool) else self.integer(zero + "stage", least=0) or 0
+        )
         if stage > 3:
             ledger.refuse(f"{ledger.place(key)}: got {stage}; needed 0 to 3")
             return 0
@@ -151,7 +192,9 @@ class _Reader:
         for word, level in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
             device = self.get(f"{zero}{word}.device")
             if device not in (None, "none", "cpu", "nvme"):
-                ledger.refuse(f"{ledger.place(self.head + zero + word + '.device')}: got {shortened(device)}; needed none, cpu or nvme")
+                ledger.refuse(
+                    f"{ledger.place(self.head + zero + word + '.device')}: got {shortened(device)}; needed none, cpu or nvme"
+                )
             elif device in ("cpu", "nvme"):
                 states, where = level, device
                 ledger.put(f"{self.head}{zero}{word}.device", "parallelism.offload", level)
@@ -166,15 +209,32 @@ class _Reader:
 
     def precision(self) -> str | None:
         """Number format of products."""
-        on = {name: self.switch(f"{section}.enabled") for name, section in (("bf16", "bf16"), ("fp16", "fp16"), ("bf16-old", "bfloat16"), ("amp", "amp"))}
+        on = {
+            name: self.switch(f"{section}.enabled")
+            for name, section in (
+                ("bf16", "bf16"),
+                ("fp16", "fp16"),
+                ("bf16-old", "bfloat16"),
+                ("amp", "amp"),
+            )
+        }
         if on["bf16"] and on["fp16"]:
             self.ledger.refuse("bf16.enabled and fp16.enabled contradict each other; keep one")
-        auto = [section for section in ("bf16", "fp16") if self.ledger.get(f"{self.head}{section}.enabled") == "auto"]
+        auto = [
+            section
+            for section in ("bf16", "fp16")
+            if self.ledger.get(f"{self.head}{section}.enabled") == "auto"
+        ]
         names = {"bf16": "bf16", "fp16": "fp16", "bf16-old": "bf16", "amp": "fp16"}
         chosen = next((name for name, enabled in on.items() if enabled), None)
         if chosen is None and auto:
             return None
-        sections = {"bf16": "bf16.enabled", "fp16": "fp16.enabled", "bf16-old": "bfloat16.enabled", "amp": "amp.enabled"}
+        sections = {
+            "bf16": "bf16.enabled",
+            "fp16": "fp16.enabled",
+            "bf16-old": "bfloat16.enabled",
+            "amp": "amp.enabled",
+        }
         word = names[chosen] if chosen else "fp32"
         if chosen:
             self.ledger.put(self.head + sections[chosen], "training.precision", word)
@@ -200,8 +260,13 @@ class _Reader:
         scatter = self.switch(zero + "reduce_scatter")
         if scatter is not None and stage in (1, 2):
             usual = getattr(habits["gradient_reduction"], "value", habits["gradient_reduction"])
-            changes["gradient_reduction"] = (zero + "reduce_scatter", usual if scatter else "all-reduce")
-        travels = {"fp32": 4, "fp16": 2, "bf16": 2, "bfp16": 2}.get(str(self.get("communication_data_type")))
+            changes["gradient_reduction"] = (
+                zero + "reduce_scatter",
+                usual if scatter else "all-reduce",
+            )
+        travels = {"fp32": 4, "fp16": 2, "bf16": 2, "bfp16": 2}.get(
+            str(self.get("communication_data_type"))
+        )
         if travels is not None:
             changes["reduced_bytes"] = ("communication_data_type", travels)
         clip = self.get("gradient_clipping")
@@ -213,7 +278,13 @@ class _Reader:
             if same:
                 ledger.ignore(self.head + key, f"the preset {preset} has it")
             else:
-                ledger.put(self.head + key, f"framework.{field}", f"{value:.0f} B" if field == "bucket_bytes" else value)
+                ledger.put(
+                    self.head + key,
+                    f"framework.{field}",
+                    f"{value:.0f} B" if field == "bucket_bytes" else value,
+                )
 
 
-DEEPSPEED: Final = Format("deepspeed", "ds_config of DeepSpeed", "scenario", _is_config, _read_config)
+DEEPSPEED: Final = Format(
+    "deepspeed", "ds_config of DeepSpeed", "scenario", _is_config, _read_config
+)

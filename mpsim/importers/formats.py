@@ -15,6 +15,7 @@ from mpsim.importers.kineto import KINETO
 from mpsim.importers.megatron import MEGATRON, SLURM
 from mpsim.importers.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
 from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
+from mpsim.importers.osu import OSU
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
 from mpsim.importers.tables import TABLE
@@ -42,6 +43,7 @@ FORMATS: Final = (
     TORCHTITAN,
     DEEPSPEED,
     ACCELERATE,
+    OSU,
     TABLE,
 )
 """Every format, in the order in which a file is tried: those that their first characters give away come first."""
@@ -149,7 +151,7 @@ def _recognise(head: Head) -> Format:
             return known
     if head.is_object:
         raise CalibrationError(
-            f"{head.path}: JSON that nothing known wrote; 'mpsim show formats' lists what can be read"
+            f"{head.path}: JSON that neither nccl-tests -J nor torch.profiler wrote, nor anything else known; 'mpsim show formats' lists what can be read"
         )
     raise CalibrationError(
         f"{head.path}: nothing known wrote this; 'mpsim show formats' lists what can be read"

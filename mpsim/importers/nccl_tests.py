@@ -11,6 +11,7 @@ finite as the string ``"nan"``.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,12 +25,14 @@ from mpsim.importers.source import Format, Head, Options, read_text
 __all__ = ["NCCL_TESTS", "NCCL_TESTS_JSON"]
 
 _MICRO = 1e-6
+_GIGA = 1e9
+_VERSION = re.compile(r"(?:nccl-tests version|rccl-tests: Version)\s+(\S+)")
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s+(.*)"
 )
 _PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b")
 _ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+(.*)")
-_JSON_VERSIONS = (1, 2)
+_JSON_VERSIONS = (1, 2, 3)
 
 
 def _is_text_report(head: Head) -> bool:
@@ -48,15 +51,18 @@ def _read_text_report(head: Head, options: Options) -> Points:
     CalibrationError
         If it breaks off, a rank is missing, results were wrong, or a time is no number.
     """
-    del options
     path = head.path
     lines = read_text(path, needed="a report of nccl-tests").splitlines()
     ranks = [seen for line in lines if (seen := _RANK.match(line))]
     name = _named(path, next((m[1] for line in lines if (m := _PROGRAM.search(line))), ""))
-    members, hosts, device = _places(
-        path, [(int(r[1]), int(r[2] or 0), r[3], r[4].strip()) for r in ranks]
-    )
+    if ranks or options.ranks is None:
+        members, hosts, device = _places(
+            path, [(int(r[1]), int(r[2] or 0), r[3], r[4].strip()) for r in ranks]
+        )
+    else:
+        members, hosts, device = options.ranks, 1, ""
     points: dict[int, MeasuredPoint] = {}
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         row = None if line.lstrip().startswith("#") else _ROW.match(line)
         if row is None:
@@ -65,6 +71,9 @@ def _read_text_report(head: Head, options: Options) -> Points:
         size, place = int(row[1]), f"{path.name}:{number}"
         time, wrong = _row_figures(path, number, cells)
         _check_right(f"{path}:{number}", wrong)
+        told = {"collective": name, "bytes": size, "ranks": members, "dtype": row[3]}
+        halves = {"out_of_place": cells[:4], "in_place": cells[4:8]}
+        rows.append(told | _told({half: _plain(figures) for half, figures in halves.items()}))
         if size:
             points[size] = collective_point(
                 name, size, [time * _MICRO], ranks=members, domains=hosts, place=place
@@ -73,7 +82,35 @@ def _read_text_report(head: Head, options: Options) -> Points:
         raise CalibrationError(
             f"{path}: truncated, it has no line '# Avg bus bandwidth' after {len(points)} sizes; run it to its end"
         )
-    return _source(path, "nccl-tests", points.values(), device)
+    rccl = any("rccl-tests" in line for line in lines)
+    version = next((m[1] for line in lines if (m := _VERSION.search(line))), "")
+    tool = "rccl-tests" if rccl else "nccl-tests"
+    return _source(path, tool, points.values(), device, rows=rows, version=version)
+
+
+def _plain(cells: Sequence[str]) -> Mapping[str, Any]:
+    """Figures of one half of a row by the words of the JSON; empty where the half is absent."""
+    if len(cells) < 3:
+        return {}
+    return {"time": cells[0], "alg_bw": cells[1], "bus_bw": cells[2]}
+
+
+def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Times and bandwidths of a row in SI units: those of the out-of-place run, or of the in-place one where there is no other."""
+    first = "out_of_place" if halves.get("out_of_place") else "in_place"
+    told: dict[str, Any] = {"out_of_place": first == "out_of_place"}
+    for half, figures in halves.items():
+        head = "" if half == first else f"{half}_"
+        for word, key, unit in (
+            ("time", "time_s", _MICRO),
+            ("alg_bw", "algbw_Bps", _GIGA),
+            ("bus_bw", "busbw_Bps", _GIGA),
+        ):
+            value = figures.get(word, figures.get("cpu_time") if word == "time" else None)
+            with contextlib.suppress(TypeError, ValueError):
+                if math.isfinite(number := float(value)):
+                    told[head + key] = number * unit
+    return told
 
 
 def _row_figures(path: Path, number: int, cells: Sequence[str]) -> tuple[float, str]:
@@ -91,7 +128,7 @@ def _read_json_report(head: Head, options: Options) -> Points:
     CalibrationError
         If it is of another version, has no results, a rank is missing, or results were wrong.
     """
-    del options
+    del options  # the file names its devices
     path, data = head.path, head.document
     version = data.get("version", _JSON_VERSIONS[0])
     if version not in _JSON_VERSIONS:
@@ -119,6 +156,7 @@ def _read_json_report(head: Head, options: Options) -> Points:
     program = _PROGRAM.search(" ".join(map(str, data.get("args", []))))
     name = _named(path, program[1] if program else "")
     points: dict[int, MeasuredPoint] = {}
+    rows: list[dict[str, Any]] = []
     for index, row in enumerate(data["results"]):
         place = f"{path}: results.{index}"
         run = row.get("out_of_place") or row.get("in_place")
@@ -127,12 +165,22 @@ def _read_json_report(head: Head, options: Options) -> Points:
         _check_right(place, str(run.get("nwrong", "N/A")))
         times = _json_times(place, row, run)
         size = int(row.get("size", 0))
+        halves = {half: row.get(half) or {} for half in ("out_of_place", "in_place")}
+        told = {
+            "collective": name,
+            "bytes": size,
+            "ranks": members,
+            "dtype": str(row.get("type", ""))[:20],
+        }
+        rows.append(told | _told(halves))
         if size:
             where = f"{path.name}#{index}"
             points[size] = collective_point(
                 name, size, times, ranks=members, domains=hosts, place=where
             )
-    return _source(path, "nccl-tests -J", points.values(), device)
+    return _source(
+        path, "nccl-tests -J", points.values(), device, rows=rows, version=f"JSON {version}"
+    )
 
 
 def _json_times(place: str, row: Mapping[str, Any], run: Mapping[str, Any]) -> list[float]:
@@ -188,11 +236,29 @@ def _places(path: Path, ranks: Sequence[tuple[int, int, str, str]]) -> tuple[int
     return len(first), len({host for host, _ in first}), next(iter(devices), "")
 
 
-def _source(path: Path, tool: str, found: Iterable[MeasuredPoint], device: str) -> Points:
+def _source(
+    path: Path,
+    tool: str,
+    found: Iterable[MeasuredPoint],
+    device: str,
+    *,
+    rows: Sequence[Mapping[str, Any]],
+    version: str,
+) -> Points:
     points = tuple(found)
     if not points:
         raise CalibrationError(f"{path}: holds no size; needed a table of nccl-tests with rows")
-    return Points(str(path), tool, points, device_name=device, library="nccl")
+    library = "rccl" if tool == "rccl-tests" else "nccl"
+    return Points(
+        str(path),
+        tool,
+        points,
+        device_name=device,
+        library=library,
+        format="nccl-tests",
+        version=version,
+        rows=tuple(rows),
+    )
 
 
 NCCL_TESTS: Final = Format(

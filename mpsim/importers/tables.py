@@ -5,6 +5,8 @@ Columns that say on what a row was measured (``system``, ``gpu``, ``link``, ``ni
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -21,7 +23,7 @@ from mpsim.importers.imported import (
 from mpsim.importers.source import Format, Head, Options
 from mpsim.workload import gemm_flops
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "table_of"]
 
 _MICRO, _TERA = 1e-6, 1e12
 _COLLECTIVES = TABLES["collectives"]
@@ -92,6 +94,31 @@ def _read_table(head: Head, options: Options) -> Points:
         raise CalibrationError(f"{path}: no row has a shape and a time that can be fitted")
     device = picked[0][1].get("gpu", "")
     return Points(str(path), "CSV", tuple(points), device_name=device, library=library)
+
+
+def table_of(points: Points) -> str:
+    """Points of a benchmark as a CSV table that this reader takes back; rows as they are where none is a collective of ours."""
+    out = io.StringIO()
+    if points.points:
+        columns = ["collective", "nodes", "gpus", "bytes", "time_us"]
+        rows = [
+            [
+                point.op,
+                point.domains,
+                point.ranks,
+                point.shape["bytes"],
+                f"{min(point.seconds) / _MICRO:.6g}",
+            ]
+            for point in points.points
+            if point.family == "collectives"
+        ]
+    else:
+        columns = list(dict.fromkeys(key for row in points.rows for key in row))
+        rows = [[row.get(key, "") for key in columns] for row in points.rows]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def _check_only(path: Path, columns: set[str], only: Mapping[str, str]) -> None:

@@ -16,9 +16,18 @@ def test_a_bridge_configuration_is_read():
     """Blocks, a recipe of precisions by name, and class paths that stay text."""
     read = formats.read(SAMPLES / "bridge.yaml", ranks=64, cluster="dgx-b200")
     scenario = read.scenario
-    assert scenario["parallelism"] == {"tp": 2, "pp": 4, "cp": 2, "sequence_parallel": True, "zero": 1}
+    assert scenario["parallelism"] == {
+        "tp": 2,
+        "pp": 4,
+        "cp": 2,
+        "sequence_parallel": True,
+        "zero": 1,
+    }
     assert scenario["schedule"] == {"name": "interleaved-1f1b", "virtual_stages": 4}
-    assert (scenario["training"]["precision"], scenario["training"]["sequence_length"]) == ("mxfp8", 8192)
+    assert (scenario["training"]["precision"], scenario["training"]["sequence_length"]) == (
+        "mxfp8",
+        8192,
+    )
     assert scenario["framework"]["preset"] == "megatron-bridge"
     assert scenario["cluster"]["nodes"] == 8
     assert "not imported" in read.ignored["model._target_"]
@@ -27,7 +36,11 @@ def test_a_bridge_configuration_is_read():
 def test_a_nemo_configuration_is_read():
     """The trainer has the machine, references are filled in."""
     read = formats.read(SAMPLES / "nemo.yaml", cluster="dgx-h100")
-    assert read.scenario["cluster"] == {"nodes": 4, "accelerators_per_node": 8, "preset": "dgx-h100"}
+    assert read.scenario["cluster"] == {
+        "nodes": 4,
+        "accelerators_per_node": 8,
+        "preset": "dgx-h100",
+    }
     assert read.scenario["model"]["max_positions"] == 2048
     assert read.scenario["training"]["recompute_layers"] == 2
     assert read.missing == ("model.vocab",)

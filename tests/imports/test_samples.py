@@ -12,17 +12,7 @@ from mpsim.importers.ledger import flat
 
 SAMPLES = Path(__file__).parent / "samples"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
-WAITING = (
-    "kineto",
-    "hlo",
-    "chakra",
-    "megatron",
-    "torchtitan",
-    "deepspeed",
-    "accelerate",
-    "osu",
-    "nccl-tests",
-)  # not imported yet
+WAITING = ("kineto", "hlo", "chakra")  # not imported yet
 CASES = {name: case for name, case in EXPECTED.items() if case["format"] not in WAITING}
 
 
