@@ -292,7 +292,7 @@ class _Reader:
         return {**merged, **data} if merged else data
 
     def _merged(self, node: _Node, head: str) -> dict[Any, Any]:
-        """What a merge key brings: the mapping it aliases, or several, of which the first wins."""
+        """Mappings that a merge key brings: the mapping it aliases, or several, of which the first wins."""
         sources = node.value if node.kind is list else [node]
         merged: dict[Any, Any] = {}
         for source in reversed(sources):

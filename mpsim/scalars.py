@@ -1,4 +1,4 @@
-"""What a plain scalar of YAML means: the core schema of YAML 1.2, strictly."""
+"""Meaning of a plain scalar of YAML: the core schema of YAML 1.2, strictly."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ __all__ = ["Dimension", "format_exact", "format_quantity", "parse_quantity", "un
 
 
 class Dimension(enum.StrEnum):
-    """What a quantity measures; the value names the SI unit kept inside."""
+    """Dimensions of quantities; the value names the SI unit kept inside."""
 
     TIME = "s"
     BYTES = "B"

@@ -158,6 +158,7 @@ def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
     fellow = [-1] * nodes  # the one that waited for the same before it
     follows, followers = _followers(begin, gates)
     follower = followers.tolist()
+    # a stack, not a queue: a chain that was opened last is walked on while what it reads is in the cache
     ready = begin[~follows].tolist()
     while ready:
         node = ready.pop()
@@ -165,7 +166,9 @@ def walk(begin: Ints, gates: Ints, durations: Floats) -> Floats:
         while True:
             awaited = gate[node]
             opened = end[awaited]
-            if opened < 0:
+            if (
+                opened < 0
+            ):  # not ended yet: the chain goes on when it has, and hangs itself onto the list of its waiters
                 fellow[node] = waiter[awaited]
                 waiter[awaited] = node
                 break

@@ -94,7 +94,7 @@ class Flows:
         return dataclasses.replace(self._program, duration=took), start, end
 
     def traffic(self, links: Links) -> Traffic:
-        """What moved."""
+        """Traffic that shared links carried."""
         changes = self._network.changes
         row, time, rate = zip(*changes, strict=True) if changes else ((), (), ())
         return Traffic(

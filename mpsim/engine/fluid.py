@@ -69,9 +69,9 @@ class Fluid:
     """Every change of a rate: flow, time [ticks], rate from then on [B/tick]."""
 
     def __init__(self, capacity: Sequence[float]) -> None:
-        if not all(one > 0 for one in capacity):
+        if not all(rate > 0 for rate in capacity):
             raise HardwareError("got a link without capacity; needed more than 0 B/tick")
-        self._capacity = [float(one) for one in capacity]
+        self._capacity = [float(rate) for rate in capacity]
         self._flows: dict[int, _Flow] = {}
         self._on_link: list[dict[int, _Flow]] = [{} for _ in self._capacity]
         self._ends: list[tuple[float, int]] = []
@@ -149,9 +149,9 @@ class Fluid:
         return flow.speed * flow.cap
 
     def load(self, link: int) -> float:
-        """What flows take of a link at present [B/tick]."""
+        """Rate that flows take of a link at present [B/tick]."""
         flows = self._on_link[link].values()
-        return math.fsum(one.speed * one.cap * dict(one.uses)[link] for one in flows)
+        return math.fsum(flow.speed * flow.cap * dict(flow.uses)[link] for flow in flows)
 
     def _remove(self, flows: Sequence[_Flow], now: float) -> None:
         for flow in flows:
@@ -188,10 +188,10 @@ class Fluid:
                 if link in seen:
                     continue
                 seen.add(link)
-                for key, one in self._on_link[link].items():
+                for key, flow in self._on_link[link].items():
                     if key not in found:
-                        found[key] = one
-                        queue.append(one)
+                        found[key] = flow
+                        queue.append(flow)
         return [found[key] for key in sorted(found)] if len(queue) > 1 else queue
 
     def _speeds(self, flows: Sequence[_Flow]) -> list[float]:
@@ -205,17 +205,17 @@ class Fluid:
             level = min(shares.values(), default=math.inf)
             reach = level * (1 + _TOLERANCE)
             # what its cap holds back before any link does is done; a cap met up to rounding is met exactly
-            if capped := [one for one in waiting if one.cap <= reach]:
+            if capped := [flow for flow in waiting if flow.cap <= reach]:
                 filling.freeze(dict.fromkeys(capped, 1.0))
             else:
                 full = {link for link, share in shares.items() if share <= reach}
-                held = [one for one in waiting if any(link in full for link, _ in one.uses)]
+                held = [flow for flow in waiting if any(link in full for link, _ in flow.uses)]
                 filling.freeze({flow: level / flow.cap for flow in held})
-            waiting = [one for one in waiting if one.key not in filling.speeds]
+            waiting = [flow for flow in waiting if flow.key not in filling.speeds]
         return [filling.speeds[flow.key] for flow in flows]
 
     def _alone(self, flow: _Flow) -> float:
-        """What filling gives a flow that meets no other."""
+        """Rate of a flow that meets no other."""
         level = min((self._capacity[link] / use for link, use in flow.uses), default=math.inf)
         return 1.0 if flow.cap <= level * (1 + _TOLERANCE) else level / flow.cap
 

@@ -33,7 +33,7 @@ def implied(chain: NDArray[np.int32], row: Ints, before: Ints) -> NDArray[np.boo
 
 
 def precedence(program: Program) -> Lists:
-    """What each row waits for: the row before it on each of its streams, and dependencies that do not follow from these.
+    """Waits of each row: the row before it on each of its streams, and dependencies that do not follow from these.
 
     Returns
     -------
@@ -47,7 +47,7 @@ def precedence(program: Program) -> Lists:
 
 
 def successors(waits: Lists) -> Lists:
-    """What waits for each row, from what each row waits for."""
+    """Rows that wait for each row, from those that each row waits for."""
     pointer = np.zeros_like(waits.ptr)
     np.cumsum(np.bincount(waits.value, minlength=len(pointer) - 1), out=pointer[1:])
     return Lists(pointer, owners(waits.ptr)[stable_order(waits.value)].astype(np.int32))
@@ -86,7 +86,7 @@ def deadlock(program: Program, waits: Lists, finished: NDArray[np.bool_]) -> Dea
         before = waits.value[waits.ptr[row] : waits.ptr[row + 1]]
         row = int(before[~finished[before]][0])
     circle = path[seen[row] :]
-    lines = [f"  {describe(program, one)} waits for" for one in circle[:12]]
+    lines = [f"  {describe(program, row)} waits for" for row in circle[:12]]
     if len(circle) > 12:
         lines.append(f"  ... {len(circle) - 12} more ...")
     stuck = int((~finished).sum())

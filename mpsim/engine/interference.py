@@ -53,7 +53,7 @@ def run_interfering(devices: Devices, links: Links | None = None) -> Timeline:
 
 
 def _of_network(traffic: Traffic, computes: NDArray[np.bool_]) -> Traffic:
-    """What moved over links: kernels move nothing."""
+    """Traffic over links; kernels move nothing."""
     moves = ~computes[traffic.row]
     return dataclasses.replace(
         traffic, row=traffic.row[moves], time=traffic.time[moves], rate=traffic.rate[moves]
@@ -136,12 +136,12 @@ class _Shared(Flows):
         for rank in self._ranks[row]:
             if rank in self._kernel:
                 share = self._share[self._kernel[rank]]
-                taken = sum(self._taken[one][share] for one in self._moving[rank])
+                taken = sum(self._taken[row][share] for row in self._moving[rank])
                 level = 1.0 - min(taken, self._most)
                 changed |= self._set(self._device + rank, level)
-            for one in self._moving[rank]:
-                beside = any(other in self._kernel for other in self._ranks[one])
-                changed |= self._set(self._lane[one], 1.0 / (1.0 + self._drag[one] * beside))
+            for row in self._moving[rank]:
+                beside = any(other in self._kernel for other in self._ranks[row])
+                changed |= self._set(self._lane[row], 1.0 / (1.0 + self._drag[row] * beside))
         if self._meets[row] and not any(row in self._moving[rank] for rank in self._ranks[row]):
             changed |= self._set(self._lane[row], 1.0)
         if changed:

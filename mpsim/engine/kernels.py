@@ -54,7 +54,7 @@ def kernel_times(timeline: Timeline) -> KernelTimes:
         Equal, bit for bit, to what an engine gives the expanded program.
     """
     program = timeline.program
-    size = [len(one.stream) for one in program.templates]
+    size = [len(template.stream) for template in program.templates]
     base = np.cumsum([0, *size])
     plain = len(program.templates)
     template = np.where(program.template < 0, plain, program.template)
@@ -63,8 +63,8 @@ def kernel_times(timeline: Timeline) -> KernelTimes:
     # where each kernel stands among those of all templates; the last place is for rows without one
     place = np.arange(len(row)) + np.repeat(base[template] - (np.cumsum(count) - count), count)
     zero = np.zeros(1)
-    begins = np.concatenate([*(one.start for one in program.templates), zero])
-    takes = np.concatenate([*(one.duration for one in program.templates), zero])
+    begins = np.concatenate([*(template.start for template in program.templates), zero])
+    takes = np.concatenate([*(template.duration for template in program.templates), zero])
     kernel = np.concatenate([*(np.arange(q) for q in size), [0]]).astype(np.int32)
     start = timeline.start[row]
     start += begins[place]
@@ -97,8 +97,8 @@ def reduce_template(template: Template, durations: Floats) -> tuple[Floats, Floa
     for kernel, stream in enumerate(template.stream.tolist()):
         awaited = {*before[pointer[kernel] : pointer[kernel + 1]]}
         awaited |= {queue[stream]} if stream in queue else set()
-        for one in awaited:
-            np.maximum(start[kernel], end[one], out=start[kernel])
+        for earlier in awaited:
+            np.maximum(start[kernel], end[earlier], out=start[kernel])
         np.add(start[kernel], took[kernel], out=end[kernel])
         queue[stream] = kernel
     return start.T, end.max(axis=0, initial=0.0)
@@ -119,4 +119,4 @@ def reduce_templates(templates: Sequence[Template], durations: Sequence[Floats])
         Duration of the rows of each template; a batch for `Structure.makespans`.
     """
     pairs = zip(templates, durations, strict=True)
-    return np.stack([reduce_template(one, took)[1] for one, took in pairs], axis=1)
+    return np.stack([reduce_template(template, took)[1] for template, took in pairs], axis=1)

@@ -80,9 +80,9 @@ class Levels:
         start = np.empty_like(takes)
         end = np.empty((len(takes) + 1, *takes.shape[1:]))
         end[-1] = 0.0
-        for one in self._levels:
-            begin, stop = one.begin, one.end
-            latest = start[begin:stop] = self._start(one, end)
+        for level in self._levels:
+            begin, stop = level.begin, level.end
+            latest = start[begin:stop] = self._start(level, end)
             np.add(latest, takes[begin:stop], out=end[begin:stop])
         return start, end[:-1]
 
@@ -96,6 +96,7 @@ class Levels:
         if not level.begin:
             return np.zeros((level.end, *end.shape[1:]))
         pointer = self._waits.ptr[level.begin : level.end + 1]
+        # few rows wait for many: a column for each of their waits would be mostly padding, so waits are reduced by segment
         ended = end.take(self._waits.value[pointer[0] : pointer[-1]], axis=0)
         result: Floats = np.maximum.reduceat(ended, pointer[:-1] - pointer[0], axis=0)
         return result
@@ -111,7 +112,9 @@ def _cut(size: Ints, waits: Lists) -> Iterator[_Level]:
         itertools.pairwise(bounds.tolist()), most.tolist(), strict=True
     ):
         fits = deepest <= len(columns)
-        yield _Level(begin, end, [one[begin:end] for one in columns[:deepest]] if fits else [])
+        yield _Level(
+            begin, end, [column[begin:end] for column in columns[:deepest]] if fits else []
+        )
 
 
 def _columns(waits: Lists, most: int) -> list[Ints]:

@@ -86,4 +86,4 @@ def _streams(program: Program, environment: simpy.Environment) -> list[_Stream]:
     """The stream that runs each row."""
     chain = chain_of(program)
     streams = [_Stream(environment) for _ in range(int(chain.max(initial=-1)) + 1)]
-    return [streams[one] for one in chain.tolist()]
+    return [streams[number] for number in chain.tolist()]

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-_KEPT = 5  # periods that are walked: to become steady, two that show it, to flush (GPT-3's pipeline needs no more)
+_WALKED = 5  # periods that are walked: to become steady, two that show it, to flush (GPT-3's pipeline needs no more)
 _WORTH = 4096  # from so many nodes left out finding them costs less than walking them (measured)
 
 
@@ -74,7 +74,7 @@ def _microbatches(program: Program) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Steady:
-    """What could be left out of a graph.
+    """Periods of a graph that need not be walked.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class _Steady:
         if len(program) < _WORTH or not duration[program.vocabulary.is_action(program.kind)].all():
             return None
         passed, count = _microbatches(program), int(program.microbatch.max()) + 1
-        periods = count // passed - _KEPT if passed else 0
+        periods = count // passed - _WALKED if passed else 0
         if periods < 1 or periods * passed * len(program) < _WORTH * count:
             return None
         chain, microbatch = _nodes(program, chains)
@@ -141,37 +141,39 @@ class _Steady:
         out, mine = self.periods * self.step, np.flatnonzero(self.step)
         left_out = np.repeat(self.cut[mine] - np.cumsum(out[mine]) + out[mine], out[mine])
         left_out += np.arange(len(left_out))
-        kept = np.ones(len(self.chain), dtype=bool)
-        kept[left_out] = False
-        walked = self._walked(np.flatnonzero(kept))
+        stays = np.ones(len(self.chain), dtype=bool)
+        stays[left_out] = False
+        walked = self._walked(np.flatnonzero(stays))
         if walked is None:
             return None
-        ends = np.empty(len(kept))
-        ends[kept] = walked
+        ends = np.empty(len(stays))
+        ends[stays] = walked
+        # the graph is steady if one period takes every chain the same time; whether it does is checked at the end
         passed = ends[self.cut[mine] - 1] - ends[self.cut[mine] - 1 - self.step[mine]]
         ends[self._late()] += self.periods * passed[0]
-        ends[self.chains.gate == self.chains.never] = -1.0
+        ends[self.chains.gate == self.chains.never] = -1.0  # the node behind each chain
         owner = self.chain[left_out]
         back = (left_out - self.cut[owner]) // self.step[owner] + 1
         ends[left_out] = ends[left_out - back * self.step[owner]] + back * passed[0]
         return ends if self._holds(ends) else None
 
-    def _walked(self, kept: Ints) -> Floats | None:
-        """Ends of the nodes that are kept, without the others between them."""
-        begin, gate = self.chains.begin, self.chains.gate[kept]
-        place = np.searchsorted(kept, begin)
+    def _walked(self, nodes: Ints) -> Floats | None:
+        """Ends of some nodes, as if those between them did not exist."""
+        begin, gate = self.chains.begin, self.chains.gate[nodes]
+        place = np.searchsorted(nodes, begin)
         owner = np.append(self.chain, [len(begin)] * 2)[gate]  # of gates
-        step, first, cut = (np.append(one, 0) for one in (self.step, self.first, self.cut))
+        step, first, cut = (np.append(column, 0) for column in (self.step, self.first, self.cut))
         out = (self.periods * step)[owner]
-        late = self._behind(kept) & (gate - out >= first[owner])
-        late |= (self.step[self.chain[kept]] == 0) & (gate >= cut[owner] + out)
+        # gates behind what is left out move forward with it; those before it stay where they are
+        late = self._behind(nodes) & (gate - out >= first[owner])
+        late |= (self.step[self.chain[nodes]] == 0) & (gate >= cut[owner] + out)
         moved = gate - late * out - np.append(begin - place, 0)[owner]
         known = owner < len(begin)
-        if (moved >= np.append(place[1:], [len(kept)] * 2)[owner])[known].any():
+        if (moved >= np.append(place[1:], [len(nodes)] * 2)[owner])[known].any():
             return None
-        moved[~known] += len(kept) - len(self.chain)
-        ends = walk(place, moved, self.takes[kept])
-        return ends if not ((ends < 0) & (moved <= len(kept))).any() else None
+        moved[~known] += len(nodes) - len(self.chain)
+        ends = walk(place, moved, self.takes[nodes])
+        return ends if not ((ends < 0) & (moved <= len(nodes))).any() else None
 
     def _behind(self, nodes: Ints) -> Flags:
         """Whether nodes come behind those left out of their chain."""
@@ -195,7 +197,7 @@ class _Steady:
         return result
 
     def _holds(self, ends: Floats) -> bool:
-        """Whether every node ends when what it waits for lets it."""
+        """Whether every node ends when those that it waits for let it: the guess is then the only solution, since the graph has no circle."""
         known = np.append(ends, [0.0, -1.0])
         before = np.append(-1.0, ends[:-1])
         law = np.maximum(before, known[self.chains.gate]) + self.takes

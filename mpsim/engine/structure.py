@@ -35,7 +35,7 @@ _WIDE = 16  # from so many values a level arrays beat a loop (measured)
 
 
 class Structure:
-    """What does not change when durations do.
+    """The part of a program that stays when durations change: its graph, ordered.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Structure:
             Equal, bit for bit, to what the simpy engine gives for each vector.
         """
         if durations.ndim == 1:
-            return self._one(durations)
+            return self._single(durations)
         start, end = np.empty_like(durations), np.empty_like(durations)
         for lanes in self._blocks(len(durations)):
             took = durations[lanes].T[self._levels.order]
@@ -140,7 +140,7 @@ class Structure:
             program = dataclasses.replace(program, duration=durations)
         return Timeline(program=program, start=start, end=end, engine="replay")
 
-    def _one(self, duration: Floats) -> tuple[Floats, Floats]:
+    def _single(self, duration: Floats) -> tuple[Floats, Floats]:
         if self._chains is not None and self._width < _WIDE:
             ends = self._chains.walk(self._sequence, duration)
             return self._chains.starts(ends), ends[self._chains.last]

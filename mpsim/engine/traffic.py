@@ -72,9 +72,9 @@ def carried(links: Links, row: Ints, time: Floats, rate: Floats, edges: Floats) 
     result = np.zeros((len(links.capacity), len(edges)))
     by_link = np.lexsort((since, link))
     cuts = np.searchsorted(link[by_link], np.arange(len(result) + 1))
-    for one in range(len(result)):
-        mine = by_link[cuts[one] : cuts[one + 1]]
-        result[one] = _ramps(since[mine], slope[mine], edges)
+    for link in range(len(result)):
+        mine = by_link[cuts[link] : cuts[link + 1]]
+        result[link] = _ramps(since[mine], slope[mine], edges)
     return result
 
 
