@@ -206,7 +206,9 @@ class _Reader:
             return {self.made(k, key): self.made(v, value) for k, v in plain["pairs"]}
         items = plain["items"]
         if origin is tuple and arguments[1:] != (Ellipsis,):
-            return tuple(self.made(item, one) for item, one in zip(items, arguments, strict=True))
+            return tuple(
+                self.made(item, argument) for item, argument in zip(items, arguments, strict=True)
+            )
         values = (self.made(item, arguments[0]) for item in items)
         return origin(values) if issubclass(origin, frozenset | set) else tuple(values)
 
@@ -261,7 +263,7 @@ def _plain(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Mapping):
-        pairs = [[_plain(key, arrays), _plain(one, arrays)] for key, one in value.items()]
+        pairs = [[_plain(key, arrays), _plain(element, arrays)] for key, element in value.items()]
         return {"pairs": pairs}
     if isinstance(value, Sequence | frozenset | set):
         return {"items": [_plain(item, arrays) for item in value]}

@@ -311,12 +311,12 @@ class _Reader:
         return _fatal(message, self.file, line, column)
 
     def _unreadable(self, error: yaml.reader.ReaderError) -> ScenarioError:
-        found = yaml.reader.Reader.NON_PRINTABLE.search(self.text)
-        if found is None:  # libyaml is stricter about something
+        unprintable = yaml.reader.Reader.NON_PRINTABLE.search(self.text)
+        if unprintable is None:  # libyaml is stricter about something
             return _fatal(f"is not plain text: {error.reason}", self.file)
-        before = self.text[: found.start()]
+        before = self.text[: unprintable.start()]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        code = ord(found[0])
+        code = ord(unprintable[0])
         message = f"is a binary file or holds the control character {code:#04x}; needed plain text"
         return _fatal(message, self.file, line, column)
 

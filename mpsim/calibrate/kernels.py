@@ -324,8 +324,8 @@ def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
         for kind in ("norm",)
         if f"kernels.memory_rules.{kind}" in constants
     }
-    one = Fitted(1.0, 1.0, 1.0, "1")  # what was measured is what a kernel takes
-    constants["kernels.memory_level.slowdown"] = one
+    # a fitted kernel already takes as long as it was measured: no slowdown on top
+    constants["kernels.memory_level.slowdown"] = Fitted(1.0, 1.0, 1.0, "1")
     curves = _memory_curves(known, times(known, values))
     return merged([Fit(constants), *curves])
 

@@ -32,8 +32,8 @@ __all__ = ["COMMANDS", "application", "command_of", "execute"]
 P = ParamSpec("P")
 _DEBUG: contextvars.ContextVar[bool] = contextvars.ContextVar("debug", default=False)
 FAILURES = (DeadlockError, CalibrationError, MissingExtraError)
-_CLICK = (one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
-UsageError: type[Exception] = next(one for one in _CLICK if issubclass(one, Exception))
+_CLICK = (base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+UsageError: type[Exception] = next(base for base in _CLICK if issubclass(base, Exception))
 """The exception that typer raises for a wrong command line; it brings its own copy of click or uses the package."""
 OUT_OF_ORDER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Errors of a device where nothing is wrong with the path."""
@@ -150,7 +150,7 @@ def command_of(name: str) -> Callable[..., None]:
 
 def _asked_for(arguments: Sequence[str]) -> tuple[str, ...]:
     """The command that a command line names; nothing where it names none."""
-    word = next((one for one in arguments if not one.startswith("-")), "")
+    word = next((argument for argument in arguments if not argument.startswith("-")), "")
     return (word,) if word in COMMANDS else ()
 
 

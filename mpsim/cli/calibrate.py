@@ -92,9 +92,9 @@ def _print(calibrated: Calibrated) -> None:
     print_table(rows, header=COLUMNS, title="fits: fitted / measured - 1", right=range(2, 8))
     print_text(" ")
     constants = [
-        (name, f"{one.value:.5g}", f"{one.low:.3g} to {one.high:.3g}", one.unit)
-        for name, one in sorted(calibrated.fit.constants.items())
-        if one.low != one.high
+        (name, f"{fitted.value:.5g}", f"{fitted.low:.3g} to {fitted.high:.3g}", fitted.unit)
+        for name, fitted in sorted(calibrated.fit.constants.items())
+        if fitted.low != fitted.high
     ]
     header = ("constant", "value", "95 %", "unit")
     print_table(constants, header=header, title="constants", right=(1,))

@@ -53,7 +53,7 @@ def _derived(scenario: Scenario) -> dict[str, object]:
     if not memory.fits:
         from mpsim.study.fitting import changes_that_fit
 
-        changes = [str(one) for one in changes_that_fit(scenario)]
+        changes = [str(change) for change in changes_that_fit(scenario)]
         derived["would_fit_with"] = changes or "no change of one or two keys"
     return derived
 

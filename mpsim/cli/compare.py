@@ -33,7 +33,7 @@ def compare(
     from mpsim.cli.console import print_json
     from mpsim.study import compare as compare_results
 
-    if (sets or overrides) and all(one.suffix == ".json" or is_archive(one) for one in (a, b)):
+    if (sets or overrides) and all(path.suffix == ".json" or is_archive(path) for path in (a, b)):
         raise typer.BadParameter(
             "both are stored results, which nothing can change; leave it out, or give a scenario",
             param_hint="--set" if sets else "--override",
@@ -114,9 +114,15 @@ def _print(comparison: Comparison) -> None:
     from mpsim.cli.console import print_table, print_text
 
     rows = [
-        (one.name, _figure(one.a), _figure(one.b), _figure(one.difference), _share(one.relative))
-        for one in (*comparison.figures, *comparison.parts)
-        if one.a or one.b
+        (
+            figure.name,
+            _figure(figure.a),
+            _figure(figure.b),
+            _figure(figure.difference),
+            _share(figure.relative),
+        )
+        for figure in (*comparison.figures, *comparison.parts)
+        if figure.a or figure.b
     ]
     header = ("", f"A: {comparison.a}", f"B: {comparison.b}", "B - A", "of A")
     print_table(rows, header=header, right=(1, 2, 3, 4))

@@ -139,8 +139,8 @@ def _width(text: str) -> int:
     """Columns that a text takes: two for a wide letter, none for a mark on another one."""
     if text.isascii():
         return len(text)
-    wide = (2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)
-    return sum(wide) - sum(unicodedata.combining(one) > 0 for one in text)
+    wide = (2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+    return sum(wide) - sum(unicodedata.combining(letter) > 0 for letter in text)
 
 
 def _fill(text: str, width: int, right: bool) -> str:

@@ -108,7 +108,7 @@ def import_(
 def _read(
     name: str, files: list[Path], *, onto: Path | None, cluster: str | None, ranks: int | None
 ) -> Imported | tuple[Points, ...]:
-    """What the files say, all of one format."""
+    """Contents of the files, all of one format."""
     from mpsim.errors import FormatError
     from mpsim.importers import Imported, read
     from mpsim.importers.scenarios import checked, over
@@ -150,7 +150,7 @@ def _data(read: Imported) -> dict[str, Any]:
 
 
 def _summary(read: Imported) -> Iterator[str]:
-    """What became of the file, in a few lines; the file that was written has it key by key."""
+    """A few lines on what was read and left out; the file that was written has it key by key."""
     yield (
         f"{' '.join(read.files)}: {read.tool}, {read.version}"
         if read.version

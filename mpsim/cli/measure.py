@@ -92,11 +92,13 @@ def _families(text: str) -> tuple[str, ...]:
     from mpsim.errors import nearest
     from mpsim.measured.records import FAMILIES
 
-    wanted = [one.strip() for one in text.split(",") if one.strip()]
-    for one in wanted:
-        if one not in FAMILIES:
-            raise typer.BadParameter(f"got {one!r}; {nearest(one, FAMILIES)}", param_hint="--only")
-    return tuple(one for one in FAMILIES if one in wanted) or FAMILIES
+    wanted = [word.strip() for word in text.split(",") if word.strip()]
+    for family in wanted:
+        if family not in FAMILIES:
+            raise typer.BadParameter(
+                f"got {family!r}; {nearest(family, FAMILIES)}", param_hint="--only"
+            )
+    return tuple(family for family in FAMILIES if family in wanted) or FAMILIES
 
 
 def _counts(measured: Measured) -> dict[str, int]:
@@ -112,7 +114,7 @@ def _summary(measured: Measured) -> dict[str, object]:
         "ranks": measured.header.world_size,
         "backend": measured.header.backend,
         "measurements": _counts(measured),
-        "skipped": [{"id": one.id, "reason": one.reason} for one in measured.skipped],
+        "skipped": [{"id": skipped.id, "reason": skipped.reason} for skipped in measured.skipped],
         "complete": end is not None and end.complete,
         "elapsed_s": None if end is None else end.elapsed,
         "warnings": list(measured.warnings),
@@ -132,7 +134,7 @@ def _print(measured: Measured) -> None:
         (family, str(len(ops)), ", ".join(dict.fromkeys(ops))) for family, ops in families.items()
     ]
     print_table(rows, header=("family", "measured", "of"), right=[1])
-    for reason, count in Counter(one.reason for one in measured.skipped).most_common():
+    for reason, count in Counter(skipped.reason for skipped in measured.skipped).most_common():
         print_text(f"  {count} x skipped: {reason}")
     if end is not None and not end.complete:
         print_text("the budget ran out before everything was measured; --resume goes on")

@@ -83,7 +83,9 @@ def check_folder(path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        nearest = next(one for one in (path, *path.absolute().parents) if one.exists())
+        nearest = next(
+            ancestor for ancestor in (path, *path.absolute().parents) if ancestor.exists()
+        )
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"got {_short(path)}: {_reason(error)}") from None
     if not nearest.is_dir():

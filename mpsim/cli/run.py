@@ -81,7 +81,7 @@ def run(
         drawn = None if jitter is None else result.jitter(jitter)
         if as_json:
             more = {"sensitivity": answer, "jitter": drawn}
-            studies = {name: one.to_json() for name, one in more.items() if one is not None}
+            studies = {name: study.to_json() for name, study in more.items() if study is not None}
             print_json({**result.summary, **studies})
         else:
             print_summary(result.summary)

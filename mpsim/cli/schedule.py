@@ -113,7 +113,7 @@ def schedule(
     options = _options(option or [])
     if _synthesises(name):
         ranks, count = _required(pp, microbatches, virtual)
-        found = synthesise_schedule(
+        synthesis = synthesise_schedule(
             pp=ranks,
             microbatches=count,
             virtual_stages=virtual,
@@ -121,7 +121,7 @@ def schedule(
             memory=memory,
             **options,
         )
-        orders, quality = found.orders, found.to_json()
+        orders, quality = synthesis.orders, synthesis.to_json()
     else:
         orders, quality = _orders(name, pp, microbatches, virtual, given, options), {}
     timed = time_schedule(orders, given, overlap=(overlap or Overlap.LATE_SEND).value)
@@ -270,10 +270,14 @@ def _compare(
     from mpsim.study import compare_schedules
 
     ranks, count = _required(pp, microbatches)
-    found = compare_schedules(pp=ranks, microbatches=count, times=times, memory=memory)
+    comparison = compare_schedules(pp=ranks, microbatches=count, times=times, memory=memory)
     if as_json:
         print_json(
-            {"pp": ranks, "microbatches": count, "schedules": [one.to_json() for one in found]}
+            {
+                "pp": ranks,
+                "microbatches": count,
+                "schedules": [candidate.to_json() for candidate in comparison],
+            }
         )
         return
     header = (
@@ -287,19 +291,19 @@ def _compare(
         "",
     )
     rows = [
-        (one.name, "", "", "", "", "", "", one.reason)
-        if one.timed is None
+        (candidate.name, "", "", "", "", "", "", candidate.reason)
+        if candidate.timed is None
         else (
-            one.name,
-            str(one.timed.orders.virtual_stages),
-            f"{one.timed.makespan:g}",
-            f"{one.timed.max_rank_span:g}",
-            percent(one.timed.bubble_fraction),
-            f"{one.activations:g}",
-            f"x{one.weight_copies}",
-            one.reason,
+            candidate.name,
+            str(candidate.timed.orders.virtual_stages),
+            f"{candidate.timed.makespan:g}",
+            f"{candidate.timed.max_rank_span:g}",
+            percent(candidate.timed.bubble_fraction),
+            f"{candidate.activations:g}",
+            f"x{candidate.weight_copies}",
+            candidate.reason,
         )
-        for one in found
+        for candidate in comparison
     ]
     print_table(rows, header=header, right=(1, 2, 3, 4, 5, 6))
 

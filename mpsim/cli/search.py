@@ -103,7 +103,7 @@ def search(
     values = values_of(over or [])
     check_over(scenario, values)
     with phases_bar(scenario.name) as report:
-        found = run_search(
+        outcome = run_search(
             scenario,
             values,
             objective=objective.value,
@@ -117,35 +117,35 @@ def search(
             progress=report,
         )
     if csv is not None:
-        found.to_csv(csv)
+        outcome.to_csv(csv)
         wrote(csv)
-    if plot is not None and found.rows:
-        _draw(found, plot)
+    if plot is not None and outcome.rows:
+        _draw(outcome, plot)
         wrote(plot)
     elif plot is not None:
         note(f"nothing was simulated, so there is nothing to draw in {plot}")
     if as_json:
-        print_json(found.to_json())
+        print_json(outcome.to_json())
     else:
-        _print(found, with_front=front)
-    if found.interrupted:
+        _print(outcome, with_front=front)
+    if outcome.interrupted:
         note("mpsim: interrupted; this is what was found until then")
         raise typer.Exit(INTERRUPTED)
 
 
-def _draw(found: Search, path: Path) -> None:
+def _draw(outcome: Search, path: Path) -> None:
     from mpsim.plot import SearchDisplay
 
-    SearchDisplay.from_search(found).save(path)
+    SearchDisplay.from_search(outcome).save(path)
 
 
-def _print(found: Search, *, with_front: bool) -> None:
+def _print(outcome: Search, *, with_front: bool) -> None:
     from mpsim.cli.console import print_table, print_text
     from mpsim.study.search import REASONS
 
-    priced = any(row.price_per_hour for row in found.leaders)
+    priced = any(row.price_per_hour for row in outcome.leaders)
     print_table(
-        (_line(rank, row) for rank, row in enumerate(found.leaders, start=1)),
+        (_line(rank, row) for rank, row in enumerate(outcome.leaders, start=1)),
         header=(
             *("#", "step (s)", "tokens/s/acc.", "MFU", "memory (GB)", "bubble", "exposed"),
             *(("USD/step",) if priced else ()),
@@ -153,7 +153,7 @@ def _print(found: Search, *, with_front: bool) -> None:
         ),
         right=range(7 + priced),
     )
-    rest = found.front
+    rest = outcome.front
     if with_front and len(rest) > 1:
         print_table(
             (_front_line(row) for row in rest),
@@ -162,11 +162,11 @@ def _print(found: Search, *, with_front: bool) -> None:
             right=(0, 1),
         )
     print_table(
-        ((str(count), REASONS[name]) for name, count in found.counts.items()),
-        title=f"\n{found.legal} legal layouts{'' if found.complete else '; not all were looked at'}",
+        ((str(count), REASONS[name]) for name, count in outcome.counts.items()),
+        title=f"\n{outcome.legal} legal layouts{'' if outcome.complete else '; not all were looked at'}",
         right=(0,),
     )
-    if not found.rows:
+    if not outcome.rows:
         print_text("nothing was simulated: no layout is within the limits")
 
 

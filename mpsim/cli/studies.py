@@ -17,7 +17,7 @@ def print_sensitivity(sensitivity: Sensitivity) -> None:
     """Print elasticities as a table, the strongest first."""
     print_text("")
     print_table(
-        [(one.name, one.kind, one.value, f"{one.elasticity:+.4f}") for one in sensitivity.rows],
+        [(row.name, row.kind, row.value, f"{row.elasticity:+.4f}") for row in sensitivity.rows],
         header=("parameter", "of the", "value", "% of step time for 1 % more"),
         title="sensitivity",
         right=(2, 3),
@@ -29,8 +29,12 @@ def print_jitter(jitter: Jitter) -> None:
     print_text("")
     print_table(
         [
-            (f"{one.percent:g} %", _time(one.seconds), f"{_time(one.low_s)} to {_time(one.high_s)}")
-            for one in jitter.percentiles()
+            (
+                f"{percentile.percent:g} %",
+                _time(percentile.seconds),
+                f"{_time(percentile.low_s)} to {_time(percentile.high_s)}",
+            )
+            for percentile in jitter.percentiles()
         ],
         header=("steps", "up to", "95 % confidence"),
         title=(

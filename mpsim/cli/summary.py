@@ -67,7 +67,7 @@ def _variation(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     varied = summary.get("variation")
     if not varied:
         return []
-    times = {one["percent"]: one["seconds"] for one in varied["percentiles"]}
+    times = {percentile["percent"]: percentile["seconds"] for percentile in varied["percentiles"]}
     mean, middle, high = (
         format_quantity(time, Dimension.TIME) for time in (varied["mean_s"], times[50], times[95])
     )
@@ -97,9 +97,9 @@ def _hidden(summary: Mapping[str, Any]) -> str:
     """Communication that runs beside kernels, by axis, over all of it; both as shares of the step."""
     step = summary["step_time_s"]
     return ", ".join(
-        f"{axis} {percent(one['hidden'] / step)} of {percent((one['hidden'] + one['exposed']) / step)}"
-        for axis, one in summary["communication_s"].items()
-        if one["hidden"] >= 0.0005 * step
+        f"{axis} {percent(times['hidden'] / step)} of {percent((times['hidden'] + times['exposed']) / step)}"
+        for axis, times in summary["communication_s"].items()
+        if times["hidden"] >= 0.0005 * step
     )
 
 

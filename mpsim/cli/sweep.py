@@ -87,11 +87,12 @@ def values_of(over: list[str]) -> dict[str, list[object]]:
     from mpsim.document import parse_scalar
 
     values: dict[str, list[object]] = {}
-    for one in over:
-        key, equals, choices = one.partition("=")
+    for assignment in over:
+        key, equals, choices = assignment.partition("=")
         if not equals or not key.strip() or not choices.strip():
             raise typer.BadParameter(
-                f"got {one!r}; needed KEY=A,B,C such as parallelism.tp=1,2,4", param_hint="--over"
+                f"got {assignment!r}; needed KEY=A,B,C such as parallelism.tp=1,2,4",
+                param_hint="--over",
             )
         values[key.strip()] = [parse_scalar(choice.strip()) for choice in choices.split(",")]
     return values

@@ -114,7 +114,7 @@ def _cells(family: Family) -> tuple[str, ...]:
         str(family.rows),
         str(family.predicted),
         *("" if figure is None else percent(figure) for figure in figures),
-        *("" if one is None else f"{one:+.1%}" for one in signed),
+        *("" if error is None else f"{error:+.1%}" for error in signed),
         str(family.mismatched) if family.kind == "schedule" else "",
         family.worst_id if family.worst else "",
     )
@@ -123,9 +123,9 @@ def _cells(family: Family) -> tuple[str, ...]:
 def _worst(validation: Validation, kind: str) -> list[str]:
     """The rows that are furthest off, and those whose oracle differs."""
     lines = [
-        f"  {one.error:+.1%}  {one.id}: measured {one.measured:.6g}, predicted {one.predicted:.6g} {one.unit}"
-        for one in validation.worst(kind, WORST)
-        if one.error
+        f"  {row.error:+.1%}  {row.id}: measured {row.measured:.6g}, predicted {row.predicted:.6g} {row.unit}"
+        for row in validation.worst(kind, WORST)
+        if row.error
     ]
     differ = Counter(
         (record.family, ", ".join(record.mismatched))
@@ -225,15 +225,15 @@ def _print_steps(comparison: Comparison) -> None:
     print_text(" ")
     families = [
         (
-            one.family,
-            one.kind,
-            str(one.predicted),
-            _percent(one.mean_abs_error),
-            _percent(one.median_abs_error),
-            "" if one.worst is None else f"{one.worst:+.1%}",
-            "" if one.bias is None else f"{one.bias:+.1%}",
+            family.family,
+            family.kind,
+            str(family.predicted),
+            _percent(family.mean_abs_error),
+            _percent(family.median_abs_error),
+            "" if family.worst is None else f"{family.worst:+.1%}",
+            "" if family.bias is None else f"{family.bias:+.1%}",
         )
-        for one in comparison.families
+        for family in comparison.families
     ]
     print_table(families, header=ACTION_COLUMNS, title="by family and action", right=range(2, 7))
     print_text("\n".join([" ", *verdict(comparison)]))

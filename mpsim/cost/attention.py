@@ -130,9 +130,9 @@ class AttentionModel:
 
     def _hot_seconds(self, work: AttentionWork) -> Floats:
         share = self._use(self._rules, "forward_share")
-        kept = self._level * self._use(self._group, "chart_share")
+        level = self._level * self._use(self._group, "chart_share")
         part = self._total() * np.where(work.forward, share, 1.0 - share)
-        return self._evaluate(work, self._group, part, kept)
+        return self._evaluate(work, self._group, part, level)
 
     def _burst_seconds(self, work: AttentionWork) -> Floats:
         """A chart of the forward pass alone leaves backward to a ratio; one of both passes has forward taken off."""
@@ -148,9 +148,9 @@ class AttentionModel:
         return np.where(work.forward, alone, np.maximum(both - alone, least))
 
     def _evaluate(
-        self, work: AttentionWork, group: ConstantGroup, part: Floats, kept: float
+        self, work: AttentionWork, group: ConstantGroup, part: Floats, level: float
     ) -> Floats:
-        scale = self._peak / self._use(group, "peak") * kept
+        scale = self._peak / self._use(group, "peak") * level
         width = np.maximum(work.head_dim, work.head_dim_v)
         return attention_seconds(
             work.forward_flops(),

@@ -238,8 +238,8 @@ def choose_group(
     ConstantGroup
         Labelled `Status.FAMILY_DEFAULT` unless a pattern names the hardware itself.
     """
-    found = _chosen_group(stem, prefix, name, family)
-    return found if calibration is None else _calibrated(found, stem, prefix, calibration)
+    group = _chosen_group(stem, prefix, name, family)
+    return group if calibration is None else _calibrated(group, stem, prefix, calibration)
 
 
 def _chosen_group(stem: str, prefix: str, name: str, family: str) -> ConstantGroup:

@@ -84,7 +84,7 @@ def _curve_problems(entry: object, key: str) -> Iterator[Problem]:
 
 
 def _curves(document: Document) -> tuple[dict[Place, Curve], list[Problem]]:
-    found: dict[Place, Curve] = {}
+    curves: dict[Place, Curve] = {}
     problems = []
     jump = float(document.data.get("switch_jump", SWITCH_JUMP))
     for index, entry in enumerate(document.data["curves"]):
@@ -92,14 +92,14 @@ def _curves(document: Document) -> tuple[dict[Place, Curve], list[Problem]]:
         key = f"curves.{index}"
         if entry["ranks"] % place[2]:
             problems.append(Problem(f"{place[1]} ranks do not fill {place[2]} domains", key))
-        if place in found:
+        if place in curves:
             problems.append(Problem(f"{place[0]} of {place[1]} ranks was given before", key))
         try:
             times = tuple(map(float, entry["seconds"]))
-            found[place] = Curve(tuple(map(float, entry["bytes"])), times, jump)
+            curves[place] = Curve(tuple(map(float, entry["bytes"])), times, jump)
         except CalibrationError as error:
             problems.append(Problem(str(error), key))
-    return found, problems
+    return curves, problems
 
 
 def _wrong_keys(

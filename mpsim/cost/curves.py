@@ -96,8 +96,8 @@ class Curve:
         edges = np.array([edge for edge, _, _ in starts[1:]])
         # every piece is evaluated at every size and the right one picked: a few pieces cost less than splitting the sizes
         piece = np.searchsorted(edges, given, side="right")
-        found = [_line(given, sizes, times) for _, sizes, times in starts]
-        stacked = np.stack([np.broadcast_to(times, given.shape) for times in found])
+        lines = [_line(given, sizes, times) for _, sizes, times in starts]
+        stacked = np.stack([np.broadcast_to(times, given.shape) for times in lines])
         result: Floats = np.take_along_axis(stacked, piece[None, ...], axis=0)[0]
         return result
 

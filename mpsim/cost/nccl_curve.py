@@ -189,5 +189,5 @@ class DomainCurve:
 def _device_group(name: str) -> ConstantGroup | None:
     """Factors of an accelerator on the curves of its link, which were fitted for another; None where it has none."""
     groups = constant_groups("collectives")
-    found = (g for key, g in groups.items() if key.startswith("device.") and g.matches(name))
-    return next(found, None)
+    matching = (g for key, g in groups.items() if key.startswith("device.") and g.matches(name))
+    return next(matching, None)

@@ -94,9 +94,9 @@ def _speeds(table: ConstantGroup, nodes: int) -> list[float]:
 
 def _doubled(table: ConstantGroup, graph: Graph) -> Graph:
     """Twice the channels at half the speed, where they are fast and few (newer than Ampere: very fast, or very few)."""
-    kept = "keep_below" in table and (
+    stays = "keep_below" in table and (
         graph.inside < table.value("keep_below") and graph.channels > table.value("keep_channels")
     )
-    if graph.inside < table.value("double_from") or kept:
+    if graph.inside < table.value("double_from") or stays:
         return graph
     return Graph(2 * graph.channels, graph.inside / 2, graph.across / 2)

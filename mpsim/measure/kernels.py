@@ -106,10 +106,12 @@ def _prepare_gemm(world: World, *, kind: str, mnk: tuple[int, int, int], dtype: 
 
 def _fp8_product(world: World) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Per-tensor scaled product with a bf16 result, as fp8 training runs it."""
-    one = torch.ones((), device=world.device)
+    unit_scale = torch.ones((), device=world.device)
 
     def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return torch._scaled_mm(
+            a, b, scale_a=unit_scale, scale_b=unit_scale, out_dtype=torch.bfloat16
+        )
 
     return multiply
 

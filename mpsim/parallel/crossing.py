@@ -127,10 +127,11 @@ def _ring(cluster: Cluster, members: Ints) -> Flows:
     domains = cluster.domain_of(members)
     _, first, place = np.unique(domains, return_index=True, return_inverse=True)
     turn = np.argsort(np.argsort(first))[place.reshape(-1)]  # which domain in the order of the ring
-    rings = [members[turn == one] for one in range(len(first))]
+    rings = [members[turn == domain] for domain in range(len(first))]
     following = [*rings[1:], rings[0]]
     there = [
-        one[np.arange(len(here)) % len(one)] for here, one in zip(rings, following, strict=True)
+        next_ring[np.arange(len(here)) % len(next_ring)]
+        for here, next_ring in zip(rings, following, strict=True)
     ]
     source, target = np.concatenate(rings), np.concatenate(there)
     return Flows(cluster.node_of(source), cluster.node_of(target), np.ones(len(source)))
@@ -142,12 +143,14 @@ def _torus_rings(cluster: Cluster, members: Ints) -> Flows:
     places = np.stack(np.unravel_index(node, shape), axis=1)
     axes = [axis for axis in range(len(shape)) if len(np.unique(places[:, axis])) > 1]
     lines = {axis: _lines(places, axis) for axis in axes}
-    if not all(len(one) > 1 for found in lines.values() for one in found):
+    if not all(len(row) > 1 for parallel in lines.values() for row in parallel):
         return _ring(cluster, members)  # not a box of the torus
     flows = []
     for axis in axes:
         share = cluster.fabric.widths[axis] if cluster.fabric.widths else 1.0
-        whole = sum(cluster.fabric.widths[one] if cluster.fabric.widths else 1.0 for one in axes)
+        whole = sum(
+            cluster.fabric.widths[other] if cluster.fabric.widths else 1.0 for other in axes
+        )
         for line in lines[axis]:
             weight = ranks[line] * share / whole / 2
             flows += [Flows(node[line], np.roll(node[line], step), weight) for step in (1, -1)]

@@ -45,7 +45,7 @@ class AttributionDisplay(Display):
     def __init__(self, names: Sequence[str], seconds: Mapping[str, NDArray[np.float64]]) -> None:
         self.names = tuple(names)
         self.seconds = {
-            part: np.atleast_1d(np.asarray(one, float)) for part, one in seconds.items()
+            part: np.atleast_1d(np.asarray(times, float)) for part, times in seconds.items()
         }
         for part, values in self.seconds.items():
             if len(values) != len(self.names):
@@ -81,7 +81,7 @@ class AttributionDisplay(Display):
 
     def _draw(self, ax: Axes) -> None:
         unit, length = time_unit(float(sum(self.seconds.values(), np.zeros(1)).max()))
-        values = {part: one / length for part, one in self.seconds.items()}
+        values = {part: times / length for part, times in self.seconds.items()}
         total = stack_parts(ax, values)
         named = thin(len(self.names), 32)
         ax.set_yticks(named, [self.names[bar] for bar in named])
@@ -90,7 +90,7 @@ class AttributionDisplay(Display):
         whole = float(total.max())
         if whole:
             _percent_axis(ax, whole)
-        present = [event_of_part(part) for part, one in values.items() if one.any()]
+        present = [event_of_part(part) for part, times in values.items() if times.any()]
         legend_above(ax, event_patches(present, hatched=True), columns=6, lift=_ABOVE_PERCENT)
 
 

@@ -54,7 +54,9 @@ class ComparisonDisplay(Display):
 
     def __init__(self, names: Sequence[str], seconds: Mapping[str, NDArray[np.float64]]) -> None:
         self.names = tuple(names)
-        self.seconds = {part: np.asarray(one, dtype=np.float64) for part, one in seconds.items()}
+        self.seconds = {
+            part: np.asarray(times, dtype=np.float64) for part, times in seconds.items()
+        }
 
     @classmethod
     def from_comparison(cls, comparison: _Comparison) -> ComparisonDisplay:
@@ -70,7 +72,7 @@ class ComparisonDisplay(Display):
     def _draw(self, ax: Axes) -> None:
         longest = np.sum(list(self.seconds.values()), axis=0).max()
         unit, length = time_unit(float(longest))
-        values = {part: one / length for part, one in self.seconds.items()}
+        values = {part: times / length for part, times in self.seconds.items()}
         total = stack_parts(ax, values)
         edges = np.cumsum(list(values.values()), axis=0)
         for edge in edges[:-1]:
@@ -82,5 +84,5 @@ class ComparisonDisplay(Display):
         ax.set_ylim(len(self.names) - 0.4, -0.6)
         ax.set_xlim(0.0, 1.09 * float(total.max()) or 1.0)
         ax.set_xlabel(f"time ({unit}), mean over ranks")
-        present = [event_of_part(part) for part, one in values.items() if one.any()]
+        present = [event_of_part(part) for part, times in values.items() if times.any()]
         legend_above(ax, event_patches(present, hatched=True), columns=5)

@@ -89,8 +89,8 @@ class FabricDisplay(Display):
         graph = cluster_graph(self.cluster, scale_up=False)
         vertices: list[Any] = list(graph)
         where = self._positions(vertices, graph)
-        for one, other in {tuple(sorted(edge, key=str)) for edge in graph.edges}:
-            (x0, y0), (x1, y1) = where[vertices.index(one)], where[vertices.index(other)]
+        for start, end in {tuple(sorted(edge, key=str)) for edge in graph.edges}:
+            (x0, y0), (x1, y1) = where[vertices.index(start)], where[vertices.index(end)]
             ax.plot([x0, x1], [y0, y1], color=EVENTS["ep"], linewidth=0.7, zorder=1)
         colours = [_COLOURS[vertex[0] != "node"] for vertex in vertices]
         ax.scatter(where[:, 0], where[:, 1], s=30, c=colours, zorder=2)

@@ -119,13 +119,15 @@ class BesideDisplay(Display):
 
 def _lane(name: str, slices: Iterable[_Slice], rank: int, first: bool) -> Lane:
     bars = tuple(
-        (_event(part), part.start, part.end - part.start) for part in slices if part.rank == rank
+        (_event(interval), interval.start, interval.end - interval.start)
+        for interval in slices
+        if interval.rank == rank
     )
     return Lane(name, bars, first)
 
 
-def _event(one: _Slice) -> str:
+def _event(interval: _Slice) -> str:
     """Kind of event of the palette."""
     letters = {"I": "input_gradient", "W": "weight_gradient"}
-    split = next((letters[letter] for letter in one.token if letter in letters), "")
-    return split or _EVENT_OF.get(one.part, one.part)
+    split = next((letters[letter] for letter in interval.token if letter in letters), "")
+    return split or _EVENT_OF.get(interval.part, interval.part)

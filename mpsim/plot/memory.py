@@ -49,7 +49,7 @@ class MemoryDisplay(Display):
         capacity: float,
     ) -> None:
         self.names = tuple(names)
-        self.components = {name: np.asarray(one, float) for name, one in components.items()}
+        self.components = {name: np.asarray(amounts, float) for name, amounts in components.items()}
         self.capacity = capacity
         for name, sizes in self.components.items():
             if len(sizes) != len(self.names):

@@ -59,11 +59,14 @@ class ResidualDisplay(Display):
     @classmethod
     def from_scores(cls, scores: Iterable[_Score]) -> Self:
         """Collect the points of fits."""
-        kept = list(scores)
+        drawn = list(scores)
         return cls(
-            [residual.what for residual in kept],
-            [np.array(residual.predicted) / np.array(residual.measured) - 1.0 for residual in kept],
-            [np.array(residual.held_out, dtype=bool) for residual in kept],
+            [residual.what for residual in drawn],
+            [
+                np.array(residual.predicted) / np.array(residual.measured) - 1.0
+                for residual in drawn
+            ],
+            [np.array(residual.held_out, dtype=bool) for residual in drawn],
         )
 
     def _size(self) -> tuple[float, float]:

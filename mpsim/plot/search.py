@@ -87,8 +87,8 @@ class SearchDisplay(Display):
 
         def places(chosen: Sequence[object]) -> NDArray[np.int64]:
             """Places of `chosen` among all rows: equal rows are not the same."""
-            found = [next(i for i, row in enumerate(rows) if row is item) for item in chosen]
-            return np.array(found, dtype=np.int64)
+            indices = [next(i for i, row in enumerate(rows) if row is item) for item in chosen]
+            return np.array(indices, dtype=np.int64)
 
         return cls(
             np.array([row.step_time_s for row in rows]),

@@ -213,14 +213,14 @@ def _bars(timeline: Timeline, rows: NDArray[np.int64], tick: float) -> Bars:
         joined &= column[before] == column[after]
     first = np.concatenate([[True], ~joined])[: len(rows)]
     last = np.concatenate([~joined, [True]])[: len(rows)]
-    kept = rows[first]
+    leading = rows[first]
     return Bars(
-        rank=program.rank[kept].astype(np.int64),
-        start=start[kept] * tick,
+        rank=program.rank[leading].astype(np.int64),
+        start=start[leading] * tick,
         end=end[rows[last]] * tick,
-        event=_events(program)[kept],
-        chunk=program.chunk[kept].astype(np.int64),
-        microbatch=program.microbatch[kept].astype(np.int64),
+        event=_events(program)[leading],
+        chunk=program.chunk[leading].astype(np.int64),
+        microbatch=program.microbatch[leading].astype(np.int64),
     )
 
 

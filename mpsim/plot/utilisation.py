@@ -42,7 +42,9 @@ class UtilisationDisplay(Display):
         self, edges_s: NDArray[np.float64], shares: Mapping[str, NDArray[np.float64]]
     ) -> None:
         self.edges_s = np.asarray(edges_s, dtype=np.float64)
-        self.shares = {name: np.asarray(one, dtype=np.float64) for name, one in shares.items()}
+        self.shares = {
+            name: np.asarray(values, dtype=np.float64) for name, values in shares.items()
+        }
         for name, share in self.shares.items():
             if len(share) != len(self.edges_s) - 1:
                 raise ScenarioError(
@@ -59,7 +61,9 @@ class UtilisationDisplay(Display):
     def means(self) -> dict[str, float]:
         """Mean of each share over the step, in [0, 1]."""
         width = np.diff(self.edges_s)
-        return {name: float(np.average(one, weights=width)) for name, one in self.shares.items()}
+        return {
+            name: float(np.average(values, weights=width)) for name, values in self.shares.items()
+        }
 
     def _size(self) -> tuple[float, float]:
         return 10.0, 3.2

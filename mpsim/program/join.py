@@ -73,7 +73,8 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
     }
     for name in ("duration", "up_bytes", "out_bytes"):
         slowest = np.max(
-            [getattr(one, name)[rows] for one, rows in zip(programs, joint, strict=True)], axis=0
+            [getattr(program, name)[rows] for program, rows in zip(programs, joint, strict=True)],
+            axis=0,
         )
         each[name][number[0][joint[0]]] = slowest
     dependencies = compress(*_pairs(programs, number, "dep"), count)
@@ -83,12 +84,15 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
         vocabulary=programs[0].vocabulary,
         labels=tuple(dict.fromkeys(itertools.chain(*(program.labels for program in programs)))),
         class_size=np.concatenate(
-            [one.class_size * size // total for one, size in zip(programs, sizes, strict=True)]
+            [
+                program.class_size * size // total
+                for program, size in zip(programs, sizes, strict=True)
+            ]
         ),
         rank_name=tuple(
             f"{rank} {name}"
-            for one, name in zip(programs, names, strict=True)
-            for rank in one.rank_name[:ranks]
+            for program, name in zip(programs, names, strict=True)
+            for rank in program.rank_name[:ranks]
         ),
         dep_ptr=dependencies.ptr,
         dep=dependencies.value,
@@ -126,11 +130,12 @@ def _numbers(programs: Sequence[Program], joint: Sequence[Ints]) -> tuple[list[I
     """
     base = np.cumsum([0, *(len(program) for program in programs)])
     joined = [
-        np.searchsorted(rows, np.arange(len(one)))
-        for one, rows in zip(programs, joint, strict=True)
+        np.searchsorted(rows, np.arange(len(program)))
+        for program, rows in zip(programs, joint, strict=True)
     ]
     is_joint = [
-        np.isin(np.arange(len(one)), rows) for one, rows in zip(programs, joint, strict=True)
+        np.isin(np.arange(len(program)), rows)
+        for program, rows in zip(programs, joint, strict=True)
     ]
     # an even key lies between two joint rows, the odd one after it is the joint row itself; a stable sort keeps each program's own order
     keys = np.concatenate([2 * before + its for before, its in zip(joined, is_joint, strict=True)])
@@ -148,8 +153,8 @@ def _numbers(programs: Sequence[Program], joint: Sequence[Ints]) -> tuple[list[I
 
 def _column(programs: Sequence[Program], which: int, name: str) -> NDArray[Any]:
     """A column of one program as the joined one counts."""
-    one = programs[which]
-    own: NDArray[Any] = getattr(one, name)
+    program = programs[which]
+    own: NDArray[Any] = getattr(program, name)
     before = programs[:which]
     shifts = {
         "rank": sum(other.ranks for other in before),
@@ -161,7 +166,7 @@ def _column(programs: Sequence[Program], which: int, name: str) -> NDArray[Any]:
         own[own >= 0] += shifts[name]
     if name == "label":
         known = tuple(dict.fromkeys(itertools.chain(*(other.labels for other in programs))))
-        own = np.array([known.index(text) for text in one.labels], dtype=own.dtype)[own]
+        own = np.array([known.index(text) for text in program.labels], dtype=own.dtype)[own]
     return own
 
 
@@ -169,9 +174,9 @@ def _pairs(programs: Sequence[Program], number: Sequence[Ints], name: str) -> tu
     """Row and value of every entry of a list column."""
     rows, values = [], []
     shift = 0
-    for one, mine in zip(programs, number, strict=True):
-        rows.append(mine[owners(getattr(one, f"{name}_ptr"))])
-        own = getattr(one, name).astype(np.int64)
+    for program, mine in zip(programs, number, strict=True):
+        rows.append(mine[owners(getattr(program, f"{name}_ptr"))])
+        own = getattr(program, name).astype(np.int64)
         values.append(mine[own] if name == "dep" else own + shift * len(Stream))
-        shift += one.ranks
+        shift += program.ranks
     return np.concatenate(rows), np.concatenate(values)

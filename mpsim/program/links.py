@@ -116,7 +116,7 @@ def links_of(program: Program, deployment: Deployment) -> Links:
     parts = [_ports(program, rows, deployment), _fabric(program, rows, deployment)]
     first = np.cumsum([0, *(len(part.names) for part in parts)])
     row = np.concatenate([part.row for part in parts])
-    link = np.concatenate([one.link + begin for one, begin in zip(parts, first, strict=False)])
+    link = np.concatenate([part.link + begin for part, begin in zip(parts, first, strict=False)])
     amount = np.concatenate([part.amount for part in parts])
     capacity = np.concatenate([part.capacity for part in parts])
     order = np.lexsort((link, row))
@@ -229,8 +229,8 @@ def _alike(
     order = np.argsort(first[used])
     first, count = first[used][order], count[used][order]
     labels = tuple(
-        names[one] + (f" and {more - 1} alike" if more > 1 else "")
-        for one, more in zip(first.tolist(), count.tolist(), strict=True)
+        names[link] + (f" and {members - 1} alike" if members > 1 else "")
+        for link, members in zip(first.tolist(), count.tolist(), strict=True)
     )
     return labels, capacity[first], loads[first]
 

@@ -152,8 +152,8 @@ class Rows:
 
     def _lists(self, pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Lists:
         nothing = np.zeros(0, dtype=np.int64)
-        row = np.concatenate([nothing, *(one for one, _ in pairs)])
-        value = np.concatenate([nothing, *(one for _, one in pairs)])
+        row = np.concatenate([nothing, *(rows for rows, _ in pairs)])
+        value = np.concatenate([nothing, *(values for _, values in pairs)])
         return compress(row, value, self._count)
 
 

@@ -252,7 +252,7 @@ def evaluate_block(
 def _as_template(name: str, block: _Block) -> Template:
     placed = block.placed
     names = tuple(dict.fromkeys(entry.name for entry in placed))
-    index = {one: i for i, one in enumerate(names)}
+    index = {operation: i for i, operation in enumerate(names)}
 
     def column(field: str, kind: type[np.generic]) -> NDArray[Any]:
         return np.array([getattr(entry, field) for entry in placed], dtype=kind)
@@ -299,7 +299,7 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         ((layer, only),) = blocks
         return dataclasses.replace(only, name=name, layer=np.full_like(only.layer, layer))
     names = tuple(dict.fromkeys(name for block in templates for name in block.names))
-    index = {one: i for i, one in enumerate(names)}
+    index = {operation: i for i, operation in enumerate(names)}
     renamed = {
         block: np.array([index[name] for name in block.names], dtype=np.int16)[block.name_index]
         for block in dict.fromkeys(templates)

@@ -31,10 +31,12 @@ class Summary(dict[str, Any]):
     """Figures by name, SI units; printed without those that are tables of their own."""
 
     def __repr__(self) -> str:
-        scalars = {key: one for key, one in self.items() if isinstance(one, str | int | float)}
+        scalars = {
+            key: figure for key, figure in self.items() if isinstance(figure, str | int | float)
+        }
         words = (
-            f"{key}: {one:.6g}" if isinstance(one, float) else f"{key}: {one}"
-            for key, one in scalars.items()
+            f"{key}: {figure:.6g}" if isinstance(figure, float) else f"{key}: {figure}"
+            for key, figure in scalars.items()
         )
         return f"Summary({', '.join(words)}; {len(self) - len(scalars)} tables)"
 
@@ -257,16 +259,19 @@ class Result:
 
     def _lines(self) -> Sequence[tuple[str, str]]:
         """Five lines, the same in text and HTML."""
-        one = self.summary
-        memory = one["memory"]
+        summary = self.summary
+        memory = summary["memory"]
         return (
             (
                 "scenario",
-                f"{one['scenario']}, {_accelerators(self)}",
+                f"{summary['scenario']}, {_accelerators(self)}",
             ),
-            ("step time", f"{one['step_time_s']:.4g} s, {one['tokens_per_s']:.4g} tokens/s"),
-            ("MFU, HFU", f"{one['mfu']:.1%}, {one['hfu']:.1%}"),
-            ("bubble", f"{one['bubble_fraction']:.1%}"),
+            (
+                "step time",
+                f"{summary['step_time_s']:.4g} s, {summary['tokens_per_s']:.4g} tokens/s",
+            ),
+            ("MFU, HFU", f"{summary['mfu']:.1%}, {summary['hfu']:.1%}"),
+            ("bubble", f"{summary['bubble_fraction']:.1%}"),
             (
                 "memory",
                 f"{memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB on rank {memory['rank']}",

@@ -65,24 +65,24 @@ def nearest_validated(chip: Accelerator, framework: str, accelerators: int) -> d
     """
     preset = framework_aliases().get(framework, framework)
 
-    def distance(one: Validated) -> tuple[bool, bool, bool, float, int]:
+    def distance(entry: Validated) -> tuple[bool, bool, bool, float, int]:
         return (
-            one.accelerator != chip.name,
-            _family(one.accelerator) != chip.family,
-            one.framework != preset,
-            abs(math.log(one.scale(accelerators))),
-            -one.rows,
+            entry.accelerator != chip.name,
+            _family(entry.accelerator) != chip.family,
+            entry.framework != preset,
+            abs(math.log(entry.scale(accelerators))),
+            -entry.rows,
         )
 
-    found = min(_runs(), key=distance)
-    scale = found.scale(accelerators)
+    best = min(_runs(), key=distance)
+    scale = best.scale(accelerators)
     differs = {
-        "accelerator": found.accelerator != chip.name,
-        "framework": found.framework != preset,
+        "accelerator": best.accelerator != chip.name,
+        "framework": best.framework != preset,
         "scale": scale != 1.0,
     }
     named = [name for name, yes in differs.items() if yes]
-    return {**dataclasses.asdict(found), "scale": scale, "differs": named}
+    return {**dataclasses.asdict(best), "scale": scale, "differs": named}
 
 
 @remembered(1)

@@ -57,15 +57,15 @@ def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
     """
     steps = list(_steps(scenario))
     for size in (1, 2):
-        found = []
+        changes = []
         for chosen in itertools.combinations(steps, size):
             values = {key: value for item in chosen for key, value in item.items()}
             if len(values) == sum(map(len, chosen)) and (total := _fitting(scenario, values)):
-                found.append(Change(values, total))
-            if len(found) == most:
+                changes.append(Change(values, total))
+            if len(changes) == most:
                 break
-        if found:
-            return found
+        if changes:
+            return changes
     return []
 
 

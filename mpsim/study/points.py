@@ -94,17 +94,17 @@ class Points:
         wrong: dict[int, str] = {}
         first: dict[str, tuple[tuple[object, ...], int]] = {}
         base = scenario.digest
-        for place, one in enumerate(values):
+        for place, assignment in enumerate(values):
             likeness: tuple[object, ...] = ()
-            if known and (found := known.get(_words(one))) is not None:
-                names.append(found)
-                first.setdefault(found, (likeness, place))
+            if known and (known_name := known.get(_words(assignment))) is not None:
+                names.append(known_name)
+                first.setdefault(known_name, (likeness, place))
                 continue
             try:
-                point = scenario.with_values(one)
+                point = scenario.with_values(assignment)
             except MpsimError as error:
                 wrong[place] = reason_of(error)
-                name = name_of("wrong", base, list(one.items()))
+                name = name_of("wrong", base, list(assignment.items()))
             else:
                 name, likeness = name_of(point.digest), _likeness(point)
             names.append(name)
@@ -112,8 +112,8 @@ class Points:
         order = [place for _, place in sorted(first.values())]
         if shard is not None:
             chosen = _part(order, shard)
-            kept = {names[place] for place in chosen}
-            inside = [place for place, name in enumerate(names) if name in kept]
+            own = {names[place] for place in chosen}
+            inside = [place for place, name in enumerate(names) if name in own]
             moved = {place: at for at, place in enumerate(inside)}
             return cls(
                 scenario,

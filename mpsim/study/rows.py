@@ -155,7 +155,7 @@ class StoredRows(Sequence[Row]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(other) != len(self):
             return NotImplemented
-        return all(one == two for one, two in zip(self, other, strict=True))
+        return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment] # a sequence of mappings
 

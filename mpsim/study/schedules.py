@@ -52,8 +52,8 @@ class Times:
     def of(cls, forward: Number, backward: Number, weight: Number, send: Number = 0) -> Times:
         """From numbers; floats are taken at the value they print."""
         exact = (
-            Fraction(str(one)) if isinstance(one, float) else Fraction(one)
-            for one in (forward, backward, weight, send)
+            Fraction(str(number)) if isinstance(number, float) else Fraction(number)
+            for number in (forward, backward, weight, send)
         )
         return cls(*exact)
 
@@ -266,7 +266,7 @@ def synthesise_schedule(
     """
     scale = times.scale
     forward, backward, weight, send = (float(time * scale) for time in dataclasses.astuple(times))
-    found = synthesise(
+    synthesis = synthesise(
         pp=pp,
         microbatches=microbatches,
         virtual_stages=virtual_stages or 1,
@@ -277,13 +277,13 @@ def synthesise_schedule(
         memory_limit=memory,
         **_only(options, ("budget", "seed")),  # type: ignore[arg-type] # the names are checked
     )
-    best = found.best_named
+    best = synthesis.best_named
     return SynthesisedSchedule(
-        orders=found.orders,
-        lower_bound=found.lower_bound / scale,
-        gap=found.gap,
+        orders=synthesis.orders,
+        lower_bound=synthesis.lower_bound / scale,
+        gap=synthesis.gap,
         best_named=None if best is None else (best[0], best[1] / scale),
-        gain=found.gain,
+        gain=synthesis.gain,
     )
 
 

@@ -38,7 +38,7 @@ def kind_of(values: Mapping[str, object]) -> str:
     >>> kind_of({"cluster.nic.bandwidth": "200 Gb/s", "parallelism.tp": 2})
     "[('parallelism.tp', 2)]"
     """
-    return repr(sorted((key, one) for key, one in values.items() if not _is_link(key)))
+    return repr(sorted((key, value) for key, value in values.items() if not _is_link(key)))
 
 
 def _is_link(key: str) -> bool:
@@ -97,7 +97,9 @@ class _Kind:
     def _answers(self, costs: PlanCosts) -> Answers:
         """Places of the groups of a point, and their answers to everything that was asked so far."""
         stages = {stage.key: stage for stage in map(costs.stage, np.unique(costs.alike).tolist())}
-        answers = (stages[key].collective(one) for key, one in self._asked if key in stages)
+        answers = (
+            stages[key].collective(question) for key, question in self._asked if key in stages
+        )
         return (self._name, costs.alike.tobytes(), *stages, *answers)
 
 

@@ -133,8 +133,8 @@ class Together:
             timelines = self._graphs.timelines([prepared.program for prepared in ready.values()])
         except MpsimError:  # one of them cannot run: find out which
             return [outcomes[i] if i in outcomes else _outcome(s) for i, s in enumerate(scenarios)]
-        for (place, one), timeline in zip(ready.items(), timelines, strict=True):
-            outcomes[place] = one.result(timeline)
+        for (place, prepared), timeline in zip(ready.items(), timelines, strict=True):
+            outcomes[place] = prepared.result(timeline)
         return [outcomes[place] for place in range(len(scenarios))]
 
     def _prepared(self, scenario: Scenario, kind: str | None) -> Prepared:
@@ -226,7 +226,9 @@ def _of_thread(digest: str) -> Together:
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     """A summary without the sources of its constants: nine tenths of its size, and the same in most rows."""
-    calibration = {key: one for key, one in summary["calibration"].items() if key != "constants"}
+    calibration = {
+        key: entry for key, entry in summary["calibration"].items() if key != "constants"
+    }
     return {**summary, "calibration": calibration}
 
 

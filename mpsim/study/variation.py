@@ -379,12 +379,12 @@ class _Machine:
             result[mine] = np.rint(np.interp(distinct, grid, times))[index.reshape(-1)]
         return result
 
-    def _reduced(self, template: int, factors: tuple[float, ...], thin: float) -> Floats:
-        one = self._templates[template]
-        kernels = one.stream == Stream.COMPUTE
+    def _reduced(self, number: int, factors: tuple[float, ...], thin: float) -> Floats:
+        template = self._templates[number]
+        kernels = template.stream == Stream.COMPUTE
         scale = np.where(kernels, np.array(factors)[:, None], 1.0)
-        scale = scale * np.where(one.out_bytes > 0, thin, 1.0)
-        return reduce_template(one, np.rint(one.duration * scale))[1]
+        scale = scale * np.where(template.out_bytes > 0, thin, 1.0)
+        return reduce_template(template, np.rint(template.duration * scale))[1]
 
     @functools.cached_property
     def _loaded(self) -> dict[int, tuple[Floats, Floats]]:
@@ -392,13 +392,13 @@ class _Machine:
         table = _table(self._variation.experts, 1)
         loads = np.linspace(table[0], table[-1], _GRID)
         result = {}
-        for number, one in enumerate(self._templates):
-            names = np.array([name.startswith(_EXPERTS) for name in one.names])
-            routed = (one.stream == Stream.EP) | names[one.name_index]
+        for number, template in enumerate(self._templates):
+            names = np.array([name.startswith(_EXPERTS) for name in template.names])
+            routed = (template.stream == Stream.EP) | names[template.name_index]
             if routed.any():
                 scale = np.where(routed, loads[:, None], 1.0)
-                _, took = reduce_template(one, np.rint(one.duration * scale))
-                result[number] = (loads, took / float((one.start + one.duration).max()))
+                _, took = reduce_template(template, np.rint(template.duration * scale))
+                result[number] = (loads, took / float((template.start + template.duration).max()))
         return result
 
 

@@ -97,7 +97,8 @@ class Blocks:
         sharding, kernels = self._plan.sharding, self._costs.kernels
         gathered = sharding.narrow_gathers and sharding.tp > 1 and sharding.sequence_parallel
         return {
-            name: kernels.with_casts(one, wide, gathered=gathered) for name, one in expanded.items()
+            name: kernels.with_casts(operators, wide, gathered=gathered)
+            for name, operators in expanded.items()
         }
 
     def of(self, stage: Stage, action: Action) -> list[Block]:
@@ -117,11 +118,11 @@ class Blocks:
 
     def _row(self, stage: Stage, action: Action, costs: StageCosts) -> list[Block]:
         parts = {**self._plan.layout.stage_parameters(stage), **self._plan.layout.layer_parameters}
-        count = {name: self._plan.layout.held(one) for name, one in parts.items()}
+        count = {name: self._plan.layout.held(parameters) for name, parameters in parts.items()}
         mesh = self._plan.layout.mesh
         experts = {
-            kind: one.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
-            for kind, one in self._plan.layout.layer_parameters.items()
+            kind: parameters.experts_per_rank(ep=mesh.ep, etp=mesh.expert_tp)
+            for kind, parameters in self._plan.layout.layer_parameters.items()
         }
         layers = list(
             zip(self._plan.layout.layer_kinds(stage), self._again(stage, action), strict=True)
@@ -131,7 +132,8 @@ class Blocks:
             for layer in dict.fromkeys(layers)
         }
         blocks = [
-            Block(i, template[one], count[one[0]], experts[one[0]]) for i, one in enumerate(layers)
+            Block(i, template[layer], count[layer[0]], experts[layer[0]])
+            for i, layer in enumerate(layers)
         ]
         blocks = self._chunked(stage, action, blocks, costs)
         if stage.embedding:

@@ -180,7 +180,7 @@ def _classes(scenario: Scenario) -> tuple[ReplicaClass, ...]:
         alike.setdefault(key, []).append(replica)
     return tuple(
         ReplicaClass(tuple(members), nodes[members[0]], _orders(scenario, microbatches))
-        for (microbatches, _), members in sorted(alike.items(), key=lambda one: -one[0][0])
+        for (microbatches, _), members in sorted(alike.items(), key=lambda entry: -entry[0][0])
     )
 
 

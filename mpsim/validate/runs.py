@@ -151,8 +151,8 @@ def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> tuple[f
         Memory of the fullest rank [B].
     """
     if layer:
-        one, two = (_outcome(_with_layers(scenario, layers)) for layers in (1, 2))
-        return two["layers"] - one["layers"], one[seen]
+        single, double = (_outcome(_with_layers(scenario, layers)) for layers in (1, 2))
+        return double["layers"] - single["layers"], single[seen]
     outcome = _outcome(json.dumps(scenario, sort_keys=True))
     return outcome["step"], outcome[seen]
 

@@ -53,8 +53,8 @@ def make_library(name: str | None, cluster: Cluster, ledger: Ledger, *, loaded: 
     HardwareError
         If the library does not exist or does not run there.
     """
-    found = name or default_library(cluster)
-    check_runs_on(found, cluster)
-    if found in _FITTED:
-        return _FITTED[found](found, cluster, ledger, loaded=loaded)
-    return HostLibrary(found, cluster, ledger)
+    library = name or default_library(cluster)
+    check_runs_on(library, cluster)
+    if library in _FITTED:
+        return _FITTED[library](library, cluster, ledger, loaded=loaded)
+    return HostLibrary(library, cluster, ledger)

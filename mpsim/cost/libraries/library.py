@@ -106,8 +106,8 @@ def _defaults() -> tuple[Mapping[str, str], ...]:
 
 @remembered(1)
 def _conditions() -> Mapping[str, Mapping[str, str]]:
-    found: Mapping[str, Mapping[str, str]] = _document()["libraries"]
-    return found
+    libraries: Mapping[str, Mapping[str, str]] = _document()["libraries"]
+    return libraries
 
 
 @remembered(1)

@@ -85,9 +85,9 @@ def wires_of(
     link, nic = cluster.node.scale_up, cluster.node.nic
     members = max(2, group.per_domain)
     rate = min(use["near_bandwidth"], group_bandwidth(cluster, members) * link.efficiency)
-    one = min(use["near_bandwidth"], pair_bandwidth(cluster) * link.efficiency)
+    pair_rate = min(use["near_bandwidth"], pair_bandwidth(cluster) * link.efficiency)
     near = Hop(use["near_latency"] + link.latency, 1 / rate)
-    far, alone = near, 1 / one
+    far, alone = near, 1 / pair_rate
     if group.crosses:
         span = nodes_spanned(cluster, group.domains)
         raw = slowed_nic_bandwidth(cluster, group.ring_slowdown, span)

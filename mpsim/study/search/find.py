@@ -280,20 +280,23 @@ class _Run:
     def _simulate(self) -> None:
         """Simulate candidates in the order of their bounds, as long as one could be among the best."""
         machines = {candidate.machine.number: candidate.machine for candidate in self._candidates}
-        weight = {number: one.weight(self._objective) for number, one in machines.items()}
+        weight = {number: machine.weight(self._objective) for number, machine in machines.items()}
         scores = np.array(
             [candidate.bound * weight[candidate.machine.number] for candidate in self._candidates]
         )
         waiting = [self._candidates[i] for i in np.argsort(scores, kind="stable").tolist()]
         size, done = int(defaults("search")["batch"]), 0
         while waiting and not self._clock.spent():
-            ranked = sorted(took * weight[one.machine.number] for one, took in self._timed)
+            ranked = sorted(
+                took * weight[candidate.machine.number] for candidate, took in self._timed
+            )
             worst = ranked[self._top - 1] if len(ranked) >= self._top else float("inf")
             batch: list[_Candidate] = []
             while waiting and len(batch) < size:
-                one = waiting.pop(0)
-                if one.bound * weight[one.machine.number] <= worst or self._may_lead(one):
-                    batch.append(one)
+                candidate = waiting.pop(0)
+                score = candidate.bound * weight[candidate.machine.number]
+                if score <= worst or self._may_lead(candidate):
+                    batch.append(candidate)
                 else:
                     self._counts["bound"] += 1
             self._time(batch)
@@ -304,14 +307,14 @@ class _Run:
             self._counts["unseen"] += len(waiting)
         self._report("simulated", len(self._timed), len(self._timed))
 
-    def _may_lead(self, one: _Candidate) -> bool:
+    def _may_lead(self, candidate: _Candidate) -> bool:
         """Whether a layout may be one that no simulated one beats in everything."""
         if not self._front:
             return False
-        price = one.machine.price or 0.0
+        price = candidate.machine.price or 0.0
         return not any(
-            took <= one.bound
-            and other.memory <= one.memory
+            took <= candidate.bound
+            and other.memory <= candidate.memory
             and (other.machine.price or 0.0) <= price
             for other, took in self._timed
         )
@@ -329,12 +332,12 @@ class _Run:
             for i, seconds in zip(fresh, took, strict=True):
                 entry = {"values": same[i].values(), "step_time_s": seconds}
                 self._journal.add(names[i], entry)
-            for one, name in zip(same, names, strict=True):
+            for candidate, name in zip(same, names, strict=True):
                 known = self._journal[name]["step_time_s"]
                 if known is None:
                     self._counts["deadlock"] += 1
                 else:
-                    self._timed.append((one, float(known)))
+                    self._timed.append((candidate, float(known)))
 
     def _outcome(self) -> Search:
         self._counts["simulated"] = len(self._timed)
@@ -342,10 +345,10 @@ class _Run:
             self._timed,
             key=lambda pair: (pair[1] * pair[0].machine.weight(self._objective), pair[0].memory),
         )
-        rows = [_found(one, took) for one, took in order]
+        rows = [_found(candidate, took) for candidate, took in order]
         try:
-            for place, (one, _) in enumerate(order[: self._top]):
-                summary = simulate_step(self._scenario.with_values(one.values())).summary
+            for place, (candidate, _) in enumerate(order[: self._top]):
+                summary = simulate_step(self._scenario.with_values(candidate.values())).summary
                 rows[place] = dataclasses.replace(rows[place], summary=summary)
         except KeyboardInterrupt:
             self._interrupted = True
@@ -370,15 +373,15 @@ def _seconds(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
         return [took for layout in layouts for took in _seconds(timer, [layout])]
 
 
-def _found(one: _Candidate, took: float) -> Found:
+def _found(candidate: _Candidate, took: float) -> Found:
     return Found(
-        values=one.values(),
+        values=candidate.values(),
         step_time_s=took,
-        bound_s=one.bound,
-        memory_bytes=one.memory,
-        accelerators=one.machine.scenario.world_size,
-        tokens=one.machine.tokens,
-        price_per_hour=one.machine.price,
+        bound_s=candidate.bound,
+        memory_bytes=candidate.memory,
+        accelerators=candidate.machine.scenario.world_size,
+        tokens=candidate.machine.tokens,
+        price_per_hour=candidate.machine.price,
     )
 
 

@@ -82,7 +82,11 @@ class Found:
         """Values and figures in one mapping, units in the names."""
         summary = self.summary or {}
         parts = summary.get("breakdown_s")
-        times = {f"{name}_s": one for name, one in parts.items()} if isinstance(parts, dict) else {}
+        times = (
+            {f"{name}_s": seconds for name, seconds in parts.items()}
+            if isinstance(parts, dict)
+            else {}
+        )
         return {
             **self.values,
             "step_time_s": self.step_time_s,
@@ -188,12 +192,12 @@ class Search:
         return write_csv(self.table(), path)
 
 
-def _covers(one: Found, other: Found) -> bool:
-    """Whether `one` is at least as good in everything."""
-    prices = one.price_per_hour or 0.0, other.price_per_hour or 0.0
+def _covers(layout: Found, other: Found) -> bool:
+    """Whether `layout` is at least as good in everything."""
+    prices = layout.price_per_hour or 0.0, other.price_per_hour or 0.0
     return (
-        one.step_time_s <= other.step_time_s
-        and one.memory_bytes <= other.memory_bytes
+        layout.step_time_s <= other.step_time_s
+        and layout.memory_bytes <= other.memory_bytes
         and prices[0] <= prices[1]
     )
 

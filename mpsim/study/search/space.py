@@ -213,13 +213,13 @@ class Space:
     def habits(self, frame: Frame) -> list[tuple[bool, int, str]]:
         """Sequence parallelism, ZeRO stage and recomputation that a frame can have."""
         rules = self._within((*_FRAME, *_HABITS), _FRAME)
-        found = []
+        choices = []
         for choice in itertools.product(*(self._habit(axis, frame) for axis in _HABITS)):
             values = {**_values(frame), **dict(zip(_HABITS, choice, strict=True))}
             if self._obeys(values, rules):
                 parallel, zero, recompute = choice
-                found.append((bool(parallel), int(zero), str(recompute)))
-        return found
+                choices.append((bool(parallel), int(zero), str(recompute)))
+        return choices
 
     def layouts(self, frame: Frame) -> list[Layout]:
         """Every legal layout of a frame, as far as the checks can say."""

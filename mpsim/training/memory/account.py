@@ -47,11 +47,11 @@ def account_memory(plan: Plan) -> Memory:
     if plan.classes:
         return join_memory([account_memory(part) for part in plan.parts])
     constants = memory_constants()
-    kept = kept_by_stage(plan)
-    held = held_by_rank(plan, kept)
+    activations = kept_by_stage(plan)
+    held = held_by_rank(plan, activations)
     peak = [held_rank.most[held_rank.fullest] for held_rank in held]
-    logits = np.array([one.logits[one.fullest] for one in held])
-    collected = np.array([one.collected[one.fullest] for one in held])
+    logits = np.array([held_rank.logits[held_rank.fullest] for held_rank in held])
+    collected = np.array([held_rank.collected[held_rank.fullest] for held_rank in held])
     states = model_states(plan) | {
         "activations": np.array(peak) - logits - collected,
         "logits": logits,
@@ -67,7 +67,7 @@ def account_memory(plan: Plan) -> Memory:
                 for rank in range(plan.layout.mesh.pp)
             ]
         ),
-        when=tuple(_moment(plan, rank, one.fullest) for rank, one in enumerate(held)),
+        when=tuple(_moment(plan, rank, held_rank.fullest) for rank, held_rank in enumerate(held)),
     )
 
 

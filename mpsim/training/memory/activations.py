@@ -192,11 +192,11 @@ def _layers(plan: Plan, kinds: Sequence[str]) -> Kept:
 
 def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:
     """Layers that run again from the input of the first: all of them are whole while the last is differentiated."""
-    kept = layers[0].input_bytes / sharding.divisor(layers[0].input_split)
+    inputs = layers[0].input_bytes / sharding.divisor(layers[0].input_split)
     whole = [_all(layer, sharding) for layer in layers]
-    again = sum(one.for_input + one.for_weight for one in whole) - kept
-    gradients = max(_gradients(one.backward, sharding) for one in layers)
-    return Kept(for_weight=kept, in_layers=again + gradients)
+    again = sum(layer.for_input + layer.for_weight for layer in whole) - inputs
+    gradients = max(_gradients(layer.backward, sharding) for layer in layers)
+    return Kept(for_weight=inputs, in_layers=again + gradients)
 
 
 def _layer(expansion: Expansion, sharding: Sharding, recompute: Recompute) -> Kept:
@@ -248,10 +248,10 @@ def _all(expansion: Expansion, sharding: Sharding, repeated: Rerun | None = None
     return Kept(for_input, for_weight, logits)
 
 
-def _weight_divisor(one: Operator, sharding: Sharding) -> int:
+def _weight_divisor(operator: Operator, sharding: Sharding) -> int:
     """By how much tensor parallelism divides what is kept for a weight gradient: not what was gathered for it and stays."""
-    stays = sharding.keeps_gathered and one.kind is OperatorKind.NORM
-    return 1 if stays else sharding.divisor(one.saved_split)
+    stays = sharding.keeps_gathered and operator.kind is OperatorKind.NORM
+    return 1 if stays else sharding.divisor(operator.saved_split)
 
 
 def _gradients(operators: Iterable[Operator], sharding: Sharding) -> float:

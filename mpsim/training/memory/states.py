@@ -61,9 +61,9 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
     parts = plan.expansions
     shapes = {
         kind: {
-            (one.m, one.n)
-            for one in (shard(whole, plan.sharding) for whole in parts[kind].backward)
-            if one.phase is Phase.WEIGHT_GRADIENT and one.kind in _WEIGHTS
+            (operator.m, operator.n)
+            for operator in (shard(whole, plan.sharding) for whole in parts[kind].backward)
+            if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
         }
         for kind in dict.fromkeys(plan.layout.model.layer_kinds)
     }
