@@ -206,12 +206,12 @@ def _product(name: str, args: Mapping[str, Any]) -> tuple[Any, ...] | None:
     dims, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(dims, list) or not isinstance(types, list):
         return None
-    sides = [one for one in dims if isinstance(one, list) and len(one) >= _FEWEST_DIMS]
+    sides = [shape for shape in dims if isinstance(shape, list) and len(shape) >= _FEWEST_DIMS]
     if len(sides) < _FEWEST_DIMS:
         return None
     a, b = sides[-2], sides[-1]
     batch = a[0] if name == "aten::bmm" else 1
-    named = [str(one).lower() for one in types if str(one).lower() in _TYPES]
+    named = [str(kind).lower() for kind in types if str(kind).lower() in _TYPES]
     if not named or min(*a, *b) < 1:
         return None
     return ("gemm", _TYPES[named[-1]], int(batch), int(a[-2]), int(b[-1]), int(a[-1]))
@@ -225,7 +225,7 @@ def _message(args: Mapping[str, Any]) -> tuple[Any, ...] | None:
     ranks = args.get("Group size")
     if name is None or element is None or not isinstance(ranks, int) or ranks <= 1:
         return None
-    counts = [one for one in (sent, received) if isinstance(one, int)]
+    counts = [count for count in (sent, received) if isinstance(count, int)]
     if not counts or max(counts) < 1:
         return None
     return ("collective", name, max(counts) * element, ranks)

@@ -159,7 +159,7 @@ class Ledger:
         return None
 
     def close(self, format: str, *, tool: str = "", version: str = "") -> Imported:  # noqa: A002 - the word of the command line
-        """What the file says.
+        """The file as it was understood: values, and the fate of every key.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class Ledger:
             self._ignored[key] = "unknown to mpsim"
         for key in _NEEDED:
             below = any(to == key or to.startswith(f"{key}.") for to in self.scenario)
-            if not below and not any(one.startswith(key) for one in self._missing):
+            if not below and not any(missing.startswith(key) for missing in self._missing):
                 self._missing[key] = None
         return Imported(
             scenario=nested(self.scenario),

@@ -85,7 +85,7 @@ class Settings:
         return str(value).strip().lower() in ("true", "1", "yes")
 
     def text(self, name: str) -> str | None:
-        """What a setting says; None where it is absent."""
+        """Text of a setting; None where it is absent."""
         value = self.values.get(name)
         return (
             None

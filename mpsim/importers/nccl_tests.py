@@ -142,12 +142,12 @@ def _read_json_report(head: Head, options: Options) -> Points:
     devices = config.get("devices", [])
     places = [
         (
-            int(one["rank"]),
-            int(one.get("group", 0)),
-            str(one["hostname"]),
-            str(one.get("device_info", "")),
+            int(entry["rank"]),
+            int(entry.get("group", 0)),
+            str(entry["hostname"]),
+            str(entry.get("device_info", "")),
         )
-        for one in devices
+        for entry in devices
     ]
     spread = [
         (rank + i, group, host, info) for rank, group, host, info in places for i in range(threads)
@@ -188,7 +188,7 @@ def _json_times(place: str, row: Mapping[str, Any], run: Mapping[str, Any]) -> l
     each = row.get("out_of_place_per_iter")
     samples = each.get("times_us") if isinstance(each, Mapping) else None
     times = samples or [run.get("time", run.get("cpu_time"))]
-    return [_time(place, one) * _MICRO for one in times]
+    return [_time(place, sample) * _MICRO for sample in times]
 
 
 def _time(place: str, value: object) -> float:
@@ -208,8 +208,8 @@ def _check_right(place: str, wrong: str) -> None:
 
 def _named(path: Path, word: str) -> str:
     """The collective that a program, or else the name of the file, stands for."""
-    for one in (word, path.stem.removesuffix("_perf")):
-        name = collective_name(one)
+    for candidate in (word, path.stem.removesuffix("_perf")):
+        name = collective_name(candidate)
         if name is not None:
             return name
     raise CalibrationError(

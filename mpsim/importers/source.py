@@ -157,7 +157,7 @@ def read_head(path: Path) -> Head:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user says about a file that the file does not.
+    """Facts about a file that its user adds because the file lacks them.
 
     Parameters
     ----------
