@@ -62,7 +62,7 @@ class BatchRules:
 
 
 class Iteration:
-    """What one iteration processes.
+    """Sequences and tokens that one iteration processes.
 
     Attributes
     ----------

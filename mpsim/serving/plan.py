@@ -27,7 +27,7 @@ _LOGIT_BYTES = 4.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServiceMemory:
-    """What fills the fullest accelerator of an instance [B].
+    """Memory of the fullest accelerator of an instance, by its use [B].
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class ServicePlan:
 
     @functools.cached_property
     def work(self) -> RankWork:
-        """What one rank computes and reads."""
+        """Products, attention and weights that one rank computes and reads."""
         latent_wide = self.model.mla is not None and self.weights in _LATENT_FORMATS
         return RankWork.of(
             self.model,
@@ -145,7 +145,7 @@ class ServicePlan:
 
     @functools.cached_property
     def memory(self) -> ServiceMemory:
-        """What fills an accelerator.
+        """Memory of the fullest accelerator, by its use.
 
         Notes
         -----

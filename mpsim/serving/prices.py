@@ -189,8 +189,12 @@ class IterationPrices:
         moved = engine.stream_elements * own * work.hidden * _ACTIVATION
         streaming = engine.stream_kernels * rates.stream_latency + moved / self._streamed
         return {
-            "linear": sum(one.layers * self.linear_seconds(one, tokens) for one in work.linears),
-            "experts": sum(one.layers * self._expert_seconds(one, tokens) for one in work.experts),
+            "linear": sum(
+                linear.layers * self.linear_seconds(linear, tokens) for linear in work.linears
+            ),
+            "experts": sum(
+                expert.layers * self._expert_seconds(expert, tokens) for expert in work.experts
+            ),
             "streaming": work.layers * streaming,
             "host": work.layers * engine.layer_time,
             "communication": self._communication(tokens),

@@ -236,7 +236,7 @@ def _goodput(
 
 
 def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> float:
-    """Of all accelerators [J]: a board draws between idle and full power by the share of the time in which kernels run."""
+    """Energy of all accelerators [J]: a board draws between idle and full power by the share of the time in which kernels run."""
     chip = plan.cluster.accelerator
     kernels = parts["prefill"] + parts["decode"] + parts["exposed_tp"]
     power = float(device_power(kernels / duration if duration else 0.0, chip.tdp_w, chip.idle_w))

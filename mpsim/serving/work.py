@@ -199,9 +199,10 @@ class RankWork:
                     Linear("down", model.hidden, model.ffn_hidden / tp, count, weights),
                 ]
         head = Linear("logits", model.vocab / tp, model.hidden, 1, wide)
-        own = sum(one.weights * one.layers * one.format.bytes for one in linears)
+        own = sum(linear.weights * linear.layers * linear.format.bytes for linear in linears)
         own += sum(
-            one.layers * one.experts / one.ep * one.elements * one.format.bytes for one in experts
+            expert.layers * expert.experts / expert.ep * expert.elements * expert.format.bytes
+            for expert in experts
         )
         embedding = model.vocab * model.hidden / tp * wide.bytes
         ends = (head.weights * wide.bytes if not model.tied_embeddings else 0.0) + embedding
@@ -219,7 +220,7 @@ class RankWork:
             dense_layers=layers - expert_layers,
             expert_layers=expert_layers,
             weight_bytes=own + (ends if pp == 1 else ends / 2),
-            cache_elements=sum(one.layers * one.read_width for one in attention),
+            cache_elements=sum(block.layers * block.read_width for block in attention),
         )
 
 
