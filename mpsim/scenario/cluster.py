@@ -56,7 +56,7 @@ def _where(value: object) -> str | tuple[int, ...] | None:
         return None if value is None else str(value)
     listed = isinstance(value, list | tuple) and 0 < len(value) <= SAFE_COUNT
     if listed and all(
-        type(one) is int and 0 <= one < SAFE_COUNT for one in cast("list[int]", value)
+        type(node) is int and 0 <= node < SAFE_COUNT for node in cast("list[int]", value)
     ):
         return tuple(cast("list[int]", value))
     message = (
@@ -67,7 +67,7 @@ def _where(value: object) -> str | tuple[int, ...] | None:
     )
 
 
-RULES: Final = tuple(one.value for one in Placement)
+RULES: Final = tuple(rule.value for rule in Placement)
 PLACED: Final = (
     PlainValidator(_where),
     WithJsonSchema(

@@ -1,4 +1,4 @@
-"""What each key of the schema is for: the text under its field.
+"""Purpose of each key of the schema: the text under its field.
 
 Reading the source takes longer than making all the models, so it waits until somebody asks.
 """
@@ -22,11 +22,11 @@ __all__ = ["describe_schema", "descriptions"]
 @remembered(256)
 def descriptions(kind: type[pydantic.BaseModel]) -> Mapping[str, str]:
     """The texts under the fields of a model, its bases' included, by name of the field."""
-    found: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        if issubclass(one, pydantic.BaseModel) and one is not pydantic.BaseModel:
-            found |= _texts(one.__module__).get(one.__name__, {})
-    return found
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, pydantic.BaseModel) and base is not pydantic.BaseModel:
+            texts |= _texts(base.__module__).get(base.__name__, {})
+    return texts
 
 
 @remembered(256)
@@ -55,10 +55,10 @@ def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
 
 def describe_schema(schema: dict[str, Any], kind: type[pydantic.BaseModel]) -> dict[str, Any]:
     """`schema`, the JSON schema of `kind`, with the texts under the fields of every model in it."""
-    for one in _models(kind):
-        part = schema if one is kind else schema.get("$defs", {}).get(one.__name__, {})
-        texts = descriptions(one)
-        for name, field in one.model_fields.items():
+    for model in _models(kind):
+        part = schema if model is kind else schema.get("$defs", {}).get(model.__name__, {})
+        texts = descriptions(model)
+        for name, field in model.model_fields.items():
             entry = part.get("properties", {}).get(field.alias or name)
             if entry is not None and name in texts:
                 entry["description"] = texts[name]
@@ -67,15 +67,15 @@ def describe_schema(schema: dict[str, Any], kind: type[pydantic.BaseModel]) -> d
 
 def _models(kind: type[pydantic.BaseModel]) -> list[type[pydantic.BaseModel]]:
     """`kind` and every model that its fields hold."""
-    found = [kind]
-    for one in found:  # grows while it is walked
-        for field in one.model_fields.values():
-            found += [new for new in _inside(field.annotation) if new not in found]
-    return found
+    models = [kind]
+    for model in models:  # grows while it is walked
+        for field in model.model_fields.values():
+            models += [new for new in _inside(field.annotation) if new not in models]
+    return models
 
 
 def _inside(annotation: Any) -> list[type[pydantic.BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
     nested = getattr(annotation, "__args__", ())
-    return [one for argument in nested for one in _inside(argument)]
+    return [model for argument in nested for model in _inside(argument)]

@@ -1,4 +1,4 @@
-"""What can be read of a scenario that has mistakes, so that its other mistakes are reported with them."""
+"""The readable part of a scenario that has mistakes, so that its other mistakes are reported with them."""
 
 from __future__ import annotations
 

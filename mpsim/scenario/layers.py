@@ -47,7 +47,7 @@ class Layers:
         """Lay the named override `name` of the data so far on top of it."""
         known = self.data.get("overrides")
         if not isinstance(known, Mapping) or name not in known:
-            names = [str(one) for one in known] if isinstance(known, Mapping) else []
+            names = [str(known_name) for known_name in known] if isinstance(known, Mapping) else []
             near = nearest(name, names) if names else "the scenario has no overrides: section"
             self.problems.append(Problem(f"unknown override {name!r}; {near}", key="overrides"))
             return
@@ -251,7 +251,7 @@ def _includes(document: Document, layers: Layers) -> list[str]:
     listed = [given] if isinstance(given, str) else given
     if given is None:
         return []
-    if isinstance(listed, list) and all(isinstance(one, str) for one in listed):
+    if isinstance(listed, list) and all(isinstance(path, str) for path in listed):
         return listed
     problem = Problem(f"got {given!r}; needed a path, or a list of paths", key="include")
     layers.problems.append(document.locate(problem))

@@ -44,10 +44,10 @@ def clusters_of(choice: ClusterChoice, key: str, folder: Folder) -> tuple[Cluste
     result: list[Cluster] = []
     for number, part in enumerate(parts):
         cluster = _resolved(choice, part, f"cluster.{key}.{number}", folder)
-        found = next((one for one in known if alike(one, cluster)), None)
-        if found is None:
+        same = next((earlier for earlier in known if alike(earlier, cluster)), None)
+        if same is None:
             known.append(cluster)
-        result += [found or cluster] * part.count
+        result += [same or cluster] * part.count
     return tuple(result)
 
 
@@ -59,9 +59,11 @@ def _resolved(choice: ClusterChoice, part: PartChoice, key: str, folder: Folder)
         changed |= {name: given[name] for name in ("scale_up", "node_power", "price_per_hour")}
     merged = choice.model_copy(update={**changed, "stages": None, "replicas": None})
     try:
-        return merged.resolve(lambda one: folder(_moved(one, key)))
+        return merged.resolve(lambda part_key: folder(_moved(part_key, key)))
     except ScenarioError as error:
-        moved = [dataclasses.replace(one, key=_moved(one.key, key)) for one in error.problems]
+        moved = [
+            dataclasses.replace(problem, key=_moved(problem.key, key)) for problem in error.problems
+        ]
         raise ScenarioError(moved) from error
 
 
@@ -70,9 +72,9 @@ def _moved(key: str, part: str) -> str:
     return part + key.removeprefix("cluster")
 
 
-def alike(one: Cluster, other: Cluster) -> bool:
+def alike(cluster: Cluster, other: Cluster) -> bool:
     """Whether two clusters differ in nothing that a simulation sees."""
-    return _bare(one) == _bare(other)
+    return _bare(cluster) == _bare(other)
 
 
 def _bare(cluster: Cluster) -> Cluster:

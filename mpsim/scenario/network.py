@@ -25,18 +25,18 @@ GraphLink = Annotated[tuple[Name, Name, Bandwidth], Field(strict=False)]
 
 def _thinner(value: object) -> float | tuple[float, ...] | None:
     """Oversubscription: one number, or one for each tier."""
-    for one in value if isinstance(value, list | tuple) and value else (value,):
+    for ratio in value if isinstance(value, list | tuple) and value else (value,):
         if value is None:
             return None
-        if isinstance(one, bool) or not isinstance(one, int | float):
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float):
             raise ValueError(
-                f"got {str(one)[:60]!r}; needed a number, or a list of numbers for leaves, spines, ..."
+                f"got {str(ratio)[:60]!r}; needed a number, or a list of numbers for leaves, spines, ..."
             )
-        if isinstance(one, float) and not math.isfinite(one):
-            raise ValueError(f"got {one}; needed a finite number")
-        if not 1 <= one <= MOST_THINNED:
+        if isinstance(ratio, float) and not math.isfinite(ratio):
+            raise ValueError(f"got {ratio}; needed a finite number")
+        if not 1 <= ratio <= MOST_THINNED:
             raise ValueError(
-                f"got {str(one)[:60]}; needed a number from 1 (full bisection) to {MOST_THINNED}"
+                f"got {str(ratio)[:60]}; needed a number from 1 (full bisection) to {MOST_THINNED}"
             )
     return tuple(map(float, value)) if isinstance(value, list | tuple) else float(str(value))
 

@@ -116,19 +116,19 @@ def _training(scenario: Described) -> dict[str, Any]:
 
 def _parts(scenario: Described) -> dict[str, Any]:
     """Nodes of each pipeline rank and replica, neighbours that are alike together."""
-    found = {"stages": scenario.stage_clusters, "replicas": scenario.replica_clusters}
+    mixed = {"stages": scenario.stage_clusters, "replicas": scenario.replica_clusters}
     return {
         key: [
             {"count": len(run), **_part(run[0])}
             for run in (list(same) for _, same in itertools.groupby(clusters, key=id))
         ]
-        for key, clusters in found.items()
+        for key, clusters in mixed.items()
         if clusters is not None
     }
 
 
 def _part(cluster: Cluster) -> dict[str, Any]:
-    """What the nodes of one part have in place of the cluster's."""
+    """Fields that the nodes of one part have in place of the cluster's."""
     whole = _cluster(cluster)
     names = ("accelerator", "scale_up", "nic", "nics_per_node", "node_power", "price_per_hour")
     return {key: whole[key] for key in names if whole.get(key)}

@@ -165,7 +165,7 @@ class Scenario(Section):
 
     @functools.cached_property
     def ground(self) -> Layers:
-        """What `with_values` lays values on."""
+        """Layers of the scenario, on which `with_values` lays its values."""
         return ground(self._source)
 
     def locate(self, problems: Iterable[Problem]) -> list[Problem]:
@@ -389,24 +389,24 @@ def json_schema() -> dict[str, Any]:
 
 def _build(document: Document, *, checked: bool, like: Scenario | None = None) -> Scenario:
     """Make a scenario of a document; what it has in common with `like` is looked up once."""
-    found = list(document.problems)
+    problems = list(document.problems)
     try:
         scenario = Scenario.model_validate(document.data)
     except pydantic.ValidationError as error:
-        reported = {problem.key for problem in found}
+        reported = {problem.key for problem in problems}
         wrong = [
             *translate(error, Scenario),
             *(_other_problems(document, error) if checked else ()),
         ]
-        found += [problem for problem in wrong if problem.key not in reported]
-        raise ScenarioError(_located(document, found)) from None
+        problems += [problem for problem in wrong if problem.key not in reported]
+        raise ScenarioError(_located(document, problems)) from None
     scenario._source = document
     if like is not None:
         _inherit(scenario, like)
     if checked:
-        found += check(scenario)
-    if found:
-        raise ScenarioError(_located(document, found))
+        problems += check(scenario)
+    if problems:
+        raise ScenarioError(_located(document, problems))
     return scenario
 
 
@@ -417,7 +417,8 @@ def _inherit(scenario: Scenario, like: Scenario) -> None:
         vars(scenario)["transformer"] = known["transformer"]
     if "software" in known and scenario.framework == like.framework:
         with contextlib.suppress(ScenarioError):  # a cluster that is none is told of elsewhere
-            if all(one.hardware.accelerator.calibration is None for one in (like, scenario)):
+            machines = (either.hardware for either in (like, scenario))
+            if all(machine.accelerator.calibration is None for machine in machines):
                 vars(scenario)["software"] = known["software"]
 
 
@@ -432,16 +433,16 @@ def _folder(document: Document, key: str) -> Path:
 
 
 def _other_problems(document: Document, error: pydantic.ValidationError) -> list[Problem]:
-    """What `check` finds in those sections that are well-formed, though others are not."""
+    """Problems that `check` finds in the well-formed sections, though others are not."""
     scenario = fragment(Scenario, document.data, error)
     scenario._source = document
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if is_read(scenario, "framework") and not is_read(scenario, "cluster"):
         try:  # without a machine there are no habits of its host
             vars(scenario)["software"] = _framework(scenario.framework)
         except ScenarioError as wrong:
-            found += wrong.problems
-    return found + check(scenario)
+            problems += wrong.problems
+    return problems + check(scenario)
 
 
 def _framework(choice: FrameworkChoice, habits: Mapping[str, Any] | None = None) -> Framework:
@@ -451,6 +452,8 @@ def _framework(choice: FrameworkChoice, habits: Mapping[str, Any] | None = None)
 
 def _located(document: Document, problems: Iterable[Problem]) -> list[Problem]:
     """Each problem once, with its place, in the order they were written."""
-    found = list(dict.fromkeys(document.locate(problem) for problem in problems))
-    files = list(dict.fromkeys(problem.file for problem in found))
-    return sorted(found, key=lambda one: (files.index(one.file), one.line, one.column))
+    located = list(dict.fromkeys(document.locate(problem) for problem in problems))
+    files = list(dict.fromkeys(problem.file for problem in located))
+    return sorted(
+        located, key=lambda problem: (files.index(problem.file), problem.line, problem.column)
+    )

@@ -140,7 +140,7 @@ class ScheduleChoice(Section):
 
 
 class Training(Section):
-    """What one step trains on; batches count sequences."""
+    """Batches, number format and recomputation of one training step; batches count sequences."""
 
     global_batch: Annotated[int, Field(ge=1, le=10_000_000)]
     """Sequences of one optimizer step, over all replicas."""

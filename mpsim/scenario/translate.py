@@ -1,4 +1,4 @@
-"""What pydantic found, in plain English: got what, needed what, and the nearest name."""
+"""Mistakes that pydantic reports, in plain English: got what, needed what, and the nearest name."""
 
 from __future__ import annotations
 
@@ -157,8 +157,12 @@ def _unknown(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> str:
 def suggestions(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> list[str]:
     """Dotted keys that may have been meant by the unknown key at `loc`; none if it resembles no other."""
     name, here = str(loc[-1]), loc[:-1]
-    near = [one for one in _names_at(here, root) if "did you mean" in nearest(name, [one])]
-    return [join(*here, one) for one in near] or _elsewhere(loc, root)
+    near = [
+        candidate
+        for candidate in _names_at(here, root)
+        if "did you mean" in nearest(name, [candidate])
+    ]
+    return [join(*here, candidate) for candidate in near] or _elsewhere(loc, root)
 
 
 def _names_at(loc: Sequence[object], root: type[pydantic.BaseModel]) -> list[str]:

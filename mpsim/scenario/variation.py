@@ -45,7 +45,7 @@ class ThinLink(Section):
 
 
 class Variation(Section):
-    """What differs from rank to rank and from step to step; drawn by simulation.seed."""
+    """Differences from rank to rank and from step to step; drawn by simulation.seed."""
 
     speed: Coefficient = 0.0
     """Coefficient of variation of the speeds of ranks, drawn for every machine."""
@@ -65,5 +65,5 @@ class Variation(Section):
     @property
     def is_random(self) -> bool:
         """Whether steps differ from each other."""
-        flaps = any(one.time < 1 for one in self.links)
+        flaps = any(link.time < 1 for link in self.links)
         return flaps or any((self.speed, self.jitter, self.network_jitter, self.experts))

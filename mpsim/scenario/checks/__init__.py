@@ -154,9 +154,9 @@ def check(scenario: Described) -> list[Problem]:
         it can be said without planning it.
     """
     problems: list[Problem] = []
-    for one in SERVING_CHECKS if scenario.serving is not None else CHECKS:
+    for rule in SERVING_CHECKS if scenario.serving is not None else CHECKS:
         try:
-            problems += one(scenario)
+            problems += rule(scenario)
         except MpsimError:  # a preset that check_model, check_cluster or check_framework reports
             continue
     return scenario.locate(problems)

@@ -73,7 +73,7 @@ def check_expert_tokens(scenario: Described) -> list[Problem]:
 
 
 def check_expert_overlap(scenario: Described) -> list[Problem]:
-    """What runs beside dispatch and combine is there."""
+    """Dispatch and combine that overlap another microbatch have one to run beside."""
     software, name = scenario.software, scenario.schedule.name
     beside = software.experts.expert_overlap is ExpertOverlap.MICROBATCH
     if scenario.transformer.moe is None or not beside:

@@ -27,7 +27,7 @@ def check_heads(scenario: Described) -> list[Problem]:
     elif model.kv_heads % tp and not shared:
         problems.append(f"{model.kv_heads} kv_heads neither divide by tp {tp} nor divide it")
     mend = divisors_near(model.heads, tp)
-    return [Problem(f"{one}; set tp to {mend}", key="parallelism.tp") for one in problems]
+    return [Problem(f"{message}; set tp to {mend}", key="parallelism.tp") for message in problems]
 
 
 def check_mlp(scenario: Described) -> list[Problem]:

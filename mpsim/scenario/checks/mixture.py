@@ -18,7 +18,7 @@ def check_parts(scenario: Described) -> list[Problem]:
     problems = []
     for key, axis, degree in needs:
         parts = getattr(choice, key)
-        covered = sum(one.count for one in parts or ())
+        covered = sum(part.count for part in parts or ())
         if parts is not None and covered != degree:
             message = f"counts sum to {covered}, but {axis} is {degree}; change a count, or {axis}"
             problems.append(Problem(message, key=f"cluster.{key}"))
@@ -43,17 +43,17 @@ def check_replica_batches(scenario: Described) -> list[Problem]:
     micro = training.micro_batch
     problems += [
         Problem(
-            f"got {one}, not a multiple of micro_batch {micro}; set it to {max(1, one // micro) * micro}",
+            f"got {batch}, not a multiple of micro_batch {micro}; set it to {max(1, batch // micro) * micro}",
             key=f"{key}.{number}",
         )
-        for number, one in enumerate(batches)
-        if one % micro
+        for number, batch in enumerate(batches)
+        if batch % micro
     ]
     return problems
 
 
 def check_mixture(scenario: Described) -> list[Problem]:
-    """What cannot be simulated on a mixed cluster is refused."""
+    """A mixed cluster asks for nothing that cannot be simulated on it."""
     if not scenario.is_mixed:
         return []
     p, simulation = scenario.parallelism, scenario.simulation

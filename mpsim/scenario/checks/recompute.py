@@ -98,15 +98,15 @@ def check_recompute_modules(scenario: Described) -> list[Problem]:
         "moe": overlap is ExpertOverlap.MICROBATCH,
         "shared_experts": overlap is ExpertOverlap.SHARED_EXPERT,
     }
-    faults = [f"{one}: {missing[one]}" for one in modules if one in missing]
+    faults = [f"{module}: {missing[module]}" for module in modules if module in missing]
     faults += [
-        f"{one}: expert_overlap {overlap.value} runs it beside an exchange"
-        for one in modules
-        if hidden.get(one) and one not in missing
+        f"{module}: expert_overlap {overlap.value} runs it beside an exchange"
+        for module in modules
+        if hidden.get(module) and module not in missing
     ]
     if not faults:
         return []
-    legal = [one for one in _MODULES if one not in missing and not hidden.get(one)]
+    legal = [module for module in _MODULES if module not in missing and not hidden.get(module)]
     message = f"got {'; '.join(faults)}; this model can run again {', '.join(legal)}"
     return [Problem(message, key="training.recompute_modules")]
 

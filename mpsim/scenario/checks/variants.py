@@ -60,7 +60,9 @@ def wrong_values(
             problems.append(Problem(f"{key} cannot be swept; take another key", key=key))
             continue
         for index, value in enumerate(choices):
-            wrong = [one for one in _wrong_value(scenario, key, value) if one not in known]
+            wrong = [
+                message for message in _wrong_value(scenario, key, value) if message not in known
+            ]
             if wrong:
                 unknown = "unknown key" in wrong[0] or "unknown field" in wrong[0]
                 at = f"{key}.{index}" if indexed and not unknown else key
@@ -77,7 +79,7 @@ def _schema(scenario: Described) -> type[pydantic.BaseModel]:
 
 
 def _wrong_value(scenario: Described, key: str, value: object) -> list[str]:
-    """What is wrong with one value of a key, whatever the other keys are."""
+    """Mistakes of one value of a key, whatever the other keys are."""
     document, kind = lay_values(scenario.ground, {key: value}), _schema(scenario)
     wrong = _misfits(document, kind)
     section = key.partition(".")[0]
@@ -85,9 +87,9 @@ def _wrong_value(scenario: Described, key: str, value: object) -> list[str]:
         return wrong
     own = (key, f"{key}.preset")
     return [
-        f"{one.key}: {one.message}"
-        for one in _PRESETS[section](scenario.with_values({key: value}, checked=False))
-        if one.key in own and (one.message.startswith("unknown ") or section == "framework")
+        f"{problem.key}: {problem.message}"
+        for problem in _PRESETS[section](scenario.with_values({key: value}, checked=False))
+        if problem.key in own and (problem.message.startswith("unknown ") or section == "framework")
     ]
 
 
@@ -107,10 +109,10 @@ def check_overrides(scenario: Described) -> list[Problem]:
 
 
 def _misfits(document: Document, kind: type[pydantic.BaseModel]) -> list[str]:
-    """What the schema has against `document`, key first."""
-    found: list[Problem] = list(document.problems)
+    """Mistakes of `document` that the schema finds, key first."""
+    problems: list[Problem] = list(document.problems)
     try:
         kind.model_validate(document.data)
     except pydantic.ValidationError as error:
-        found += translate(error, kind)
-    return [f"{problem.key}: {problem.message}" for problem in found]
+        problems += translate(error, kind)
+    return [f"{problem.key}: {problem.message}" for problem in problems]
