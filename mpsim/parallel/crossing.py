@@ -161,6 +161,7 @@ def _lines(places: Ints, axis: int) -> list[Ints]:
     """Members along one axis, in its order: lists of places that agree in all other coordinates."""
     others = np.delete(places, axis, axis=1)
     _, line = np.unique(others, axis=0, return_inverse=True)
+    # by line, then along it: a line's members lie side by side and are cut where the line changes
     order = np.lexsort((places[:, axis], line.reshape(-1)))
     cuts = np.flatnonzero(np.diff(line.reshape(-1)[order])) + 1
     return np.split(order, cuts)

@@ -206,6 +206,7 @@ def _events(program: Program) -> NDArray[np.int64]:
 def _bars(timeline: Timeline, rows: NDArray[np.int64], tick: float) -> Bars:
     """One bar for all rows of an action that follow each other without a gap."""
     program, start, end = timeline.program, timeline.start, timeline.end
+    # by rank, stream and then row (the last key counts first), so that rows of a lane are neighbours
     rows = rows[np.lexsort((rows, program.stream[rows], program.rank[rows]))]
     before, after = rows[:-1], rows[1:]
     joined = (end[before] == start[after]) & (program.microbatch[after] >= 0)

@@ -119,9 +119,10 @@ def links_of(program: Program, deployment: Deployment) -> Links:
     link = np.concatenate([part.link + begin for part, begin in zip(parts, first, strict=False)])
     amount = np.concatenate([part.amount for part in parts])
     capacity = np.concatenate([part.capacity for part in parts])
-    order = np.lexsort((link, row))
+    order = np.lexsort((link, row))  # its last key counts first: by row, then by link
     row, link, amount = row[order], link[order], amount[order]
     needed = np.zeros(len(program))
+    # unbuffered: plain indexing would keep the last of a row's links, not the busiest
     np.maximum.at(needed, row, amount / capacity[link])
     work = np.minimum(np.rint(needed), program.duration)
     unit = np.where(program.out_bytes > 0, program.out_bytes, program.up_bytes)
@@ -200,6 +201,7 @@ def _fabric(program: Program, rows: NDArray[np.int64], deployment: Deployment) -
     sends = program.kind[rows] == SEND
     stream = np.where(sends, -1, program.stream[rows])
     traffic = np.stack([stream, program.rank[rows], program.peer[rows]])
+    # few patterns, many rows: each is routed once. The inverse is flattened where it is used, as numpy 2.0 gives it two axes
     keys, pattern = np.unique(traffic, axis=1, return_inverse=True)
     loads = np.stack(
         [load(deployment.layout.cluster, _flows(deployment, *key)) for key in keys.T.tolist()],
@@ -221,12 +223,13 @@ def _alike(
     names: tuple[str, ...], capacity: NDArray[np.float64], loads: NDArray[np.float64]
 ) -> tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.float64]]:
     """One of all links that every pattern loads alike, without those that carry nothing."""
+    # rounded, so that sums that differ in their last bits are alike; where nothing is loaded, 1e-300 avoids 0 / 0
     share = np.round(
         loads / capacity[:, None] / np.max(loads / capacity[:, None], initial=1e-300), _DIGITS
     )
     _, first, count = np.unique(share, axis=0, return_index=True, return_counts=True)
     used = loads[first].any(axis=1)
-    order = np.argsort(first[used])
+    order = np.argsort(first[used])  # np.unique sorts by load: back to the order of the links
     first, count = first[used][order], count[used][order]
     labels = tuple(
         names[link] + (f" and {members - 1} alike" if members > 1 else "")

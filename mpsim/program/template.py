@@ -345,6 +345,7 @@ def stretched(template: Template, factor: float) -> Template:
 
 def exits(template: Template) -> NDArray[np.int64]:
     """Last kernel on each stream: when these have ended, the template has."""
+    # a later kernel takes the place of an earlier one of its stream
     last = {stream: kernel for kernel, stream in enumerate(template.stream.tolist())}
     return np.sort(np.array(list(last.values()), dtype=np.int64))
 

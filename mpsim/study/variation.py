@@ -361,21 +361,22 @@ class _Machine:
         held = (self._template < 0) & self._far & (worst != 1)
         durations[held] += np.rint(self._moving[held] * (worst[held] - 1))
         inside = (self._template >= 0) & ((factor[home] != 1) | (thin[home] != 1))
-        for template in np.unique(self._template[inside]).tolist():
-            mine = np.flatnonzero(inside & (self._template == template))
-            durations[mine] = self._inside(template, factor[home[mine]], thin[home[mine]])
+        for number in np.unique(self._template[inside]).tolist():
+            mine = np.flatnonzero(inside & (self._template == number))
+            durations[mine] = self._inside(number, factor[home[mine]], thin[home[mine]])
         return durations
 
-    def _inside(self, template: int, factor: Floats, thin: Floats) -> Floats:
+    def _inside(self, number: int, factor: Floats, thin: Floats) -> Floats:
         """Time of an action when its kernels take `factor` and its transfers over NICs `thin` times as long."""
         result = np.empty(len(factor))
         for slower in np.unique(thin).tolist():
             mine = thin == slower
             distinct, index = np.unique(factor[mine], return_inverse=True)
+            # the time bends little with the factor: many draws are read off a few points that are reduced
             grid = distinct
             if len(distinct) > _GRID:
                 grid = np.linspace(distinct[0], distinct[-1], _GRID)
-            times = self._reduced(template, tuple(grid.tolist()), slower)
+            times = self._reduced(number, tuple(grid.tolist()), slower)
             result[mine] = np.rint(np.interp(distinct, grid, times))[index.reshape(-1)]
         return result
 
