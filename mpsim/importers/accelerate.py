@@ -156,7 +156,7 @@ def _degrees(ledger: Ledger) -> dict[str, int]:
 
 
 def _fsdp(ledger: Ledger, degrees: dict[str, int], ranks: int | None) -> None:
-    """What FSDP shards, among whom, and what runs again."""
+    """Parameters that FSDP shards, the ranks that share them, and layers that run again."""
     head = "fsdp_config.fsdp_"
     version = ledger.integer(head + "version", least=1) or 1
     ledger.put(

@@ -144,7 +144,7 @@ def _settings(ledger: Ledger) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _setting(word: str, value: Any, rules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a key means in the names of the command line."""
+    """Options of the command line that a key stands for, with their values."""
     if word in rules["negated"]:
         if isinstance(value, bool):
             yield rules["negated"][word], not value

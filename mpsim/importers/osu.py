@@ -115,7 +115,7 @@ def _read_report(head: Head, options: Options) -> Points:
 
 
 def _columns(line: str) -> list[str]:
-    """What each column holds, of the line that names them; empty where it names none."""
+    """Contents of each column, from the line that names them; empty where it names none."""
     words = re.split(r"\s{2,}", line.lstrip("# ").strip())
     if len(words) == 1 and re.match(r"(?i)size\s", words[0]):
         words = ["Size", words[0].split(None, 1)[1]]
