@@ -29,6 +29,9 @@ TABLES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         ),
         "collectives": frozenset({"collective", "bytes", "time_us", "gpus", "nodes"}),
         "kernels": frozenset({"gpu", "op", "dtype", "time_us", "tflops", "GBps"}),
+        "inference": frozenset(
+            {"id", "regime", "engine", "input_tokens", "output_tokens", "ttft_ms"}
+        ),
         "schedules": frozenset({"schedule", "pp", "microbatches", "tF", "tB", "tW", "makespan"}),
     }
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Sequence
 
@@ -131,6 +132,8 @@ class Engine:
             tuple[int, int]
         ] = []  # heap of (tick, request); stale where it was preempted
         self._end_of: dict[int, int] = {}
+        self._end_ticks = 0  # their sum
+        self._capped = max(output, default=0) > rules.output_cap
         self._began: dict[
             int, tuple[int, int]
         ] = {}  # tick and tokens when a request began to decode
@@ -333,12 +336,13 @@ class Engine:
 
     def _remaining(self) -> float:
         """Tokens that running requests are still to generate, each at most `output_cap`."""
-        ends = [tick for tick, request in self._ends if self._end_of.get(request) == tick]
-        if not ends:
+        if not self._end_of:
             return 0.0
-        sample = ends[:: max(1, len(ends) // _SAMPLE)]
+        if not self._capped:
+            return float(self._end_ticks - len(self._end_of) * self.tick)
+        sample = list(itertools.islice(self._end_of.values(), _SAMPLE))
         left = sum(min(tick - self.tick, self.rules.output_cap) for tick in sample)
-        return left * len(ends) / len(sample)
+        return left * len(self._end_of) / len(sample)
 
     def _may_admit(self) -> bool:
         if self.rules.scheduler == "static" or self.running >= self.rules.max_sequences:
@@ -359,6 +363,7 @@ class Engine:
         self.decodes += 1
         self.context += tokens
         self._end_of[request] = self.tick + left
+        self._end_ticks += self.tick + left
         self._began[request] = (self.tick, tokens)
         heapq.heappush(self._ends, (self.tick + left, request))
         self._residues[self._phase(self.tick, tokens)] += 1
@@ -384,7 +389,7 @@ class Engine:
     def _stop(self, request: int) -> int:
         """Take a decoding request out; the tokens it has."""
         tick, began_with = self._began.pop(request)
-        del self._end_of[request]
+        self._end_ticks -= self._end_of.pop(request)
         tokens = began_with + self.tick - tick
         self.decodes -= 1
         self.context -= tokens

@@ -17,6 +17,7 @@ __all__ = ["EnginePreset", "engine", "engine_for", "engine_names", "override"]
 
 SCHEDULERS = ("budget", "prefill-first", "no-evict", "max-utilisation", "static")
 REDUCTIONS = ("custom", "library")
+FRACTIONS = ("memory", "free")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class EnginePreset:
         Tokens of a block of cache.
     memory_fraction : float
         Share of the device memory that the engine may fill.
+    fraction_of : str
+        What that is a share of: ``memory``, or ``free`` (what weights and reserve leave of it).
     reserve : float
         Of it: what context, libraries and graphs take [B].
     prefix_cache : bool
@@ -73,6 +76,7 @@ class EnginePreset:
     chunked: bool = True
     block: int = 16
     memory_fraction: float = 0.9
+    fraction_of: str = "memory"
     reserve: float = 4e9
     prefix_cache: bool = False
     graph_sizes: tuple[int, ...] = ()
@@ -95,7 +99,7 @@ class EnginePreset:
 
 
 _PROVENANCE = ("name", "title", "source", "as_of", "status")
-_CHOICES = {"scheduler": SCHEDULERS, "reduction": REDUCTIONS}
+_CHOICES = {"scheduler": SCHEDULERS, "reduction": REDUCTIONS, "fraction_of": FRACTIONS}
 _TIMES = frozenset(
     field.name for field in dataclasses.fields(EnginePreset) if field.name.endswith("_time")
 )

@@ -153,12 +153,15 @@ class ServicePlan:
         """
         engine, work = self.engine, self.work
         capacity = self.cluster.accelerator.memory_bytes
-        usable = engine.memory_fraction * capacity
         tokens = min(engine.max_tokens, 16384)
         width = 2 * self.model.ffn_hidden / self.tp + 4 * self.model.hidden
         logits = min(engine.max_sequences, 1024) * work.head.out * _LOGIT_BYTES
         activations = tokens * width * 2.0 + logits
         fixed = work.weight_bytes + activations + engine.reserve
+        if engine.fraction_of == "free":
+            usable = fixed + engine.memory_fraction * max(0.0, capacity - fixed)
+        else:
+            usable = engine.memory_fraction * capacity
         block_bytes = engine.block * work.cache_elements * _CACHE_BYTES[self.kv]
         return ServiceMemory(
             weights=work.weight_bytes,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpsim.errors import MpsimError
 from mpsim.importers.cells import TABLES, Cells, read_rows, table_kind
-from mpsim.validate import collectives, kernels, schedules, training
+from mpsim.validate import collectives, inference, kernels, schedules, training
 from mpsim.validate.records import Record, Row, Validation
 
 __all__ = ["KINDS", "FileKind", "recognise", "validate_files"]
@@ -49,6 +49,7 @@ KINDS: tuple[FileKind, ...] = (
             ("collectives", collectives),
             ("kernels", kernels),
             ("schedules", schedules),
+            ("inference", inference),
         )
     ),
     FileKind(
@@ -74,7 +75,7 @@ def validate_files(paths: Iterable[str | Path], *, progress: Progress | None = N
     Returns
     -------
     Validation
-        One record a row (two where a training run has a measured peak memory), in the order of the files.
+        One record a row (two where a training run has a measured peak memory, one a quantity of inference), in the order of the files.
 
     Raises
     ------
@@ -125,14 +126,16 @@ def predict_row(kind: FileKind, row: Row) -> list[Record]:
 def _opened(path: Path) -> tuple[FileKind, list[Row]]:
     rows = read_rows(path)
     kind = recognise(path, rows[0])
-    return kind, [_row(kind, values, number) for number, values in enumerate(rows, start=1)]
+    return kind, [
+        _row(kind, values, number, path.parent) for number, values in enumerate(rows, start=1)
+    ]
 
 
-def _row(kind: FileKind, values: Mapping[str, str], number: int) -> Row:
+def _row(kind: FileKind, values: Mapping[str, str], number: int, folder: Path) -> Row:
     measured = {column: values[column] for column in kind.measured if column in values}
     configuration = {column: cell for column, cell in values.items() if column not in measured}
     name = values.get("id") or values.get("record_id") or str(number)
-    return Row(name, Cells(configuration), Cells(measured))
+    return Row(name, Cells(configuration), Cells(measured), folder)
 
 
 def _line(error: Exception) -> str:

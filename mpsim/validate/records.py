@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from mpsim.importers.cells import Cells
 
@@ -34,11 +35,14 @@ class Row:
         Its ``id`` or ``record_id``, else its number from 1.
     configuration, measured : Cells
         What a prediction may read, and what only the score may read.
+    folder : Path
+        Where the row's file lies: files that it names are relative to it.
     """
 
     id: str
     configuration: Cells
     measured: Cells
+    folder: Path = Path()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +52,11 @@ class Record:
     Parameters
     ----------
     id : str
-        The row's ``id`` or ``record_id``, else its number in the file from 1; ``#memory`` is added for a peak memory.
+        The row's ``id`` or ``record_id``, else its number in the file from 1; ``#memory`` is added for a peak memory, ``#ttft`` and such for a quantity of inference.
     family : str
         What it is summarised with.
     kind : str
-        ``training``, ``memory``, ``collective``, ``kernel`` or ``schedule``.
+        ``training``, ``memory``, ``collective``, ``kernel``, ``schedule`` or ``inference``.
     unit : str
         Of both figures: that of the file's own column (bytes for a memory).
     measured, predicted : float or None

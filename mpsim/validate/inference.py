@@ -1,0 +1,397 @@
+"""Inference: measured points of served models, each predicted by serving its requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpsim.errors import CalibrationError
+from mpsim.hardware import Cluster, build_cluster
+from mpsim.importers import Assumed
+from mpsim.importers.cells import Cells
+from mpsim.importers.machines import gpu, nic_named, per_node, rack_of
+from mpsim.memo import remembered
+from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
+from mpsim.serving.engines import EnginePreset, engine, engine_for
+from mpsim.serving.plan import ServicePlan
+from mpsim.serving.service import serve
+from mpsim.serving.stream import draw_requests
+from mpsim.serving.summary import latencies
+from mpsim.validate.assumptions import network_of
+from mpsim.validate.records import Record, Row
+from mpsim.validate.tables import lookup, table
+from mpsim.workload import Transformer
+from mpsim.workload.experts import Experts, LatentAttention
+
+__all__ = ["MEASURED", "blank", "plan_of", "predict"]
+
+_QUANTITIES = {
+    "ttft": ("ttft_ms", "ms"),
+    "tpot": ("tpot_ms", "ms"),
+    "e2e": ("e2e_latency_ms", "ms"),
+    "throughput": ("output_tokens_per_s", "tokens/s"),
+    "ttft_p99": ("ttft_p99_ms", "ms"),
+    "tpot_p99": ("tpot_p99_ms", "ms"),
+}
+MEASURED = (
+    *(column for column, _ in _QUANTITIES.values()),
+    *("requests_per_s", "total_tokens_per_s", "output_tokens_per_s_per_accel", "memory_gb"),
+)
+_MILLI = 1e-3
+_TABLE = "inference"
+_WITHOUT_LIMIT = 1 << 40  # blocks: a static batch was measured, so that it fitted
+_SPECULATES = r"\b(MTP|speculat\w*|draft|eagle)\b"
+
+
+def blank(row: Row) -> list[Record]:
+    """The row's records without predictions, one for each measured quantity."""
+    measured = {name: row.measured.number(column) for name, (column, _) in _QUANTITIES.items()}
+    names = [name for name, value in measured.items() if value] or ["throughput"]
+    return [
+        Record(
+            id=f"{row.id}#{name}",
+            family=row.configuration.text("family") or "family not stated",
+            kind="inference",
+            unit=_QUANTITIES[name][1],
+            measured=measured[name],
+            size=row.configuration.number("num_accel"),
+        )
+        for name in names
+    ]
+
+
+def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
+    """Serve the requests of a row, and fill in what was measured of them.
+
+    Raises
+    ------
+    CalibrationError, ScenarioError, HardwareError
+        If the row does not say what matters, or cannot be served.
+    """
+    plan, assumed = plan_of(row)
+    figures = _figures(plan)
+    sentences = tuple(map(str, assumed))
+    return [
+        dataclasses.replace(blank, predicted=figures[blank.id.rsplit("#", 1)[1]], assumed=sentences)
+        for blank in blanks
+    ]
+
+
+def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
+    """The service that a row describes, from its configuration columns alone.
+
+    Raises
+    ------
+    CalibrationError
+        If the row does not say what matters.
+    """
+    cells = row.configuration
+    assumed: list[Assumed] = []
+    if cells.flag("disaggregated"):
+        raise CalibrationError("prefill and decode on separate pools are not simulated")
+    lookup(_TABLE, "regimes", cells.text("regime"))
+    if re.search(_SPECULATES, cells.text("notes")):
+        raise CalibrationError("speculation is not simulated")
+    tp, pp, ep, attention_dp = _layout(cells, assumed)
+    weights = _weights(cells)
+    plan = ServicePlan(
+        name=row.id,
+        model=_model(cells, assumed),
+        cluster=_cluster(cells, tp * pp, assumed),
+        engine=_engine(cells, attention_dp, assumed),
+        workload=_workload(cells, assumed),
+        slo=ServiceLevel(),
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        attention_dp=attention_dp,
+        weights=weights,
+        kv=_cache(cells, assumed),
+        given_blocks=_blocks(cells),
+        folder=str(row.folder),
+    )
+    peaks = plan.cluster.accelerator.peak_flops
+    if weights in ("fp8", "fp8_block", "int8") and plan.weight_format.compute not in peaks:
+        raise CalibrationError(f"{plan.cluster.accelerator.name} has no {weights} products")
+    return _fitted(plan, cells, assumed), assumed
+
+
+def _fitted(plan: ServicePlan, cells: Cells, assumed: list[Assumed]) -> ServicePlan:
+    """The plan with the share of the memory that its weights ask for, where the row states none."""
+    if cells.text("kv_memory_fraction") or not plan.problems():
+        return plan
+    entry = table(_TABLE)["tight"]
+    raised = dataclasses.replace(
+        plan, engine=dataclasses.replace(plan.engine, memory_fraction=entry["memory_fraction"])
+    )
+    if not raised.problems():
+        assumed.append(Assumed("memory_fraction", entry["memory_fraction"], entry["why"]))
+        return raised
+    return plan
+
+
+def _layout(cells: Cells, assumed: list[Assumed]) -> tuple[int, int, int, int]:
+    """Ranks of tensor, pipeline, expert and attention data parallelism of one instance."""
+    tp, pp = cells.required("tp"), cells.whole("pp") or 1
+    ep, attention_dp = cells.whole("ep") or 1, cells.whole("attention_dp") or 1
+    if cells.whole("moe_experts") and not cells.whole("ep"):
+        assumed.append(Assumed("ep", 1, "no expert parallelism is stated"))
+    if (cells.whole("cp") or 1) > 1:
+        raise CalibrationError("context parallel decoding is not simulated")
+    each = (cells.whole("accel_per_instance") or tp * pp) // pp
+    if attention_dp > 1 or ep > tp:
+        tp = max(tp, each)
+    if tp % attention_dp or (ep > 1 and (tp % ep and ep % tp)):
+        raise CalibrationError(
+            f"tp {tp}, ep {ep} and attention_dp {attention_dp} do not divide an instance"
+        )
+    if each != tp:
+        raise CalibrationError(
+            f"tp {tp} x pp {pp} are not the {each * pp} accelerators of an instance"
+        )
+    return tp, pp, ep, attention_dp
+
+
+def _weights(cells: Cells) -> str:
+    entry = lookup(_TABLE, "formats", cells.text("weight_dtype"))
+    return cells.text("weight_dtype") if entry.get("same") else str(entry["format"])
+
+
+def _cache(cells: Cells, assumed: list[Assumed]) -> str:
+    stated = cells.text("kv_dtype")
+    if stated:
+        return stated
+    entry = _first("caches", cells)
+    assumed.append(Assumed("kv_dtype", entry["kv"], entry["why"]))
+    return str(entry["kv"])
+
+
+def _first(section: str, cells: Cells) -> Mapping[str, Any]:
+    """The first entry whose words fit the row's columns; nothing where none does."""
+    for entry in table(_TABLE)[section]:
+        where: Mapping[str, str] = entry["where"]
+        if all(re.fullmatch(pattern, cells.text(column)) for column, pattern in where.items()):
+            result: Mapping[str, Any] = entry
+            return result
+    return {}
+
+
+def _model(cells: Cells, assumed: list[Assumed]) -> Transformer:
+    name, attention = cells.text("model"), cells.text("attention")
+    lookup(_TABLE, "attention", attention)
+    heads, hidden = cells.required("heads"), cells.required("hidden")
+    experts = cells.whole("moe_experts")
+    ffn = cells.whole("ffn_hidden") or (cells.whole("moe_ffn_hidden") if experts else None)
+    if ffn is None:
+        ffn = 4 * hidden
+        assumed.append(Assumed("ffn_hidden", ffn, "four times the hidden width"))
+    window = re.search(r"every second layer a window of (\d+)", attention)
+    latent = attention.startswith("mla")
+    shape = dict(table(_TABLE)["latent"])
+    if latent:
+        assumed.append(Assumed("mla", "", shape.pop("why")))
+    return Transformer(
+        name=name,
+        layers=cells.required("layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads if latent else cells.whole("kv_heads") or heads,
+        head_dim=cells.whole("head_dim") or hidden // heads,
+        ffn_hidden=ffn,
+        vocab=cells.required("vocab"),
+        gated_mlp=bool(cells.flag("gated_mlp")),
+        tied_embeddings=False,
+        positions="rotary",
+        bias=False,
+        norm="rmsnorm",
+        moe=_experts(cells, experts, ffn, assumed) if experts else None,
+        mla=LatentAttention(**shape) if latent else None,
+        attention="sliding" if window else "causal",
+        window=int(window[1]) if window else 0,
+        full_every=2 if window else 0,
+    )
+
+
+def _experts(cells: Cells, count: int, ffn: int, assumed: list[Assumed]) -> Experts:
+    """Experts as the row and, where it is silent, the table of models have them."""
+    name = cells.text("model")
+    parts: dict[str, int] = {}
+    for entry in table(_TABLE)["models"]:
+        if not re.fullmatch(entry["pattern"], name):
+            continue
+        for key in ("dense_layers", "shared_experts", "every"):
+            if key not in entry or cells.text(f"moe_{key}"):
+                continue
+            value = entry[key]
+            if isinstance(value, Mapping):
+                value = next(number for word, number in value.items() if word in name)
+            parts[key] = value
+            assumed.append(Assumed(f"moe_{key}", value, entry["why"]))
+        break
+    for key in ("dense_layers", "shared_experts"):
+        if (stated := cells.whole(f"moe_{key}")) is not None:
+            parts[key] = stated
+    return Experts(
+        experts=count,
+        top_k=cells.whole("moe_topk") or 1,
+        ffn_hidden=cells.whole("moe_ffn_hidden") or ffn,
+        dense_layers=parts.get("dense_layers", 0),
+        shared_experts=parts.get("shared_experts", 0),
+        every=parts.get("every", 1),
+    )
+
+
+def _cluster(cells: Cells, ranks: int, assumed: list[Assumed]) -> Cluster:
+    """Nodes of the kind that a row names, as many as an instance takes."""
+    name = cells.text("accelerator")
+    if not re.search(r"\bGB\b", name):  # words in brackets but for the size of the memory
+        name = re.sub(r"\s*\(.*\)", "", name)
+    cluster, told = _cluster_of(name, ranks)
+    assumed.extend(told)
+    return cluster
+
+
+@remembered(256)
+def _cluster_of(name: str, ranks: int) -> tuple[Cluster, tuple[Assumed, ...]]:
+    chip, each = gpu(name), per_node(name)
+    rack = rack_of(name)
+    nodes = -(-ranks // each)
+    domain = each * nodes if rack else None
+    if nodes == 1 or rack:
+        return build_cluster(
+            accelerator=chip, accelerators_per_node=each, nodes=nodes, domain=domain
+        ), ()
+    entry = network_of(name)
+    if entry is None:
+        raise CalibrationError("the network between nodes is not stated")
+    nic = nic_named(entry["inter_node_link"], entry["nic_gbit_s"])
+    cluster = build_cluster(
+        accelerator=chip,
+        accelerators_per_node=each,
+        nodes=nodes,
+        nics_per_node=entry["nics_per_node"],
+        nic=nic,
+    )
+    return cluster, (Assumed("nic", nic.name, entry["why"]),)
+
+
+def _engine(cells: Cells, attention_dp: int, assumed: list[Assumed]) -> EnginePreset:
+    words = f"{cells.text('engine')} {cells.text('engine_version')}".strip()
+    entry = _first("engines", cells)
+    preset = engine(entry["engine"]) if entry else engine_for(words)
+    if preset is None:
+        raise CalibrationError(f"engine {words!r} is not in the catalog of engines")
+    if entry:
+        assumed.append(Assumed("engine", preset.name, entry["why"]))
+    fields: dict[str, Any] = {}
+    if (sequences := cells.whole("max_num_seqs")) is not None:
+        fields["max_sequences"] = sequences * attention_dp
+    if (tokens := cells.whole("max_num_batched_tokens")) is not None:
+        fields["max_tokens"] = tokens * attention_dp
+    for column, field in (("kv_memory_fraction", "memory_fraction"), ("block_tokens", "block")):
+        value = cells.number(column)
+        if value:
+            fields[field] = int(value) if field == "block" else value
+    if cells.text("regime") == "static-batch":
+        fields |= {"scheduler": "static", "max_tokens": 1_000_000}
+    if cells.text("regime") != "static-batch":
+        unsaid = ("max_sequences", "max_tokens", "memory_fraction")
+        assumed.extend(
+            Assumed(field, getattr(preset, field), f"default of {preset.name}")
+            for field in unsaid
+            if field not in fields
+        )
+    return dataclasses.replace(preset, **fields)
+
+
+def _blocks(cells: Cells) -> int | None:
+    if cells.text("regime") == "static-batch":
+        return _WITHOUT_LIMIT
+    return cells.whole("kv_blocks")
+
+
+def _workload(cells: Cells, assumed: list[Assumed]) -> Workload:
+    """The stream of requests of a row."""
+    count = cells.whole("num_requests")
+    if cells.text("trace"):
+        return Workload(arrival="trace", trace=cells.text("trace"), requests=count)
+    prompt, output = (
+        _length(cells, column, assumed) for column in ("input_tokens", "output_tokens")
+    )
+    regime = cells.text("regime")
+    if regime in ("static-batch", "offline-max"):
+        if regime == "static-batch":
+            count = cells.required("batch_per_instance")
+        count = count or cells.required("concurrency")
+        return Workload(arrival="all-at-once", requests=count, prompt=prompt, output=output)
+    if regime == "open-loop":
+        if not cells.text("arrival"):
+            assumed.append(Assumed("arrival", "poisson", "usual of load generators"))
+        if not count:
+            count = 500
+            assumed.append(Assumed("num_requests", count, "a usual number"))
+        rate = cells.required_number("request_rate_per_s")
+        return Workload(rate=rate, requests=count, prompt=prompt, output=output)
+    users = cells.whole("concurrency") or cells.required("batch_per_instance")
+    if not count:
+        count = 10 * users
+        assumed.append(Assumed("num_requests", count, "ten for each user"))
+    most = table(_TABLE)["most_requests"]
+    limit = max(users, min(most["count"], most["loops"] * users))
+    if count > limit:
+        count = limit
+        assumed.append(Assumed("num_requests", count, most["why"]))
+    return Workload(
+        arrival="closed", concurrency=users, requests=count, prompt=prompt, output=output
+    )
+
+
+def _length(cells: Cells, column: str, assumed: list[Assumed]) -> LengthChoice:
+    tokens, shortest = cells.required(column), cells.number("shortest_length_share")
+    if shortest is None and cells.text("length_distribution") != "fixed":
+        assumed.append(Assumed(column, tokens, "the same for every request"))
+    if not shortest or shortest >= 1:
+        return LengthChoice(tokens=tokens)
+    return LengthChoice(kind="uniform", tokens=tokens, shortest=shortest)
+
+
+def _figures(plan: ServicePlan) -> Mapping[str, float]:
+    """Every quantity of a service, in the units of its record."""
+    static = plan.engine.scheduler == "static"
+    plan.require()
+    requests = draw_requests(plan.workload, seed=0, folder=Path(plan.folder))
+    served = serve(
+        requests,
+        plan.prices,
+        plan.rules,
+        blocks=plan.blocks,
+        concurrency=plan.workload.concurrency,
+    )
+    offset = 0.0 if static else plan.engine.first_token_time
+    times = latencies(served, requests, offset)
+    done = ~np.isnan(served.last)
+    means = {name: float(np.nanmean(times[name])) for name in ("ttft", "e2e")}
+    tpot = _tpot(times["tpot"])
+    if static:  # one batch: the mean over its tokens, as such tables print it
+        means["e2e"] = served.end
+    return {
+        "ttft": means["ttft"] / _MILLI,
+        "tpot": tpot[0] / _MILLI,
+        "e2e": means["e2e"] / _MILLI,
+        "throughput": float(requests.output[done].sum() / served.end),
+        "ttft_p99": float(np.nanpercentile(times["ttft"], 99)) / _MILLI,
+        "tpot_p99": tpot[1] / _MILLI,
+    }
+
+
+def _tpot(values: Any) -> tuple[float, float]:
+    """Mean and 99th percentile of the requests that gave more than one token."""
+    several = values[~np.isnan(values)]
+    if not len(several):
+        return 0.0, 0.0
+    return float(several.mean()), float(np.percentile(several, 99))

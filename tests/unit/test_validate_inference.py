@@ -1,0 +1,90 @@
+"""Rows of measured inference: ids, units, what is skipped by name, and that measured columns are never read."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from mpsim.validate import validate_files
+
+DATA = Path(__file__).resolve().parents[2] / "validation" / "data" / "inference-runs.csv"
+FIRST = {"ft-0001", "llmservingsim-4090-8b", "aicsil-0095", "trtllm017-0177"}
+pytestmark = pytest.mark.skipif(not DATA.is_file(), reason="data is not shipped with the package")
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    with DATA.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _records(rows: list[dict[str, str]], folder: Path):
+    path = folder / "rows.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return {record.id: record for record in validate_files([path]).records}
+
+
+def test_a_row_has_a_record_for_each_measured_quantity(rows, tmp_path):
+    chosen = [row for row in rows if row["id"] in FIRST and not row["trace"]]
+    records = _records(chosen, tmp_path)
+    assert {"ft-0001#e2e", "ft-0001#throughput", "aicsil-0095#ttft", "aicsil-0095#tpot"} <= set(
+        records
+    )
+    assert all(record.kind == "inference" for record in records.values())
+    assert all(record.predicted is not None for record in records.values())
+    assert records["ft-0001#e2e"].unit == "ms"
+    assert records["ft-0001#throughput"].unit == "tokens/s"
+
+
+def test_predictions_do_not_move_with_measured_columns(rows, tmp_path):
+    chosen = [dict(row) for row in rows if row["id"] in ("ft-0001", "aicsil-0095")]
+    before = _records(chosen, tmp_path)
+    for row in chosen:
+        for column in ("ttft_ms", "tpot_ms", "e2e_latency_ms", "output_tokens_per_s"):
+            if row[column]:
+                row[column] = repr(float(row[column]) * 1.37)
+    after = _records(chosen, tmp_path)
+    assert {name: record.predicted for name, record in before.items()} == {
+        name: record.predicted for name, record in after.items()
+    }
+
+
+def test_a_trace_is_relative_to_the_file(rows, tmp_path):
+    chosen = [row for row in rows if row["id"] == "llmservingsim-4090-8b"]
+    (record, *_) = _records(chosen, tmp_path).values()
+    assert "no file" in (record.skipped_because or "")
+    (tmp_path / "inference-traces").symlink_to(DATA.parent / "inference-traces")
+    records = _records(chosen, tmp_path)
+    assert records["llmservingsim-4090-8b#tpot"].error == pytest.approx(0, abs=0.05)
+    assert records["llmservingsim-4090-8b#ttft_p99"].error == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("disaggregated", "1", "separate pools"),
+        ("attention", "linear in 3 of 4 layers, gqa in every fourth", "linear attention"),
+        ("tp", "", "tp is not stated"),
+        ("accelerator", "abacus", "not known"),
+        ("engine", "slide rule", "catalog of engines"),
+        ("weight_dtype", "fp6", "not known"),
+        ("cp", "2", "context parallel"),
+    ],
+)
+def test_what_cannot_be_served_is_skipped_by_name(rows, tmp_path, column, value, reason):
+    row = next(dict(row) for row in rows if row["id"] == "aicsil-0095")
+    row[column] = value
+    for record in _records([row], tmp_path).values():
+        assert reason in (record.skipped_because or "")
+
+
+def test_assumptions_are_listed(rows, tmp_path):
+    chosen = [row for row in rows if row["id"] == "aicsil-0095"]
+    record = _records(chosen, tmp_path)["aicsil-0095#tpot"]
+    assert any(sentence.startswith("kv_dtype = ") for sentence in record.assumed)
+    assert any(sentence.startswith("mla") for sentence in record.assumed)
