@@ -60,6 +60,23 @@ def test_every_copy_does_what_the_folded_rank_does(seed: int, degree: dict[str, 
     assert np.array_equal(end, other.end)
 
 
+def test_a_message_goes_to_the_rank_in_its_own_place() -> None:
+    """One message from pp 0 to pp 1 of three replicas: ranks 0, 1, 2 send to 3, 4, 5, whose receiving streams it takes."""
+    rows = Rows(TRAINING)
+    row = rows.add(
+        1, kind=Kind.SEND, rank=0, peer=1, stream=Stream.SEND_NEXT, duration=7.0, up_bytes=1.0
+    )
+    rows.occupy(row, 1, Stream.RECV_PREV)
+    unfolded = unfold(rows.finish(rank_name=["pp 0", "pp 1"], class_size=[3, 3]), {"dp": 3})
+    assert unfolded.rank.tolist() == [0, 1, 2]
+    assert unfolded.peer.tolist() == [3, 4, 5]
+    places = [slot.tolist() for slot in np.divmod(unfolded.slot, len(Stream))]
+    assert sorted(zip(*places, strict=True)) == sorted(
+        [(rank, Stream.SEND_NEXT) for rank in (0, 1, 2)]
+        + [(rank, Stream.RECV_PREV) for rank in (3, 4, 5)]
+    )
+
+
 def _slowed(program: Program, rank: str, factor: float) -> Program:
     """The program with the compute rows of one rank slower."""
     mine = (program.rank == program.rank_name.index(rank)) & (program.stream == Stream.COMPUTE)

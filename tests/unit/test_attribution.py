@@ -68,6 +68,31 @@ def test_gradient_reduction_after_the_last_backward_is_exposed() -> None:
     assert second == {"backward": 6, "exposed_dp": 2, "optimizer": 1}
 
 
+def test_a_reduction_beside_another_ranks_backward_is_not_ones_own() -> None:
+    """Rank 1 works 0-8 and reduces 3-7 beside that; rank 0 works 0-2, reduces nothing and waits for rank 1 to compute: 6 of bubble."""
+    rows = Rows(TRAINING)
+    backward = {"kind": Kind.BACKWARD, "part": PARTS.index("backward")}
+    rows.add(2, rank=[0, 1], duration=[2.0, 3.0], **backward)
+    rows.add(1, rank=1, duration=5.0, **backward)
+    reduce = rows.add(
+        1,
+        kind=Kind.COLLECTIVE,
+        rank=1,
+        stream=Stream.DP,
+        part=PARTS.index("exposed_dp"),
+        duration=4.0,
+    )
+    rows.depend(reduce, 1)
+    step = rows.add(
+        2, kind=Kind.OPTIMIZER, rank=[0, 1], part=PARTS.index("optimizer"), duration=1.0
+    )
+    for row in (2, reduce):
+        rows.depend(step, row)
+    first, second = _account(rows.finish(rank_name=("pp 0", "pp 1"), class_size=[1, 1]))
+    assert first == {"backward": 2, "bubble": 6, "optimizer": 1}
+    assert second == {"backward": 8, "optimizer": 1}
+
+
 def test_waiting_for_a_slower_optimizer_is_other() -> None:
     """Nothing runs on any communicator: not bubble, not exposed."""
     rows = Rows(TRAINING)

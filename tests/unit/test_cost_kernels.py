@@ -62,6 +62,26 @@ def test_weight_gradients_take_four_percent_longer() -> None:
     assert time(gradient) / time(forward) == pytest.approx(1.04)
 
 
+@pytest.mark.parametrize(
+    ("phase", "again"),
+    [
+        # wq, wk and wv read the same (m, k) input three times instead of once
+        (Phase.FORWARD, 2 * 2.0 * 65536 * 64),
+        # three gradients of (m, n) are written where one product would add them up
+        (Phase.INPUT_GRADIENT, 2 * 2.0 * 65536 * 128),
+        # the (k, n) input is read for each of the three weight gradients
+        (Phase.WEIGHT_GRADIENT, 2 * 2.0 * 64 * 128),
+    ],
+)
+def test_separate_weights_move_what_they_share_once_for_each(phase: Phase, again: float) -> None:
+    """Three products take as long as one of the same FLOPs that moves what the second and the third read or write anew."""
+    shape = {"m": 65536, "n": 128, "k": 64, "phase": phase}
+    moved = 2.0 * (65536 * 64 + 64 * 128 + 65536 * 128)
+    separate = time(product(**shape, bytes=moved, weights=3))
+    assert separate == pytest.approx(time(product(**shape, bytes=moved + again)), rel=1e-12)
+    assert separate > time(product(**shape, bytes=moved))
+
+
 def test_batched_products_with_an_odd_head_dim_fall_off_a_cliff() -> None:
     """head_dim 108 is not a multiple of 8: about 20 TFLOP/s on A100, as BLOOM's tuning rows show."""
     odd = product(m=2048, n=2048, k=108, batch=64, bytes=64 * 2.0 * (2 * 2048 * 108 + 2048**2))

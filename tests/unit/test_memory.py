@@ -8,8 +8,8 @@ import pytest
 from mpsim import Scenario, simulate
 from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
-from mpsim.training.memory import account_memory, held_by_rank, kept_by_stage
-from mpsim.training.memory.activations import kept_by_part
+from mpsim.training.memory import account_memory, buffers, held_by_rank, kept_by_stage
+from mpsim.training.memory.activations import Kept, kept_by_part
 from mpsim.workload import model
 from tests.plans import small_plan
 
@@ -43,6 +43,33 @@ def test_first_stage_of_1f1b_holds_as_many_microbatches_as_there_are_stages() ->
     one = kept[1]
     held = held_by_rank(plan, kept)[1]
     assert held.most.max() == pytest.approx(3 * (one.for_input + one.for_weight) + one.in_layers)
+
+
+@pytest.mark.parametrize(
+    ("in_layers", "in_head", "most"),
+    [(9.0, 4.0, 27.0), (20.0, 4.0, 35.0), (3.0, 0.0, 23.0)],
+)
+def test_logits_are_gone_when_a_layer_is_differentiated(
+    in_layers: float, in_head: float, most: float
+) -> None:
+    """A microbatch keeps 10 + 5 B in its layers and 8 B of logits: 23 when its backward starts.
+
+    The head adds 4 to these; a layer of 9 comes on top of 15, the logits having gone: 24, so the head's 27 is most. A layer of 20 makes 35. One of 3
+    never reaches the 23 of the start.
+    """
+    plan = small_plan(tp=1, pp=1, dp=1, microbatches=2)
+    kept = Kept(for_input=10.0, for_weight=5.0, logits=8.0, in_layers=in_layers, in_head=in_head)
+    (held,) = held_by_rank(plan, [kept])
+    assert held.most.tolist() == [23.0, most] * 2
+
+
+def test_messages_have_four_buffers_of_what_a_rank_sends() -> None:
+    """Activations and gradients, sent and received: 2 B x 2,048 tokens x 2,304 each, a quarter of it with sequence parallelism over 4; none on one stage."""
+    message = 2 * 2048 * 2304
+    for sequence_parallel, divided in ((False, 1), (True, 4)):
+        plan = small_plan(tp=4, pp=2, dp=1, preset="torch-ddp", sequence_parallel=sequence_parallel)
+        assert buffers(plan).tolist() == [4 * message / divided] * 2
+    assert buffers(small_plan(tp=4, pp=1, dp=1, preset="torch-ddp")).tolist() == [0.0]
 
 
 def test_a_rank_is_fullest_in_a_backward_where_gradients_come_on_top() -> None:

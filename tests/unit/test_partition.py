@@ -23,6 +23,14 @@ def test_embedding_and_loss_may_take_a_layers_place() -> None:
     assert [one.layers for one in stages] == [5, *[6] * 10, 5]
 
 
+def test_each_end_takes_a_layers_place_on_its_own_stage() -> None:
+    """7 layers on 4 stages make 8 places of 2: the embedding has one of the first stage, the loss one of the last."""
+    first = partition_layers(7, 4, embedding_counts=True)
+    last = partition_layers(7, 4, loss_counts=True)
+    assert [stage.layers for stage in first] == [1, 2, 2, 2]
+    assert [stage.layers for stage in last] == [2, 2, 2, 1]
+
+
 def test_given_layers_are_taken_as_they_are() -> None:
     """Also none on a stage."""
     assert [one.layers for one in partition_layers(7, 3, given=[3, 4, 0])] == [3, 4, 0]

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from mpsim.engine import run
-from mpsim.program import Program
+from mpsim.program import TICK, Program
 from mpsim.training.build import build_program
 from mpsim.training.vocabulary import Kind
+from mpsim.workload import Experts
 from tests.plans import small_plan
 
 
@@ -89,3 +90,24 @@ def test_with_a_global_norm_every_rank_waits_for_all() -> None:
     assert all(_waits_of(program, row) == [norm] for row in steps)
     timeline = run(program)
     assert len(set(timeline.start[steps].tolist())) == 1
+
+
+def test_a_sharded_optimizer_updates_its_share_of_experts_and_of_the_rest() -> None:
+    """ZeRO-1 on 8 replicas, experts divided among 4 of them: all 8 have the dense weights, 2 have the same experts.
+
+        t = traffic (dense / 8 + experts / 2) / (0.8 x 2,039 GB/s)
+
+    Every layer of 24 has 8 experts of two matrices of 2,304 x 1,024 with their biases; a rank has two of the eight.
+    """
+    plan = small_plan(
+        tp=1, pp=1, dp=8, ep=4, zero=1, moe=Experts(experts=8, top_k=2, ffn_hidden=1024)
+    )
+    layout = plan.layout
+    experts = 24 * 2 * (2 * 2304 * 1024 + 2304 + 1024)
+    assert layout.rank_expert_parameters.tolist() == [experts]
+    dense = float(layout.rank_dense_parameters[0])
+    program = build_program(plan)
+    (step,) = _rows(program, "optimizer step")
+    owned = dense / 8 + experts / 2
+    seconds = owned * layout.framework.update_traffic / (0.8 * 2039e9)
+    assert program.duration[step] * TICK == pytest.approx(seconds, abs=TICK)

@@ -1,0 +1,111 @@
+"""Prices of iterations, work of chunked prompts, and the account of a service, solved by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mpsim.hardware import system
+from mpsim.scenario.serving import ServiceLevel, Workload
+from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.engines import EnginePreset
+from mpsim.serving.plan import ServicePlan
+from mpsim.serving.prices import IterationPrices
+from mpsim.serving.rates import Reductions
+from mpsim.serving.service import Served
+from mpsim.serving.summary import account
+from mpsim.workload import model
+
+
+def _plan(pp: int = 1, **fields: float) -> ServicePlan:
+    """Llama 2 7B on H100s, with an engine that costs nothing beside its kernels but for `fields`."""
+    return ServicePlan(
+        name="small",
+        model=model("llama2-7b"),
+        cluster=system("dgx-h100", nodes=1),
+        engine=EnginePreset(name="bare", **fields),  # type: ignore[arg-type]
+        workload=Workload(rate=1.0),
+        slo=ServiceLevel(),
+        pp=pp,
+    )
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize(("decodes", "prompt"), [(8, 0), (8, 100), (0, 500)])
+def test_every_boundary_between_stages_costs_one_message(
+    pp: int, decodes: int, prompt: int
+) -> None:
+    """A batch of n tokens of 4,096 features of 2 B crosses pp - 1 boundaries, whose latency and bytes both count.
+
+        t(link) - t(no link) = (pp - 1) (20 us + n x 8,192 B / (50 GB/s))
+
+    times the engine's slowdown, as the rest of the device's time.
+    """
+    plan = _plan(pp, slowdown=1.1)
+    reductions = Reductions(plan.cluster, 1, plan.rates, plan.engine)
+
+    def seconds(latency: float, rate: float) -> float:
+        prices = IterationPrices(
+            plan.work,
+            plan.rates,
+            plan.engine,
+            reductions,
+            2.0,
+            send_seconds=latency,
+            send_rate=rate,
+        )
+        return float(prices.seconds(decodes, 1000.0 * decodes, prompt, prompt**2 / 2))
+
+    message = 20e-6 + (decodes + prompt) * 4096 * 2 / 50e9
+    without = seconds(0.0, np.inf)
+    assert seconds(20e-6, 50e9) - without == pytest.approx(1.1 * (pp - 1) * message)
+
+
+@pytest.mark.parametrize("budget", [3, 8, 10, 64])
+def test_chunks_of_a_prompt_attend_to_the_chunks_before_them(budget: int) -> None:
+    """A causal prompt of s tokens has s^2 / 2 pairs of query and key, however it is cut.
+
+    A chunk of c tokens behind b others sees c b pairs with those and c^2 / 2 with itself: of 10 tokens in chunks of 8 and 2 these are 32 and
+    2 x 8 + 2 = 18, which sum to 50.
+    """
+    engine = Engine(BatchRules(max_tokens=budget, block=4), 100, [10], [1])
+    engine.waiting.append(0)
+    pairs = []
+    while (iteration := engine.next()) is not None:
+        pairs.append(iteration.pairs)
+        engine.finish(iteration)
+    assert len(pairs) == -(-10 // budget)
+    assert sum(pairs) == 10**2 / 2
+    if budget == 8:
+        assert pairs == [32, 18]
+
+
+def _served(seconds: float, count: int, rows: int) -> Served:
+    """An engine that does nothing but decode four sequences: `rows` jumps over `count` iterations each."""
+    none = np.zeros(0)
+    took = np.full(rows, count * seconds)
+    steps = {
+        "start": np.arange(rows) * count * seconds,
+        "seconds": took,
+        "count": np.full(rows, float(count)),
+        "decodes": np.full(rows, 4.0),
+        "context": np.full(rows, 4000.0),
+        "prompt_tokens": np.zeros(rows),
+        "used": np.zeros(rows),
+        "engine": np.zeros(rows),
+    }
+    return Served(none, none, none, none, steps, 0, 0, 1, float(took.sum()))
+
+
+def test_a_jump_over_equal_iterations_is_accounted_as_these() -> None:
+    """Ten iterations of 5 ms, in one row or in ten: the host has its 1 ms + 4 x 0.25 ms of each, kernels the other 3 ms, nothing is idle."""
+    plan = _plan(step_time=1e-3, request_time=0.25e-3)
+    single, jump = (account(plan, _served(5e-3, *shape)) for shape in ((1, 10), (10, 1)))
+    expected = dict.fromkeys(single, 0.0) | {"host": 20e-3, "decode": 30e-3}
+    assert single == pytest.approx(expected)
+    assert jump == pytest.approx(expected)
+    # a host that would need longer than the iterations took is counted for as long as these
+    slow = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, step_time=1.0))
+    assert account(slow, _served(5e-3, 10, 1))["host"] == pytest.approx(50e-3)
