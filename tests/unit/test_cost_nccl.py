@@ -164,3 +164,27 @@ def test_the_model_answers_which_algorithm_and_protocol_run() -> None:
     torus = CollectiveModel(system("tpu-v5p-pod"))
     assert torus.choice("all_gather", GIB, GroupShape(4, 4, 1)) == ("torus rings", "none")
     assert isinstance(choose("all_gather", MIB, group("hopper", 8)), Choice)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "tree", "ring"),
+    [
+        # 6.8 + 2 (7 x 0.6 + 2 x 5.0) and 6.6 + 56 x 1.0 (a post to the NIC is longer than a hop of 0.6) + 6 x 2.7
+        ("LL", 35.2, 78.8),
+        # 14.0 + 2 (7 x 1.25 + 2 x 8.5) and 14.0 + 56 x 1.9 + 6 x 4.0
+        ("LL128", 65.5, 144.4),
+        # 8.4 + 2 (7 x 4.0 + 2 x 14.0) and 8.4 + 56 x 3.4 (three posts take 3.0) + 6 x 14.0
+        ("Simple", 120.4, 282.8),
+    ],
+)
+def test_latencies_of_an_all_reduce_across_nodes_are_sums_of_hops(
+    protocol: str, tree: float, ring: float
+) -> None:
+    """Of 4 nodes of 8 a tree goes up and down 7 hops in a node and log2(4) between; of a ring's 62 steps 6 cross, 3 in each of its two rounds [us]."""
+    made = {
+        choice.algorithm: choice.latency * 1e6
+        for choice in candidates("all_reduce", group("hopper", 32, 4))
+        if choice.protocol == protocol
+    }
+    assert made["Tree"] == pytest.approx(tree)
+    assert made["Ring"] == pytest.approx(ring)
