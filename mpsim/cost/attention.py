@@ -21,6 +21,7 @@ __all__ = ["ATTENTION_CHARTS", "AttentionModel", "AttentionWork", "waiting"]
 ATTENTION_CHARTS = (*dict.fromkeys((*ATTENTION_KERNELS, "trtllm", "te")),)
 """Kernels with rates of their own: those of the frameworks, and two that only benchmarks name."""
 _HALF = ("bf16", "fp16")
+_MEASURED = (6.0, 7.0)  # log2 of the head_dims between which a rate is interpolated
 
 Use = Callable[[ConstantGroup, str], float]
 
@@ -166,12 +167,15 @@ class AttentionModel:
         group, latent = self._group, work.head_dim != work.head_dim_v
         scale = self._peak / self._use(group, "peak")
         scale *= self._level * self._use(group, "chart_share") if self._hot else 1.0
+        # rates are of head_dim 128; exponentials bind at 64, where products are half as long
+        least = self._use(group, "narrow_heads") if "narrow_heads" in group else 1.0
+        narrow = np.interp(np.log2(np.maximum(work.head_dim, 1.0)), _MEASURED, (least, 1.0))
         tiles = work.tiles(self._use(self._tiles, "tile"))
         processors, bend = self._use(self._tiles, "processors"), self._use(group, "bend")
         times = [
             flops
             * work.forward_flops()
-            / (self._use(group, f"rate_{way}") * scale)
+            / (self._use(group, f"rate_{way}") * scale * narrow)
             / np.where(latent, self._use(group, f"latent_{way}"), 1.0)
             * waiting(tiles, processors, self._use(group, f"wait_{way}"), bend)
             for way, flops in (("forward", 1.0), ("backward", self._total() - 1.0))

@@ -281,11 +281,8 @@ class KernelModel:
             c=constants,
             padding=group_padding(m, n, batch, ragged=ragged, tile=tile, processors=processors),
         )
-        slower = (
-            1.0
-            if ragged.all()
-            else self._use(self._rules["gemm_rules"], Phase.WEIGHT_GRADIENT.value)
-        )
+        rules = self._rules["gemm_rules"]
+        slower = 1.0 if ragged.all() else self._use(rules, "grouped_weight_gradient")
         result: Floats = times * np.where(ragged, 1.0, slower)
         return result
 

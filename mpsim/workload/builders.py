@@ -368,6 +368,9 @@ PASSES: Mapping[str, Passes] = MappingProxyType(
         "gate_times_up": Passes(Role.GATE_TIMES_UP, 3, 5),
         # x in, y out | grad in, summed over tokens into the bias gradient
         "bias": Passes(Role.BIAS, 2, 1),
+        # t + b * p of each expert in turn, then joined: product in float32 out, it and t in, sum in float32 out, cast, joined |
+        # parted, cast, products for bias and weight out and in again, each summed, cast
+        "expert_bias": Passes(Role.BIAS, 12, 16),
         # x in, y and mask out | grad and mask in, dx out
         "dropout": Passes(Role.RESIDUAL_DROPOUT, 2, 2, mask=True),
         # x, residual in, y out | the gradients of both branches in, their sum out

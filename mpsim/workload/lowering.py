@@ -29,6 +29,8 @@ class Lowering:
         gradients are added up by a kernel; else they are one product.
     weighted_activation : bool
         Whether the weights of routed experts enter in their activation, so that their output need not be kept, or after the experts.
+    fused_expert_bias : bool
+        Whether biases of experts ride in the epilogues of their products, or are weighed and added one expert after the other.
     embedding_product : bool
         Whether tokens are looked up by a product of the table with one-hot rows, as on TPUs, instead of a gather.
     activation_bytes : int
@@ -56,6 +58,7 @@ class Lowering:
     merged_qkv: bool = False
     separate_projections: bool = False
     embedding_product: bool = False
+    fused_expert_bias: bool = False
     weighted_activation: bool = False
     activation_bytes: int = 2
     weight_grad_bytes: int = 4

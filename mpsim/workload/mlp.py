@@ -70,10 +70,15 @@ def expert_mlp(part: Part, moe: Experts) -> Iterator[Step]:
     yield part.replicated((Module.EXPERTS, Role.ROUTER), "router", moe.experts)
     yield _choice(part, moe)
     yield _permute(part, rows)
+    biased = model.bias and not part.lowering.fused_expert_bias
     yield _grouped(part, moe, Role.UP, (fc1, model.hidden), size * rows * fc1)
+    if biased:
+        yield _expert_bias(part, "experts_fc1_bias", round(rows * fc1))
     elements = round(rows * inner)
     yield from _activation(part, Module.EXPERTS, elements, gated=gated, split=Split.EXPERT)
     yield _grouped(part, moe, Role.DOWN, (model.hidden, inner), size * rows * inner)
+    if biased:
+        yield _expert_bias(part, "experts_fc2_bias", round(rows * model.hidden))
     yield _unpermute(part, rows)
     if moe.shared_features:
         yield from _shared(part, moe.shared_features)
@@ -119,7 +124,7 @@ def _activation(
         )
 
     fused = lowering.fused_bias_activation
-    if part.model.bias and not fused:
+    if part.model.bias and not fused and module is not Module.EXPERTS:
         name = "fc1_bias" if module is Module.MLP else "bias"
         yield kernel("bias", elements * (2 if gated else 1), name=name)
     if gated and not fused:
@@ -127,6 +132,18 @@ def _activation(
         yield kernel("gate_times_up", elements)
     else:
         yield kernel("gated_activation" if gated else "activation", elements, name="activation")
+
+
+def _expert_bias(part: Part, name: str, elements: int) -> Step:
+    """Biases of experts, each weighed by its rows' routing weights in float32 (Megatron-Core, TEGroupedMLP._apply_bias)."""
+    return streaming(
+        "expert_bias",
+        Split.EXPERT,
+        elements=elements,
+        lowering=part.lowering,
+        module=Module.EXPERTS,
+        name=name,
+    )
 
 
 def _choice(part: Part, moe: Experts) -> Step:

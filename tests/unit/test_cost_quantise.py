@@ -152,12 +152,12 @@ def test_group_padding_by_hand() -> None:
 
 
 def test_experts_run_in_the_narrow_format_and_their_weight_gradients_a_little_slower() -> None:
-    """fp8 halves the time of large groups; weight gradients are 1.04 x of a product without ragged rows."""
+    """fp8 halves the time of large groups; weight gradients are 1.26 x of a product without ragged rows."""
     chip, work = accelerator("h100-sxm"), experts(4096, 8)
     wide, narrow = (KernelModel(chip, one).seconds([work])[0] for one in ("bf16", "fp8"))
     assert 0.45 < narrow / wide < 0.65
     weight = KernelModel(chip, "bf16").seconds([experts(4096, 8, Phase.WEIGHT_GRADIENT)])[0]
-    assert weight / wide == pytest.approx(1.04 / (1 + 64 / 4096), rel=0.01)
+    assert weight / wide == pytest.approx(1.26 / (1 + 64 / 4096), rel=0.01)
 
 
 @pytest.mark.parametrize("chip", ["h100-sxm", "b200-sxm"])
