@@ -15,7 +15,7 @@ from mpsim.validate.tables import table
 
 __all__ = ["BY_FAMILY", "Filled", "fill_in", "network_of", "slices_of", "system_of"]
 
-BY_FAMILY = "the family's rule"
+BY_FAMILY = "usual with its framework"
 _TILE = 256  # widths of gated MLPs are multiples of it
 _STATED = ("tp", "pp", "dp")
 _MULTIPLYING = tuple(axis.name for axis in AXES if axis.multiplies)
@@ -61,7 +61,8 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     """
     row = Filled(cells)
     for column, value in rule.get("assume", {}).items():
-        row = row.with_column(column, str(value), BY_FAMILY)
+        text = cells.text(value["same_as"]) if isinstance(value, Mapping) else str(value)
+        row = row.with_column(column, text, BY_FAMILY)
     row = _network(_inner(_shape(_degree(row))))
     for column, entries in table("assumptions")["columns"].items():
         for entry in entries:
@@ -82,8 +83,10 @@ def _value(cells: Cells, entry: Mapping[str, Any]) -> str:
     if "value" in entry:
         return str(entry["value"])
     batch, replicas = cells.number("global_batch_seqs"), cells.number("dp")
-    whole = batch and replicas and batch % replicas == 0
-    return str(int(batch / replicas)) if batch and replicas and whole else "1"
+    if not batch or not replicas or batch % replicas:
+        return "" if "at_most" in entry else "1"
+    each = batch / replicas
+    return str(int(each)) if each <= entry.get("at_most", each) else ""
 
 
 def _degree(row: Filled) -> Filled:

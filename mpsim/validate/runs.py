@@ -31,7 +31,8 @@ _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_
 def filled(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     """The row with what its family, and then what is usual, has where columns are empty."""
     whole = fill_in(cells, rule)
-    assumed = list(_meant_by("precisions", whole.cells, "precision", to="precision"))
+    assumed = [Assumed("framework", "", str(why)) for why in rule.get("assumed", ())]
+    assumed += _meant_by("precisions", whole.cells, "precision", to="precision")
     known, text = rule.get("recomputations", {}), whole.cells.text("recompute")
     meant = [entry for words, entry in known.items() if re.search(words, text, re.IGNORECASE)]
     if meant and isinstance(meant[0], Mapping) and "assumed" in meant[0]:

@@ -18,6 +18,9 @@ table = functools.partial(words.table, _DATA)
 lookup = functools.partial(words.lookup, _DATA)
 
 _WORDS = "words"  # stands for family and framework together
+_SAID = "said"  # stands for model, framework, schedule and overlap together
+_SAYING = ("model", "framework", "schedule", "overlap_notes")
+_BY_NAME = "the software is read from the family's name"
 
 
 def rule_of(cells: Cells) -> Mapping[str, Any]:
@@ -31,7 +34,9 @@ def rule_of(cells: Cells) -> Mapping[str, Any]:
     for entry in table("training")["families"]:
         if _fits(cells, entry):
             rule: dict[str, Any] = dict(entry)
-            for more in entry.get("also", ()):
+            if not _fits(Cells({**cells.values, "family": ""}), entry):
+                rule["assumed"] = [*rule.get("assumed", ()), _BY_NAME]
+            for more in (*entry.get("also", ()), *table("training")["everywhere"]):
                 if _fits(cells, more):
                     rule = on_top(rule, more)
             return rule
@@ -58,4 +63,6 @@ def _fits(cells: Cells, entry: Mapping[str, Any]) -> bool:
 def _text(cells: Cells, column: str) -> str:
     if column == _WORDS:
         return f"{cells.text('family')} | {cells.text('framework')}"
+    if column == _SAID:
+        return " | ".join(cells.text(name) for name in _SAYING)
     return cells.text(column)

@@ -26,9 +26,17 @@ from mpsim.workload import (
     make_gemm,
 )
 
+BIGSCIENCE = {
+    "framework": "Megatron-DeepSpeed",
+    "measured_date": "2022-02-23",
+    "pp": "2",
+    "dp": "16",
+}
 TRAINING = {
     "id": "sc21-7.5B",
     "family": "megatron-sc21",
+    "framework": "Megatron-LM",
+    "measured_date": "2021-04",
     "layers": "36",
     "hidden": "4096",
     "heads": "32",
@@ -219,6 +227,21 @@ def test_a_schedule_that_differs_from_its_oracle_says_in_what() -> None:
     assert wrong.error == pytest.approx(0.1)
 
 
+def test_adapters_are_refused_by_name() -> None:
+    """A row that trains adapters is not predicted as training of the whole model."""
+    (record, *_) = _predict({**TRAINING, "model": "GPT 7B (LoRA fine-tuning)"})
+    assert record.predicted is None
+    assert "LoRA" in record.skipped_because
+
+
+def test_an_unknown_stack_says_what_is_assumed_for_it() -> None:
+    """A row without a framework, and one whose family alone names one, tell so."""
+    unknown = {**TRAINING, "family": "x", "framework": "", "measured_date": ""}
+    for change, words in (({}, "nothing is known"), ({"family": "internevo"}, "family's name")):
+        (record, *_) = _predict({**unknown, **change})
+        assert any(words in text for text in record.assumed)
+
+
 def test_a_training_row_becomes_the_scenario_it_describes() -> None:
     """Every field that a row states is in the scenario; what it leaves open comes from its family."""
     cells = Cells(
@@ -290,17 +313,23 @@ def test_a_training_row_that_cannot_be_predicted_says_why(
     ("change", "preset", "field", "value"),
     [
         ({}, "megatron-2021", "preset", "megatron-2021"),
-        ({"framework": "DeepSpeed ZeRO-3"}, "deepspeed-zero3-2021", "fused_attention", False),
-        ({"family": "bloom-tuning"}, "bloom-fp16", "preset", "bloom-fp16"),
-        ({"family": "bloom-tuning", "precision": "bf16"}, "bloom-bf16", "preset", "bloom-bf16"),
         (
-            {"family": "torchtitan", "measured_date": "2024-12", "overlap_notes": "async TP"},
+            {"framework": "DeepSpeed ZeRO-3", "zero_stage": "3"},
+            "deepspeed-zero3-2021",
+            "fused_attention",
+            False,
+        ),
+        (BIGSCIENCE, "bloom-fp16", "preset", "bloom-fp16"),
+        ({**BIGSCIENCE, "precision": "bf16"}, "bloom-bf16", "preset", "bloom-bf16"),
+        ({**BIGSCIENCE, "measured_date": "2022-02-25"}, "bloom-fp16", "launch_cost", "40 us"),
+        (
+            {"framework": "torchtitan", "measured_date": "2024-12", "overlap_notes": "async TP"},
             "torchtitan-2024",
             "tensor_overlap",
             "micro-pipeline",
         ),
         (
-            {"family": "torchtitan", "measured_date": "2025-06", "schedule": "1F1B"},
+            {"framework": "torchtitan", "measured_date": "2025-06", "schedule": "1F1B"},
             "torchtitan-2025",
             "defer_reduction",
             True,
@@ -396,10 +425,10 @@ def test_every_family_names_a_preset_that_takes_its_changes() -> None:
 
 def test_one_layer_is_the_difference_of_two_models() -> None:
     """A row that measured a single layer is not charged for embedding, head and optimizer."""
-    layer = {**TRAINING, "family": "korthikanti22-layer", "num_accel": "8", "tp": "8", "dp": "1"}
+    layer = {**TRAINING, "num_accel": "8", "tp": "8", "dp": "1"}
     layer |= {"global_batch_seqs": "16", "layers": "1", "memory_gb_reported": ""}
-    (one,) = _predict(layer)
-    (step,) = _predict({**layer, "family": "megatron-sc21"})
+    (one,) = _predict({**layer, "schedule": "one transformer layer forward+backward"})
+    (step,) = _predict(layer)
     assert 0 < one.predicted < 0.8 * step.predicted
 
 

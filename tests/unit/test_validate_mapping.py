@@ -87,7 +87,7 @@ def _step(run: Imported) -> float:
     [
         ({"framework": "Megatron-LM v1.1", "measured_date": "2020-09", "pp": "1"}, "megatron-2020"),
         ({"framework": "Megatron-LM v2.0", "measured_date": "2021-01"}, "megatron-2021"),
-        ({"family": "korthikanti22", "measured_date": "2022-05"}, "megatron-2022"),
+        ({"framework": "Megatron-LM", "measured_date": "2022-05"}, "megatron-2022"),
         ({"framework": "megatron-lm 23.06", "measured_date": "2023-06"}, "megatron-2023"),
         ({"framework": "Megatron-Core v0.5.0"}, "megatron-core-2023"),
         ({"framework": "Megatron-LM core_r0.8.0"}, "megatron-core"),
@@ -131,7 +131,7 @@ def _step(run: Imported) -> float:
         ({"framework": "PyTorch FSDP2", **SHARDED}, "torch-fsdp2"),
         (
             {"framework": "Lightning FSDP", "measured_date": "2023", **SHARDED},
-            "torch-fsdp1",
+            "torch-fsdp1-2023",
         ),
         ({"framework": "MosaicML Composer", **SHARDED}, "llm-foundry-2024"),
         ({"framework": "metaseq", **SHARDED}, "fairscale-fsdp"),
