@@ -1,6 +1,6 @@
 """Published training runs, predicted: the report of ``mpsim validate`` on them, as Markdown.
 
-Covers: 1,340 measured steps in validation/data/published-runs.csv and single-node-runs.csv, each row with its source.
+Covers: 1,544 measured steps in validation/data/published-runs.csv and single-node-runs.csv, each row with its source.
 Question: how far are predictions from what people measured, family by family, and which rows are worst?
 
 Run from the repository's root: python validation/runs.py. It rewrites validation/runs.md.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import statistics
 from pathlib import Path
@@ -13,6 +14,7 @@ from mpsim.validate import Validation, validate_files
 FOLDER = Path(__file__).resolve().parents[2] / "validation"
 COMMITTED = json.loads((FOLDER / "accuracy.json").read_text("utf-8"))
 GROWTH = 0.005  # half a point
+BY_NAME, BY_NAME_POOLED = 0.01, 0.005  # what names may be worth, in a family and altogether
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,34 @@ def test_no_family_is_half_a_point_worse_than_committed(validation: Validation) 
         if one.kind == "training" and before is not None and (now is None or now > before + GROWTH):
             worse[one.family] = (before, now)
     assert not worse, f"run python validation/accuracy.py and say why: {worse}"
+
+
+def test_names_of_families_are_worth_nothing(validation: Validation, tmp_path: Path) -> None:
+    """With `family` and `source` blanked no family is a point worse, all together not half a point."""
+    target = tmp_path / "runs.csv"
+    with (FOLDER / "data" / "published-runs.csv").open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        with target.open("w", encoding="utf-8", newline="") as out:
+            writer = csv.DictWriter(out, rows.fieldnames or [])
+            writer.writeheader()
+            writer.writerows({**row, "family": "", "source": ""} for row in rows)
+    hidden = {
+        one.id: abs(one.error)
+        for one in validate_files([target]).records
+        if one.kind == "training" and one.error is not None
+    }
+    named: dict[str, list[tuple[float, float]]] = {}
+    for one in validation.records:
+        if one.kind == "training" and one.error is not None and one.id in hidden:
+            named.setdefault(one.family, []).append((abs(one.error), hidden[one.id]))
+    worth = {
+        family: statistics.fmean(blank - known for known, blank in errors)
+        for family, errors in named.items()
+    }
+    assert {family: gain for family, gain in worth.items() if gain > BY_NAME} == {}
+    pairs = [pair for errors in named.values() for pair in errors]
+    assert len(pairs) > 700
+    assert statistics.fmean(blank - known for known, blank in pairs) <= BY_NAME_POOLED
 
 
 def test_no_family_lost_rows(validation: Validation) -> None:
