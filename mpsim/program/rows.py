@@ -102,13 +102,7 @@ class Rows:
     def ranks_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Ranks that rows occupy, as pairs of row and rank, each pair once and rows in the order given.
 
-        Examples
-        --------
-        >>> rows = Rows()
-        >>> shared = rows.add(1, rank=0, kind=Kind.COLLECTIVE)
-        >>> rows.occupy(shared, [0, 2], Stream.DP)
-        >>> rows.ranks_of(shared)[1].tolist()
-        [0, 2]
+        A row of rank 0 that also occupies a stream of rank 2 is given as (row, 0) and (row, 2).
         """
         place = np.full(self._count, -1)
         place[rows] = np.arange(len(rows))

@@ -140,7 +140,7 @@ def test_a_quick_command_line_of_the_docs_runs(mpsim_cli, reader, line):
     arguments = words(line)
     files = [one for one in arguments[1:] if one.endswith((".yaml", ".json")) and "=" not in one]
     there = all(Path(one).exists() for one in files) or arguments[0] == "new"
-    if not there or arguments[1] == "slack-1f1b":
+    if not there or "slack-1f1b" in line:
         pytest.skip("names what a reader would have made")
     outcome = mpsim_cli(*arguments)
     mistaken = "parallelism.tp=3" in line
