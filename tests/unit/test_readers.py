@@ -287,7 +287,7 @@ def test_csv_of_several_machines_asks_for_one(tmp_path):
         ("a.bin", b"\x00\x01\x02", "binary"),
         ("a.txt", b"", "is empty"),
         ("a.txt", b"hello\n", "nothing known wrote this"),
-        ("a.json", b'{"some": "thing"}', "JSON that nothing known wrote"),
+        ("a.json", b'{"some": "thing"}', "neither nccl-tests -J nor torch.profiler"),
         ("a.csv", KERNELS.replace("210", "NaN").encode(), "time_us is 'NaN'"),
     ],
 )
