@@ -181,18 +181,18 @@ class Fluid:
 
     def _component(self, touched: Iterable[_Flow]) -> list[_Flow]:
         """Flows joined to `touched` by links they share, directly or through others, by key."""
-        found = {flow.key: flow for flow in touched}
-        queue, seen = list(found.values()), set[int]()
+        component = {flow.key: flow for flow in touched}
+        queue, seen = list(component.values()), set[int]()
         for flow in queue:  # grows while it is walked
             for link, _ in flow.uses:
                 if link in seen:
                     continue
                 seen.add(link)
                 for key, flow in self._on_link[link].items():
-                    if key not in found:
-                        found[key] = flow
+                    if key not in component:
+                        component[key] = flow
                         queue.append(flow)
-        return [found[key] for key in sorted(found)] if len(queue) > 1 else queue
+        return [component[key] for key in sorted(component)] if len(queue) > 1 else queue
 
     def _speeds(self, flows: Sequence[_Flow]) -> list[float]:
         """Max-min fair rates over caps, by progressive filling."""

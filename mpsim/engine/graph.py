@@ -41,9 +41,9 @@ def precedence(program: Program) -> Lists:
         Each pair once, rows ascending.
     """
     row, before = program.waits()
-    kept = ~implied(chain_of(program), row, before)
-    kept[len(program.dep) :] = True  # these are the order of the streams
-    return compress(row[kept], before[kept], len(program))
+    needed = ~implied(chain_of(program), row, before)
+    needed[len(program.dep) :] = True  # these are the order of the streams
+    return compress(row[needed], before[needed], len(program))
 
 
 def successors(waits: Lists) -> Lists:

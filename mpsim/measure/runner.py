@@ -68,7 +68,7 @@ class _Run:
         self.known: dict[str, list[tuple[float, float]]] = {}
         self.complete = True
         self.count = 0
-        self.said = -math.inf
+        self.reported = -math.inf
         self.began = perf_counter()
 
     def run(self) -> Measured | None:
@@ -293,8 +293,8 @@ class _Run:
 
     def _progress(self, text: str) -> None:
         now = perf_counter()
-        if now - self.said >= SAY_EVERY:
-            self.said = now
+        if now - self.reported >= SAY_EVERY:
+            self.reported = now
             self.say(f"{now - self.began:.0f} of {self.settings.budget:.0f} s, {text}")
 
 

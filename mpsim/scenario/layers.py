@@ -194,8 +194,8 @@ def read_layers(path: Path, *, set: Iterable[str], overrides: Iterable[str]) -> 
 def ground(document: Document) -> Layers:
     """`document` without its sweep, for values to be laid on copies of it."""
     layers = Layers(document.file)
-    kept = {key: value for key, value in document.data.items() if key != "sweep"}
-    layers.lay(dataclasses.replace(document, data=kept))
+    unswept = {key: value for key, value in document.data.items() if key != "sweep"}
+    layers.lay(dataclasses.replace(document, data=unswept))
     return layers
 
 

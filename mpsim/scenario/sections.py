@@ -187,8 +187,8 @@ class FrameworkChoice(Section):
         beside = {key: value for key, value in data.items() if key not in ("preset", "overrides")}
         if not isinstance(inner, Mapping) or not all(isinstance(key, str) for key in beside):
             return data
-        kept = {"preset": data["preset"]} if "preset" in data else {}
-        return {**kept, "overrides": {**inner, **beside}}
+        preset = {"preset": data["preset"]} if "preset" in data else {}
+        return {**preset, "overrides": {**inner, **beside}}
 
 
 class Simulation(Section):

@@ -36,9 +36,9 @@ def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
     if model.mla is not None:
         yield from _latent(part, model.mla)
     else:
-        kept = kept_of_qkv(part)
+        saved = kept_of_qkv(part)
         qkv = _OWN, Role.QKV
-        yield part.column(qkv, "qkv", model.qkv_features, kept, weights=QKV_WEIGHTS)
+        yield part.column(qkv, "qkv", model.qkv_features, saved, weights=QKV_WEIGHTS)
         yield from positions(part)
     yield from attention_core(Core.of(model, kind), part.lowering, part.tokens)
     yield part.row((_OWN, Role.PROJECTION), "proj", model.context_features)
@@ -113,9 +113,9 @@ def _latent(part: Part, mla: LatentAttention) -> Iterator[Step]:
     )
     yield part.norm(_OWN, "kv_norm", mla.kv_lora_rank, role=Role.KEY_VALUE_NORM)
     key_value = model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    kept = key_value if part.lowering.merged_qkv else model.context_features
+    saved = key_value if part.lowering.merged_qkv else model.context_features
     up = _OWN, Role.KEY_VALUE_UP
-    yield part.column(up, "kv_up", key_value, kept, features_in=mla.kv_lora_rank)
+    yield part.column(up, "kv_up", key_value, saved, features_in=mla.kv_lora_rank)
     yield _rotary(part, 2 * model.query_features)
 
 

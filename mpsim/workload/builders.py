@@ -304,7 +304,7 @@ def linear(
         (features_out, features_in, tokens),
     )
 
-    def product(phase: Phase, place: int, accumulate: int, **kept: Any) -> Operator:
+    def product(phase: Phase, place: int, accumulate: int, **fields: Any) -> Operator:
         m, n, k = shapes[place]
         return make_gemm(
             role,
@@ -319,7 +319,7 @@ def linear(
             split=split,
             sharded_dim=_SHARDED.get(split, _TOKENS)[place],
             weights=weights,
-            **kept,
+            **fields,
         )
 
     kept_split = Split.SEQUENCE if split is Split.SEQUENCE else Split.TENSOR

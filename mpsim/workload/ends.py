@@ -223,14 +223,14 @@ def _lookup(
     accumulate = float(lowering.weight_grad_bytes)
     written = lowering.activation_bytes * tokens.count * hidden
 
-    def kernel(phase: Phase, moved: float, kept: float) -> Operator:
+    def kernel(phase: Phase, moved: float, saved: float) -> Operator:
         lookup = make_elementwise(
             role,
             phase,
             moved=moved,
             kind=OperatorKind.EMBEDDING,
             module=Module.EMBEDDING,
-            saved_for_weight=kept,
+            saved_for_weight=saved,
         )
         return dataclasses.replace(lookup, sequences=tokens.sequences, queries=tokens.queries)
 

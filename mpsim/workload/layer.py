@@ -119,8 +119,8 @@ def _parallel_block(part: Part, kind: LayerKind) -> Iterator[Step]:
     yield part.norm(Module.ATTENTION, "norm1")
     features = model.qkv_features + model.fc1_features
     weights = QKV_WEIGHTS + gate_and_up(model)
-    kept = kept_of_qkv(part) + model.fc1_features
-    yield part.column((Module.ATTENTION, Role.QKV_UP), "qkv_fc1", features, kept, weights=weights)
+    saved = kept_of_qkv(part) + model.fc1_features
+    yield part.column((Module.ATTENTION, Role.QKV_UP), "qkv_fc1", features, saved, weights=weights)
     yield from activation(part)
     yield from positions(part)
     yield from attention_core(Core.of(model, kind), part.lowering, part.tokens)

@@ -180,18 +180,18 @@ def _permute(part: Part, rows: float) -> Step:
 def _unpermute(part: Part, rows: float) -> Step:
     """Weigh and sum what the experts of a token return."""
     sent = part.lowering.activation_bytes * rows * part.model.hidden
-    kept = 0.0 if part.lowering.weighted_activation else sent
+    saved = 0.0 if part.lowering.weighted_activation else sent
     return moving(
         Role.UNPERMUTE,
         Split.SEQUENCE,
-        (sent + part.size(part.model.hidden), 2 * sent + kept),
+        (sent + part.size(part.model.hidden), 2 * sent + saved),
         module=Module.EXPERTS,
-        saved=kept,
+        saved=saved,
         saved_split=Split.EXPERT,
     )
 
 
-def _grouped(part: Part, moe: Experts, role: Role, features: tuple[int, int], kept: float) -> Step:
+def _grouped(part: Part, moe: Experts, role: Role, features: tuple[int, int], saved: float) -> Step:
     """Build the same GEMM of every expert, on the mean of rows one gets; FLOPs count the rows exactly."""
     rows = moe.rows(part.tokens.count)
     out, into = features
@@ -219,8 +219,8 @@ def _grouped(part: Part, moe: Experts, role: Role, features: tuple[int, int], ke
     )
     saving = dataclasses.replace(
         forward,
-        saved=kept if column else 0.0,
-        saved_for_weight=0.0 if column else kept,
+        saved=saved if column else 0.0,
+        saved_for_weight=0.0 if column else saved,
         saved_split=Split.EXPERT,
     )
     return Step(saving, tuple(backward))

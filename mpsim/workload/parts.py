@@ -66,12 +66,12 @@ class Part:
         place: tuple[Module, Role],
         name: str,
         features: int,
-        kept: int,
+        saved: int,
         *,
         features_in: int = 0,
         weights: int = 1,
     ) -> Step:
-        """Build a GEMM from the hidden width, or from `features_in`; it saves `kept` features of its output.
+        """Build a GEMM from the hidden width, or from `features_in`; it saves `saved` features of its output.
 
         Where projections are separate it stands for as many as there are `weights`.
         """
@@ -86,7 +86,7 @@ class Part:
             module=module,
             name=name,
             weights=weights if self.lowering.separate_projections else 1,
-            saved=self.size(kept),
+            saved=self.size(saved),
         )
 
     def row(self, place: tuple[Module, Role], name: str, features: int) -> Step:

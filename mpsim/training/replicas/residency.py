@@ -71,8 +71,10 @@ def residency(plan: Plan) -> Residency:
     gathered = reducing = nothing
     if plan.gathers_units:
         largest, root = _units(plan)
-        kept = plan.keeps_gathered or not plan.layout.framework.data.reshard_after_forward
-        gathered = owned if kept else np.minimum(owned, root + plan.units_in_flight * largest)
+        stays_gathered = plan.keeps_gathered or not plan.layout.framework.data.reshard_after_forward
+        gathered = (
+            owned if stays_gathered else np.minimum(owned, root + plan.units_in_flight * largest)
+        )
         reducing = np.minimum(owned, 2 * largest)
     divided = plan.zero >= SHARDED_GRADIENTS and plan.reduces_every_microbatch
     gradients = share if divided else owned
