@@ -17,7 +17,7 @@ from mpsim.study.search.exact import Timer
 from mpsim.study.search.order import Order
 from mpsim.study.search.space import AXES, Space
 from mpsim.training.memory import Flight, account_memory
-from mpsim.training.planning import make_plan
+from mpsim.training.planning import Division, make_plan
 
 DENSE = {
     "schema": 1,
@@ -235,3 +235,23 @@ def test_the_bound_counts_host_time_that_grows_with_ranks():
         assert bounds[-1] <= steps[-1] * (1 + 1e-12)
     assert steps[1] - steps[0] == pytest.approx(16)
     assert bounds[1] - bounds[0] == pytest.approx(16)
+
+
+@pytest.mark.parametrize("layers", [(1, 7), (0, 1, 1, 6)])
+def test_the_bound_lets_ranks_step_apart_where_no_norm_joins_them(layers):
+    """The last stage has most to update and has done so when the flush ends on the first: the step is not longer for it."""
+    framework = {"preset": "torch-ddp", "gradient_norm": False}
+    pp = len(layers)
+    shape = {"tp": (8 // pp,), "pp": (pp,), "dp": (1,), "schedule": ("1f1b",)}
+    small = {
+        **DENSE,
+        "cluster": {"preset": "dgx-h100", "nodes": 1},
+        "training": {"global_batch": 4, "sequence_length": 1024},
+        "framework": framework,
+    }
+    scenario = Scenario.from_mapping(small, checked=False)
+    layout = legal_layouts(scenario, shape)[0]
+    varied = scenario.with_values({**layout.values(), "parallelism.layers_per_stage": list(layers)})
+    bound = Bounder(make_plan(varied), Division(given=layers)).bound([layout]).bound[0]
+    step = mpsim.simulate(varied).timeline.step_time_s
+    assert 0.99 * step < bound <= step * (1 + 1e-12)

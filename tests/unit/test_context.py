@@ -134,6 +134,26 @@ def test_few_key_heads_are_repeated_for_ulysses() -> None:
     assert sizes["k"] == sizes["v"] == 2048 * 16 * 128 / 4 * 2
 
 
+def test_every_rank_has_a_key_head_after_the_exchange() -> None:
+    """32 query and 8 key-value heads on tp 4: two query heads a rank of four that trade, and one of keys that a neighbour has too.
+
+    With cp 8 in two such fours, half of the 8,192 keys and values of that head, 128 each of 2 B, go across: 2 MiB.
+    """
+    sharding = _sharding(ContextExchange.ULYSSES, tp=4, hidden=4096)
+    (core,) = [
+        step.operator for step in _attention(block_forward(_layer(name="llama3-8b"), sharding))
+    ]
+    assert (core.queries, core.keys, core.heads, core.kv_heads) == (8192, 8192, 2, 1)
+    layer = expand_layer(
+        model("llama3-8b"), Lowering(), sequences=1, sequence_length=TOKENS, context=8
+    )
+    wide = _sharding(
+        ContextExchange.HIERARCHICAL, tp=4, cp=8, tokens=1024, hidden=4096, context_inside=4
+    )
+    (sent,) = [one for one in _exchanges(block_forward(layer, wide)) if one.axis == "cp-across"]
+    assert sent.size == 4096 * 2 * 128 * 2
+
+
 def test_hierarchical_exchange_is_ulysses_inside_and_a_ring_across() -> None:
     """Two ranks a domain: 4096 queries of 8 heads, in two steps; keys of half the heads are sent across once."""
     items = block_forward(_layer(), _sharding(ContextExchange.HIERARCHICAL, context_inside=2))

@@ -188,3 +188,21 @@ def test_latencies_of_an_all_reduce_across_nodes_are_sums_of_hops(
     }
     assert made["Tree"] == pytest.approx(tree)
     assert made["Ring"] == pytest.approx(ring)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "nodes", "algorithm", "latency"),
+    [
+        ("all_reduce", 8, 1, "NVLS", 25.0),
+        # 25 in the switch, then log2(4) hops of 20.9 up and as many down
+        ("all_reduce", 32, 4, "NVLSTree", 25.0 + 2 * 2 * 20.9),
+        # 8.0, log2(8) hops of 14 x 2 / 7, and 2.8 for each of 8 ranks
+        ("all_gather", 8, 8, "PAT", 8.0 + 3 * 4.0 + 8 * 2.8),
+    ],
+)
+def test_latencies_of_switches_and_of_pat_are_sums_of_hops(
+    kind: str, ranks: int, nodes: int, algorithm: str, latency: float
+) -> None:
+    """As NCCL 2.30.7 adds them up on Hopper [us]."""
+    made = {choice.algorithm: choice for choice in candidates(kind, group("hopper", ranks, nodes))}
+    assert made[algorithm].latency * 1e6 == pytest.approx(latency, rel=1e-5)

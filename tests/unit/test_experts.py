@@ -115,6 +115,31 @@ def test_rows_are_regrouped_only_where_they_arrive_mixed() -> None:
         assert not any("rows_by" in name for name in _names(block_forward(LAYER, other)))
 
 
+def test_the_busiest_rank_sends_more_rows_than_the_mean() -> None:
+    """4,096 tokens with two experts each make 8,192 rows of 4,096 values of 2 B; a rank with a quarter more to do sends a quarter more."""
+    sizes = [
+        [
+            item.size
+            for item in block_forward(LAYER, _sharding({"load": load}))
+            if isinstance(item, Communication) and item.axis == "ep"
+        ]
+        for load in (1.0, 1.25)
+    ]
+    assert sizes[0] == [TOKENS * 2 * HIDDEN * 2.0] * 2
+    assert sizes[1] == [1.25 * size for size in sizes[0]]
+
+
+def test_rows_that_ranks_gathered_together_are_regrouped_by_each() -> None:
+    """tp 2 with etp 2: a rank's 2,048 tokens make 2 x 2,048 rows, the gather over etp brings those of both, each read and written in 2 B."""
+    items = block_forward(LAYER, _sharding(tp=2, etp=2))
+    moved = [
+        item.operator.bytes
+        for item in items
+        if isinstance(item, Compute) and "rows_by" in item.operator.name
+    ]
+    assert moved == [2 * (2 * 2 * TOKENS // 2) * HIDDEN * 2] * 2
+
+
 def test_the_gather_over_etp_follows_the_exchange_of_its_tokens() -> None:
     """Different communicators, so it names what it needs; on the way back the sum goes first."""
     items = block_forward(LAYER, _sharding(tp=2, etp=2))
@@ -159,6 +184,7 @@ def test_experts_without_a_grouped_product_run_one_by_one() -> None:
     assert len(singles) == 4
     assert {(one.kind, one.batch, one.m) for one in singles} == {(OperatorKind.GEMM, 1, grouped.m)}
     assert sum(one.flops for one in singles) == grouped.flops
+    assert sum(one.bytes for one in singles) == grouped.bytes
 
 
 def test_a_fused_dispatch_does_the_permuting() -> None:

@@ -93,6 +93,39 @@ def test_spares_end_the_waiting() -> None:
     assert waits[0] > waits[1] > waits[2] == 0.0
 
 
+def test_only_failed_hardware_takes_a_node() -> None:
+    """Without spares every failed node is awaited for its repair of an hour; a job that crashes by itself restarts where it ran."""
+    checkpoint = Checkpoint(size=1e12, blocking=10.0)
+    crashes = simulate_goodput(
+        fails(12 * HOUR, hardware=0.0, spares=0, repair=HOUR), checkpoint, trials=20, seed=3
+    )
+    assert crashes.mean["waiting for nodes"] == 0
+    broken = simulate_goodput(
+        fails(12 * HOUR, hardware=1.0, spares=0, repair=HOUR), checkpoint, days=300, trials=4
+    )
+    # cycles of 12 h to a failure, an hour of repair, 2 minutes to restart (which a failure in one of 360 cuts short)
+    assert broken.mean["waiting for nodes"] == pytest.approx(1 / (12 + 1 + 1 / 30), rel=0.1)
+
+
+def test_a_lag_costs_its_share_of_the_time_between_interruptions() -> None:
+    """To first order an interruption every 10,000 s loses 500 s more: 5 % of the progress."""
+    reliability = fails(10_000.0)
+    at_once, later = (
+        expected_share(reliability, Checkpoint(size=1e12, blocking=10.0, lag=lag), 600.0)
+        for lag in (0.0, 500.0)
+    )
+    assert later == pytest.approx(0.95 * at_once)
+
+
+def test_a_checkpoint_in_the_background_never_blocks_longer_than_its_write() -> None:
+    """1 TB at 1 TB/s is stored in 1 s, sooner than 8 accelerators copy it to their hosts; at 1 GB/s it blocks for that copy alone."""
+    fast, slow = (
+        Checkpoint.of(1e12, 8, storage=storage, in_background=True) for storage in (1e12, 1e9)
+    )
+    assert (fast.blocking, fast.lag) == (1.0, 1.0)
+    assert 1.0 < slow.blocking < slow.lag == 1000.0
+
+
 def test_a_checkpoint_that_is_not_stored_yet_does_not_save_anything() -> None:
     """A lag loses more work, and none of the blocking time."""
     reliability = fails(2 * HOUR)

@@ -10,7 +10,8 @@ from mpsim.schedule import Action
 from mpsim.study.fitting import changes_that_fit
 from mpsim.training.memory import account_memory, buffers, held_by_rank, kept_by_stage
 from mpsim.training.memory.activations import Kept, kept_by_part
-from mpsim.workload import model
+from mpsim.training.recompute import Recompute
+from mpsim.workload import Experts, model
 from tests.plans import small_plan
 
 TIGHT = {
@@ -159,3 +160,35 @@ def test_a_gathered_input_that_stays_is_kept_whole() -> None:
     hidden = model("gpt-1.7b").hidden
     assert kept[1].for_weight - kept[0].for_weight == 2 * 0.75 * 2 * 2048 * hidden
     assert kept[1].for_input == kept[0].for_input
+
+
+def test_halves_of_a_layer_run_again_one_after_the_other() -> None:
+    """Attention's scores are gone before the MLP's features come back: both recomputed need as much at once as the larger of them alone.
+
+    On one of two ranks 12 heads have 2,048^2 scores of 5 B (probabilities, their dropout and its mask), the MLP half of 9,216 features of 2,048 tokens, before
+    and after the activation, of 2 B.
+    """
+    core, mlp, both, neither = (
+        kept_by_part(small_plan(tp=2, recompute=Recompute("selective", modules=modules)))["dense"]
+        for modules in (("core_attn",), ("mlp",), ("core_attn", "mlp"), ())
+    )
+    scores, features = 12 * 2048**2 * 5, 2 * 2048 * 9216 // 2 * 2
+    assert core.in_layers - neither.in_layers == scores
+    assert mlp.in_layers - neither.in_layers == features
+    assert both.in_layers == core.in_layers
+    kept = [part.for_input + part.for_weight for part in (neither, both)]
+    assert kept[0] - kept[1] == scores + features
+
+
+@pytest.mark.parametrize("modules", [("moe", "moe_act"), ("moe_act", "moe")])
+def test_what_two_modules_drop_is_not_kept_by_either(modules: tuple[str, ...]) -> None:
+    """The experts run again as a whole, so that the input of their second product, which their activation alone would keep, is not kept."""
+    moe = Experts(experts=8, top_k=2, ffn_hidden=1024)
+    alone, together, activation = (
+        kept_by_part(
+            small_plan(tp=1, dp=8, ep=4, moe=moe, recompute=Recompute("selective", modules=chosen))
+        )["moe"]
+        for chosen in (("moe",), modules, ("moe_act",))
+    )
+    assert (together.for_input, together.for_weight) == (alone.for_input, alone.for_weight)
+    assert activation.for_input + activation.for_weight > alone.for_input + alone.for_weight

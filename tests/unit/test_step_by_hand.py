@@ -79,6 +79,19 @@ def test_messages_that_announce_another_pay_the_same_way_without_its_bytes() -> 
         assert costs[1].message(0, 1, MESSAGE)[1:] == costs[0].message(0, 1, MESSAGE)[1:]
 
 
+def test_scattered_messages_cross_in_parts_and_are_gathered_inside_the_node() -> None:
+    """Scatter/gather over 8 ranks: each sends 1/8 through its NIC, and 7/8 reach every rank from its neighbours over NVLink.
+
+    t = 22.65 us + 9,437,184 B / 8 / (0.97 x 25 GB/s) = 71.29 us, and an all-gather of the whole message.
+    """
+    plan = small_plan(tp=8, pp=2, dp=1, preset="torch-ddp", overrides={"scatter_gather": True})
+    costs = PlanCosts(plan)
+    seconds, up, out = costs.message(0, 1, MESSAGE)
+    assert (up, out) == (MESSAGE * 7 / 8, MESSAGE / 8)
+    gather = float(costs.collectives.seconds("all_gather", MESSAGE, costs.group(("tp",), 1)))
+    assert seconds - gather == pytest.approx(22.65e-6 + MESSAGE / 8 / INFINIBAND, rel=1e-4)
+
+
 def test_a_tied_embedding_moves_its_table_once_each_way() -> None:
     """The first and the last of 4 pipeline ranks hold the table; they sum its gradients before the step.
 

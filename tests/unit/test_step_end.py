@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from mpsim.engine import run
+from mpsim.parallel import GroupShape
 from mpsim.program import TICK, Program
 from mpsim.training.build import build_program
+from mpsim.training.costs import PlanCosts
 from mpsim.training.vocabulary import Kind
 from mpsim.workload import Experts
 from tests.plans import small_plan
@@ -111,3 +113,20 @@ def test_a_sharded_optimizer_updates_its_share_of_experts_and_of_the_rest() -> N
     owned = dense / 8 + experts / 2
     seconds = owned * layout.framework.update_traffic / (0.8 * 2039e9)
     assert program.duration[step] * TICK == pytest.approx(seconds, abs=TICK)
+
+
+@pytest.mark.parametrize(
+    ("zero", "group"),
+    [(0, GroupShape(8, 8, 1)), (2, GroupShape(16, 8, 2))],
+)
+def test_the_norm_is_summed_among_those_that_share_a_copy_of_the_gradients(
+    zero: int, group: GroupShape
+) -> None:
+    """tp 8 on each of two nodes: every replica has all gradients on its own node, or shares them with the other when they are sharded; 4 B each way."""
+    plan = small_plan(tp=8, pp=1, dp=2, zero=zero)
+    assert plan.layout.framework.optimizer.gradient_norm
+    costs = PlanCosts(plan)
+    program = build_program(plan, costs)
+    (norm,) = _rows(program, "all-reduce gradient norm")
+    seconds = float(costs.collectives.seconds("all_reduce", 4.0, group))
+    assert program.duration[norm] * TICK == pytest.approx(seconds, abs=TICK)
