@@ -12,7 +12,7 @@ from mpsim.cli.options import AsJson
 from mpsim.cli.paths import check_file
 
 if TYPE_CHECKING:
-    from mpsim.importers import Imported, Points
+    from mpsim.importers import Imported, Points, Recorded
 
 __all__ = ["import_"]
 
@@ -74,7 +74,7 @@ def import_(
     """Read files of other tools: launch scripts and configurations become a scenario, benchmarks become points."""
     from mpsim.cli.console import note, print_json, print_text, wrote
     from mpsim.errors import CalibrationError, FormatError
-    from mpsim.importers import Imported
+    from mpsim.importers import Imported, Recorded
     from mpsim.importers.scenarios import written
     from mpsim.importers.tables import table_of
 
@@ -82,6 +82,9 @@ def import_(
         read = _read(format, files, onto=onto, cluster=cluster, ranks=ranks)
     except CalibrationError as error:  # measured data that cannot be used is bad input here
         raise FormatError(str(error)) from error
+    if isinstance(read, Recorded):
+        _told(read, output, onto, as_json=as_json)
+        return
     if not isinstance(read, Imported):
         if onto is not None:
             raise typer.BadParameter("points make no scenario; leave it out", param_hint="--onto")
@@ -107,17 +110,21 @@ def import_(
 
 def _read(
     name: str, files: list[Path], *, onto: Path | None, cluster: str | None, ranks: int | None
-) -> Imported | tuple[Points, ...]:
+) -> Imported | Recorded | tuple[Points, ...]:
     """Contents of the files, all of one format."""
     from mpsim.errors import FormatError
-    from mpsim.importers import Imported, read
+    from mpsim.importers import Imported, Points, Recorded, read
     from mpsim.importers.scenarios import checked, over
 
     known = [read(file, format=name, cluster=cluster, ranks=ranks) for file in files]
+    recorded = [item for item in known if isinstance(item, Recorded)]
+    if len(recorded) == 1 == len(known):
+        return recorded[0]
     scenarios = [item for item in known if isinstance(item, Imported)]
-    if not scenarios:
-        return tuple(item for item in known if not isinstance(item, Imported))
-    if len(known) > 1:
+    points = tuple(item for item in known if isinstance(item, Points))
+    if len(points) == len(known):
+        return points
+    if len(known) > 1 or not scenarios:
         words = " and ".join(
             sorted({getattr(item, "format", "") or "measurements" for item in known})
         )
@@ -126,6 +133,35 @@ def _read(
         )
     imported = scenarios[0] if onto is None else over(scenarios[0], onto)
     return checked(imported)
+
+
+def _told(read: Recorded, output: Path | None, onto: Path | None, *, as_json: bool) -> None:
+    """Print what a recording says, and write it as JSON."""
+    import json
+
+    from mpsim.cli.console import note, print_json, print_text, wrote
+
+    if onto is not None:
+        raise typer.BadParameter("a recording makes no scenario; leave it out", param_hint="--onto")
+    head = {"format": read.format, "tool": read.tool, "version": read.version, "files": list(read.files)}
+    data = {**head, **read.facts, "warnings": list(read.warnings)}
+    for warning in read.warnings:
+        note(f"warning: {warning}")
+    if output is not None:
+        output.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(data)
+    else:
+        print_text("\n".join([f"{' '.join(read.files)}: {read.tool}", *(f"{key:<16}{_short(value)}" for key, value in read.facts.items())]))
+    if output is not None:
+        wrote(output)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        words = [str(item.get("kind", item)) if isinstance(item, dict) else str(item) for item in value[:8]]
+        return f"{len(value)}: {' '.join(words)}{' ...' if len(value) > len(words) else ''}"
+    return _cell(value)
 
 
 def _data(read: Imported) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 """
 
 from mpsim.importers.formats import FORMATS, read, recognise
-from mpsim.importers.imported import Assumed, Imported, MeasuredPoint, Points
+from mpsim.importers.imported import Assumed, Imported, Mapped, MeasuredPoint, Points, Recorded
 from mpsim.importers.source import Format
 
 __all__ = [
@@ -13,8 +13,10 @@ __all__ = [
     "Assumed",
     "Format",
     "Imported",
+    "Mapped",
     "MeasuredPoint",
     "Points",
+    "Recorded",
     "read",
     "recognise",
 ]

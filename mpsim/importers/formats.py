@@ -9,8 +9,9 @@ from typing import Final
 from mpsim.errors import CalibrationError, FormatError, nearest
 from mpsim.importers.accelerate import ACCELERATE
 from mpsim.importers.deepspeed import DEEPSPEED
+from mpsim.importers.hlo import HLO
 from mpsim.importers.huggingface import HUGGING_FACE
-from mpsim.importers.imported import Imported, Points
+from mpsim.importers.imported import Imported, Points, Recorded
 from mpsim.importers.kineto import KINETO
 from mpsim.importers.megatron import MEGATRON, SLURM
 from mpsim.importers.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
@@ -44,6 +45,7 @@ FORMATS: Final = (
     DEEPSPEED,
     ACCELERATE,
     OSU,
+    HLO,
     TABLE,
 )
 """Every format, in the order in which a file is tried: those that their first characters give away come first."""
@@ -79,7 +81,7 @@ def read(
     only: Mapping[str, str] | None = None,
     ranks: int | None = None,
     cluster: str | None = None,
-) -> Imported | Points:
+) -> Imported | Points | Recorded:
     """Read a file of another tool.
 
     Parameters
@@ -96,8 +98,8 @@ def read(
 
     Returns
     -------
-    Imported or Points
-        A scenario with what became of every key of the file, or measured points.
+    Imported, Points or Recorded
+        A scenario with what became of every key of the file, measured points, or what a recording says.
 
     Raises
     ------

@@ -16,6 +16,7 @@ __all__ = [
     "Mapped",
     "MeasuredPoint",
     "Points",
+    "Recorded",
     "collective_name",
     "collective_point",
     "kernel_point",
@@ -227,6 +228,28 @@ class Points:
     format: str = ""
     version: str = ""
     rows: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What a recording or a compiled program says of one step, in SI units.
+
+    Parameters
+    ----------
+    format, tool, version : str
+        Name of the format, as commands take it, and what wrote the file.
+    files : tuple of str
+    facts : mapping of str to object
+        Such as ``rank``, ``actions``, ``compute_s``, ``collectives``.
+    warnings : tuple of str
+    """
+
+    format: str
+    tool: str
+    files: tuple[str, ...]
+    facts: Mapping[str, Any]
+    version: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def collective_name(word: str) -> str | None:

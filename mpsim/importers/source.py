@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from mpsim.errors import CalibrationError
-from mpsim.importers.imported import Imported, Points
+from mpsim.importers.imported import Imported, Points, Recorded
 
 __all__ = ["Format", "Head", "Options", "open_text", "read_head", "read_text"]
 
@@ -197,4 +197,4 @@ class Format:
     title: str
     gives: Literal["points", "scenario", "timeline", "recording"]
     recognises: Callable[[Head], bool]
-    read: Callable[[Head, Options], Imported | Points] | None = None
+    read: Callable[[Head, Options], Imported | Points | Recorded] | None = None
