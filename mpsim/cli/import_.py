@@ -71,10 +71,10 @@ def import_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read files of other tools: launch scripts and configurations become a scenario, benchmarks become points."""
+    """Read files of other tools: launch scripts and configurations become a scenario, benchmarks become points, recordings are summed up."""
     from mpsim.cli.console import note, print_json, print_text, wrote
     from mpsim.errors import CalibrationError, FormatError
-    from mpsim.importers import Imported, Recorded
+    from mpsim.importers import Points, Recorded
     from mpsim.importers.scenarios import written
     from mpsim.importers.tables import table_of
 
@@ -82,15 +82,17 @@ def import_(
         read = _read(format, files, onto=onto, cluster=cluster, ranks=ranks)
     except CalibrationError as error:  # measured data that cannot be used is bad input here
         raise FormatError(str(error)) from error
-    if isinstance(read, Recorded):
-        _told(read, output, onto, as_json=as_json)
-        return
-    if not isinstance(read, Imported):
+    if isinstance(read, tuple):
+        recordings = [item for item in read if isinstance(item, Recorded)]
+        points = tuple(item for item in read if isinstance(item, Points))
+        if recordings:
+            _told(recordings, output, onto, as_json=as_json)
+            return
         if onto is not None:
             raise typer.BadParameter("points make no scenario; leave it out", param_hint="--onto")
-        print_json(_points_data(read)) if as_json else _print_points(read)
+        print_json(_points_data(points)) if as_json else _print_points(points)
         if output is not None:
-            output.write_text("".join(map(table_of, read)), encoding="utf-8")
+            output.write_text("".join(map(table_of, points)), encoding="utf-8")
             wrote(output)
         return
     text = written(read)
@@ -110,16 +112,16 @@ def import_(
 
 def _read(
     name: str, files: list[Path], *, onto: Path | None, cluster: str | None, ranks: int | None
-) -> Imported | Recorded | tuple[Points, ...]:
+) -> Imported | tuple[Points | Recorded, ...]:
     """Contents of the files, all of one format."""
     from mpsim.errors import FormatError
     from mpsim.importers import Imported, Points, Recorded, read
     from mpsim.importers.scenarios import checked, over
 
     known = [read(file, format=name, cluster=cluster, ranks=ranks) for file in files]
-    recorded = [item for item in known if isinstance(item, Recorded)]
-    if len(recorded) == 1 == len(known):
-        return recorded[0]
+    recorded = tuple(item for item in known if isinstance(item, Recorded))
+    if len(recorded) == len(known) and len({item.format for item in recorded}) == 1:
+        return recorded
     scenarios = [item for item in known if isinstance(item, Imported)]
     points = tuple(item for item in known if isinstance(item, Points))
     if len(points) == len(known):
@@ -135,7 +137,7 @@ def _read(
     return checked(imported)
 
 
-def _told(read: Recorded, output: Path | None, onto: Path | None, *, as_json: bool) -> None:
+def _told(read: list[Recorded], output: Path | None, onto: Path | None, *, as_json: bool) -> None:
     """Print what a recording says, and write it as JSON."""
     import json
 
@@ -143,23 +145,39 @@ def _told(read: Recorded, output: Path | None, onto: Path | None, *, as_json: bo
 
     if onto is not None:
         raise typer.BadParameter("a recording makes no scenario; leave it out", param_hint="--onto")
-    head = {"format": read.format, "tool": read.tool, "version": read.version, "files": list(read.files)}
-    data = {**head, **read.facts, "warnings": list(read.warnings)}
-    for warning in read.warnings:
-        note(f"warning: {warning}")
+    each = [
+        {
+            "format": item.format,
+            "tool": item.tool,
+            "version": item.version,
+            "files": list(item.files),
+            **item.facts,
+            "warnings": list(item.warnings),
+        }
+        for item in read
+    ]
+    data = each[0] if len(each) == 1 else {"format": read[0].format, "recordings": each}
+    for item in read:
+        for warning in item.warnings:
+            note(f"warning: {' '.join(item.files)}: {warning}")
     if output is not None:
         output.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     if as_json:
         print_json(data)
     else:
-        print_text("\n".join([f"{' '.join(read.files)}: {read.tool}", *(f"{key:<16}{_short(value)}" for key, value in read.facts.items())]))
+        for item in read:
+            lines = [f"{key:<16}{_short(value)}" for key, value in item.facts.items()]
+            print_text("\n".join([f"{' '.join(item.files)}: {item.tool}", *lines]))
     if output is not None:
         wrote(output)
 
 
 def _short(value: object) -> str:
     if isinstance(value, list):
-        words = [str(item.get("kind", item)) if isinstance(item, dict) else str(item) for item in value[:8]]
+        words = [
+            str(item.get("kind", item)) if isinstance(item, dict) else str(item)
+            for item in value[:8]
+        ]
         return f"{len(value)}: {' '.join(words)}{' ...' if len(value) > len(words) else ''}"
     return _cell(value)
 

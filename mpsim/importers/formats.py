@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpsim.errors import CalibrationError, FormatError, nearest
+from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
 from mpsim.importers.accelerate import ACCELERATE
+from mpsim.importers.chakra import CHAKRA, is_trace
 from mpsim.importers.deepspeed import DEEPSPEED
 from mpsim.importers.hlo import HLO
 from mpsim.importers.huggingface import HUGGING_FACE
@@ -17,6 +18,7 @@ from mpsim.importers.megatron import MEGATRON, SLURM
 from mpsim.importers.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
 from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
 from mpsim.importers.osu import OSU
+from mpsim.importers.recordings import HOROVOD, NSYS, is_sqlite
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
 from mpsim.importers.tables import TABLE
@@ -32,6 +34,9 @@ RECORDING: Final = Format(
 )
 FORMATS: Final = (
     RECORDING,
+    CHAKRA,
+    NSYS,
+    HOROVOD,
     KINETO,
     NCCL_TESTS,
     NCCL_TESTS_JSON,
@@ -81,6 +86,7 @@ def read(
     only: Mapping[str, str] | None = None,
     ranks: int | None = None,
     cluster: str | None = None,
+    kernels: bool = False,
 ) -> Imported | Points | Recorded:
     """Read a file of another tool.
 
@@ -95,6 +101,8 @@ def read(
         Accelerators of the job, or ranks of the benchmark, where the file does not say.
     cluster : str, optional
         System of the catalog that the job runs on.
+    kernels : bool
+        Whether a recording of a step is read for the kernels and collectives in it, as points.
 
     Returns
     -------
@@ -109,12 +117,29 @@ def read(
         If nothing known wrote it, or it is truncated, mixed or impossible; it says which.
     """
     family = () if format == "auto" else named(format)
-    head = read_head(Path(path))
+    binary = is_trace(Path(path)) or is_sqlite(Path(path))
+    head = read_head(Path(path), binary=binary)
     known = _agreed(family, head) if family else _recognise(head)
     if known.read is None:
         raise CalibrationError(f"{path}: is a recording; read it with mpsim.measured")
     options = Options(only=only or {}, ranks=ranks, cluster=cluster)
-    result = known.read(head, options)
+    reader = known.read if kernels or known.record is None else known.record
+    try:
+        result = reader(head, options)
+    except MpsimError:
+        raise
+    except (
+        ValueError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ) as error:
+        # a damaged file, in a way that its reader did not foresee
+        raise FormatError(
+            f"{path}: cannot be read as {known.title}: {type(error).__name__}: {str(error)[:80]}"
+        ) from error
     return on_cluster(result, options) if isinstance(result, Imported) else result
 
 

@@ -27,12 +27,22 @@ LARGEST: Final = 200_000_000
 MOST_DEVICES: Final = 1_000_000
 DEEPEST: Final = 64  # computations that call computations
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "c64": 64, "c128": 128}
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast", "ragged-all-to-all")
+_COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
 _ARRAY = re.compile(r"\b(pred|token|opaque|bf16|c64|c128|[sufi]\d+\w*)\[([\d,<= ]*)\]")
 _HEADER = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
 _LINE = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
-_CALLED = re.compile(r"(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
+)
 _LISTED = re.compile(r"(branch_computations|called_computations)=\{([^}]*)\}")
 _TRIPS = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
 
@@ -93,7 +103,9 @@ class Module:
         """Every instruction that a step runs, with its computation and how often it runs."""
         yield from self._walk(self.entry, 1, 0)
 
-    def _walk(self, computation: str, times: int, depth: int) -> Iterator[tuple[str, Instruction, int]]:
+    def _walk(
+        self, computation: str, times: int, depth: int
+    ) -> Iterator[tuple[str, Instruction, int]]:
         if depth > DEEPEST or computation not in self.computations:
             return
         for line in self.computations[computation].values():
@@ -106,8 +118,16 @@ class Module:
                     if word in called:
                         yield from self._walk(called[word], times, depth + 1)
             elif line.kind in ("conditional", "custom-call"):
-                names = [called[word] for word in ("true_computation", "false_computation") if word in called]
-                names += [name.strip().lstrip("%") for _, names_ in _LISTED.findall(line.rest) for name in names_.split(",")]
+                names = [
+                    called[word]
+                    for word in ("true_computation", "false_computation")
+                    if word in called
+                ]
+                names += [
+                    name.strip().lstrip("%")
+                    for _, names_ in _LISTED.findall(line.rest)
+                    for name in names_.split(",")
+                ]
                 for name in names:
                     yield from self._walk(name, times, depth + 1)
 
@@ -121,7 +141,9 @@ class Module:
         constants = [
             int(match[1])
             for line in lines.values()
-            if line.kind == "constant" and re.match(r"[su]\d+\[\]", line.type) and (match := re.match(r"\s*\(?(-?\d+)", line.rest))
+            if line.kind == "constant"
+            and re.match(r"[su]\d+\[\]", line.type)
+            and (match := re.match(r"\s*\(?(-?\d+)", line.rest))
         ]
         return max([*constants, 1])
 
@@ -139,7 +161,8 @@ def type_bytes(text: str) -> int:
 @functools.lru_cache(maxsize=4096)
 def _arrays(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(
-        (match[1], tuple(int(size.strip("<= ")) for size in match[2].split(",") if size.strip())) for match in _ARRAY.finditer(text)
+        (match[1], tuple(int(size.strip("<= ")) for size in match[2].split(",") if size.strip()))
+        for match in _ARRAY.finditer(text)
     )
 
 
@@ -170,7 +193,11 @@ def parse_module(text: str, file: str) -> Module:
     entry = ""
     for number, line in enumerate(text.splitlines(), start=1):
         if current is None:
-            header = _HEADER.match(line) if line.rstrip().endswith("{") and not line.startswith("HloModule") else None
+            header = (
+                _HEADER.match(line)
+                if line.rstrip().endswith("{") and not line.startswith("HloModule")
+                else None
+            )
             if header is not None:
                 current = computations.setdefault(header[2], {})
                 entry = header[2] if header[1] else entry
@@ -187,9 +214,15 @@ def parse_module(text: str, file: str) -> Module:
     if not entry:
         raise FormatError(f"{file}: has no ENTRY computation; needed the text of a compiled module")
     head = text[: text.find("\n")]
-    sizes = [int(match[1]) for word in ("num_partitions", "replica_count") if (match := re.search(rf"\b{word}=(\d+)", head))]
+    sizes = [
+        int(match[1])
+        for word in ("num_partitions", "replica_count")
+        if (match := re.search(rf"\b{word}=(\d+)", head))
+    ]
     name = re.match(r"HloModule\s+([\w.\-]+)", head)
-    return Module(name[1] if name else "", math.prod(sizes), computations, entry, "is_scheduled=true" in head)
+    return Module(
+        name[1] if name else "", math.prod(sizes), computations, entry, "is_scheduled=true" in head
+    )
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -206,8 +239,12 @@ def _instruction(line: str) -> Instruction | None:
     inside = line[opcode.end() : close]
     kind = opcode[1]
     if kind in ("constant", "parameter"):
-        return Instruction(match[2], kind, line[match.end() : end], (), f"({inside}){line[close + 1 :]}")
-    return Instruction(match[2], kind, line[match.end() : end], tuple(_operands(inside)), line[close + 1 :])
+        return Instruction(
+            match[2], kind, line[match.end() : end], (), f"({inside}){line[close + 1 :]}"
+        )
+    return Instruction(
+        match[2], kind, line[match.end() : end], tuple(_operands(inside)), line[close + 1 :]
+    )
 
 
 def _type_end(line: str, start: int) -> int:
@@ -277,14 +314,22 @@ def groups_of(rest: str, devices: int, file: str = "") -> list[list[int]]:
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest):
         return [[int(item) for item in pair] for pair in re.findall(r"\{(\d+),(\d+)\}", pairs[1])]
     if listed := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest):
-        found = [[int(item) for item in group.split(",") if item] for group in re.findall(r"\{([\d,]*)\}", listed[1])]
+        found = [
+            [int(item) for item in group.split(",") if item]
+            for group in re.findall(r"\{([\d,]*)\}", listed[1])
+        ]
         return found or [list(range(devices))]
     if tiles := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
         return _iota(*tiles.groups(), file=file)
-    if mesh := re.search(r"replica_groups=(?:@?\w*)?mesh\[([^\]]*)\]\s*(?:,?\s*device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?\)?)?\s*,?\s*\{([^}]*)\}", rest):
+    if mesh := re.search(
+        r"replica_groups=(?:@?\w*)?mesh\[([^\]]*)\]\s*(?:,?\s*device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?\)?)?\s*,?\s*\{([^}]*)\}",
+        rest,
+    ):
         return _mesh(mesh[1], mesh[2], mesh[3], mesh[4], file)
     if "replica_groups=" in rest:
-        raise FormatError(f"{file}: replica_groups in a spelling that is not known: {rest[rest.find('replica_groups=') :][:60]!r}")
+        raise FormatError(
+            f"{file}: replica_groups in a spelling that is not known: {rest[rest.find('replica_groups=') :][:60]!r}"
+        )
     return [list(range(devices))]
 
 
@@ -292,7 +337,11 @@ def _iota(shape: str, tile: str, order: str | None, *, file: str) -> list[list[i
     rows, columns = ([int(size) for size in shape.split(",")] + [1])[:2]
     sizes = [int(size) for size in tile.split(",")]
     axes = [int(axis) for axis in order.split(",")] if order else list(range(len(sizes)))
-    if math.prod(sizes) != rows * columns or sorted(axes) != list(range(len(sizes))) or rows * columns > MOST_DEVICES:
+    if (
+        math.prod(sizes) != rows * columns
+        or sorted(axes) != list(range(len(sizes)))
+        or rows * columns > MOST_DEVICES
+    ):
         raise FormatError(f"{file}: replica_groups=[{shape}]<=[{tile}] do not multiply")
     flat = _transposed(list(range(rows * columns)), sizes, axes)
     return [flat[row * columns : (row + 1) * columns] for row in range(rows)]
@@ -307,19 +356,28 @@ def _transposed(values: Sequence[int], sizes: Sequence[int], axes: Sequence[int]
     return [values[place] for place in result]
 
 
-def _mesh(axes_text: str, tile: str | None, order: str | None, along: str, file: str) -> list[list[int]]:
-    axes = [(name.strip("'\" "), int(size)) for name, size in re.findall(r"('[^']*'|\"[^\"]*\"|\w+)\s*=\s*(\d+)", axes_text)]
+def _mesh(
+    axes_text: str, tile: str | None, order: str | None, along: str, file: str
+) -> list[list[int]]:
+    axes = [
+        (name.strip("'\" "), int(size))
+        for name, size in re.findall(r"('[^']*'|\"[^\"]*\"|\w+)\s*=\s*(\d+)", axes_text)
+    ]
     names, sizes = [name for name, _ in axes], [size for _, size in axes]
     total = math.prod(sizes)
     wanted = [name.strip("'\" ") for name in along.split(",") if name.strip()]
     if total > MOST_DEVICES or any(name not in names for name in wanted):
-        raise FormatError(f"{file}: replica_groups of mesh [{axes_text[:60]}] along {along[:60]}: needed axes of the mesh")
+        raise FormatError(
+            f"{file}: replica_groups of mesh [{axes_text[:60]}] along {along[:60]}: needed axes of the mesh"
+        )
     ids = list(range(total))
     if tile is not None:
         shape = [int(size) for size in tile.split(",")]
         turn = [int(axis) for axis in order.split(",")] if order else list(range(len(shape)))
         if math.prod(shape) != total or sorted(turn) != list(range(len(shape))):
-            raise FormatError(f"{file}: device_ids [{tile}] do not multiply to the {total} devices of the mesh")
+            raise FormatError(
+                f"{file}: device_ids [{tile}] do not multiply to the {total} devices of the mesh"
+            )
         ids = _transposed(ids, shape, turn)
     inner = [names.index(name) for name in wanted]
     outer = [place for place in range(len(names)) if place not in inner]
@@ -336,7 +394,11 @@ def product_flops(module: Module, computation: str, line: Instruction) -> int:
         if not left:
             return 0
         shape = left[0][1]
-        contracted = [shape[int(dim)] for dim in (dims[1].split(",") if dims else []) if dim and int(dim) < len(shape)]
+        contracted = [
+            shape[int(dim)]
+            for dim in (dims[1].split(",") if dims else [])
+            if dim and int(dim) < len(shape)
+        ]
         return 2 * elements(line.type) * math.prod(contracted)
     if line.kind == "convolution" and len(line.operands) > 1:
         labels = re.search(r"dim_labels=\w+_(\w+)->", line.rest)
@@ -353,7 +415,11 @@ def _is_module(head: Head) -> bool:
 
 
 def _is_other(text: str) -> str:
-    return "StableHLO or MLIR" if re.search(r"^\s*(module @|func\.func|stablehlo\.)", text, re.MULTILINE) else ""
+    return (
+        "StableHLO or MLIR"
+        if re.search(r"^\s*(module @|func\.func|stablehlo\.)", text, re.MULTILINE)
+        else ""
+    )
 
 
 def _read_module(head: Head, options: Options) -> Recorded:
@@ -367,7 +433,9 @@ def _read_module(head: Head, options: Options) -> Recorded:
     del options
     text = read_text(head.path, needed="HLO text", largest=LARGEST)
     if other := _is_other(text[:10_000]):
-        raise FormatError(f"{head.path}: is {other}, from before partitioning; needed compiled.as_text(), or *.after_optimizations.txt of --xla_dump_to")
+        raise FormatError(
+            f"{head.path}: is {other}, from before partitioning; needed compiled.as_text(), or *.after_optimizations.txt of --xla_dump_to"
+        )
     start = re.search(r"^HloModule\s", text, re.MULTILINE)
     module = parse_module(text[start.start() :] if start else text, str(head.path))
     flops, collectives, warnings = 0, [], []
@@ -380,16 +448,32 @@ def _read_module(head: Head, options: Options) -> Recorded:
             warnings.append(f"loop {line.name}: how often it runs is not known; counted once")
         elif line.kind == "custom-call" and re.search(r'"(__cublas|__cudnn|__onednn)', line.rest):
             flops += _library_flops(module, computation, line) * times
-    facts = {"module": module.name, "ranks": module.devices, "dot_flops": flops, "collectives": collectives, "is_scheduled": module.is_scheduled}
-    return Recorded(format="hlo", tool="XLA HLO text", files=(str(head.path),), facts=facts, warnings=tuple(dict.fromkeys(warnings)))
+    facts = {
+        "module": module.name,
+        "ranks": module.devices,
+        "dot_flops": flops,
+        "collectives": collectives,
+        "is_scheduled": module.is_scheduled,
+    }
+    return Recorded(
+        format="hlo",
+        tool="XLA HLO text",
+        files=(str(head.path),),
+        facts=facts,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
 
 
-def _collective(module: Module, computation: str, line: Instruction, kind: str, times: int, file: str) -> dict[str, Any]:
+def _collective(
+    module: Module, computation: str, line: Instruction, kind: str, times: int, file: str
+) -> dict[str, Any]:
     operation = re.search(r'op_name="([^"]{0,200})', line.rest)
     return {
         "kind": kind,
         "times": times,
-        "operand_bytes": sum(type_bytes(module.operand_type(computation, operand)) for operand in line.operands),
+        "operand_bytes": sum(
+            type_bytes(module.operand_type(computation, operand)) for operand in line.operands
+        ),
         "groups": groups_of(line.rest, module.devices, file),
         "op_name": operation[1] if operation else "",
     }
@@ -405,7 +489,11 @@ def _library_flops(module: Module, computation: str, line: Instruction) -> int:
     if dims is None or not left or not result:
         return 0
     places = [int(dim) for dim in re.findall(r"\d+", dims[1])]
-    return 2 * math.prod(result[0][1]) * math.prod(left[0][1][place] for place in places if place < len(left[0][1]))
+    return (
+        2
+        * math.prod(result[0][1])
+        * math.prod(left[0][1][place] for place in places if place < len(left[0][1]))
+    )
 
 
 HLO: Final = Format("hlo", "HLO text of XLA", "timeline", _is_module, _read_module)

@@ -22,6 +22,7 @@ from mpsim.errors import CalibrationError
 from mpsim.importers.imported import (
     MeasuredPoint,
     Points,
+    Recorded,
     collective_name,
     collective_point,
     kernel_point,
@@ -259,4 +260,12 @@ def _device(head: str) -> str:
     return match[1] if match else ""
 
 
-KINETO: Final = Format("kineto", "trace of torch.profiler", "points", _is_trace, _read_trace)
+def _record(head: Head, options: Options) -> Recorded:
+    from mpsim.importers.recordings import read_trace
+
+    return read_trace(head, options)
+
+
+KINETO: Final = Format(
+    "kineto", "trace of torch.profiler", "points", _is_trace, _read_trace, _record
+)

@@ -125,8 +125,14 @@ class Head:
         return document
 
 
-def read_head(path: Path) -> Head:
+def read_head(path: Path, *, binary: bool = False) -> Head:
     """The beginning of a file.
+
+    Parameters
+    ----------
+    path : Path
+    binary : bool
+        Whether it may be something else than text.
 
     Raises
     ------
@@ -150,7 +156,7 @@ def read_head(path: Path) -> Head:
         raise CalibrationError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not text.strip():
         raise CalibrationError(f"{path}: is empty; needed measurements")
-    if "\0" in text:
+    if "\0" in text and not binary:
         raise CalibrationError(f"{path}: is a binary file; needed text")
     return Head(path, text)
 
@@ -190,7 +196,9 @@ class Format:
     recognises : callable
         Whether a file that begins like this has the format.
     read : callable or None
-        Reader of the file; None for recordings.
+        Reader of the file; None for recordings of `mpsim measure`.
+    record : callable, optional
+        Reader of the whole step, where `read` gives the kernels it was made of as points.
     """
 
     name: str
@@ -198,3 +206,4 @@ class Format:
     gives: Literal["points", "scenario", "timeline", "recording"]
     recognises: Callable[[Head], bool]
     read: Callable[[Head, Options], Imported | Points | Recorded] | None = None
+    record: Callable[[Head, Options], Recorded] | None = None

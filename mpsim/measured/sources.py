@@ -60,7 +60,7 @@ def read_source(path: str | Path, *, only: Mapping[str, str] | None = None) -> S
     """
     if formats.recognise(path) is formats.RECORDING:
         return _recording(Path(path))
-    points = formats.read(path, only=only)
+    points = formats.read(path, only=only, kernels=True)
     if not isinstance(points, Points):
         raise CalibrationError(f"{path}: describes a run and measures nothing; needed measurements")
     return Source(

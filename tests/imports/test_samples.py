@@ -12,8 +12,9 @@ from mpsim.importers.ledger import flat
 
 SAMPLES = Path(__file__).parent / "samples"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
-WAITING = ("kineto", "hlo", "chakra")  # not imported yet
-CASES = {name: case for name, case in EXPECTED.items() if case["format"] not in WAITING}
+RECORDINGS = ("kineto", "hlo", "chakra")
+"""Formats of recordings and programs, which test_recordings.py looks at."""
+CASES = {name: case for name, case in EXPECTED.items() if case["format"] not in RECORDINGS}
 
 
 def options(case):
