@@ -57,6 +57,8 @@ class EnginePreset:
     sampling_time : float
     first_token_time : float
         From a request to the first token, beside queue and prompt: server, tokenizer, network [s].
+    expert_layer_time, expert_first_token_time : float
+        More of a layer of experts that the device waits for, and of each such layer until the first token [s].
     stream_kernels, stream_elements : float
         Memory-bound kernels of a layer, and elements of the hidden width a token that they move.
     reduction : str
@@ -88,6 +90,8 @@ class EnginePreset:
     slowdown: float = 1.0
     sampling_time: float = 0.0
     first_token_time: float = 0.0
+    expert_layer_time: float = 0.0
+    expert_first_token_time: float = 0.0
     stream_kernels: float = 4.0
     stream_elements: float = 14.0
     reduction: str = "custom"

@@ -130,6 +130,12 @@ class ServicePlan:
             imbalance=self.model.moe.imbalance if self.model.moe else 1.0,
         )
 
+    @property
+    def first_token_time(self) -> float:
+        """Time to the first token beside queue and prompt [s]: server, tokenizer, network."""
+        engine, layers = self.engine, self.work.expert_layers * self.pp
+        return engine.first_token_time + layers * engine.expert_first_token_time
+
     @functools.cached_property
     def rates(self) -> Rates:
         """Rates of the accelerators."""

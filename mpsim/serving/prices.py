@@ -7,6 +7,7 @@ tokens alone is tabulated once; an iteration is then a few additions, and many i
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from typing import overload
 
 import numpy as np
@@ -196,7 +197,7 @@ class IterationPrices:
                 expert.layers * self._expert_seconds(expert, tokens) for expert in work.experts
             ),
             "streaming": work.layers * streaming,
-            "host": work.layers * engine.layer_time,
+            "host": work.layers * engine.layer_time + work.expert_layers * engine.expert_layer_time,
             "communication": self._communication(tokens),
         }
 
@@ -230,9 +231,10 @@ class IterationPrices:
         rows = tokens * experts.top_k / experts.ep * experts.imbalance
         moved = experts.touched(tokens) * experts.elements * form.bytes
         moved += _ACTIVATION * rows * self.work.hidden * _PASSES
-        rate = rates.expert_compute * rates.gemm_compute[form.compute] * rates.peaks[form.compute]
-        bandwidth = rates.gemm_bandwidth * rates.bandwidth
-        fixed = rates.expert_latency + 2 * rates.gemm_latency[form.compute]
+        rate = _of(rates.expert_compute, form.name) * rates.gemm_compute[form.compute]
+        rate *= rates.peaks[form.compute]
+        bandwidth = _of(rates.expert_bandwidth, form.name) * rates.bandwidth
+        fixed = _of(rates.expert_latency, form.name) + 2 * rates.gemm_latency[form.compute]
         return fixed + _norm(moved / bandwidth, 2.0 * experts.elements * rows / rate)
 
     def _prompt_attention(self, tokens: float, pairs: float) -> float:
@@ -273,6 +275,11 @@ class _Decode:
         if self._window:
             context = np.minimum(context, sequences * self._window)
         return self._layers * (self._latency + self._per_token * context)
+
+
+def _of(by_format: Mapping[str, float], name: str) -> float:
+    """A rate of grouped products with weights of a format."""
+    return by_format.get(name, by_format["*"])
 
 
 def _norm(stream: float, compute: float) -> float:

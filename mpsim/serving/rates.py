@@ -37,6 +37,10 @@ class Rates:
         Share of the bf16 peak that attention of prompts reaches.
     stream_latency, stream_bandwidth : float
         Of norms, rotary, activation: fixed time [s] and share of `bandwidth`.
+    reduction_latency, reduction_share : float
+        Of an engine's own all-reduces: fixed time [s] and share of the link.
+    expert_latency, expert_bandwidth, expert_compute : mapping of str to float
+        Of grouped products by format of the weights, ``*`` for the others: fixed time [s], share of `bandwidth`, share of what plain products reach of the peak.
     """
 
     bandwidth: float
@@ -52,14 +56,15 @@ class Rates:
     stream_bandwidth: float
     reduction_latency: float
     reduction_share: float
-    expert_latency: float
-    expert_compute: float
+    expert_latency: Mapping[str, float]
+    expert_bandwidth: Mapping[str, float]
+    expert_compute: Mapping[str, float]
 
 
-_TIMES = ("attention_latency", "stream_latency", "reduction_latency", "expert_latency")
+_TIMES = ("attention_latency", "stream_latency", "reduction_latency")
 _SHARES = (
     *("gemm_bandwidth", "attention_bandwidth", "attention_compute", "prompt_share"),
-    *("stream_bandwidth", "reduction_share", "expert_compute"),
+    *("stream_bandwidth", "reduction_share"),
 )
 
 
@@ -77,6 +82,9 @@ def rates_of(cluster: Cluster) -> Rates:
         gemm_compute=_for_all(compute, peaks),
         **{name: _seconds(group[name]) for name in _TIMES},
         **{name: float(group[name]) for name in _SHARES},
+        expert_latency={name: _seconds(value) for name, value in group["expert_latency"].items()},
+        expert_bandwidth=group["expert_bandwidth"],
+        expert_compute=group["expert_compute"],
     )
 
 

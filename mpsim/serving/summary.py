@@ -116,7 +116,7 @@ def _active(served: Served) -> float:
 
 def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str, Any]:
     """Every figure of a service, SI units."""
-    times = latencies(served, requests, plan.engine.first_token_time)
+    times = latencies(served, requests, plan.first_token_time)
     done = np.isfinite(served.last)
     duration = served.end
     output = float(requests.output[done].sum())

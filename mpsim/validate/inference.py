@@ -372,7 +372,7 @@ def _figures(plan: ServicePlan) -> Mapping[str, float]:
         blocks=plan.blocks,
         concurrency=plan.workload.concurrency,
     )
-    offset = 0.0 if static else plan.engine.first_token_time
+    offset = 0.0 if static else plan.first_token_time
     times = latencies(served, requests, offset)
     done = ~np.isnan(served.last)
     means = {name: float(np.nanmean(times[name])) for name in ("ttft", "e2e")}
