@@ -1,0 +1,149 @@
+"""Laws of serving: floors of an iteration, Little's law, the closed form of equal requests, and what more hardware may not make worse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mpsim.hardware import build_cluster
+from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
+from mpsim.serving.engines import engine
+from mpsim.serving.plan import ServicePlan
+from mpsim.serving.requests import Requests
+from mpsim.serving.service import serve
+from mpsim.serving.stream import draw_requests
+from mpsim.serving.summary import account, summarise
+from mpsim.workload import model
+
+
+def _plan(name="llama3-8b", *, preset="vllm-v1", tp=1, pp=1, **fields):
+    return ServicePlan(
+        name="law",
+        model=model(name),
+        cluster=build_cluster(accelerator="h100-sxm", accelerators_per_node=8, nodes=1),
+        engine=engine(preset),
+        workload=Workload(rate=8.0, requests=120),
+        slo=ServiceLevel(),
+        tp=tp,
+        pp=pp,
+        **fields,
+    )
+
+
+def _equal(count, prompt=512, output=64):
+    return Requests(np.zeros(count), np.full(count, prompt), np.full(count, output))
+
+
+def _serve(plan, requests, **options):
+    return serve(requests, plan.prices, plan.rules, blocks=plan.blocks, **options)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("weights", ["bf16", "fp8"])
+@pytest.mark.parametrize(("decodes", "prompt"), [(1, 0), (64, 0), (256, 0), (32, 2048), (0, 8192)])
+def test_an_iteration_is_no_faster_than_memory_and_compute_allow(name, weights, decodes, prompt):
+    plan = _plan(name, tp=2, weights=weights)
+    work, rates = plan.work, plan.rates
+    context = decodes * 1000.0
+    seconds = plan.prices.seconds(decodes, context, prompt, prompt**2 / 2, int(prompt > 0))
+    tokens = decodes + prompt
+    moved = sum(linear.weights * linear.layers * linear.format.bytes for linear in work.linears)
+    flops = sum(2 * linear.weights * linear.layers * tokens for linear in work.linears)
+    for experts in work.experts:
+        moved += (
+            experts.layers * experts.touched(tokens) * experts.elements * experts.format.bytes
+        )
+        flops += 2 * experts.layers * experts.elements * experts.top_k * tokens / experts.ep
+    moved += context * work.cache_elements * 2.0
+    assert seconds >= moved / rates.bandwidth
+    assert seconds >= flops / max(rates.peaks[form] for form in ("bf16", "fp8"))
+
+
+def test_closed_loop_obeys_littles_law():
+    """Users in the system are the time-mean of requests in it, and that is throughput times the mean time each is there."""
+    plan = _plan()
+    requests = _equal(200)
+    served = _serve(plan, requests, concurrency=20)
+    time_in_system = (served.last - served.arrival).sum()
+    edges = np.sort(np.concatenate([served.arrival, served.last]))
+    inside = [
+        ((served.arrival <= low) & (served.last > low)).sum() * (high - low)
+        for low, high in zip(edges, edges[1:], strict=False)
+    ]
+    assert sum(inside) == pytest.approx(time_in_system, rel=1e-9)
+    steady = (edges[:-1] < served.arrival.max()).nonzero()[0]
+    counts = {((served.arrival <= edges[i]) & (served.last > edges[i])).sum() for i in steady}
+    assert counts <= {0, *range(1, 21)}
+    assert max(counts) == 20
+
+
+@pytest.mark.parametrize("preset", ["vllm-v1", "sglang", "tensorrt-llm-1.x", "fastertransformer"])
+def test_simulation_equals_the_closed_form_for_one_batch_of_equal_requests(preset):
+    """All prompts fit one iteration; then the batch decodes its tokens one by one."""
+    plan = _plan(preset=preset)
+    batch, prompt, output = 8, 256, 40
+    served = _serve(plan, _equal(batch, prompt, output))
+    price = plan.prices.seconds
+    first = price(0, 0, batch * prompt, batch * prompt**2 / 2, batch)
+    steps = [price(batch, float(batch * (prompt + done))) for done in range(1, output)]
+    assert served.first == pytest.approx(np.full(batch, first), rel=1e-9)
+    assert served.last == pytest.approx(np.full(batch, first + sum(steps)), rel=1e-9)
+
+
+@pytest.mark.parametrize("preset", ["vllm-v1", "sglang", "tensorrt-llm-1.x"])
+def test_more_bandwidth_never_lowers_throughput(preset):
+    ends = []
+    for factor in (0.5, 1.0, 2.0):
+        plan = _plan(preset=preset)
+        rates = dataclasses.replace(plan.rates, bandwidth=plan.rates.bandwidth * factor)
+        plan.__dict__["rates"] = rates
+        ends.append(_serve(plan, _equal(96)).end)
+    assert ends == sorted(ends, reverse=True)
+
+
+@pytest.mark.parametrize("preset", ["vllm-v1", "tensorrt-llm-1.x"])
+def test_more_cache_never_lowers_throughput(preset):
+    plan = _plan(preset=preset)
+    few = 2000 // plan.engine.block
+    ends = [
+        serve(_equal(48), plan.prices, plan.rules, blocks=few * factor).end
+        for factor in (1, 2, 4, 16)
+    ]
+    assert ends == sorted(ends, reverse=True)
+
+
+def test_equal_seeds_give_equal_figures_and_others_do_not():
+    plan = _plan()
+    requests = [draw_requests(plan.workload, seed=seed) for seed in (1, 1, 2)]
+    ends = [_serve(plan, stream) for stream in requests]
+    assert ends[0].last.tobytes() == ends[1].last.tobytes()
+    assert ends[0].last.tobytes() != ends[2].last.tobytes()
+
+
+@pytest.mark.parametrize(("tp", "pp", "replicas"), [(1, 1, 1), (2, 1, 2), (1, 2, 1)])
+def test_the_account_sums_to_the_duration(tp, pp, replicas):
+    plan = _plan(tp=tp, pp=pp, replicas=replicas)
+    requests = draw_requests(plan.workload, seed=0)
+    served = _serve(plan, requests, replicas=replicas)
+    parts = account(plan, served)
+    assert sum(parts.values()) == pytest.approx(served.end, rel=1e-9)
+    assert min(parts.values()) >= -1e-12
+    assert summarise(plan, requests, served)["output_tokens_per_s"] == pytest.approx(
+        requests.output.sum() / served.end
+    )
+
+
+def test_two_replicas_of_half_the_load_are_one():
+    """Round robin gives each replica every other request: each is served as if alone."""
+    plan = _plan(replicas=2)
+    workload = Workload(rate=8.0, requests=60, prompt=LengthChoice(tokens=700))
+    requests = draw_requests(workload, seed=3)
+    both = _serve(plan, requests, replicas=2)
+    for part in range(2):
+        own = Requests(
+            requests.arrival[part::2], requests.prompt[part::2], requests.output[part::2]
+        )
+        alone = _serve(plan, own)
+        assert both.last[part::2] == pytest.approx(alone.last, rel=1e-9)
