@@ -107,6 +107,8 @@ _offer("result.plot", "mpsim.plot", "Plots")
 _offer("result.sensitivity", "mpsim.study", "measure_sensitivity")
 _offer("result.jitter", "mpsim.study", "simulate_jitter")
 _offer("result.variation", "mpsim.study", "simulate_variation")
+_offer("service.plot", "mpsim.plot", "ServicePlots")
+_offer("service.write_trace", "mpsim.exporters", "write_service_trace")
 _offer("timeline.write_trace", "mpsim.exporters", "write_trace")
 
 

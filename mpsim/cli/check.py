@@ -25,7 +25,7 @@ def check(
     from mpsim.cli.console import print_json, print_text
 
     scenario = load_scenario(file, sets=sets, overrides=overrides)
-    derived = _derived(scenario)
+    derived = _derived_service(scenario) if scenario.serving is not None else _derived(scenario)
     if as_json:
         print_json({"scenario": scenario.name, "ok": True, "derived": derived})
         return

@@ -13,6 +13,7 @@ from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
 from mpsim.plot.plots import Plots
 from mpsim.plot.search import SearchDisplay
 from mpsim.plot.sensitivity import SensitivityDisplay
+from mpsim.plot.service import LatencyDisplay, OccupancyDisplay, ServicePlots
 from mpsim.plot.sweep import SweepDisplay
 from mpsim.plot.timeline import TimelineDisplay
 from mpsim.plot.utilisation import UtilisationDisplay
@@ -27,12 +28,15 @@ __all__ = [
     "ComparisonDisplay",
     "Display",
     "ErrorDisplay",
+    "LatencyDisplay",
     "LinksDisplay",
     "MemoryCurveDisplay",
     "MemoryDisplay",
+    "OccupancyDisplay",
     "Plots",
     "SearchDisplay",
     "SensitivityDisplay",
+    "ServicePlots",
     "SweepDisplay",
     "TimelineDisplay",
     "UtilisationDisplay",

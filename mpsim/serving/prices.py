@@ -28,6 +28,7 @@ _ACTIVATION = 2.0  # B: activations are 16 bits wide whatever the weights are
 _LOGIT = 4.0  # B
 _SAMPLING_PASSES = 3  # over the logits: scale, softmax, choice
 _PASSES = 6  # over the routed rows: in and out of permute, of both products and of combine
+_RAMP = 1.4  # few rows take narrow tiles, which lose no more than this
 _NORM = 4  # power of the norm between bandwidth and compute
 _EXACT = 512  # up to so many tokens an iteration is priced by itself, above between grid points
 _GRID_STEP = 1.04
@@ -229,10 +230,11 @@ class IterationPrices:
         """Permute, two grouped products and combine of one layer for the tokens of the busiest rank."""
         rates, form = self.rates, experts.format
         rows = tokens * experts.top_k / experts.ep * experts.imbalance
-        moved = experts.touched(tokens) * experts.elements * form.bytes
+        touched = experts.touched(tokens)
+        moved = touched * experts.elements * form.bytes
         moved += _ACTIVATION * rows * self.work.hidden * _PASSES
         rate = _of(rates.expert_compute, form.name) * rates.gemm_compute[form.compute]
-        rate *= rates.peaks[form.compute]
+        rate *= rates.peaks[form.compute] / (1.0 + min(_RAMP, rates.expert_rows * touched / rows))
         bandwidth = _of(rates.expert_bandwidth, form.name) * rates.bandwidth
         fixed = _of(rates.expert_latency, form.name) + 2 * rates.gemm_latency[form.compute]
         return fixed + _norm(moved / bandwidth, 2.0 * experts.elements * rows / rate)

@@ -41,6 +41,8 @@ class Rates:
         Of an engine's own all-reduces: fixed time [s] and share of the link.
     expert_latency, expert_bandwidth, expert_compute : mapping of str to float
         Of grouped products by format of the weights, ``*`` for the others: fixed time [s], share of `bandwidth`, share of what plain products reach of the peak.
+    expert_rows : float
+        Rows of an expert at which its products reach half of that.
     """
 
     bandwidth: float
@@ -59,6 +61,7 @@ class Rates:
     expert_latency: Mapping[str, float]
     expert_bandwidth: Mapping[str, float]
     expert_compute: Mapping[str, float]
+    expert_rows: float
 
 
 _TIMES = ("attention_latency", "stream_latency", "reduction_latency")
@@ -85,6 +88,7 @@ def rates_of(cluster: Cluster) -> Rates:
         expert_latency={name: _seconds(value) for name, value in group["expert_latency"].items()},
         expert_bandwidth=group["expert_bandwidth"],
         expert_compute=group["expert_compute"],
+        expert_rows=float(group["expert_rows"]),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpsim import accessors
+from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
@@ -115,6 +116,12 @@ def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
     """
     plan.require()
     requests = draw_requests(plan.workload, seed=plan.seed, folder=plan.folder)
+    rules, longest = plan.rules, int(requests.prompt.max(initial=0))
+    if not rules.chunked and rules.scheduler != "static" and longest > rules.max_tokens:
+        raise ScenarioError(
+            f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {rules.max_tokens:,} with chunked: false; "
+            "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"
+        )
     served = serve(
         requests,
         plan.prices,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -52,9 +53,7 @@ def test_an_iteration_is_no_faster_than_memory_and_compute_allow(name, weights, 
     moved = sum(linear.weights * linear.layers * linear.format.bytes for linear in work.linears)
     flops = sum(2 * linear.weights * linear.layers * tokens for linear in work.linears)
     for experts in work.experts:
-        moved += (
-            experts.layers * experts.touched(tokens) * experts.elements * experts.format.bytes
-        )
+        moved += experts.layers * experts.touched(tokens) * experts.elements * experts.format.bytes
         flops += 2 * experts.layers * experts.elements * experts.top_k * tokens / experts.ep
     moved += context * work.cache_elements * 2.0
     assert seconds >= moved / rates.bandwidth
@@ -70,7 +69,7 @@ def test_closed_loop_obeys_littles_law():
     edges = np.sort(np.concatenate([served.arrival, served.last]))
     inside = [
         ((served.arrival <= low) & (served.last > low)).sum() * (high - low)
-        for low, high in zip(edges, edges[1:], strict=False)
+        for low, high in itertools.pairwise(edges)
     ]
     assert sum(inside) == pytest.approx(time_in_system, rel=1e-9)
     steady = (edges[:-1] < served.arrival.max()).nonzero()[0]

@@ -1,0 +1,154 @@
+"""Pictures of a service: how its latencies spread, and how full its batches and its cache are over time.
+
+Shapes: N requests, S iterations or jumps over equal ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.plot.display import Display, legend_above
+from mpsim.plot.palette import SERIES
+from mpsim.serving.summary import latencies
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mpsim.serving import ServiceResult
+
+__all__ = ["LatencyDisplay", "OccupancyDisplay", "ServicePlots"]
+
+Floats = NDArray[np.float64]
+_MILLI = 1e-3
+
+
+class LatencyDisplay(Display):
+    """Share of the requests that had a latency within so much, and the limit they were promised.
+
+    Parameters
+    ----------
+    name : str
+        Such as TTFT.
+    seconds : float64[N]
+        Latency of each request [s]; NaN for those without one.
+    limit : float, optional
+        What was promised [s].
+    """
+
+    def __init__(self, name: str, seconds: Floats, limit: float | None = None) -> None:
+        self.name, self.limit = name, limit
+        self.seconds = np.sort(seconds[~np.isnan(seconds)])
+
+    def _size(self) -> tuple[float, float]:
+        return 6.0, 3.6
+
+    def _draw(self, ax: Axes) -> None:
+        from matplotlib.lines import Line2D
+
+        count = len(self.seconds)
+        share = 100.0 * np.arange(1, count + 1) / max(1, count)
+        ax.step(self.seconds / _MILLI, share, where="post", color=SERIES[0], linewidth=1.5)
+        handles = [Line2D([], [], color=SERIES[0], label=f"{count:,} requests")]
+        if self.limit is not None:
+            ax.axvline(self.limit / _MILLI, color=SERIES[1], linestyle="--", linewidth=1.2)
+            handles.append(Line2D([], [], color=SERIES[1], linestyle="--", label="limit"))
+        if count and self.seconds[-1] > 20 * max(float(self.seconds[0]), 1e-9):
+            ax.set_xscale("log")
+        legend_above(ax, handles, columns=len(handles))
+        ax.set_xlabel(f"{self.name} (ms)")
+        ax.set_ylabel("requests within (%)")
+        ax.set_ylim(0, 101)
+        ax.grid()
+
+
+class OccupancyDisplay(Display):
+    """Sequences that decode, or the share of the cache in use, over time, a line for each engine.
+
+    Parameters
+    ----------
+    label : str
+        What the values are.
+    series : mapping of str to (float64[S], float64[S])
+        Engine to start of its iterations [s] and value from then on.
+    """
+
+    def __init__(self, label: str, series: Mapping[str, tuple[Floats, Floats]]) -> None:
+        self.label, self.series = label, dict(series)
+
+    @classmethod
+    def of(cls, result: ServiceResult, column: str, label: str, scale: float) -> OccupancyDisplay:
+        """A column of the iterations of a result, times `scale`."""
+        steps, served = result.served.steps, result.served
+        series = {}
+        for number in range(served.engines):
+            mine = steps["engine"] == number
+            if mine.any():
+                series[f"engine {number}"] = steps["start"][mine], steps[column][mine] * scale
+        return cls(label, series)
+
+    def _size(self) -> tuple[float, float]:
+        return 10.0, 3.2
+
+    def _draw(self, ax: Axes) -> None:
+        from matplotlib.lines import Line2D
+
+        handles = []
+        for place, (name, (times, values)) in enumerate(self.series.items()):
+            colour = SERIES[place % len(SERIES)]
+            ax.step(times, values, where="post", color=colour, linewidth=0.8)
+            handles.append(Line2D([], [], color=colour, label=name))
+        if len(handles) <= len(SERIES):
+            legend_above(ax, handles, columns=max(1, len(handles)))
+        ax.set_xlabel("time (s)")
+        ax.set_ylabel(self.label)
+        ax.set_ylim(bottom=0)
+        ax.grid()
+
+
+class ServicePlots:
+    """Pictures that ``plot`` of a service's result offers; every method draws and returns a Display.
+
+    Parameters
+    ----------
+    result : ServiceResult
+    """
+
+    def __init__(self, result: ServiceResult) -> None:
+        self._result = result
+
+    def ttft(self, ax: Axes | None = None) -> LatencyDisplay:
+        """Draw how the time to the first token spreads over requests."""
+        return self._latency("ttft", self._result.plan.slo.ttft, ax)
+
+    def tpot(self, ax: Axes | None = None) -> LatencyDisplay:
+        """Draw how the time of each further token spreads over requests."""
+        return self._latency("tpot", self._result.plan.slo.tpot, ax)
+
+    def batch(self, ax: Axes | None = None) -> OccupancyDisplay:
+        """Draw how many sequences decode over time."""
+        display = OccupancyDisplay.of(self._result, "decodes", "sequences that decode", 1.0)
+        return display.plot(ax)
+
+    def cache(self, ax: Axes | None = None) -> OccupancyDisplay:
+        """Draw how full the cache is over time."""
+        blocks = max(1, self._result.plan.blocks // self._result.plan.pp)
+        return OccupancyDisplay.of(self._result, "used", "cache in use (%)", 100.0 / blocks).plot(
+            ax
+        )
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        draws = {"ttft": self.ttft, "tpot": self.tpot, "batch": self.batch, "cache": self.cache}
+        return [draw().save(folder / f"{name}.png") for name, draw in draws.items()]
+
+    def _latency(self, name: str, limit: float | None, ax: Axes | None) -> LatencyDisplay:
+        result = self._result
+        times = latencies(result.served, result.requests, result.plan.first_token_time)
+        return LatencyDisplay(name.upper(), times[name], limit).plot(ax)

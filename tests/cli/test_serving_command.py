@@ -1,0 +1,69 @@
+"""The command line of services: check, run with plots and trace, and one clear line for each mistake."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"
+FEW = ("--set", "serving.workload.requests=20")
+
+
+@pytest.fixture
+def call(mpsim_cli):
+    """A command on the scenario that ships."""
+    return lambda command, *words: mpsim_cli(command, SCENARIO, *words)
+
+
+def test_check_says_how_many_tokens_fit(call):
+    result = call("check", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["derived"]["cache_tokens"] > 100_000
+
+
+def test_run_writes_pictures_and_a_trace(call, tmp_path):
+    trace = tmp_path / "trace.json.gz"
+    result = call("run", *FEW, "--plots", str(tmp_path), "--trace", str(trace))
+    assert result.code == 0, result.err
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"ttft", "tpot", "batch", "cache"}
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    ends = [event for event in events if event["ph"] == "e"]
+    assert len(ends) == 20
+    assert {event["name"] for event in events if event["ph"] == "X"} >= {"decode"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["serving.weights=bf16", "parallelism.tp=1"], "which leaves no cache"),
+        (["parallelism.tp=3"], "does not divide 64 heads"),
+        (["serving.workload.concurrency=8"], "got concurrency with arrival: poisson"),
+        (["serving.engine.chunked=false", "serving.engine.max_tokens=100"], "got a prompt of"),
+        (["serving.weights=nvfp4"], "h100-sxm has no fp4"),
+        (["serving.kv_blocks=4"], "do not fit into the cache"),
+        (["serving.engine=vlm-v1"], "no engine 'vlm-v1'"),
+        (["serving.engine.blok=3"], "unknown key 'blok'"),
+        (["training.sequence_length=8"], "got both training and serving"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(call, sets, words):
+    options = [word for item in sets for word in ("--set", item)]
+    result = call("run", *options, *FEW, "--json")
+    assert result.code == 2
+    assert result.out == ""
+    assert words in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_trace_out_of_order_names_the_line(call, tmp_path):
+    (tmp_path / "requests.csv").write_text(
+        "arrival_s,input_tokens,output_tokens\n0,10,5\n2,10,5\n1,10,5\n", encoding="utf-8"
+    )
+    sets = ("arrival=trace", "rate=null", f"trace={tmp_path / 'requests.csv'}", "requests=null")
+    options = [word for item in sets for word in ("--set", f"serving.workload.{item}")]
+    result = call("run", *options, "--json")
+    assert result.code == 2
+    assert "line 4" in result.err
