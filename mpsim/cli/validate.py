@@ -36,7 +36,7 @@ def validate(
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="Measured training runs, collectives, kernels or schedules as CSV, whose columns say which; or with --runs a machine file.",
+            help="Measured training runs, inference, collectives, kernels or schedules as CSV, whose columns say which; or with --runs a machine file.",
         ),
     ],
     runs: Annotated[
