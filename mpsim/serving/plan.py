@@ -144,9 +144,18 @@ class ServicePlan:
     @functools.cached_property
     def prices(self) -> IterationPrices:
         """Prices of the iterations of one instance."""
-        reductions = Reductions(self.cluster, self.tp, self.rates, self.engine)
+        cluster = self.cluster
+        reductions = Reductions(cluster, self.tp, self.rates, self.engine)
+        crosses = self.tp * self.pp > cluster.domain_size
+        link = cluster.node.nic if crosses else cluster.node.scale_up
         return IterationPrices(
-            self.work, self.rates, self.engine, reductions, _CACHE_BYTES[self.kv]
+            self.work,
+            self.rates,
+            self.engine,
+            reductions,
+            _CACHE_BYTES[self.kv],
+            send_seconds=link.latency,
+            send_rate=link.bandwidth * link.efficiency,
         )
 
     @functools.cached_property

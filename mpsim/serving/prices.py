@@ -66,8 +66,8 @@ class IterationPrices:
         reductions: Reductions,
         kv_bytes: float,
         *,
-        send_seconds: float = 0.0,
-        send_rate: float = 1.0,
+        send_seconds: float,
+        send_rate: float,
     ) -> None:
         self.work = work
         self.rates = rates

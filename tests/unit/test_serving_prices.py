@@ -109,3 +109,12 @@ def test_a_jump_over_equal_iterations_is_accounted_as_these() -> None:
     # a host that would need longer than the iterations took is counted for as long as these
     slow = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, step_time=1.0))
     assert account(slow, _served(5e-3, 10, 1))["host"] == pytest.approx(50e-3)
+
+
+def test_two_stages_pay_one_message_over_the_link_between_them():
+    """Llama 2 7B in two stages on NVLink 4: 8 sequences send 8 x 4096 x 2 B; two stages take what one takes for the whole model, and that message."""
+    whole, halves = _plan(pp=1).prices, _plan(pp=2).prices
+    alone, staged = float(whole.seconds(8, 8000.0)), float(halves.seconds(8, 8000.0))
+    link = system("dgx-h100", nodes=1).node.scale_up
+    message = link.latency + 8 * 4096 * 2 / (link.bandwidth * link.efficiency)
+    assert staged == pytest.approx(alone + message, rel=1e-9)
