@@ -31,11 +31,11 @@ FITTED = {
     "ft-static": "fastertransformer (time a layer, factor of library all-reduces)",
     "splitwise-static": "vllm-2023-eager (host time a layer, slowdown)",
     "trtllm-0.6-static": "tensorrt-llm-0.6 (time a layer)",
-    "trtllm-0.17-max": "tensorrt-llm-0.17 (time a step)",
+    "trtllm-0.17-max": "tensorrt-llm-0.17 (time a step); all-reduces between PCIe peers",
     "trtllm-1.0-max": "tensorrt-llm-1.x (time a step); Blackwell's shares of fp8 and fp4",
     "aic-silicon-auto": "vllm-v1, sglang, tensorrt-llm-1.x (time a step, a request, to the first token)",
-    "aic-silicon-inferencex": "vllm-v1, sglang, tensorrt-llm-1.x (the same); shares of grouped products",
-    "llmservingsim-refs": "GDDR boards (share of the bandwidth)",
+    "aic-silicon-inferencex": "vllm-v1, sglang, tensorrt-llm-1.x (the same, and a layer of experts); shares of grouped products; Blackwell's share of fp8",
+    "llmservingsim-refs": "RTX 4090 and RTX PRO 6000 (shares of the bandwidth, one trace each)",
 }
 
 

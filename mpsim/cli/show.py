@@ -51,7 +51,7 @@ def show(
         str | None,
         typer.Argument(
             metavar="CATALOG",
-            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric: one question; formats: what files can be read and written.",
+            help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric: one question; formats: what files can be read and written; engine: serving engines.",
         ),
     ] = None,
     name: Annotated[
@@ -119,6 +119,9 @@ def show(
 
         show_formats(name, as_json=as_json)
         return
+    if catalog in ("engine", "engines"):
+        _show_engine(name, as_json=as_json)
+        return
     if catalog == "fabric":
         from mpsim.cli.show_cluster import show_fabric
 
@@ -149,6 +152,38 @@ def show(
         print_json(_plain(kind, name, described))
     else:
         _print_figures(f"{kind.value} {name}", described)
+
+
+def _show_engine(name: str | None, *, as_json: bool) -> None:
+    """Print the serving engines, or every field of one with its source."""
+    import dataclasses
+
+    from mpsim.cli.console import print_json, print_table, print_text
+    from mpsim.serving.engines import engine, engine_names
+
+    if name is None:
+        names = {"engine": list(engine_names())}
+        lines = [f"engine: {known:18} {engine(known).title}" for known in engine_names()]
+        print_json(names) if as_json else print_text("\n".join(lines))
+        return
+    preset = engine(name)
+    fields = dataclasses.asdict(preset)
+    if as_json:
+        print_json({"catalog": "engine", **fields})
+        return
+    heading = ("name", "title", "source", "as_of", "status")
+    rows = [(key, _plain_value(value)) for key, value in fields.items() if key not in heading]
+    print_table(rows, header=("field", "value"), title=f"engine {name}: {preset.title}")
+    print_text(f"source: {preset.source} ({preset.as_of}, {preset.status})")
+
+
+def _plain_value(value: object) -> str:
+    """A field in SI units."""
+    if isinstance(value, tuple):
+        return f"{len(value)} sizes to {value[-1]}" if value else "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _refuse_unused(catalog: str, given: Mapping[str, object]) -> None:
@@ -278,7 +313,7 @@ def _chosen(word: str | None) -> list[Catalog]:
         from mpsim.errors import nearest
 
         raise typer.BadParameter(
-            f"got {word[:60]!r}; {nearest(word, [*Catalog, 'hardware', *QUESTIONS, 'fabric', 'formats'])}",
+            f"got {word[:60]!r}; {nearest(word, [*Catalog, 'engine', 'hardware', *QUESTIONS, 'fabric', 'formats'])}",
             param_hint="CATALOG",
         )
     return [Catalog(singular)]

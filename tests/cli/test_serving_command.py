@@ -67,3 +67,12 @@ def test_a_trace_out_of_order_names_the_line(call, tmp_path):
     result = call("run", *options, "--json")
     assert result.code == 2
     assert "line 4" in result.err
+
+
+def test_show_engine_names_its_source(mpsim_cli):
+    assert "vllm-v1" in mpsim_cli("show", "engine", "--json").json()["engine"]
+    assert mpsim_cli("show", "engine", "vllm-v1", "--json").json()["block"] == 16
+    text = mpsim_cli("show", "engine", "sglang").out
+    assert "prefill-first" in text
+    assert "source: sgl-project/sglang" in text
+    assert mpsim_cli("show", "engine", "vlm").code == 2
