@@ -24,15 +24,17 @@ HEAD = """# Measured inference, predicted
 Every row of `validation/data/inference-runs.csv`, predicted from its configuration columns alone by serving its requests; error = predicted / measured - 1. How a row
 becomes a service, and what is assumed where it says nothing, is in `mpsim/validate/data/inference.yaml`; each assumption is listed with its prediction
 (`mpsim validate --json`, key `assumed`). Rates of kernels (`mpsim/serving/data/rates.yaml`) come from kernel tables, host times of engines
-(`mpsim/serving/catalog/engines.yaml`) were set on rows of the families that ran them: the last table says which, and such families are no blind test.
+(`mpsim/serving/catalog/engines.yaml`) and rates of experts were set on measured points: the last table says on whose rows they bear.
 Latencies are means unless named p99. Written by `python validation/serving.py`.
+"""
+RESTS = """Constants of status "calibrated" that rows of a family exercise, so that its errors are no blind test. No family has been left out of a fit in turn yet.
 """
 FITTED = {
     "ft-static": "fastertransformer (time a layer, factor of library all-reduces)",
     "splitwise-static": "vllm-2023-eager (host time a layer, slowdown)",
     "trtllm-0.6-static": "tensorrt-llm-0.6 (time a layer)",
     "trtllm-0.17-max": "tensorrt-llm-0.17 (time a step); all-reduces between PCIe peers",
-    "trtllm-1.0-max": "tensorrt-llm-1.x (time a step); Blackwell's shares of fp8 and fp4",
+    "trtllm-1.0-max": "tensorrt-llm-1.x (time a step)",
     "aic-silicon-auto": "vllm-v1, sglang, tensorrt-llm-1.x (time a step, a request, to the first token)",
     "aic-silicon-inferencex": "vllm-v1, sglang, tensorrt-llm-1.x (the same, and a layer of experts); shares of grouped products; Blackwell's share of fp8",
     "llmservingsim-refs": "RTX 4090 and RTX PRO 6000 (shares of the bandwidth, one trace each)",
@@ -51,7 +53,12 @@ def report(records: Sequence[Record]) -> str:
         groups[record.family, kind, complete, quantity].append(record)
     lines = [HEAD, "\n## By family\n", *_table(groups)]
     lines += ["\n## Skipped\n", *_skipped(records)]
-    lines += ["\n## What was fitted on which family\n", "| family | constants |", "| --- | --- |"]
+    lines += [
+        "\n## What may rest on which family\n",
+        RESTS,
+        "| family | constants |",
+        "| --- | --- |",
+    ]
     lines += [f"| {family} | {what} |" for family, what in FITTED.items()]
     return "\n".join([*lines, ""])
 
