@@ -117,8 +117,8 @@ def read(
         If nothing known wrote it, or it is truncated, mixed or impossible; it says which.
     """
     family = () if format == "auto" else named(format)
-    binary = is_trace(Path(path)) or is_sqlite(Path(path))
-    head = read_head(Path(path), binary=binary)
+    file = _in_folder(Path(path))
+    head = read_head(file, binary=is_trace(file) or is_sqlite(file))
     known = _agreed(family, head) if family else _recognise(head)
     if known.read is None:
         raise CalibrationError(f"{path}: is a recording; read it with mpsim.measured")
@@ -141,6 +141,28 @@ def read(
             f"{path}: cannot be read as {known.title}: {type(error).__name__}: {str(error)[:80]}"
         ) from error
     return on_cluster(result, options) if isinstance(result, Imported) else result
+
+
+def _in_folder(path: Path) -> Path:
+    """The file to read of a folder: the compiled module of ``--xla_dump_to``, or the first rank of an execution trace; else the path itself.
+
+    Raises
+    ------
+    FormatError
+        If the folder holds none, or several modules.
+    """
+    if not path.is_dir():
+        return path
+    modules = sorted(path.glob("*after_optimizations.txt"))
+    ranks = sorted(file for file in path.glob("*.0.et") if is_trace(file))
+    found = modules or ranks
+    if len(found) != 1:
+        names = (
+            ", ".join(file.name for file in found[:4])
+            or "neither *after_optimizations.txt nor *.0.et"
+        )
+        raise FormatError(f"{path}: is a folder with {names}; name the file to read")
+    return found[0]
 
 
 def named(name: str) -> tuple[Format, ...]:

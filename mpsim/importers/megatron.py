@@ -253,7 +253,7 @@ def _imported(launch: Launch, stray: list[Word], file: str, options: Options) ->
     ledger = _ledger(file, launch, given)
     for name in dict.fromkeys(twice):
         ledger.note(f"--{name}", "is given more than once; the last counts")
-    if any(map(_is_further, launch.arguments)):
+    if any(_is_further(word) and word.unknown[0].startswith("$") for word in launch.arguments):
         ledger.warn("$@: arguments that the script is started with are not known here")
     _check_known(ledger, given, file)
     _ignore_options(ledger, launch)
@@ -279,8 +279,16 @@ def _imported(launch: Launch, stray: list[Word], file: str, options: Options) ->
 
 
 def _is_further(word: Word) -> bool:
-    """Whether a word stands for arguments that the script is started with (``$@``)."""
-    return not word.text and bool(word.unknown) and word.unknown[0].startswith(("$@ ", "$* "))
+    """Whether a word stands for arguments that the script is started with (``$@``), or for flags of a branch that move neither time nor memory."""
+    if word.text.strip() or len(word.unknown) != 1:
+        return False
+    if word.unknown[0].startswith(("$@ ", "$* ")):
+        return True
+    added, branch, _ = word.unknown[0].partition(" (added to $")
+    names = added.replace("--", "").split()
+    return bool(branch and names) and all(
+        reviewed().get(name, ("",))[0] == "still" for name in names
+    )
 
 
 def _plain_value(name: str, words: tuple[Word, ...]) -> Any:

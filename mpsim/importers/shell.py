@@ -244,11 +244,19 @@ class _Shell:
             place = int(index) if index.isdigit() and int(index) <= len(old) else len(old)
             value = (*old[:place], *value, *old[place + 1 :])
         elif more:
-            value = (*old, *value) if name in self.arrays else (_joined([*old, *value], line),)
-        if branch:
+            added = (self._added(name, value, branch, line),) if branch else value
+            value = (*old, *added) if name in self.arrays else (_joined([*old, *added], line),)
+        if branch and not more:
             value = self._in_branch(name, value, token, branch)
         _check_size(value, line)
         self.variables[name] = value
+
+    def _added(self, name: str, values: Iterable[Value], branch: int, line: int) -> Value:
+        """What a branch adds to a variable: unknown, and the flags in it are named."""
+        words = [word for value in values for word in value.text.split() if word.startswith("--")]
+        flags = " ".join(_HIDDEN.sub("", word.partition("=")[0])[:60] for word in words[:40])
+        reason = f"{flags} (added to ${name} in a branch that begins on line {branch})"
+        return Value(f" {self._unknown(reason.strip(), line).text} ", line)
 
     def _in_branch(
         self, name: str, value: tuple[Value, ...], token: Token, branch: int
@@ -262,6 +270,11 @@ class _Shell:
             not isinstance(part, str) and part[1].startswith(f"{name}:-") for part in token[1]
         ):
             return value
+        if before is not None and len(before) == 1 == len(value) and before[0].text:
+            old, new = before[0].text, value[0].text
+            if new.startswith(old):  # OPTIONS="$OPTIONS --more"
+                added = self._added(name, [Value(new[len(old) :], token[2])], branch, token[2])
+                return (_joined([*before, added], token[2]),)
         how = "set" if before is not None else "set only"
         return (
             self._unknown(f"${name} ({how} in a branch that begins on line {branch})", token[2]),

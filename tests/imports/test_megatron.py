@@ -205,6 +205,29 @@ def test_no_value_of_the_environment_is_kept(script, tmp_path, mpsim_cli):
     assert not [word for word in ("hunter2", "/home/me", "USER", "CUDA_DEVICE") if word in told]
 
 
+BRANCHES = """LOGGING=(--log-interval 1)
+OPTIONS="--bf16"
+if [ -n "${{WANDB_API_KEY}}" ]; then
+    LOGGING+=(--wandb-project ${{P:-x}} --wandb-exp-name y)
+fi
+if [ "$FANCY" = 1 ]; then
+    OPTIONS="$OPTIONS {flag}"
+fi
+{launch} {base} "${{LOGGING[@]}}" $OPTIONS
+"""
+
+
+def test_flags_of_a_branch_matter_only_where_they_move_something(script):
+    """Logs may or may not be on; sequence parallelism has to be known."""
+    text = BRANCHES.format(flag="--save-interval 10", launch=LAUNCH, base=BASE)
+    assert script(text, plain=False).scenario["training"]["precision"] == "bf16"
+    with pytest.raises(
+        FormatError,
+        match=r"--sequence-parallel \(added to \$OPTIONS in a branch that begins on line 6\)",
+    ):
+        script(text.replace("--save-interval 10", "--sequence-parallel"), plain=False)
+
+
 def test_two_training_commands_are_refused(script):
     """Which one to simulate is for the user to say."""
     with pytest.raises(FormatError, match="training commands on lines 1, 2"):

@@ -230,6 +230,18 @@ def test_messages_of_a_chakra_trace_are_pairs():
     )
 
 
+def test_a_folder_is_read_for_its_one_module_or_trace(tmp_path):
+    """What --xla_dump_to leaves, and the ranks of a Chakra trace."""
+    assert formats.read(SAMPLES / "chakra").facts["ranks"] == 2
+    text = (SAMPLES / "hlo" / "cpu_groups_222.hlo.txt").read_text()
+    (tmp_path / "module_0001.jit_f.cpu_after_optimizations.txt").write_text(text)
+    (tmp_path / "module_0001.jit_f.before_optimizations.txt").write_text("HloModule x")
+    assert formats.read(tmp_path).facts["ranks"] == 8
+    (tmp_path / "module_0002.jit_g.cpu_after_optimizations.txt").write_text(text)
+    with pytest.raises(FormatError, match="name the file"):
+        formats.read(tmp_path)
+
+
 @pytest.mark.parametrize("cut", [1, 50, 200])
 def test_a_cut_chakra_trace_is_refused(cut, tmp_path):
     """The file and the reason are named."""
