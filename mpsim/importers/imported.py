@@ -232,7 +232,7 @@ class Points:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What a recording or a compiled program says of one step, in SI units.
+    """Facts of one step that a recording or a compiled program states, in SI units.
 
     Parameters
     ----------

@@ -181,7 +181,7 @@ def _stated_rank(event: Event) -> int | None:
 
 
 class _Trace:
-    """What the events of one trace add up to."""
+    """Sums over the events of one trace."""
 
     def __init__(self) -> None:
         self.kernels: dict[
@@ -248,7 +248,7 @@ class _Trace:
         self.launched[collective_name(word) or word[:40], count] += 1
 
     def facts(self) -> dict[str, Any]:
-        """What was found, by the names of the output."""
+        """Everything that was found, by the names of the output."""
         found: dict[str, Any] = {}
         actions = self.actions["device"] or self.actions["host"]
         if actions:

@@ -252,7 +252,7 @@ class _Shell:
         self.variables[name] = value
 
     def _added(self, name: str, values: Iterable[Value], branch: int, line: int) -> Value:
-        """What a branch adds to a variable: unknown, and the flags in it are named."""
+        """An addition of a branch to a variable: unknown, and the flags in it are named."""
         words = [word for value in values for word in value.text.split() if word.startswith("--")]
         flags = " ".join(_HIDDEN.sub("", word.partition("=")[0])[:60] for word in words[:40])
         reason = f"{flags} (added to ${name} in a branch that begins on line {branch})"
