@@ -11,7 +11,6 @@ openxla/xla, ``hlo_parser.cc``, ``hlo_sharding.cc``; text of jax 0.10.2 for CPU,
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Final
 from mpsim.errors import FormatError
 from mpsim.importers.imported import Recorded
 from mpsim.importers.source import Format, Head, Options, read_text
+from mpsim.memo import remembered
 
 __all__ = ["HLO", "Instruction", "Module", "groups_of", "parse_module"]
 
@@ -158,7 +158,7 @@ def type_bytes(text: str) -> int:
     return sum(math.prod(shape) * _bits(dtype) // 8 for dtype, shape in _arrays(text))
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _arrays(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(
         (match[1], tuple(int(size.strip("<= ")) for size in match[2].split(",") if size.strip()))
@@ -166,7 +166,7 @@ def _arrays(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     )
 
 
-@functools.cache
+@remembered(64)
 def _bits(dtype: str) -> int:
     if dtype in _BITS:
         return _BITS[dtype]
