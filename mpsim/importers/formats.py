@@ -13,12 +13,11 @@ from mpsim.importers.deepspeed import DEEPSPEED
 from mpsim.importers.hlo import HLO
 from mpsim.importers.huggingface import HUGGING_FACE
 from mpsim.importers.imported import Imported, Points, Recorded
-from mpsim.importers.kineto import KINETO
 from mpsim.importers.megatron import MEGATRON, SLURM
 from mpsim.importers.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
 from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
 from mpsim.importers.osu import OSU
-from mpsim.importers.recordings import HOROVOD, NSYS, is_sqlite
+from mpsim.importers.recordings import HOROVOD, KINETO, NSYS, is_sqlite
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
 from mpsim.importers.tables import TABLE

@@ -16,21 +16,20 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
 from mpsim.errors import CalibrationError
 from mpsim.importers.imported import (
     MeasuredPoint,
     Points,
-    Recorded,
     collective_name,
     collective_point,
     kernel_point,
 )
-from mpsim.importers.source import Format, Head, Options, open_text
+from mpsim.importers.source import Head, Options, open_text
 from mpsim.workload import gemm_flops
 
-__all__ = ["KINETO", "stream_events"]
+__all__ = ["Event", "is_kineto", "read_points", "stream_events"]
 
 _CHUNK = 1 << 20
 _LONGEST_HEAD = 1 << 26
@@ -52,7 +51,8 @@ _FEWEST_DIMS = 2
 Event = dict[str, Any]
 
 
-def _is_trace(head: Head) -> bool:
+def is_kineto(head: Head) -> bool:
+    """Whether a file begins as traces of torch.profiler do."""
     marks = ("traceEvents", '"schemaVersion"', "deviceProperties")
     return any(mark in head.text for mark in marks)
 
@@ -124,7 +124,7 @@ class _Samples:
             times.append(seconds)
 
 
-def _read_trace(source: Head, options: Options) -> Points:
+def read_points(source: Head, options: Options) -> Points:
     """Read matrix products and collectives of a trace.
 
     Raises
@@ -258,14 +258,3 @@ def _points(samples: _Samples) -> Iterator[MeasuredPoint]:
 def _device(head: str) -> str:
     match = re.search(r'"deviceProperties"\s*:\s*\[.*?"name"\s*:\s*"([^"]*)"', head, re.DOTALL)
     return match[1] if match else ""
-
-
-def _record(head: Head, options: Options) -> Recorded:
-    from mpsim.importers.recordings import read_trace
-
-    return read_trace(head, options)
-
-
-KINETO: Final = Format(
-    "kineto", "trace of torch.profiler", "points", _is_trace, _read_trace, _record
-)

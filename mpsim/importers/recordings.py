@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from mpsim.errors import FormatError
 from mpsim.importers.imported import Recorded, collective_name
-from mpsim.importers.kineto import Event, stream_events
+from mpsim.importers.kineto import Event, is_kineto, read_points, stream_events
 from mpsim.importers.source import Format, Head, Options, open_text
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["HOROVOD", "NSYS", "busy_time", "overlap", "read_trace", "union"]
+__all__ = ["HOROVOD", "KINETO", "NSYS", "busy_time", "overlap", "read_trace", "union"]
 
 _MICRO, _NANO = 1e-6, 1e-9
 _ACTION = re.compile(r"PP:(\d+)(F|I|B|W)(\d+)$")
@@ -480,6 +480,9 @@ def _ranges(base: sqlite3.Connection) -> dict[str, Any]:
     return {"actions": [token for _, token in sorted(found)]} if found else {}
 
 
+KINETO: Final = Format(
+    "kineto", "trace of torch.profiler", "points", is_kineto, read_points, read_trace
+)
 HOROVOD: Final = Format("horovod", "timeline of Horovod", "timeline", _is_horovod, _read_horovod)
 NSYS: Final = Format(
     "nsys",
