@@ -45,7 +45,7 @@ def test_run_writes_pictures_and_a_trace(call, tmp_path):
         (["serving.weights=nvfp4"], "h100-sxm has no fp4"),
         (["serving.kv_blocks=4"], "do not fit into the cache"),
         (["serving.engine=vlm-v1"], "no engine 'vlm-v1'"),
-        (["serving.engine.blok=3"], "unknown key 'blok'"),
+        (["serving.engine.blockz=3"], "unknown key 'blockz'"),
         (["training.sequence_length=8"], "got both training and serving"),
     ],
 )
