@@ -26,7 +26,7 @@ class Memory:
     capacities : float64[P]
         Of an accelerator of each rank [B].
     when : tuple of str
-        The action of each rank during which it is fullest, such as ``backward of microbatch 3``.
+        The moment at which each rank is fullest, in the words of its job.
     """
 
     components: Mapping[str, NDArray[np.float64]]
