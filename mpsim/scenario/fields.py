@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 import pydantic
@@ -25,6 +25,7 @@ __all__ = [
     "Shorthand",
     "Time",
     "Within",
+    "gather_overrides",
 ]
 
 SAFE_COUNT: Final = 1_000_000  # more of anything is a slip of the keyboard
@@ -126,6 +127,18 @@ class Shorthand:
         self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return {"anyOf": [{"type": "string"}, handler(schema)]}
+
+
+def gather_overrides(data: object) -> object:
+    """Put fields that stand beside a preset's name among its overrides; what is no such mapping is left to the schema."""
+    if not isinstance(data, Mapping):
+        return data
+    inner = data.get("overrides", {})
+    beside = {key: value for key, value in data.items() if key not in ("preset", "overrides")}
+    if not isinstance(inner, Mapping) or not all(isinstance(key, str) for key in beside):
+        return data
+    preset = {"preset": data["preset"]} if "preset" in data else {}
+    return {**preset, "overrides": {**inner, **beside}}
 
 
 Name: TypeAlias = Annotated[str, pydantic.Field(min_length=1, max_length=200)]

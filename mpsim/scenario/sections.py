@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import Name, OneOf, Section
+from mpsim.scenario.fields import Name, OneOf, Section, gather_overrides
 from mpsim.schedule import schedule, schedule_names
 
 __all__ = [
@@ -181,14 +181,7 @@ class FrameworkChoice(Section):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _gather(cls, data: object) -> object:
-        if not isinstance(data, Mapping):
-            return data
-        inner = data.get("overrides", {})
-        beside = {key: value for key, value in data.items() if key not in ("preset", "overrides")}
-        if not isinstance(inner, Mapping) or not all(isinstance(key, str) for key in beside):
-            return data
-        preset = {"preset": data["preset"]} if "preset" in data else {}
-        return {**preset, "overrides": {**inner, **beside}}
+        return gather_overrides(data)
 
 
 class Simulation(Section):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import Name, Section, Shorthand, Time
+from mpsim.scenario.fields import Name, Section, Shorthand, Time, gather_overrides
 
 __all__ = ["EngineChoice", "LengthChoice", "ServiceLevel", "Serving", "Workload"]
 
@@ -30,14 +30,7 @@ class EngineChoice(Section):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _gather(cls, data: object) -> object:
-        if not isinstance(data, Mapping):
-            return data
-        inner = data.get("overrides", {})
-        beside = {key: value for key, value in data.items() if key not in ("preset", "overrides")}
-        if not isinstance(inner, Mapping) or not all(isinstance(key, str) for key in beside):
-            return data
-        preset = {"preset": data["preset"]} if "preset" in data else {}
-        return {**preset, "overrides": {**inner, **beside}}
+        return gather_overrides(data)
 
 
 class LengthChoice(Section):

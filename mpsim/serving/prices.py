@@ -17,12 +17,9 @@ from mpsim.serving.engines import EnginePreset
 from mpsim.serving.rates import Rates, Reductions
 from mpsim.serving.work import Attention, ExpertWork, Linear, RankWork
 
-__all__ = ["PARTS", "IterationPrices"]
+__all__ = ["IterationPrices"]
 
 Floats = NDArray[np.float64]
-
-PARTS = ("linear", "experts", "attention", "streaming", "communication", "head", "host")
-"""Parts of the time of an iteration."""
 
 _ACTIVATION = 2.0  # B: activations are 16 bits wide whatever the weights are
 _LOGIT = 4.0  # B
