@@ -34,10 +34,12 @@ def check(
 
 def _derived(scenario: Scenario) -> dict[str, object]:
     """The values that a scenario leaves to be worked out; planning finds what only a plan can."""
+    from mpsim.cost import CollectiveModel
     from mpsim.simulate import resolve
     from mpsim.training.memory import account_memory
 
     plan = resolve(scenario)
+    libraries = [CollectiveModel(cluster).library.name for cluster in scenario.clusters]
     memory = account_memory(plan)
     derived: dict[str, object] = {
         "accelerators": plan.layout.mesh.world,
@@ -45,6 +47,7 @@ def _derived(scenario: Scenario) -> dict[str, object]:
         "microbatches": plan.orders.microbatches,
         "virtual_stages": plan.orders.virtual_stages,
         "layers_per_stage": [stage.layers for stage in plan.layout.stages],
+        "library": ", ".join(dict.fromkeys(libraries)),
         "peak_memory_bytes": float(memory.total.max()),
         "memory_capacity_bytes": memory.capacity,
         "fits_memory": memory.fits,

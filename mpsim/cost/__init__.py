@@ -21,7 +21,7 @@ from mpsim.cost.formulas import (
 from mpsim.cost.interference import Interference, interference_of
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.layout import LayoutCosts, StageCosts
-from mpsim.cost.libraries import default_library, library_names
+from mpsim.cost.libraries import default_library, library_names, library_of
 from mpsim.cost.quantise import launch_seconds, quantise_seconds
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "interference_of",
     "launch_seconds",
     "library_names",
+    "library_of",
     "load_curves",
     "memory_seconds",
     "quantise_seconds",

@@ -41,6 +41,8 @@ class Cluster:
         Constants and curves of its collectives, where they were measured on it.
     placement : Placement or tuple of int
         On which accelerator each rank runs; see `mpsim.hardware.placement`.
+    library : str
+        Communication library of the job; empty for the one that the accelerators' vendor ships.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Cluster:
     note: str = ""
     calibration: Calibration | None = None
     placement: Placement | tuple[int, ...] = Placement.PACKED
+    library: str = ""
 
     def __post_init__(self) -> None:
         if self.nodes < 1:

@@ -177,6 +177,8 @@ class ClusterChoice(Section):
         Literal["packed", "strided", "by-rail", "by-rack"] | tuple[int, ...] | None, *PLACED
     ] = None
     """On which accelerator each rank runs: node after node, one to every node in turn, along rails, one node of every rack in turn, or a list."""
+    library: Literal["nccl", "rccl", "hccl", "gloo", "openmpi", "mpich"] | None = None
+    """Communication library; left out, the one that the accelerators' vendor ships."""
     node_power: Power | None = None
     """Most power a whole node draws."""
     price_per_hour: PriceRate | None = None
@@ -370,6 +372,8 @@ def _finished(cluster: Cluster, choice: ClusterChoice, folder: Folder) -> Cluste
         cluster = dataclasses.replace(
             cluster, fabric=dataclasses.replace(cluster.fabric, **network)
         )
+    if choice.library is not None:
+        cluster = dataclasses.replace(cluster, library=choice.library)
     if choice.node_power is not None:
         node = dataclasses.replace(cluster.node, power_w=choice.node_power)
         cluster = dataclasses.replace(cluster, node=node)

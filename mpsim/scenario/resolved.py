@@ -161,6 +161,7 @@ def _cluster(cluster: Cluster) -> dict[str, Any]:
             "nic": _link(node.nic),
             "fabric": _fabric(fabric),
             "placement": _placement(cluster),
+            "library": cluster.library or None,
             "node_power": _optional(node.power_w, Dimension.POWER),
             "price_per_hour": _optional(price, Dimension.PRICE_RATE),
         }

@@ -302,3 +302,58 @@ def test_what_was_measured_names_no_algorithm() -> None:
     curves = CollectiveCurves("ours", "us", "2026-11", curve)
     answer = CollectiveModel(system("dgx-h100"), curves=curves).answer("all_reduce", MIB, NODE)
     assert (answer.algorithm, answer.protocol) == ("measured", "none")
+
+
+@pytest.mark.parametrize("library", ["nccl", "gloo", "openmpi", "mpich"])
+def test_a_step_pays_what_show_collective_prints_of_its_library(library, scenarios, mpsim_cli):
+    """`cluster.library` prices the collectives of a whole step: 256 MiB among 16 ranks, as the command answers for the same library."""
+    from mpsim import load, prepare
+
+    asked = mpsim_cli(
+        "show",
+        "collective",
+        "all_reduce=256 MiB",
+        "--on",
+        "dgx-h100",
+        "--ranks",
+        16,
+        "--library",
+        library,
+        "--json",
+    ).json()
+    scenario = load(scenarios / "quickstart.yaml", set=[f"cluster.library={library}"])
+    model = prepare(scenario).costs.collectives
+    group = GroupShape(16, 8, 2)
+    assert model.library.name == library
+    assert float(model.seconds("all_reduce", 256 * MIB, group)) == pytest.approx(
+        asked["time_s"], rel=1e-12
+    )
+
+
+def test_a_step_on_a_slower_library_is_longer_by_the_collectives_alone(scenarios):
+    """A library that talks through the host exposes more of tensor and data parallelism."""
+    from mpsim import load, simulate
+
+    path = scenarios / "quickstart.yaml"
+    parts = [
+        simulate(load(path, set=[f"cluster.library={name}"])).summary["breakdown_s"]
+        for name in ("nccl", "gloo")
+    ]
+    assert parts[0]["exposed_tp"] < parts[1]["exposed_tp"]
+    assert parts[0]["exposed_dp"] < parts[1]["exposed_dp"]
+
+
+def test_a_library_of_another_vendor_is_refused_where_it_was_asked_for(scenarios, mpsim_cli):
+    """RCCL runs on no accelerator of NVIDIA's; the message names those that do."""
+    done = mpsim_cli("check", scenarios / "quickstart.yaml", "--set", "cluster.library=rccl")
+    assert (done.code, "cluster.library: rccl does not run on" in done.err) == (2, True)
+
+
+def test_every_library_but_the_torus_can_be_named_in_a_scenario():
+    """The choices of `cluster.library` are the libraries that are modelled; links of a torus come with the cluster."""
+    import typing
+
+    from mpsim.scenario.cluster import ClusterChoice
+
+    kind = typing.get_args(ClusterChoice.model_fields["library"].annotation)[0]
+    assert sorted([*typing.get_args(kind), "torus"]) == list(library_names())

@@ -12,6 +12,7 @@ from mpsim.cost.libraries.library import (
     check_runs_on,
     default_library,
     library_names,
+    library_of,
 )
 from mpsim.cost.libraries.torus import TorusLibrary
 from mpsim.hardware.cluster import Cluster
@@ -24,6 +25,7 @@ __all__ = [
     "TorusLibrary",
     "default_library",
     "library_names",
+    "library_of",
     "make_library",
 ]
 
@@ -36,7 +38,7 @@ _FITTED: Mapping[str, Callable[..., Library]] = {
 
 
 def make_library(name: str | None, cluster: Cluster, ledger: Ledger, *, loaded: bool) -> Library:
-    """The library called `name` on `cluster`; its default one when None.
+    """The library called `name` on `cluster`; the cluster's own when None.
 
     Parameters
     ----------
@@ -53,8 +55,8 @@ def make_library(name: str | None, cluster: Cluster, ledger: Ledger, *, loaded: 
     HardwareError
         If the library does not exist or does not run there.
     """
-    library = name or default_library(cluster)
-    check_runs_on(library, cluster)
+    library = name or library_of(cluster)
+    check_runs_on(library, cluster, key="" if name else "cluster.library: ")
     if library in _FITTED:
         return _FITTED[library](library, cluster, ledger, loaded=loaded)
     return HostLibrary(library, cluster, ledger)

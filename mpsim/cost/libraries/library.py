@@ -14,7 +14,7 @@ from mpsim.memo import remembered
 from mpsim.parallel.group import GroupShape
 from mpsim.shipped import read_shipped
 
-__all__ = ["Library", "check_runs_on", "default_library", "library_names"]
+__all__ = ["Library", "check_runs_on", "default_library", "library_names", "library_of"]
 
 Floats = NDArray[np.float64]
 
@@ -56,6 +56,11 @@ def library_names() -> tuple[str, ...]:
     return tuple(sorted(_conditions()))
 
 
+def library_of(cluster: Cluster) -> str:
+    """The library that a cluster's jobs use: the one it names, else the usual one there."""
+    return cluster.library or default_library(cluster)
+
+
 def default_library(cluster: Cluster) -> str:
     """The library that the accelerators' vendor ships, by the first rule that fits (``mpsim/cost/data/libraries.yaml``)."""
     facts = _facts(cluster)
@@ -67,8 +72,8 @@ def default_library(cluster: Cluster) -> str:
     raise AssertionError("the last rule fits everything")
 
 
-def check_runs_on(name: str, cluster: Cluster) -> None:
-    """Refuse a library that does not exist, or that does not run on these accelerators.
+def check_runs_on(name: str, cluster: Cluster, *, key: str = "") -> None:
+    """Refuse a library that does not exist, or that does not run on these accelerators; `key` says where it was asked for.
 
     Raises
     ------
@@ -77,13 +82,13 @@ def check_runs_on(name: str, cluster: Cluster) -> None:
     """
     names = library_names()
     if name not in names:
-        raise HardwareError(f"got library {name!r}; {nearest(name, names)}")
+        raise HardwareError(f"{key}got library {name!r}; {nearest(name, names)}")
     if name != default_library(cluster) and not _fits(name, cluster):
         able = [
             other for other in names if other == default_library(cluster) or _fits(other, cluster)
         ]
         raise HardwareError(
-            f"{name} does not run on {cluster.accelerator.name} over {cluster.node.scale_up.name}; "
+            f"{key}{name} does not run on {cluster.accelerator.name} over {cluster.node.scale_up.name}; "
             f"these do: {', '.join(able)}"
         )
 
