@@ -11,6 +11,7 @@ from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
+    from mpsim.serving import ServicePlan
 
 __all__ = ["check"]
 
@@ -66,9 +67,22 @@ def _derived_service(scenario: Scenario) -> dict[str, object]:
     from mpsim.serving import make_service
 
     plan = make_service(scenario)
+    if plan.prefill is None:
+        return _derived_pool(plan)
+    pools = {
+        f"{name}_{key}": value
+        for name, pool in plan.pools.items()
+        for key, value in _derived_pool(pool).items()
+    }
+    handover = plan.handover
+    assert handover is not None, "there are two pools"
+    return {**pools, "accelerators": plan.accelerators, "token_bytes": handover.token_bytes}
+
+
+def _derived_pool(plan: ServicePlan) -> dict[str, object]:
     memory = plan.memory
     return {
-        "accelerators": plan.accelerators,
+        "accelerators": plan.pool_accelerators,
         "replicas": plan.replicas,
         "weights_bytes": memory.weights,
         "activations_bytes": memory.activations,

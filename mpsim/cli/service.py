@@ -11,6 +11,7 @@ from mpsim.units import Dimension, format_quantity
 
 __all__ = ["print_service"]
 
+_PARTS = {"exposed_kv": "waiting for transfers", "idle_cache": "idle for lack of cache"}
 _LEAST = 0.0005  # share of the time below which a part is not printed
 
 
@@ -46,7 +47,23 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("memory", _memory(summary["memory"])),
         ("energy and price", _cost(summary)),
         ("engine", f"{summary['engine']}"),
+        *_pools(summary),
     ]
+
+
+def _pools(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Each pool, and what goes between them."""
+    if "pools" not in summary:
+        return []
+    rows = [
+        (
+            f"{name} pool",
+            f"{pool['replicas']} instances on {pool['accelerators']} accelerators: {_shares({**summary, **pool})}; cache {_use(pool['cache_use'])}",
+        )
+        for name, pool in summary["pools"].items()
+    ]
+    size = format_quantity(summary["transferred_bytes"], Dimension.BYTES)
+    return [*rows, ("transfers", f"{size}; {_latency(summary['transfer_s'])}")]
 
 
 def _time(seconds: float) -> str:
@@ -79,7 +96,7 @@ def _shares(summary: Mapping[str, Any]) -> str:
     duration = summary["duration_s"]
     parts = {name: value / duration for name, value in summary["account_s"].items()}
     return ", ".join(
-        f"{name.replace('exposed_', 'exposed ')} {percent(share)}"
+        f"{_PARTS.get(name, name.replace('_', ' '))} {percent(share)}"
         for name, share in parts.items()
         if share >= _LEAST
     )
@@ -87,12 +104,16 @@ def _shares(summary: Mapping[str, Any]) -> str:
 
 def _cache(summary: Mapping[str, Any]) -> str:
     use = summary["cache_use"]
-    text = f"{percent(use['mean'])} of {summary['memory']['tokens']:,} tokens in the mean, {percent(use['max'])} at most"
+    text = f"{_use(use)} of {summary['memory']['tokens']:,} tokens"
     if summary["prefix_hit_share"]:
         text += f"; {percent(summary['prefix_hit_share'])} of prompt tokens cached"
     if summary["preemptions"]:
         text += f"; {summary['preemptions']} preemptions"
     return text
+
+
+def _use(use: Mapping[str, float]) -> str:
+    return f"{percent(use['mean'])} in the mean, {percent(use['max'])} at most"
 
 
 def _memory(memory: Mapping[str, Any]) -> str:

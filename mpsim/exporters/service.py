@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpsim.exporters.perfetto import write_events
 
 if TYPE_CHECKING:
-    from mpsim.serving import ServiceResult
+    from mpsim.serving import Served, ServiceResult
 
 __all__ = ["service_events", "write_service_trace"]
 
@@ -33,8 +33,8 @@ def service_events(result: ServiceResult) -> Iterator[Event]:
     """Events of a result in the Chrome trace format."""
     served = result.served
     yield _named(_REQUESTS, "requests")
-    for number in range(served.engines):
-        yield _named(number + 1, f"engine {number}")
+    for number, name in enumerate(served.engine_names):
+        yield _named(number + 1, name)
     columns = ("start", "seconds", "count", "decodes", "context", "prompt_tokens", "used", "engine")
     for row in zip(*(served.steps[name].tolist() for name in columns), strict=True):
         start, seconds, count, decodes, context, prompt, used, number = row
@@ -65,6 +65,7 @@ def service_events(result: ServiceResult) -> Iterator[Event]:
                 "ts": at,
                 "args": {counter: int(value)},
             }
+    yield from _transfers(served)
     requests, times = result.requests, (served.arrival, served.first, served.last)
     for number, (arrival, first, last) in enumerate(zip(*(t.tolist() for t in times), strict=True)):
         if math.isnan(last):
@@ -74,6 +75,15 @@ def service_events(result: ServiceResult) -> Iterator[Event]:
         yield {"ph": "b", "name": "request", **span, "ts": _time(arrival), "args": lengths}
         yield {"ph": "n", "name": "first token", **span, "ts": _time(first)}
         yield {"ph": "e", "name": "request", **span, "ts": _time(last)}
+
+
+def _transfers(served: Served) -> Iterator[Event]:
+    """Keys and values on their way from one pool to the other."""
+    columns = (served.transfers[name].tolist() for name in ("request", "start", "end", "bytes"))
+    for request, start, end, size in zip(*columns, strict=True):
+        span = {"cat": "transfer", "id": int(request), "pid": _REQUESTS, "tid": 0}
+        yield {"ph": "b", "name": "transfer", **span, "ts": _time(start), "args": {"bytes": size}}
+        yield {"ph": "e", "name": "transfer", **span, "ts": _time(end)}
 
 
 def _named(process: int, name: str) -> Event:

@@ -5,7 +5,7 @@ Shapes: N requests, S iterations or jumps over equal ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,14 +81,19 @@ class OccupancyDisplay(Display):
         self.label, self.series = label, dict(series)
 
     @classmethod
-    def of(cls, result: ServiceResult, column: str, label: str, scale: float) -> OccupancyDisplay:
-        """A column of the iterations of a result, times `scale`."""
+    def of(
+        cls, result: ServiceResult, column: str, label: str, scales: Sequence[float]
+    ) -> OccupancyDisplay:
+        """A column of the iterations of a result, times the scale of each pool; a pool whose scale is 0 is left out."""
         steps, served = result.served.steps, result.served
         series = {}
-        for number in range(served.engines):
+        scale_of = [
+            scale for scale, count in zip(scales, served.pools, strict=True) for _ in range(count)
+        ]
+        for number, (name, scale) in enumerate(zip(served.engine_names, scale_of, strict=True)):
             mine = steps["engine"] == number
-            if mine.any():
-                series[f"engine {number}"] = steps["start"][mine], steps[column][mine] * scale
+            if mine.any() and scale:
+                series[name] = steps["start"][mine], steps[column][mine] * scale
         return cls(label, series)
 
     def _size(self) -> tuple[float, float]:
@@ -131,15 +136,15 @@ class ServicePlots:
 
     def batch(self, ax: Axes | None = None) -> OccupancyDisplay:
         """Draw how many sequences decode over time."""
-        display = OccupancyDisplay.of(self._result, "decodes", "sequences that decode", 1.0)
+        scales = [float(name != "prefill") for name in self._result.plan.pools]
+        display = OccupancyDisplay.of(self._result, "decodes", "sequences that decode", scales)
         return display.plot(ax)
 
     def cache(self, ax: Axes | None = None) -> OccupancyDisplay:
         """Draw how full the cache is over time."""
-        blocks = max(1, self._result.plan.blocks // self._result.plan.pp)
-        return OccupancyDisplay.of(self._result, "used", "cache in use (%)", 100.0 / blocks).plot(
-            ax
-        )
+        pools = self._result.plan.pools.values()
+        scales = [100.0 / max(1, pool.blocks // pool.pp) for pool in pools]
+        return OccupancyDisplay.of(self._result, "used", "cache in use (%)", scales).plot(ax)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG, which is made if need be; return the files."""

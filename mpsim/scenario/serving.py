@@ -10,9 +10,18 @@ from pydantic import Field
 
 from mpsim.scenario.fields import Name, Section, Shorthand, Time, gather_overrides
 
-__all__ = ["EngineChoice", "LengthChoice", "ServiceLevel", "Serving", "Workload"]
+__all__ = [
+    "Disaggregated",
+    "EngineChoice",
+    "LengthChoice",
+    "PoolChoice",
+    "ServiceLevel",
+    "Serving",
+    "Workload",
+]
 
 Tokens = Annotated[int, Field(ge=1, le=100_000_000)]
+Degree = Annotated[int, Field(ge=1, le=4096)]
 Share = Annotated[float, Field(gt=0, le=1, strict=False)]
 
 WeightFormat = Literal["bf16", "fp16", "fp8", "fp8_block", "int8", "w4a16", "nvfp4", "mxfp4"]
@@ -107,6 +116,40 @@ class ServiceLevel(Section):
     """Share of the requests that has to keep all limits."""
 
 
+class PoolChoice(Section):
+    """Layout of the instances of one pool."""
+
+    tp: Degree = 1
+    """Tensor parallel ranks of a stage."""
+    pp: Degree = 1
+    """Pipeline stages."""
+    ep: Degree = 1
+    """Ranks that divide the experts; divides tp."""
+    attention_dp: Degree = 1
+    """Ranks of an instance that keep requests of their own and meet in the experts; divides tp."""
+    replicas: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Instances of tp x pp accelerators."""
+    weights: WeightFormat | None = None
+    """Format of the weights; left out, that of the service."""
+    kv: CacheFormat | None = None
+    """Format of cached keys and values, the same in both pools; left out, that of the service."""
+    kv_blocks: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Blocks of cache of each instance; left out, what fits in its memory."""
+    engine: Mapping[str, Any] = {}
+    """Fields of the service's engine to replace in this pool, such as {max_tokens: 16384}."""
+
+
+class Disaggregated(Section):
+    """Prefill and decode on pools of their own: prompts are computed in one, and their keys and values sent to the other."""
+
+    prefill: PoolChoice
+    """Instances that compute prompts; they come first in the cluster."""
+    decode: PoolChoice
+    """Instances that decode."""
+    first_token: Literal["prefill", "decode"] = "prefill"
+    """Which pool gives the first token: as soon as the prompt is computed, or once its keys and values have come and decoding begins."""
+
+
 class Serving(Section):
     """Serving a stream of requests, in place of training."""
 
@@ -118,9 +161,11 @@ class Serving(Section):
     """Format of cached keys and values."""
     replicas: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Instances of tp x pp accelerators; left out, what the cluster has room for."""
-    routing: Literal["round-robin", "least-load"] = "round-robin"
-    """Which replica a request goes to."""
-    attention_dp: Annotated[int, Field(ge=1, le=4096)] = 1
+    routing: Literal["round-robin", "least-load", "prefix-aware"] = "round-robin"
+    """Which replica a request goes to: in turn, the least loaded, or the one that has most of its prompt cached."""
+    disaggregated: Disaggregated | None = None
+    """Pools of their own for prefill and decode, with layouts of their own in place of parallelism."""
+    attention_dp: Degree = 1
     """Ranks of an instance that keep requests of their own and meet in the experts; divides tp."""
     kv_blocks: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Blocks of cache of each instance; left out, what fits in its memory."""

@@ -14,6 +14,9 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mpsim.serving.cache import PrefixCache
 
 __all__ = ["BatchRules", "Engine", "Iteration"]
@@ -21,6 +24,7 @@ __all__ = ["BatchRules", "Engine", "Iteration"]
 _SAMPLE = 64  # running sequences that an estimate of what is still to come looks at
 _RECHECK = 16  # iterations after which prefill-first looks again whether a prompt can be admitted
 _WITHOUT_LIMIT = 1 << 60
+_PARTS = 20  # bits of the parts of a token in which gains are counted: whole numbers, so that jumps and single iterations agree
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,6 +48,10 @@ class BatchRules:
         ``prefill-first``: share of the outputs still to come that admission keeps room for, after a retraction and after so many decoding iterations.
     output_cap : int
         ``prefill-first``: tokens of an output that count for that.
+    drafts : int
+        Tokens that are drafted for a decoding sequence in an iteration and verified beside its own; they count for the token budget.
+    gain : float
+        Tokens that a decoding sequence gains in an iteration, in the mean: more than 1 with drafts.
     """
 
     scheduler: str = "budget"
@@ -55,6 +63,8 @@ class BatchRules:
     ratio_end: float = 0.098
     ratio_steps: int = 600
     output_cap: int = 4096
+    drafts: int = 0
+    gain: float = 1.0
 
     @property
     def reserves(self) -> bool:
@@ -69,6 +79,8 @@ class Iteration:
     ----------
     decodes, context : int
         Sequences that decode, and tokens of their contexts together.
+    gained : int
+        Tokens that each of them gains.
     prompt_tokens : int
     pairs : float
         Pairs of query and key of the prompts' causal attention.
@@ -76,11 +88,12 @@ class Iteration:
         Requests whose first prompt token, and whose last, is among them.
     """
 
-    __slots__ = ("context", "decodes", "done", "pairs", "prompt_tokens", "started")
+    __slots__ = ("context", "decodes", "done", "gained", "pairs", "prompt_tokens", "started")
 
     def __init__(self) -> None:
         self.decodes = 0
         self.context = 0
+        self.gained = 0
         self.prompt_tokens = 0
         self.pairs = 0.0
         self.started: list[int] = []
@@ -101,6 +114,14 @@ class Engine:
         Leading units of every prompt, where prefixes are cached.
     unit : int
         Tokens of such a unit.
+    hands_over : bool
+        Whether computed prompts keep their blocks until `release`, for another engine to decode.
+    samples_first : bool
+        Whether requests that come with a computed prompt (`offered`) are still to be given their first token.
+
+    Notes
+    -----
+    Requests that another engine computed the prompts of wait in `offered`; `accept` gives them blocks, and those whose keys and values have come decode from `land` on.
     """
 
     def __init__(
@@ -112,11 +133,15 @@ class Engine:
         *,
         hashes: Sequence[tuple[int, ...]] | None = None,
         unit: int = 512,
+        hands_over: bool = False,
+        samples_first: bool = False,
     ) -> None:
         self.rules = rules
         self.blocks = blocks
         self.free = blocks  # not held by a request: idle cached prefixes are free
         self.waiting: deque[int] = deque()
+        self.offered: deque[int] = deque()
+        self.arriving: set[int] = set()  # accepted, their keys and values on the way
         self.decodes = 0
         self.context = 0
         self.tick = 0
@@ -150,21 +175,30 @@ class Engine:
         self._reserved = 0  # blocks set aside for running requests
         self._generated: dict[int, int] = {}  # tokens that preempted requests have generated
         self._ratio_from = 0
+        self._hands_over = hands_over
+        self._samples_first = samples_first
+        self._unsampled: list[int] = []  # landed, their first token is still to come
+        self._iterations = 0  # that decoded
+        self._gain = round(rules.gain * (1 << _PARTS))
 
     @property
     def running(self) -> int:
-        """Sequences that decode or whose prompt is under way."""
-        return self.decodes + len(self._partial)
+        """Sequences that decode, or whose prompt or cache is under way."""
+        return self.decodes + len(self._partial) + len(self.arriving)
 
     @property
     def load(self) -> int:
         """Requests that it has, waiting ones included."""
-        return self.running + len(self.waiting)
+        return self.running + len(self.waiting) + len(self.offered)
 
     @property
     def used(self) -> int:
         """Blocks held by requests."""
         return self.blocks - self.free
+
+    def cached(self, request: int) -> int:
+        """Leading units of a prompt that are cached here."""
+        return self._cache.leading(self._hashes[request]) if self._hashes is not None else 0
 
     def next(self) -> Iteration | None:
         """Form the next iteration; None where nothing can run."""
@@ -182,39 +216,94 @@ class Engine:
             evicted = self._make_room() if self.decodes else False
             self._decode(iteration)
             if not evicted:  # an engine that preempts in an iteration admits nobody in it
-                self._fill(iteration, limit - iteration.decodes)
+                self._fill(iteration, limit - iteration.decodes * (1 + self.rules.drafts))
         return iteration if iteration.decodes or iteration.prompt_tokens else None
 
     def steady(self) -> int:
         """How many decoding iterations can follow in which nothing begins, ends or runs out of blocks."""
-        if self._partial or not self.decodes or (self.waiting and self._may_admit()):
+        if (
+            self._partial
+            or self._unsampled
+            or not self.decodes
+            or (self.waiting and self._may_admit())
+        ):
             return 0
         while self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
             heapq.heappop(self._ends)
-        steps = self._ends[0][0] - self.tick - 1
+        ticks = self._ends[0][0] - self.tick - 1
         if not self.rules.reserves:
-            steps = min(steps, self._steps_until_full())
-        if self.waiting and self.rules.scheduler == "prefill-first":
+            ticks = min(ticks, self._ticks_until_full())
+        steps = self._iterations_within(max(0, ticks))
+        if (self.waiting or self.offered) and self.rules.scheduler == "prefill-first":
             steps = min(steps, _RECHECK)
-        return max(0, steps)
+        return steps
+
+    def gains(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens that a sequence gains in the next so many decoding iterations."""
+        if self._gain == 1 << _PARTS:
+            return steps
+        before = self._iterations * self._gain >> _PARTS
+        return ((self._iterations + steps) * self._gain >> _PARTS) - before
 
     def jump(self, steps: int) -> None:
         """Pass so many decoding iterations as `steady` allows."""
-        cycles, rest = divmod(steps, self.rules.block)
+        ticks = self._gained(steps)
+        cycles, rest = divmod(ticks, self.rules.block)
         self.free -= cycles * self.decodes
         for ahead in range(1, rest + 1):
             self.free -= self._residues[(self.tick + ahead) % self.rules.block]
-        self.tick += steps
-        self.context += steps * self.decodes
+        self.tick += ticks
+        self._iterations += steps
+        self.context += ticks * self.decodes
         self._cache.shrink(self.free)
+
+    def accept(self) -> list[int]:
+        """Give blocks to offered requests, in their order, while they fit; those that got them.
+
+        Preempted requests go first: nothing is accepted while one waits.
+        """
+        taken: list[int] = []
+        while self.offered and not self.waiting and self.running < self.rules.max_sequences:
+            request = self.offered[0]
+            if not self._fits(request, self._prompt[request]):
+                break
+            self.offered.popleft()
+            self._order.append(request)
+            self._shared[request] = []
+            self._held[request] = self._blocks_of(
+                request, self._prompt[request] - (1 if self._samples_first else 0)
+            )
+            self.free -= self._held[request]
+            if self.rules.reserves:
+                self._reserved += self._whole(request)
+            self.arriving.add(request)
+            taken.append(request)
+        if taken:
+            self._cache.shrink(self.free)
+        return taken
+
+    def land(self, request: int) -> None:
+        """Let a request decode whose keys and values have come."""
+        self.arriving.remove(request)
+        if self._samples_first:
+            self._unsampled.append(request)
+        self._begin(request, given=0 if self._samples_first else 1)
+
+    def release(self, request: int) -> None:
+        """Give back the blocks of a request that was handed over."""
+        self._give_back(request, self._held[request])
 
     def finish(self, iteration: Iteration) -> tuple[list[int], list[int]]:
         """End an iteration; requests that gave their first token, and those that gave their last."""
         first: list[int] = []
         last: list[int] = []
         if iteration.decodes:
-            self.tick += 1
-            self.context += iteration.decodes
+            self.tick += iteration.gained
+            self._iterations += 1
+            self.context += iteration.decodes * iteration.gained
+            if self._unsampled:
+                first += [request for request in self._unsampled if request in self._end_of]
+                self._unsampled = []
             while self._ends and self._ends[0][0] <= self.tick:
                 tick, request = heapq.heappop(self._ends)
                 if self._end_of.get(request) == tick:
@@ -222,9 +311,11 @@ class Engine:
                     self._generated.pop(request, None)
                     last.append(request)
         for request in iteration.done:
-            if request not in self._generated:
+            if not self._generated.get(request):
                 first.append(request)
-            if not self._begin(request):
+            if self._hands_over:
+                self._share(request)
+            elif not self._begin(request, given=self._generated.get(request, 0) + 1):
                 last.append(request)
         self._cache.shrink(self.free)
         return first, last
@@ -232,7 +323,8 @@ class Engine:
     def _decode(self, iteration: Iteration) -> None:
         iteration.decodes = self.decodes
         iteration.context = self.context
-        self.free -= self._residues[(self.tick + 1) % self.rules.block]
+        iteration.gained = self._gained(1)
+        self.free -= self._claimed(iteration.gained)
 
     def _fill(self, iteration: Iteration, budget: int) -> None:
         """Add prompts: those under way, then waiting ones in order of arrival."""
@@ -286,8 +378,9 @@ class Engine:
         return self._prompt[request] + self._generated.get(request, 0)
 
     def _whole(self, request: int) -> int:
-        """Blocks of a request at its end."""
-        return -(-(self._prompt[request] + self._output[request]) // self.rules.block)
+        """Blocks of a request at its end, drafts beyond it included."""
+        tokens = self._prompt[request] + self._output[request] + self.rules.drafts
+        return -(-tokens // self.rules.block)
 
     def _blocks_of(self, request: int, tokens: int) -> int:
         """Blocks of its own that a request with so many tokens needs, beside cached units."""
@@ -323,7 +416,7 @@ class Engine:
         if rules.scheduler == "prefill-first":
             ratio = self._ratio()
             ahead = ratio * (self._remaining() + min(self._output[request], rules.output_cap))
-            return not self.running or self._length(request) + ahead <= self.free * block
+            return not self._held or self._length(request) + ahead <= self.free * block
         return -(-tokens // block) <= self.free
 
     def _ratio(self) -> float:
@@ -350,10 +443,9 @@ class Engine:
         request = self.waiting[0]
         return self._fits(request, min(self._length(request), self.rules.max_tokens))
 
-    def _begin(self, request: int) -> bool:
-        """Let a request decode; False where its first token was its last."""
+    def _begin(self, request: int, *, given: int) -> bool:
+        """Let a request decode that has given so many tokens; False where these were all."""
         self._share(request)
-        given = self._generated.get(request, 0) + 1
         left = self._output[request] - given
         if left <= 0:
             self._give_back(request, self._held[request])
@@ -403,8 +495,23 @@ class Engine:
         if self.rules.reserves:
             self._reserved -= self._whole(request)
 
-    def _steps_until_full(self) -> int:
-        """Decoding iterations that the free blocks last for."""
+    def _gained(self, steps: int) -> int:
+        """Tokens that a sequence gains in the next so many decoding iterations."""
+        before = self._iterations * self._gain >> _PARTS
+        return ((self._iterations + steps) * self._gain >> _PARTS) - before
+
+    def _iterations_within(self, ticks: int) -> int:
+        """Decoding iterations in which a sequence gains at most so many tokens."""
+        before = self._iterations * self._gain >> _PARTS
+        return (((ticks + before + 1) << _PARTS) - 1) // self._gain - self._iterations
+
+    def _claimed(self, ticks: int) -> int:
+        """Blocks that sequences ask for while each gains so many tokens."""
+        block = self.rules.block
+        return sum(self._residues[(self.tick + ahead) % block] for ahead in range(1, ticks + 1))
+
+    def _ticks_until_full(self) -> int:
+        """Tokens of each sequence that the free blocks last for."""
         block = self.rules.block
         cycles, left = divmod(self.free, self.decodes)
         for ahead in range(1, block + 1):
@@ -418,7 +525,8 @@ class Engine:
         evicted = False
         if self.rules.reserves:
             return evicted
-        while self._residues[(self.tick + 1) % self.rules.block] > self.free:
+        ticks = self._gained(1)
+        while self._claimed(ticks) > self.free:
             request = self._latest()
             if request is None:
                 break
@@ -435,11 +543,15 @@ class Engine:
 
     def _latest(self) -> int | None:
         """The running request admitted last, taken off the order; None where it is the only one."""
-        while self._order:
+        if self.running == 1:
+            return None
+        kept: list[int] = []  # what is on the way has to come
+        found = None
+        while self._order and found is None:
             request = self._order.pop()
-            if request in self._held:
-                if self.running == 1:
-                    self._order.append(request)
-                    return None
-                return request
-        return None
+            if request in self.arriving:
+                kept.append(request)
+            elif request in self._held:
+                found = request
+        self._order += reversed(kept)
+        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 from mpsim.errors import Problem, ScenarioError
 from mpsim.hardware import Cluster
@@ -12,6 +13,8 @@ from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.rates import Rates, Reductions, rates_of
+from mpsim.serving.service import Handover, Pool
+from mpsim.serving.transfers import CacheNetwork, Instance
 from mpsim.serving.work import FORMATS, Format, RankWork
 from mpsim.workload import Transformer
 
@@ -74,6 +77,12 @@ class ServicePlan:
     routing : str
     given_blocks : int, optional
         Blocks of cache of each instance; what fits by default.
+    prefill : ServicePlan, optional
+        The pool that computes prompts where it is another: this one then decodes.
+    samples_first : bool
+        Whether, with a pool of prompts, this one gives first tokens.
+    key : str
+        Where its layout stands in the scenario.
     seed : int
     folder : str
         Where the file of a trace is looked for.
@@ -94,17 +103,71 @@ class ServicePlan:
     kv: str = "bf16"
     routing: str = "round-robin"
     given_blocks: int | None = None
+    prefill: ServicePlan | None = None
+    samples_first: bool = False
+    key: str = "serving"
     seed: int = 0
     folder: str = "."
 
     def __repr__(self) -> str:
         layout = f"tp {self.tp} pp {self.pp} ep {self.ep}, {self.replicas} replicas"
+        if self.prefill is not None:
+            layout += (
+                f" behind {self.prefill.replicas} of tp {self.prefill.tp} pp {self.prefill.pp}"
+            )
         return f"ServicePlan({self.model.name} on {layout} of {self.cluster.accelerator.name}, {self.weights}, {self.engine.name}, {self.blocks} blocks)"
 
     @property
     def accelerators(self) -> int:
-        """Accelerators of all replicas."""
+        """Accelerators of all replicas, and of the pool of prompts."""
+        behind = 0 if self.prefill is None else self.prefill.accelerators
+        return self.pool_accelerators + behind
+
+    @property
+    def pool_accelerators(self) -> int:
+        """Accelerators of all replicas of this pool."""
         return self.tp * self.pp * self.replicas
+
+    @property
+    def pools(self) -> Mapping[str, ServicePlan]:
+        """Pools by what they do, in the order of the cluster."""
+        if self.prefill is None:
+            return {"serving": self}
+        return {"prefill": self.prefill, "decode": self}
+
+    @property
+    def pool(self) -> Pool:
+        """Its instances, as they are simulated."""
+        return Pool(self.prices, self.rules, self.blocks, self.replicas)
+
+    @functools.cached_property
+    def handover(self) -> Handover | None:
+        """The pool of prompts, and how their keys and values get here; None where there is none.
+
+        Notes
+        -----
+        A token's keys and values are sent once to every rank that holds them: tensor parallel ranks beyond the key-value heads, and all of latent attention, get copies.
+        """
+        if self.prefill is None:
+            return None
+        first = 0
+        instances: list[list[Instance]] = []
+        for plan in self.pools.values():
+            each, row = plan.tp * plan.pp, []
+            holders = each // plan.attention_dp
+            for _ in range(plan.replicas):
+                row.append(Instance(tuple(range(first, first + each)), holders))
+                first += each
+            instances.append(row)
+        layers = sum(block.layers for block in self.work.attention)
+        per_layer = self.work.cache_elements / layers * _CACHE_BYTES[self.kv]
+        served = self.model.layers - self.model.mtp_layers
+        return Handover(
+            self.prefill.pool,
+            CacheNetwork(self.cluster, *instances),
+            token_bytes=per_layer * served * self.tp / self.attention_dp,
+            samples_first=self.samples_first,
+        )
 
     @functools.cached_property
     def weight_format(self) -> Format:
@@ -214,7 +277,7 @@ class ServicePlan:
 
     def problems(self) -> list[Problem]:
         """Mistakes that only the whole plan shows: weights that do not fit, no cache for one request."""
-        found: list[Problem] = []
+        found: list[Problem] = [] if self.prefill is None else self.prefill.problems()
         memory = self.memory
         giga = 1e9
         if self.given_blocks is None and memory.blocks == 0:
@@ -224,7 +287,14 @@ class ServicePlan:
                     f"got {memory.weights / giga:.1f} GB of weights, {memory.activations / giga:.1f} GB of activations and {memory.reserve / giga:.1f} GB of reserve: {need:.1f} GB of "
                     f"{memory.usable / giga:.1f} GB usable on each of {self.tp * self.pp} {self.cluster.accelerator.name}, which leaves no cache; "
                     f"raise tp or pp, or take narrower weights than {self.weights}",
-                    key="serving",
+                    key=self.key,
+                )
+            )
+        if self.prefill is not None and self.prefill.engine.block != self.engine.block:
+            found.append(
+                Problem(
+                    f"got blocks of {self.engine.block} tokens, and of {self.prefill.engine.block} in prefill; needed the same: give block to both engines",
+                    key=self.key,
                 )
             )
         return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.scenario import Scenario, check
+from mpsim.scenario.serving import PoolChoice
 from mpsim.serving.engines import EnginePreset, engine, engine_names, override
 from mpsim.serving.plan import ServicePlan
 
@@ -25,18 +27,36 @@ def make_service(scenario: Scenario) -> ServicePlan:
     if problems := check(scenario):
         raise ScenarioError(problems)
     serving, p = scenario.service, scenario.parallelism
-    plan = ServicePlan(
+    apart = serving.disaggregated
+    if apart is None:
+        plan = _plan(scenario, p.tp, p.pp, p.ep)
+    else:
+        behind = _pool_plan(scenario, apart.prefill, "prefill")
+        plan = dataclasses.replace(
+            _pool_plan(scenario, apart.decode, "decode"),
+            prefill=behind,
+            samples_first=apart.first_token == "decode",
+        )
+    if problems := plan.problems():
+        raise ScenarioError(scenario.locate(problems))
+    return plan
+
+
+def _plan(scenario: Scenario, tp: int, pp: int, ep: int) -> ServicePlan:
+    """The service without pools."""
+    serving = scenario.service
+    return ServicePlan(
         name=scenario.name,
         model=scenario.transformer,
         cluster=scenario.hardware,
         engine=_engine(scenario, serving.engine.preset, serving.engine.overrides),
         workload=serving.workload,
         slo=serving.slo,
-        tp=p.tp,
-        pp=p.pp,
-        ep=p.ep,
+        tp=tp,
+        pp=pp,
+        ep=ep,
         attention_dp=serving.attention_dp,
-        replicas=serving.replicas or scenario.world_size // (p.tp * p.pp),
+        replicas=serving.replicas or max(1, scenario.world_size // (tp * pp)),
         weights=serving.weights,
         kv=serving.kv,
         routing=serving.routing,
@@ -44,9 +64,29 @@ def make_service(scenario: Scenario) -> ServicePlan:
         seed=scenario.simulation.seed,
         folder=str(Path(scenario.source.file).parent) if scenario.source.file else ".",
     )
-    if problems := plan.problems():
-        raise ScenarioError(scenario.locate(problems))
-    return plan
+
+
+def _pool_plan(scenario: Scenario, pool: PoolChoice, name: str) -> ServicePlan:
+    """One of two pools: the service with the pool's own choices."""
+    plan, key = _plan(scenario, pool.tp, pool.pp, pool.ep), f"serving.disaggregated.{name}"
+    try:
+        engine = override(plan.engine, pool.engine)
+    except ScenarioError as error:
+        moved = [
+            dataclasses.replace(problem, key=problem.key.replace("serving", key, 1))
+            for problem in error.problems
+        ]
+        raise ScenarioError(scenario.locate(moved)) from None
+    return dataclasses.replace(
+        plan,
+        engine=engine,
+        attention_dp=pool.attention_dp,
+        replicas=pool.replicas,
+        weights=pool.weights or plan.weights,
+        kv=pool.kv or plan.kv,
+        given_blocks=pool.kv_blocks,
+        key=key,
+    )
 
 
 def _engine(scenario: Scenario, preset: str, overrides: Mapping[str, Any]) -> EnginePreset:

@@ -130,9 +130,7 @@ class IterationPrices:
         stage = self.stage_seconds(decodes, context, prompt_tokens, pairs)
         device = stage * work.pp + self.head_seconds(decodes + prompts)
         if work.pp > 1:
-            latency, rate = self._send
-            size = (decodes + prompt_tokens) * work.hidden * _ACTIVATION
-            device = device + (work.pp - 1) * (latency + size / rate)
+            device = device + self.send_seconds(decodes + prompt_tokens)
         device = device * engine.slowdown
         if engine.host_layer_time:
             device = np.maximum(device, engine.host_layer_time * work.layers * work.pp)
@@ -140,6 +138,11 @@ class IterationPrices:
         if prompt_tokens:
             beside += engine.prompt_step_time
         return device + beside
+
+    def send_seconds(self, tokens: float) -> float:
+        """Time of the messages from stage to stage for so many tokens [s]."""
+        latency, rate = self._send
+        return (self.work.pp - 1) * (latency + tokens * self.work.hidden * _ACTIVATION / rate)
 
     def stage_seconds(
         self, decodes: int, context: float | Floats, prompt_tokens: int, pairs: float

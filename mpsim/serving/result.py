@@ -116,7 +116,8 @@ def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
     """
     plan.require()
     requests = draw_requests(plan.workload, seed=plan.seed, folder=plan.folder)
-    rules, longest = plan.rules, int(requests.prompt.max(initial=0))
+    plan_of_prompts = plan.prefill or plan
+    rules, longest = plan_of_prompts.rules, int(requests.prompt.max(initial=0))
     if not rules.chunked and rules.scheduler != "static" and longest > rules.max_tokens:
         raise ScenarioError(
             f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {rules.max_tokens:,} with chunked: false; "
@@ -130,5 +131,6 @@ def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
         replicas=plan.replicas,
         concurrency=plan.workload.concurrency,
         routing=plan.routing,
+        handover=plan.handover,
     )
     return ServiceResult(scenario, plan, requests, served)

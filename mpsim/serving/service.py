@@ -1,7 +1,10 @@
 """The service: engines that serve a stream of requests, one simulator event an iteration.
 
-Iterations of an engine between which nothing begins or ends are one event: their times are one array expression, since the context of every sequence grows by one token each. With
-several pipeline stages an engine has as many batches under way as stages; each has requests of its own and waits for the first stage to be free.
+Iterations of an engine between which nothing begins or ends are one event: their times are one array expression, since the context of every sequence grows alike. With several
+pipeline stages an instance has as many batches under way as stages; each has requests of its own and waits for the first stage to be free.
+
+Where prefill and decode have pools of their own, a prompt keeps its blocks until its keys and values have come to the engine that decodes it, which starts fetching them once it has
+blocks for them: a full decode pool holds up the other one.
 
 Requests that arrive at the same time are handed out in their order; engines act in the order of their numbers. Equal inputs give equal bytes.
 """
@@ -19,21 +22,78 @@ from mpsim.errors import ScenarioError
 from mpsim.serving.batching import BatchRules, Engine
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.requests import Requests
+from mpsim.serving.transfers import CacheNetwork, Transfers
 
-__all__ = ["Served", "serve"]
+__all__ = ["Handover", "Pool", "Served", "serve"]
 
 Floats = NDArray[np.float64]
 Events = Generator[simpy.Event, object, None]
 
 _LONGEST_JUMP = 4096  # iterations, so that arrays stay small
+_UNEVEN = (
+    32  # requests that loads differ by until a prefix is not followed any more: SGLang's router
+)
 _COLUMNS = ("start", "seconds", "count", "decodes", "context", "prompt_tokens", "used", "engine")
+_MOVES = ("request", "source", "target", "start", "end", "bytes")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pool:
+    """Equal instances that do the same.
+
+    Parameters
+    ----------
+    prices : IterationPrices
+        Of one instance.
+    rules : BatchRules
+    blocks : int
+        Blocks of cache of each instance.
+    replicas : int
+        Instances.
+    """
+
+    prices: IterationPrices
+    rules: BatchRules
+    blocks: int
+    replicas: int = 1
+
+    @property
+    def lanes(self) -> int:
+        """Batches that run beside each other: one a pipeline stage of every instance."""
+        return self.replicas * self.prices.work.pp
+
+    @property
+    def room(self) -> int:
+        """Tokens that the cache of one batch holds."""
+        return self.blocks // self.prices.work.pp * self.rules.block
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handover:
+    """How prompts get from the pool that computes them to the one that decodes.
+
+    Parameters
+    ----------
+    prefill : Pool
+    network : CacheNetwork
+        From instances that compute prompts to those that decode.
+    token_bytes : float
+        Keys and values of a token, on all ranks that decode it [B].
+    samples_first : bool
+        Whether the pool that decodes gives the first token, not the one that computed the prompt.
+    """
+
+    prefill: Pool
+    network: CacheNetwork
+    token_bytes: float
+    samples_first: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Served:
     """When every request was served, and every iteration ran.
 
-    Shapes: N requests, S iterations or jumps over equal ones.
+    Shapes: N requests, S iterations or jumps over equal ones, T transfers.
 
     Parameters
     ----------
@@ -47,6 +107,12 @@ class Served:
         Batches that run beside each other: replicas times pipeline stages.
     end : float
         End of the last iteration [s].
+    pools : tuple of int
+        Of these batches, those of each pool; prompts first where they have one.
+    stalled : tuple of mappings of str to float
+        For each pool: time in which its batches had requests but no ``cache`` for them, or waited for a ``transfer``, their sum [s].
+    transfers : mapping of str to float64[T]
+        ``request``, ``source`` and ``target`` (batches), ``start``, ``end``, ``bytes``.
     """
 
     arrival: Floats
@@ -58,6 +124,19 @@ class Served:
     hit_tokens: int
     engines: int
     end: float
+    pools: tuple[int, ...]
+    stalled: tuple[Mapping[str, float], ...]
+    transfers: Mapping[str, Floats]
+
+    @property
+    def engine_names(self) -> tuple[str, ...]:
+        """Names of the batches that run beside each other."""
+        kinds = ("engine",) if len(self.pools) == 1 else ("prefill", "decode")
+        return tuple(
+            f"{kind} {number}"
+            for kind, count in zip(kinds, self.pools, strict=True)
+            for number in range(count)
+        )
 
 
 def serve(
@@ -69,6 +148,7 @@ def serve(
     replicas: int = 1,
     concurrency: int | None = None,
     routing: str = "round-robin",
+    handover: Handover | None = None,
 ) -> Served:
     """Serve a stream of requests.
 
@@ -84,22 +164,64 @@ def serve(
     concurrency : int, optional
         Users of a closed loop, each of whom sends the next request when the last one has ended; None for an open one.
     routing : str
-        ``round-robin`` or ``least-load``.
+        ``round-robin``, ``least-load`` or ``prefix-aware``.
+    handover : Handover, optional
+        A pool of its own for prompts; these instances then decode.
 
     Raises
     ------
     ScenarioError
         If a request does not fit into the cache of an instance.
     """
-    stages = prices.work.pp
-    room = blocks // stages * rules.block
-    if requests.longest > room:
-        too_long = int((requests.prompt + requests.output > room).sum())
+    own = Pool(prices, rules, blocks, replicas)
+    _require_room(requests, own, requests.output + rules.drafts, "an instance")
+    if handover is not None:
+        ones = np.ones_like(requests.output)
+        _require_room(requests, handover.prefill, ones, "an instance of the prefill pool")
+    return _Service(requests, own, concurrency, routing, handover).run()
+
+
+def _require_room(requests: Requests, pool: Pool, output: NDArray[np.int64], holder: str) -> None:
+    """Refuse requests that the cache of no batch can hold."""
+    tokens = requests.prompt + output
+    longest = int(tokens.max(initial=0))
+    if longest > pool.room:
+        too_long = int((tokens > pool.room).sum())
         raise ScenarioError(
-            f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has {requests.longest:,} tokens, an instance holds {room:,}; "
+            f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has {longest:,} tokens, {holder} holds {pool.room:,}; "
             "raise tp or pp, take narrower weights or kv, or shorten the requests"
         )
-    return _Service(requests, prices, rules, blocks, replicas, concurrency, routing).run()
+
+
+class _Lane:
+    """One engine with what wakes it."""
+
+    __slots__ = ("arrived", "asleep", "engine", "entrance", "nudge", "number", "pool", "prices")
+
+    def __init__(
+        self,
+        number: int,
+        pool: int,
+        prices: IterationPrices,
+        engine: Engine,
+        entrance: simpy.Resource,
+    ) -> None:
+        self.number, self.pool, self.prices, self.engine = number, pool, prices, engine
+        self.entrance = entrance  # to the first stage, shared by the batches of an instance
+        self.asleep: simpy.Event | None = None
+        self.nudge: simpy.Event | None = None  # cuts iterations short that are passed at once
+        self.arrived: list[
+            int
+        ] = []  # keys and values have come: taken up before the next iteration
+
+    def wake(self) -> None:
+        """Have it look again."""
+        if self.asleep is not None:
+            event, self.asleep = self.asleep, None
+            event.succeed()
+        elif self.nudge is not None:
+            event, self.nudge = self.nudge, None
+            event.succeed()
 
 
 class _Service:
@@ -108,41 +230,64 @@ class _Service:
     def __init__(
         self,
         requests: Requests,
-        prices: IterationPrices,
-        rules: BatchRules,
-        blocks: int,
-        replicas: int,
+        own: Pool,
         concurrency: int | None,
         routing: str,
+        handover: Handover | None,
     ) -> None:
-        count, self._stages = len(requests), prices.work.pp
+        count = len(requests)
         self._count = count
-        self._prices = prices
         self._concurrency = concurrency
-        self._least_load = routing == "least-load"
+        self._routing = routing
+        self._handover = handover
+        self._requests = requests
         self._arrival = requests.arrival.tolist()
         if concurrency is not None:
             self._arrival = [0.0] * min(concurrency, count) + [np.nan] * max(0, count - concurrency)
-        prompt, output = requests.prompt.tolist(), requests.output.tolist()
-        self._engines = [
-            Engine(
-                rules,
-                blocks // self._stages,
-                prompt,
-                output,
-                hashes=requests.hashes,
-                unit=requests.unit,
-            )
-            for _ in range(replicas * self._stages)
-        ]
+        self._prompt, self._output = requests.prompt.tolist(), requests.output.tolist()
+        self._env = simpy.Environment()
+        self._pools = [own] if handover is None else [handover.prefill, own]
+        self._lanes: list[list[_Lane]] = []
+        for place, pool in enumerate(self._pools):
+            self._lanes.append(self._open(place, pool))
         self._started = [np.nan] * count
         self._first = [np.nan] * count
         self._last = [np.nan] * count
         self._rows: list[tuple[float, ...]] = []
-        self._env = simpy.Environment()
-        self._asleep: list[simpy.Event | None] = [None] * len(self._engines)
-        self._entrances = [simpy.Resource(self._env) for _ in range(replicas)]
+        self._stalled = [{"cache": 0.0, "transfer": 0.0} for _ in self._pools]
+        self._moves: list[list[float]] = []
+        self._under_way: dict[int, tuple[_Lane, _Lane, int]] = {}  # source, target, row of a move
+        self._computed: dict[
+            int, _Lane
+        ] = {}  # where each prompt waits that is to be decoded elsewhere
         self._sent = 0
+        self._handed = 0
+        self._end = 0.0
+        if handover is not None:
+            self._transfers = Transfers(self._env, handover.network.capacity, self._come)
+
+    def _open(self, place: int, pool: Pool) -> list[_Lane]:
+        """The batches of a pool."""
+        requests, stages = self._requests, pool.prices.work.pp
+        computes = self._handover is not None and place == 0
+        first = sum(len(lanes) for lanes in self._lanes)
+        output = [1] * len(requests) if computes else self._output
+        lanes: list[_Lane] = []
+        for _ in range(pool.replicas):
+            entrance = simpy.Resource(self._env)
+            for _ in range(stages):
+                engine = Engine(
+                    pool.rules,
+                    pool.blocks // stages,
+                    self._prompt,
+                    output,
+                    hashes=requests.hashes,
+                    unit=requests.unit,
+                    hands_over=computes,
+                    samples_first=self._handover is not None and self._handover.samples_first,
+                )
+                lanes.append(_Lane(first + len(lanes), place, pool.prices, engine, entrance))
+        return lanes
 
     def run(self) -> Served:
         """Serve all requests."""
@@ -151,20 +296,25 @@ class _Service:
         else:
             for _ in range(min(self._concurrency, self._count)):
                 self._hand_out()
-        for number in range(len(self._engines)):
-            self._env.process(self._work(number))
+        lanes = [lane for pool in self._lanes for lane in pool]
+        for lane in lanes:
+            self._env.process(self._work(lane))
         self._env.run()
         table = np.array(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
+        moves = np.array(self._moves, dtype=float).reshape(-1, len(_MOVES))
         return Served(
             arrival=np.array(self._arrival),
             started=np.array(self._started),
             first=np.array(self._first),
             last=np.array(self._last),
             steps=dict(zip(_COLUMNS, table.T, strict=True)),
-            preemptions=sum(engine.preempted for engine in self._engines),
-            hit_tokens=sum(engine.hit_tokens for engine in self._engines),
-            engines=len(self._engines),
-            end=float(self._env.now),
+            preemptions=sum(lane.engine.preempted for lane in lanes),
+            hit_tokens=sum(lane.engine.hit_tokens for lane in lanes),
+            engines=len(lanes),
+            end=self._end,
+            pools=tuple(len(pool) for pool in self._lanes),
+            stalled=tuple(self._stalled),
+            transfers=dict(zip(_MOVES, moves.T, strict=True)),
         )
 
     def _arrivals(self) -> Events:
@@ -176,16 +326,21 @@ class _Service:
 
     def _hand_out(self) -> None:
         """Give the next request to an engine, and wake it."""
-        request, engines = self._sent, self._engines
+        request = self._sent
         self._sent += 1
-        number = request % len(engines)
-        if self._least_load:
-            number = min(range(len(engines)), key=lambda place: engines[place].load)
-        engines[number].waiting.append(request)
-        asleep = self._asleep[number]
-        if asleep is not None:
-            self._asleep[number] = None
-            asleep.succeed()
+        lane = self._choose(self._lanes[0], request, request)
+        lane.engine.waiting.append(request)
+        lane.wake()
+
+    def _choose(self, lanes: Sequence[_Lane], turn: int, request: int) -> _Lane:
+        """The batch that a request joins."""
+        if self._routing == "round-robin" or len(lanes) == 1:
+            return lanes[turn % len(lanes)]
+        loads = [lane.engine.load for lane in lanes]
+        if self._routing == "prefix-aware" and max(loads) - min(loads) <= _UNEVEN:
+            cached = [-lane.engine.cached(request) for lane in lanes]
+            return lanes[min(range(len(lanes)), key=lambda at: (cached[at], loads[at]))]
+        return lanes[min(range(len(lanes)), key=loads.__getitem__)]
 
     def _gap(self) -> float:
         """Seconds until the next request of an open loop."""
@@ -193,22 +348,22 @@ class _Service:
             return float(self._arrival[self._sent] - self._env.now)
         return np.inf
 
-    def _work(self, number: int) -> Events:
-        """Run one engine, iteration after iteration, until nothing can come any more."""
-        env, engine, prices = self._env, self._engines[number], self._prices
-        entrance = self._entrances[number // self._stages]
+    def _work(self, lane: _Lane) -> Events:
+        """Run one engine, iteration after iteration, as long as something comes."""
+        env, engine, prices = self._env, lane.engine, lane.prices
+        entrance = lane.entrance if prices.work.pp > 1 else None
+        receives = lane.pool > 0
         while True:
-            request = entrance.request() if self._stages > 1 else None
+            request = entrance.request() if entrance is not None else None
             if request is not None:
                 yield request
+            if receives:
+                self._take_up(lane)
             iteration = engine.next()
             if iteration is None:
-                if request is not None:
+                if entrance is not None and request is not None:
                     entrance.release(request)
-                if self._sent >= self._count:
-                    return
-                asleep = self._asleep[number] = env.event()
-                yield asleep
+                yield from self._sleep(lane)
                 continue
             for started in iteration.started:
                 if (
@@ -217,39 +372,132 @@ class _Service:
                     self._started[started] = env.now
             step = (iteration.decodes, iteration.context, iteration.prompt_tokens, iteration.pairs)
             seconds = float(prices.seconds(*step, len(iteration.done)))
-            self._rows.append((env.now, seconds, 1, *step[:3], engine.used, number))
-            if request is not None:  # the first stage is free again before the last one ends
+            self._rows.append((env.now, seconds, 1, *step[:3], engine.used, lane.number))
+            if entrance is not None and request is not None:
+                # the first stage is free again before the last one ends
                 stage = float(prices.stage_seconds(*step))
                 yield env.timeout(min(stage, seconds))
                 entrance.release(request)
                 yield env.timeout(max(0.0, seconds - stage))
             else:
                 yield env.timeout(seconds)
-            self._note(*engine.finish(iteration))
-            if request is None and (steps := engine.steady()) > 1:
-                yield env.timeout(self._jump(engine, number, steps))
+            self._end = env.now
+            self._note(lane, *engine.finish(iteration))
+            if receives:  # what came during the iteration
+                self._take_up(lane)
+            if entrance is None and (steps := engine.steady()) > 1:
+                if receives:
+                    yield from self._jump_while_undisturbed(lane, steps)
+                else:
+                    yield env.timeout(self._jump(lane, steps))
+                self._end = env.now
 
-    def _jump(self, engine: Engine, number: int, steps: int) -> float:
+    def _sleep(self, lane: _Lane) -> Events:
+        """Wait until something changes, and note what for."""
+        engine, begin = lane.engine, self._env.now
+        stalls = self._stalled[lane.pool]
+        reason = (
+            "transfer" if engine.arriving else "cache" if engine.waiting or engine.offered else ""
+        )
+        event = lane.asleep = self._env.event()
+        yield event
+        if reason:
+            stalls[reason] += self._env.now - begin
+
+    def _jump(self, lane: _Lane, steps: int) -> float:
         """Pass iterations in which nothing begins or ends, to the end of the one during which the next request comes; their seconds."""
-        steps = min(steps, _LONGEST_JUMP)
-        decodes, context = engine.decodes, engine.context
-        contexts = context + decodes * np.arange(steps, dtype=np.float64)
-        times = np.cumsum(self._prices.seconds(decodes, contexts))
+        steps, times = self._ahead(lane, steps)
         gap = self._gap()
         if gap < times[-1]:
             steps = min(steps, int(np.searchsorted(times, gap)) + 1)
-        seconds = float(times[steps - 1])
-        self._rows.append((self._env.now, seconds, steps, decodes, context, 0, engine.used, number))
+        return self._pass(lane, steps, float(times[steps - 1]), self._env.now)
+
+    def _jump_while_undisturbed(self, lane: _Lane, steps: int) -> Events:
+        """Pass iterations to the end of the one during which something comes from the other pool."""
+        begin = self._env.now
+        steps, times = self._ahead(lane, steps)
+        nudge = lane.nudge = self._env.event()
+        yield nudge | self._env.timeout(float(times[-1]))
+        lane.nudge = None
+        passed = self._env.now - begin
+        if passed < times[-1]:
+            steps = min(steps, int(np.searchsorted(times, passed)) + 1)
+            if (rest := float(times[steps - 1]) - passed) > 0:
+                yield self._env.timeout(rest)
+        self._pass(lane, steps, float(times[steps - 1]), begin)
+
+    def _ahead(self, lane: _Lane, steps: int) -> tuple[int, Floats]:
+        """How many iterations to look ahead, and when each ends, from now on [s]."""
+        engine, steps = lane.engine, min(steps, _LONGEST_JUMP)
+        gains = engine.gains(np.arange(steps))
+        contexts = engine.context + engine.decodes * gains.astype(np.float64)
+        return steps, np.cumsum(lane.prices.seconds(engine.decodes, contexts))
+
+    def _pass(self, lane: _Lane, steps: int, seconds: float, begin: float) -> float:
+        """Write down iterations that are passed at once; their seconds."""
+        engine = lane.engine
+        row = (begin, seconds, steps, engine.decodes, engine.context, 0, engine.used, lane.number)
+        self._rows.append(row)
         engine.jump(steps)
         return seconds
 
-    def _note(self, first: Sequence[int], last: Sequence[int]) -> None:
+    def _note(self, lane: _Lane, first: Sequence[int], last: Sequence[int]) -> None:
         """Write down first and last tokens; a user of a closed loop then sends the next request."""
-        now = self._env.now
+        handover, now = self._handover, self._env.now
+        if handover is not None and lane.pool == 0:
+            for request in first:
+                if not handover.samples_first:
+                    self._first[request] = now
+                if self._output[request] == 1 and not handover.samples_first:
+                    lane.engine.release(request)
+                    self._ended(request)
+                else:
+                    self._offer(lane, request)
+            return
         for request in first:
-            self._first[request] = now
+            if self._first[request] != self._first[request]:  # computed again after a preemption
+                self._first[request] = now
         for request in last:
-            self._last[request] = now
-            if self._concurrency is not None and self._sent < self._count:
-                self._arrival[self._sent] = now
-                self._hand_out()
+            self._ended(request)
+
+    def _ended(self, request: int) -> None:
+        """A request has its last token."""
+        self._last[request] = self._env.now
+        if self._concurrency is not None and self._sent < self._count:
+            self._arrival[self._sent] = self._env.now
+            self._hand_out()
+
+    def _offer(self, lane: _Lane, request: int) -> None:
+        """Offer a computed prompt to an engine that decodes."""
+        target = self._choose(self._lanes[1], self._handed, request)
+        self._handed += 1
+        self._computed[request] = lane
+        target.engine.offered.append(request)
+        target.wake()
+
+    def _take_up(self, lane: _Lane) -> None:
+        """Let requests decode whose keys and values have come, and fetch those of others."""
+        handover, engine = self._handover, lane.engine
+        assert handover is not None, "only a pool that decodes takes requests up"
+        for request in lane.arrived:
+            engine.land(request)
+        lane.arrived.clear()
+        for request in engine.accept():
+            source = self._computed.pop(request)
+            stages = [pool.prices.work.pp for pool in self._pools]
+            here = source.number // stages[0]
+            there = (lane.number - len(self._lanes[0])) // stages[1]
+            size = handover.token_bytes * self._prompt[request]
+            self._under_way[request] = source, lane, len(self._moves)
+            now = self._env.now
+            self._moves.append([request, source.number, lane.number, now, np.nan, size])
+            self._transfers.start(request, handover.network.path(here, there), size)
+
+    def _come(self, request: int) -> None:
+        """Keys and values of a request have come."""
+        source, target, move = self._under_way.pop(request)
+        self._moves[move][4] = self._env.now
+        source.engine.release(request)
+        source.wake()
+        target.arrived.append(request)
+        target.wake()

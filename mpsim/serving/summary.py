@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,14 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.service import Served
 
-__all__ = ["ACCOUNT", "account", "itl", "latencies", "summarise"]
+__all__ = ["ACCOUNT", "account", "itl", "latencies", "pool_accounts", "summarise"]
 
 Floats = NDArray[np.float64]
 
-ACCOUNT = ("decode", "prefill", "exposed_tp", "host", "bubble", "idle")
+ACCOUNT = (
+    *("decode", "prefill", "exposed_tp", "exposed_pp", "exposed_kv"),
+    *("host", "bubble", "idle_cache", "idle"),
+)
 """Parts of the time of accelerators; they sum to the duration."""
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -61,11 +65,39 @@ def account(plan: ServicePlan, served: Served) -> dict[str, float]:
     Notes
     -----
     An iteration with prompts and decoding sequences is divided by what it would have taken without its prompts. Of several pipeline stages each works on one batch at a
-    time: what an accelerator does not work while its stage has a batch elsewhere is bubble.
+    time: what an accelerator does not work while its stage has a batch elsewhere is bubble. Time without work is ``idle``, or ``idle_cache`` where requests waited that had
+    no room in the cache, or ``exposed_kv`` where their keys and values were on the way from the pool of prompts.
     """
-    prices, steps, work = plan.prices, served.steps, plan.work
+    weight = {name: pool.pool_accelerators / plan.accelerators for name, pool in plan.pools.items()}
+    parts = dict.fromkeys(ACCOUNT, 0.0)
+    for name, own in pool_accounts(plan, served).items():
+        for part, seconds in own.items():
+            parts[part] += weight[name] * seconds
+    return parts
+
+
+def pool_accounts(plan: ServicePlan, served: Served) -> dict[str, dict[str, float]]:
+    """The account of each pool's accelerators; each sums to the duration."""
+    return {
+        name: _pool_account(pool, served, place)
+        for place, (name, pool) in enumerate(plan.pools.items())
+    }
+
+
+def _of_pool(served: Served, place: int) -> Mapping[str, Floats]:
+    """Iterations of the batches of one pool."""
+    if len(served.pools) == 1:
+        return served.steps
+    first = sum(served.pools[:place])
+    numbers = served.steps["engine"]
+    mine = (numbers >= first) & (numbers < first + served.pools[place])
+    return {name: column[mine] for name, column in served.steps.items()}
+
+
+def _pool_account(plan: ServicePlan, served: Served, place: int) -> dict[str, float]:
+    prices, steps, work = plan.prices, _of_pool(served, place), plan.work
     totals = dict.fromkeys(ACCOUNT, 0.0)
-    known: dict[tuple[float, float], tuple[float, float]] = {}
+    known: dict[tuple[float, float], tuple[float, float, float]] = {}
     columns = (
         steps[name].tolist() for name in ("seconds", "count", "decodes", "context", "prompt_tokens")
     )
@@ -80,38 +112,52 @@ def account(plan: ServicePlan, served: Served) -> dict[str, float]:
                 + engine.request_time * decodes
                 + engine.layer_time * work.layers * work.pp
             )
-            known[key] = exposed, host + (engine.prompt_step_time if prompt_tokens else 0.0)
-        exposed, host = known[key]
-        busy = max(0.0, seconds - count * (exposed + host))
+            sent = prices.send_seconds(tokens) * engine.slowdown
+            known[key] = exposed, sent, host + (engine.prompt_step_time if prompt_tokens else 0.0)
+        left = seconds
+        for part, each in zip(("exposed_tp", "exposed_pp", "host"), known[key], strict=True):
+            took = min(each * count, left)
+            totals[part] += took
+            left -= took
         share = 0.0
         if prompt_tokens:
             share = 1.0
             if decodes:
                 alone = float(prices.stage_seconds(int(decodes), context, 0, 0.0)) * work.pp
                 share = max(0.0, 1.0 - alone / seconds)
-        totals["exposed_tp"] += min(exposed * count, seconds)
-        totals["host"] += min(host * count, max(0.0, seconds - exposed * count))
-        totals["prefill"] += busy * share
-        totals["decode"] += busy * (1.0 - share)
+        totals["prefill"] += left * share
+        totals["decode"] += left * (1.0 - share)
     # a batch is on one stage of several at a time, and as many batches run as there are stages
-    per_engine = {part: value / served.engines for part, value in totals.items()}
-    worked = sum(per_engine.values())
-    per_engine["idle"] = max(0.0, served.end - worked)
+    lanes = served.pools[place]
+    parts = {part: value / lanes for part, value in totals.items()}
+    worked = sum(parts.values())
+    idle = max(0.0, served.end - worked)
     if work.pp > 1:
-        active = _active(served)
-        per_engine["bubble"] = max(0.0, min(per_engine["idle"], active - worked))
-        per_engine["idle"] -= per_engine["bubble"]
-    return per_engine
+        active = _active(steps, lanes // work.pp, work.pp)
+        parts["bubble"] = max(0.0, min(idle, active - worked))
+        idle -= parts["bubble"]
+    for part, reason in (("exposed_kv", "transfer"), ("idle_cache", "cache")):
+        parts[part] = min(idle, served.stalled[place][reason] / lanes)
+        idle -= parts[part]
+    parts["idle"] = idle
+    return parts
 
 
-def _active(served: Served) -> float:
+def _active(steps: Mapping[str, Floats], replicas: int, stages: int) -> float:
     """Mean over replicas of the time in which any of its batches runs [s]."""
-    spans = np.stack([served.steps["start"], served.steps["start"] + served.steps["seconds"]])
-    order = np.argsort(spans[0], kind="stable")
-    starts, ends = spans[:, order]
-    reach = np.maximum.accumulate(ends)
-    gaps = np.maximum(0.0, starts[1:] - reach[:-1]).sum()
-    return float(reach[-1] - starts[0] - gaps) if len(starts) else 0.0
+    if not len(steps["start"]):
+        return 0.0
+    instance = (steps["engine"] - steps["engine"].min()) // stages
+    total = 0.0
+    for number in np.unique(instance).tolist():
+        mine = instance == number
+        start, seconds = steps["start"][mine], steps["seconds"][mine]
+        order = np.argsort(start, kind="stable")
+        starts = start[order]
+        reach = np.maximum.accumulate(starts + seconds[order])
+        gaps = np.maximum(0.0, starts[1:] - reach[:-1]).sum()
+        total += float(reach[-1] - starts[0] - gaps)
+    return total / replicas
 
 
 def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str, Any]:
@@ -122,13 +168,16 @@ def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str
     output = float(requests.output[done].sum())
     total = output + float(requests.prompt[done].sum())
     parts = account(plan, served)
-    busy = 1.0 - (parts["idle"] + parts["bubble"]) / duration if duration else 0.0
+    unused = sum(parts[part] for part in ("idle", "idle_cache", "exposed_kv", "bubble"))
+    busy = 1.0 - unused / duration if duration else 0.0
     gaps, weights = itl(served)
     accelerators = plan.accelerators
     goodput, kept = _goodput(plan, times, done, duration)
-    energy = _energy(plan, parts, duration)
+    energy = sum(
+        _energy(plan.pools[name], own, duration)
+        for name, own in pool_accounts(plan, served).items()
+    )
     price = plan.cluster.accelerator.price_per_hour
-    memory = plan.memory
     warnings = _warnings(plan, served, times)
     return {
         "accelerators": accelerators,
@@ -158,23 +207,10 @@ def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str
         },
         "preemptions": served.preemptions,
         "prefix_hit_share": served.hit_tokens / max(1.0, float(requests.prompt.sum())),
-        "batch": _over_time(served, "decodes"),
-        "cache_use": {
-            name: value / plan.blocks for name, value in _over_time(served, "used").items()
-        }
-        if plan.blocks
-        else None,
+        **_pool_figures(plan, served, len(served.pools) - 1),
         "account_s": parts,
         "utilisation": busy,
-        "memory": {
-            **{
-                name: value
-                for name, value in dataclasses.asdict(memory).items()
-                if name != "block_bytes"
-            },
-            "blocks": plan.blocks,
-            "tokens": plan.cache_tokens,
-        },
+        **_disaggregation(plan, served),
         "energy_j_per_output_token": energy / output if output else None,
         "cost_per_million_output_tokens": None
         if price is None or not output
@@ -210,9 +246,46 @@ def _weighted(values: Floats, weights: Floats) -> dict[str, Any] | None:
     return figures
 
 
-def _over_time(served: Served, column: str) -> dict[str, float]:
+def _pool_figures(plan: ServicePlan, served: Served, place: int) -> dict[str, Any]:
+    """How full the batches and the cache of a pool are, and its memory."""
+    steps = _of_pool(served, place)
+    memory = {
+        name: value
+        for name, value in dataclasses.asdict(plan.memory).items()
+        if name != "block_bytes"
+    }
+    each = max(1, plan.blocks // plan.pp)
+    used = {name: value / each for name, value in _over_time(steps, "used").items()}
+    return {
+        "batch": _over_time(steps, "decodes"),
+        "cache_use": used,
+        "memory": {**memory, "blocks": plan.blocks, "tokens": plan.cache_tokens},
+    }
+
+
+def _disaggregation(plan: ServicePlan, served: Served) -> dict[str, Any]:
+    """Figures of each pool, and of the transfers between them; nothing without pools."""
+    if plan.prefill is None:
+        return {}
+    accounts = pool_accounts(plan, served)
+    moves = served.transfers
+    return {
+        "pools": {
+            name: {
+                "accelerators": pool.pool_accelerators,
+                "replicas": pool.replicas,
+                "account_s": accounts[name],
+                **_pool_figures(pool, served, place),
+            }
+            for place, (name, pool) in enumerate(plan.pools.items())
+        },
+        "transfer_s": _distribution(moves["end"] - moves["start"]),
+        "transferred_bytes": float(moves["bytes"].sum()),
+    }
+
+
+def _over_time(steps: Mapping[str, Floats], column: str) -> dict[str, float]:
     """Mean over the time in which engines work, and the most, of a column of the iterations."""
-    steps = served.steps
     if not len(steps["seconds"]):
         return {"mean": 0.0, "max": 0.0}
     return {
@@ -240,7 +313,7 @@ def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> floa
     chip = plan.cluster.accelerator
     kernels = parts["prefill"] + parts["decode"] + parts["exposed_tp"]
     power = float(device_power(kernels / duration if duration else 0.0, chip.tdp_w, chip.idle_w))
-    return power * duration * plan.accelerators
+    return power * duration * plan.pool_accelerators
 
 
 def _inverse(seconds: float) -> float | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"
+DISAGGREGATED = SCENARIO.with_name("deepseek-v3-disaggregated.yaml")
 FEW = ("--set", "serving.workload.requests=20")
 
 
@@ -56,6 +57,45 @@ def test_a_mistake_is_one_clear_line(call, sets, words):
     assert result.out == ""
     assert words in result.err
     assert "Traceback" not in result.err
+
+
+POOLS = "serving.disaggregated"
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ([f"{POOLS}.decode.replicas=9"], "got 9 replicas of tp 32 x pp 1 on 64 accelerators"),
+        ([f"{POOLS}.prefill.replicas=5"], "40 accelerators to prefill and 32 to decode, 72 of 64"),
+        ([f"{POOLS}.decode.kv=fp8"], "prompts come with keys and values in bf16"),
+        ([f"{POOLS}.prefill.engine={{block: 64}}"], "needed the same: give block to both"),
+        ([f"{POOLS}.prefill.engine={{blocc: 64}}"], "disaggregated.prefill.engine.blocc"),
+        (["parallelism.tp=8"], "got a layout beside serving.disaggregated"),
+        (["serving.replicas=2"], "got a layout beside serving.disaggregated"),
+        ([f"{POOLS}.prefill.tp=7"], "does not divide 128 heads"),
+        ([f"{POOLS}.decode.weights=nvfp4"], "has no fp4"),
+        ([f"{POOLS}.prefill.replicaz=2"], "replicaz"),
+        ([f"{POOLS}.prefill.kv_blocks=9"], "an instance of the prefill pool holds"),
+    ],
+)
+def test_a_mistake_of_pools_is_one_clear_line(mpsim_cli, sets, words):
+    options = [word for item in sets for word in ("--set", item)]
+    result = mpsim_cli("run", DISAGGREGATED, *options, *FEW, "--json")
+    assert result.code == 2
+    assert result.out == ""
+    assert words in result.err
+    assert "Traceback" not in result.err
+
+
+def test_pools_are_checked_run_and_traced(mpsim_cli, tmp_path):
+    derived = mpsim_cli("check", DISAGGREGATED, "--json").json()["derived"]
+    assert derived["prefill_accelerators"] + derived["decode_accelerators"] == 64
+    trace = tmp_path / "trace.json"
+    result = mpsim_cli("run", DISAGGREGATED, *FEW, "--plots", tmp_path, "--trace", trace)
+    assert result.code == 0, result.err
+    assert "decode pool" in result.out
+    events = json.loads(trace.read_bytes())["traceEvents"]
+    assert sum(e["ph"] == "b" and e["name"] == "transfer" for e in events) == 20
 
 
 def test_a_trace_out_of_order_names_the_line(call, tmp_path):

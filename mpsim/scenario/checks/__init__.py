@@ -42,6 +42,7 @@ from mpsim.scenario.checks.schedule import (
 from mpsim.scenario.checks.serving import (
     check_instances,
     check_job,
+    check_pools,
     check_service_experts,
     check_service_heads,
     check_service_precision,
@@ -134,6 +135,7 @@ SERVING_CHECKS: Final[tuple[Callable[[Described], list[Problem]], ...]] = (
     check_model,
     check_cluster,
     check_training_keys,
+    check_pools,
     check_instances,
     check_service_heads,
     check_service_experts,

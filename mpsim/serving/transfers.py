@@ -1,0 +1,185 @@
+"""Transfers of keys and values from instances that compute prompts to those that decode: flows on the links of the cluster.
+
+An instance sends and receives through the ports of its accelerators: those of the scale-up domain where both sit in one, else their NICs and the links of the fabric that could be
+too thin. Flows that meet share links max-min fairly. Latency is paid first and uses nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from mpsim.engine.fluid import Fluid
+from mpsim.hardware import Cluster
+from mpsim.hardware.routes import routes_of
+from mpsim.parallel.crossing import load, messages
+from mpsim.program.program import TICK
+
+__all__ = ["CacheNetwork", "CachePath", "Instance", "Transfers"]
+
+_OUT, _IN = 0, 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instance:
+    """Accelerators of one instance.
+
+    Parameters
+    ----------
+    ranks : tuple of int
+        Their numbers in the cluster.
+    holders : int
+        How many of them hold cache of one request: fewer than all with attention data parallelism.
+    """
+
+    ranks: tuple[int, ...]
+    holders: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CachePath:
+    """The way from one instance to another.
+
+    Parameters
+    ----------
+    uses : mapping of int to float
+        Link to what a flow takes of it per unit of its rate.
+    rate : float
+        Of a flow that nobody disturbs [B/s].
+    latency : float
+        [s].
+    """
+
+    uses: dict[int, float]
+    rate: float
+    latency: float
+
+
+class CacheNetwork:
+    """Links and ways between instances; a way is found when it is first asked for.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    sources, targets : sequence of Instance
+
+    Attributes
+    ----------
+    capacity : list of float
+        Of every link [B/s]: ports of each instance towards its scale-up domain, then towards the network, then links of the fabric.
+    """
+
+    def __init__(
+        self, cluster: Cluster, sources: Sequence[Instance], targets: Sequence[Instance]
+    ) -> None:
+        node = cluster.node
+        self._cluster, self._instances, self._first = cluster, [*sources, *targets], len(sources)
+        self._ports = [node.scale_up.bandwidth * node.scale_up.efficiency]
+        if node.nics:
+            self._ports.append(node.nic_bandwidth_per_accelerator * node.nic.efficiency)
+        self.capacity = [
+            len(instance.ranks) * rate
+            for rate in self._ports
+            for instance in self._instances
+            for _ in (_OUT, _IN)
+        ]
+        self._fabric = len(self.capacity)
+        self.capacity += (routes_of(cluster).capacity * node.nic.efficiency).tolist()
+        self._known: dict[tuple[int, int], CachePath] = {}
+
+    def path(self, source: int, target: int) -> CachePath:
+        """The way from a source to a target, by their numbers."""
+        if (source, target) not in self._known:
+            self._known[source, target] = self._find(source, self._first + target)
+        return self._known[source, target]
+
+    def _find(self, here: int, there: int) -> CachePath:
+        cluster, node = self._cluster, self._cluster.node
+        source, target = self._instances[here], self._instances[there]
+        ranks = np.array(source.ranks), np.array(target.ranks)
+        inside = len(np.unique(cluster.domain_of(np.concatenate(ranks)))) == 1
+        first = 0 if inside else 2 * len(self._instances)
+        uses = {first + 2 * here + _OUT: 1.0, first + 2 * there + _IN: 1.0}
+        if not inside:
+            uses |= _fabric(cluster, *ranks, self._fabric)
+        alike = min(source.holders, target.holders)
+        span = int(np.ptp(cluster.node_of(np.concatenate(ranks)))) + 1
+        latency = node.scale_up.latency if inside else cluster.network_latency(span)
+        return CachePath(uses, alike * self._ports[0 if inside else 1], latency)
+
+
+def _fabric(
+    cluster: Cluster, source: NDArray[np.int64], target: NDArray[np.int64], first: int
+) -> dict[int, float]:
+    """Links of the fabric that a byte from one instance to another takes."""
+    count = math.lcm(len(source), len(target))
+    flows = messages(cluster, np.resize(source, count), np.resize(target, count))
+    carried = load(cluster, flows) / count
+    return {first + link: float(carried[link]) for link in np.flatnonzero(carried > 0).tolist()}
+
+
+class Transfers:
+    """Transfers under way.
+
+    Parameters
+    ----------
+    environment : simpy.Environment
+    capacity : sequence of float
+        Of every link [B/s].
+    done : callable
+        Called with a transfer's number when its last byte has come.
+    """
+
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        capacity: Sequence[float],
+        done: Callable[[int], None],
+    ) -> None:
+        self._environment = environment
+        self._network = Fluid([rate * TICK for rate in capacity])
+        self._done = done
+        self._armed = math.inf
+        self._clock = (
+            0.0  # of the network [ticks]: never goes back, whatever seconds are rounded to
+        )
+
+    def start(self, number: int, path: CachePath, size: float) -> None:
+        """Send so many bytes."""
+        event = self._environment.timeout(path.latency, (number, path, size))
+        assert event.callbacks is not None
+        event.callbacks.append(self._flow)
+
+    def _flow(self, event: simpy.events.Event) -> None:
+        number, path, size = cast("tuple[int, CachePath, float]", event.value)
+        work = max(1.0, round(size / path.rate / TICK))
+        self._clock = max(self._clock, self._environment.now / TICK)
+        self._network.start(number, path.uses, cap=path.rate * TICK, work=work, now=self._clock)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Have an event at the network's next end."""
+        due = self._network.next_end()
+        if due == self._armed:
+            return
+        self._armed = due
+        if due < math.inf:
+            wait = max(0.0, due * TICK - self._environment.now)
+            event = self._environment.timeout(wait, due)
+            assert event.callbacks is not None
+            event.callbacks.append(self._settle)
+
+    def _settle(self, event: simpy.events.Event) -> None:
+        if event.value != self._armed:  # something has changed since it was armed
+            return
+        due, self._armed = self._armed, math.inf
+        self._clock = max(self._clock, due)
+        for number in self._network.finish(due):
+            self._done(number)
+        self._arm()
