@@ -96,7 +96,8 @@ def _served(seconds: float, count: int, rows: int) -> Served:
         "used": np.zeros(rows),
         "engine": np.zeros(rows),
     }
-    return Served(none, none, none, none, steps, 0, 0, 1, float(took.sum()))
+    stalled = ({"cache": 0.0, "transfer": 0.0},)
+    return Served(none, none, none, none, steps, 0, 0, 1, float(took.sum()), (1,), stalled, {})
 
 
 def test_a_jump_over_equal_iterations_is_accounted_as_these() -> None:
