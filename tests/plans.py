@@ -39,8 +39,9 @@ def small_plan(
     shard: int | None = None,
     offload: str = "none",
     offload_to: str = "host",
+    straggling: float = 0.0,
 ) -> Plan:
-    """A plan with everything defaulted to something small."""
+    """A plan with everything defaulted to something small, and nothing lost to stragglers."""
     name = schedule or ("interleaved-1f1b" if virtual_stages > 1 else "1f1b")
     shape = dataclasses.replace(model(model_name), moe=moe)
     hardware = system(cluster, nodes=-(-tp * pp * dp * cp // 8))
@@ -68,4 +69,5 @@ def small_plan(
         shard=shard,
         offload=offload,
         offload_to=offload_to,
+        straggling=straggling,
     )

@@ -23,6 +23,7 @@ from mpsim.cost.kernels import KernelModel
 from mpsim.cost.layout import LayoutCosts, StageCosts
 from mpsim.cost.libraries import default_library, library_names, library_of
 from mpsim.cost.quantise import launch_seconds, quantise_seconds
+from mpsim.cost.straggling import straggling_constants, straggling_seconds
 
 __all__ = [
     "COLLECTIVES",
@@ -53,5 +54,7 @@ __all__ = [
     "load_curves",
     "memory_seconds",
     "quantise_seconds",
+    "straggling_constants",
+    "straggling_seconds",
     "update_seconds",
 ]

@@ -194,6 +194,12 @@ class KernelModel:
         moved = self._casting.moved_bytes(1.0, wide_bytes) * np.asarray(parameters, float)
         return self._stream_seconds(OperatorKind.QUANTISE, moved)
 
+    @property
+    def wide_rate(self) -> float:
+        """Rate of large products in the model's wide precision, 16 bits beside narrower ones [FLOP/s]."""
+        peak, constants = self._gemm[self._wide]
+        return peak * constants.compute_fraction
+
     def peak_fraction(self, precision: str) -> float:
         """Share of the dense peak of `precision`, the model's own or its wide one, that large products reach."""
         return self._gemm[precision][1].compute_fraction

@@ -38,6 +38,7 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "recompute": "#E680B2",
         **{axis.name: axis.colour for axis in ACCOUNTED},
         "bubble": "#E8E8E8",
+        "straggling": "#F8E8B8",
         "optimizer": "#222222",
         "host": "#765C2C",
         "other": "#636363",

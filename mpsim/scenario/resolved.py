@@ -138,6 +138,8 @@ def _simulation(scenario: Described) -> dict[str, Any]:
     data = scenario.simulation.model_dump()
     if not data["interference"]:  # written only where it matters: digests of old scenarios stay
         del data["interference"]
+    if data["straggling"]:  # likewise
+        del data["straggling"]
     return data
 
 

@@ -97,6 +97,11 @@ class Scenario(Section):
         return self.serving is not None
 
     @property
+    def straggles(self) -> bool:
+        """Whether steps lose what they usually do to stragglers: not where a variation draws them."""
+        return self.simulation.straggling and self.variation is None
+
+    @property
     def training_step(self) -> Training:
         """The training section; ScenarioError for a scenario that serves."""
         if self.training is None:

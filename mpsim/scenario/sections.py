@@ -193,5 +193,7 @@ class Simulation(Section):
     """Whether transfers take the time they have alone, or share links with each other as flows."""
     interference: bool = False
     """Whether kernels and collectives that run beside each other on a device slow each other down."""
+    straggling: bool = True
+    """Whether a step on many accelerators loses what it usually does to the slowest of them; a variation section draws its own instead."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """Of everything random."""

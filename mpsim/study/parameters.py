@@ -125,6 +125,14 @@ def _software(plan: Plan) -> Iterator[Parameter]:
 
             value = format_quantity(launched, Dimension.TIME)
             yield Parameter(f"kernels.launch{suffix}", "software", value, launch)
+    if waited := PlanCosts(plan).straggling():
+
+        def straggles(factor: float) -> PlanCosts:
+            return PlanCosts(dataclasses.replace(plan, straggling=plan.straggling * factor))
+
+        yield Parameter(
+            "straggling", "software", format_quantity(waited, Dimension.TIME), straggles
+        )
     host = plan.layout.framework.host
     for name in _HOST_TIMES:
         if seconds := getattr(host, name):

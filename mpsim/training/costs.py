@@ -8,11 +8,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpsim.cost import Constant, LayoutCosts, StageCosts, host_constants, interference_of
+from mpsim.cost import (
+    Constant,
+    LayoutCosts,
+    StageCosts,
+    host_constants,
+    interference_of,
+    straggling_constants,
+    straggling_seconds,
+)
 from mpsim.parallel import Layout
 from mpsim.program.template import ticks
 from mpsim.training.messages import Sends
 from mpsim.training.plan import Plan
+from mpsim.workload import model_flops
 
 __all__ = ["PlanCosts", "StageCosts"]
 
@@ -68,9 +77,32 @@ class PlanCosts(LayoutCosts):
             constants = tuple(
                 constant for constant in taken.constants if constant.name.endswith(_ON_AVERAGE)
             )
+        if plan.straggling:
+            usual = straggling_constants(layout.cluster.accelerator)
+            if plan.layout.mesh.world > usual["beyond"].value:
+                constants = (*constants, *usual.values())
         return (
             constants if plan.offload == "none" else (*constants, *host_constants(layout.cluster))
         )
+
+    def straggling(self) -> float:
+        """Time that every rank waits for the slowest of all at the end of the step [s]."""
+        plan, mesh = self.plan, self.layout.mesh
+        if not plan.straggling:
+            return 0.0
+        flops = model_flops(plan.layout.model, plan.global_batch, plan.sequence_length) / mesh.world
+        slowest = 0.0
+        for costs in self.each():
+            usual = straggling_constants(costs.layout.cluster.accelerator)
+            seconds = straggling_seconds(
+                flops,
+                mesh.world,
+                rate=costs.kernels.wide_rate,
+                per_doubling=usual["per_doubling"].value,
+                beyond=usual["beyond"].value,
+            )
+            slowest = max(slowest, seconds)
+        return plan.straggling * slowest
 
     def sends(self) -> Sends:
         """Messages between neighbouring stages, in ticks."""

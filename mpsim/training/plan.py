@@ -76,6 +76,8 @@ class Plan(Saved):
         Replicas that differ from others; empty where all are alike. `orders` are those of the class with most microbatches.
     interference : bool
         Whether kernels and collectives beside each other slow each other down.
+    straggling : float
+        How many times the usual loss to stragglers the step has; 0 where they are drawn (``variation``) or left out.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Plan(Saved):
     offload_to: str = "host"
     classes: tuple[ReplicaClass, ...] = ()
     interference: bool = False
+    straggling: float = 1.0
 
     def __repr__(self) -> str:
         return (

@@ -138,6 +138,7 @@ def make_plan(scenario: Scenario) -> Plan:
         offload_to=parallelism.offload_to,
         classes=_classes(scenario) if scenario.has_uneven_replicas else (),
         interference=scenario.simulation.interference,
+        straggling=float(scenario.straggles),
     )
 
 

@@ -113,6 +113,7 @@ class StepRows:
         alone = plan.layout.mesh.pp == plan.layout.mesh.tp == 1 and not plan.shares_gradients
         if plan.layout.framework.optimizer.gradient_norm and not alone:
             waits = self._norm(reduced)
+        waits = self._wait_for_slowest(waits)
         dense, experts = plan.layout.rank_dense_parameters, plan.layout.rank_expert_parameters
         groups = (dense_group(plan, self._costs), expert_group(plan, self._costs))
         divided = [group.sharers if plan.zero else 1 for group in groups]
@@ -127,6 +128,23 @@ class StepRows:
             for group, owned in zip(groups, (dense, experts), strict=True):
                 last = self._gather(group, owned, last)
         self._cast_weights(last)
+
+    def _wait_for_slowest(self, ready: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Wait of every rank for accelerators and links that are slower than the others; no rows where nothing is lost."""
+        if not (seconds := self._costs.straggling()):
+            return ready
+        waits = self._rows.add(
+            len(self._ranks),
+            rank=self._ranks,
+            stream=Stream.COMPUTE,
+            kind=Kind.COLLECTIVE,
+            part=PARTS.index("straggling"),
+            duration=ticks(seconds),
+            label="wait for stragglers",
+        )
+        row, rank = self._rows.ranks_of(ready)
+        self._rows.depend(waits[rank], row)
+        return waits
 
     @property
     def _gathers_after(self) -> bool:

@@ -34,6 +34,7 @@ PARTS = (
     "recompute",
     *(axis.part for axis in ACCOUNTED),
     "bubble",
+    "straggling",
     "optimizer",
     "host",
     "other",

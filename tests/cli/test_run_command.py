@@ -8,7 +8,7 @@ import pytest
 
 PARTS = (
     "forward backward weight_gradient recompute exposed_tp exposed_cp exposed_ep exposed_pp exposed_dp "
-    "bubble optimizer host other"
+    "bubble straggling optimizer host other"
 ).split()
 BROKEN = "schema: 1\nmodel: gpt3-175b\nclutser: {preset: dgx-a100-80gb, nodes: 16}\nparallelism: {tp: 8, pp: -1}\n"
 

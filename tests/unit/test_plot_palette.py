@@ -63,7 +63,7 @@ def test_every_part_of_the_step_has_a_colour() -> None:
     """Parts are drawn as the kind of event they are named for."""
     assert [event_of_part(part) for part in PARTS] == [
         *("forward", "backward", "weight_gradient", "recompute", "tp", "cp", "ep", "pp", "dp"),
-        *("bubble", "optimizer", "host", "other"),
+        *("bubble", "straggling", "optimizer", "host", "other"),
     ]
 
 
