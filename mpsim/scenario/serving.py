@@ -17,6 +17,7 @@ __all__ = [
     "PoolChoice",
     "ServiceLevel",
     "Serving",
+    "Speculation",
     "Workload",
 ]
 
@@ -150,6 +151,17 @@ class Disaggregated(Section):
     """Which pool gives the first token: as soon as the prompt is computed, or once its keys and values have come and decoding begins."""
 
 
+class Speculation(Section):
+    """Tokens that a draft guesses for every decoding sequence, and that one iteration verifies together."""
+
+    tokens: Annotated[int, Field(ge=1, le=64)]
+    """Tokens drafted for a sequence in each iteration."""
+    acceptance: Annotated[float, Field(ge=0, le=1, strict=False)]
+    """Probability that a drafted token is right, if those before it were."""
+    draft: Name = "mtp"
+    """How they are drafted: mtp (a layer of the model's own kind and its head, a pass a token), n-gram (looked up, at no cost), or a model of the catalog with the same vocabulary."""
+
+
 class Serving(Section):
     """Serving a stream of requests, in place of training."""
 
@@ -167,6 +179,8 @@ class Serving(Section):
     """Pools of their own for prefill and decode, with layouts of their own in place of parallelism."""
     attention_dp: Degree = 1
     """Ranks of an instance that keep requests of their own and meet in the experts; divides tp."""
+    speculation: Speculation | None = None
+    """Drafted tokens that are verified beside a sequence's own."""
     kv_blocks: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Blocks of cache of each instance; left out, what fits in its memory."""
     workload: Workload = Workload(rate=1.0)

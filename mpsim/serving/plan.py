@@ -6,17 +6,19 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from mpsim.errors import Problem, ScenarioError
+from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
-from mpsim.scenario.serving import ServiceLevel, Workload
+from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.rates import Rates, Reductions, rates_of
 from mpsim.serving.service import Handover, Pool
+from mpsim.serving.speculation import HEADS, N_GRAM, Draft
 from mpsim.serving.transfers import CacheNetwork, Instance
 from mpsim.serving.work import FORMATS, Format, RankWork
-from mpsim.workload import Transformer
+from mpsim.workload import Transformer, model_names
+from mpsim.workload import model as find_model
 
 __all__ = ["ServiceMemory", "ServicePlan"]
 
@@ -79,6 +81,7 @@ class ServicePlan:
         Blocks of cache of each instance; what fits by default.
     prefill : ServicePlan, optional
         The pool that computes prompts where it is another: this one then decodes.
+    speculation : Speculation, optional
     samples_first : bool
         Whether, with a pool of prompts, this one gives first tokens.
     key : str
@@ -104,6 +107,7 @@ class ServicePlan:
     routing: str = "round-robin"
     given_blocks: int | None = None
     prefill: ServicePlan | None = None
+    speculation: Speculation | None = None
     samples_first: bool = False
     key: str = "serving"
     seed: int = 0
@@ -219,6 +223,30 @@ class ServicePlan:
             _CACHE_BYTES[self.kv],
             send_seconds=link.latency,
             send_rate=link.bandwidth * link.efficiency,
+            draft=self.draft,
+        )
+
+    @functools.cached_property
+    def draft(self) -> Draft | None:
+        """Drafted tokens, and the work of drafting them on one rank."""
+        choice = self.speculation
+        if choice is None:
+            return None
+        model = None if choice.draft == N_GRAM else self.model
+        if choice.draft not in (N_GRAM, HEADS):
+            model = find_model(choice.draft)
+        if model is None:
+            return Draft(choice.tokens, choice.acceptance)
+        return Draft.of(
+            model,
+            tokens=choice.tokens,
+            acceptance=choice.acceptance,
+            heads=choice.draft == HEADS,
+            tp=self.tp,
+            ep=self.ep if choice.draft == HEADS else 1,
+            attention_dp=self.attention_dp,
+            weights=self.weight_format,
+            wide=FORMATS["bf16"],
         )
 
     @functools.cached_property
@@ -235,14 +263,18 @@ class ServicePlan:
         width = 2 * self.model.ffn_hidden / self.tp + 4 * self.model.hidden
         logits = min(engine.max_sequences, 1024) * work.head.out * _LOGIT_BYTES
         activations = tokens * width * 2.0 + logits
-        fixed = work.weight_bytes + activations + engine.reserve
+        weights, elements = work.weight_bytes, work.cache_elements
+        if self.draft is not None:
+            weights += self.draft.weight_bytes
+            elements += self.draft.cache_elements
+        fixed = weights + activations + engine.reserve
         if engine.fraction_of == "free":
             usable = fixed + engine.memory_fraction * max(0.0, capacity - fixed)
         else:
             usable = engine.memory_fraction * capacity
-        block_bytes = engine.block * work.cache_elements * _CACHE_BYTES[self.kv]
+        block_bytes = engine.block * elements * _CACHE_BYTES[self.kv]
         return ServiceMemory(
-            weights=work.weight_bytes,
+            weights=weights,
             activations=activations,
             reserve=engine.reserve,
             cache=max(0.0, usable - fixed),
@@ -273,6 +305,8 @@ class ServicePlan:
             max_tokens=engine.max_tokens,
             chunked=engine.chunked,
             block=engine.block,
+            drafts=0 if self.draft is None else self.draft.tokens,
+            gain=1.0 if self.draft is None else self.draft.gain,
         )
 
     def problems(self) -> list[Problem]:
@@ -290,6 +324,8 @@ class ServicePlan:
                     key=self.key,
                 )
             )
+        if problem := self._wrong_draft():
+            found.append(problem)
         if self.prefill is not None and self.prefill.engine.block != self.engine.block:
             found.append(
                 Problem(
@@ -298,6 +334,30 @@ class ServicePlan:
                 )
             )
         return found
+
+    def _wrong_draft(self) -> Problem | None:
+        """Say why a draft model cannot draft for this one; None where it can."""
+        choice, key = self.speculation, "serving.speculation.draft"
+        if choice is None or choice.draft in (HEADS, N_GRAM):
+            return None
+        if choice.draft not in model_names():
+            return Problem(
+                f"no model {choice.draft!r}; {nearest(choice.draft, (HEADS, N_GRAM, *model_names()))}",
+                key=key,
+            )
+        draft = find_model(choice.draft)
+        if draft.vocab != self.model.vocab:
+            return Problem(
+                f"got {choice.draft} with a vocabulary of {draft.vocab:,}; needed the {self.model.vocab:,} tokens of {self.model.name}, or mtp, or n-gram",
+                key=key,
+            )
+        inside = max(1, self.tp // self.attention_dp)
+        if draft.heads % inside:
+            return Problem(
+                f"got {choice.draft} with {draft.heads} heads, which {inside} ranks do not divide; lower tp, or take another draft",
+                key=key,
+            )
+        return None
 
     def require(self) -> None:
         """Refuse a service that cannot hold its weights or one request.

@@ -61,6 +61,7 @@ def _plan(scenario: Scenario, tp: int, pp: int, ep: int) -> ServicePlan:
         kv=serving.kv,
         routing=serving.routing,
         given_blocks=serving.kv_blocks,
+        speculation=serving.speculation,
         seed=scenario.simulation.seed,
         folder=str(Path(scenario.source.file).parent) if scenario.source.file else ".",
     )

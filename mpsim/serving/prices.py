@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.rates import Rates, Reductions
+from mpsim.serving.speculation import Draft
 from mpsim.serving.work import Attention, ExpertWork, Linear, RankWork
 
 __all__ = ["IterationPrices"]
@@ -48,6 +49,8 @@ class IterationPrices:
         Latency of a message to the next stage [s].
     send_rate : float
         Of such messages [B/s].
+    draft : Draft, optional
+        Tokens that each iteration drafts and verifies for every decoding sequence.
 
     Notes
     -----
@@ -65,17 +68,34 @@ class IterationPrices:
         *,
         send_seconds: float,
         send_rate: float,
+        draft: Draft | None = None,
     ) -> None:
         self.work = work
         self.rates = rates
         self.engine = engine
         self._reductions = reductions
         self._send = send_seconds, send_rate
+        self.draft = draft
+        self._queries = 1 if draft is None else 1 + draft.tokens  # of a decoding sequence
+        self._drafting: IterationPrices | None = None
+        if draft is not None and draft.work is not None:
+            self._drafting = IterationPrices(
+                draft.work,
+                rates,
+                engine,
+                reductions,
+                kv_bytes,
+                send_seconds=send_seconds,
+                send_rate=send_rate,
+            )
         self._known: dict[int, float] = {}
         self._grid = _grid()
         self._table: list[float | None] = [None] * len(self._grid)
         shared = engine.shared_reads
-        self._decode = [_Decode(shape, rates, kv_bytes, shared=shared) for shape in work.attention]
+        self._decode = [
+            _Decode(shape, rates, kv_bytes, shared=shared, queries=self._queries)
+            for shape in work.attention
+        ]
         rate = rates.prompt_share * rates.peaks["bf16"]
         self._prompts = [
             (
@@ -128,9 +148,11 @@ class IterationPrices:
         """
         engine, work = self.engine, self.work
         stage = self.stage_seconds(decodes, context, prompt_tokens, pairs)
-        device = stage * work.pp + self.head_seconds(decodes + prompts)
+        device = stage * work.pp + self.head_seconds(decodes * self._queries + prompts)
+        if self._drafting is not None:
+            device = device + self._draft_seconds(decodes, context, prompt_tokens, pairs)
         if work.pp > 1:
-            device = device + self.send_seconds(decodes + prompt_tokens)
+            device = device + self.send_seconds(self.tokens_of(decodes, prompt_tokens))
         device = device * engine.slowdown
         if engine.host_layer_time:
             device = np.maximum(device, engine.host_layer_time * work.layers * work.pp)
@@ -138,6 +160,25 @@ class IterationPrices:
         if prompt_tokens:
             beside += engine.prompt_step_time
         return device + beside
+
+    def tokens_of(self, decodes: int, prompt_tokens: int) -> int:
+        """Tokens that pass the layers: those of prompts, and each decoding sequence's own with its drafts."""
+        return prompt_tokens + decodes * self._queries
+
+    def _draft_seconds(
+        self, decodes: int, context: float | Floats, prompt_tokens: int, pairs: float
+    ) -> float | Floats:
+        """Time of the draft's passes [s]: for each drafted token over the decoding sequences, and over prompts, whose keys and values it needs too."""
+        drafting, draft = self._drafting, self.draft
+        assert drafting is not None, "asked with a draft"
+        assert draft is not None, "asked with a draft"
+        seconds: float | Floats = 0.0
+        if decodes:
+            each = drafting.stage_seconds(decodes, context, 0, 0.0)
+            seconds = draft.tokens * (each + drafting.head_seconds(decodes))
+        if prompt_tokens:
+            seconds = seconds + drafting.stage_seconds(0, 0.0, prompt_tokens, pairs)
+        return seconds
 
     def send_seconds(self, tokens: float) -> float:
         """Time of the messages from stage to stage for so many tokens [s]."""
@@ -148,7 +189,8 @@ class IterationPrices:
         self, decodes: int, context: float | Floats, prompt_tokens: int, pairs: float
     ) -> float | Floats:
         """Time of one stage without the head [s]."""
-        tokens = prompt_tokens + decodes if prompt_tokens else self._padded(decodes)
+        verified = decodes * self._queries
+        tokens = prompt_tokens + verified if prompt_tokens else self._padded(verified)
         seconds: float | Floats = self.token_seconds(tokens)
         if decodes:
             own = self.work.attention_dp
@@ -258,9 +300,11 @@ class IterationPrices:
 
 
 class _Decode:
-    """Decode attention of equal layers: every sequence reads its keys and values once."""
+    """Decode attention of equal layers: every sequence reads its keys and values once, for all its queries."""
 
-    def __init__(self, shape: Attention, rates: Rates, kv_bytes: float, *, shared: bool) -> None:
+    def __init__(
+        self, shape: Attention, rates: Rates, kv_bytes: float, *, shared: bool, queries: int = 1
+    ) -> None:
         self._layers = shape.layers
         self._window = shape.window
         self._latency = rates.attention_latency
@@ -269,7 +313,7 @@ class _Decode:
         rate = rates.attention_compute * rates.peaks["bf16"]
         self._per_token = max(
             reads * shape.read_width * kv_bytes / bandwidth,
-            2.0 * shape.heads * shape.decode_width / rate,
+            queries * 2.0 * shape.heads * shape.decode_width / rate,
         )
 
     def seconds(self, sequences: float, context: float | Floats) -> float | Floats:

@@ -105,7 +105,7 @@ def _pool_account(plan: ServicePlan, served: Served, place: int) -> dict[str, fl
     for seconds, count, decodes, context, prompt_tokens in zip(*columns, strict=True):
         key = (decodes, prompt_tokens)
         if key not in known:
-            tokens = decodes + prompt_tokens
+            tokens = prices.tokens_of(int(decodes), int(prompt_tokens))
             exposed = prices.parts(tokens)["communication"] * work.pp * engine.slowdown
             host = (
                 engine.step_time
@@ -205,6 +205,7 @@ def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str
             "share": plan.slo.share,
             "met": kept is None or kept >= plan.slo.share,
         },
+        **_speculation(plan),
         "preemptions": served.preemptions,
         "prefix_hit_share": served.hit_tokens / max(1.0, float(requests.prompt.sum())),
         **_pool_figures(plan, served, len(served.pools) - 1),
@@ -244,6 +245,20 @@ def _weighted(values: Floats, weights: Floats) -> dict[str, Any] | None:
     for name, share in _QUANTILES.items():
         figures[name] = float(ordered[int(np.searchsorted(reach, share * reach[-1]))])
     return figures
+
+
+def _speculation(plan: ServicePlan) -> dict[str, Any]:
+    """Drafted tokens and what a decoding sequence gains in an iteration; nothing without drafts."""
+    if plan.draft is None:
+        return {}
+    draft = plan.draft
+    return {
+        "speculation": {
+            "tokens": draft.tokens,
+            "acceptance": draft.acceptance,
+            "tokens_per_iteration": draft.gain,
+        }
+    }
 
 
 def _pool_figures(plan: ServicePlan, served: Served, place: int) -> dict[str, Any]:

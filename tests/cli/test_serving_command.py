@@ -10,6 +10,7 @@ import pytest
 
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"
 DISAGGREGATED = SCENARIO.with_name("deepseek-v3-disaggregated.yaml")
+DRAFTS = "serving.speculation"
 FEW = ("--set", "serving.workload.requests=20")
 
 
@@ -47,6 +48,11 @@ def test_run_writes_pictures_and_a_trace(call, tmp_path):
         (["serving.kv_blocks=4"], "do not fit into the cache"),
         (["serving.engine=vlm-v1"], "no engine 'vlm-v1'"),
         (["serving.engine.blockz=3"], "unknown key 'blockz'"),
+        ([f"{DRAFTS}={{tokens: 3, acceptance: 1.2}}"], "acceptance: got 1.2; needed at most 1"),
+        ([f"{DRAFTS}={{tokens: 3, acceptance: -0.1}}"], "acceptance: got -0.1; needed"),
+        ([f"{DRAFTS}={{tokens: 0, acceptance: 0.5}}"], "tokens: got 0; needed"),
+        ([f"{DRAFTS}={{tokens: 3, acceptance: 0.5, draft: lama3-8b}}"], "no model 'lama3-8b'"),
+        ([f"{DRAFTS}={{tokens: 3, acceptance: 0.5, draft: gpt3-175b}}"], "a vocabulary of 50,257"),
         (["training.sequence_length=8"], "got both training and serving"),
     ],
 )

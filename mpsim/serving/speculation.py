@@ -1,0 +1,101 @@
+"""Speculation: tokens that a draft guesses and the model verifies in one iteration.
+
+Of `tokens` drafted ones the leading right ones are kept, and one more that the model itself gives: ``1 + a + a^2 + ... + a^s`` in the mean, for `s` tokens that are right with
+probability `a` each [1]_.
+
+References
+----------
+.. [1] Leviathan, Kalman, Matias, Fast Inference from Transformers via Speculative Decoding, ICML 2023, equation 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mpsim.serving.work import Format, RankWork
+from mpsim.workload import Transformer
+
+__all__ = ["HEADS", "N_GRAM", "Draft"]
+
+HEADS = "mtp"
+"""A layer of the model's own kind with its head drafts."""
+N_GRAM = "n-gram"
+"""Tokens are looked up in what was said before."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draft:
+    """Drafted tokens of every decoding sequence in each iteration.
+
+    Parameters
+    ----------
+    tokens : int
+    acceptance : float
+        Probability that a token is right if those before it are.
+    work : RankWork, optional
+        One pass of the draft on a rank; None where drafting costs nothing.
+    weight_bytes : float
+        Weights on a rank that the draft adds [B].
+    """
+
+    tokens: int
+    acceptance: float
+    work: RankWork | None = None
+    weight_bytes: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """Tokens that a sequence gains in an iteration, in the mean."""
+        return 1.0 + sum(self.acceptance**place for place in range(1, self.tokens + 1))
+
+    @property
+    def cache_elements(self) -> float:
+        """Elements of cache that a token of the draft takes on a rank."""
+        return 0.0 if self.work is None else self.work.cache_elements
+
+    @classmethod
+    def of(
+        cls,
+        model: Transformer,
+        *,
+        tokens: int,
+        acceptance: float,
+        heads: bool,
+        tp: int,
+        ep: int,
+        attention_dp: int,
+        weights: Format,
+        wide: Format,
+    ) -> Draft:
+        """A draft on the ranks of one stage.
+
+        Parameters
+        ----------
+        model : Transformer
+            That drafts; with `heads` the one that is served, of which one layer drafts.
+        tokens : int
+        acceptance : float
+        heads : bool
+            Whether a layer drafts that shares embedding and output head with the model.
+        tp, ep, attention_dp : int
+        weights, wide : Format
+            Of the linear layers, and of what stays wide.
+        """
+        if heads:
+            model = _last_layer(model)
+        work = RankWork.of(
+            model, tp=tp, ep=ep, attention_dp=attention_dp, weights=weights, wide=wide
+        )
+        added = work.weight_bytes
+        if heads:
+            shared = work.head.weights + (0.0 if model.tied_embeddings else 1.0) * work.head.weights
+            added -= shared * wide.bytes
+        return cls(tokens, acceptance, work, added)
+
+
+def _last_layer(model: Transformer) -> Transformer:
+    """The last layer of a model with its embedding and its head."""
+    moe = model.moe
+    if moe is not None:
+        moe = dataclasses.replace(moe, dense_layers=0, every=1)
+    return dataclasses.replace(model, layers=1, mtp_layers=0, moe=moe, full_every=0)
