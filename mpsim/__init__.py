@@ -109,6 +109,7 @@ _offer("result.jitter", "mpsim.study", "simulate_jitter")
 _offer("result.variation", "mpsim.study", "simulate_variation")
 _offer("service.plot", "mpsim.plot", "ServicePlots")
 _offer("service.write_trace", "mpsim.exporters", "write_service_trace")
+_offer("timeline.plot", "mpsim.plot", "draw_timeline")
 _offer("timeline.write_trace", "mpsim.exporters", "write_trace")
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli.options import AsJson
+from mpsim.cli.options import AsJson, Plots, Trace
 from mpsim.cli.paths import check_file
 
 if TYPE_CHECKING:
     from mpsim.importers import Imported, Points, Recorded
+    from mpsim.importers.execution import Execution
 
 __all__ = ["import_"]
 
@@ -57,7 +58,7 @@ def import_(
         typer.Option(
             "--cluster",
             metavar="NAME",
-            help="System it runs on (see 'mpsim show systems'); no file names it.",
+            help="System it runs on (see 'mpsim show systems'); no file names it. A compiled program is priced on it and run.",
         ),
     ] = None,
     ranks: Annotated[
@@ -69,32 +70,23 @@ def import_(
             help="Accelerators of the job, or ranks of the benchmark, where the files do not say.",
         ),
     ] = None,
+    trace: Trace = None,
+    plots: Plots = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read files of other tools: launch scripts and configurations become a scenario, benchmarks become points, recordings are summed up."""
+    """Read files of other tools: launch scripts and configurations become a scenario, benchmarks become points, recordings are summed up, programs run."""
     from mpsim.cli.console import note, print_json, print_text, wrote
     from mpsim.errors import CalibrationError, FormatError
-    from mpsim.importers import Points, Recorded
     from mpsim.importers.scenarios import written
-    from mpsim.importers.tables import table_of
 
     try:
         read = _read(format, files, onto=onto, cluster=cluster, ranks=ranks)
     except CalibrationError as error:  # measured data that cannot be used is bad input here
         raise FormatError(str(error)) from error
     if isinstance(read, tuple):
-        recordings = [item for item in read if isinstance(item, Recorded)]
-        points = tuple(item for item in read if isinstance(item, Points))
-        if recordings:
-            _told(recordings, output, onto, as_json=as_json)
-            return
-        if onto is not None:
-            raise typer.BadParameter("points make no scenario; leave it out", param_hint="--onto")
-        print_json(_points_data(points)) if as_json else _print_points(points)
-        if output is not None:
-            output.write_text("".join(map(table_of, points)), encoding="utf-8")
-            wrote(output)
+        _measured(read, output, onto, trace=trace, plots=plots, as_json=as_json)
         return
+    _refuse_pictures(0, trace, plots)
     text = written(read)
     for warning in read.warnings:
         note(f"warning: {warning}")
@@ -137,25 +129,85 @@ def _read(
     return checked(imported)
 
 
-def _told(read: list[Recorded], output: Path | None, onto: Path | None, *, as_json: bool) -> None:
-    """Print what a recording says, and write it as JSON."""
+def _measured(
+    read: tuple[Points | Recorded, ...],
+    output: Path | None,
+    onto: Path | None,
+    *,
+    trace: Path | None,
+    plots: Path | None,
+    as_json: bool,
+) -> None:
+    """Print points or recordings, and run the programs among them."""
+    from mpsim.cli.console import print_json, wrote
+    from mpsim.importers import Points, Recorded
+    from mpsim.importers.tables import table_of
+
+    if onto is not None:
+        raise typer.BadParameter("measurements make no scenario; leave it out", param_hint="--onto")
+    recordings = [item for item in read if isinstance(item, Recorded)]
+    executions = [item.program.run() for item in recordings if item.program is not None]
+    _refuse_pictures(len(executions), trace, plots)
+    if recordings:
+        _told(recordings, output, executions, as_json=as_json)
+        for execution in executions:
+            _write(execution, trace, plots)
+        return
+    points = tuple(item for item in read if isinstance(item, Points))
+    print_json(_points_data(points)) if as_json else _print_points(points)
+    if output is not None:
+        output.write_text("".join(map(table_of, points)), encoding="utf-8")
+        wrote(output)
+
+
+def _refuse_pictures(programs: int, trace: Path | None, plots: Path | None) -> None:
+    """Refuse options of a run where nothing, or more than one program, runs."""
+    for name, value in (("--trace", trace), ("--plots", plots)):
+        if value is not None and programs != 1:
+            raise typer.BadParameter(
+                f"got {programs} programs that run; give one compiled program or execution trace, and --cluster",
+                param_hint=name,
+            )
+
+
+def _write(execution: Execution, trace: Path | None, plots: Path | None) -> None:
+    from mpsim.cli.console import wrote
+
+    if trace is not None:
+        execution.write_trace(trace)
+        wrote(trace)
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
+        wrote(execution.plot().save(plots / "timeline.png"))
+
+
+def _told(
+    read: list[Recorded],
+    output: Path | None,
+    executions: list[Execution],
+    *,
+    as_json: bool,
+) -> None:
+    """Print what a recording says and what its program does, and write it as JSON."""
     import json
 
     from mpsim.cli.console import note, print_json, print_text, wrote
 
-    if onto is not None:
-        raise typer.BadParameter("a recording makes no scenario; leave it out", param_hint="--onto")
-    each = [
-        {
-            "format": item.format,
-            "tool": item.tool,
-            "version": item.version,
-            "files": list(item.files),
-            **item.facts,
-            "warnings": list(item.warnings),
-        }
-        for item in read
-    ]
+    waiting = iter(executions)  # one a recording that is a program, in their order
+    ran = [None if item.program is None else next(waiting) for item in read]
+    each = []
+    for item, execution in zip(read, ran, strict=True):
+        each.append(
+            {
+                "format": item.format,
+                "tool": item.tool,
+                "version": item.version,
+                "files": list(item.files),
+                **item.facts,
+                **({} if execution is None else execution.summary),
+                "warnings": list(item.warnings),
+            }
+        )
     data = each[0] if len(each) == 1 else {"format": read[0].format, "recordings": each}
     for item in read:
         for warning in item.warnings:
@@ -165,14 +217,26 @@ def _told(read: list[Recorded], output: Path | None, onto: Path | None, *, as_js
     if as_json:
         print_json(data)
     else:
-        for item in read:
+        for item, execution in zip(read, ran, strict=True):
             lines = [f"{key:<16}{_short(value)}" for key, value in item.facts.items()]
             print_text("\n".join([f"{' '.join(item.files)}: {item.tool}", *lines]))
+            if execution is not None:
+                _print_execution(execution)
     if output is not None:
         wrote(output)
 
 
+def _print_execution(execution: Execution) -> None:
+    """Print what a program did, as ``mpsim run`` prints a scenario."""
+    from mpsim.cli.console import print_table
+    from mpsim.cli.summary import execution_rows
+
+    print_table(execution_rows(execution.summary), title=execution.summary["scenario"])
+
+
 def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return " x ".join(f"{key} {_cell(item)}" for key, item in value.items())
     if isinstance(value, list):
         words = [
             str(item.get("kind", item)) if isinstance(item, dict) else str(item)

@@ -8,7 +8,7 @@ from typing import Any
 from mpsim.cli.console import print_table, print_text
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["percent", "print_summary", "summary_rows"]
+__all__ = ["execution_rows", "percent", "print_summary", "summary_rows"]
 
 
 def percent(share: float) -> str:
@@ -51,6 +51,35 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("nearest measured", _validated(summary["validated"])),
         *_variation(summary),
     ]
+
+
+def execution_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lines of a summary of an imported program, one a figure, with units."""
+    exposed = tuple(part for part in summary["breakdown_s"] if part.startswith("exposed_"))
+    step = summary["step_time_s"]
+    waits = {part.removeprefix("exposed_"): summary["breakdown_s"][part] / step for part in exposed}
+    rows = [
+        ("accelerators", f"{summary['accelerators']} of {summary['cluster']}"),
+        ("step time", format_quantity(summary["step_time_s"], Dimension.TIME)),
+        ("products", f"{summary['hardware_tflops_per_accelerator']:.1f} TFLOP/s per accelerator"),
+        ("where time goes", _shares(summary, skip=exposed)),
+        (
+            "exposed comm.",
+            ", ".join(f"{axis} {percent(share)}" for axis, share in waits.items()) or "none",
+        ),
+        ("hidden comm.", _hidden(summary) or "none"),
+    ]
+    memory = summary.get("memory")
+    if memory:
+        total, capacity = (
+            format_quantity(memory[key], Dimension.BYTES) for key in ("total", "capacity")
+        )
+        verdict = "fits" if memory["total"] <= memory["capacity"] else "DOES NOT FIT"
+        rows.append(("memory", f"{total} of {capacity}: {verdict}"))
+    rows.append(
+        ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}")
+    )
+    return rows
 
 
 def _validated(nearest: Mapping[str, Any]) -> str:

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
-from mpsim.program import TICK, Program, Stream, Template
-from mpsim.training.vocabulary import Kind
+from mpsim.program import SEND, TICK, Program, Stream, Template
 
 __all__ = ["DETAILS", "MOST_RANKS", "trace_events", "write_events", "write_trace"]
 
@@ -34,13 +33,9 @@ MOST_RANKS = 64
 _TICKS_PER_NS = round(1e-9 / TICK)
 _NS_PER_US = 1000
 
-_ACTIONS = {
-    Kind.FORWARD: "F",
-    Kind.BACKWARD: "B",
-    Kind.INPUT_GRADIENT: "I",
-    Kind.WEIGHT_GRADIENT: "W",
-}
-_RELEASING = (Kind.BACKWARD, Kind.WEIGHT_GRADIENT)
+_LETTERS = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
+_HOLDING = "forward"
+_RELEASING = ("backward", "weight_gradient")
 
 Event = dict[str, Any]
 
@@ -133,7 +128,9 @@ class _Rows:
         program = self.program = timeline.program
         self.start: list[int] = _nanoseconds(timeline.start).tolist()
         self.end: list[int] = _nanoseconds(timeline.end).tolist()
-        self.kind = [Kind(kind) for kind in program.kind.tolist()]
+        words = program.vocabulary
+        self.kind = [words.kinds[kind] for kind in program.kind.tolist()]
+        self.letters = {kind: _LETTERS[kind] for kind in words.actions if kind in _LETTERS}
         self.stage: list[int] = program.stage.tolist()
         self.microbatch: list[int] = program.microbatch.tolist()
         self.template: list[int] = program.template.tolist()
@@ -151,7 +148,7 @@ class _Rows:
     def name(self, row: int) -> str:
         """Title of a slice: ``F 3`` for the forward of microbatch 3, or the row's label."""
         kind = self.kind[row]
-        label = _ACTIONS.get(kind) or self.program.labels[self.program.label[row]]
+        label = self.letters.get(kind) or self.program.labels[self.program.label[row]]
         return f"{label} {self.microbatch[row]}" if self.microbatch[row] >= 0 else label
 
     def args(self, rows: list[int]) -> Event:
@@ -169,12 +166,12 @@ class _Rows:
     def actions(self, rank: int, stream: Stream) -> Iterator[list[int]]:
         """Rows of a stream in order, those of one action together."""
 
-        def action(row: int) -> tuple[int, int, int]:
-            belongs = self.kind[row] in _ACTIONS
+        def action(row: int) -> tuple[str, int, int]:
+            belongs = self.kind[row] in self.letters
             return (
                 (self.kind[row], self.stage[row], self.microbatch[row])
                 if belongs
-                else (-1, -1, row)
+                else ("", -1, row)
             )
 
         for _, group in itertools.groupby(self.timeline.rows(rank, stream).tolist(), key=action):
@@ -190,7 +187,7 @@ def _slices(rows: _Rows, rank: int, *, kernels: bool) -> Iterator[Event]:
     for stream in Stream:
         for action in rows.actions(rank, stream):
             first, last = action[0], action[-1]
-            category = rows.kind[first].name.lower()
+            category = rows.kind[first]
             start, end = rows.start[first], rows.end[last]
             yield _slice(rank, stream, rows.name(first), category, start, end, rows.args(action))
             for row in action:
@@ -261,7 +258,7 @@ def _meta(kind: str, rank: int, thread: int, **args: object) -> Event:
 def _flows(rows: _Rows, shown: set[int]) -> Iterator[Event]:
     """Arrows from the start of each message at the sender to its end at the receiver."""
     program = rows.program
-    for row in np.flatnonzero(program.kind == Kind.SEND).tolist():
+    for row in np.flatnonzero(program.kind == SEND).tolist():
         source, target = int(program.rank[row]), int(program.peer[row])
         if source not in shown or target not in shown:
             continue
@@ -279,11 +276,13 @@ def _flows(rows: _Rows, shown: set[int]) -> Iterator[Event]:
 
 def _activations(rows: _Rows, rank: int) -> Iterator[Event]:
     """Counter of (chunk, microbatch) pairs whose activations a rank holds, from the start of F to the end of B or W."""
+    if not rows.letters:
+        return
     since: dict[tuple[int, int], int] = {}
     until: dict[tuple[int, int], int] = {}
     for row in rows.timeline.rows(rank).tolist():  # in order; an action may be several rows
         pair = rows.stage[row], rows.microbatch[row]
-        if rows.kind[row] == Kind.FORWARD:
+        if rows.kind[row] == _HOLDING:
             since.setdefault(pair, rows.start[row])
         elif rows.kind[row] in _RELEASING:
             until[pair] = rows.end[row]

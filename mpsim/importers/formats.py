@@ -21,6 +21,7 @@ from mpsim.importers.recordings import HOROVOD, KINETO, NSYS, is_sqlite
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
 from mpsim.importers.tables import TABLE
+from mpsim.importers.tensorflow import TENSORFLOW, is_graph
 from mpsim.importers.torchtitan import TORCHTITAN
 
 __all__ = ["ALIASES", "FORMATS", "RECORDING", "named", "read", "recognise"]
@@ -50,6 +51,7 @@ FORMATS: Final = (
     ACCELERATE,
     OSU,
     HLO,
+    TENSORFLOW,
     TABLE,
 )
 """Every format, in the order in which a file is tried: those that their first characters give away come first."""
@@ -99,7 +101,7 @@ def read(
     ranks : int, optional
         Accelerators of the job, or ranks of the benchmark, where the file does not say.
     cluster : str, optional
-        System of the catalog that the job runs on.
+        System of the catalog that the job runs on; a compiled program is priced on it.
     kernels : bool
         Whether a recording of a step is read for the kernels and collectives in it, as points.
 
@@ -117,7 +119,7 @@ def read(
     """
     family = () if format == "auto" else named(format)
     file = _in_folder(Path(path))
-    head = read_head(file, binary=is_trace(file) or is_sqlite(file))
+    head = read_head(file, binary=is_trace(file) or is_sqlite(file) or is_graph(file))
     known = _agreed(family, head) if family else _recognise(head)
     if known.read is None:
         raise CalibrationError(f"{path}: is a recording; read it with mpsim.measured")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpsim.errors import CalibrationError
 from mpsim.scenario import Scenario
+
+if TYPE_CHECKING:
+    from mpsim.importers.execution import ImportedProgram
 
 __all__ = [
     "Assumed",
@@ -242,6 +245,8 @@ class Recorded:
     facts : mapping of str to object
         Such as ``rank``, ``actions``, ``compute_s``, ``collectives``.
     warnings : tuple of str
+    program : ImportedProgram, optional
+        What it runs, priced on the cluster that was named; None where none was.
     """
 
     format: str
@@ -250,6 +255,7 @@ class Recorded:
     facts: Mapping[str, Any]
     version: str = ""
     warnings: tuple[str, ...] = ()
+    program: ImportedProgram | None = None
 
 
 def collective_name(word: str) -> str | None:

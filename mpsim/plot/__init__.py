@@ -15,7 +15,7 @@ from mpsim.plot.search import SearchDisplay
 from mpsim.plot.sensitivity import SensitivityDisplay
 from mpsim.plot.service import LatencyDisplay, OccupancyDisplay, ServicePlots
 from mpsim.plot.sweep import SweepDisplay
-from mpsim.plot.timeline import TimelineDisplay
+from mpsim.plot.timeline import TimelineDisplay, draw_timeline
 from mpsim.plot.utilisation import UtilisationDisplay
 from mpsim.plot.validation import AgreementDisplay, ErrorDisplay
 
@@ -40,4 +40,5 @@ __all__ = [
     "SweepDisplay",
     "TimelineDisplay",
     "UtilisationDisplay",
+    "draw_timeline",
 ]

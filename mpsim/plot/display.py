@@ -116,17 +116,20 @@ class Display(abc.ABC):
         """Draw on `ax`, labels included."""
 
 
-def event_patches(events: Iterable[str], *, hatched: bool = False) -> list[Patch]:
-    """Legend entries of kinds of event, in the order of the palette."""
+def event_patches(
+    events: Iterable[str], *, hatched: bool = False, labels: Mapping[str, str] | None = None
+) -> list[Patch]:
+    """Legend entries of kinds of event, in the order of the palette; `labels` are words that count instead of its own."""
     from matplotlib.patches import Patch
 
     present = set(events)
+    words = {**LABELS, **(labels or {})}
     return [
         Patch(
             facecolor=colour,
             edgecolor="white" if hatched and event in COMMUNICATION else colour,
             hatch="////" if hatched and event in COMMUNICATION else None,
-            label=LABELS.get(event, event),
+            label=words.get(event, event),
         )
         for event, colour in EVENTS.items()
         if event in present

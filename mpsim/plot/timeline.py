@@ -6,7 +6,7 @@ Shapes: N bars, R ranks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from mpsim.parallel import AXES
 from mpsim.plot.display import Display, event_patches, legend_above, thin
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, event_of_part, shades
-from mpsim.program import TICK, Program, Stream
-from mpsim.training.vocabulary import PARTS, Kind
+from mpsim.program import COLLECTIVE, TICK, Program, Stream
 from mpsim.units import Dimension
 
 if TYPE_CHECKING:
@@ -24,15 +23,12 @@ if TYPE_CHECKING:
 
     from mpsim.engine import Timeline
 
-__all__ = ["Bars", "TimelineDisplay", "time_unit"]
+__all__ = ["Bars", "TimelineDisplay", "draw_timeline", "time_unit"]
 
 _EVENT_NAMES = tuple(EVENTS)
 _OF_KIND = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.INPUT_GRADIENT: "input_gradient",
-    Kind.WEIGHT_GRADIENT: "weight_gradient",
-    Kind.SEND: "pp",
+    **{kind: kind for kind in ("forward", "backward", "input_gradient", "weight_gradient")},
+    "send": "pp",
 }
 _OF_STREAM = {axis.streams[0]: axis.name for axis in AXES}
 
@@ -90,15 +86,24 @@ class TimelineDisplay(Display):
         Drawn in the upper and, if there is any, the lower part of each row.
     unit : str
         Of time, as the axis says it.
+    labels : mapping of str to str, optional
+        What the legend calls kinds of event, where it is not the palette's own words.
     """
 
     def __init__(
-        self, rank_names: Sequence[str], compute: Bars, communication: Bars, *, unit: str = "s"
+        self,
+        rank_names: Sequence[str],
+        compute: Bars,
+        communication: Bars,
+        *,
+        unit: str = "s",
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self.rank_names = tuple(rank_names)
         self.compute = compute
         self.communication = communication
         self.unit = unit
+        self.labels = dict(labels or {})
 
     @classmethod
     def from_timeline(
@@ -108,6 +113,7 @@ class TimelineDisplay(Display):
         communication: bool = True,
         tick: float = TICK,
         unit: str | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> TimelineDisplay:
         """Collect the bars of a timeline.
 
@@ -120,6 +126,8 @@ class TimelineDisplay(Display):
             Length of a tick in `unit`; in seconds when `unit` is left out.
         unit : str, optional
             Left out: s, ms, us or ns, whichever suits the length.
+        labels : mapping of str to str, optional
+            As above.
         """
         if unit is None:
             unit, seconds = time_unit(timeline.makespan * tick)
@@ -132,6 +140,7 @@ class TimelineDisplay(Display):
             _bars(timeline, np.flatnonzero(drawn & computes), tick),
             _bars(timeline, np.flatnonzero(drawn & ~computes & communication), tick),
             unit=unit,
+            labels=labels,
         )
 
     def _size(self) -> tuple[float, float]:
@@ -168,8 +177,13 @@ class TimelineDisplay(Display):
         ax.set_xlabel(f"time ({self.unit})")
         ax.set_ylabel("rank")
         events = self.compute.events | self.communication.events
-        handles = event_patches(events) + _chunk_patches(self.compute)
+        handles = event_patches(events, labels=self.labels) + _chunk_patches(self.compute)
         legend_above(ax, handles, columns=11)
+
+
+def draw_timeline(timeline: Timeline, labels: Mapping[str, str] | None = None) -> TimelineDisplay:
+    """Draw any timeline, with communication under the kernels; `labels` as of `TimelineDisplay`."""
+    return TimelineDisplay.from_timeline(timeline, labels=labels).plot()
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
@@ -192,12 +206,14 @@ def time_unit(seconds: float) -> tuple[str, float]:
 def _events(program: Program) -> NDArray[np.int64]:
     """Kind of event of each row, as an index into the palette."""
     unknown = -1
-    of_kind = np.full((len(Kind), len(Stream)), unknown)
+    words = program.vocabulary
+    of_kind = np.full((len(words.kinds), len(Stream)), unknown)
     for kind, event in _OF_KIND.items():
-        of_kind[kind] = _EVENT_NAMES.index(event)
+        if kind in words.kinds:
+            of_kind[words.kinds.index(kind)] = _EVENT_NAMES.index(event)
     for stream, event in _OF_STREAM.items():
-        of_kind[Kind.COLLECTIVE, stream] = _EVENT_NAMES.index(event)
-    of_part = np.array([_EVENT_NAMES.index(event_of_part(part)) for part in PARTS])
+        of_kind[COLLECTIVE, stream] = _EVENT_NAMES.index(event)
+    of_part = np.array([_EVENT_NAMES.index(event_of_part(part)) for part in words.parts])
     known = of_kind[program.kind, program.stream]
     result: NDArray[np.int64] = np.where(known == unknown, of_part[program.part], known)
     return result

@@ -15,8 +15,6 @@ The parts of a rank are whole ticks and sum to the step time exactly.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +22,7 @@ from mpsim.engine.timeline import Timeline
 from mpsim.program import Stream
 from mpsim.program.csr import owners
 from mpsim.result.intervals import Cover, Gaps, busy_parts, idle_gaps
+from mpsim.result.waits import charge_waits
 from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
 
 __all__ = ["attribute"]
@@ -33,7 +32,6 @@ _DP, _BUBBLE, _OPTIMIZER, _OTHER = (
 )
 _DATA = (Stream.DP, Stream.REPLICA, Stream.EDP, Stream.COPY, Stream.HOST)
 """Streams on which model states move or are updated."""
-_TRANSFERS = (Kind.SEND, Kind.COLLECTIVE)
 
 
 def attribute(timeline: Timeline) -> NDArray[np.float64]:
@@ -52,55 +50,9 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     gaps = idle_gaps(timeline)
     is_pipeline = np.isin(timeline.program.kind, PIPELINE)
     before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]
-    _charge_waits(result, timeline, gaps.where(before_action))
+    charge_waits(result, timeline, gaps.where(before_action), _BUBBLE)
     _charge_ends(result, timeline, gaps.where(~before_action))
     return result
-
-
-def _charge_waits(parts: NDArray[np.float64], timeline: Timeline, gaps: Gaps) -> None:
-    """Charge idle time before pipeline actions to the transfers that ended last, one after the other, back to where they began."""
-    program, left = timeline.program, gaps
-    while len(left.row):
-        gate = _last_dependency(timeline, left.row)
-        held = np.maximum(gate, 0)
-        transfers = (gate >= 0) & np.isin(program.kind[held], _TRANSFERS)
-        transfers &= timeline.end[held] >= left.end
-        waits = left.where(~transfers)
-        _charge(parts, waits.rank, _BUBBLE, waits.end - waits.start)
-        left, gate = left.where(transfers), gate[transfers]
-        since = np.clip(_ready(timeline, gate), left.start, left.end)
-        np.add.at(parts, (left.rank, program.part[gate]), left.end - since)
-        # a transfer that others held up is followed to those
-        left = dataclasses.replace(left, end=since, row=gate)
-        left = left.where(left.end > left.start)
-
-
-def _charge(
-    parts: NDArray[np.float64], rank: NDArray[np.int64], part: int, amount: NDArray[np.float64]
-) -> None:
-    parts[:, part] += np.bincount(rank, weights=amount, minlength=len(parts))
-
-
-def _last_dependency(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each row, the dependency that ended last, -1 where it has none."""
-    program = timeline.program
-    result = np.full(len(row), -1, dtype=np.int64)
-    latest = np.full(len(row), -np.inf)
-    begin, count = program.dep_ptr[row], np.diff(program.dep_ptr)[row]
-    for k in range(int(count.max(initial=0))):
-        has = count > k
-        candidate = program.dep[begin[has] + k]
-        later = timeline.end[candidate] > latest[has]
-        place = np.flatnonzero(has)[later]
-        result[place] = candidate[later]
-        latest[place] = timeline.end[candidate[later]]
-    return result
-
-
-def _ready(timeline: Timeline, row: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Time at which the data of each row was there: the latest end of its dependencies, 0 without any."""
-    gate = _last_dependency(timeline, row)
-    return np.where(gate >= 0, timeline.end[np.maximum(gate, 0)], 0.0)
 
 
 def _charge_ends(parts: NDArray[np.float64], timeline: Timeline, gaps: Gaps) -> None:

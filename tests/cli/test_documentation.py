@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PLACEHOLDERS = re.compile(r"\.\.\.|…|\[|\b[A-Z]{2,}\b|\b[A-Z]\b|--(runs|csv|plots?|trace)$")
-QUICK = ("run", "check", "compare", "show", "schedule", "goodput", "new")
+QUICK = ("run", "check", "compare", "show", "schedule", "goodput", "new", "import")
 SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "framework", "simulation")
 NO_COMMANDS = ("mpsim torch python os cuda nccl driver",)  # keys of a file
 ELSEWHERE = (
@@ -96,6 +96,7 @@ def reader(tmp_path, monkeypatch):
     for file in (ROOT / "validation" / "data").glob("*.csv"):
         head = file.read_text(encoding="utf-8").splitlines(keepends=True)[:4]
         (data / file.name).write_text("".join(head), encoding="utf-8")
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     (tmp_path / "my-run.yaml").write_text((ROOT / "scenarios" / "quickstart.yaml").read_text())
     monkeypatch.chdir(tmp_path)
     return tmp_path

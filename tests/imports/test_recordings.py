@@ -11,7 +11,7 @@ import pytest
 
 from mpsim.errors import FormatError
 from mpsim.importers import formats
-from mpsim.importers.hlo import groups_of
+from mpsim.importers.hlo_groups import groups_of
 
 SAMPLES = Path(__file__).parent / "samples"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())

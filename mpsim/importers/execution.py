@@ -1,0 +1,326 @@
+"""Executions: programs that other tools wrote, run by the engines on a cluster of ours, and where their time goes.
+
+A program of a compiled module or of an execution trace is a `mpsim.program.Program` like any other. It has no scenario, so its answer is not a `mpsim.result.Result`, but it has the same
+figures: step time, an account of every rank's time that sums to it, communication exposed and hidden by axis, a trace and a picture.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim import accessors
+from mpsim.cost import Constant
+from mpsim.engine import Timeline, run
+from mpsim.errors import FormatError
+from mpsim.hardware import Cluster
+from mpsim.importers.imported import Recorded
+from mpsim.parallel.axes import ACCOUNTED, Stream
+from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
+from mpsim.program.csr import owners
+from mpsim.result.figures import calibration
+from mpsim.result.intervals import Cover, Gaps, busy_parts, compute_rows, idle_gaps
+from mpsim.result.waits import charge_waits
+
+__all__ = [
+    "PHASES",
+    "Execution",
+    "ImportedProgram",
+    "attribute",
+    "axis_streams",
+    "program_vocabulary",
+    "sized_cluster",
+]
+
+PHASES = ("forward", "backward", "recompute", "compute")
+"""Kinds of kernels that files of other tools tell apart; ``compute`` where they do not."""
+
+_POOL = (Stream.TP, Stream.CP, Stream.EP, Stream.DP, Stream.REPLICA, Stream.EDP)
+_OWN = tuple(axis.part for axis in ACCOUNTED)
+
+
+def program_vocabulary(axes: Sequence[str]) -> Vocabulary:
+    """Words of a program that communicates over these axes.
+
+    Parameters
+    ----------
+    axes : sequence of str
+        As its file names them.
+    """
+    exposed = [f"exposed_{axis}" for axis in axes]
+    return Vocabulary(
+        kinds=("send", "collective", *PHASES),
+        actions=(),
+        parts=tuple(dict.fromkeys([*PHASES, *_OWN, *exposed, "bubble", "host", "other"])),
+        computing=PHASES,
+    )
+
+
+def axis_streams(axes: Sequence[str]) -> dict[str, Stream]:
+    """Queue of the collectives over each axis, the fastest axis first in line.
+
+    Parameters
+    ----------
+    axes : sequence of str
+        The slowest first; of more than there are queues, the last share one.
+    """
+    ordered = list(reversed(axes))
+    return {axis: _POOL[min(place, len(_POOL) - 1)] for place, axis in enumerate(ordered)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImportedProgram:
+    """A program read from somebody else's file, priced and ready to run.
+
+    Parameters
+    ----------
+    name, format, tool, version : str
+        Name of the program, name of the format as commands take it, and what wrote the file.
+    files : tuple of str
+    program : Program
+    axes : tuple of str
+        Over which it communicates, as the file shows them.
+    cluster : Cluster, optional
+        It was priced on; None where the file states its times itself.
+    flops : float
+        Of one rank, matrix products only [FLOP].
+    memory : mapping of str to float
+        Of one rank by what it is for [B]; empty where the file does not show it.
+    constants : tuple of Constant
+        Every constant that the prices rest on.
+    facts : mapping of str to object
+        Further facts that the file states.
+    warnings : tuple of str
+    """
+
+    name: str
+    format: str
+    tool: str
+    files: tuple[str, ...]
+    program: Program
+    axes: tuple[str, ...]
+    version: str = ""
+    cluster: Cluster | None = None
+    flops: float = 0.0
+    memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    constants: tuple[Constant, ...] = ()
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def recorded(self) -> Recorded:
+        """Give what the file states, with this program."""
+        return Recorded(
+            format=self.format,
+            tool=self.tool,
+            version=self.version,
+            files=self.files,
+            facts=self.facts,
+            warnings=self.warnings,
+            program=self,
+        )
+
+    def run(self, engine: str = "auto") -> Execution:
+        """Run it.
+
+        Parameters
+        ----------
+        engine : str
+            As for `mpsim.engine.run`.
+
+        Raises
+        ------
+        DeadlockError
+            If its operations wait for each other.
+        """
+        return Execution(self, run(self.program, engine))
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """One run of an imported program.
+
+    Parameters
+    ----------
+    source : ImportedProgram
+    timeline : Timeline
+    """
+
+    source: ImportedProgram
+    timeline: Timeline
+
+    @functools.cached_property
+    def parts(self) -> NDArray[np.float64]:
+        """Ticks of each rank class by part of the vocabulary; every row sums to the makespan."""
+        return attribute(self.timeline)
+
+    @functools.cached_property
+    def breakdown(self) -> dict[str, float]:
+        """Mean time over ranks by part, those that occur; sums to the step time [s]."""
+        program = self.timeline.program
+        mean = (program.class_size / program.class_size.sum()) @ self.parts * TICK
+        own = {*PHASES, *(f"exposed_{axis}" for axis in self.source.axes), "bubble"}
+        return {
+            name: float(seconds)
+            for name, seconds in zip(program.vocabulary.parts, mean, strict=True)
+            if seconds or name in own
+        }
+
+    @functools.cached_property
+    def communication(self) -> dict[str, dict[str, float]]:
+        """Mean over ranks of the time that transfers of each axis run, beside kernels and not, and of bytes sent [s, B]."""
+        return _communication(self.timeline, self.source.axes)
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of ``mpsim run`` that a program without a scenario has, SI units."""
+        source, step = self.source, self.timeline.step_time_s
+        ranks = int(self.timeline.program.class_size.sum())
+        flops = source.flops * ranks
+        summary: dict[str, Any] = {
+            "scenario": source.name,
+            "engine": self.timeline.engine,
+            "accelerators": ranks,
+            "step_time_s": step,
+            "hardware_flops_per_step": flops,
+            "hardware_tflops_per_accelerator": source.flops / step / 1e12 if step else 0.0,
+            "bubble_fraction": self.breakdown["bubble"] / step if step else 0.0,
+            "breakdown_s": self.breakdown,
+            "communication_s": self.communication,
+            "operations": len(self.timeline.program),
+        }
+        if source.cluster is not None:
+            summary["cluster"] = source.cluster.name
+        if source.memory:
+            summary["memory"] = dict(source.memory)
+        if source.constants:
+            summary["calibration"] = calibration(source.constants)
+        return summary | {"warnings": list(source.warnings)}
+
+    def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:
+        """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
+        accessors.call("timeline.write_trace", self.timeline, path, detail=detail)
+
+    def plot(self) -> Any:
+        """Draw ranks by time, with communication under the kernels: a `mpsim.plot.TimelineDisplay`."""
+        return accessors.call("timeline.plot", self.timeline, self.labels)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Words for the communication of each axis, by the name of the queue's colour."""
+        from mpsim.program.devices import COMMUNICATION
+
+        return {
+            COMMUNICATION[stream]: f"over {axis}"
+            for axis, stream in axis_streams(self.source.axes).items()
+        }
+
+
+def attribute(timeline: Timeline) -> NDArray[np.float64]:
+    """Split the time of every rank class: kernels as what they do, idle time as the transfer that was waited for, or as ``bubble``.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        Of a program without templates.
+
+    Returns
+    -------
+    float64[R, parts]
+        Ticks; every row sums to the makespan.
+    """
+    program = timeline.program
+    bubble = program.vocabulary.part("bubble")
+    result = busy_parts(timeline)
+    gaps = idle_gaps(timeline)
+    charge_waits(result, timeline, gaps.where(gaps.row >= 0), bubble)
+    # after its last kernel a rank may still communicate; what nothing of its own covers is waiting for the others
+    ends = gaps.where(gaps.row < 0)
+    rank, row = program.slot // len(Stream), owners(program.slot_ptr)
+    moves = np.isin(program.kind[row], (SEND, COLLECTIVE)) & (program.duration[row] > 0)
+    for number in np.arange(len(ends.rank))[:, None]:
+        end = ends.where(number)
+        _charge_end(result, timeline, end, row[moves & (rank == end.rank[0])], bubble)
+    return result
+
+
+def _charge_end(
+    parts: NDArray[np.float64], timeline: Timeline, gap: Gaps, rows: NDArray[np.int64], bubble: int
+) -> None:
+    """Charge idle time after the last kernel of a rank to its own transfers, in the order in which they end."""
+    program, rank = timeline.program, int(gap.rank[0])
+    now, until = float(gap.start[0]), float(gap.end[0])
+    for row in rows[np.argsort(timeline.end[rows], kind="stable")].tolist():
+        start, end = float(timeline.start[row]), float(timeline.end[row])
+        if end <= now:
+            continue
+        parts[rank, bubble] += max(0.0, start - now)
+        parts[rank, program.part[row]] += end - max(start, now)
+        now = end
+    parts[rank, bubble] += max(0.0, until - now)
+
+
+def _communication(timeline: Timeline, axes: Sequence[str]) -> dict[str, dict[str, float]]:
+    program = timeline.program
+    rank, row = program.slot // len(Stream), owners(program.slot_ptr)
+    moves = np.isin(program.kind[row], (SEND, COLLECTIVE)) & (
+        program.slot % len(Stream) != Stream.COMPUTE
+    )
+    part = program.part[row]
+    weight = program.class_size / program.class_size.sum()
+    names = program.vocabulary.parts
+    found = {
+        name.removeprefix("exposed_"): {"hidden": 0.0, "exposed": 0.0, "bytes": 0.0}
+        for name in [f"exposed_{axis}" for axis in axes]
+    }
+    owner, kernels = compute_rows(program)
+    for number in range(program.ranks):
+        mine = kernels[owner == number]
+        busy = Cover(timeline.start[mine], timeline.end[mine])
+        chosen = np.flatnonzero(moves & (rank == number))
+        rows = row[chosen]
+        start, end = timeline.start[rows], timeline.end[rows]
+        hidden = busy.within(start, end)
+        sent = program.up_bytes[rows] + program.out_bytes[rows]
+        sent = np.where((program.kind[rows] == SEND) & (program.rank[rows] != number), 0.0, sent)
+        for index in np.unique(part[chosen]).tolist():
+            here = part[chosen] == index
+            entry = found.get(names[index].removeprefix("exposed_"))
+            if entry is None:  # copies inside a device
+                continue
+            covered = float(hidden[here].sum())
+            entry["hidden"] += weight[number] * covered * TICK
+            entry["exposed"] += weight[number] * (float((end - start)[here].sum()) - covered) * TICK
+            entry["bytes"] += weight[number] * float(sent[here].sum())
+    return {
+        name: {key: float(value) for key, value in entry.items()} for name, entry in found.items()
+    }
+
+
+def sized_cluster(name: str, devices: int) -> Cluster:
+    """A system of the catalog with nodes for so many devices.
+
+    Parameters
+    ----------
+    name : str
+    devices : int
+
+    Raises
+    ------
+    FormatError
+        If there is no such system.
+    HardwareError
+        If it does not have that many.
+    """
+    from mpsim.errors import nearest
+    from mpsim.hardware import system, system_names
+
+    if name not in system_names():
+        raise FormatError(f"--cluster {name[:60]!r}: {nearest(name, system_names())}")
+    each = system(name).node.accelerators
+    return system(name, nodes=max(1, -(-devices // each)))
