@@ -52,6 +52,10 @@ class BatchRules:
         Tokens that are drafted for a decoding sequence in an iteration and verified beside its own; they count for the token budget.
     gain : float
         Tokens that a decoding sequence gains in an iteration, in the mean: more than 1 with drafts.
+    wait_steps : int
+        Decoding iterations for which prompts may be kept back until more of them have come (TensorRT-LLM's batch_wait_timeout_iters).
+    wait_share : float
+        Share of `max_tokens` from which an iteration takes its prompts without waiting (its batch_wait_max_tokens_ratio).
     """
 
     scheduler: str = "budget"
@@ -65,6 +69,8 @@ class BatchRules:
     output_cap: int = 4096
     drafts: int = 0
     gain: float = 1.0
+    wait_steps: int = 0
+    wait_share: float = 1.0
 
     @property
     def reserves(self) -> bool:
@@ -180,6 +186,7 @@ class Engine:
         self._unsampled: list[int] = []  # landed, their first token is still to come
         self._iterations = 0  # that decoded
         self._gain = round(rules.gain * (1 << _PARTS))
+        self._kept_back = 0  # iterations for which prompts have been kept back
 
     @property
     def running(self) -> int:
@@ -213,9 +220,10 @@ class Engine:
                 self._make_room()
                 self._decode(iteration)
         else:
+            # an engine that preempts in an iteration admits nobody in it
             evicted = self._make_room() if self.decodes else False
             self._decode(iteration)
-            if not evicted:  # an engine that preempts in an iteration admits nobody in it
+            if not evicted and not self._keeps_back():
                 self._fill(iteration, limit - iteration.decodes * (1 + self.rules.drafts))
         return iteration if iteration.decodes or iteration.prompt_tokens else None
 
@@ -326,6 +334,23 @@ class Engine:
         iteration.gained = self._gained(1)
         self.free -= self._claimed(iteration.gained)
 
+    def _keeps_back(self) -> bool:
+        """Whether prompts wait for more of them, while something decodes."""
+        rules = self.rules
+        if not rules.wait_steps or not self.decodes or not (self.waiting or self._partial):
+            return False
+        enough, tokens = rules.wait_share * rules.max_tokens, self.decodes
+        tokens += sum(self._length(request) - done for request, done in self._partial)
+        for request in self.waiting:
+            if tokens >= enough:
+                break
+            tokens += self._length(request)
+        if tokens < enough and self._kept_back < rules.wait_steps:
+            self._kept_back += 1
+            return True
+        self._kept_back = 0
+        return False
+
     def _fill(self, iteration: Iteration, budget: int) -> None:
         """Add prompts: those under way, then waiting ones in order of arrival."""
         rules = self.rules
@@ -417,7 +442,14 @@ class Engine:
             ratio = self._ratio()
             ahead = ratio * (self._remaining() + min(self._output[request], rules.output_cap))
             return not self._held or self._length(request) + ahead <= self.free * block
-        return -(-tokens // block) <= self.free
+        if self._hashes is None:
+            return -(-tokens // block) <= self.free
+        # idle prefixes count as free: those that it hits are free no longer
+        hashes = self._hashes[request]
+        hit = min(self._cache.leading(hashes), (self._length(request) - 1) // self._unit)
+        reach = min(self._length(request), hit * self._unit + tokens)
+        own = -(-reach // block) - hit * self._cache.unit_blocks
+        return own + self._cache.idle_among(hashes[:hit]) <= self.free
 
     def _ratio(self) -> float:
         """Share of the outputs to come that prefill-first keeps room for: it falls while nothing is retracted, and starts anew on an idle engine."""

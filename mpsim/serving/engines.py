@@ -42,6 +42,10 @@ class EnginePreset:
     reserve : float
         Of it: what context, libraries and graphs take [B].
     prefix_cache : bool
+    batch_wait_steps : int
+        Decoding iterations for which prompts may be kept back until more of them have come.
+    batch_wait_share : float
+        Share of `max_tokens` from which an iteration takes its prompts without waiting.
     graph_sizes : tuple of int
         Numbers of decoding sequences that graphs were captured for, ascending; empty without graphs.
     step_time, request_time : float
@@ -56,7 +60,7 @@ class EnginePreset:
         Time of the device over that of the kernels alone.
     sampling_time : float
     first_token_time : float
-        From a request to the first token, beside queue and prompt: server, tokenizer, network [s].
+        From a request to the first token, beside queue and prompt: server, tokenizer, network [s]. A user of a closed loop is away from the engine for as long between two requests.
     expert_layer_time, expert_first_token_time : float
         More of a layer of experts that the device waits for, and of each such layer until the first token [s].
     stream_kernels, stream_elements : float
@@ -81,6 +85,8 @@ class EnginePreset:
     fraction_of: str = "memory"
     reserve: float = 4e9
     prefix_cache: bool = False
+    batch_wait_steps: int = 0
+    batch_wait_share: float = 1.0
     graph_sizes: tuple[int, ...] = ()
     step_time: float = 0.0
     request_time: float = 0.0
@@ -104,6 +110,7 @@ class EnginePreset:
 
 _PROVENANCE = ("name", "title", "source", "as_of", "status")
 _CHOICES = {"scheduler": SCHEDULERS, "reduction": REDUCTIONS, "fraction_of": FRACTIONS}
+_SHARES = ("memory_fraction", "batch_wait_share")
 _TIMES = frozenset(
     field.name for field in dataclasses.fields(EnginePreset) if field.name.endswith("_time")
 )
@@ -174,13 +181,11 @@ def _checked(key: str, value: Any, usual: Any) -> Any:
     whole = isinstance(usual, int)
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise ValueError(f"got {value!r}; needed a {'whole ' if whole else ''}number")
-    if (
-        not math.isfinite(value)
-        or value < (1 if whole else 0)
-        or (key == "memory_fraction" and value > 1)
-    ):
+    least = 1 if whole and usual else 0
+    share = key in _SHARES
+    if not math.isfinite(value) or value < least or (share and value > 1):
         raise ValueError(
-            f"got {value!r}; needed {'at least 1' if whole else 'a share from 0 to 1' if key == 'memory_fraction' else '0 or more'}"
+            f"got {value!r}; needed {'a share from 0 to 1' if share else 'at least 1' if least else '0 or more'}"
         )
     return value if whole else float(value)
 

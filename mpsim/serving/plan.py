@@ -307,6 +307,8 @@ class ServicePlan:
             block=engine.block,
             drafts=0 if self.draft is None else self.draft.tokens,
             gain=1.0 if self.draft is None else self.draft.gain,
+            wait_steps=engine.batch_wait_steps,
+            wait_share=engine.batch_wait_share,
         )
 
     def problems(self) -> list[Problem]:

@@ -263,7 +263,7 @@ class IterationPrices:
         own = tokens * linear.share
         moved = linear.weights * form.bytes + _ACTIVATION * own * (linear.into + linear.out)
         rate = rates.gemm_compute[form.compute] * rates.peaks[form.compute]
-        bandwidth = rates.gemm_bandwidth * rates.bandwidth
+        bandwidth = rates.gemm_bandwidth[form.compute] * rates.bandwidth
         return rates.gemm_latency[form.compute] + _norm(
             moved / bandwidth, 2.0 * linear.weights * own / rate
         )

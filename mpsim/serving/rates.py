@@ -27,10 +27,8 @@ class Rates:
         Of memory, from the datasheet [B/s].
     peaks : mapping of str to float
         Dense peak of each precision [FLOP/s].
-    gemm_latency, gemm_compute : mapping of str to float
-        Of skinny products by precision: fixed time [s], share of the peak.
-    gemm_bandwidth : float
-        Share of `bandwidth` at which products read their weights.
+    gemm_latency, gemm_bandwidth, gemm_compute : mapping of str to float
+        Of skinny products by precision: fixed time [s], share of `bandwidth` at which they read their weights, share of the peak.
     attention_latency, attention_bandwidth, attention_compute : float
         Of the decode kernel: fixed time [s], share of `bandwidth` at which it reads the cache, share of the bf16 peak.
     prompt_share : float
@@ -48,8 +46,8 @@ class Rates:
     bandwidth: float
     peaks: Mapping[str, float]
     gemm_latency: Mapping[str, float]
+    gemm_bandwidth: Mapping[str, float]
     gemm_compute: Mapping[str, float]
-    gemm_bandwidth: float
     attention_latency: float
     attention_bandwidth: float
     attention_compute: float
@@ -66,7 +64,7 @@ class Rates:
 
 _TIMES = ("attention_latency", "stream_latency", "reduction_latency")
 _SHARES = (
-    *("gemm_bandwidth", "attention_bandwidth", "attention_compute", "prompt_share"),
+    *("attention_bandwidth", "attention_compute", "prompt_share"),
     *("stream_bandwidth", "reduction_share"),
 )
 
@@ -77,11 +75,13 @@ def rates_of(cluster: Cluster) -> Rates:
     group = _group(chip.family, chip.name)
     peaks = dict(chip.peak_flops)
     latency = {name: _seconds(value) for name, value in group["gemm_latency"].items()}
+    bandwidth = {name: float(value) for name, value in group["gemm_bandwidth"].items()}
     compute = {name: float(value) for name, value in group["gemm_compute"].items()}
     return Rates(
         bandwidth=chip.memory_bandwidth,
         peaks=peaks,
         gemm_latency=_for_all(latency, peaks),
+        gemm_bandwidth=_for_all(bandwidth, peaks),
         gemm_compute=_for_all(compute, peaks),
         **{name: _seconds(group[name]) for name in _TIMES},
         **{name: float(group[name]) for name in _SHARES},

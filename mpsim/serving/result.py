@@ -132,5 +132,6 @@ def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
         concurrency=plan.workload.concurrency,
         routing=plan.routing,
         handover=plan.handover,
+        turnaround=plan.first_token_time,
     )
     return ServiceResult(scenario, plan, requests, served)

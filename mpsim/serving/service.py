@@ -12,6 +12,7 @@ Requests that arrive at the same time are handed out in their order; engines act
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
@@ -149,6 +150,7 @@ def serve(
     concurrency: int | None = None,
     routing: str = "round-robin",
     handover: Handover | None = None,
+    turnaround: float = 0.0,
 ) -> Served:
     """Serve a stream of requests.
 
@@ -167,6 +169,9 @@ def serve(
         ``round-robin``, ``least-load`` or ``prefix-aware``.
     handover : Handover, optional
         A pool of its own for prompts; these instances then decode.
+    turnaround : float
+        From the last token of a request to the queue of the same user's next one [s]: server, network and client on the way out and in again. An iteration that begins meanwhile
+        goes without it.
 
     Raises
     ------
@@ -178,7 +183,7 @@ def serve(
     if handover is not None:
         ones = np.ones_like(requests.output)
         _require_room(requests, handover.prefill, ones, "an instance of the prefill pool")
-    return _Service(requests, own, concurrency, routing, handover).run()
+    return _Service(requests, own, concurrency, routing, handover, turnaround).run()
 
 
 def _require_room(requests: Requests, pool: Pool, output: NDArray[np.int64], holder: str) -> None:
@@ -234,6 +239,7 @@ class _Service:
         concurrency: int | None,
         routing: str,
         handover: Handover | None,
+        turnaround: float,
     ) -> None:
         count = len(requests)
         self._count = count
@@ -241,6 +247,8 @@ class _Service:
         self._routing = routing
         self._handover = handover
         self._requests = requests
+        self._turnaround = turnaround
+        self._due: deque[float] = deque()  # when requests of a closed loop that are under way come
         self._arrival = requests.arrival.tolist()
         if concurrency is not None:
             self._arrival = [0.0] * min(concurrency, count) + [np.nan] * max(0, count - concurrency)
@@ -343,10 +351,10 @@ class _Service:
         return lanes[min(range(len(lanes)), key=loads.__getitem__)]
 
     def _gap(self) -> float:
-        """Seconds until the next request of an open loop."""
+        """Seconds until the next request comes, where that is known: of an open loop, or under way in a closed one."""
         if self._concurrency is None and self._sent < self._count:
             return float(self._arrival[self._sent] - self._env.now)
-        return np.inf
+        return self._due[0] - self._env.now if self._due else np.inf
 
     def _work(self, lane: _Lane) -> Events:
         """Run one engine, iteration after iteration, as long as something comes."""
@@ -463,9 +471,22 @@ class _Service:
     def _ended(self, request: int) -> None:
         """A request has its last token."""
         self._last[request] = self._env.now
-        if self._concurrency is not None and self._sent < self._count:
+        if self._concurrency is not None and self._sent + len(self._due) < self._count:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        """Let the same user's next request come."""
+        if not self._turnaround:
             self._arrival[self._sent] = self._env.now
             self._hand_out()
+            return
+        self._due.append(self._env.now + self._turnaround)
+        self._env.timeout(self._turnaround).callbacks.append(self._reach)
+
+    def _reach(self, _: simpy.Event) -> None:
+        """A request under way reaches the queue."""
+        self._arrival[self._sent] = self._due.popleft()
+        self._hand_out()
 
     def _offer(self, lane: _Lane, request: int) -> None:
         """Offer a computed prompt to an engine that decodes."""

@@ -45,6 +45,7 @@ MEASURED = (
 _MILLI = 1e-3
 _TABLE = "inference"
 _WITHOUT_LIMIT = 1 << 40  # blocks: a static batch was measured, so that it fitted
+_OUTPUT = "output_tokens"
 _SPECULATES = r"\b(MTP|speculat\w*|draft|eagle)\b"
 
 
@@ -92,6 +93,9 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
     """
     cells = row.configuration
     assumed: list[Assumed] = []
+    if cells.text("complete") == "no":
+        why = cells.text("missing_or_assumed") or "not said"
+        raise CalibrationError(f"the row is marked as lacking what matters: {why}")
     if cells.flag("disaggregated"):
         raise CalibrationError("prefill and decode on separate pools are not simulated")
     lookup(_TABLE, "regimes", cells.text("regime"))
@@ -297,6 +301,9 @@ def _engine(cells: Cells, attention_dp: int, assumed: list[Assumed]) -> EnginePr
         value = cells.number(column)
         if value:
             fields[field] = int(value) if field == "block" else value
+    if recipe := _first("recipes", cells):
+        fields = {**recipe["fields"], **fields}
+        assumed.append(Assumed("engine", ", ".join(recipe["fields"]), recipe["why"]))
     if cells.text("regime") == "static-batch":
         fields |= {"scheduler": "static", "max_tokens": 1_000_000}
     if cells.text("regime") != "static-batch":
@@ -353,16 +360,29 @@ def _workload(cells: Cells, assumed: list[Assumed]) -> Workload:
 
 def _length(cells: Cells, column: str, assumed: list[Assumed]) -> LengthChoice:
     tokens, shortest = cells.required(column), cells.number("shortest_length_share")
-    if shortest is None and cells.text("length_distribution") != "fixed":
+    said = cells.text("length_distribution")
+    if shortest is None and said != "fixed" and not (said == "nominal" and column == _OUTPUT):
         assumed.append(Assumed(column, tokens, "the same for every request"))
+    if not shortest and said == "nominal" and column == _OUTPUT:
+        return _nominal(tokens, assumed)
     if not shortest or shortest >= 1:
         return LengthChoice(tokens=tokens)
     return LengthChoice(kind="uniform", tokens=tokens, shortest=shortest)
 
 
+def _nominal(tokens: int, assumed: list[Assumed]) -> LengthChoice:
+    """Outputs about a nominal length: exactly equal ones would move in lockstep for ever, which servers do not."""
+    entry = table(_TABLE)["nominal"]
+    assumed.append(Assumed(_OUTPUT, f"{tokens} +- {entry['spread']:.0%}", entry["why"]))
+    longest = round(tokens * (1 + entry["spread"]))
+    shortest = round(tokens * (1 - entry["spread"])) / longest
+    return LengthChoice(kind="uniform", tokens=longest, shortest=shortest)
+
+
 def _figures(plan: ServicePlan) -> Mapping[str, float]:
     """Every quantity of a service, in the units of its record."""
     static = plan.engine.scheduler == "static"
+    offset = 0.0 if static else plan.first_token_time
     plan.require()
     requests = draw_requests(plan.workload, seed=0, folder=Path(plan.folder))
     served = serve(
@@ -371,8 +391,8 @@ def _figures(plan: ServicePlan) -> Mapping[str, float]:
         plan.rules,
         blocks=plan.blocks,
         concurrency=plan.workload.concurrency,
+        turnaround=offset,
     )
-    offset = 0.0 if static else plan.first_token_time
     times = latencies(served, requests, offset)
     done = ~np.isnan(served.last)
     means = {name: float(np.nanmean(times[name])) for name in ("ttft", "e2e")}

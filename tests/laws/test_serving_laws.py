@@ -10,6 +10,7 @@ import pytest
 
 from mpsim.hardware import build_cluster
 from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
+from mpsim.serving import service
 from mpsim.serving.engines import engine
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
@@ -31,6 +32,9 @@ def _plan(name="llama3-8b", *, preset="vllm-v1", tp=1, pp=1, **fields):
         pp=pp,
         **fields,
     )
+
+
+_SPREAD = LengthChoice(kind="uniform", tokens=80, shortest=0.5)
 
 
 def _equal(count, prompt=512, output=64):
@@ -78,6 +82,41 @@ def test_closed_loop_obeys_littles_law():
     assert max(counts) == 20
 
 
+@pytest.mark.parametrize("turnaround", [0.0, 0.03])
+@pytest.mark.parametrize("preset", ["vllm-v1", "sglang", "tensorrt-llm-1.x"])
+def test_users_of_a_closed_loop_are_served_or_on_their_way(preset, turnaround):
+    """Little's law while requests last: users are the rate of requests times what each takes, the way between two of them included."""
+    plan = _plan(preset=preset)
+    users, requests = 12, draw_requests(Workload(rate=1.0, requests=150, output=_SPREAD), seed=5)
+    served = _serve(plan, requests, concurrency=users, turnaround=turnaround)
+    end = served.arrival.max()
+    inside = np.minimum(served.last + turnaround, end) - served.arrival
+    assert inside.sum() == pytest.approx(users * end, rel=1e-9)
+    assert served.arrival[users:].min() >= served.last.min() + turnaround
+
+
+def test_a_request_on_its_way_misses_the_iteration_that_begins():
+    """One user at a time in the engine of two: the second prompt waits for the decoding iteration under way, which one without a way does not."""
+    plan = _plan()
+    requests = Requests(np.zeros(3), np.full(3, 512), np.array([2, 40, 2]))
+    at_once, later = (_serve(plan, requests, concurrency=2, turnaround=way) for way in (0.0, 1e-6))
+    assert at_once.started[2] == at_once.arrival[2]
+    assert later.started[2] > later.arrival[2]
+
+
+@pytest.mark.parametrize("preset", ["vllm-v1", "sglang", "tensorrt-llm-1.x"])
+def test_iterations_folded_into_jumps_change_nothing(preset, monkeypatch):
+    """Many iterations as one event, or each as its own: the same times."""
+    plan = _plan(preset=preset)
+    requests = draw_requests(plan.workload, seed=2)
+    folded = _serve(plan, requests)
+    monkeypatch.setattr(service, "_LONGEST_JUMP", 1)
+    single = _serve(plan, requests)
+    assert len(single.steps["start"]) > 2 * len(folded.steps["start"])
+    assert folded.first == pytest.approx(single.first, rel=1e-9)
+    assert folded.last == pytest.approx(single.last, rel=1e-9)
+
+
 @pytest.mark.parametrize("preset", ["vllm-v1", "sglang", "tensorrt-llm-1.x", "fastertransformer"])
 def test_simulation_equals_the_closed_form_for_one_batch_of_equal_requests(preset):
     """All prompts fit one iteration; then the batch decodes its tokens one by one."""
@@ -111,6 +150,28 @@ def test_more_cache_never_lowers_throughput(preset):
         for factor in (1, 2, 4, 16)
     ]
     assert ends == sorted(ends, reverse=True)
+
+
+@pytest.mark.parametrize("what", ["bandwidth", "cache", "replicas"])
+def test_more_of_the_machine_never_lowers_goodput(what):
+    """Requests within their limits under an overload, with one, two and four times as much of one thing.
+
+    More cache lets more sequences share an iteration, which slows each: it helps a limit on the first token, not one on the others.
+    """
+    kept = []
+    requests = draw_requests(Workload(rate=40.0, requests=240, output=_SPREAD), seed=1)
+    for factor in (1, 2, 4):
+        plan = _plan(replicas=factor if what == "replicas" else 1)
+        tpot = "20 ms" if what != "cache" else None
+        plan = dataclasses.replace(plan, slo=ServiceLevel(ttft="500 ms", tpot=tpot))
+        if what == "bandwidth":
+            rates = dataclasses.replace(plan.rates, bandwidth=plan.rates.bandwidth * factor / 2)
+            plan.__dict__["rates"] = rates
+        blocks = 1200 * factor if what == "cache" else plan.blocks
+        served = serve(requests, plan.prices, plan.rules, blocks=blocks, replicas=plan.replicas)
+        kept.append(summarise(plan, requests, served)["requests_within_slo"])
+    assert kept == sorted(kept)
+    assert kept[-1] > kept[0]
 
 
 def test_equal_seeds_give_equal_figures_and_others_do_not():

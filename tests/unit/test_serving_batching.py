@@ -96,11 +96,44 @@ def test_no_evict_admits_only_what_fits_to_its_end():
     assert made.preempted == 0
 
 
+def test_prompts_kept_back_come_together_or_when_the_patience_ends():
+    """TensorRT-LLM with two iterations of patience and 0.5 of a budget of 16: one prompt of 4 beside one decoding sequence is below 8 tokens.
+
+    1: prompt 0, nothing decodes that could go on meanwhile
+    2, 3: request 1 has come, 1 + 4 < 8: kept back twice;  4: it is taken
+    5: request 2 has come, 2 + 7 >= 8: it is taken at once
+    """
+    rules = BatchRules(
+        scheduler="no-evict", max_tokens=16, block=4, chunked=False, wait_steps=2, wait_share=0.5
+    )
+    made = Engine(rules, 100, [4, 4, 7], [9, 9, 9])
+    made.waiting.append(0)
+    assert steps_of(made, 1) == [(0, 4, 1, [])]
+    made.waiting.append(1)
+    assert [step[:2] for step in steps_of(made, 3)] == [(1, 0), (1, 0), (1, 4)]
+    made.waiting.append(2)
+    assert [step[:2] for step in steps_of(made, 1)] == [(2, 7)]
+
+
 def test_static_batches_start_and_end_together():
     """The next batch waits for the longest of the last one."""
     rules = BatchRules(scheduler="static", max_sequences=2, block=4)
     made = engine(rules, 100, [4, 4, 4], [2, 3, 1])
     assert [(step[0], step[1]) for step in steps_of(made, 20)] == [(0, 8), (2, 0), (1, 0), (0, 4)]
+
+
+def counted(made):
+    """Blocks in use, counted request by request: of its own, as its tokens need, and cached units that any of them uses once."""
+    used = 0
+    for request, held in made._held.items():
+        own = held
+        if request in made._began:
+            tick, tokens = made._began[request]
+            # the last of its tokens is written by the next iteration
+            own = max(own, made._blocks_of(request, tokens + made.tick - tick - 1))
+        used += own
+    cached = {unit for units in made._shared.values() for unit in units}
+    return used + len(cached) * made._cache.unit_blocks
 
 
 @settings(max_examples=60, deadline=None)
@@ -126,9 +159,10 @@ def test_blocks_are_conserved_and_every_request_ends_once(lengths, scheduler, bl
         assert 0 <= made.used <= blocks
         _, last = made.finish(iteration)
         ended += last
+        assert made.used == counted(made)
         steps = made.steady()
-        assert 0 <= made.used <= blocks
         made.jump(steps)
+        assert made.used == counted(made)
         assert 0 <= made.used <= blocks
     assert sorted(ended) == list(range(len(lengths)))
     assert made.used == 0

@@ -74,6 +74,7 @@ def test_a_trace_is_relative_to_the_file(rows, tmp_path):
         ("engine", "slide rule", "catalog of engines"),
         ("weight_dtype", "fp6", "not known"),
         ("cp", "2", "context parallel"),
+        ("complete", "no", "lacking what matters"),
     ],
 )
 def test_what_cannot_be_served_is_skipped_by_name(rows, tmp_path, column, value, reason):
@@ -81,6 +82,36 @@ def test_what_cannot_be_served_is_skipped_by_name(rows, tmp_path, column, value,
     row[column] = value
     for record in _records([row], tmp_path).values():
         assert reason in (record.skipped_because or "")
+
+
+def test_options_of_a_named_recipe_are_taken_and_listed(rows, tmp_path):
+    """The scripts that a row names keep prompts back on fewer than eight accelerators: first tokens come later."""
+    (row,) = (row for row in rows if _is_recipe(row))
+    theirs = _records([row], tmp_path)[f"{row['id']}#ttft"]
+    plain = _records([{**row, "missing_or_assumed": ""}], tmp_path)[f"{row['id']}#ttft"]
+    assert any("batch_wait_steps" in sentence for sentence in theirs.assumed)
+    assert not any("batch_wait_steps" in sentence for sentence in plain.assumed)
+    assert theirs.predicted > 1.5 * plain.predicted
+    assert abs(theirs.error) < 0.2
+
+
+def _is_recipe(row):
+    return (
+        row["model"] == "Llama-3.1-70B"
+        and row["weight_dtype"] == "fp8"
+        and row["engine"] == "TensorRT-LLM"
+        and (row["tp"], row["input_tokens"], row["output_tokens"], row["concurrency"])
+        == ("2", "1024", "1024", "16")
+    )
+
+
+def test_nominal_outputs_are_not_all_equal(rows, tmp_path):
+    row = next(row for row in rows if _is_recipe(row))
+    row = {**row, "shortest_length_share": "", "missing_or_assumed": ""}
+    nominal = _records([row], tmp_path)[f"{row['id']}#ttft"]
+    fixed = _records([{**row, "length_distribution": "fixed"}], tmp_path)[f"{row['id']}#ttft"]
+    assert any("1024 +- 5%" in sentence for sentence in nominal.assumed)
+    assert nominal.predicted < fixed.predicted  # equal ones come in waves
 
 
 def test_assumptions_are_listed(rows, tmp_path):
