@@ -11,7 +11,9 @@ import functools
 import importlib
 import keyword
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ParamSpec
@@ -154,9 +156,16 @@ def _asked_for(arguments: Sequence[str]) -> tuple[str, ...]:
     return (word,) if word in COMMANDS else ()
 
 
+def _interrupt(number: int, frame: object) -> None:
+    """End as Ctrl-C does: with what there is, and without a traceback."""
+    raise KeyboardInterrupt
+
+
 def execute(arguments: Sequence[str] | None = None) -> int:
     """Run the application on `arguments` and return the exit code instead of leaving the process."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         app = application(*_asked_for(given))
         code = app(args=given, prog_name="mpsim", standalone_mode=False)

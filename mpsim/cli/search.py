@@ -158,16 +158,33 @@ def _print(outcome: Search, *, with_front: bool) -> None:
         print_table(
             (_front_line(row) for row in rest),
             header=("step (s)", "memory (GB)", "layout"),
-            title="\nno other is better in step time and memory",
+            title=f"\nno other {'' if outcome.front_complete else 'of those simulated '}is better in step time and memory",
             right=(0, 1),
         )
     print_table(
         ((str(count), REASONS[name]) for name, count in outcome.counts.items()),
-        title=f"\n{outcome.legal} legal layouts{'' if outcome.complete else '; not all were looked at'}",
+        title=f"\n{outcome.legal} legal layouts; {_proof(outcome)}",
         right=(0,),
     )
+    if outcome.undivided:
+        print_text(
+            f"{outcome.undivided:,} layouts: layers do not divide, and the framework needs that"
+        )
     if not outcome.rows:
         print_text("nothing was simulated: no layout is within the limits")
+
+
+def _proof(outcome: Search) -> str:
+    """How far it is proved that nothing is better than the best."""
+    from mpsim.cli.summary import percent
+
+    if outcome.complete:
+        return "no other can be among the best"
+    if outcome.gap is None:
+        return "not all were looked at, so a better one may be among the others"
+    if outcome.best is not None and outcome.gap <= 0.0:
+        return "not all were simulated, but none can be better than the best"
+    return f"not all were simulated, and by its bound one of the others may be up to {percent(outcome.gap)} better"
 
 
 def _line(rank: int, row: Found) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from mpsim.framework.behaviour import (
     ParameterGather,
     PipelineBehaviour,
     Reduction,
+    StageSplit,
     TensorBehaviour,
     TensorOverlap,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "ParameterGather",
     "PipelineBehaviour",
     "Reduction",
+    "StageSplit",
     "TensorBehaviour",
     "TensorOverlap",
     "framework",

@@ -24,6 +24,7 @@ __all__ = [
     "ParameterGather",
     "PipelineBehaviour",
     "Reduction",
+    "StageSplit",
     "TensorBehaviour",
     "TensorOverlap",
 ]
@@ -63,6 +64,15 @@ class BlockingSends(enum.StrEnum):
     NEVER = "never"
     PLAIN = "plain"  # in GPipe and 1F1B; all other schedules overlap them
     ALWAYS = "always"
+
+
+class StageSplit(enum.StrEnum):
+    """Ways in which a framework can divide layers among pipeline stages."""
+
+    EVEN = "even"  # as many on each
+    ENDS = "ends"  # the first and the last rank have numbers of their own
+    ACCOUNTED = "accounted"  # that, or embedding and loss each take the place of one layer
+    ANY = "any"  # any list
 
 
 class GradientOverlap(enum.StrEnum):
@@ -187,6 +197,8 @@ class PipelineBehaviour:
         rebuilds its own output).
     send_messages : int
         Messages in which one tensor travels; each pays the latency.
+    stage_split : StageSplit
+        How layers can be divided among stages.
     """
 
     scatter_gather: bool
@@ -194,6 +206,7 @@ class PipelineBehaviour:
     overlap_warmup_flush: bool
     stage_gathers: int = 0
     send_messages: int = 1
+    stage_split: StageSplit = StageSplit.ANY
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,9 @@ class Described(Protocol):
     @property
     def overrides(self) -> Mapping[str, Any]: ...
 
+    @property
+    def stage_layers(self) -> tuple[int, ...] | None: ...
+
     # presets looked up; asking for one that is not there raises a ScenarioError
     @property
     def transformer(self) -> Transformer: ...

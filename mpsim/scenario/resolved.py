@@ -31,7 +31,7 @@ def resolved_data(scenario: Described) -> dict[str, Any]:
     if not scenario.serves:
         parallelism["dp"] = scenario.dp
     if "layers_per_stage" in parallelism:
-        parallelism["layers_per_stage"] = list(parallelism["layers_per_stage"])
+        parallelism["layers_per_stage"] = list(scenario.stage_layers or ())
     schedule = scenario.schedule.model_dump(exclude_none=True)
     schedule["virtual_stages"] = scenario.schedule.chunks
     framework = {"preset": scenario.framework.preset, **scenario.framework.overrides}

@@ -18,6 +18,7 @@ from mpsim.document import Document
 from mpsim.errors import Problem, ScenarioError
 from mpsim.framework import Framework, framework
 from mpsim.hardware import Cluster
+from mpsim.scenario.balance import balanced_stages
 from mpsim.scenario.checks import check
 from mpsim.scenario.cluster import ClusterChoice
 from mpsim.scenario.descriptions import describe_schema
@@ -223,6 +224,12 @@ class Scenario(Section):
     def virtual_stages(self) -> int:
         """Chunks of layers each pipeline rank holds."""
         return self.schedule.chunks
+
+    @property
+    def stage_layers(self) -> tuple[int, ...] | None:
+        """Layers of each stage in model order: as given, or balanced; None for an even division, or where none can be balanced."""
+        given = self.parallelism.layers_per_stage
+        return balanced_stages(self) if given == "auto" else given
 
     @property
     def microbatches(self) -> int:

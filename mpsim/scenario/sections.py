@@ -80,9 +80,11 @@ class Parallelism(Section):
     order: Name = "-".join(AXES)
     """Axes in the order they are laid on accelerators, fastest first."""
     layers_per_stage: (
-        Annotated[tuple[Annotated[int, Field(ge=0, le=10_000)], ...], Field(strict=False)] | None
+        Annotated[tuple[Annotated[int, Field(ge=0, le=10_000)], ...], Field(strict=False)]
+        | Literal["auto"]
+        | None
     ) = None
-    """Layers of each (virtual) stage in model order; left out, divided evenly."""
+    """Layers of each (virtual) stage in model order, or auto: balanced by work, as far as the framework can split; left out, divided evenly."""
     embedding_counts_as_layer: bool = False
     """Whether the embedding takes the place of one layer in an even division."""
     loss_counts_as_layer: bool = False

@@ -40,9 +40,8 @@ class Division:
     def of(cls, scenario: Scenario) -> Division:
         """The division that a scenario asks for."""
         parallelism = scenario.parallelism
-        given = parallelism.layers_per_stage
         return cls(
-            None if given is None else tuple(given),
+            scenario.stage_layers,
             parallelism.embedding_counts_as_layer,
             parallelism.loss_counts_as_layer,
         )

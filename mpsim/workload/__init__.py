@@ -11,7 +11,7 @@ from mpsim.workload.casts import Casting, with_casts
 from mpsim.workload.ends import expand_embedding, expand_head
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.experts import Experts, LatentAttention
-from mpsim.workload.flops import model_flops
+from mpsim.workload.flops import model_flops, part_flops
 from mpsim.workload.layer import expand_layer
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.models import model, model_names
@@ -45,5 +45,6 @@ __all__ = [
     "model",
     "model_flops",
     "model_names",
+    "part_flops",
     "with_casts",
 ]

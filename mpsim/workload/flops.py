@@ -10,7 +10,7 @@ from mpsim.workload.layer import expand_layer
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.transformer import Transformer
 
-__all__ = ["model_flops"]
+__all__ = ["model_flops", "part_flops"]
 
 _KEPT = 64  # counts that stay ready: points of a sweep share them
 _PASSES = 3  # forward, input gradient, weight gradient: one product each
@@ -47,6 +47,22 @@ def model_flops(
     Narayanan et al., Efficient Large-Scale Language Model Training (SC'21), appendix: the same with
     ``96`` and ``V / 16 L h``, which counts a fourth pass of the layers for full recomputation.
     """
+    layers, head = part_flops(model, sequences, sequence_length, padded_vocab=padded_vocab)
+    return _PASSES * (sum(layers[kind] for kind in model.layer_kinds) + head)
+
+
+def part_flops(
+    model: Transformer, sequences: int, sequence_length: int, *, padded_vocab: int | None = None
+) -> tuple[dict[str, float], float]:
+    """Count the forward FLOPs of one layer of each kind, and of the head with what predicts further tokens.
+
+    Parameters and conventions are those of `model_flops`.
+
+    Returns
+    -------
+    dict of str to float, float
+        By kind of layer; of the head [FLOP].
+    """
     lowering = Lowering()
     if model.moe is not None:
         dropless = dataclasses.replace(model.moe, capacity_factor=0.0)
@@ -64,4 +80,4 @@ def model_flops(
         sequence_length=sequence_length,
         padded_vocab=padded_vocab,
     )
-    return _PASSES * (sum(layers[kind] for kind in model.layer_kinds) + head.forward_flops)
+    return layers, head.forward_flops

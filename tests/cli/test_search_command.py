@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 
 import pytest
+
+from mpsim.cli.console import INTERRUPTED
 
 OVER = tuple(
     part
@@ -85,3 +90,28 @@ def test_a_shard_of_a_sweep(mpsim_cli, scenarios):
 def test_help_names_every_option_once(mpsim_cli, command):
     """Few flags."""
     assert mpsim_cli(command, "--help").code == 0
+
+
+def test_a_search_that_is_terminated_prints_the_best_so_far(scenarios, tmp_path):
+    """SIGTERM once some layouts were simulated: their table, what is not proved, and no traceback."""
+    journal = tmp_path / "found.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "mpsim",
+        "search",
+        scenarios / "best-layout.yaml",
+        "--resume",
+        journal,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        while run.poll() is None and not (journal.exists() and journal.stat().st_size):
+            time.sleep(0.05)
+        run.terminate()
+        out, err = run.communicate()
+    assert run.returncode == INTERRUPTED
+    assert "tokens/s/acc." in out
+    assert "not looked at" in out
+    assert "Traceback" not in err

@@ -105,7 +105,7 @@ def test_an_interrupted_search_keeps_what_it_found_and_resumes(
 
     first = mpsim.search(scenario, OVER, top=4, resume=journal, progress=interrupt)
     assert first.interrupted
-    assert not first.complete
+    assert not first.front_complete
     kept = len(journal.read_text().splitlines())
     assert kept == len(first.rows) == first.counts["simulated"] > 0
     timed = []
@@ -117,12 +117,35 @@ def test_an_interrupted_search_keeps_what_it_found_and_resumes(
     assert len(timed) == len(found.rows) - kept
 
 
-def test_a_budget_ends_a_search_with_the_most_promising_first(scenario):
-    """An instant is enough to say that it was not."""
-    found = mpsim.search(scenario, OVER, budget=1e-9)
-    assert not found.complete
-    assert found.counts["unseen"] == found.legal
-    assert found.best is None
+DEFAULTS = finding.defaults
+
+
+def test_a_budget_ends_a_search_and_it_says_that_nothing_is_proved(scenario, found):
+    """An instant is enough for a first look at one family of layouts."""
+    cut = mpsim.search(scenario, OVER, budget=1e-9)
+    assert not cut.complete
+    assert cut.gap is None
+    assert cut.legal == found.legal
+    assert 0 < cut.counts["unseen"] < cut.legal
+
+
+def test_what_was_bounded_and_not_simulated_bounds_what_is_missed(scenario, monkeypatch):
+    """Simulation that is interrupted once all is bounded leaves the least bound of what waits: nothing is faster."""
+
+    def interrupt(what, done, total):
+        if what == "simulated":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        finding,
+        "defaults",
+        lambda section: {**DEFAULTS(section), "bounded_a_turn": 10**9, "batch": 1},
+    )
+    cut = mpsim.search(scenario, OVER, top=4, progress=interrupt)
+    whole = mpsim.search(scenario, OVER, top=4)
+    assert cut.counts["unsimulated"] > 0
+    assert cut.best.step_time_s * (1 - cut.gap) <= whole.best.step_time_s <= cut.best.step_time_s
+    assert (whole.gap, whole.complete) == (0.0, True)
 
 
 @pytest.mark.parametrize(

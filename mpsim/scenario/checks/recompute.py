@@ -82,7 +82,7 @@ def check_recompute_layers(scenario: Described) -> list[Problem]:
 
 
 def _largest_stage(scenario: Described) -> int:
-    given = scenario.parallelism.layers_per_stage
+    given = scenario.stage_layers
     stages = scenario.parallelism.pp * scenario.virtual_stages
     return max(given) if given else -(-scenario.transformer.layers // stages)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from mpsim.errors import Problem
+from mpsim.scenario.balance import balanced_stages
 from mpsim.scenario.described import Described
 from mpsim.schedule import schedule
 
@@ -49,6 +50,12 @@ def check_stages(scenario: Described) -> list[Problem]:
     p, layers = scenario.parallelism, scenario.transformer.layers
     stages = p.pp * scenario.virtual_stages
     spelled = f"pp {p.pp} x virtual_stages {scenario.virtual_stages} = {stages} stages"
+    split = scenario.software.pipeline.stage_split
+    if p.layers_per_stage == "auto":
+        if scenario.stage_layers is not None:
+            return []
+        message = f"{layers} layers cannot be split among {spelled} as {scenario.framework.preset} splits them ({split}); set pp or virtual_stages lower"
+        return [Problem(message, key="parallelism.layers_per_stage")]
     if p.layers_per_stage is not None:
         return _check_given_stages(p.layers_per_stage, stages, spelled, layers)
     counted = p.embedding_counts_as_layer + p.loss_counts_as_layer
@@ -59,10 +66,13 @@ def check_stages(scenario: Described) -> list[Problem]:
     even = [n for n in range(1, layers + 1) if layers % (n * scenario.virtual_stages) == 0]
     near = sorted(sorted(even, key=lambda n: abs(n - p.pp))[:2])
     sizes = " or ".join(map(str, near)) or "a divisor"
-    message = (
-        f"{layers} layers{extra} do not divide among {spelled}; set pp to {sizes}, give "
-        "layers_per_stage, or count embedding and loss as layers where that divides"
-    )
+    balanced = balanced_stages(scenario)
+    if balanced is None:
+        mend = f"{scenario.framework.preset} runs no uneven split that holds them"
+    else:
+        listed = ", ".join(map(str, balanced))
+        mend = f"or let mpsim balance them: layers_per_stage: auto, which is [{listed}]"
+    message = f"{layers} layers{extra} do not divide among {spelled}; set pp to {sizes}, {mend}"
     return [Problem(message, key="parallelism.pp")]
 
 

@@ -85,6 +85,7 @@ class Bounder:
         self._plan = plan
         self._division = division or Division()
         self.shapes = Shapes(plan)
+        self._around: dict[Frame, _Around] = {}
         self._meshes: dict[tuple[int, ...], Mesh] = {}
         self._steps: dict[tuple[object, ...], tuple[Floats, float]] = {}
         self.constants = memory_constants()
@@ -102,12 +103,14 @@ class Bounder:
 
     def plan(self, layout: Layout, orders: Orders) -> Plan:
         """The plan of a layout, with the given orders."""
+        split = layout.frame.layers_per_stage
+        division = self._division if split is None else Division(given=split)
         return dataclasses.replace(
             self._plan,
             layout=dataclasses.replace(
                 self._plan.layout,
                 mesh=self._mesh(layout.frame),
-                stages=place_layers(self._plan.layout.model.layers, orders, self._division),
+                stages=place_layers(self._plan.layout.model.layers, orders, division),
                 sequence_parallel=layout.sequence_parallel,
             ),
             orders=orders,
@@ -126,8 +129,10 @@ class Bounder:
             If the frame cannot be laid out after all.
         """
         first = layouts[0]
-        order = self.order(first)
-        around = _Around(self, first.frame, self.plan(first, order.stage_map()))
+        if first.frame not in self._around:
+            plan = self.plan(first, self.order(first).stage_map())
+            self._around[first.frame] = _Around(self, first.frame, plan)
+        around = self._around[first.frame]
         memory, bound = np.empty(len(layouts)), np.empty(len(layouts))
         by_batch: dict[int, list[int]] = {}
         for place, layout in enumerate(layouts):

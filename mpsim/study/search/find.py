@@ -6,8 +6,11 @@ time of the last of the best. Nothing is ruled out by a guess, so the best of wh
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import heapq
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -151,6 +154,62 @@ class _Candidate:
         return {**self.machine.values, **self.layout.values()}
 
 
+class _Frame:
+    """Layouts of one frame that wait to be bounded, a few of them ahead as a sample.
+
+    Parameters
+    ----------
+    place : int
+        Number of the combination of keys that are no axes.
+    machine : callable
+        Gives the machine of any of the layouts; None where a limit refuses it.
+    layouts : list of Layout
+        At least one.
+    """
+
+    def __init__(
+        self, place: int, machine: Callable[[Layout], _Machine | None], layouts: list[Layout]
+    ) -> None:
+        frame = layouts[0].frame
+        self.family = (place, frame.tp, frame.cp, frame.pp, frame.ep)  # of all schedules
+        self.machine, self.layouts, self.sampled = machine, layouts, False
+        self._parts: list[list[Layout]] = []
+
+    def sample(self) -> list[Layout]:
+        """The layouts of each recomputation that need least memory otherwise: if none of these fits, none of the frame does."""
+        self.sampled = True
+        leanest: dict[str, Layout] = {}
+        for layout in self.layouts:
+            known = leanest.get(layout.recompute)
+            if known is None or _leanness(layout) < _leanness(known):
+                leanest[layout.recompute] = layout
+        chosen = list(leanest.values())
+        by_batch: dict[int, list[Layout]] = {}
+        for layout in self.layouts:
+            if leanest[layout.recompute] is not layout:
+                by_batch.setdefault(layout.micro_batch, []).append(layout)
+        self._parts = list(reversed(by_batch.values()))
+        return chosen
+
+    def part(self) -> list[Layout]:
+        """The next layouts that were not sampled, of one microbatch; empty when there are none."""
+        return self._parts.pop() if self._parts else []
+
+
+def _scattered(families: list[list[_Frame]]) -> list[list[_Frame]]:
+    """Families so that any first few of them lie all over the space: by the reversed bits of their number."""
+    width = max(1, (len(families) - 1).bit_length())
+    return [
+        families[place]
+        for place in sorted(range(len(families)), key=lambda n: int(f"{n:0{width}b}"[::-1], 2))
+    ]
+
+
+def _leanness(layout: Layout) -> tuple[int, bool, int]:
+    """Order of layouts of one frame and recomputation by what they hold, the least first."""
+    return (layout.micro_batch, not layout.sequence_parallel, -layout.zero)
+
+
 class _Run:
     """One search under way."""
 
@@ -172,48 +231,85 @@ class _Run:
         self._front, self._limits, self._clock = front, limits, clock
         self._journal, self._report = journal, report
         self._counts: Counter[str] = Counter()
-        self._candidates: list[_Candidate] = []
+        self._number = itertools.count()
+        self._waiting: list[
+            tuple[float, int, _Candidate]
+        ] = []  # heap of what fits, by its least objective
         self._timed: list[tuple[_Candidate, float]] = []
-        self._complete, self._interrupted = True, False
+        self._scores: list[float] = []  # objectives of what was simulated, the best first
+        self._total, self._bounded, self._lost, self._interrupted = 0, 0, 0, False
         self._refused = ""
         self._machines = 0
 
     def search(self, over: Mapping[str, Sequence[object]]) -> Search:
-        """Enumerate, bound, simulate, rank."""
+        """Enumerate, bound and simulate by turns, rank."""
         try:
-            self._bound(over)
+            self._look(over)
             self._simulate()
         except KeyboardInterrupt:
-            self._complete, self._interrupted = False, True
+            self._interrupted = True
         finally:
             self._journal.flush()
         return self._outcome()
 
-    def _bound(self, over: Mapping[str, Sequence[object]]) -> None:
-        """Memory and bound of every legal layout."""
+    def _look(self, over: Mapping[str, Sequence[object]]) -> None:
+        """Bound every legal layout, the most promising family first, and simulate the best of them by turns.
+
+        One frame of every family is sampled first. What is left waits in a heap under the best bound that its frame, or else its
+        family, has shown; so a search that is cut short has looked where the best layouts are.
+        """
         frames = list(self._frames(over))
-        total = sum(len(layouts) for _, layouts in frames)
+        total = sum(len(frame.layouts) for frame in frames)
         if not total:
             raise ScenarioError(
-                f"{self._scenario.name}: no legal layout; loosen the values given, or see 'mpsim check'"
+                f"{self._scenario.name}: no legal layout{self._undivided()}; loosen the values given, or see 'mpsim check'"
             )
-        done, share = 0, float(defaults("search")["enumeration_share"])
-        for start, layouts in frames:
-            if self._clock.spent(share):
-                self._counts["unseen"] += len(layouts)
-                self._complete = False
-            else:
-                self._bound_frame(start, layouts)
-            done += len(layouts)
-            self._report("bounded", done, total)
+        families: dict[tuple[object, ...], list[_Frame]] = {}
+        for frame in frames:
+            families.setdefault(frame.family, []).append(frame)
+        waiting: list[tuple[float, int, _Frame]] = []
+        self._total = total
+        turns, number = 0, itertools.count()
+        sampling, share, every = (
+            float(defaults("search")[key])
+            for key in ("sampling_share", "bounding_share", "bounded_a_turn")
+        )
 
-    def _frames(
-        self, over: Mapping[str, Sequence[object]]
-    ) -> Iterator[tuple[Callable[[Layout], _Machine | None], list[Layout]]]:
-        """Layouts of every frame, and what makes their machine."""
+        def look(frame: _Frame, layouts: list[Layout]) -> float:
+            nonlocal turns
+            best = self._bound_layouts(frame.machine, layouts)
+            self._bounded += len(layouts)
+            self._report("bounded", self._bounded, total)
+            if self._bounded >= (turns + 1) * every and not self._clock.spent(share):
+                turns += 1
+                self._simulate_some()
+            return best
+
+        scores: list[float] = []
+        for family in _scattered(list(families.values())):
+            if self._clock.spent(sampling) and scores:
+                # no time to sample them all: the others wait in the middle of those that were
+                score = scores[len(scores) // 2]
+            else:
+                score = look(family[0], family[0].sample())
+                bisect.insort(scores, score)
+            for frame in family:
+                heapq.heappush(waiting, (score, next(number), frame))
+        self._simulate_some()
+        while waiting and not self._clock.spent(share):
+            score, _, frame = heapq.heappop(waiting)
+            if not frame.sampled:
+                score = look(frame, frame.sample())
+                heapq.heappush(waiting, (score, next(number), frame))
+            elif part := frame.part():
+                look(frame, part)
+                heapq.heappush(waiting, (score, next(number), frame))
+
+    def _frames(self, over: Mapping[str, Sequence[object]]) -> Iterator[_Frame]:
+        """Every frame that has layouts, with what makes its machine."""
         own, other = split_axes(over)
         _check_schedules(own.get("schedule", ()))
-        for chosen in itertools.product(*other.values()):
+        for place, chosen in enumerate(itertools.product(*other.values())):
             values = dict(zip(other, chosen, strict=True))
             base = self._scenario.with_values(values, checked=False) if values else self._scenario
             space = Space(base, own)
@@ -231,7 +327,8 @@ class _Run:
 
             for frame in space.frames():
                 if layouts := space.layouts(frame):
-                    yield machine, layouts
+                    yield _Frame(place, machine, layouts)
+            self._lost += space.undivided
 
     def _machine(
         self, base: Scenario, values: Mapping[str, object], layout: Layout
@@ -252,59 +349,73 @@ class _Run:
             self._machines, base, values, bounder, Timer(bounder, base), first.digest, price
         )
 
-    def _bound_frame(
+    def _undivided(self) -> str:
+        """How many layouts fell away since their layers do not divide, in words; empty for none."""
+        count = self._lost
+        return f" ({count} have layers that do not divide as the framework needs)" if count else ""
+
+    def _bound_layouts(
         self, make: Callable[[Layout], _Machine | None], layouts: list[Layout]
-    ) -> None:
+    ) -> float:
+        """Memory and bound of layouts of one frame; the least objective that any of those that fit may have."""
         machine = make(layouts[0])
         if machine is None:
             self._counts[self._refused] += len(layouts)
-            return
+            return math.inf
         runs = [layout for layout in layouts if machine.bounder.order(layout).runs()]
         self._counts["schedule"] += len(layouts) - len(runs)
         if not runs:
-            return
+            return math.inf
         try:
             known = machine.bounder.bound(runs)
         except MpsimError:
             self._counts["refused"] += len(runs)
-            return
+            return math.inf
         most = machine.scenario.hardware.accelerator.memory_bytes
         most = min(most, self._limits.max_memory or most)
         fits = known.memory <= most
         self._counts["memory"] += int((~fits).sum())
-        self._candidates += [
-            _Candidate(machine, runs[place], float(known.memory[place]), float(known.bound[place]))
-            for place in np.flatnonzero(fits).tolist()
-        ]
+        weight = machine.weight(self._objective)
+        best = math.inf
+        for place in np.flatnonzero(fits).tolist():
+            bound = float(known.bound[place])
+            candidate = _Candidate(machine, runs[place], float(known.memory[place]), bound)
+            heapq.heappush(self._waiting, (bound * weight, next(self._number), candidate))
+            best = min(best, bound * weight)
+        return best
+
+    def _simulate_some(self) -> None:
+        """Simulate the most promising candidates so far, as far as one may be the best."""
+        size = int(defaults("search")["batch"])
+        best = self._scores[0] if self._scores else math.inf
+        batch: list[_Candidate] = []
+        while self._waiting and len(batch) < size and self._waiting[0][0] < best:
+            batch.append(heapq.heappop(self._waiting)[2])
+        self._time(batch)
 
     def _simulate(self) -> None:
-        """Simulate candidates in the order of their bounds, as long as one could be among the best."""
-        machines = {candidate.machine.number: candidate.machine for candidate in self._candidates}
-        weight = {number: machine.weight(self._objective) for number, machine in machines.items()}
-        scores = np.array(
-            [candidate.bound * weight[candidate.machine.number] for candidate in self._candidates]
-        )
-        waiting = [self._candidates[i] for i in np.argsort(scores, kind="stable").tolist()]
-        size, done = int(defaults("search")["batch"]), 0
-        while waiting and not self._clock.spent():
-            ranked = sorted(
-                took * weight[candidate.machine.number] for candidate, took in self._timed
-            )
-            worst = ranked[self._top - 1] if len(ranked) >= self._top else float("inf")
+        """Simulate candidates in the order of their bounds, as long as one could be among the best; then those that may lead in memory."""
+        size, aside = int(defaults("search")["batch"]), 0
+        while self._waiting and not self._clock.spent():
+            worst = self._scores[self._top - 1] if len(self._scores) >= self._top else math.inf
+            if self._waiting[0][0] > worst:
+                break
             batch: list[_Candidate] = []
-            while waiting and len(batch) < size:
-                candidate = waiting.pop(0)
-                score = candidate.bound * weight[candidate.machine.number]
-                if score <= worst or self._may_lead(candidate):
+            while self._waiting and len(batch) < size and self._waiting[0][0] <= worst:
+                batch.append(heapq.heappop(self._waiting)[2])
+            self._time(batch)
+            self._report("simulated", len(self._timed), len(self._timed) + len(self._waiting))
+        while self._waiting and not self._clock.spent():
+            batch = []
+            while self._waiting and len(batch) < size:
+                candidate = heapq.heappop(self._waiting)[2]
+                if self._may_lead(candidate):
                     batch.append(candidate)
                 else:
-                    self._counts["bound"] += 1
+                    aside += 1
             self._time(batch)
-            done += len(batch)
-            self._report("simulated", len(self._timed), len(self._timed) + len(waiting))
-        if waiting:
-            self._complete = False
-            self._counts["unseen"] += len(waiting)
+            self._report("simulated", len(self._timed), len(self._timed) + len(self._waiting))
+        self._counts["bound"] += aside
         self._report("simulated", len(self._timed), len(self._timed))
 
     def _may_lead(self, candidate: _Candidate) -> bool:
@@ -332,22 +443,34 @@ class _Run:
             for i, seconds in zip(fresh, took, strict=True):
                 entry = {"values": same[i].values(), "step_time_s": seconds}
                 self._journal.add(names[i], entry)
+            self._journal.flush()
             for candidate, name in zip(same, names, strict=True):
                 known = self._journal[name]["step_time_s"]
                 if known is None:
                     self._counts["deadlock"] += 1
                 else:
                     self._timed.append((candidate, float(known)))
+                    bisect.insort(self._scores, float(known) * machine.weight(self._objective))
 
     def _outcome(self) -> Search:
-        self._counts["simulated"] = len(self._timed)
+        worst = self._scores[self._top - 1] if len(self._scores) >= self._top else math.inf
+        late = sum(score <= worst for score, _, _ in self._waiting)
+        unseen = self._total - self._bounded
+        self._counts += Counter(
+            simulated=len(self._timed),
+            bound=len(self._waiting) - late,
+            unsimulated=late,
+            unseen=unseen,
+        )
+        complete = not late and not unseen
         order = sorted(
             self._timed,
             key=lambda pair: (pair[1] * pair[0].machine.weight(self._objective), pair[0].memory),
         )
         rows = [_found(candidate, took) for candidate, took in order]
         try:
-            for place, (candidate, _) in enumerate(order[: self._top]):
+            # somebody who stops a search does not wait for whole results
+            for place, (candidate, _) in enumerate(order[: 0 if self._interrupted else self._top]):
                 summary = simulate_step(self._scenario.with_values(candidate.values())).summary
                 rows[place] = dataclasses.replace(rows[place], summary=summary)
         except KeyboardInterrupt:
@@ -358,7 +481,10 @@ class _Run:
             top=self._top,
             rows=tuple(rows),
             counts={name: count for name, count in self._counts.items() if count},
-            complete=self._complete,
+            complete=complete,
+            front_complete=complete and not self._waiting,
+            undivided=self._lost,
+            floor=min(score for score, _, _ in self._waiting) if late and not unseen else None,
             interrupted=self._interrupted,
         )
 

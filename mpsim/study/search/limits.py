@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
@@ -43,19 +44,19 @@ class Limits:
 
 
 class Clock:
-    """Says whether a budget of wall-clock time is spent."""
+    """Says whether a budget of time is spent, wall-clock time unless another is given."""
 
-    def __init__(self, budget: float | None) -> None:
+    def __init__(self, budget: float | None, *, now: Callable[[], float] = time.monotonic) -> None:
         if budget is not None and not budget > 0:
             raise ScenarioError(f"budget is {budget!r}; needed a number of seconds above 0")
         self._budget = budget
-        self._begin = time.monotonic()
+        self._now, self._begin = now, now()
 
     def spent(self, share: float = 1.0) -> bool:
         """Whether more than a share of the budget has gone."""
         if self._budget is None:
             return False
-        return time.monotonic() - self._begin > share * self._budget
+        return self._now() - self._begin > share * self._budget
 
 
 def price_per_hour(cluster: Cluster) -> float | None:

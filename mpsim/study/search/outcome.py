@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mpsim.parallel import AXIS_NAMES
@@ -24,6 +25,7 @@ REASONS: Mapping[str, str] = {
     "schedule": "the schedule cannot run so many microbatches",
     "refused": "cannot be laid on the cluster",
     "deadlock": "operations would wait for each other, as the framework runs this schedule",
+    "unsimulated": "fits and was not simulated: the search ended before",
     "unseen": "not looked at: the search ended before",
 }
 """What can become of a legal layout, in words."""
@@ -70,6 +72,11 @@ class Found:
     def tokens_per_s_per_accelerator(self) -> float:
         """Tokens of a second on one accelerator."""
         return self.tokens / self.step_time_s / self.accelerators
+
+    def objective(self, name: str) -> float:
+        """Seconds, or dollars, a token."""
+        each = self.step_time_s if name == "time" else (self.cost_per_step or 0.0)
+        return each / self.tokens
 
     @property
     def cost_per_step(self) -> float | None:
@@ -119,7 +126,15 @@ class Search:
     counts : mapping of str to int
         Legal layouts by what became of them (`REASONS`).
     complete : bool
-        Whether every legal layout was simulated or ruled out.
+        Whether every legal layout was simulated or ruled out, so that no other can be among the best.
+    front_complete : bool
+        Whether the same is true of those that no other beats in time and memory at once.
+    floor : float or None
+        Least objective that a layout which fits and was not simulated may have; None where there is none, or where layouts were not
+        looked at, of which nothing is known.
+    undivided : int
+        Layouts that are not legal for one reason alone: their layers do not divide among the stages, and the framework runs no split
+        that holds them.
     interrupted : bool
         Whether somebody interrupted it.
     """
@@ -130,6 +145,9 @@ class Search:
     rows: tuple[Found, ...]
     counts: Mapping[str, int]
     complete: bool
+    front_complete: bool = True
+    floor: float | None = None
+    undivided: int = 0
     interrupted: bool = False
 
     def __len__(self) -> int:
@@ -147,6 +165,18 @@ class Search:
     def legal(self) -> int:
         """Legal layouts."""
         return sum(self.counts.values())
+
+    @property
+    def gap(self) -> float | None:
+        """Share by which a layout that was not simulated may at most be better than the best; None where nobody can say.
+
+        0 once the search is complete.
+        """
+        if self.complete:
+            return 0.0
+        if self.floor is None or self.best is None:
+            return None
+        return max(0.0, 1.0 - self.floor / self.best.objective(self.objective))
 
     @property
     def best(self) -> Found | None:
@@ -181,6 +211,8 @@ class Search:
             "objective": self.objective,
             "top": self.top,
             "complete": self.complete,
+            "gap": self.gap,
+            "undivided": self.undivided,
             "legal": self.legal,
             "counts": dict(self.counts),
             "rows": [dataclasses.asdict(row) for row in self.leaders],
@@ -202,7 +234,14 @@ def _covers(layout: Found, other: Found) -> bool:
     )
 
 
+def _runs(counts: Sequence[int]) -> str:
+    """Counts in a row, equal neighbours as 14x8."""
+    parts = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
+    return "-".join(f"{times}x{value}" if times > 1 else str(value) for value, times in parts)
+
+
 _SHORT: Mapping[str, str] = {
+    "layers_per_stage": "layers",
     "virtual_stages": "v",
     "micro_batch": "mb",
     "sequence_parallel": "sp",
@@ -213,6 +252,7 @@ _USUAL: Mapping[str, object] = {
     "sequence_parallel": False,
     "zero": 0,
     "virtual_stages": None,
+    "layers_per_stage": None,
     "recompute": "none",
 }
 """What goes without saying."""
@@ -223,4 +263,5 @@ def _words(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for key, value in values.items():
         last = key.rpartition(".")[2]
         if last not in _USUAL or value != _USUAL[last]:
-            yield _SHORT.get(last, last), "" if value is True else value
+            words = _runs(value) if isinstance(value, list | tuple) else value
+            yield _SHORT.get(last, last), "" if value is True else words

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mpsim.errors import MpsimError, Problem, ScenarioError
+from mpsim.framework import StageSplit
 from mpsim.memo import remembered
 from mpsim.parallel import AXES as MESH_AXES
 from mpsim.parallel import AXIS_NAMES, REPLICATING
 from mpsim.scenario import Scenario, checks
+from mpsim.scenario.balance import balanced_stages, stage_loads, work_of
 from mpsim.schedule import schedule
 from mpsim.shipped import load_catalog
 
@@ -32,6 +34,7 @@ AXES: Final[Mapping[str, str]] = {
     **{axis: f"parallelism.{axis}" for axis in _DEGREES},
     "schedule": "schedule.name",
     "virtual_stages": "schedule.virtual_stages",
+    "layers_per_stage": "parallelism.layers_per_stage",
     "micro_batch": "training.micro_batch",
     "sequence_parallel": "parallelism.sequence_parallel",
     "zero": "parallelism.zero",
@@ -39,7 +42,7 @@ AXES: Final[Mapping[str, str]] = {
 }
 """What a search varies: name of each axis, and its key in a scenario."""
 
-_FRAME = (*_DEGREES, "schedule", "virtual_stages")
+_FRAME = (*_DEGREES, "schedule", "virtual_stages", "layers_per_stage")
 ALWAYS_SAID = ("tp", "pp", "dp")
 """Degrees that every description of a layout has, also where they are 1."""
 _HABITS = ("sequence_parallel", "zero", "recompute")
@@ -58,7 +61,7 @@ _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_replica_batches": (*_MESH, "micro_batch"),
     "check_mixture": (*_MESH, "ep"),
     "check_virtual_stages": ("schedule", "virtual_stages"),
-    "check_stages": ("pp", "schedule", "virtual_stages"),
+    "check_stages": ("pp", "schedule", "virtual_stages", "layers_per_stage"),
     "check_stacks": ("cp", "pp"),
     "check_heads": ("tp",),
     "check_mlp": ("tp",),
@@ -71,7 +74,14 @@ _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_expert_tokens": ("tp", "sequence_parallel"),
     "check_expert_overlap": ("pp", "schedule", "recompute"),
     "check_recompute": ("recompute",),
-    "check_recompute_layers": ("pp", "schedule", "virtual_stages", "recompute", "zero"),
+    "check_recompute_layers": (
+        "pp",
+        "schedule",
+        "virtual_stages",
+        "layers_per_stage",
+        "recompute",
+        "zero",
+    ),
     "check_recompute_modules": ("recompute",),
     "check_zero": ("pp", "zero"),
     "check_shard": (*_MESH, "zero"),
@@ -91,6 +101,8 @@ class Frame:
     schedule : str
     virtual_stages : int or None
         None where the schedule has a number of its own.
+    layers_per_stage : tuple of int or None
+        None where layers are divided as the scenario says, or else evenly.
     """
 
     tp: int
@@ -99,6 +111,7 @@ class Frame:
     ep: int
     schedule: str
     virtual_stages: int | None
+    layers_per_stage: tuple[int, ...] | None
     dp: int
 
     @property
@@ -129,6 +142,7 @@ class Layout:
     def values(self) -> dict[str, object]:
         """Values by dotted key that `Scenario.with_values` takes."""
         frame = self.frame
+        split = frame.layers_per_stage
         return {
             **{
                 f"parallelism.{axis}": frame.degrees[axis]
@@ -140,6 +154,7 @@ class Layout:
             "schedule.virtual_stages": frame.virtual_stages,
             "training.micro_batch": self.micro_batch,
             "training.recompute": self.recompute,
+            **({} if split is None else {"parallelism.layers_per_stage": split}),
         }
 
 
@@ -193,8 +208,21 @@ class Space:
         self._base = scenario
         self._given = given
         self._known: dict[tuple[object, ...], bool] = {}
+        own = scenario.parallelism
+        self._divided = own.layers_per_stage not in (None, "auto") or (
+            own.embedding_counts_as_layer or own.loss_counts_as_layer
+        )
         self.choices = {axis: self._choose(axis) for axis in AXES}
         self._rules = _rules()
+        # frames share what depends on few of their axes; those are a handful, of thousands of frames
+        self._batch_rules = self._within((*_FRAME, "micro_batch"), _FRAME)
+        self._habit_rules = self._within((*_FRAME, *_HABITS), _FRAME)
+        self._batch_axes = self._seen(self._batch_rules, *_MESH)
+        self._habit_axes = self._seen(self._habit_rules)
+        self._batches: dict[tuple[object, ...], list[int]] = {}
+        self._habits: dict[tuple[object, ...], list[tuple[bool, int, str]]] = {}
+        self.undivided = 0
+        """Layouts that fell away since their layers do not divide, as far as frames were asked for."""
 
     def frames(self) -> Iterator[Frame]:
         """Frames that break no rule, by axis in the order of `AXES`."""
@@ -203,23 +231,30 @@ class Space:
 
     def micro_batches(self, frame: Frame) -> list[int]:
         """Microbatches that a frame can run."""
-        rules = self._within((*_FRAME, "micro_batch"), _FRAME)
-        return [
-            int(size)
-            for size in self._micro_batches(frame)
-            if self._obeys({**_values(frame), "micro_batch": size}, rules)
-        ]
+        values = _values(frame)
+        key = tuple(values[axis] for axis in self._batch_axes)
+        if key not in self._batches:
+            self._batches[key] = [
+                int(size)
+                for size in self._micro_batches(frame)
+                if self._obeys({**values, "micro_batch": size}, self._batch_rules)
+            ]
+        return self._batches[key]
 
     def habits(self, frame: Frame) -> list[tuple[bool, int, str]]:
         """Sequence parallelism, ZeRO stage and recomputation that a frame can have."""
-        rules = self._within((*_FRAME, *_HABITS), _FRAME)
-        choices = []
-        for choice in itertools.product(*(self._habit(axis, frame) for axis in _HABITS)):
-            values = {**_values(frame), **dict(zip(_HABITS, choice, strict=True))}
-            if self._obeys(values, rules):
-                parallel, zero, recompute = choice
-                choices.append((bool(parallel), int(zero), str(recompute)))
-        return choices
+        values = _values(frame)
+        ranges = [self._habit(axis, frame) for axis in _HABITS]
+        key = (*map(len, ranges), *(values[axis] for axis in self._habit_axes))
+        if key not in self._habits:
+            self._habits[key] = [
+                (bool(choice[0]), int(choice[1]), str(choice[2]))
+                for choice in itertools.product(*ranges)
+                if self._obeys(
+                    {**values, **dict(zip(_HABITS, choice, strict=True))}, self._habit_rules
+                )
+            ]
+        return self._habits[key]
 
     def layouts(self, frame: Frame) -> list[Layout]:
         """Every legal layout of a frame, as far as the checks can say."""
@@ -251,6 +286,8 @@ class Space:
             for axis in (*_DEGREES, "sequence_parallel", "zero")
             if axis in values
         }
+        if not self._divided:
+            parallel["layers_per_stage"] = values.get("layers_per_stage")
         schedule = {
             "name": values.get("schedule", base.schedule.name),
             "virtual_stages": values.get("virtual_stages", None),
@@ -267,15 +304,50 @@ class Space:
 
     def _grow(self, values: dict[str, Any], rules: Sequence[Sequence[str]]) -> Iterator[Frame]:
         depth = len(values)
+        if depth == len(_FRAME) - 1 and not self._given.get("layers_per_stage"):
+            splits = self._splits(values)
+            self.undivided += 0 if splits else self._habitable(values)
+            for split in splits:
+                yield from self._grow({**values, _FRAME[-1]: split}, rules)
+            return
         if depth == len(_FRAME):
-            each = math.prod(values[axis] for axis in _MESH)
-            yield Frame(**values, dp=self._base.world_size // each)
+            yield Frame(**values, dp=self._replicas(values))
             return
         axis = _FRAME[depth]
         for choice in self._frame_choices(axis, values):
             grown = {**values, axis: choice}
             if self._obeys(grown, rules[depth]):
                 yield from self._grow(grown, rules)
+
+    def _splits(self, values: Mapping[str, Any]) -> list[tuple[int, ...] | None]:
+        """Splits of layers among stages that are legal and worth a look: even, or as given, and balanced where that is better."""
+        asked = {**values, _FRAME[-1]: None}
+        rules = self._within(_FRAME, _FRAME[:-1])
+        splits: list[tuple[int, ...] | None] = [None] if self._obeys(asked, rules) else []
+        if self._divided:
+            return splits
+        balanced = balanced_stages(self.scenario(asked))
+        if balanced is None or len(set(balanced)) == 1:
+            return splits
+        if splits:
+            work = work_of(self._base.transformer, self._base.training_step.sequence_length)
+            even = (len(work.layers) // len(balanced),) * len(balanced)
+            slowest = max(stage_loads(work, even))
+            gain = 1.0 - max(stage_loads(work, balanced)) / slowest
+            if gain < defaults("axes")["split_gain_at_least"]:
+                return splits
+        if self._obeys({**values, _FRAME[-1]: balanced}, rules):
+            splits.append(balanced)
+        return splits
+
+    def _habitable(self, values: Mapping[str, Any]) -> int:
+        """Layouts that a frame would have if its layers divided."""
+        frame = Frame(**values, layers_per_stage=None, dp=self._replicas(values))
+        return len(self.micro_batches(frame)) * len(self.habits(frame))
+
+    def _replicas(self, values: Mapping[str, Any]) -> int:
+        ranks: int = math.prod(values[axis] for axis in _MESH)
+        return self._base.world_size // ranks
 
     def _frame_choices(self, axis: str, values: Mapping[str, Any]) -> Sequence[Any]:
         """Choices that differ: without a pipeline all schedules are the same, and few have a free number of chunks."""
@@ -311,6 +383,11 @@ class Space:
             if set(seen) <= set(axes) and (not before or not set(seen) <= set(before))
         ]
 
+    def _seen(self, rules: Sequence[str], *more: str) -> tuple[str, ...]:
+        """Axes of a frame that any of these rules looks at, and further ones."""
+        axes = {axis for rule in rules for axis in self._rules[rule]} | set(more)
+        return tuple(axis for axis in _FRAME if axis in axes)
+
     def _obeys(self, values: Mapping[str, Any], rules: Sequence[str]) -> bool:
         return all(self._obeys_one(values, rule) for rule in rules)
 
@@ -341,8 +418,10 @@ class Space:
         if axis == "ep":
             return _divisors(model.moe.experts, at_most=world) if model.moe else (1,)
         if axis == "virtual_stages":
-            return _divisors(model.layers, at_most=usual["virtual_stages_at_most"])[1:]
-        if axis == "micro_batch":
+            even = _divisors(model.layers, at_most=usual["virtual_stages_at_most"])[1:]
+            uneven = base.software.pipeline.stage_split is not StageSplit.EVEN
+            return tuple(sorted({*even, *(usual["virtual_stages_uneven"] if uneven else ())}))
+        if axis in ("micro_batch", "layers_per_stage"):
             return ()
         own = {"schedule": (base.schedule.name,)} if base.schedule.name else {}
         plural = {"schedule": "schedules"}.get(axis, axis)

@@ -180,13 +180,17 @@ def _collected(plan: Plan, stage: Stage) -> float:
 def _layers(plan: Plan, kinds: Sequence[str]) -> Kept:
     """All layers of a stage: chunks that run again together, and the others one by one."""
     recompute, parts, total = plan.recompute, plan.expansions, Kept()
-    chunks = recompute.chunks(len(kinds))
+    chunks, sharding = recompute.chunks(len(kinds)), plan.sharding
+    together: dict[tuple[str, ...], Kept] = {}
     for chunk in chunks:
-        total += _together([parts[kinds[layer]] for layer in chunk], plan.sharding)
+        content = tuple(kinds[layer] for layer in chunk)
+        if content not in together:
+            together[content] = _together([parts[kind] for kind in content], sharding)
+        total += together[content]
     whole = {layer for chunk in chunks for layer in chunk}
     left = [kind for layer, kind in enumerate(kinds) if layer not in whole]
     alone = NOTHING if chunks or recompute.granularity == "full" else recompute
-    known = {kind: _layer(parts[kind], plan.sharding, alone) for kind in dict.fromkeys(left)}
+    known = {kind: _layer(parts[kind], sharding, alone) for kind in dict.fromkeys(left)}
     return sum((known[kind] for kind in left), total)
 
 

@@ -58,11 +58,11 @@ def gradient_scratch(plan: Plan) -> NDArray[np.float64]:
     element = plan.layout.framework.optimizer.gradient_scratch
     if not element:
         return np.zeros(plan.layout.mesh.pp)
-    parts = plan.expansions
+    parts, sharding = plan.expansions, plan.sharding
     shapes = {
         kind: {
             (operator.m, operator.n)
-            for operator in (shard(whole, plan.sharding) for whole in parts[kind].backward)
+            for operator in (shard(whole, sharding) for whole in parts[kind].backward)
             if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
         }
         for kind in dict.fromkeys(plan.layout.model.layer_kinds)
