@@ -54,6 +54,9 @@ class ContextExchange(enum.StrEnum):
 
     ALL_GATHER = "all-gather"  # gathered before attention, blocking
     RING = "ring"  # blocks pass around a ring beside the attention of the block before
+    GATHERED_RING = (
+        "gathered-ring"  # a ring whose blocks all come by one gather beside the first step (torch)
+    )
     ULYSSES = "ulysses"  # all-to-all from sequence to heads and back, blocking
     HIERARCHICAL = "hierarchical"  # all-to-all inside a scale-up domain, ring across domains
 
@@ -166,6 +169,9 @@ class TensorBehaviour:
     loss_reductions : int
         All-reduces of one float32 a token in the vocabulary-parallel loss.
     context_exchange : ContextExchange
+    eager_context_sums : bool
+        Whether the steps of a ring are put together in float32 by kernels of one operation each, and gradients of keys and values travel in it (torch's
+        experimental context parallelism); else one kernel does it in the precision of activations.
     norm_reductions : int
         All-reduces of a norm's weight or bias over tensor parallelism in each forward of a layer (BLOOM).
     """
@@ -178,6 +184,7 @@ class TensorBehaviour:
     copies_parts: bool = False
     loss_reductions: int = 3
     context_exchange: ContextExchange = ContextExchange.RING
+    eager_context_sums: bool = False
     norm_reductions: int = 0
 
 

@@ -2,7 +2,7 @@
 
 Every rank keeps 1/cp of each sequence; with a causal mask it is one chunk from the front and one from the back (zig-zag), so that all
 ranks have equal work. *All-gather* and *Ulysses* communicate before and after the core, *ring* cuts the core in cp steps and sends
-the next block of keys and values beside the step at hand, *hierarchical* is Ulysses inside a scale-up domain and a ring across.
+the next block of keys and values beside the step at hand, *gathered ring* sends all blocks by one gather beside the first step, *hierarchical* is Ulysses inside a scale-up domain and a ring across.
 """
 
 from __future__ import annotations
@@ -19,6 +19,22 @@ from mpsim.workload import Operator, OperatorKind, Phase, Role, make_elementwise
 __all__ = ["core_backward", "core_forward"]
 
 _ADD_TRAFFIC = 3  # two tensors in, one out
+
+# What torch's experimental context parallelism moves to put steps together, counted from its operations on float32 (torch 2.6,
+# distributed/tensor/experimental/_attention.py) [B an element of queries, or of keys and values].
+_WIDE_BYTES = 4
+_EAGER_ENDS = 12  # outputs of the first step cast, the sum cast back: 2 + 4 B each
+_EAGER_STEP = (
+    38  # cast (2 + 4), minus the sum (4 + 4 + 4), times a weight (4 + 4), off the sum (4 + 4 + 4)
+)
+_EAGER_QUERY_ENDS, _EAGER_QUERY_STEP = (
+    10,
+    10,
+)  # zeroed and cast back; the gradient of a step added (2 + 4 + 4)
+_EAGER_KEY_ENDS, _EAGER_KEY_STEP = (
+    10,
+    21,
+)  # half of it added (5), joined with the rest (8), laid out to be sent (8)
 
 
 def core_forward(core: Sequence[Operator], sharding: Sharding) -> Iterator[Item]:
@@ -46,7 +62,7 @@ def _exchanged(
         yield from (Compute(shard(kernel, sharding)) for kernel in core)
     elif exchange is ContextExchange.ALL_GATHER:
         yield from _gathered(core, sharding, backward=backward)
-    elif exchange is ContextExchange.RING:
+    elif exchange in (ContextExchange.RING, ContextExchange.GATHERED_RING):
         yield from _ring(_fused(core), sharding, "cp", sharding.cp, backward=backward)
     else:
         yield from _ulysses(core, sharding, backward=backward)
@@ -90,14 +106,22 @@ def _ring(
 ) -> Iterator[Communication | Compute]:
     """Attend to one block of keys a step, the next block on its way; in backward what answers a block follows one step behind it."""
     block = _key_value_bytes(whole, sharding) / ranks
+    at_once = sharding.context_exchange is ContextExchange.GATHERED_RING
+    wide = _WIDE_BYTES / sharding.activation_bytes if sharding.eager_context_sums else 1.0
+    if at_once:
+        gathered = _exchange(whole, axis, "all_gather", block * ranks, "key-value")
+        yield dataclasses.replace(gathered, waits=Waits.TAGGED, tag="blocks")
     for step in range(ranks):
-        values = step < ranks - 1  # the next block is needed
+        values = step < ranks - 1 and not at_once  # the next block is needed
         answers = backward and step > 0  # those to the blocks before go on to their owners
         if values or answers:
             name = f"{whole.phase.of('key-value and')} send" if answers else "key-value send"
-            sent = _exchange(whole, axis, "send", block * (values + answers), name)
+            sent = _exchange(whole, axis, "send", block * (values + wide * answers), name)
             yield dataclasses.replace(sent, waits=Waits.TAGGED, tag=f"block {step + 1}")
-        needs = frozenset({f"block {step}"}) if step else frozenset()
+        needs = frozenset[str]()
+        if step:
+            here = {f"block {step}"} if not at_once or (backward and step > 1) else set()
+            needs = frozenset(here | ({"blocks"} if at_once else set()))
         yield Compute(shard(_step(whole, ranks, first=step == 0), sharding), needs=needs)
     last = frozenset({f"block {ranks}"}) if backward else frozenset()
     yield Compute(_correction(whole, sharding, ranks, block, backward=backward), needs=last)
@@ -136,12 +160,20 @@ def _correction(
 ) -> Operator:
     """Rescale and add up the outputs of the steps; in backward, what the steps answer to queries, and the last answers to keys and values."""
     width = whole.head_dim if backward else whole.head_dim_v
-    tensor = whole.sequences * whole.queries * whole.heads * width
-    moved = _ADD_TRAFFIC * (ranks - 1) * tensor * sharding.activation_bytes / sharding.tp
+    tensor = whole.sequences * whole.queries * whole.heads * width / sharding.tp
+    if sharding.eager_context_sums:
+        keys = block / sharding.activation_bytes
+        forward = tensor * (_EAGER_ENDS + _EAGER_STEP * (ranks - 1))
+        queries = tensor * (_EAGER_QUERY_ENDS + _EAGER_QUERY_STEP * ranks)
+        answered = queries + keys * (_EAGER_KEY_ENDS + _EAGER_KEY_STEP * ranks)
+        moved = answered if backward else forward
+    else:
+        moved = _ADD_TRAFFIC * (ranks - 1) * tensor * sharding.activation_bytes
+        moved += _ADD_TRAFFIC * ranks * block if backward else 0.0
     return make_elementwise(
         Role.SUM,
         whole.phase,
-        moved=moved + (_ADD_TRAFFIC * ranks * block if backward else 0.0),
+        moved=moved,
         name=f"{whole.phase.of('attention')} sum" if backward else "softmax correction",
     )
 

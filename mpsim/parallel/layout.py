@@ -159,6 +159,7 @@ class Layout:
             keeps_gathered=tensor.keeps_gathered,
             copies_parts=tensor.copies_parts,
             context_exchange=tensor.context_exchange,
+            eager_context_sums=tensor.eager_context_sums,
             context_inside=self._context_inside,
             routing=self._routing,
             activation_bytes=self.framework.lowering.activation_bytes,

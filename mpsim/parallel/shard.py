@@ -80,6 +80,8 @@ class Sharding:
         Whether what is gathered or reduce-scattered is copied once more.
     context_exchange : ContextExchange
         How keys and values travel.
+    eager_context_sums : bool
+        Whether steps of a ring are put together in float32, one operation a kernel.
     context_inside : int
         Context-parallel ranks in one scale-up domain; only hierarchical exchange asks.
     routing : Routing, optional
@@ -106,6 +108,7 @@ class Sharding:
     keeps_gathered: bool = False
     copies_parts: bool = False
     context_exchange: ContextExchange = ContextExchange.RING
+    eager_context_sums: bool = False
     context_inside: int = 1
     routing: Routing | None = None
     activation_bytes: int = 2

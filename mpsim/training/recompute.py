@@ -352,12 +352,10 @@ def _kept_features(by_place: Mapping[Place, Operator]) -> dict[Place, int]:
     """Output features that stay of every projection: those of odd products; products are numbered from 1 as torchtitan's are."""
     core = by_place[Module.ATTENTION, Role.ATTENTION]
     up, down = by_place[_UP], by_place[_DOWN]
+    queries = core.heads * core.head_dim
+    keys = (by_place[_QKV].n - queries) // 2  # as projected: the core may see them repeated
     widths = {
-        _QKV: (
-            core.heads * core.head_dim,
-            core.kv_heads * core.head_dim,
-            core.kv_heads * core.head_dim_v,
-        ),
+        _QKV: (queries, keys, keys),
         _OUTPUT: (by_place[_OUTPUT].n,),
         _UP: (down.k,) * (up.n // down.k),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from mpsim.workload.builders import make_attention, make_gemm, streaming
+from mpsim.workload.builders import make_attention, make_gemm, moving, streaming
 from mpsim.workload.expansion import Step, Tokens
 from mpsim.workload.experts import LatentAttention
 from mpsim.workload.lowering import Lowering
@@ -40,7 +40,12 @@ def own_attention(part: Part, kind: LayerKind) -> Iterator[Step]:
         qkv = _OWN, Role.QKV
         yield part.column(qkv, "qkv", model.qkv_features, saved, weights=QKV_WEIGHTS)
         yield from positions(part)
-    yield from attention_core(Core.of(model, kind), part.lowering, part.tokens)
+        if repeats_keys(part):
+            yield _repeat(part)
+    core = Core.of(model, kind)
+    if repeats_keys(part):
+        core = dataclasses.replace(core, kv_heads=model.heads)
+    yield from attention_core(core, part.lowering, part.tokens)
     yield part.row((_OWN, Role.PROJECTION), "proj", model.context_features)
 
 
@@ -59,12 +64,39 @@ def cross_attention(part: Part, kind: LayerKind, memory: Tokens) -> Iterator[Ste
     yield part.row((_CROSS, Role.PROJECTION), "cross_proj", model.query_features)
 
 
+def repeats_keys(part: Part) -> bool:
+    """Whether keys and values become as many heads as queries before they enter the core."""
+    model = part.model
+    return part.lowering.repeated_keys and model.mla is None and model.kv_heads < model.heads
+
+
+def _repeat(part: Part) -> Step:
+    """Copy keys and values to all heads, which the core keeps; backward the gradients of all copies are summed up."""
+    model = part.model
+    few, all_heads = part.size(2 * model.kv_features), part.size(2 * model.query_features)
+    return moving(
+        Role.REPEAT,
+        Split.TENSOR,
+        (few + all_heads, few + all_heads),
+        module=_OWN,
+        name="repeat keys and values",
+        saved=all_heads,
+        saved_split=Split.TENSOR,
+    )
+
+
 def kept_of_qkv(part: Part) -> int:
     """Features of the projection kept as they are: all, or the values where the rest is changed and a tensor of its own."""
     model = part.model
-    changed = model.positions == "rotary" or model.qk_norm
-    whole = part.lowering.merged_qkv or not changed
+    if repeats_keys(part) and not part.lowering.merged_qkv:
+        return 0 if _turns(part) else model.query_features
+    whole = part.lowering.merged_qkv or not _turns(part)
     return model.qkv_features if whole else model.kv_features
+
+
+def _turns(part: Part) -> bool:
+    """Whether queries and keys are changed, into tensors of their own, between projection and core."""
+    return part.model.positions == "rotary" or part.model.qk_norm
 
 
 def positions(part: Part) -> Iterator[Step]:
@@ -84,17 +116,18 @@ def positions(part: Part) -> Iterator[Step]:
             keeps=not merged,
         )
     if model.positions == "rotary":
-        yield _rotary(part, features)
+        kept = model.query_features if repeats_keys(part) else features  # keys live on as copies
+        yield _rotary(part, features, kept)
 
 
-def _rotary(part: Part, features: int) -> Step:
+def _rotary(part: Part, features: int, kept: int | None = None) -> Step:
     return streaming(
         "rotary",
         Split.TENSOR,
         elements=part.tokens.count * features,
         lowering=part.lowering,
         module=_OWN,
-        saved=part.size(features),
+        saved=part.size(features if kept is None else kept),
     )
 
 

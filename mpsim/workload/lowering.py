@@ -27,6 +27,9 @@ class Lowering:
     separate_projections : bool
         Whether queries, keys and values, and gate and up, are products of their own, each of which reads the tokens, and whose input
         gradients are added up by a kernel; else they are one product.
+    repeated_keys : bool
+        Whether keys and values of grouped heads are copied out to all heads before attention (``repeat_kv``), so that the copies are kept, and travel
+        with context parallelism; else the kernel reads the few.
     weighted_activation : bool
         Whether the weights of routed experts enter in their activation, so that their output need not be kept, or after the experts.
     fused_expert_bias : bool
@@ -57,6 +60,7 @@ class Lowering:
     fused_bias_dropout_add: bool = True
     merged_qkv: bool = False
     separate_projections: bool = False
+    repeated_keys: bool = False
     embedding_product: bool = False
     fused_expert_bias: bool = False
     weighted_activation: bool = False

@@ -77,6 +77,7 @@ class Role(enum.StrEnum):
     KEY_VALUE_UP = "key_value_up"
     QK_NORM = "qk_norm"
     ROTARY = "rotary"
+    REPEAT = "repeat"  # keys and values of grouped heads, to all heads
     # attention: the core
     ATTENTION = "attention"
     SCORES = "scores"

@@ -208,6 +208,15 @@ def test_all_gather_sends_what_a_ring_does() -> None:
     assert ring == gathered
 
 
+def test_a_gathered_ring_sends_what_a_ring_does() -> None:
+    """The same blocks by one gather, forward and backward, and the same gradients after them; these are twice as wide in float32."""
+    block = 2 * (TOKENS // 4) * GPT.hidden * BYTES
+    exchange = ContextExchange.GATHERED_RING
+    assert _sent(_items(_layer(cp=4, context_exchange=exchange)), "cp") == 3 * (4 - 1) * block
+    wide = _items(_layer(cp=4, context_exchange=exchange, eager_context_sums=True))
+    assert _sent(wide, "cp") == (2 + 2) * (4 - 1) * block
+
+
 def test_ulysses_sends_four_tensors_each_way() -> None:
     """q, k, v and output, each ``(c-1)/c`` of a rank's tokens x hidden, forward and backward."""
     items = _items(_layer(cp=4, context_exchange=ContextExchange.ULYSSES))
