@@ -27,7 +27,9 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         summary["output_tokens_per_s"],
         summary["output_tokens_per_s_per_accelerator"],
     )
-    served = f"{summary['requests']:,} requests in {_time(summary['duration_s'])}, {summary['request_rate_per_s']:.4g} a second"
+    served = f"{summary['requests']:,} requests in {_time(summary['measured_s'])}, {summary['request_rate_per_s']:.4g} a second"
+    if summary["measured_s"] < summary["duration_s"]:
+        served += f", after {_time(summary['duration_s'] - summary['measured_s'])} of warm-up"
     return [
         ("accelerators", f"{summary['accelerators']}"),
         ("served", served),
@@ -73,7 +75,10 @@ def _time(seconds: float) -> str:
 def _latency(figures: Mapping[str, Any] | None) -> str:
     if figures is None:
         return "none"
-    return ", ".join(f"{name} {_time(figures[name])}" for name in ("mean", "p50", "p90", "p99"))
+    text = ", ".join(f"{name} {_time(figures[name])}" for name in ("mean", "p50", "p90", "p99"))
+    if "p99_interval" in figures:
+        text += " ({} to {})".format(*map(_time, figures["p99_interval"]))
+    return text
 
 
 def _goodput(summary: Mapping[str, Any]) -> str:
@@ -86,6 +91,8 @@ def _goodput(summary: Mapping[str, Any]) -> str:
         if slo[f"{name}_s"] is not None
     ]
     verdict = "met" if slo["met"] else "MISSED"
+    if slo["binding"] and not slo["met"]:
+        verdict += f", most by {slo['binding']}"
     return (
         f"{summary['goodput_per_s']:.4g} requests/s within {', '.join(limits)}; {percent(summary['requests_within_slo'])} of the requests, "
         f"{percent(slo['share'])} needed: {verdict}"

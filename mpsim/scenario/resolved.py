@@ -100,12 +100,16 @@ def _job(scenario: Described) -> dict[str, Any]:
 
 
 def _with_units(data: dict[str, Any]) -> dict[str, Any]:
-    """A serving section whose limits are quantities again."""
-    limits = {
-        key: format_exact(value, Dimension.TIME) if key in ("ttft", "tpot") else value
-        for key, value in data["slo"].items()
+    """A serving section whose times are quantities again."""
+    times = {"slo": ("ttft", "tpot"), "workload": ("duration", "warmup")}
+    written = {
+        section: {
+            key: format_exact(value, Dimension.TIME) if key in names else value
+            for key, value in data[section].items()
+        }
+        for section, names in times.items()
     }
-    return {**data, "slo": limits}
+    return {**data, **written}
 
 
 def _training(scenario: Described) -> dict[str, Any]:

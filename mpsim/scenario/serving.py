@@ -73,7 +73,11 @@ class Workload(Section):
     concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Users of a closed loop."""
     requests: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """How many requests; left out, 1,000 or all of a trace."""
+    """How many requests; left out, 1,000, ten for each user of a closed loop, or all of a trace."""
+    duration: Time | None = None
+    """In place of requests: how long they come. Those that came are served to their end."""
+    warmup: Time | None = None
+    """Start of the run that no latency, rate or goodput counts: requests that came in it, and tokens given in it."""
     prompt: LengthChoice = LengthChoice(tokens=1024)
     """Tokens of a prompt."""
     output: LengthChoice = LengthChoice(tokens=256)
@@ -99,6 +103,19 @@ class Workload(Section):
                 raise ValueError(
                     f"got {key} with arrival: {self.arrival}, which does not use it; leave it out, or set arrival to {_USES[key]}"
                 )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _check_time(self) -> Workload:
+        if self.duration is not None and self.requests is not None:
+            raise ValueError("got requests and duration; needed one of them: leave the other out")
+        for key in ("duration", "warmup"):
+            if self.arrival == "all-at-once" and getattr(self, key) is not None:
+                raise ValueError(f"got {key} with arrival: all-at-once; leave it out")
+        if self.duration is not None and (self.warmup or 0.0) >= self.duration:
+            raise ValueError(
+                f"got a warmup of {self.warmup:g} s in a duration of {self.duration:g} s; needed less"
+            )
         return self
 
 

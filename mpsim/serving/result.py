@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mpsim import accessors
 from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
@@ -115,7 +117,14 @@ def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
         If the service cannot hold its weights, or a request.
     """
     plan.require()
-    requests = draw_requests(plan.workload, seed=plan.seed, folder=plan.folder)
+    requests, served = _serve(plan, None)
+    return ServiceResult(scenario, plan, requests, served)
+
+
+def _serve(plan: ServicePlan, count: int | None) -> tuple[Requests, Served]:
+    """Serve a workload; of a closed loop with a duration twice as many requests as before, if those were not enough."""
+    workload = plan.workload
+    requests = draw_requests(workload, seed=plan.seed, folder=plan.folder, count=count)
     plan_of_prompts = plan.prefill or plan
     rules, longest = plan_of_prompts.rules, int(requests.prompt.max(initial=0))
     if not rules.chunked and rules.scheduler != "static" and longest > rules.max_tokens:
@@ -129,9 +138,17 @@ def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
         plan.rules,
         blocks=plan.blocks,
         replicas=plan.replicas,
-        concurrency=plan.workload.concurrency,
+        concurrency=workload.concurrency,
         routing=plan.routing,
         handover=plan.handover,
         turnaround=plan.first_token_time,
+        until=workload.duration,
     )
-    return ServiceResult(scenario, plan, requests, served)
+    if workload.concurrency is None or workload.duration is None:
+        return requests, served
+    ended = int((served.last + plan.first_token_time < workload.duration).sum())
+    wanted = workload.concurrency + ended
+    if wanted > len(requests):
+        return _serve(plan, 2 * len(requests))
+    sent = int(np.isfinite(served.arrival).sum())
+    return requests.first(sent), served.first_requests(sent)

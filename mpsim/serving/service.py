@@ -129,6 +129,11 @@ class Served:
     stalled: tuple[Mapping[str, float], ...]
     transfers: Mapping[str, Floats]
 
+    def first_requests(self, count: int) -> Served:
+        """The same run with the first so many requests: the others were never sent."""
+        names = ("arrival", "started", "first", "last")
+        return dataclasses.replace(self, **{name: getattr(self, name)[:count] for name in names})
+
     @property
     def engine_names(self) -> tuple[str, ...]:
         """Names of the batches that run beside each other."""
@@ -151,6 +156,7 @@ def serve(
     routing: str = "round-robin",
     handover: Handover | None = None,
     turnaround: float = 0.0,
+    until: float | None = None,
 ) -> Served:
     """Serve a stream of requests.
 
@@ -172,6 +178,8 @@ def serve(
     turnaround : float
         From the last token of a request to the queue of the same user's next one [s]: server, network and client on the way out and in again. An iteration that begins meanwhile
         goes without it.
+    until : float, optional
+        When the users of a closed loop send no more [s].
 
     Raises
     ------
@@ -183,7 +191,7 @@ def serve(
     if handover is not None:
         ones = np.ones_like(requests.output)
         _require_room(requests, handover.prefill, ones, "an instance of the prefill pool")
-    return _Service(requests, own, concurrency, routing, handover, turnaround).run()
+    return _Service(requests, own, concurrency, routing, handover, turnaround, until).run()
 
 
 def _require_room(requests: Requests, pool: Pool, output: NDArray[np.int64], holder: str) -> None:
@@ -240,11 +248,13 @@ class _Service:
         routing: str,
         handover: Handover | None,
         turnaround: float,
+        until: float | None,
     ) -> None:
         count = len(requests)
         self._count = count
         self._concurrency = concurrency
         self._routing = routing
+        self._until = np.inf if until is None else until
         self._handover = handover
         self._requests = requests
         self._turnaround = turnaround
@@ -471,7 +481,9 @@ class _Service:
     def _ended(self, request: int) -> None:
         """A request has its last token."""
         self._last[request] = self._env.now
-        if self._concurrency is not None and self._sent + len(self._due) < self._count:
+        more = self._sent + len(self._due) < self._count
+        in_time = self._env.now + self._turnaround < self._until
+        if self._concurrency is not None and more and in_time:
             self._send_next()
 
     def _send_next(self) -> None:

@@ -15,7 +15,9 @@ __all__ = ["draw_requests"]
 _USUAL = 1000  # requests where nobody says how many
 
 
-def draw_requests(workload: Workload, *, seed: int, folder: str | Path = ".") -> Requests:
+def draw_requests(
+    workload: Workload, *, seed: int, folder: str | Path = ".", count: int | None = None
+) -> Requests:
     """The requests of a workload; equal seeds give equal requests.
 
     Parameters
@@ -24,17 +26,27 @@ def draw_requests(workload: Workload, *, seed: int, folder: str | Path = ".") ->
     seed : int
     folder : path
         Where a trace's file is looked for.
+    count : int, optional
+        How many, whatever the workload says: a closed loop of a certain duration shows only in the run how many it sends.
     """
     if workload.trace is not None:
         requests = read_trace(Path(folder) / workload.trace)
+        if workload.duration is not None:
+            return requests.first(int((requests.arrival <= workload.duration).sum()))
         return requests.first(workload.requests) if workload.requests else requests
     lengths, gaps = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
-    count = workload.requests or _count(workload)
+    count = count or workload.requests or _count(workload)
     arrival = np.zeros(count)
     if workload.arrival in ("poisson", "gamma"):
         assert workload.rate is not None, "the schema wants one"
         shape = workload.burstiness if workload.arrival == "gamma" else 1.0
         arrival = np.cumsum(gaps.gamma(shape, 1.0 / (shape * workload.rate), count))
+        while workload.duration is not None and arrival[-1] <= workload.duration:
+            more = np.cumsum(gaps.gamma(shape, 1.0 / (shape * workload.rate), count))
+            arrival = np.concatenate([arrival, arrival[-1] + more])
+        if workload.duration is not None:
+            arrival = arrival[: max(1, int((arrival <= workload.duration).sum()))]
+            count = len(arrival)
     prompt = _lengths(workload.prompt).draw(count, lengths)
     output = _lengths(workload.output).draw(count, lengths)
     if not workload.shared_prefix:  # every request is its own

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import device_power
+from mpsim.serving.confidence import distribution, steady_state
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.service import Served
@@ -29,11 +30,8 @@ ACCOUNT = (
 """Parts of the time of accelerators; they sum to the duration."""
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_LEVEL = 0.8
-_LEVEL_Z = 1.2816  # half-width of an 80 % interval of the normal distribution
 _MEGA = 1e6
 _HOUR = 3600.0
-_SETTLED = 1.5  # queueing in the second half of the arrivals over that in the first, from which a service does not keep up
 
 
 def latencies(served: Served, requests: Requests, first_token_time: float) -> dict[str, Floats]:
@@ -51,10 +49,10 @@ def latencies(served: Served, requests: Requests, first_token_time: float) -> di
     return {"ttft": ttft, "tpot": tpot, "e2e": e2e, "queue": served.started - served.arrival}
 
 
-def itl(served: Served) -> tuple[Floats, Floats]:
+def itl(served: Served, *, since: float = 0.0) -> tuple[Floats, Floats]:
     """Gaps between tokens, and how many sequences had each: the lengths of decoding iterations and their batches."""
     steps = served.steps
-    decoding = steps["decodes"] > 0
+    decoding = (steps["decodes"] > 0) & (steps["start"] >= since)
     each = steps["seconds"][decoding] / steps["count"][decoding]
     return each, steps["decodes"][decoding] * steps["count"][decoding]
 
@@ -163,34 +161,41 @@ def _active(steps: Mapping[str, Floats], replicas: int, stages: int) -> float:
 def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str, Any]:
     """Every figure of a service, SI units."""
     times = latencies(served, requests, plan.first_token_time)
-    done = np.isfinite(served.last)
-    duration = served.end
-    output = float(requests.output[done].sum())
-    total = output + float(requests.prompt[done].sum())
+    window = _window(plan, requests, served)
+    done, duration, output = window.counted, window.seconds, window.output
     parts = account(plan, served)
     unused = sum(parts[part] for part in ("idle", "idle_cache", "exposed_kv", "bubble"))
-    busy = 1.0 - unused / duration if duration else 0.0
-    gaps, weights = itl(served)
+    busy = 1.0 - unused / served.end if served.end else 0.0
+    gaps, weights = itl(served, since=window.begin)
     accelerators = plan.accelerators
-    goodput, kept = _goodput(plan, times, done, duration)
+    goodput, kept, binding = _goodput(plan, times, done, duration)
     energy = sum(
-        _energy(plan.pools[name], own, duration)
+        _energy(plan.pools[name], own, served.end)
         for name, own in pool_accounts(plan, served).items()
     )
+    energy *= duration / served.end if served.end else 0.0
     price = plan.cluster.accelerator.price_per_hour
-    warnings = _warnings(plan, served, times)
+    state = steady_state(
+        served.arrival[done],
+        times["queue"][done],
+        (times["e2e"] - times["queue"])[done],
+        kind=plan.workload.arrival,
+        users=plan.workload.concurrency,
+    )
     return {
         "accelerators": accelerators,
-        "duration_s": duration,
+        "duration_s": served.end,
+        "measured_s": duration,
         "requests": int(done.sum()),
-        "request_rate_per_s": float(done.sum() / duration) if duration else 0.0,
-        "ttft_s": _distribution(times["ttft"][done]),
-        "tpot_s": _distribution(times["tpot"][done]),
+        "request_rate_per_s": window.finished / duration if duration else 0.0,
+        "steady_state": state,
+        "ttft_s": distribution(times["ttft"][done]),
+        "tpot_s": distribution(times["tpot"][done]),
         "itl_s": _weighted(gaps, weights),
-        "e2e_s": _distribution(times["e2e"][done]),
-        "queue_s": _distribution(times["queue"][done]),
+        "e2e_s": distribution(times["e2e"][done]),
+        "queue_s": distribution(times["queue"][done]),
         "output_tokens_per_s": output / duration if duration else 0.0,
-        "total_tokens_per_s": total / duration if duration else 0.0,
+        "total_tokens_per_s": (output + window.prompt) / duration if duration else 0.0,
         "output_tokens_per_s_per_accelerator": output / duration / accelerators
         if duration
         else 0.0,
@@ -204,6 +209,7 @@ def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str
             "tpot_s": plan.slo.tpot,
             "share": plan.slo.share,
             "met": kept is None or kept >= plan.slo.share,
+            "binding": binding,
         },
         **_speculation(plan),
         "preemptions": served.preemptions,
@@ -216,23 +222,58 @@ def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str
         "cost_per_million_output_tokens": None
         if price is None or not output
         else price * accelerators * duration / _HOUR / output * _MEGA,
-        "warnings": warnings,
+        "warnings": _warnings(served, state, plan.workload.arrival),
     }
 
 
-def _distribution(values: Floats) -> dict[str, Any] | None:
-    """Mean and percentiles of a latency, each percentile with an 80 % interval from the order of the values."""
-    finite = np.sort(values[np.isfinite(values)])
-    if not len(finite):
-        return None
-    figures: dict[str, Any] = {"mean": float(finite.mean())}
-    count = len(finite)
-    for name, share in _QUANTILES.items():
-        figures[name] = float(np.quantile(finite, share))
-        half = _LEVEL_Z * math.sqrt(share * (1 - share) * count)
-        low, high = (min(count - 1, max(0, round(share * count + sign * half))) for sign in (-1, 1))
-        figures[f"{name}_interval"] = [float(finite[low]), float(finite[high])]
-    return figures
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Window:
+    """The part of a run that counts.
+
+    Parameters
+    ----------
+    begin, seconds : float
+        [s]
+    counted : bool[N]
+        Requests that came in it and were served.
+    finished : int
+        Requests whose last token was given in it.
+    output, prompt : float
+        Tokens generated in it, and tokens of the prompts that ended in it.
+    """
+
+    begin: float
+    seconds: float
+    counted: NDArray[np.bool_]
+    finished: int
+    output: float
+    prompt: float
+
+
+def _window(plan: ServicePlan, requests: Requests, served: Served) -> _Window:
+    """The run without its warm-up.
+
+    Notes
+    -----
+    Tokens of a request that was under way when the warm-up ended are divided as if they came evenly between its first and its last.
+    """
+    done, begin = np.isfinite(served.last), plan.workload.warmup or 0.0
+    begin = min(begin, served.end)
+    inside = done & (served.last >= begin)
+    tokens = requests.output.astype(float)
+    if begin:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = (served.last - np.maximum(served.first, begin)) / (served.last - served.first)
+        further = np.where(served.first >= begin, requests.output - 1.0, share * (tokens - 1.0))
+        tokens = np.where(requests.output > 1, further, 0.0) + (served.first >= begin)
+    return _Window(
+        begin=begin,
+        seconds=served.end - begin,
+        counted=done & (served.arrival >= begin),
+        finished=int(inside.sum()),
+        output=float(tokens[inside].sum()),
+        prompt=float(requests.prompt[done & (served.first >= begin)].sum()),
+    )
 
 
 def _weighted(values: Floats, weights: Floats) -> dict[str, Any] | None:
@@ -294,7 +335,7 @@ def _disaggregation(plan: ServicePlan, served: Served) -> dict[str, Any]:
             }
             for place, (name, pool) in enumerate(plan.pools.items())
         },
-        "transfer_s": _distribution(moves["end"] - moves["start"]),
+        "transfer_s": distribution(moves["end"] - moves["start"]),
         "transferred_bytes": float(moves["bytes"].sum()),
     }
 
@@ -311,16 +352,17 @@ def _over_time(steps: Mapping[str, Floats], column: str) -> dict[str, float]:
 
 def _goodput(
     plan: ServicePlan, times: dict[str, Floats], done: NDArray[np.bool_], duration: float
-) -> tuple[float | None, float | None]:
-    """Requests a second that keep every limit, and their share; None without limits."""
-    if plan.slo.ttft is None and plan.slo.tpot is None:
-        return None, None
-    kept = done.copy()
-    if plan.slo.ttft is not None:
-        kept &= times["ttft"] <= plan.slo.ttft
-    if plan.slo.tpot is not None:
-        kept &= ~(times["tpot"] > plan.slo.tpot)
-    return float(kept.sum() / duration), float(kept.sum() / max(1, done.sum()))
+) -> tuple[float | None, float | None, str | None]:
+    """Requests a second that keep every limit, their share, and the limit that more of the others miss; None without limits."""
+    limits = {"ttft": plan.slo.ttft, "tpot": plan.slo.tpot}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    if not given:
+        return None, None, None
+    missed = {name: done & (times[name] > limit) for name, limit in given.items()}
+    kept = done & ~np.logical_or.reduce(list(missed.values()))
+    most = max(missed, key=lambda name: int(missed[name].sum()))
+    rate = float(kept.sum() / duration) if duration else 0.0
+    return rate, float(kept.sum() / max(1, done.sum())), most if missed[most].any() else None
 
 
 def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> float:
@@ -335,18 +377,11 @@ def _inverse(seconds: float) -> float | None:
     return 1.0 / seconds if seconds and math.isfinite(seconds) else None
 
 
-def _warnings(plan: ServicePlan, served: Served, times: dict[str, Floats]) -> list[str]:
-    """Say what a reader should know: overload, preemptions, a short run."""
+def _warnings(served: Served, state: Mapping[str, Any], kind: str) -> list[str]:
+    """Say what a reader should know: no steady state, preemptions."""
     warnings = []
-    queue = times["queue"][np.isfinite(times["queue"])]
-    half = len(queue) // 2
-    if plan.workload.arrival in ("poisson", "gamma", "trace") and half >= 10:
-        early, late = float(queue[:half].mean()), float(queue[half:].mean())
-        service = float(np.nanmean(times["e2e"] - times["queue"]))
-        if late > _SETTLED * early and late > service:
-            warnings.append(
-                f"requests come faster than they are served: those of the second half wait {late:.3g} s in the mean, those of the first {early:.3g} s; there is no steady state"
-            )
+    if not state["reached"] and kind != "all-at-once":
+        warnings.append(f"there is no steady state, figures hold for this run: {state['reason']}")
     if served.preemptions:
         warnings.append(
             f"{served.preemptions} requests were preempted for lack of cache and computed again"

@@ -10,6 +10,8 @@ import pytest
 
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"
 DISAGGREGATED = SCENARIO.with_name("deepseek-v3-disaggregated.yaml")
+LOAD = "serving.workload"
+TIMED = (f"{LOAD}.requests=null",)
 DRAFTS = "serving.speculation"
 FEW = ("--set", "serving.workload.requests=20")
 
@@ -48,6 +50,14 @@ def test_run_writes_pictures_and_a_trace(call, tmp_path):
         (["serving.kv_blocks=4"], "do not fit into the cache"),
         (["serving.engine=vlm-v1"], "no engine 'vlm-v1'"),
         (["serving.engine.blockz=3"], "unknown key 'blockz'"),
+        (["serving.workload.duration=60 s"], "got requests and duration; needed one of them"),
+        ([*TIMED, f"{LOAD}.duration=60 s", f"{LOAD}.warmup=60 s"], "got a warmup of 60 s"),
+        (
+            [f"{LOAD}.arrival=all-at-once", f"{LOAD}.rate=null", f"{LOAD}.warmup=1 s"],
+            "got warmup with arrival: all-at-once",
+        ),
+        ([f"{LOAD}.arrival=gamma", f"{LOAD}.concurrency=3"], "got concurrency with arrival: gamma"),
+        ([*TIMED, f"{LOAD}.duration=60"], "no unit"),
         ([f"{DRAFTS}={{tokens: 3, acceptance: 1.2}}"], "acceptance: got 1.2; needed at most 1"),
         ([f"{DRAFTS}={{tokens: 3, acceptance: -0.1}}"], "acceptance: got -0.1; needed"),
         ([f"{DRAFTS}={{tokens: 0, acceptance: 0.5}}"], "tokens: got 0; needed"),
@@ -58,7 +68,7 @@ def test_run_writes_pictures_and_a_trace(call, tmp_path):
 )
 def test_a_mistake_is_one_clear_line(call, sets, words):
     options = [word for item in sets for word in ("--set", item)]
-    result = call("run", *options, *FEW, "--json")
+    result = call("run", *FEW, *options, "--json")
     assert result.code == 2
     assert result.out == ""
     assert words in result.err

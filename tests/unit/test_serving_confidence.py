@@ -1,0 +1,147 @@
+"""Durations, warm-up, intervals from batch means, and what is no steady state."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import mpsim
+from mpsim.scenario.serving import Workload
+from mpsim.serving.confidence import distribution, steady_state
+from mpsim.serving.stream import draw_requests
+
+BASE = {
+    "schema": 1,
+    "name": "steady",
+    "model": "llama3-8b",
+    "cluster": {"preset": "dgx-h100", "nodes": 1},
+    "parallelism": {"tp": 1},
+    "serving": {
+        "replicas": 1,
+        "workload": {
+            "rate": 4.0,
+            "requests": 300,
+            "prompt": {"kind": "lognormal", "tokens": 500, "spread": 0.5},
+            "output": 100,
+        },
+    },
+}
+
+
+def _run(**workload):
+    serving = {**BASE["serving"], "workload": {**BASE["serving"]["workload"], **workload}}
+    serving["workload"] = {k: v for k, v in serving["workload"].items() if v is not None}
+    return mpsim.simulate(mpsim.scenario.Scenario.model_validate({**BASE, "serving": serving}))
+
+
+def _correlated(random, count, memory=0.9):
+    """A stream whose neighbours are alike, with mean 0 and variance 1."""
+    noise = random.normal(size=count) * math.sqrt(1 - memory**2)
+    values = np.empty(count)
+    values[0] = random.normal()
+    for place in range(1, count):
+        values[place] = memory * values[place - 1] + noise[place]
+    return values
+
+
+def test_intervals_of_correlated_means_hold_the_truth_as_often_as_they_say():
+    """Neighbours that correlate by 0.9: 80 % of the intervals hold the mean and the median, give or take; independence would claim a quarter of the width."""
+    random = np.random.default_rng(0)
+    runs = [distribution(_correlated(random, 2000)) for _ in range(300)]
+    for name in ("mean", "p50"):
+        inside = np.mean([low <= 0 <= high for low, high in (r[f"{name}_interval"] for r in runs)])
+        assert 0.72 <= inside <= 0.9
+
+
+def test_intervals_hold_their_figure_and_narrow_with_the_run():
+    random = np.random.default_rng(1)
+    widths = []
+    for count in (100, 10_000):
+        figures = distribution(random.exponential(size=count))
+        for name in ("mean", "p50", "p90", "p99"):
+            low, high = figures[f"{name}_interval"]
+            assert low <= figures[name] <= high
+        widths.append(high - low)
+    assert widths[1] < widths[0]
+    assert distribution(np.array([np.nan])) is None
+
+
+def test_requests_come_for_a_duration():
+    """As many as the rate brings in it, none after it; equal seeds give equal streams."""
+    workload = Workload(rate=50.0, duration="20 s")
+    stream = draw_requests(workload, seed=3)
+    assert stream.arrival.max() <= 20.0
+    assert abs(len(stream) - 1000) < 5 * math.sqrt(1000)
+    assert np.array_equal(stream.arrival, draw_requests(workload, seed=3).arrival)
+
+
+def test_users_send_for_a_duration_and_are_served_to_the_end():
+    """A closed loop goes round until the time is up: the last request comes before it, the run ends after it."""
+    result = _run(arrival="closed", rate=None, concurrency=3, requests=None, duration="30 s")
+    served = result.served
+    assert len(result.requests) == len(served.arrival) > 30
+    assert served.arrival.max() < 30.0 <= served.end
+    assert np.isfinite(served.last).all()
+    ended = np.sort(served.last[served.last < 30.0])
+    assert np.sort(served.arrival)[3:] == pytest.approx(ended)  # each sends as the last one ends
+
+
+def test_warm_up_counts_for_nothing():
+    """The burst of a closed loop's first requests leaves the percentiles; tokens before it leave the throughput."""
+    load = {"arrival": "closed", "rate": None, "concurrency": 64, "requests": None}
+    cold = _run(**load, duration="60 s").summary
+    warm = _run(**load, duration="60 s", warmup="20 s").summary
+    assert warm["requests"] < cold["requests"]
+    assert warm["measured_s"] == pytest.approx(warm["duration_s"] - 20.0)
+    assert warm["ttft_s"]["p99"] < cold["ttft_s"]["p99"]
+    # a closed loop gives as many tokens a second in its middle as in the whole, but for the end
+    assert warm["output_tokens_per_s"] == pytest.approx(cold["output_tokens_per_s"], rel=0.05)
+
+
+def test_tokens_before_and_after_the_warm_up_are_all_tokens():
+    """Rate times time without warm-up is every token; with it, the later ones: no token is lost or counted twice."""
+    whole = _run(rate=4.0).summary
+    parts = [_run(rate=4.0, warmup=f"{at} s").summary for at in (20, 40)]
+    tokens = [s["output_tokens_per_s"] * s["measured_s"] for s in (whole, *parts)]
+    assert tokens[0] == pytest.approx(300 * 100)
+    assert tokens == sorted(tokens, reverse=True)
+    assert tokens[1] - tokens[2] == pytest.approx(20 * 400, rel=0.25)  # 20 s of 4/s with 100 each
+
+
+def test_a_light_load_is_steady_and_an_overload_is_not():
+    """Both are results: the overloaded one says that its figures depend on how long one looks."""
+    light, heavy = _run(rate=4.0).summary, _run(rate=200.0, requests=3000).summary
+    assert light["steady_state"] == {"reached": True, "reason": ""}
+    assert light["warnings"] == []
+    assert not heavy["steady_state"]["reached"]
+    assert "faster than they are served" in heavy["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ({"rate": 500.0, "requests": 100}, "requests come for"),
+        ({"arrival": "closed", "rate": None, "concurrency": 100}, "each of 100 users sends 3 "),
+        ({"arrival": "all-at-once", "rate": None}, "all requests come at once"),
+    ],
+)
+def test_short_runs_say_so(load, words):
+    """100 requests in a fifth of a second; a closed loop of three turns; all at once."""
+    state = _run(**load).summary["steady_state"]
+    assert not state["reached"]
+    assert words in state["reason"]
+
+
+def test_a_queue_that_fluctuates_is_steady():
+    """Waits without a trend are no overload, however large their spread."""
+    random = np.random.default_rng(2)
+    arrival = np.arange(2000) * 0.1
+    queue = np.abs(_correlated(random, 2000))
+    state = steady_state(arrival, queue, np.full(2000, 1.0), kind="poisson", users=None)
+    assert state["reached"]
+    growing = steady_state(
+        arrival, queue + arrival / 10, np.full(2000, 1.0), kind="poisson", users=None
+    )
+    assert not growing["reached"]
