@@ -174,7 +174,12 @@ class KernelModel:
         return self._casting is not None
 
     def with_casts(
-        self, expansion: Expansion, wide_bytes: float, *, gathered: bool = False
+        self,
+        expansion: Expansion,
+        wide_bytes: float,
+        *,
+        gathered: bool = False,
+        fused_experts: bool = False,
     ) -> Expansion:
         """The same operators with the casts of a narrow precision before the linear layers, as `mpsim.workload.with_casts` has them."""
         if self._casting is None:
@@ -185,6 +190,7 @@ class KernelModel:
             wide_bytes=wide_bytes,
             wide_roles=self._wide_roles,
             gathered=gathered,
+            fused_experts=fused_experts,
         )
 
     def weight_cast_seconds(self, parameters: ArrayLike, wide_bytes: float) -> Floats:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant
+from mpsim.cost.interference import Interference, interference_of
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.places import Places
 from mpsim.cost.quantise import casting
@@ -23,6 +24,9 @@ from mpsim.workload import Operator
 
 __all__ = ["LayoutCosts", "StageCosts"]
 
+_OF_EXPERTS = frozenset(
+    group.name for axis in AXES for group in axis.communicators if group.of_experts
+)
 _MESSAGES = 4096  # remembered: pairs of ranks and sizes
 
 
@@ -93,6 +97,11 @@ class LayoutCosts:
         for rank in range(len(self._first)):
             seconds[rank] = self.of(rank).kernels.weight_cast_seconds(parameters[rank], wide)
         return seconds
+
+    @functools.cached_property
+    def interference(self) -> Interference:
+        """Shares of the device that collectives take of kernels."""
+        return interference_of(self.layout.framework.name, self.layout.cluster.accelerator)
 
     @functools.cached_property
     def alike(self) -> NDArray[np.int64]:
@@ -227,6 +236,17 @@ class StageCosts:
         up, out = model.wire_bytes(item.kind, item.size, group)
         seconds = self._issued + float(model.seconds(item.kind, item.size, group))
         return seconds, float(up), float(out)
+
+    def lost(self, item: Communication) -> float:
+        """Share of their rate that kernels lose while tokens travel to experts or back beside them; 0 beside all else.
+
+        Other axes' collectives either block, or run beside products whose overlap is modelled as a whole.
+        """
+        if item.axis not in _OF_EXPERTS:
+            return 0.0
+        seconds, up, out = self.collective(item)
+        taken = self._costs.interference
+        return max(taken.held["ep"], taken.lost_at((up + out) / seconds)) if seconds else 0.0
 
     @property
     def _issued(self) -> float:

@@ -411,6 +411,9 @@ class ExpertBehaviour:
         C++); 0 for as any launch [s].
     expert_synchronizations : int
         Times a forward of an expert layer waits for the device to know its token counts.
+    expert_padding : bool
+        Whether rows of experts in fp8 or fp4 are copied to counts that such products take, and back, where no fused dispatch does it on its
+        way (Transformer Engine's Fp8Padding).
     """
 
     expert_dispatch: ExpertDispatch = ExpertDispatch.ALL_TO_ALL
@@ -419,3 +422,4 @@ class ExpertBehaviour:
     expert_launches: int = 0
     product_launch_cost: float = 0.0
     expert_synchronizations: int = 1
+    expert_padding: bool = False

@@ -190,29 +190,58 @@ def _between(
     operators: Sequence[Operator], sharding: Sharding, *, travels: bool
 ) -> Iterator[Operator]:
     """Kernels between the way there and the way back."""
-    if not (travels and _arrives_by_rank(sharding)):
-        yield from _kernels(operators, sharding)
-        return
+    regroups, pads = travels and _arrives_by_rank(sharding), _pads(operators, sharding)
     phase = min(operator.phase for operator in operators)  # forward, or the first of a backward
-    yield _regrouping("rows_by_expert", phase, sharding)
+    if regroups:
+        yield _regrouping("rows_by_expert", phase, sharding)
+    if pads:
+        yield _padding("padding", phase, sharding)
     yield from _kernels(operators, sharding)
-    yield _regrouping("rows_by_rank", phase, sharding)
+    if pads:
+        yield _padding("unpadding", phase, sharding)
+    if regroups:
+        yield _regrouping("rows_by_rank", phase, sharding)
+
+
+def _pads(operators: Sequence[Operator], sharding: Sharding) -> bool:
+    """Whether products take counts of rows that routing does not give; a fused dispatch leaves them so."""
+    routing = _routing(sharding)
+    if not routing.pads or routing.dispatch is ExpertDispatch.FUSED:
+        return False
+    if all(operator.phase is Phase.WEIGHT_GRADIENT for operator in operators):
+        return False
+    return any(0 < operator.operand_bytes < sharding.activation_bytes for operator in operators)
+
+
+def _padding(name: str, phase: Phase, sharding: Sharding) -> Operator:
+    """A copy of every row that the rank's experts work on: read and written once."""
+    moved = 2.0 * _worked_rows(sharding) * sharding.hidden * sharding.activation_bytes
+    return make_elementwise(Role.COPY, phase, moved=moved, name=name, split=Split.EXPERT)
+
+
+def _worked_rows(sharding: Sharding) -> float:
+    """Rows that the busiest rank's experts work on: one for each of a token's experts."""
+    routing = _routing(sharding)
+    rows = sharding.tokens / sharding.tp * routing.top_k * routing.capacity * routing.load
+    return rows * sharding.etp
 
 
 def _arrives_by_rank(sharding: Sharding) -> bool:
-    """Whether rows of several experts of this rank arrive mixed."""
+    """Whether rows arrive in another order, or number, than the experts of this rank work on."""
     routing = _routing(sharding)
-    return (
-        sharding.ep > 1
-        and routing.experts > sharding.ep
-        and routing.dispatch is ExpertDispatch.ALL_TO_ALL
-    )
+    if sharding.ep == 1 or routing.dispatch is ExpertDispatch.ALL_GATHER:
+        return False
+    return routing.dispatch is ExpertDispatch.FUSED or routing.experts > sharding.ep
 
 
 def _regrouping(name: str, phase: Phase, sharding: Sharding) -> Operator:
-    """A copy of every row that the rank's experts work on: read and written once."""
-    rows = sent_tokens(sharding) * sharding.etp
-    moved = 2.0 * rows * sharding.hidden * sharding.activation_bytes
+    """A copy of what travelled into the rows that the rank's experts work on, or back: both are moved once.
+
+    A fused kernel brings a token once for all experts of a rank; the kernel behind it writes a row for each of them, or sums those
+    (DeepEP csrc/hybrid_ep/executor/executor.cu, standalone permute; Megatron-Core, _DeepepManager.get_permuted_hidden_states_by_experts).
+    """
+    rows = sent_tokens(sharding) * sharding.etp + _worked_rows(sharding)
+    moved = rows * sharding.hidden * sharding.activation_bytes
     return make_elementwise(Role.COPY, phase, moved=moved, name=name, split=Split.EXPERT)
 
 

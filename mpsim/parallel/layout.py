@@ -206,6 +206,7 @@ class Layout:
             grouped_gemm=experts.grouped_gemm,
             synchronizations=experts.expert_synchronizations,
             launches=experts.expert_launches,
+            pads=experts.expert_padding and not moe.capacity_factor,
             domains=shape.domains if shape.domains * shape.per_domain == shape.ranks else 1,
         )
 

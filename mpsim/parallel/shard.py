@@ -38,6 +38,8 @@ class Routing:
         Times a forward waits for the device to know its token counts.
     launches : int
         Kernels of router, dispatch and combine in a forward, which such a wait keeps the host from launching ahead.
+    pads : bool
+        Whether rows are copied to counts that products of a narrow format take, and back.
     domains : int
         Scale-up domains that an expert-parallel group spans with as many ranks in each; 1 also where they are uneven.
     """
@@ -51,6 +53,7 @@ class Routing:
     grouped_gemm: bool = True
     synchronizations: int = 0
     launches: int = 0
+    pads: bool = False
     domains: int = 1
 
 

@@ -45,6 +45,10 @@ class BlockCosts(Protocol):
         """Seconds of a collective and bytes one rank sends over scale-up and scale-out links."""
         ...
 
+    def lost(self, item: Communication) -> float:
+        """Share of their rate that kernels lose on average while this collective runs beside them, in [0, 1)."""
+        ...
+
 
 def ticks(seconds: float | NDArray[np.float64]) -> NDArray[np.float64]:
     """Round seconds to whole ticks, which engines add without error."""
@@ -76,6 +80,7 @@ class _Block:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.placed: list[_Placed] = []
+        self.beside: list[tuple[float, float, float]] = []
         self.vocabulary = vocabulary
         self.parts = np.zeros(len(vocabulary.parts))
         self.now = 0.0  # end of the last kernel
@@ -88,7 +93,7 @@ class _Block:
         """Issue a kernel that counts as a part of the account."""
         awaited = self.wait(kernel)
         before = awaited if self.kernel is None else (*awaited, self.kernel)
-        duration = float(ticks(seconds))
+        duration = self._slowed(float(ticks(seconds)))
         self.kernel = len(self.placed)
         self.placed.append(
             _Placed(
@@ -104,8 +109,25 @@ class _Block:
         self.parts[part] += duration
         self.now += duration
 
-    def communicate(self, item: Communication, cost: tuple[float, float, float]) -> None:
-        """Issue a collective."""
+    def _slowed(self, work: float) -> float:
+        """How long a kernel takes that would take `work` alone, beside the collectives under way from now on; whole ticks."""
+        now = self.now
+        self.beside = [span for span in self.beside if span[1] > now]
+        for begun, end, lost in self.beside:  # one stream carries them, so one after the other
+            start = max(begun, now)
+            if work <= start - now:
+                break
+            work -= start - now
+            meanwhile = (end - start) * (1.0 - lost)
+            if work <= meanwhile:
+                return float(np.rint(start + work / (1.0 - lost) - self.now))
+            now, work = end, work - meanwhile
+        return float(np.rint(now + work - self.now))
+
+    def communicate(
+        self, item: Communication, cost: tuple[float, float, float], lost: float = 0.0
+    ) -> None:
+        """Issue a collective, beside which kernels lose a share of their rate."""
         axis = _AXIS[item.axis]
         stream = axis.streams[0]
         named = (self.tagged[tag] for tag in sorted(item.needs) if tag in self.tagged)
@@ -118,6 +140,8 @@ class _Block:
         if item.tag:
             self.tagged[item.tag] = place
         seconds, up, out = cost
+        if lost:
+            self.beside.append((start, start + float(ticks(seconds)), lost))
         self.placed.append(
             _Placed(
                 item.name,
@@ -196,6 +220,7 @@ def evaluate_block(
     synchronization_seconds: float = 0.0,
     launch_seconds: float = 0.0,
     launch_blocking: bool = False,
+    shares: bool = True,
 ) -> Template:
     """Place the kernels and collectives of a block in time.
 
@@ -218,6 +243,8 @@ def evaluate_block(
     launch_blocking : bool
         Whether the host waits for every kernel before it launches the next: launches add to the block's time, and nothing runs beside
         anything else.
+    shares : bool
+        Whether kernels are slower on average beside collectives that take of the device; not so where the engine follows them one by one.
 
     Returns
     -------
@@ -241,7 +268,7 @@ def evaluate_block(
             idle = item.count * synchronization_seconds + item.launches * launch_seconds
             block.synchronize(idle)
         else:
-            block.communicate(item, costs.collective(item))
+            block.communicate(item, costs.collective(item), costs.lost(item) if shares else 0.0)
             if launch_blocking:
                 block.block_launches()
     block.drain()

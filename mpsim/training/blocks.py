@@ -92,12 +92,15 @@ class Blocks:
         self._joined = Memo[tuple[object, ...], Template](_TEMPLATES)
 
     def _cast(self) -> dict[str, Expansion]:
-        wide = self._plan.layout.framework.lowering.activation_bytes
+        lowering = self._plan.layout.framework.lowering
+        fused = lowering.fused_grouped_mlp
         expanded = self._plan.expansions
         sharding, kernels = self._plan.sharding, self._costs.kernels
         gathered = sharding.narrow_gathers and sharding.tp > 1 and sharding.sequence_parallel
         return {
-            name: kernels.with_casts(operators, wide, gathered=gathered)
+            name: kernels.with_casts(
+                operators, lowering.activation_bytes, gathered=gathered, fused_experts=fused
+            )
             for name, operators in expanded.items()
         }
 
@@ -313,6 +316,7 @@ class Blocks:
             synchronization_seconds=host.synchronization_cost,
             launch_seconds=host.launch_cost,
             launch_blocking=host.launch_blocking,
+            shares=not self._plan.interference,
         )
 
     @property

@@ -17,6 +17,7 @@ from mpsim.cost import (
     straggling_constants,
     straggling_seconds,
 )
+from mpsim.framework import ExpertOverlap
 from mpsim.parallel import Layout
 from mpsim.program.template import ticks
 from mpsim.training.messages import Sends
@@ -72,7 +73,9 @@ class PlanCosts(LayoutCosts):
     def _step_constants(self, layout: Layout) -> tuple[Constant, ...]:
         """Constants of what runs beside layers, and of the host that keeps states."""
         plan, constants = self.plan, tuple[Constant, ...]()
-        if plan.exchanges_beside:
+        routing = plan.sharding.routing
+        hides_tokens = routing is not None and routing.overlap is not ExpertOverlap.NONE
+        if plan.exchanges_beside or (hides_tokens and not plan.interference):
             taken = interference_of(layout.framework.name, layout.cluster.accelerator)
             constants = tuple(
                 constant for constant in taken.constants if constant.name.endswith(_ON_AVERAGE)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from mpsim.workload.builders import make_elementwise
 from mpsim.workload.expansion import Expansion
-from mpsim.workload.operators import Operator, OperatorKind, Phase, Role, Split
+from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 
 __all__ = ["Casting", "with_casts"]
 
@@ -60,6 +60,7 @@ def with_casts(
     wide_bytes: float,
     wide_roles: Collection[Role] = (),
     gathered: bool = False,
+    fused_experts: bool = False,
 ) -> Expansion:
     """Put casts before the linear layers, whose products then read narrow elements.
 
@@ -74,6 +75,8 @@ def with_casts(
         Linear layers that stay wide.
     gathered : bool
         Whether tensor-parallel ranks gather narrow elements: each casts its share and transposes the whole.
+    fused_experts : bool
+        Whether products of experts hand each other narrow elements: what the second reads, and the gradient that the first reads.
 
     Notes
     -----
@@ -89,7 +92,7 @@ def with_casts(
     >>> [operator.name for operator in cast.forward][:3]
     ['norm1', 'quantise qkv input', 'qkv']
     """
-    rules = _Rules(casting, wide_bytes, frozenset(wide_roles), gathered)
+    rules = _Rules(casting, wide_bytes, frozenset(wide_roles), gathered, fused_experts)
 
     def cast(operators: Iterable[Operator]) -> tuple[Operator, ...]:
         return tuple(_cast(operators, rules))
@@ -107,6 +110,7 @@ class _Rules:
     wide_bytes: float
     wide: frozenset[Role]
     gathered: bool
+    fused_experts: bool
 
 
 def _cast(operators: Iterable[Operator], rules: _Rules) -> Iterator[Operator]:
@@ -117,7 +121,7 @@ def _cast(operators: Iterable[Operator], rules: _Rules) -> Iterator[Operator]:
             continue
         if operator.phase is Phase.WEIGHT_GRADIENT:
             yield from _late(operator, rules)
-        else:
+        elif not (rules.fused_experts and _is_handed_on(operator)):
             yield _quantise(operator, rules)
         left, right, _ = operator.operands
         saved = (rules.wide_bytes - narrow) * (left + right)
@@ -128,6 +132,12 @@ def _is_linear(operator: Operator) -> bool:
     """Whether it multiplies by weights: projections, and experts with one kernel for all."""
     linear = operator.kind is OperatorKind.GEMM and operator.split is not Split.TENSOR
     return linear or operator.kind is OperatorKind.GROUPED_GEMM
+
+
+def _is_handed_on(product: Operator) -> bool:
+    """Whether the other product of the same experts writes what this one reads."""
+    inside = Role.DOWN if product.phase is Phase.FORWARD else Role.UP
+    return product.module is Module.EXPERTS and product.role is inside
 
 
 def _quantise(product: Operator, rules: _Rules) -> Operator:

@@ -32,8 +32,10 @@ class Lowering:
         with context parallelism; else the kernel reads the few.
     weighted_activation : bool
         Whether the weights of routed experts enter in their activation, so that their output need not be kept, or after the experts.
-    fused_expert_bias : bool
-        Whether biases of experts ride in the epilogues of their products, or are weighed and added one expert after the other.
+    fused_grouped_mlp : bool
+        Whether biases, activation and casts between the products of experts ride in the epilogues of those (Transformer Engine's fused
+        grouped MLP), or are kernels of their own; biases are then weighed and added one expert after the other, and a gate beside them is
+        scaled and clamped, one kernel each.
     embedding_product : bool
         Whether tokens are looked up by a product of the table with one-hot rows, as on TPUs, instead of a gather.
     activation_bytes : int
@@ -62,7 +64,7 @@ class Lowering:
     separate_projections: bool = False
     repeated_keys: bool = False
     embedding_product: bool = False
-    fused_expert_bias: bool = False
+    fused_grouped_mlp: bool = False
     weighted_activation: bool = False
     activation_bytes: int = 2
     weight_grad_bytes: int = 4

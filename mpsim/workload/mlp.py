@@ -70,15 +70,12 @@ def expert_mlp(part: Part, moe: Experts) -> Iterator[Step]:
     yield part.replicated((Module.EXPERTS, Role.ROUTER), "router", moe.experts)
     yield _choice(part, moe)
     yield _permute(part, rows)
-    biased = model.bias and not part.lowering.fused_expert_bias
+    biased = model.bias and not part.lowering.fused_grouped_mlp
     yield _grouped(part, moe, Role.UP, (fc1, model.hidden), size * rows * fc1)
-    if biased:
-        yield _expert_bias(part, "experts_fc1_bias", round(rows * fc1))
-    elements = round(rows * inner)
-    yield from _activation(part, Module.EXPERTS, elements, gated=gated, split=Split.EXPERT)
+    yield from _expert_activation(part, round(rows * inner), gated=gated, clamped=biased and gated)
     yield _grouped(part, moe, Role.DOWN, (model.hidden, inner), size * rows * inner)
     if biased:
-        yield _expert_bias(part, "experts_fc2_bias", round(rows * model.hidden))
+        yield _expert_bias(part, round(rows * model.hidden))
     yield _unpermute(part, rows)
     if moe.shared_features:
         yield from _shared(part, moe.shared_features)
@@ -134,15 +131,43 @@ def _activation(
         yield kernel("gated_activation" if gated else "activation", elements, name="activation")
 
 
-def _expert_bias(part: Part, name: str, elements: int) -> Step:
-    """Biases of experts, each weighed by its rows' routing weights in float32 (Megatron-Core, TEGroupedMLP._apply_bias)."""
+def _expert_activation(part: Part, elements: int, *, gated: bool, clamped: bool) -> Iterator[Step]:
+    """Expand the activation of routed experts; with a fused grouped MLP only what it keeps is left, which costs no time of its own.
+
+    A gate beside biases is scaled and clamped (GPT-OSS), for which Megatron-Core runs torch's kernels one by one (TEGroupedMLP.forward, glu).
+    """
+    if clamped:
+        yield streaming(
+            "clamped_gate",
+            Split.EXPERT,
+            elements=elements,
+            lowering=part.lowering,
+            module=Module.EXPERTS,
+            name="experts_activation",
+        )
+        return
+    for step in _activation(part, Module.EXPERTS, elements, gated=gated, split=Split.EXPERT):
+        yield _at_no_cost(step) if part.lowering.fused_grouped_mlp else step
+
+
+def _at_no_cost(step: Step) -> Step:
+    """The same step with kernels that move nothing."""
+    free = tuple(dataclasses.replace(kernel, bytes=0.0) for kernel in step.backward)
+    return Step(dataclasses.replace(step.forward, bytes=0.0), free)
+
+
+def _expert_bias(part: Part, elements: int) -> Step:
+    """Biases of the experts' second product, weighed by routing weights in float32 (Megatron-Core, TEGroupedMLP._apply_bias).
+
+    Those of the first ride in its epilogue (its `skip_bias_add` is false).
+    """
     return streaming(
         "expert_bias",
         Split.EXPERT,
         elements=elements,
         lowering=part.lowering,
         module=Module.EXPERTS,
-        name=name,
+        name="experts_fc2_bias",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -22,7 +23,16 @@ from mpsim.parallel import (
     fused_blocks,
     shard,
 )
-from mpsim.workload import Experts, Lowering, OperatorKind, Phase, expand_layer, model
+from mpsim.workload import (
+    Casting,
+    Experts,
+    Lowering,
+    OperatorKind,
+    Phase,
+    expand_layer,
+    model,
+    with_casts,
+)
 
 MODEL = dataclasses.replace(
     model("llama2-7b"),
@@ -89,6 +99,39 @@ def test_the_busiest_rank_has_more_rows_but_the_mean_of_flops() -> None:
     assert (busy.m, busy.flops) == (even.m * 1.25, even.flops)
 
 
+def test_a_fused_grouped_mlp_leaves_products_and_the_first_cast() -> None:
+    """Between the two products nothing moves: no activation traffic, no cast of what the second reads forward or the first backward."""
+    casting = Casting(element_bytes=1, passes=1, copies=1)
+    fused = expand_layer(
+        MODEL,
+        Lowering(fused_grouped_mlp=True),
+        kind="moe",
+        sequences=1,
+        sequence_length=TOKENS,
+    )
+    cast = with_casts(fused, casting, wide_bytes=2, fused_experts=True)
+    routed = [one for one in (*cast.forward, *cast.backward) if one.name.startswith("experts_")]
+    assert all(not one.bytes for one in routed if one.name == "experts_activation")
+    casts = [one.name for one in (*cast.forward, *cast.backward) if "quantise experts" in one.name]
+    assert casts == ["quantise experts_fc1 input", "quantise experts_fc2 gradient"]
+
+
+def test_biases_of_experts_are_kernels_of_their_own_unless_fused() -> None:
+    """14 and 22 passes of 2 B over what the second product writes, 17 and 34 over what it reads (a clamped gate); none of both in a fused MLP."""
+    biased = dataclasses.replace(MODEL, bias=True)
+    rows = 2 * TOKENS
+
+    def moved(lowering: Lowering, name: str) -> list[float]:
+        layer = expand_layer(biased, lowering, kind="moe", sequences=1, sequence_length=TOKENS)
+        return [one.bytes for one in (*layer.forward, *layer.backward) if one.name == name]
+
+    wide, inner = 2 * rows * HIDDEN, 2 * rows * 2048
+    assert moved(Lowering(), "experts_fc2_bias") == [14 * wide, 22 * wide]
+    assert moved(Lowering(), "experts_activation") == [17 * inner, 34 * inner]
+    assert moved(Lowering(fused_grouped_mlp=True), "experts_fc2_bias") == []
+    assert moved(Lowering(fused_grouped_mlp=True), "experts_activation") == [0.0, 0.0]
+
+
 def test_tokens_travel_around_the_experts_both_ways() -> None:
     """permute, there, experts, back, unpermute; backward the same in reverse."""
     names = _names(block_forward(LAYER, _sharding()))
@@ -107,12 +150,42 @@ def test_tokens_travel_around_the_experts_both_ways() -> None:
 
 
 def test_rows_are_regrouped_only_where_they_arrive_mixed() -> None:
-    """Read and written once: 2 x tokens x top_k x hidden x 2 B; not with one expert a rank, one rank, or a kernel that permutes too."""
+    """Read and written once: 2 x tokens x top_k x hidden x 2 B; not with one expert a rank or one rank."""
     items = block_forward(LAYER, _sharding())
     copies = [one for one in items if isinstance(one, Compute) and "rows_by" in one.operator.name]
     assert [one.operator.bytes for one in copies] == [2 * TOKENS * 2 * HIDDEN * 2] * 2
-    for other in (_sharding(ep=16), _sharding(ep=1), _sharding({"dispatch": ExpertDispatch.FUSED})):
+    for other in (_sharding(ep=16), _sharding(ep=1)):
         assert not any("rows_by" in name for name in _names(block_forward(LAYER, other)))
+
+
+def test_a_fused_dispatch_brings_a_token_once_and_copies_it_for_each_expert() -> None:
+    """16 experts, top 2, ep 4: a token comes to 4 (1 - C(12,2)/C(16,2)) = 1.8 ranks and makes 2 rows, 3.8 x tokens x hidden x 2 B in all."""
+    items = block_forward(LAYER, _sharding({"dispatch": ExpertDispatch.FUSED}))
+    copies = [one for one in items if isinstance(one, Compute) and "rows_by" in one.operator.name]
+    moved = (4 * (1 - 66 / 120) + 2) * TOKENS * HIDDEN * 2
+    assert [one.operator.bytes for one in copies] == pytest.approx([moved] * 2)
+
+
+def test_narrow_products_of_experts_read_padded_rows() -> None:
+    """Rows are copied before the products and after them, read and written; not in 16 bits, not where the dispatch pads, not in weight gradients alone."""
+    narrow = with_casts(LAYER, Casting(element_bytes=1, passes=1, copies=1), wide_bytes=2)
+    pads = _sharding({"pads": True})
+
+    def copied(items: Iterable[Item]) -> list[float]:
+        return [
+            one.operator.bytes
+            for one in items
+            if isinstance(one, Compute) and "padding" in one.operator.name
+        ]
+
+    assert copied(block_forward(narrow, pads)) == [2 * TOKENS * 2 * HIDDEN * 2] * 2
+    assert len(copied(block_backward(narrow, pads))) == 2
+    assert not copied(block_forward(LAYER, pads))
+    assert not copied(block_forward(narrow, _sharding()))
+    fused = _sharding({"pads": True, "dispatch": ExpertDispatch.FUSED})
+    assert not copied(block_forward(narrow, fused))
+    late = frozenset({Phase.WEIGHT_GRADIENT})
+    assert not copied(block_backward(narrow, pads, phases=late))
 
 
 def test_the_busiest_rank_sends_more_rows_than_the_mean() -> None:

@@ -23,13 +23,19 @@ evaluate_block = functools.partial(templates.evaluate_block, vocabulary=TRAINING
 
 
 class _Costs:
-    """Kernels take their FLOPs in microseconds, collectives their size."""
+    """Kernels take their FLOPs in microseconds, collectives their size; beside those of experts kernels lose a share of their rate."""
+
+    def __init__(self, share: float = 0.0) -> None:
+        self.share = share
 
     def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
         return np.array([one.flops * US for one in operators])
 
     def collective(self, item: Communication) -> tuple[float, float, float]:
         return item.size * US, item.size, 0.0
+
+    def lost(self, item: Communication) -> float:
+        return self.share if item.axis == "ep" else 0.0
 
 
 def _kernel(name: str, microseconds: float, phase: Phase = Phase.FORWARD) -> Compute:
@@ -63,6 +69,22 @@ def test_a_blocking_collective_is_exposed_whole() -> None:
     """Kernel 3, collective 2, kernel 4: 9 in all, 2 of them exposed."""
     block = evaluate_block("b", [_kernel("a", 3), _collective(2), _kernel("b", 4)], _Costs())
     assert _us(block) == {"forward": 7.0, "exposed_tp": 2.0}
+
+
+def test_kernels_lose_half_their_rate_while_tokens_travel_beside_them() -> None:
+    """Tokens travel for 4 beside a kernel of 5: it does 2 in those 4 and the other 3 alone, 7 in all; the next has nothing beside it."""
+    items = [_tagged("there", 4), _kernel("a", 5), _needing(_kernel("b", 1), "there")]
+    assert _us(evaluate_block("b", items, _Costs(0.5))) == {"forward": 8.0}
+
+
+def test_a_kernel_that_ends_beside_what_travels_takes_twice_as_long() -> None:
+    """Of tokens that travel for 9 a kernel of 2 meets 4, and the one that needs them waits for the other 5; without a share 2 and 7."""
+    items = [_tagged("there", 9), _kernel("a", 2), _needing(_kernel("b", 1), "there")]
+    assert _us(evaluate_block("b", items, _Costs(0.5))) == {"forward": 5.0, "exposed_ep": 5.0}
+    assert _us(evaluate_block("b", items, _Costs(0.5), shares=False)) == {
+        "forward": 3.0,
+        "exposed_ep": 7.0,
+    }
 
 
 def test_a_reduction_hides_behind_the_weight_gradient() -> None:
