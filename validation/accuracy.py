@@ -3,18 +3,17 @@
 Covers: validation/data/published-runs.csv and single-node-runs.csv, 1,544 measured steps.
 Question: how far are predictions off, family by family; what of that is fit; and would they choose the right layout?
 
-Run from the repository's root: python validation/accuracy.py (three minutes). It rewrites validation/accuracy.md, accuracy.json and accuracy-*.png, and
-mpsim/result/data/validated.yaml, from which every result says how far it is from what was measured.
+Run from the repository's root: python validation/accuracy.py (five minutes). It rewrites validation/accuracy.md, accuracy.json and accuracy-*.png, and what
+validation/intervals.py does, from which every result gets its interval and says how far it is from what was measured.
 """
 
 from __future__ import annotations
 
-import csv
 import json
+import math
 import re
 import statistics
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,13 +27,13 @@ from mpsim.validate import Record, Validation, validate_files
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "validation"))
 
+import intervals  # noqa: E402
 from accuracy_fit import NAMED, Refits, cells_of, is_named  # noqa: E402
 
 FILES = [
     ROOT / "validation" / "data" / name for name in ("published-runs.csv", "single-node-runs.csv")
 ]
 HERE = ROOT / "validation"
-SHIPPED = ROOT / "mpsim" / "result" / "data" / "validated.yaml"
 WORST = 10
 GATE = 0.005  # growth of a family's mean error that the gate lets pass
 HEAD = """# Accuracy on published runs
@@ -49,21 +48,6 @@ a point above [accuracy.json](accuracy.json).
 
 ![Errors by family](accuracy-errors.png)
 """
-
-
-def without_names() -> dict[str, float]:
-    """Errors of published runs by id, predicted with `family` and `source` blanked: what a run that nobody has listed would get."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        FILES[0].open(encoding="utf-8", newline="") as file,
-    ):
-        rows = csv.DictReader(file)
-        target = Path(folder) / "runs.csv"
-        with target.open("w", encoding="utf-8", newline="") as out:
-            writer = csv.DictWriter(out, rows.fieldnames or [])
-            writer.writeheader()
-            writer.writerows({**row, "family": "", "source": ""} for row in rows)
-        return {one.id: float(one.error or 0.0) for one in scored(validate_files([target]))}
 
 
 def complete_dense(record: Record) -> bool:
@@ -301,39 +285,19 @@ def draw(records: Sequence[Record]) -> None:
     plt.close(figure)
 
 
-def shipped(records: Sequence[Record]) -> str:
-    """The file from which results say how far they are from what was measured."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for one in records:
-        groups.setdefault(cells_of(one).where, []).append(one)
-    runs = [
-        {
-            "accelerator": chip,
-            "framework": preset,
-            "smallest": int(min(one.size or 1 for one in rows)),
-            "largest": int(max(one.size or 1 for one in rows)),
-            "rows": len(rows),
-            "mean_abs_error": round(figures(rows)["mean"], 4),
-            "bias": round(figures(rows)["bias"], 4),
-        }
-        for (chip, preset), rows in sorted(groups.items())
-    ]
-    head = "# Published runs by accelerator and framework, and the error of their predictions. Written by validation/accuracy.py.\n"
-    return head + yaml.safe_dump(
-        {"runs": runs}, sort_keys=False, default_flow_style=None, width=160
-    )
-
-
 def main() -> None:
     """Predict, refit, write."""
     validation = validate_files(FILES)
     records = scored(validation)
     refits = Refits.of(FILES[0], records)
-    hidden = without_names()
+    residuals = intervals.predicted()
+    published = {record.id for record in records if cells_of(record).cells.text("id")}
+    hidden = {row.id: math.expm1(row.log) for row in residuals if row.id in published}
     table = by_family(validation, hidden)
     lines = [
         HEAD,
         *hidden_section(records, hidden),
+        *intervals.rewrite(intervals.refitted(residuals, refits.shift)),
         "## Families\n",
         *family_table(table, refits),
         *pooled_section(records, refits),
@@ -355,7 +319,6 @@ def main() -> None:
         "decisions": [one.to_json() for one in validation.decisions],
     }
     (HERE / "accuracy.json").write_text(json.dumps(committed, indent=1) + "\n", encoding="utf-8")
-    SHIPPED.write_text(shipped(records), encoding="utf-8")
     draw(records)
 
 

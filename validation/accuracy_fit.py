@@ -162,6 +162,8 @@ class Refits:
         Mean absolute error of each named family, predicted without it.
     pooled, unfitted, unfitted_bias : float
         Over the rows of the named families: each left out in turn; with the literature's constants.
+    shift : mapping of str to float
+        Change of the log time of each of these rows when its family is left out, by id.
     """
 
     constants: list[Fitted]
@@ -170,6 +172,7 @@ class Refits:
     pooled: float
     unfitted: float
     unfitted_bias: float
+    shift: Mapping[str, float]
 
     @classmethod
     def of(cls, file: Path, records: Sequence[Record]) -> Refits:
@@ -185,10 +188,14 @@ class Refits:
         literature = np.array([without[one.id] for one in named])
         _, spread = _fit(error, slopes, family, known, np.ones(len(named), bool))
         missed: dict[str, Floats] = {}
+        shift: dict[str, float] = {}
         for name in NAMED:
             delta, _ = _fit(error, slopes, family, known, family != name)
             mine = family == name
-            missed[name] = np.abs(np.expm1(error[mine] + slopes[mine] @ delta))
+            moved = slopes[mine] @ delta
+            missed[name] = np.abs(np.expm1(error[mine] + moved))
+            ids = [one.id for one in named if one.family == name]
+            shift |= dict(zip(ids, moved.tolist(), strict=True))
         return cls(
             constants=known,
             uncertainty=spread,
@@ -196,6 +203,7 @@ class Refits:
             pooled=float(np.concatenate(list(missed.values())).mean()),
             unfitted=float(np.abs(literature).mean()),
             unfitted_bias=statistics.fmean(literature.tolist()),
+            shift=shift,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,17 +120,31 @@ def _print(comparison: Comparison) -> None:
             _figure(figure.b),
             _figure(figure.difference),
             _share(figure.relative),
+            _range(figure.intervals, 0),
+            _range(figure.intervals, 1),
         )
         for figure in (*comparison.figures, *comparison.parts)
         if figure.a or figure.b
     ]
-    header = ("", f"A: {comparison.a}", f"B: {comparison.b}", "B - A", "of A")
-    print_table(rows, header=header, right=(1, 2, 3, 4))
+    header = (
+        "",
+        f"A: {comparison.a}",
+        f"B: {comparison.b}",
+        "B - A",
+        "of A",
+        "80 % of A",
+        "80 % of B",
+    )
+    print_table(rows, header=header, right=(1, 2, 3, 4, 5, 6))
     print_text(comparison.explanation)
 
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
+
+
+def _range(intervals: tuple[Sequence[float], Sequence[float]] | None, place: int) -> str:
+    return "" if intervals is None else " - ".join(map(_figure, intervals[place]))
 
 
 def _share(value: float | None) -> str:

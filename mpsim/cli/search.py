@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -147,12 +148,16 @@ def _print(outcome: Search, *, with_front: bool) -> None:
     print_table(
         (_line(rank, row) for rank, row in enumerate(outcome.leaders, start=1)),
         header=(
-            *("#", "step (s)", "tokens/s/acc.", "MFU", "memory (GB)", "bubble", "exposed"),
+            *("#", "step (s)", "80 % between", "tokens/s/acc.", "MFU", "memory (GB)", "bubble"),
+            "exposed",
             *(("USD/step",) if priced else ()),
             "layout",
         ),
-        right=range(7 + priced),
+        right=range(8 + priced),
     )
+    if outcome.ties:
+        what = "the other is" if outcome.ties == 1 else f"{outcome.ties} others are"
+        print_text(f"tie: {what} not slower beyond the error of such differences (80 % interval)")
     rest = outcome.front
     if with_front and len(rest) > 1:
         print_table(
@@ -201,6 +206,7 @@ def _line(rank: int, row: Found) -> tuple[str, ...]:
     figures = (
         str(rank),
         f"{row.step_time_s:.5g}",
+        _range(row.summary),
         f"{row.tokens_per_s_per_accelerator:.5g}",
         percent(float(str(flat["mfu"]))) if known else "-",
         f"{row.memory_bytes / 1e9:.1f}",
@@ -208,6 +214,13 @@ def _line(rank: int, row: Found) -> tuple[str, ...]:
         percent(exposed / row.step_time_s) if known else "-",
     )
     return (*figures, *price, row.name)
+
+
+def _range(summary: Mapping[str, object] | None) -> str:
+    """The interval of the step time."""
+    ranges = (summary or {}).get("interval")
+    step = ranges.get("step_time_s") if isinstance(ranges, Mapping) else None
+    return "-" if step is None else " - ".join(f"{end:.4g}" for end in step)
 
 
 def _front_line(row: Found) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("step time", format_quantity(summary["step_time_s"], Dimension.TIME)),
         ("throughput", throughput),
         ("utilisation", f"{shares} ({flops[0]:.1f} and {flops[1]:.1f} TFLOP/s per accelerator)"),
+        *_ranges(summary),
         ("where time goes", _shares(summary, skip=exposed)),
         ("exposed comm.", _shares(summary, only=exposed) or "none"),
         ("hidden comm.", _hidden(summary) or "none"),
@@ -82,8 +83,23 @@ def execution_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _validated(nearest: Mapping[str, Any]) -> str:
-    """Measured runs nearest to the scenario, and the error of their predictions."""
+def _ranges(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Ranges that hold the measured figures in four cases of five."""
+    ranges = summary.get("interval")
+    if not ranges:
+        return []
+    step = " to ".join(format_quantity(end, Dimension.TIME) for end in ranges["step_time_s"])
+    rate = " to ".join(f"{end:,.0f}" for end in ranges["tokens_per_s"])
+    mfu = " to ".join(percent(end) for end in ranges["mfu"])
+    peak = " to ".join(format_quantity(end, Dimension.BYTES) for end in ranges["peak_memory_bytes"])
+    text = f"step {step}, {rate} tokens/s, MFU {mfu}, memory {peak}"
+    return [(f"{ranges['level']:.0%} between", text)]
+
+
+def _validated(nearest: Mapping[str, Any] | None) -> str:
+    """Measured runs nearest to the scenario, and the error of their predictions with names hidden."""
+    if nearest is None:
+        return "nothing like it"
     runs = f"{nearest['rows']} runs of {nearest['framework']} on {nearest['smallest']}"
     runs += f" to {nearest['largest']}" if nearest["largest"] != nearest["smallest"] else ""
     error = f"off by {percent(nearest['mean_abs_error'])} in the mean"

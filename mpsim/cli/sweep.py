@@ -143,7 +143,13 @@ def _print(result: Sweep) -> None:
     print_table(map(_line, result), header=header, right=range(first, first + 5))
     if result.best is not None:
         best = ", ".join(f"{key} {value}" for key, value in result.best.values.items())
-        print_text(f"most tokens/s per accelerator that fit: {best}")
+        tied = len(result.ties)
+        tie = (
+            f"; tie with {tied} other{'s' if tied > 1 else ''} within the error of such differences"
+            if tied
+            else ""
+        )
+        print_text(f"most tokens/s per accelerator that fit: {best}{tie}")
 
 
 def _line(row: Row) -> tuple[str, ...]:

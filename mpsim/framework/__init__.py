@@ -27,7 +27,12 @@ from mpsim.framework.framework import (
     Framework,
     from_mapping,
 )
-from mpsim.framework.presets import framework, framework_aliases, framework_names
+from mpsim.framework.presets import (
+    framework,
+    framework_aliases,
+    framework_line,
+    framework_names,
+)
 
 __all__ = [
     "AREAS",
@@ -54,6 +59,7 @@ __all__ = [
     "TensorOverlap",
     "framework",
     "framework_aliases",
+    "framework_line",
     "framework_names",
     "from_mapping",
 ]

@@ -10,7 +10,7 @@ from mpsim.framework.framework import Framework, from_mapping
 from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 
-__all__ = ["framework", "framework_aliases", "framework_names"]
+__all__ = ["framework", "framework_aliases", "framework_line", "framework_names"]
 
 _PERSONAL = ("suits", "notes")  # what a preset says of itself alone
 
@@ -24,6 +24,26 @@ def _catalog() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         presets.update(data.get("presets", {}))
         aliases.update(data.get("aliases", {}))
     return presets, aliases
+
+
+@remembered(1)
+def _lines() -> dict[str, str]:
+    """The file of the catalog that each preset is in."""
+    catalog = load_catalog("mpsim.framework.catalog")
+    return {name: line for line, data in catalog for name in data.get("presets", {})}
+
+
+def framework_line(name: str) -> tuple[str, str]:
+    """A preset and the line of software that it belongs to, such as ``nvidia`` or ``pytorch``; both empty where the catalog has none of the name.
+
+    Examples
+    --------
+    >>> framework_line("megatron-lm")
+    ('megatron-core', 'nvidia')
+    """
+    preset = _catalog()[1].get(name, name)
+    line = _lines().get(preset)
+    return ("", "") if line is None else (preset, line)
 
 
 def framework_names() -> tuple[str, ...]:

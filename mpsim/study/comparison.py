@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mpsim.errors import ScenarioError
 from mpsim.result import Result
+from mpsim.study.ties import Ratio, ratio_of
 
 __all__ = ["FIGURES", "Comparison", "Difference", "compare"]
 
@@ -34,11 +35,14 @@ class Difference:
     name : str
         Key of the summary, with its unit.
     a, b : float or None
+    intervals : tuple of sequence of float, or None
+        ``[low, high]`` of each, where both results have one.
     """
 
     name: str
     a: float | None
     b: float | None
+    intervals: tuple[Sequence[float], Sequence[float]] | None = None
 
     @property
     def difference(self) -> float | None:
@@ -58,6 +62,11 @@ class Difference:
             "b": self.b,
             "difference": self.difference,
             "relative": self.relative,
+            **(
+                {"interval": dict(zip("ab", map(list, self.intervals), strict=True))}
+                if self.intervals
+                else {}
+            ),
         }
 
 
@@ -74,12 +83,20 @@ class Comparison:
     parts : tuple of Difference
         Parts of the step time [s], the largest difference first; their differences sum to that of the
         step time.
+    ratio : Ratio or None
+        Step time of b over that of a with its interval, in which common errors have cancelled; None where a result has no interval.
     """
 
     a: str
     b: str
     figures: tuple[Difference, ...]
     parts: tuple[Difference, ...]
+    ratio: Ratio | None = None
+
+    @property
+    def tie(self) -> bool:
+        """Whether it cannot be said which step is faster."""
+        return self.ratio is not None and self.ratio.tie
 
     def __repr__(self) -> str:
         return f"<Comparison {self.b} against {self.a}: {self.explanation}>"
@@ -96,9 +113,13 @@ class Comparison:
         faster = "faster" if change < 0 else "slower"
         largest = next((part for part in self.parts if (part.difference or 0) * change > 0), None)
         text = f"{self.b} is {abs(change):.4g} s ({abs(change) / step.a:.1%}) a step {faster} than {self.a}"
-        if largest is None or largest.difference is None:
+        if largest is not None and largest.difference is not None:
+            text = f"{text}; most of it is {largest.name} ({largest.difference:+.4g} s)"
+        if self.ratio is None:
             return text
-        return f"{text}; most of it is {largest.name} ({largest.difference:+.4g} s)"
+        low, high = 100 * (self.ratio.low - 1), 100 * (self.ratio.high - 1)
+        lead = f"tie: between {low:+.1f} and {high:+.1f} % would be measured in four of five cases"
+        return f"{lead}; {text}" if self.tie else f"{text}; measured: {low:+.1f} to {high:+.1f} %"
 
     def to_json(self) -> dict[str, object]:
         """Plain data, one mapping a figure."""
@@ -106,6 +127,7 @@ class Comparison:
             "a": self.a,
             "b": self.b,
             "explanation": self.explanation,
+            "step_time": None if self.ratio is None else self.ratio.to_json(),
             "figures": {figure.name: figure.to_json() for figure in self.figures},
             "breakdown_s": {part.name: part.to_json() for part in self.parts},
         }
@@ -129,12 +151,16 @@ def compare(a: Result | Mapping[str, object], b: Result | Mapping[str, object]) 
     names = dict.fromkeys([*times[0], *times[1]])
     parts = [Difference(name, times[0].get(name, 0.0), times[1].get(name, 0.0)) for name in names]
     parts.sort(key=lambda part: -abs(part.difference or 0.0))
-    figures = [Difference(name, _number(first, name), _number(second, name)) for name in FIGURES]
+    figures = [
+        Difference(name, _number(first, name), _number(second, name), _ranges(first, second, name))
+        for name in FIGURES
+    ]
     return Comparison(
         a=str(first["scenario"]),
         b=str(second["scenario"]),
         figures=tuple(figures),
         parts=tuple(parts),
+        ratio=ratio_of(first, second),
     )
 
 
@@ -151,6 +177,16 @@ def _summary(result: Result | Mapping[str, object], which: str) -> Mapping[str, 
 def _number(summary: Mapping[str, object], name: str) -> float | None:
     value = summary.get(name)
     return float(value) if isinstance(value, int | float) else None
+
+
+def _ranges(
+    first: Mapping[str, object], second: Mapping[str, object], name: str
+) -> tuple[Sequence[float], Sequence[float]] | None:
+    """The intervals of a figure of both results."""
+    both = [summary.get("interval") for summary in (first, second)]
+    ranges = [entry.get(name) for entry in both if isinstance(entry, Mapping)]
+    known = [each for each in ranges if each is not None]
+    return (known[0], known[1]) if len(known) == len(both) else None
 
 
 def _parts(summary: Mapping[str, object]) -> dict[str, float]:

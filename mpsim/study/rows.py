@@ -11,6 +11,7 @@ from typing import overload
 
 from mpsim.errors import MpsimError
 from mpsim.study.journal import Journal
+from mpsim.study.ties import ties
 
 __all__ = ["COLUMNS", "Row", "StoredRows", "Sweep", "reason_of", "write_csv"]
 
@@ -104,6 +105,21 @@ class Sweep:
         """The usable row with the most tokens per second and accelerator; the first of equals."""
         usable = (row for row in self.rows if row.usable)
         return max(usable, key=lambda row: row.number("tokens_per_s_per_accelerator"), default=None)
+
+    @property
+    def ties(self) -> tuple[Row, ...]:
+        """Usable rows that cannot be told from the best: the interval of the difference holds zero."""
+        best = self.best
+        if best is None or best.summary is None:
+            return ()
+        return tuple(
+            row
+            for row in self.rows
+            if row.usable
+            and row.values != best.values
+            and row.summary is not None
+            and ties(best.summary, [row.summary])
+        )
 
     def table(self) -> list[dict[str, object]]:
         """One flat mapping a row, all with the same keys in the same order."""

@@ -9,7 +9,7 @@ import numpy as np
 from mpsim.hardware.routes import routes_of
 from mpsim.program import TICK
 from mpsim.result import Result, figures
-from mpsim.result.validated import nearest_validated
+from mpsim.training.intervals import intervals, nearest_measured, setting_of
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import model_flops
@@ -28,7 +28,8 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     breakdown = dict(zip(PARTS, mean.tolist(), strict=True))
     tokens = plan.tokens_per_step / step
     each = accelerators * step
-    return {
+    setting = setting_of(plan)
+    summary = {
         "scenario": plan.name,
         "engine": result.timeline.engine,
         "accelerators": accelerators,
@@ -51,12 +52,11 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "cost_per_step": figures.price(result),
         "utilisation": figures.utilisation(result),
         "calibration": figures.calibration(result.constants),
-        "validated": nearest_validated(
-            plan.layout.cluster.accelerator, plan.layout.framework.name, accelerators
-        ),
+        "validated": nearest_measured(setting),
         "warnings": _warnings(result, plan),
         **({"variation": result.variation.to_json()} if result.scenario.variation else {}),
     }
+    return {**summary, "interval": intervals(setting, summary)}
 
 
 def _hardware_flops(result: Result) -> float:

@@ -11,6 +11,7 @@ from mpsim.importers.cells import Cells
 from mpsim.importers.machines import benchmark_cluster
 from mpsim.memo import remembered
 from mpsim.parallel import GroupShape
+from mpsim.result.residuals import Setting, chip_names
 from mpsim.validate.records import Record, Row
 from mpsim.validate.tables import lookup, table
 
@@ -52,7 +53,25 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
         raise CalibrationError(f"{gpus} GPUs do not fill scale-up domains of {inside}")
     group = GroupShape(ranks=gpus, per_domain=inside, domains=gpus // inside)
     seconds = model.seconds(kind, cells.required_number("bytes"), group)
-    return [dataclasses.replace(blanks[0], predicted=seconds / _MICRO)]
+    setting = _setting(model, cells, nodes)
+    return [
+        dataclasses.replace(
+            blanks[0], predicted=seconds / _MICRO, figure="collective", setting=setting
+        )
+    ]
+
+
+def _setting(model: CollectiveModel, cells: Cells, nodes: int) -> Setting:
+    """What the residual of a collective depends on: its size is that of the message."""
+    reach = "one node" if nodes == 1 else "several nodes"
+    return Setting(
+        {
+            "accelerator": chip_names(model.cluster.accelerator),
+            "collective": (cells.text("collective"),),
+            "reach": (reach,),
+        },
+        cells.required_number("bytes"),
+    )
 
 
 @remembered(1024)

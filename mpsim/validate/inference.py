@@ -16,8 +16,10 @@ from mpsim.importers import Assumed
 from mpsim.importers.cells import Cells
 from mpsim.importers.machines import gpu, nic_named, per_node, rack_of
 from mpsim.memo import remembered
+from mpsim.result.residuals import Setting
 from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
 from mpsim.serving.engines import EnginePreset, engine, engine_for
+from mpsim.serving.intervals import setting_of
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.service import serve
 from mpsim.serving.stream import draw_requests
@@ -78,9 +80,26 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     figures = _figures(plan)
     sentences = tuple(map(str, assumed))
     return [
-        dataclasses.replace(blank, predicted=figures[blank.id.rsplit("#", 1)[1]], assumed=sentences)
+        _filled(blank, blank.id.rsplit("#", 1)[1], figures, setting_of(plan), sentences)
         for blank in blanks
     ]
+
+
+def _filled(
+    blank: Record,
+    quantity: str,
+    figures: Mapping[str, float],
+    setting: Setting,
+    assumed: tuple[str, ...],
+) -> Record:
+    """A record with its prediction; too few 99th percentiles were measured to have residuals of their own."""
+    return dataclasses.replace(
+        blank,
+        predicted=figures[quantity],
+        assumed=assumed,
+        figure=quantity.removesuffix("_p99"),
+        setting=setting,
+    )
 
 
 def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:

@@ -14,6 +14,7 @@ from mpsim.errors import CalibrationError
 from mpsim.importers.cells import Cells
 from mpsim.importers.machines import gpu
 from mpsim.memo import remembered
+from mpsim.result.residuals import Setting, chip_names, format_names
 from mpsim.validate.records import Record, Row
 from mpsim.validate.tables import lookup, table
 from mpsim.workload import (
@@ -104,7 +105,25 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
         raise CalibrationError(
             f"the row is measured in {blanks[0].unit}, which {cells.text('op')!r} has not"
         )
-    return [dataclasses.replace(blanks[0], predicted=figure, size=work.flops or work.moved)]
+    size = work.flops or work.moved
+    setting = Setting(
+        {
+            "accelerator": chip_names(chip),
+            "operation": (_form(cells),),
+            "format": format_names(precision),
+        },
+        size,
+    )
+    return [
+        dataclasses.replace(
+            blanks[0], predicted=figure, size=size, figure="kernel", setting=setting
+        )
+    ]
+
+
+def _form(cells: Cells) -> str:
+    """The kind of operation: ``gemm``, ``attention`` or ``stream``."""
+    return str(lookup("kernels", "operations", cells.text("op"))["form"])
 
 
 @remembered(256)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mpsim.importers.cells import Cells
+from mpsim.result.residuals import EXACT, Interval, Setting, residuals
 
 __all__ = [
     "Decision",
@@ -73,6 +74,10 @@ class Record:
         Model, sequence length and number of accelerators of a training run: runs of one group differ in layout. "" for other kinds.
     sequences : float
         Of a step; 0 for other kinds.
+    figure : str
+        Of `mpsim.result.residuals.FIGURES`: whose residuals give the interval. "" for what is exact.
+    setting : Setting or None
+        What the residual depends on; None without a prediction.
     """
 
     id: str
@@ -87,6 +92,17 @@ class Record:
     assumed: tuple[str, ...] = ()
     group: str = ""
     sequences: float = 0.0
+    figure: str = ""
+    setting: Setting | None = None
+
+    @property
+    def interval(self) -> Interval | None:
+        """Range that holds the measured figure in four cases of five; None without a prediction."""
+        if self.predicted is None:
+            return None
+        if not self.figure or self.setting is None or not self.predicted:
+            return Interval(self.predicted, self.predicted, EXACT)
+        return residuals(self.figure).interval(self.predicted, self.setting)
 
     @property
     def error(self) -> float | None:
@@ -105,6 +121,7 @@ class Record:
             "measured": self.measured,
             "predicted": self.predicted,
             "error": self.error,
+            "interval": None if self.interval is None else self.interval.to_json(),
             "mismatched": list(self.mismatched),
             "skipped_because": self.skipped_because,
             "assumed": list(self.assumed),

@@ -12,8 +12,10 @@ from mpsim.errors import CalibrationError
 from mpsim.importers import Assumed, Imported
 from mpsim.importers.cells import Cells
 from mpsim.memo import remembered
+from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate_step
+from mpsim.training.intervals import setting_of
 from mpsim.training.memory import memory_constants
 from mpsim.validate.adapt import adapted
 from mpsim.validate.assumptions import BY_FAMILY, Filled, fill_in
@@ -21,7 +23,7 @@ from mpsim.validate.clusters import cluster_of
 from mpsim.validate.layouts import parallelism_of, schedule_of
 from mpsim.validate.tables import lookup, on_top, table
 
-__all__ = ["described", "filled", "fitting", "scenario_of", "simulated"]
+__all__ = ["Simulated", "described", "filled", "fitting", "scenario_of", "simulated"]
 
 _ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
 _AGAIN = ("none", "selective", "full")
@@ -84,7 +86,7 @@ def fitting(run: Imported) -> Imported:
     training = dict(run.scenario["training"])
     for kind in _AGAIN[_AGAIN.index(training["recompute"]) :]:
         scenario = {**run.scenario, "training": {**training, "recompute": kind}}
-        if _outcome(json.dumps(scenario, sort_keys=True))["filled"] > room:
+        if _outcome(json.dumps(scenario, sort_keys=True)).figures["filled"] > room:
             continue
         if kind == training["recompute"]:
             return run
@@ -132,7 +134,26 @@ def _precision(cells: Cells, rule: Mapping[str, Any]) -> str:
     return str(rule.get("precisions", {}).get(precision, precision))
 
 
-def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> tuple[float, float]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Simulated:
+    """What the simulator says of a run.
+
+    Parameters
+    ----------
+    seconds : float
+        Of a step, or of a layer [s].
+    memory : float
+        Of the fullest rank [B].
+    setting : Setting
+        What the residuals of both depend on.
+    """
+
+    seconds: float
+    memory: float
+    setting: Setting
+
+
+def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> Simulated:
     """Time and peak memory of a scenario.
 
     Parameters
@@ -146,16 +167,14 @@ def simulated(scenario: Mapping[str, Any], *, layer: bool, seen: str) -> tuple[f
 
     Returns
     -------
-    float
-        Time [s].
-    float
-        Memory of the fullest rank [B].
+    Simulated
     """
     if layer:
         single, double = (_outcome(_with_layers(scenario, layers)) for layers in (1, 2))
-        return double["layers"] - single["layers"], single[seen]
+        seconds = double.figures["layers"] - single.figures["layers"]
+        return Simulated(seconds, single.figures[seen], single.setting)
     outcome = _outcome(json.dumps(scenario, sort_keys=True))
-    return outcome["step"], outcome[seen]
+    return Simulated(outcome.figures["step"], outcome.figures[seen], outcome.setting)
 
 
 def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
@@ -164,12 +183,20 @@ def _with_layers(scenario: Mapping[str, Any], layers: int) -> str:
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Figures of a simulation by name, and what their residuals depend on."""
+
+    figures: Mapping[str, float]
+    setting: Setting
+
+
 @remembered(4096)
-def _outcome(scenario: str) -> Mapping[str, float]:
+def _outcome(scenario: str) -> _Outcome:
     """Figures of a simulation; equal scenarios are simulated once."""
     result = simulate_step(Scenario.from_mapping(json.loads(scenario)))
     memory = result.summary["memory"]
-    return {
+    figures = {
         "step": float(result.summary["step_time_s"]),
         "layers": float(sum(result.breakdown[part] for part in _LAYER_PARTS)),
         "memory": float(memory["total"]),
@@ -177,6 +204,7 @@ def _outcome(scenario: str) -> Mapping[str, float]:
         "reserved": float(memory["total"]) - memory_constants()["context"],
         "allocated": float(memory["total"] - memory["overhead"]),
     }
+    return _Outcome(figures, setting_of(result.plan))
 
 
 def _refuse(cells: Cells, rule: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from mpsim.errors import CalibrationError
 from mpsim.importers import words
 from mpsim.importers.cells import Cells
 
-__all__ = ["lookup", "on_top", "rule_of", "table"]
+__all__ = ["lookup", "on_top", "rule_of", "stands_in", "table"]
 
 _DATA = "mpsim.validate.data"
 table = functools.partial(words.table, _DATA)
@@ -41,6 +41,11 @@ def rule_of(cells: Cells) -> Mapping[str, Any]:
                     rule = on_top(rule, more)
             return rule
     raise CalibrationError("no family fits the row")
+
+
+def stands_in(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule's framework stands in for software that nothing is known of, so that a run under it is no measurement of that framework."""
+    return any(why != _BY_NAME for why in rule.get("assumed", ()))
 
 
 def on_top(rule: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpsim.importers.cells import Cells
+from mpsim.training.intervals import residuals_of
 from mpsim.validate.records import Record, Row
 from mpsim.validate.runs import described, fitting, simulated
-from mpsim.validate.tables import rule_of
+from mpsim.validate.tables import rule_of, stands_in
 
 __all__ = [
     "MEASURED",
@@ -92,16 +93,21 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     """
     rule = rule_of(row.configuration)
     run = fitting(described(row.configuration, rule))
-    seconds, memory = simulated(
+    told = simulated(
         run.scenario,
         layer=rule.get("measures") == "layer",
         seen=rule.get("memory", "memory"),
     )
+    setting = told.setting
+    if stands_in(rule):
+        setting = dataclasses.replace(setting, labels={**setting.labels, "framework": ("", "")})
     return [
         dataclasses.replace(
             blank,
-            predicted=memory if blank.kind == "memory" else seconds / scale,
+            predicted=told.memory if blank.kind == "memory" else told.seconds / scale,
             assumed=tuple(map(str, run.assumed)),
+            figure="memory" if blank.kind == "memory" else residuals_of(setting).figure,
+            setting=setting,
         )
         for blank in blanks
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from mpsim.parallel import AXIS_NAMES
 from mpsim.study.rows import write_csv
 from mpsim.study.search.space import ALWAYS_SAID
+from mpsim.study.ties import ties
 
 __all__ = ["OBJECTIVES", "REASONS", "Found", "Search"]
 
@@ -198,6 +199,12 @@ class Search:
                 front.append(row)
         return tuple(front)
 
+    @property
+    def ties(self) -> int:
+        """How many of the leaders cannot be told from the best: the interval of the difference holds zero."""
+        summaries = [row.summary for row in self.leaders if row.summary is not None]
+        return ties(summaries[0], summaries[1:]) if summaries else 0
+
     def table(self) -> list[dict[str, object]]:
         """One flat mapping a simulated layout, all with the same keys in the same order."""
         flat = [row.flat() for row in self.rows]
@@ -214,6 +221,7 @@ class Search:
             "gap": self.gap,
             "undivided": self.undivided,
             "legal": self.legal,
+            "ties": self.ties,
             "counts": dict(self.counts),
             "rows": [dataclasses.asdict(row) for row in self.leaders],
             "front": [dataclasses.asdict(row) for row in self.front],

@@ -1,0 +1,318 @@
+"""Residuals: how far predictions were off on measured runs whose names they did not know, and the interval that a new prediction gets from that.
+
+A residual is e = ln(predicted / measured). Its spread grows with the distance of what is predicted to the nearest measured runs:
+
+    sigma^2 = noise^2 + sum over attributes of what is not shared with them + (doubling x doublings of the size beyond theirs)^2
+
+and 80 % of e / sigma lie between two quantiles, whose sizes differ because the mean of e is not 0. Everything is fitted by ``validation/intervals.py`` with whole families of
+runs left out, one file a figure in ``mpsim/result/data``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpsim.hardware import SCALED_FORMATS, Accelerator
+from mpsim.memo import remembered
+from mpsim.shipped import read_shipped
+
+__all__ = [
+    "EXACT",
+    "FIGURES",
+    "LEVEL",
+    "Interval",
+    "MeasuredRuns",
+    "Residuals",
+    "Setting",
+    "chip_names",
+    "format_names",
+    "residuals",
+]
+
+_PACKAGE = "mpsim.result.data"
+_HALF = 1.2816  # half-width of an 80 % interval of the normal distribution over its sigma
+_NARROW = ("fp8", "fp4", "int8", "int4")
+LEVEL = 0.8
+"""Share of measured figures that lie in their interval."""
+FIGURES = (
+    *("step", "step-experts", "memory", "collective", "kernel"),
+    *("ttft", "tpot", "e2e", "throughput"),
+)
+"""Figures whose residuals are known: one file each."""
+EXACT = "exact: an order of actions has no residual"
+"""Basis of an interval of no width."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Interval:
+    """Range that holds the measured figure in `LEVEL` of all cases, and the prediction always.
+
+    Parameters
+    ----------
+    low, high : float
+        In the unit of the prediction.
+    basis : str
+        What it rests on, in words.
+    """
+
+    low: float
+    high: float
+    basis: str = ""
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def inverse(self, amount: float) -> Interval:
+        """The interval of ``amount / figure``: of a rate, where this one is of a time."""
+        return Interval(amount / self.high, amount / self.low, self.basis)
+
+    def to_json(self) -> list[float]:
+        """Both ends."""
+        return [self.low, self.high]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """What a prediction is of, as far as its residual depends on it.
+
+    Parameters
+    ----------
+    labels : mapping of str to tuple of str
+        Attributes such as ``framework``: its names from the most special to the most general, ``("megatron-core", "nvidia")``.
+    size : float
+        Accelerators, bytes or whatever the figure grows with; distances are ratios.
+
+    Examples
+    --------
+    >>> near = Setting({"framework": ("megatron-core", "nvidia")}, 64)
+    >>> near.level("framework", ("nemo-2", "nvidia")), near.level("framework", ("torch-ddp", "pytorch"))
+    (1, 2)
+    """
+
+    labels: Mapping[str, tuple[str, ...]]
+    size: float
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {**{name: list(names) for name, names in self.labels.items()}, "size": self.size}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Setting:
+        """What `to_json` gave."""
+        labels = {name: tuple(map(str, names)) for name, names in data.items() if name != "size"}
+        return cls(labels, float(data["size"]))
+
+    def level(self, attribute: str, names: Sequence[str]) -> int:
+        """How far up one has to go until names are shared: 0 the same, as many as there are names where none is shared."""
+        mine = self.labels.get(attribute, ())
+        pairs = zip(mine, names, strict=False)
+        # an empty name is one that is not known, which nothing shares
+        shared = (level for level, (a, b) in enumerate(pairs) if a and a == b)
+        return next(shared, max(len(mine), len(names)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRuns:
+    """Measured runs of one family that share every attribute, predicted.
+
+    Parameters
+    ----------
+    family : str
+        Table that they come from.
+    labels : mapping of str to tuple of str
+        As those of a `Setting`.
+    smallest, largest : float
+        Sizes.
+    rows : int
+    mean_abs_error, bias : float
+        Of predictions with names hidden and the family left out of the fit, as fractions; the bias with its sign.
+    """
+
+    family: str
+    labels: Mapping[str, tuple[str, ...]]
+    smallest: float
+    largest: float
+    rows: int
+    mean_abs_error: float
+    bias: float
+
+    def scale(self, size: float) -> float:
+        """Factor by which a size is larger (above 1) or smaller (below 1) than any of these runs; 1 within."""
+        return max(1.0, size / self.largest) * min(1.0, size / self.smallest)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Residuals:
+    """Residuals of one figure.
+
+    Parameters
+    ----------
+    figure : str
+        Of `FIGURES`.
+    noise : float
+        Sigma right beside measured runs.
+    attributes : mapping of str to tuple of float
+        Sigma that each level of an attribute adds where it is not shared; see `Setting.level`.
+    doubling : float
+        Sigma that a doubling of the size beyond measured runs adds.
+    most_doublings : float
+        Doublings that count where nothing was measured.
+    quantiles : tuple of float
+        Of e / sigma: the lower one negative, the upper one positive.
+    pairs : mapping of str to float
+        Half-widths, at `LEVEL`, of the difference of two residuals of one family that differ in a label (``layout``, ``format``, ``rest``) or in nothing (``same``).
+    rows, families : int
+        That the fit rests on.
+    runs : tuple of MeasuredRuns
+    """
+
+    figure: str
+    noise: float
+    attributes: Mapping[str, tuple[float, ...]]
+    doubling: float
+    most_doublings: float
+    quantiles: tuple[float, float]
+    pairs: Mapping[str, float]
+    rows: int
+    families: int
+    runs: tuple[MeasuredRuns, ...]
+
+    def sigma(self, setting: Setting) -> float:
+        """Spread of the residual of a setting, by its distance to the nearest measured runs."""
+        distances = (self._variance(setting, run) for run in self.runs)
+        return math.sqrt(min(distances, default=self._widest))
+
+    def nearest(self, setting: Setting) -> MeasuredRuns | None:
+        """The measured runs at the least distance, of equally near ones the most; None where none were measured."""
+        return min(
+            self.runs, key=lambda run: (self._variance(setting, run), -run.rows), default=None
+        )
+
+    def interval(self, value: float, setting: Setting) -> Interval:
+        """The interval of a prediction.
+
+        Parameters
+        ----------
+        value : float
+            Predicted figure, above 0.
+        setting : Setting
+
+        Notes
+        -----
+        With quantiles q of e / sigma the measured figure lies between ``value exp(-q_high sigma)`` and ``value exp(-q_low sigma)``.
+        """
+        sigma = self.sigma(setting)
+        low, high = self.quantiles
+        return Interval(
+            value * math.exp(-high * sigma), value * math.exp(-low * sigma), self.basis(setting)
+        )
+
+    def difference(self, a: Setting, b: Setting) -> float:
+        """Half-width of the interval of ln(figure of b / figure of a): what two predictions share of their residuals cancels.
+
+        Notes
+        -----
+        Two measurements of the same differ too (``same``), so no difference is known better. What runs of one family differ in has the half-width of such pairs; what other runs
+        differ in (framework, accelerator, ...) adds twice its variance, once for each. ``layout`` was measured on runs that differ in the ``rest`` as well and stands for it.
+        """
+        apart = {name for name in self.pairs if a.level(name, b.labels.get(name, ()))}
+        apart -= {"rest"} if "layout" in apart else set()
+        square = max(
+            [self.pairs.get("same", 0.0) ** 2, sum(self.pairs[name] ** 2 for name in apart)]
+        )
+        for name, levels in self.attributes.items():
+            if name not in apart:
+                level = a.level(name, b.labels.get(name, ()))
+                square += 2 * _HALF**2 * sum(each**2 for each in levels[:level])
+        doublings = abs(math.log2(b.size / a.size)) if a.size and b.size else 0.0
+        square += (_HALF * self.doubling * min(doublings, self.most_doublings)) ** 2
+        return math.sqrt(square)
+
+    def basis(self, setting: Setting) -> str:
+        """What an interval rests on, in words."""
+        fitted = f"{LEVEL:.0%} of {self.rows} measured figures of {self.families} families, each family left out"
+        run = self.nearest(setting)
+        if run is None:
+            return f"{fitted}; nothing like it was measured: the widest interval"
+        apart = [name for name in self.attributes if setting.level(name, run.labels.get(name, ()))]
+        apart += ["scale"] if run.scale(setting.size) != 1.0 else []
+        names = ", ".join(names[0] for names in run.labels.values() if names[0])
+        return f"{fitted}; nearest: {run.rows} of {names}{_words('; other ', apart)}"
+
+    def without(self, family: str) -> Residuals:
+        """The same where nothing of a family was measured."""
+        return dataclasses.replace(
+            self, runs=tuple(run for run in self.runs if run.family != family)
+        )
+
+    @property
+    def _widest(self) -> float:
+        added = sum(sum(each**2 for each in levels) for levels in self.attributes.values())
+        return self.noise**2 + added + (self.doubling * self.most_doublings) ** 2
+
+    def _variance(self, setting: Setting, run: MeasuredRuns) -> float:
+        variance = self.noise**2
+        for name, levels in self.attributes.items():
+            level = setting.level(name, run.labels.get(name, ()))
+            variance += sum(each**2 for each in levels[:level])
+        doublings = abs(math.log2(run.scale(setting.size))) if setting.size else 0.0
+        return variance + (self.doubling * min(doublings, self.most_doublings)) ** 2
+
+
+def chip_names(chip: Accelerator) -> tuple[str, str]:
+    """An accelerator and its generation, as labels of a setting."""
+    return chip.name, chip.family
+
+
+def format_names(precision: str) -> tuple[str, str]:
+    """A number format and whether its elements are narrow (8 bits or fewer), as labels of a setting.
+
+    Examples
+    --------
+    >>> format_names("mxfp8"), format_names("bf16")
+    (('mxfp8', 'narrow'), ('bf16', 'wide'))
+    """
+    return precision, "narrow" if SCALED_FORMATS.get(precision, precision) in _NARROW else "wide"
+
+
+def _words(lead: str, names: Sequence[str]) -> str:
+    return lead + ", ".join(names) if names else ""
+
+
+@remembered(16)
+def residuals(figure: str) -> Residuals:
+    """Residuals of a figure of `FIGURES`, written by ``python validation/intervals.py``."""
+    data: dict[str, Any] = dict(read_shipped(_PACKAGE, f"{figure}.yaml"))
+    names = tuple(data["attributes"])
+    return Residuals(
+        figure=figure,
+        noise=float(data["noise"]),
+        attributes={name: tuple(map(float, data["attributes"][name])) for name in names},
+        doubling=float(data["doubling"]),
+        most_doublings=float(data["most_doublings"]),
+        quantiles=(float(data["quantiles"][0]), float(data["quantiles"][1])),
+        pairs={name: float(half) for name, half in data.get("pairs", {}).items()},
+        rows=int(data["rows"]),
+        families=int(data["families"]),
+        runs=tuple(_runs(entry, names) for entry in data["runs"]),
+    )
+
+
+def _runs(entry: Sequence[Any], names: Sequence[str]) -> MeasuredRuns:
+    """Measured runs of a line of the file: family, labels of each attribute, then figures."""
+    family, *labels = entry[: 1 + len(names)]
+    smallest, largest, rows, error, bias = entry[1 + len(names) :]
+    return MeasuredRuns(
+        family=str(family),
+        labels={
+            name: tuple(str(label).split(" < ")) for name, label in zip(names, labels, strict=True)
+        },
+        smallest=float(smallest),
+        largest=float(largest),
+        rows=int(rows),
+        mean_abs_error=float(error),
+        bias=float(bias),
+    )

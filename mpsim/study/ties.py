@@ -1,0 +1,96 @@
+"""Ties: whether the difference of two predictions is larger than what such differences were off by."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from mpsim.result.residuals import LEVEL, Setting
+from mpsim.training.intervals import residuals_of
+
+__all__ = ["Ratio", "ratio_of", "ties"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ratio:
+    """A figure of b over that of a, with the interval that four of five measured ratios lie in.
+
+    Parameters
+    ----------
+    value, low, high : float
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def tie(self) -> bool:
+        """Whether it cannot be said which is faster: the interval holds 1."""
+        return self.low <= 1.0 <= self.high
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "ratio": self.value,
+            "interval": [self.low, self.high],
+            "level": LEVEL,
+            "tie": self.tie,
+        }
+
+
+def ratio_of(
+    a: Mapping[str, object], b: Mapping[str, object], figure: str = "step_time_s"
+) -> Ratio | None:
+    """The ratio of two step times, or of two rates.
+
+    Parameters
+    ----------
+    a, b : mapping
+        Results in the shape of ``mpsim run --json``.
+    figure : str
+        ``step_time_s``, or a rate such as ``tokens_per_s_per_accelerator``.
+
+    Returns
+    -------
+    Ratio or None
+        None where a result says nothing of its setting, such as one stored by an older version.
+
+    Notes
+    -----
+    Errors that both share (of the framework, the accelerator, the number format) cancel; see `mpsim.result.residuals.Residuals.difference`. Dense models and mixtures of
+    experts share none.
+    """
+    first, second = _setting(a), _setting(b)
+    if first is None or second is None:
+        return None
+    value = _number(b, figure) / _number(a, figure)
+    if value == 1.0 and first == second:
+        return Ratio(1.0, 1.0, 1.0)
+    known, other = residuals_of(first), residuals_of(second)
+    if known.figure == other.figure:
+        half = known.difference(first, second)
+        return Ratio(value, value * math.exp(-half), value * math.exp(half))
+    parts = known.interval(1.0, first), other.interval(1.0, second)
+    down = math.hypot(math.log(parts[0].high), math.log(parts[1].low))
+    up = math.hypot(math.log(parts[0].low), math.log(parts[1].high))
+    return Ratio(value, value * math.exp(-down), value * math.exp(up))
+
+
+def ties(best: Mapping[str, object], others: Sequence[Mapping[str, object]]) -> int:
+    """How many of the others cannot be told from the best by their tokens a second and accelerator."""
+    ratios = (ratio_of(best, other, "tokens_per_s_per_accelerator") for other in others)
+    return sum(ratio is not None and ratio.tie for ratio in ratios)
+
+
+def _setting(summary: Mapping[str, object]) -> Setting | None:
+    ranges = summary.get("interval")
+    of = ranges.get("of") if isinstance(ranges, Mapping) else None
+    return Setting.from_json(of) if isinstance(of, Mapping) else None
+
+
+def _number(summary: Mapping[str, object], figure: str) -> float:
+    value = summary[figure]
+    assert isinstance(value, int | float)
+    return float(value)

@@ -1,0 +1,99 @@
+"""Intervals of a training step: what its residuals depend on, and the ranges of its figures that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.framework import framework_line
+from mpsim.result.residuals import (
+    LEVEL,
+    Interval,
+    Residuals,
+    Setting,
+    chip_names,
+    format_names,
+    residuals,
+)
+from mpsim.training.plan import Plan
+
+__all__ = ["intervals", "nearest_measured", "residuals_of", "setting_of"]
+
+_LONG = 16_384  # tokens from which attention is a large part of a step, whatever the model
+
+
+def setting_of(plan: Plan) -> Setting:
+    """What the residuals of a step depend on, and those of the difference of two: ``layout`` and ``rest`` matter there alone."""
+    layout = plan.layout
+    mesh = layout.mesh
+    axes = f"tp {mesh.tp}, pp {mesh.pp}, cp {mesh.cp}, ep {mesh.ep}, dp {mesh.dp}"
+    rest = f"{plan.micro_batch} a microbatch, zero {plan.zero}, {plan.schedule}, recompute {plan.recompute.granularity}"
+    return Setting(
+        {
+            "framework": framework_line(layout.framework.name),
+            "accelerator": chip_names(layout.cluster.accelerator),
+            "format": format_names(layout.precision),
+            "length": ("long" if plan.sequence_length > _LONG else "short",),
+            "layout": (axes,),
+            "rest": (rest,),
+            "model": ("experts" if layout.model.moe is not None else "dense",),
+        },
+        mesh.world,
+    )
+
+
+def residuals_of(setting: Setting) -> Residuals:
+    """Residuals of the step time: those of mixtures of experts apart, which say nothing of dense models, nor these of them."""
+    return residuals("step-experts" if setting.labels["model"] == ("experts",) else "step")
+
+
+def intervals(setting: Setting, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Ranges that hold what would be measured.
+
+    Parameters
+    ----------
+    setting : Setting
+    summary : mapping
+        With the predictions: ``step_time_s``, ``tokens_per_s``, ``mfu``, ``peak_memory_bytes`` and so on.
+
+    Returns
+    -------
+    dict
+        ``[low, high]`` of each figure, ``level``, ``basis`` and what the setting is (``of``).
+    """
+    known = residuals_of(setting)
+    step = known.interval(summary["step_time_s"], setting)
+    rates = ("tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "hfu")
+    # a rate is an amount over the step time, and the amount is known exactly
+    ranges: dict[str, Interval] = {"step_time_s": step}
+    for name in rates:
+        ranges[name] = step.inverse(summary[name] * summary["step_time_s"])
+    peak = residuals("memory").interval(summary["peak_memory_bytes"], setting)
+    ranges["peak_memory_bytes"] = peak
+    return {
+        **{name: interval.to_json() for name, interval in ranges.items()},
+        "level": LEVEL,
+        "basis": step.basis,
+        "memory_basis": peak.basis,
+        "of": setting.to_json(),
+    }
+
+
+def nearest_measured(setting: Setting) -> dict[str, Any] | None:
+    """The measured runs nearest to a setting by hardware and software, and how far off their predictions were; None where nothing was measured."""
+    known = residuals_of(setting)
+    runs = known.nearest(setting)
+    if runs is None:
+        return None
+    scale = runs.scale(setting.size)
+    apart = [name for name in known.attributes if setting.level(name, runs.labels[name])]
+    return {
+        **{name: names[0] for name, names in runs.labels.items()},
+        "smallest": int(runs.smallest),
+        "largest": int(runs.largest),
+        "rows": runs.rows,
+        "mean_abs_error": runs.mean_abs_error,
+        "bias": runs.bias,
+        "scale": scale,
+        "differs": apart + (["scale"] if scale != 1.0 else []),
+    }

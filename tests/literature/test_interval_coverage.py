@@ -1,0 +1,62 @@
+"""Intervals hold what they promise on families that had no part in them: read from the committed residuals, which `python validation/intervals.py` rewrites."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mpsim.result.residuals import FIGURES
+from mpsim.shipped import read_shipped
+
+TABLE = Path(__file__).resolve().parents[2] / "validation" / "residuals.csv"
+LARGE = 20
+
+
+def rows() -> list[dict[str, str]]:
+    """Every residual of a training run."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def coverage(chosen: Sequence[dict[str, str]]) -> float:
+    """Share of measured figures inside the interval that the other families give."""
+    inside = [
+        float(row["low"]) <= math.exp(-float(row["log_error"])) <= float(row["high"])
+        for row in chosen
+    ]
+    return sum(inside) / len(inside)
+
+
+def steps() -> list[dict[str, str]]:
+    """Residuals of step times, dense models and mixtures of experts."""
+    return [row for row in rows() if row["figure"].startswith("step")]
+
+
+def test_four_of_five_step_times_lie_in_their_interval() -> None:
+    """75 to 85 % of all step times, each from the other families alone."""
+    assert 0.75 <= coverage(steps()) <= 0.85
+
+
+def test_no_large_family_is_forgotten() -> None:
+    """65 % of every family of 20 rows or more."""
+    families: dict[str, list[dict[str, str]]] = {}
+    for row in steps():
+        families.setdefault(row["family"], []).append(row)
+    short = {
+        name: share
+        for name, chosen in families.items()
+        if len(chosen) >= LARGE and (share := coverage(chosen)) < 0.65
+    }
+    assert not short
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_what_is_shipped_was_fitted_on_what_is_committed(figure: str) -> None:
+    """The digest in every shipped file is that of residuals.csv."""
+    digest = hashlib.sha256(TABLE.read_bytes()).hexdigest()[:16]
+    assert read_shipped("mpsim.result.data", f"{figure}.yaml")["digest"] == digest

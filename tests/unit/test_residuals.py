@@ -1,0 +1,170 @@
+"""Residuals: the runs nearest to a prediction, and the interval it gets from them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+import mpsim
+from mpsim.result.residuals import FIGURES, MeasuredRuns, Residuals, Setting, residuals
+from mpsim.training.intervals import nearest_measured, residuals_of
+
+A100, H100 = ("a100-sxm-80", "ampere"), ("h100-sxm", "hopper")
+
+
+def setting(
+    framework: tuple[str, str],
+    accelerator: tuple[str, str] = A100,
+    *,
+    model: str = "dense",
+    precision: tuple[str, str] = ("bf16", "wide"),
+    size: int = 64,
+) -> Setting:
+    """A training step with sequences of usual length."""
+    return Setting(
+        {
+            "framework": framework,
+            "accelerator": accelerator,
+            "format": precision,
+            "length": ("short",),
+            "model": (model,),
+        },
+        size,
+    )
+
+
+def runs(name: str, chip: str, rows: int = 1, error: float = 0.1) -> MeasuredRuns:
+    """Runs of 8 to 64 accelerators."""
+    labels = {"framework": (name, "line"), "accelerator": (chip, "generation")}
+    return MeasuredRuns(
+        family=f"{name} on {chip}",
+        labels=labels,
+        smallest=8,
+        largest=64,
+        rows=rows,
+        mean_abs_error=error,
+        bias=0.0,
+    )
+
+
+def known(*measured: MeasuredRuns) -> Residuals:
+    """Noise of 0.1; another framework of the line adds 0.2, another line 0.4 more; another chip 0.3; a doubling 0.1."""
+    return Residuals(
+        figure="step",
+        noise=0.1,
+        attributes={"framework": (0.2, 0.4), "accelerator": (0.3, 0.5)},
+        doubling=0.1,
+        most_doublings=6,
+        quantiles=(-2.0, 1.0),
+        pairs={},
+        rows=10,
+        families=5,
+        runs=measured,
+    )
+
+
+def at(name: str, chip: str, size: float = 64, line: str = "line") -> Setting:
+    """A setting of the two attributes of `known`."""
+    return Setting({"framework": (name, line), "accelerator": (chip, "generation")}, size)
+
+
+def test_sigma_adds_what_is_not_shared() -> None:
+    """Same: 0.1. Same line and chip: sqrt(0.01 + 0.04). Another line, another chip of the generation, four times the size: sqrt(0.01 + 0.04 + 0.16 + 0.09 + 4 x 0.01)."""
+    one = known(runs("f", "a"))
+    assert one.sigma(at("f", "a")) == pytest.approx(0.1)
+    assert one.sigma(at("g", "a")) == pytest.approx(math.sqrt(0.05))
+    assert one.sigma(at("g", "b", 256, "other")) == pytest.approx(math.sqrt(0.34))
+
+
+def test_the_interval_is_the_prediction_times_quantiles_of_the_spread() -> None:
+    """Residuals ln(predicted / measured) from -2 to 1 sigma: measured from exp(-0.1) to exp(0.2) of the prediction."""
+    interval = known(runs("f", "a")).interval(10.0, at("f", "a"))
+    assert interval.low == pytest.approx(10 * math.exp(-0.1))
+    assert interval.high == pytest.approx(10 * math.exp(0.2))
+    assert 10.0 in interval
+
+
+def test_without_a_measurement_the_interval_is_the_widest_and_says_so() -> None:
+    """Everything that can differ does, six doublings away."""
+    alone = known()
+    assert alone.sigma(at("f", "a")) == pytest.approx(
+        math.sqrt(0.01 + 0.04 + 0.16 + 0.09 + 0.25 + 0.36)
+    )
+    assert "widest" in alone.interval(1.0, at("f", "a")).basis
+    assert alone.nearest(at("f", "a")) is None
+
+
+def test_a_family_left_out_is_no_neighbour() -> None:
+    """Its own runs gone, the other chip's are nearest."""
+    both = known(runs("f", "a"), runs("f", "b"))
+    left = both.without("f on a")
+    assert left.sigma(at("f", "a")) == pytest.approx(math.sqrt(0.1))
+    assert [one.family for one in left.runs] == ["f on b"]
+
+
+def test_unknown_software_is_nobodys_neighbour() -> None:
+    """An empty name equals no other, not even an empty one."""
+    unknown = Setting({"framework": ("", "")}, 8)
+    assert unknown.level("framework", ("", "")) == 2
+
+
+def test_hardware_and_software_decide_who_is_nearest() -> None:
+    """Megatron-Core on A100: Megatron-LM's own runs on A100, a line and an accelerator shared, not a stack that Megatron-Core stands in for."""
+    found = nearest_measured(setting(("megatron-core", "nvidia"), size=1024))
+    assert found is not None
+    assert found["accelerator"] == "a100-sxm-80"
+    assert found["framework"].startswith("megatron-20")
+    assert found["mean_abs_error"] < 0.1
+    assert "framework" in found["differs"]
+
+
+def test_runs_of_the_same_machine_and_software_come_first() -> None:
+    """InternEvo on A100 at 64 GPUs lies within its own 8 to 1,024; at 4,096 the scale differs."""
+    found = nearest_measured(setting(("internevo-2023", "others")))
+    assert found is not None
+    assert (found["framework"], found["differs"], found["scale"]) == ("internevo-2023", [], 1.0)
+    beyond = nearest_measured(setting(("internevo-2023", "others"), size=4096))
+    assert beyond is not None
+    assert (beyond["differs"], beyond["scale"]) == (["scale"], 4096 / beyond["largest"])
+
+
+def test_experts_never_borrow_from_dense_models() -> None:
+    """Each has residuals of its own."""
+    mixed = setting(("internevo-2023", "others"), model="experts")
+    assert residuals_of(mixed).figure == "step-experts"
+    found = nearest_measured(mixed)
+    assert found is not None
+    assert found["framework"] != "internevo-2023"
+
+
+def test_an_accelerator_nobody_measured_is_wider() -> None:
+    """Gaudi 3 says that it is another accelerator, and its interval is wider than that of an A100."""
+    gaudi = setting(("torch-ddp", "pytorch"), ("gaudi3", "gaudi"))
+    near = setting(("torch-fsdp1", "pytorch"))
+    step = residuals("step")
+    assert "accelerator" in (nearest_measured(gaudi) or {})["differs"]
+    assert step.sigma(gaudi) > 1.2 * step.sigma(near)
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_every_figure_ships_residuals(figure: str) -> None:
+    """Each has measured runs, a spread and quantiles on both sides of the prediction."""
+    one = residuals(figure)
+    assert one.runs
+    assert one.noise > 0
+    assert one.quantiles[0] < 0 < one.quantiles[1]
+
+
+def test_every_result_carries_both(scenarios: Path) -> None:
+    """The nearest runs with the error seen there, and intervals that hold the predictions."""
+    summary = mpsim.simulate(mpsim.load(scenarios / "quickstart.yaml")).summary
+    assert 0 <= summary["validated"]["mean_abs_error"] < 1
+    ranges = summary["interval"]
+    for name in ("step_time_s", "tokens_per_s", "mfu", "hfu", "peak_memory_bytes"):
+        low, high = ranges[name]
+        assert low < summary[name] < high
+    assert ranges["level"] == 0.8
+    tokens = summary["tokens_per_s"] * summary["step_time_s"]
+    assert ranges["tokens_per_s"][0] == pytest.approx(tokens / ranges["step_time_s"][1])
