@@ -19,6 +19,7 @@ __all__ = [
     "GradientOverlap",
     "HostBehaviour",
     "KernelBehaviour",
+    "MemoryBehaviour",
     "NarrowChunks",
     "OptimizerBehaviour",
     "ParameterGather",
@@ -317,8 +318,10 @@ class OptimizerBehaviour:
     ----------
     gradient_bytes : int
         Bytes of a gradient element as kept.
-    parameter_bytes, optimizer_bytes : int
-        Bytes of a parameter as computed with, and of the optimizer's state (master copy and moments) [B].
+    parameter_bytes : int
+        Bytes of a parameter as kept: as computed with, or the fp32 copy that is cast before each use [B].
+    optimizer_bytes : float
+        Bytes of the optimizer's state, master copy and moments, of a parameter [B].
     optimizer_traffic : float
         Memory traffic of the optimizer step per owned parameter [B].
     gradient_norm : bool
@@ -333,11 +336,37 @@ class OptimizerBehaviour:
 
     gradient_bytes: int
     parameter_bytes: int
-    optimizer_bytes: int
+    optimizer_bytes: float
     optimizer_traffic: float
     gradient_norm: bool
     gradient_scratch: int = 0
     microbatch_gradients: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBehaviour:
+    """Lifetimes of tensors: what is kept narrow or divided, and when gradients are there.
+
+    Parameters
+    ----------
+    keeps_narrow : bool
+        Whether inputs of products in a narrow format are kept as they were cast (Transformer Engine), or wide and cast again in backward (torchao).
+    narrow_activations : bool
+        Whether that holds of what activations of MLP and experts read too (Megatron-Core's ``activation_func_fp8_input_store``).
+    divides_kept : bool
+        Whether what is kept between products is divided over tensor parallelism without sequence parallelism too, as XLA divides it over every axis of its mesh.
+    drops_gradients : bool
+        Whether gradients are freed after the optimizer (torch's ``zero_grad``), so that the only microbatch of a step on one device keeps its activations before there are
+        any. With several replicas they stay: in the buckets of DDP, or in blocks of the stream that reduced them, which no other stream gets from torch's allocator.
+    steps_in_backward : bool
+        Whether each parameter is updated as soon as its gradient is there, which is freed then; for one microbatch a step on one stage.
+    """
+
+    keeps_narrow: bool = False
+    narrow_activations: bool = False
+    divides_kept: bool = False
+    drops_gradients: bool = False
+    steps_in_backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from mpsim.framework.behaviour import (
     GradientOverlap,
     HostBehaviour,
     KernelBehaviour,
+    MemoryBehaviour,
     OptimizerBehaviour,
     PipelineBehaviour,
     TensorBehaviour,
@@ -42,6 +43,7 @@ class Framework:
     pipeline : PipelineBehaviour
     data : DataBehaviour
     optimizer : OptimizerBehaviour
+    memory : MemoryBehaviour
     host : HostBehaviour
     experts : ExpertBehaviour
     source, as_of : str
@@ -61,6 +63,7 @@ class Framework:
     pipeline: PipelineBehaviour
     data: DataBehaviour
     optimizer: OptimizerBehaviour
+    memory: MemoryBehaviour
     host: HostBehaviour
     experts: ExpertBehaviour
     source: str
@@ -107,7 +110,9 @@ class Framework:
             parameter_bytes=max(size, self.optimizer.parameter_bytes),
             optimizer_bytes=min(2 * size, self.optimizer.optimizer_bytes),
         )
-        return dataclasses.replace(self, lowering=lowering, optimizer=optimizer)
+        gathered = max(size, self.data.gathered_bytes) if self.data.gathered_bytes else 0
+        data = dataclasses.replace(self.data, gathered_bytes=gathered)
+        return dataclasses.replace(self, lowering=lowering, optimizer=optimizer, data=data)
 
     @property
     def update_traffic(self) -> float:
@@ -134,6 +139,7 @@ _GROUPS: Mapping[str, type[Any]] = types.MappingProxyType(
         "pipeline": PipelineBehaviour,
         "data": DataBehaviour,
         "optimizer": OptimizerBehaviour,
+        "memory": MemoryBehaviour,
         "host": HostBehaviour,
         "experts": ExpertBehaviour,
     }
@@ -185,6 +191,7 @@ AREAS: Mapping[str, str] = types.MappingProxyType(
         "pipeline": "pipeline",
         "data": "data parallelism",
         "optimizer": "model states",
+        "memory": "lifetimes of tensors",
         "host": "host",
         "experts": "mixture of experts",
     }

@@ -419,7 +419,8 @@ def allocated_bytes(result: Result, measurement: Measurement) -> float:
     way = measurement.variant.get("data_parallel", "none")
     if measurement.shape.get("pp", 1) > 1 or way == "fsdp2":
         return float(memory["total"]) - float(memory["overhead"])
-    buckets = parts["gradients"] if way == "ddp" else 0.0
+    if way != "ddp":
+        return states + parts["gradients"] + held
     if measurement.shape.get("microbatches", 1) > 1:
-        return states + buckets + parts["gradients"] + held
-    return states + buckets + max(parts["gradients"], held)
+        return states + 2 * parts["gradients"] + held
+    return states + parts["gradients"] + max(parts["gradients"], held)

@@ -7,7 +7,7 @@ from mpsim.workload.builders import (
     make_elementwise,
     make_gemm,
 )
-from mpsim.workload.casts import Casting, with_casts
+from mpsim.workload.casts import Casting, kept_narrow, with_casts
 from mpsim.workload.ends import expand_embedding, expand_head
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.experts import Experts, LatentAttention
@@ -39,6 +39,7 @@ __all__ = [
     "expand_head",
     "expand_layer",
     "gemm_flops",
+    "kept_narrow",
     "make_attention",
     "make_elementwise",
     "make_gemm",

@@ -9,7 +9,7 @@ from mpsim.workload.builders import make_elementwise
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 
-__all__ = ["Casting", "with_casts"]
+__all__ = ["Casting", "kept_narrow", "with_casts"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,51 @@ def with_casts(
     return dataclasses.replace(
         expansion, forward=cast(expansion.forward), backward=cast(expansion.backward)
     )
+
+
+def kept_narrow(
+    expansion: Expansion,
+    *,
+    element_bytes: float,
+    wide_bytes: float,
+    activation_inputs: bool = False,
+) -> Expansion:
+    """Keep what linear layers read as it was cast, for their weight gradients.
+
+    Parameters
+    ----------
+    expansion : Expansion
+        Of a layer, in a wide precision.
+    element_bytes, wide_bytes : float
+        Of a narrow element, its share of the scales included, and of a wide one [B].
+    activation_inputs : bool
+        Whether what activations of MLP and experts read is kept narrow too.
+
+    Notes
+    -----
+    Wide are what other kernels keep (inputs of norms, what goes into the attention core and the activation) and the output of a norm that a router reads too. The
+    output of the attention core is kept twice: its backward reads it wide. One narrow copy is kept of a tensor, the one along whose columns the weight gradient multiplies.
+
+    References
+    ----------
+    NVIDIA/TransformerEngine transformer_engine/pytorch/module/linear.py, layernorm_linear.py (``saved_inputmat``); DeepSeek-V3, arXiv 2412.19437 section 3.3.3.
+    """
+    share = element_bytes / wide_bytes
+    routes = any(operator.split is Split.EXPERT for operator in expansion.forward)
+
+    def narrowed(operator: Operator) -> Operator:
+        if activation_inputs and operator.role is Role.UP and not operator.is_cast:
+            operator = dataclasses.replace(operator, saved=operator.saved * share)
+        if not operator.saved_for_weight or operator.is_cast:
+            return operator
+        if routes and operator.place == (Module.MLP, Role.NORM):
+            return operator
+        both = 1.0 if operator.role is Role.PROJECTION else 0.0
+        return dataclasses.replace(
+            operator, saved_for_weight=operator.saved_for_weight * (share + both)
+        )
+
+    return dataclasses.replace(expansion, forward=tuple(map(narrowed, expansion.forward)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

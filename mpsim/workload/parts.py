@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from mpsim.workload.builders import linear, streaming
+from mpsim.workload.builders import STATISTIC_BYTES, linear, streaming
 from mpsim.workload.expansion import Step, Tokens
 from mpsim.workload.lowering import Lowering
 from mpsim.workload.operators import Module, Role, Split
@@ -46,9 +46,13 @@ class Part:
     ) -> Step:
         """Build a norm of the hidden width, or of `features`.
 
-        It `keeps` its input, unless what made it has kept it, and where it `feeds` a GEMM its output for the weight gradient of that.
+        It `keeps` its input, unless what made it has kept it, and where it `feeds` a GEMM its output for the weight gradient of that. A chain of kernels keeps tensors of
+        its own in any case.
         """
         width = features or self.model.hidden
+        kept = self.size(width) if keeps else 0.0
+        if self.lowering.wide_norms and self.model.norm == "rmsnorm":
+            kept = self.size(width) + float(STATISTIC_BYTES * self.tokens.count * width)
         return streaming(
             "norm",
             split,
@@ -57,7 +61,7 @@ class Part:
             role=role,
             module=module,
             name=name,
-            saved=self.size(width) if keeps else 0.0,
+            saved=kept,
             saved_for_weight=self.size(width) if feeds else 0.0,
         )
 
@@ -89,8 +93,10 @@ class Part:
             saved=self.size(saved),
         )
 
-    def row(self, place: tuple[Module, Role], name: str, features: int) -> Step:
-        """Build a GEMM back to the hidden width; it saves its input."""
+    def row(
+        self, place: tuple[Module, Role], name: str, features: int, *, keeps: bool = True
+    ) -> Step:
+        """Build a GEMM back to the hidden width; it `keeps` its input, unless that is made again."""
         module, role = place
         return linear(
             role,
@@ -101,7 +107,7 @@ class Part:
             lowering=self.lowering,
             module=module,
             name=name,
-            saved_for_weight=self.size(features),
+            saved_for_weight=self.size(features) if keeps else 0.0,
         )
 
     def replicated(

@@ -10,7 +10,12 @@ from collections.abc import Callable
 from typing import Final
 
 from mpsim.errors import MpsimError, Problem
-from mpsim.scenario.checks.data import check_offload, check_shard, check_zero
+from mpsim.scenario.checks.data import (
+    check_offload,
+    check_shard,
+    check_steps_in_backward,
+    check_zero,
+)
 from mpsim.scenario.checks.experts import (
     check_expert_overlap,
     check_expert_ranks,
@@ -85,6 +90,7 @@ __all__ = [
     "check_size",
     "check_stacks",
     "check_stages",
+    "check_steps_in_backward",
     "check_sweep",
     "check_tensor_overlap",
     "check_virtual_stages",
@@ -123,6 +129,7 @@ CHECKS: Final[tuple[Callable[[Described], list[Problem]], ...]] = (
     check_zero,
     check_shard,
     check_offload,
+    check_steps_in_backward,
     check_network,
     check_size,
     check_sweep,

@@ -8,7 +8,7 @@ from mpsim.errors import Problem
 from mpsim.scenario.described import Described
 from mpsim.scenario.sections import REPLICATING, factors
 
-__all__ = ["check_offload", "check_shard", "check_zero"]
+__all__ = ["check_offload", "check_shard", "check_steps_in_backward", "check_zero"]
 
 _SHARED: Final = ("nothing", "the optimizer's state", "gradients", "parameters")
 
@@ -80,3 +80,16 @@ def check_offload(scenario: Described) -> list[Problem]:
         message = f"got nvme with zero {p.zero}; states on drives need zero 3; set zero to 3, or offload_to to host"
         problems.append(Problem(message, key="parallelism.offload_to"))
     return problems
+
+
+def check_steps_in_backward(scenario: Described) -> list[Problem]:
+    """An optimizer that steps inside the backward frees gradients that nothing adds to afterwards."""
+    if not scenario.software.memory.steps_in_backward:
+        return []
+    if scenario.microbatches <= 1 and scenario.parallelism.pp == 1:
+        return []
+    message = (
+        f"got true with {scenario.microbatches} microbatches and pp {scenario.parallelism.pp}; gradients of several microbatches are added up before the optimizer: "
+        "set training.micro_batch so that there is one microbatch a step on one stage, or steps_in_backward to false"
+    )
+    return [Problem(message, key="framework.steps_in_backward")]

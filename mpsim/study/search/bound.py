@@ -32,8 +32,10 @@ from mpsim.study.search.shapes import KEPT, Shape, Shapes, content, part_names, 
 from mpsim.study.search.space import Frame, Layout
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory import (
+    Fresh,
     buffers,
     fragments,
+    fresh_gradients,
     gradient_scratch,
     memory_constants,
     model_states,
@@ -219,9 +221,12 @@ class _Around:
         shapes, sends = [division[0] for division in divided], [division[1] for division in divided]
         room = [self._room(layout) for layout in layouts]
         zeros = [self._at(layout.zero) for layout in layouts]
-        memory = (
-            self._memory(shapes, order) + np.stack([zero.states for zero in zeros]) + np.stack(room)
+        fresh = [fresh_gradients(zero.plan, order.microbatches) for zero in zeros]
+        standing = np.stack(
+            [zero.states - gradients.total for zero, gradients in zip(zeros, fresh, strict=True)]
         )
+        standing += np.stack(room)
+        memory = self._memory(shapes, order, fresh) + standing
         took = np.stack([np.stack([shape.ticks for shape in some], axis=1) for some in shapes])
         stage_ticks = took[:, :, self._which]  # [K, 4, S]
         seconds = self._seconds(stage_ticks, np.stack(sends), zeros, order.microbatches)
@@ -256,11 +261,13 @@ class _Around:
             )
         return self._by_division[key]
 
-    def _memory(self, shapes: Sequence[Sequence[Shape]], order: Order) -> Floats:
-        """Activations and overhead of each rank, float64[K, P] [B]."""
+    def _memory(
+        self, shapes: Sequence[Sequence[Shape]], order: Order, fresh: Sequence[Fresh]
+    ) -> Floats:
+        """Activations, gradients that come in a backward, `fresh` ones among them, and overhead of each rank, float64[K, P] [B]."""
         kept = np.stack([np.stack([shape.kept for shape in some], axis=1) for some in shapes])
         by_stage = dict(zip(KEPT, np.moveaxis(kept[:, :, self._which], 1, 0), strict=True))
-        peaks, collected = order.flight().peaks(by_stage)
+        peaks, collected = order.flight().peaks(by_stage, fresh)
         constants = self._bounder.constants
         held: Floats = peaks + fragments(peaks, collected) + constants["context"]
         return held

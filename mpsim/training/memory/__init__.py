@@ -9,16 +9,19 @@ from mpsim.training.memory.account import (
 from mpsim.training.memory.activations import Held, Kept, held_by_rank, kept_by_part, kept_by_stage
 from mpsim.training.memory.curve import memory_curve
 from mpsim.training.memory.flight import Flight
+from mpsim.training.memory.fresh import Fresh, fresh_gradients
 from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 
 __all__ = [
     "COMPONENTS",
     "Flight",
+    "Fresh",
     "Held",
     "Kept",
     "account_memory",
     "buffers",
     "fragments",
+    "fresh_gradients",
     "gradient_scratch",
     "held_by_rank",
     "kept_by_part",

@@ -11,6 +11,7 @@ from mpsim.result.memory import Memory, join_memory
 from mpsim.schedule import Action
 from mpsim.shipped import load_catalog
 from mpsim.training.memory.activations import held_by_rank, kept_by_stage
+from mpsim.training.memory.fresh import fresh_gradients
 from mpsim.training.memory.states import buffers, gradient_scratch, model_states
 from mpsim.training.plan import Plan
 
@@ -57,7 +58,7 @@ def account_memory(plan: Plan) -> Memory:
         "logits": logits,
         "buffers": buffers(plan) + gradient_scratch(plan),
     }
-    states["gradients"] = states["gradients"] + collected
+    states["gradients"] = states["gradients"] - fresh_gradients(plan).total + collected
     states["overhead"] = constants["context"] + fragments(np.array(peak), collected)
     return Memory(
         components=states,

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.parallel import Sharding, Stage, shard
 from mpsim.schedule import Action
+from mpsim.training.memory.fresh import fresh_gradients
 from mpsim.training.plan import Plan
 from mpsim.training.recompute import NOTHING, Recompute, Rerun, rerun
-from mpsim.workload import Expansion, Module, Operator, OperatorKind, Phase, Role
+from mpsim.workload import Expansion, Module, Operator, OperatorKind, Phase, Role, kept_narrow
 
 __all__ = ["SIGNS", "Held", "Kept", "held_by_rank", "kept_by_part", "kept_by_stage"]
 
@@ -117,15 +119,40 @@ def kept_by_stage(plan: Plan) -> list[Kept]:
 
 def kept_by_part(plan: Plan) -> dict[str, Kept]:
     """Bytes that a layer of each kind (by that name), the embedding and the head keep of a microbatch."""
-    parts = plan.expansions
+    parts, sharding = _expansions(plan), _sharding(plan)
     again = plan.recompute.of_layer(0, 1)
     kinds = dict.fromkeys(plan.layout.model.layer_kinds)
-    layers = {kind: _layer(parts[kind], plan.sharding, again) for kind in kinds}
+    layers = {kind: _layer(parts[kind], sharding, again) for kind in kinds}
     ends = {
-        "embedding": _all(parts["embedding"], plan.sharding),
-        "head": _head(parts["head"], plan.sharding, plan.layout.framework.lowering.loss_peak_bytes),
+        "embedding": _all(parts["embedding"], sharding),
+        "head": _head(parts["head"], sharding, plan.layout.framework.lowering.loss_peak_bytes),
     }
     return layers | ends
+
+
+def _expansions(plan: Plan) -> Mapping[str, Expansion]:
+    """Operators of every part with what they keep in this precision."""
+    parts = plan.expansions
+    if not plan.layout.framework.memory.keeps_narrow or plan.layout.precision not in FORMATS:
+        return parts
+    software = plan.layout.framework
+    layers = {
+        kind: kept_narrow(
+            parts[kind],
+            element_bytes=format_bytes(plan.layout.precision),
+            wide_bytes=float(software.lowering.activation_bytes),
+            activation_inputs=software.memory.narrow_activations,
+        )
+        for kind in dict.fromkeys(plan.layout.model.layer_kinds)
+    }
+    return {**parts, **layers}
+
+
+def _sharding(plan: Plan) -> Sharding:
+    """Division of what is kept: over every axis of the mesh where the compiler divides it so."""
+    if not plan.layout.framework.memory.divides_kept:
+        return plan.sharding
+    return dataclasses.replace(plan.sharding, sequence_parallel=True)
 
 
 def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
@@ -134,8 +161,8 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     Notes
     -----
     A forward is fullest when it ends. A backward is fullest either at its start, in the output head, or in a layer, when the
-    logits are gone; both hold what was kept and what the part itself needs. Where a whole backward collects its gradients it is
-    perhaps fullest in its last layer, when all but that one's are there.
+    logits are gone; both hold what was kept and what the part itself needs. Where a whole backward collects its gradients, or they are the
+    first of the step, it is perhaps fullest in its last layer, when all but that one's are there.
     """
     orders = plan.orders
     kind = orders.kind
@@ -152,11 +179,12 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     logits, in_layers, in_head, in_loss = table.T[2:6]
     differentiates = (kind == Action.B) | (kind == Action.I)
     own = np.where(differentiates, logits, 0.0)
-    collected = np.where(differentiates, table[:, 6], 0.0)
+    fresh = fresh_gradients(plan)
+    collected = np.where(differentiates, fresh.at_end(in_layers, table[:, 6]), 0.0)
     first = np.where(
         differentiates, before + np.maximum(in_layers - own, in_head), np.maximum(before, after)
     )
-    last = after + np.where(differentiates, in_layers, 0.0) + collected
+    last = after + np.where(differentiates, fresh.beside(in_layers), 0.0) + collected
     ends = (collected > 0) & (last > first)
     at_head = differentiates & (in_head >= in_layers - own) & ~ends
     made = np.where(kind == Action.F, logits, 0.0)
@@ -179,8 +207,8 @@ def _collected(plan: Plan, stage: Stage) -> float:
 
 def _layers(plan: Plan, kinds: Sequence[str]) -> Kept:
     """All layers of a stage: chunks that run again together, and the others one by one."""
-    recompute, parts, total = plan.recompute, plan.expansions, Kept()
-    chunks, sharding = recompute.chunks(len(kinds)), plan.sharding
+    recompute, parts, total = plan.recompute, _expansions(plan), Kept()
+    chunks, sharding = recompute.chunks(len(kinds)), _sharding(plan)
     together: dict[tuple[str, ...], Kept] = {}
     for chunk in chunks:
         content = tuple(kinds[layer] for layer in chunk)

@@ -9,13 +9,14 @@ What a rank holds at its fullest is the largest of a few sums over its chunks, w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.schedule import Action, Orders
 from mpsim.training.memory.activations import SIGNS
+from mpsim.training.memory.fresh import Fresh
 
 __all__ = ["Flight"]
 
@@ -74,13 +75,17 @@ class Flight:
             for_weight=moments[:, 3 + chunks :].astype(np.float64),
         )
 
-    def peaks(self, kept: Mapping[str, Floats]) -> tuple[Floats, Floats]:
+    def peaks(
+        self, kept: Mapping[str, Floats], fresh: Sequence[Fresh] = ()
+    ) -> tuple[Floats, Floats]:
         """Most that each rank holds at once, and the part of it that is gradients of one microbatch.
 
         Parameters
         ----------
         kept : mapping of str to float64[K, S]
             Fields of `mpsim.training.memory.Kept` of each stage [B].
+        fresh : sequence of Fresh
+            Gradients that come in the backward of each layout; none by default.
 
         Returns
         -------
@@ -94,14 +99,21 @@ class Flight:
             stage = self.held_stage[:, chunk]
             most += for_input[:, stage] * self.for_input[:, chunk]
             most += kept["for_weight"][:, stage] * self.for_weight[:, chunk]
-        if not kept["collected"].any():
+        collected, in_layers = kept["collected"], kept["in_layers"]
+        if any(gradients.total for gradients in fresh):
+            pairs = list(zip(fresh, in_layers, collected, strict=True))
+            collected = np.stack(
+                [gradients.at_end(layers, own) for gradients, layers, own in pairs]
+            )
+            in_layers = np.stack([gradients.beside(layers) for gradients, layers, _ in pairs])
+        if not collected.any():
             peaks: Floats = np.maximum.reduceat(most, self.first, axis=1)
             return peaks, np.zeros_like(peaks)
         freed = for_input[:, self.stage] + kept["for_weight"][:, self.stage] * (
             self.differentiates > 1
         )
-        own = kept["collected"][:, self.stage] * (self.differentiates > 0)
-        last = most - beside[:, self.stage] - freed + kept["in_layers"][:, self.stage] + own
+        own = collected[:, self.stage] * (self.differentiates > 0)
+        last = most - beside[:, self.stage] - freed + in_layers[:, self.stage] + own
         ends = (own > 0) & (last > most)
         return self._fullest(np.where(ends, last, most), np.where(ends, own, 0.0))
 

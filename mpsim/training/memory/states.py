@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.cost.quantise import casting
 from mpsim.parallel import shard
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.residency import residency
@@ -25,14 +26,51 @@ def model_states(plan: Plan) -> dict[str, NDArray[np.float64]]:
     Notes
     -----
     What `parallelism.zero` shares is divided among ranks that hold the same parameters: data- and context-parallel peers, or a group of
-    them (`parallelism.shard`), for most, only those that hold the same experts for experts. What the host keeps is not on the device.
+    them (`parallelism.shard`), for most, only those that hold the same experts for experts. What the host keeps is not on the device. Weights of layers
+    that are narrow themselves (``gathered_bytes`` 1 in an 8-bit format) take a byte, and another for the transposed copy where products need one.
     """
     sizes, held = plan.layout.framework.optimizer, residency(plan)
+    gradients = held.gradients
+    if plan.layout.framework.memory.steps_in_backward:
+        gradients = np.minimum(gradients, _largest_weights(plan))
     return {
-        "parameters": held.parameters * sizes.parameter_bytes,
-        "gradients": held.gradients * sizes.gradient_bytes,
+        "parameters": held.parameters * sizes.parameter_bytes + _narrow_weights(plan),
+        "gradients": gradients * sizes.gradient_bytes,
         "optimizer": held.optimizer * sizes.optimizer_bytes,
     }
+
+
+def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
+    """Difference that narrow weights of layers make, a negative number, float64[P] [B]; 0 where weights are wide."""
+    layout, software = plan.layout, plan.layout.framework
+    held = np.zeros(layout.mesh.pp)
+    narrow = software.memory.keeps_narrow and software.data.gathered_bytes == 1
+    if not narrow or plan.gathers_units:
+        return held
+    for rank in range(layout.mesh.pp):
+        casts = casting(layout.precision, layout.cluster_of(rank).accelerator)
+        if casts is None:
+            continue
+        layers = [
+            layout.held(layout.layer_parameters[kind])
+            for stage in layout.rank_stages(rank)
+            for kind in layout.layer_kinds(stage)
+        ]
+        element = casts.element_bytes * casts.copies - software.optimizer.parameter_bytes
+        held[rank] = min(element, 0.0) * sum(layers)
+    return held
+
+
+def _largest_weights(plan: Plan) -> float:
+    """Elements of the two largest weights on a rank: of one the gradient is applied while that of the next is computed."""
+    parts = plan.expansions
+    sizes = [
+        operator.m * operator.n // operator.weights
+        for part in parts
+        for operator in (shard(whole, plan.sharding) for whole in parts[part].backward)
+        if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
+    ]
+    return float(sum(sorted(sizes)[-2:]))
 
 
 def buffers(plan: Plan) -> NDArray[np.float64]:
