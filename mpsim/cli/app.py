@@ -46,6 +46,7 @@ COMMANDS = (
     "compare",
     "sweep",
     "search",
+    "plan",
     "goodput",
     "schedule",
     "measure",

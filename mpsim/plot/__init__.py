@@ -10,6 +10,7 @@ from mpsim.plot.comparison import ComparisonDisplay
 from mpsim.plot.display import FORMATS, Display
 from mpsim.plot.links import LinksDisplay
 from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
+from mpsim.plot.plan import PlanDisplay
 from mpsim.plot.plots import Plots
 from mpsim.plot.search import SearchDisplay
 from mpsim.plot.sensitivity import SensitivityDisplay
@@ -33,6 +34,7 @@ __all__ = [
     "MemoryCurveDisplay",
     "MemoryDisplay",
     "OccupancyDisplay",
+    "PlanDisplay",
     "Plots",
     "SearchDisplay",
     "SensitivityDisplay",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered
-from mpsim.shipped import load_catalog
+from mpsim.shipped import read_shipped
 
 __all__ = [
     "Checkpoint",
@@ -156,7 +156,7 @@ class Checkpoint:
 @remembered(1)
 def constants() -> Mapping[str, float]:
     """Published rates and stated assumptions, by name; see the data file for their sources."""
-    data = dict(load_catalog("mpsim.study.data"))["reliability"]
+    data = read_shipped("mpsim.study.data", "reliability.yaml")
     return {name: float(entry["value"]) for name, entry in data["constants"].items()}
 
 

@@ -20,7 +20,7 @@ from mpsim.parallel import AXIS_NAMES, REPLICATING
 from mpsim.scenario import Scenario, checks
 from mpsim.scenario.balance import balanced_stages, stage_loads, work_of
 from mpsim.schedule import schedule
-from mpsim.shipped import load_catalog
+from mpsim.shipped import read_shipped
 
 __all__ = ["ALWAYS_SAID", "AXES", "Frame", "Layout", "Space", "defaults", "split_axes"]
 
@@ -161,7 +161,7 @@ class Layout:
 @remembered(8)
 def defaults(section: str) -> Mapping[str, Any]:
     """Values of ``search.yaml``: ``axes`` or ``search``."""
-    data: Mapping[str, Any] = dict(load_catalog("mpsim.study.data"))["search"]
+    data: Mapping[str, Any] = read_shipped("mpsim.study.data", "search.yaml")
     values: Mapping[str, Any] = data[section]["values"]
     return values
 

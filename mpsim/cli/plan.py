@@ -1,0 +1,284 @@
+"""``mpsim plan``: days, accelerator-hours, dollars, energy and carbon of a whole training."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpsim.cli.options import (
+    AsJson,
+    Overrides,
+    Plot,
+    Sets,
+    check_over,
+    finite,
+    load_scenario,
+    quantity,
+)
+
+if TYPE_CHECKING:
+    from mpsim.study.plan import Plans, Training
+
+__all__ = ["plan"]
+
+_DAY = 86400.0
+_COUNTS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+class Offer(enum.StrEnum):
+    """Kinds of prices."""
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+    RESERVED_1Y = "reserved-1y"
+    RESERVED_3Y = "reserved-3y"
+    BLOCK = "block"
+
+
+def _count(text: str) -> float:
+    """Read a count such as 300B, 15.6T or 1e12."""
+    word = text.strip().lower().replace(",", "").replace("_", "")
+    scale = _COUNTS.get(word[-1:], 1.0)
+    try:
+        value = float(word[:-1] if scale > 1.0 else word) * scale
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value < float("inf"):
+        raise typer.BadParameter(
+            f"got {text!r}; needed a number above 0 such as 300B, 15.6T or 1e12"
+        )
+    return value
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
+    tokens: Annotated[
+        float,
+        typer.Option("--tokens", metavar="COUNT", parser=_count, help="To train on, e.g. 15.6T."),
+    ],
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over",
+            metavar="KEY=A,B,C",
+            help="Plan every value of a key, e.g. cluster.nodes=64,128,256; repeatable.",
+        ),
+    ] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            "--deadline",
+            metavar="TIME",
+            parser=quantity("TIME"),
+            help="Fewest accelerators that end by then, e.g. '60 d'.",
+        ),
+    ] = None,
+    budget_usd: Annotated[
+        float | None,
+        typer.Option(
+            "--budget-usd", metavar="USD", parser=_count, help="Most it may cost, e.g. 5M."
+        ),
+    ] = None,
+    search: Annotated[
+        float | None,
+        typer.Option(
+            "--search",
+            metavar="TIME",
+            parser=quantity("TIME"),
+            help="Search the best layout of each for so long, instead of the scenario's own.",
+        ),
+    ] = None,
+    offer: Annotated[Offer, typer.Option("--offer", help="Kind of price.")] = Offer.ON_DEMAND,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            "--prices", metavar="FILE", help="Your own: accelerator: 2.10 USD/h, a line each."
+        ),
+    ] = None,
+    region: Annotated[
+        str | None,
+        typer.Option(
+            "--region", metavar="NAME", help="Of the grid, e.g. us-central1 or fra; or kgCO2/kWh."
+        ),
+    ] = None,
+    pue: Annotated[
+        str | None,
+        typer.Option(
+            "--pue", metavar="NUMBER", help="Facility over computers; or aws, google, industry."
+        ),
+    ] = None,
+    failures: Annotated[
+        float,
+        typer.Option(
+            "--failures", callback=finite, help="Times the published failure rates of components."
+        ),
+    ] = 1.0,
+    restart: Annotated[
+        float | None,
+        typer.Option(
+            "--restart",
+            metavar="TIME",
+            parser=quantity("TIME"),
+            help="From an interruption to the first step.",
+        ),
+    ] = None,
+    storage: Annotated[
+        float | None,
+        typer.Option(
+            "--storage",
+            metavar="RATE",
+            parser=quantity("BANDWIDTH"),
+            help="Bandwidth for all checkpoints.",
+        ),
+    ] = None,
+    background: Annotated[
+        bool,
+        typer.Option(
+            "--background/--blocking",
+            help="Write checkpoints beside training, or stand still for it.",
+        ),
+    ] = True,
+    plot: Plot = None,
+    sets: Sets = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how many days, accelerator-hours, dollars, MWh and tonnes of CO2 a whole training takes."""
+    from mpsim.cli.console import note, print_json, progress_bar, wrote
+    from mpsim.cli.sweep import values_of
+    from mpsim.study.facility import Facility, read_rates
+    from mpsim.study.plan import Assumptions
+    from mpsim.study.plan import plan as make_plan
+
+    scenario = load_scenario(file, sets=sets, overrides=overrides)
+    values = values_of(over or [])
+    check_over(scenario, values)
+    assumed = Assumptions(
+        facility=Facility.of(pue=pue, region=region),
+        offer=offer.value,
+        rates=read_rates(prices) if prices else {},
+        failures=failures,
+        restart=restart,
+        storage=storage,
+        background=background,
+    )
+    with progress_bar(scenario.name) as report:
+        plans = make_plan(
+            scenario,
+            tokens,
+            values,
+            assumed=assumed,
+            deadline=None if deadline is None else deadline / _DAY,
+            budget=budget_usd,
+            search=search,
+            progress=report,
+        )
+    if plot is not None:
+        plans.display().save(plot)
+        wrote(plot)
+    if as_json:
+        print_json(plans.to_json())
+        return
+    if len(plans.rows) > 1:
+        _print_rows(plans)
+    if plans.best is not None:
+        _print_training(plans.best, assumed.facility.words)
+    elif len(plans.rows) == 1:
+        _print_training(plans.rows[0], assumed.facility.words)
+    if plans.best is None:
+        note("mpsim plan: no plan fits into memory, the deadline and the budget")
+    for failed, why in plans.failed:
+        note(f"not planned: {_words(failed)}: {why}")
+
+
+def _words(values: object) -> str:
+    from collections.abc import Mapping
+
+    pairs = values.items() if isinstance(values, Mapping) else ()
+    return ", ".join(
+        f"{str(key).rpartition('.')[2]} {value}"
+        for key, value in pairs
+        if value not in (None, False)
+    )
+
+
+def _print_rows(plans: Plans) -> None:
+    from mpsim.cli.console import print_table
+
+    print_table(
+        (
+            (
+                f"{row.accelerators:,}",
+                f"{row.days:.1f}",
+                f"{row.hours:,.0f}",
+                "-" if row.cost is None else f"{row.cost / 1e6:.2f}",
+                f"{row.energy_j / 3.6e9:,.0f}",
+                f"{row.goodput:.1%}",
+                "yes" if plans.meets(row) else "no",
+                _words(row.values),
+            )
+            for row in plans.rows
+        ),
+        header=(
+            "accelerators",
+            "days",
+            "GPU-hours",
+            "million USD",
+            "MWh",
+            "goodput",
+            "possible",
+            "values",
+        ),
+        right=range(6),
+    )
+
+
+def _span(value: float, spread: tuple[float, float], form: str) -> str:
+    """A figure with its interval; the figure alone where none is known."""
+    text = format(value, form)
+    low, high = (format(value * side, form) for side in spread)
+    return text if spread[0] == spread[1] else f"{text} ({low} to {high})"
+
+
+def _print_training(row: Training, facility: str) -> None:
+    from mpsim.cli.console import print_table
+
+    rate = row.rate
+    price = "no public price; give --prices FILE"
+    if rate is not None and row.cost is not None:
+        price = (
+            f"{_span(row.cost, row.spread, ',.0f')} USD at {rate.usd_per_hour:.3g} USD an accelerator-hour, {rate.offer} "
+            f"({rate.low:.3g} to {rate.high:.3g}; {rate.source})"
+        )
+    print_table(
+        (
+            ("tokens", f"{row.tokens:.4g} in {row.steps:,} steps of {row.step_time_s:.4g} s"),
+            ("days", f"{_span(row.days, row.spread, '.3g')} on {row.accelerators:,} accelerators"),
+            (
+                "GPU-hours",
+                f"{_span(row.hours, row.spread, ',.0f')} of the allocation, {row.computing_hours:,.0f} of them computing",
+            ),
+            (
+                "goodput",
+                f"{row.goodput:.1%}, {row.interruptions:.3g} interruptions, a checkpoint every {row.checkpoint_interval_s / 60:.3g} min",
+            ),
+            ("price", price),
+            *(
+                (("", "spot offers are withdrawn at any time: what that costs is not counted"),)
+                if rate is not None and rate.offer == "spot"
+                else ()
+            ),
+            ("energy", f"{_span(row.energy_j / 3.6e9, row.spread, ',.4g')} MWh at the meter"),
+            (
+                "CO2",
+                f"{_span(row.carbon_kg / 1e3, row.spread, ',.3g')} t, embodied carbon left out",
+            ),
+            ("assumed", facility),
+            ("interval", f"80 %: {row.basis}"),
+            *((("memory", "does not fit: these figures are of no use"),) if not row.fits else ()),
+        ),
+        title=f"\n{row.scenario}{', ' + _words(row.values) if row.values else ''}",
+    )

@@ -1,0 +1,216 @@
+"""From accelerators to the meter and the bill: prices of an accelerator-hour, power of what stands around it, carbon of the grid."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mpsim.document import read_document
+from mpsim.errors import Problem, ScenarioError, UnitError, nearest
+from mpsim.hardware import Cluster
+from mpsim.memo import remembered
+from mpsim.shipped import read_shipped
+from mpsim.units import Dimension, parse_quantity
+
+__all__ = ["OFFERS", "Facility", "Rate", "rate_of", "read_rates"]
+
+OFFERS = ("on-demand", "spot", "reserved-1y", "reserved-3y", "block")
+"""Kinds of offers: by the hour, withdrawn at any time, committed for one or three years, a block of days."""
+_PACKAGE = "mpsim.study.data"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rate:
+    """Price of one accelerator for an hour.
+
+    Parameters
+    ----------
+    usd_per_hour : float
+        Median of the offers.
+    low, high : float
+        Range of the offers.
+    offer : str
+        One of `OFFERS`, or ``scenario`` or ``file`` where a user says it.
+    source : str
+        Providers and dates, or the file.
+    """
+
+    usd_per_hour: float
+    low: float
+    high: float
+    offer: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Facility:
+    """The room around the accelerators.
+
+    Parameters
+    ----------
+    pue : float
+        Energy of the facility over that of its computers, a yearly mean.
+    carbon : float
+        Of the grid, its location-based mean [kgCO2e/kWh].
+    host_share : float
+        Energy of hosts over that of accelerators.
+    network_share : float
+        Energy of switches, optics and storage over that of nodes.
+    words : str
+        Which of them were assumed.
+    """
+
+    pue: float
+    carbon: float
+    host_share: float
+    network_share: float
+    words: str
+
+    @classmethod
+    def of(cls, *, pue: str | None = None, region: str | None = None) -> Facility:
+        """The facility of an operator and a region.
+
+        Parameters
+        ----------
+        pue : str, optional
+            A number of at least 1, or an operator of ``facility.yaml``.
+        region : str, optional
+            A region or a country of ``facility.yaml``, or a number [kgCO2e/kWh].
+
+        Raises
+        ------
+        ScenarioError
+            For an unknown name or a number out of range.
+        """
+        known = _facility()
+        effectiveness, operator = _choice("pue", pue, known["pue"], least=1.0)
+        carbon, place = _choice("region", region, known["grid"], least=0.0)
+        return cls(
+            pue=effectiveness,
+            carbon=carbon,
+            host_share=float(known["host"]["share"]),
+            network_share=float(known["network"]["share"]),
+            words=f"PUE {effectiveness:g} ({operator}), grid {carbon:g} kgCO2e/kWh ({place}), hosts {float(known['host']['share']):.0%} "
+            f"and network {float(known['network']['share']):.0%} on top of the accelerators",
+        )
+
+    def energy(self, accelerators_j: float) -> float:
+        """Energy at the meter for energy of accelerators [J].
+
+        Notes
+        -----
+        ``accelerators x (1 + hosts) x (1 + network) x PUE``.
+        """
+        return accelerators_j * (1.0 + self.host_share) * (1.0 + self.network_share) * self.pue
+
+    def emitted(self, meter_j: float) -> float:
+        """Carbon of energy at the meter, embodied carbon left out [kgCO2e]."""
+        return meter_j / 3.6e6 * self.carbon
+
+
+def _choice(
+    key: str, given: str | None, known: Mapping[str, Any], *, least: float
+) -> tuple[float, str]:
+    """A number as given, or that of a name of the data file, and what to call it."""
+    values: Mapping[str, float] = known["values"]
+    name = str(known["default"]) if given is None else given.strip().lower()
+    if name in values:
+        return float(values[name]), f"{name}{', assumed' if given is None else ''}"
+    try:
+        number = float(name)
+    except ValueError:
+        raise ScenarioError(
+            f"{key}: got {given!r}; {nearest(name, tuple(values))}, or a number"
+        ) from None
+    if not least <= number < float("inf"):
+        raise ScenarioError(f"{key}: got {given}; needed at least {least:g}")
+    return number, "given"
+
+
+@remembered(1)
+def _facility() -> dict[str, Any]:
+    return dict(read_shipped(_PACKAGE, "facility.yaml"))
+
+
+@remembered(1)
+def _offers() -> dict[str, list[dict[str, Any]]]:
+    return dict(read_shipped(_PACKAGE, "prices.yaml")["offers"])
+
+
+def rate_of(
+    cluster: Cluster, *, offer: str = "on-demand", rates: Mapping[str, float] | None = None
+) -> Rate | None:
+    """Price of an accelerator of a cluster.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    offer : str
+        One of `OFFERS`.
+    rates : mapping of str to float, optional
+        A user's own, by accelerator [USD/h]; they win.
+
+    Returns
+    -------
+    Rate or None
+        None where nobody publishes one.
+
+    Raises
+    ------
+    ScenarioError
+        For an unknown kind of offer.
+    """
+    if offer not in OFFERS:
+        raise ScenarioError(f"offer: got {offer!r}; {nearest(offer, OFFERS)}")
+    chip = cluster.accelerator
+    if rates and chip.name in rates:
+        value = rates[chip.name]
+        return Rate(value, value, value, "file", "your prices")
+    offers = [entry for entry in _offers().get(chip.name, ()) if entry["offer"] == offer]
+    listed = {parse_quantity(str(entry["rate"]), Dimension.PRICE_RATE) for entry in offers}
+    own = chip.price_per_hour
+    if own is not None and (not offers or offer == "on-demand"):
+        # the catalog's own figure is an on-demand price of one provider, or what a scenario states
+        return Rate(
+            own,
+            min({own, *listed}),
+            max({own, *listed}),
+            "on-demand",
+            _told(offers) or "cluster.price_per_hour",
+        )
+    if not listed:
+        return None
+    values = sorted(parse_quantity(str(entry["rate"]), Dimension.PRICE_RATE) for entry in offers)
+    return Rate(statistics.median(values), values[0], values[-1], offer, _told(offers))
+
+
+def _told(offers: list[dict[str, Any]]) -> str:
+    dates = sorted(str(entry["as_of"]) for entry in offers)
+    if not dates:
+        return ""
+    span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    providers = sorted({str(entry["provider"]).partition(" (")[0] for entry in offers})
+    return f"{len(offers)} offer{'s' * (len(offers) != 1)} of {span}: {', '.join(providers)}"
+
+
+def read_rates(path: str | Path) -> dict[str, float]:
+    """Read a user's prices: a YAML mapping of accelerator to USD/h.
+
+    Raises
+    ------
+    ScenarioError
+        With the line of every value that is no price.
+    """
+    document = read_document(Path(path))
+    problems, rates = list(document.problems), {}
+    for name, value in document.data.items():
+        try:
+            rates[str(name)] = parse_quantity(value, Dimension.PRICE_RATE)
+        except UnitError as error:
+            problems.append(document.locate(Problem(str(error), key=str(name))))
+    if problems:
+        raise ScenarioError(problems)
+    return rates

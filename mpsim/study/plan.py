@@ -1,0 +1,369 @@
+"""Plans of whole trainings: steps, days, accelerator-hours, dollars, energy and carbon for so many tokens, with what failures cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpsim.errors import MpsimError, ScenarioError
+from mpsim.result import Result
+from mpsim.scenario import Scenario
+from mpsim.simulate import simulate_step
+from mpsim.study.facility import Facility, Rate, rate_of
+from mpsim.study.reliability import Checkpoint, Reliability, daly_interval, expected_share
+
+if TYPE_CHECKING:
+    from mpsim.plot.plan import PlanDisplay
+
+__all__ = ["Assumptions", "Plans", "Training", "plan", "plan_training"]
+
+_DAY, _HOUR, _MWH, _TONNE = 86400.0, 3600.0, 3.6e9, 1000.0
+_LEAST_INTERVAL = 60.0  # between checkpoints [s]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """Figures of a plan beside its scenario.
+
+    Parameters
+    ----------
+    facility : Facility
+    offer : str
+        Kind of price, one of `mpsim.study.facility.OFFERS`.
+    rates : mapping of str to float
+        A user's own prices by accelerator [USD/h].
+    failures : float
+        Times the published failure rates of components.
+    restart : float or None
+        From an interruption to the first step [s]; assumed when left out.
+    storage : float or None
+        Bandwidth for all checkpoints [B/s]; assumed when left out.
+    background : bool
+        Whether checkpoints are written beside training.
+    """
+
+    facility: Facility
+    offer: str = "on-demand"
+    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    failures: float = 1.0
+    restart: float | None = None
+    storage: float | None = None
+    background: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """One whole training.
+
+    Parameters
+    ----------
+    scenario : str
+    values : mapping of str to object
+        What differs from the scenario, by dotted key.
+    tokens : float
+        Trained on, repeats included.
+    steps : int
+    step_time_s : float
+    accelerators : int
+    goodput : float
+        Share of the days that is progress: no failures, restarts, lost work or checkpoints.
+    checkpoint_interval_s : float
+        Work between checkpoints, Daly's best.
+    interruptions : float
+        Expected in all.
+    computing_hours : float
+        Accelerator-hours of the steps alone.
+    days : float
+        Computing and everything that goodput leaves.
+    rate : Rate or None
+        Price; None where there is none.
+    energy_j : float
+        At the meter: accelerators, hosts, network, cooling [J].
+    carbon_kg : float
+        Of the grid for that energy; embodied carbon is left out [kgCO2e].
+    fits : bool
+        Whether the layout fits into memory.
+    spread : tuple of float
+        Low and high step time over the predicted one.
+    basis : str
+        Where the spread comes from.
+    """
+
+    scenario: str
+    values: Mapping[str, object]
+    tokens: float
+    steps: int
+    step_time_s: float
+    accelerators: int
+    goodput: float
+    checkpoint_interval_s: float
+    interruptions: float
+    computing_hours: float
+    days: float
+    rate: Rate | None
+    energy_j: float
+    carbon_kg: float
+    fits: bool
+    spread: tuple[float, float]
+    basis: str
+
+    @property
+    def hours(self) -> float:
+        """Accelerator-hours of the allocation, spares not counted."""
+        return self.accelerators * self.days * _DAY / _HOUR
+
+    @property
+    def cost(self) -> float | None:
+        """Price of the hours [USD]."""
+        return None if self.rate is None else self.hours * self.rate.usd_per_hour
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data: the figures of ``mpsim plan --json``."""
+        figures: dict[str, float | None] = {
+            "days": self.days,
+            "gpu_hours": self.hours,
+            "usd": self.cost,
+            "mwh": self.energy_j / _MWH,
+            "tco2": self.carbon_kg / _TONNE,
+        }
+        low, high = self.spread
+        return {
+            "scenario": self.scenario,
+            "values": dict(self.values),
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "step_time_s": self.step_time_s,
+            "accelerators": self.accelerators,
+            **figures,
+            "computing_gpu_hours": self.computing_hours,
+            "goodput": self.goodput,
+            "checkpoint_interval_s": self.checkpoint_interval_s,
+            "interruptions": self.interruptions,
+            "usd_per_gpu_hour": None if self.rate is None else dataclasses.asdict(self.rate),
+            "fits_memory": self.fits,
+            "interval": {
+                **{
+                    name: None if value is None else [value * low, value * high]
+                    for name, value in figures.items()
+                },
+                "level": 0.8,
+                "basis": self.basis,
+            },
+        }
+
+
+def plan_training(result: Result, tokens: float, assumed: Assumptions) -> Training:
+    """Plan a training that repeats one simulated step.
+
+    Parameters
+    ----------
+    result : Result
+        Of the step.
+    tokens : float
+        To train on.
+    assumed : Assumptions
+
+    Returns
+    -------
+    Training
+
+    Raises
+    ------
+    ScenarioError
+        If `tokens` is no number above 0.
+
+    Notes
+    -----
+    ``days = ceil(tokens / tokens a step) x step time / goodput``; goodput is Daly's expectation at the best interval between
+    checkpoints. Energy is that of the steps and, at the same power, of the rest of the days: a node that waits draws less, so it is an
+    upper bound for lost time.
+    """
+    if not (math.isfinite(tokens) and tokens > 0):
+        raise ScenarioError(f"tokens is {tokens!r}; needed a number above 0")
+    summary, cluster = result.summary, result.plan.layout.cluster
+    step = float(summary["step_time_s"])
+    steps = math.ceil(tokens / (float(summary["tokens_per_s"]) * step) - 1e-9)
+    reliability = Reliability.of(cluster, scale=assumed.failures, restart=assumed.restart)
+    checkpoint = Checkpoint.of(
+        result.plan.checkpoint_bytes,
+        cluster.accelerators,
+        storage=assumed.storage,
+        in_background=assumed.background,
+    )
+    best = daly_interval(checkpoint.blocking, reliability.mean_time_between)
+    interval = min(max(best, checkpoint.lag, _LEAST_INTERVAL), steps * step)
+    goodput = expected_share(reliability, checkpoint, interval)
+    if goodput <= 0:
+        raise ScenarioError(
+            f"{result.scenario.name}: fails faster than it restarts, so it never ends; needed fewer accelerators, fewer failures or a faster restart"
+        )
+    days = steps * step / goodput / _DAY
+    energy = assumed.facility.energy(float(summary["energy_j_per_step"]) * steps / goodput)
+    known = summary.get("interval") or {}
+    low, high = known.get("step_time_s", (step, step))
+    return Training(
+        scenario=result.scenario.name,
+        values={},
+        tokens=tokens,
+        steps=steps,
+        step_time_s=step,
+        accelerators=int(summary["accelerators"]),
+        goodput=goodput,
+        checkpoint_interval_s=interval,
+        interruptions=days * _DAY / reliability.mean_time_between,
+        computing_hours=steps * step * int(summary["accelerators"]) / _HOUR,
+        days=days,
+        rate=rate_of(cluster, offer=assumed.offer, rates=assumed.rates),
+        energy_j=energy,
+        carbon_kg=assumed.facility.emitted(energy),
+        fits=bool(summary["fits_memory"]),
+        spread=(low / step, high / step),
+        basis=str(known.get("basis", "no interval of the step time is known")),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plans:
+    """Plans of the same training on different hardware or layouts.
+
+    Parameters
+    ----------
+    rows : tuple of Training
+        In the order they were asked for.
+    failed : tuple of (mapping, str)
+        Combinations without a plan, and why.
+    deadline : float or None
+        Days that a plan may take.
+    budget : float or None
+        Dollars that it may cost.
+    """
+
+    rows: tuple[Training, ...]
+    failed: tuple[tuple[Mapping[str, object], str], ...] = ()
+    deadline: float | None = None
+    budget: float | None = None
+
+    def meets(self, row: Training) -> bool:
+        """Whether a plan fits into memory, the days and the dollars."""
+        late = self.deadline is not None and row.days > self.deadline
+        dear = self.budget is not None and (row.cost is None or row.cost > self.budget)
+        return row.fits and not late and not dear
+
+    @property
+    def best(self) -> Training | None:
+        """With a deadline the plan of fewest accelerators that keeps it; else the fastest; within the budget where there is one."""
+        possible = [row for row in self.rows if self.meets(row)]
+        if self.deadline is not None:
+            return min(possible, key=lambda row: (row.accelerators, row.days), default=None)
+        return min(possible, key=lambda row: row.days, default=None)
+
+    @property
+    def front(self) -> tuple[Training, ...]:
+        """Plans that no other beats in days and dollars at once, the fastest first."""
+        front: list[Training] = []
+        priced = [row for row in self.rows if row.fits and row.cost is not None]
+        for row in sorted(priced, key=lambda row: (row.days, row.cost)):
+            if not front or (row.cost or 0.0) < (front[-1].cost or 0.0):
+                front.append(row)
+        return tuple(front)
+
+    def display(self) -> PlanDisplay:
+        """Days against dollars."""
+        from mpsim.plot.plan import PlanDisplay
+
+        return PlanDisplay.from_plans(self)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data: figures of the best plan, or of the first if none is possible, and of every other."""
+        lead = self.best or (self.rows[0] if self.rows else None)
+        return {
+            **(lead.to_json() if lead else {}),
+            "possible": self.best is not None,
+            "rows": [{**row.to_json(), "possible": self.meets(row)} for row in self.rows],
+            "failed": [{"values": dict(values), "error": why} for values, why in self.failed],
+        }
+
+
+def plan(
+    scenario: Scenario,
+    tokens: float,
+    over: Mapping[str, Sequence[object]] | None = None,
+    *,
+    assumed: Assumptions | None = None,
+    deadline: float | None = None,
+    budget: float | None = None,
+    search: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Plans:
+    """Plan a training on one cluster or several.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    tokens : float
+        To train on.
+    over : mapping of str to sequence, optional
+        Values by dotted key; every combination is planned.
+    assumed : Assumptions, optional
+    deadline : float, optional
+        Days.
+    budget : float, optional
+        Dollars.
+    search : float, optional
+        Seconds of search for the best layout of every combination; the scenario's own layout when left out.
+    progress : callable, optional
+        Called with how many combinations are done, and how many there are.
+
+    Raises
+    ------
+    ScenarioError
+        If an argument is out of range, or no combination can be planned.
+    """
+    for name, value in (("deadline", deadline), ("budget", budget)):
+        if value is not None and not value > 0:
+            raise ScenarioError(f"{name} is {value!r}; needed a number above 0")
+    assumed = assumed or Assumptions(facility=Facility.of())
+    keys = dict(over or {})
+    combinations = list(itertools.product(*keys.values()))
+    rows: list[Training] = []
+    failed: list[tuple[Mapping[str, object], str]] = []
+    for done, chosen in enumerate(combinations):
+        values = dict(zip(keys, chosen, strict=True))
+        try:
+            step, laid = _step(scenario, values, search)
+            rows.append(
+                dataclasses.replace(plan_training(step, tokens, assumed), values={**values, **laid})
+            )
+        except MpsimError as error:
+            if len(combinations) == 1:
+                raise
+            failed.append((values, str(error).partition("\n")[0]))
+        if progress:
+            progress(done + 1, len(combinations))
+    if not rows:
+        raise ScenarioError(
+            f"{scenario.name}: none of {len(failed)} combinations can be planned; the first: {failed[0][1]}"
+        )
+    return Plans(tuple(rows), tuple(failed), deadline, budget)
+
+
+def _step(
+    scenario: Scenario, values: Mapping[str, object], search: float | None
+) -> tuple[Result, Mapping[str, Any]]:
+    """The step of a combination, and the layout that was searched for it."""
+    free = any(key.startswith("cluster.") for key in values) and "parallelism.dp" not in values
+    laid = (
+        {"parallelism.dp": None, **values} if free else values
+    )  # another cluster has room for other replicas
+    base = scenario.with_values(laid, checked=search is None) if values else scenario
+    if search is None:
+        return simulate_step(base), {}
+    from mpsim.study.search import search as run_search
+
+    found = run_search(base, top=1, front=False, budget=search)
+    if found.best is None:
+        raise ScenarioError(f"{base.name}: no layout fits")
+    return simulate_step(base.with_values(found.best.values)), found.best.values

@@ -1,0 +1,140 @@
+"""Plans of whole trainings: days, hours, dollars, energy and carbon from one step."""
+
+import math
+
+import pytest
+
+import mpsim
+from mpsim.study.facility import Facility, rate_of, read_rates
+from mpsim.study.plan import Assumptions, plan
+from mpsim.study.reliability import Reliability, expected_share
+
+TOKENS = 3e9
+
+
+@pytest.fixture(scope="module")
+def scenario(scenarios):
+    """Eight H100 and a model of 7B."""
+    return mpsim.load(scenarios / "quickstart.yaml").with_values({})
+
+
+@pytest.fixture(scope="module")
+def training(scenario):
+    """Its plan."""
+    return plan(scenario, TOKENS).rows[0]
+
+
+def test_steps_cover_the_tokens_and_not_a_step_more(scenario, training):
+    """The last step may train on less than a batch."""
+    step = scenario.training_step
+    tokens = step.global_batch * step.sequence_length
+    assert training.steps == math.ceil(TOKENS / tokens)
+    assert plan(scenario, 7.0 * tokens).rows[0].steps == 7
+
+
+def test_days_are_steps_over_goodput(scenario, training):
+    """days = steps x step time / goodput / 86400; hours of the allocation are days times accelerators."""
+    worked = training.steps * training.step_time_s
+    assert training.days * 86400 == pytest.approx(worked / training.goodput)
+    assert training.hours == pytest.approx(training.days * 24 * training.accelerators)
+    assert training.computing_hours == pytest.approx(worked * training.accelerators / 3600)
+
+
+def test_goodput_is_dalys_expectation_at_the_best_interval(scenario, training):
+    """More and fewer checkpoints leave less of the time."""
+    result = mpsim.simulate(scenario)
+    reliability = Reliability.of(result.plan.layout.cluster)
+    from mpsim.study.reliability import Checkpoint
+
+    checkpoint = Checkpoint.of(
+        result.plan.checkpoint_bytes, training.accelerators, in_background=True
+    )
+    best = expected_share(reliability, checkpoint, training.checkpoint_interval_s)
+    assert training.goodput == best
+    for other in (0.5, 2.0):
+        interval = other * training.checkpoint_interval_s
+        assert expected_share(reliability, checkpoint, interval) < best
+
+
+def test_energy_goes_from_the_chips_to_the_meter_to_the_grid(scenario):
+    """Accelerators x 1.4 for hosts x 1.1 for the network x PUE 2, and a tenth of a kilogram for each kilowatt-hour."""
+    facility = Facility.of(pue="2.0", region="0.1")
+    row = plan(scenario, TOKENS, assumed=Assumptions(facility=facility)).rows[0]
+    chips = mpsim.simulate(scenario).summary["energy_j_per_step"] * row.steps / row.goodput
+    assert row.energy_j == pytest.approx(chips * 1.4 * 1.1 * 2.0)
+    assert row.carbon_kg == pytest.approx(row.energy_j / 3.6e6 * 0.1)
+
+
+def test_more_failures_take_longer(scenario):
+    """Days grow with the rates of components."""
+    days = [
+        plan(scenario, TOKENS, assumed=Assumptions(facility=Facility.of(), failures=scale))
+        .rows[0]
+        .days
+        for scale in (0.0, 1.0, 100.0)
+    ]
+    assert days == sorted(set(days))
+
+
+def test_a_deadline_takes_the_fewest_accelerators_that_keep_it(scenario):
+    """One, two or four nodes: what one cannot do in time two can."""
+    over = {"cluster.nodes": [1, 2, 4]}
+    every = plan(scenario, TOKENS, over)
+    one, two, four = every.rows
+    assert one.days > two.days > four.days
+    assert every.best is four
+    timely = plan(scenario, TOKENS, over, deadline=(one.days + two.days) / 2)
+    assert timely.best.accelerators == 16
+    assert plan(scenario, TOKENS, over, deadline=four.days / 2).best is None
+
+
+def test_the_front_has_nothing_that_another_beats_in_days_and_dollars(scenario):
+    """Days grow along it and dollars fall."""
+    front = plan(scenario, TOKENS, {"cluster.nodes": [1, 2, 4]}).front
+    assert [row.days for row in front] == sorted(row.days for row in front)
+    costs = [row.cost for row in front]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_prices_are_medians_of_public_offers_or_the_users_own(scenario, tmp_path):
+    """Spot is cheaper than on demand; a file wins over both."""
+    cluster = scenario.hardware
+    spot, demand = (rate_of(cluster, offer=offer) for offer in ("spot", "on-demand"))
+    assert spot.low <= spot.usd_per_hour <= spot.high < demand.usd_per_hour
+    own = tmp_path / "prices.yaml"
+    own.write_text(f"{cluster.accelerator.name}: 1.25 USD/h\n")
+    assert rate_of(cluster, rates=read_rates(own)).usd_per_hour == 1.25
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"tokens": 0.0}, "tokens"),
+        ({"tokens": math.nan}, "tokens"),
+        ({"deadline": -1.0}, "deadline"),
+        ({"budget": 0.0}, "budget"),
+        ({"assumed": ("spt", None, None)}, "spot"),
+        ({"assumed": ("spot", "0.5", None)}, "pue"),
+        ({"assumed": ("spot", None, "atlantis")}, "region"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(scenario, change, text):
+    """With the key and what is needed."""
+    given = {"tokens": TOKENS, **change}
+    with pytest.raises(mpsim.ScenarioError, match=text):
+        if isinstance(given.get("assumed"), tuple):
+            offer, pue, region = given["assumed"]
+            given["assumed"] = Assumptions(
+                facility=Facility.of(pue=pue, region=region), offer=offer
+            )
+        plan(scenario, given.pop("tokens"), **given)
+
+
+def test_a_price_that_is_none_is_named_with_its_line(tmp_path):
+    """All at once."""
+    wrong = tmp_path / "prices.yaml"
+    wrong.write_text("h100-sxm: cheap\na100-sxm-80: 2 USD\n")
+    with pytest.raises(mpsim.ScenarioError) as error:
+        read_rates(wrong)
+    assert "prices.yaml:1" in str(error.value)
+    assert "prices.yaml:2" in str(error.value)
