@@ -11,6 +11,7 @@ from mpsim.hardware import Cluster
 from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
+from mpsim.serving.exchange import Exchange
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.rates import Rates, Reductions, rates_of
 from mpsim.serving.service import Handover, Pool
@@ -224,6 +225,9 @@ class ServicePlan:
             send_seconds=link.latency,
             send_rate=link.bandwidth * link.efficiency,
             draft=self.draft,
+            exchange=Exchange(cluster, self.work)
+            if self.ep > 1 and self.attention_dp > 1
+            else None,
         )
 
     @functools.cached_property

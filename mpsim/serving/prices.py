@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.serving.engines import EnginePreset
+from mpsim.serving.exchange import Exchange
 from mpsim.serving.rates import Rates, Reductions
 from mpsim.serving.speculation import Draft
 from mpsim.serving.work import Attention, ExpertWork, Linear, RankWork
@@ -51,6 +52,8 @@ class IterationPrices:
         Of such messages [B/s].
     draft : Draft, optional
         Tokens that each iteration drafts and verifies for every decoding sequence.
+    exchange : Exchange, optional
+        Dispatch and combine among ranks with requests of their own; without it they gather all tokens.
 
     Notes
     -----
@@ -69,11 +72,13 @@ class IterationPrices:
         send_seconds: float,
         send_rate: float,
         draft: Draft | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         self.work = work
         self.rates = rates
         self.engine = engine
         self._reductions = reductions
+        self._exchange = exchange
         self._send = send_seconds, send_rate
         self.draft = draft
         self._queries = 1 if draft is None else 1 + draft.tokens  # of a decoding sequence
@@ -87,6 +92,7 @@ class IterationPrices:
                 kv_bytes,
                 send_seconds=send_seconds,
                 send_rate=send_rate,
+                exchange=exchange,
             )
         self._known: dict[int, float] = {}
         self._grid = _grid()
@@ -156,7 +162,7 @@ class IterationPrices:
         device = device * engine.slowdown
         if engine.host_layer_time:
             device = np.maximum(device, engine.host_layer_time * work.layers * work.pp)
-        beside = engine.step_time + engine.request_time * (decodes + prompts)
+        beside = engine.step_time + self.request_seconds(decodes + prompts)
         if prompt_tokens:
             beside += engine.prompt_step_time
         return device + beside
@@ -179,6 +185,10 @@ class IterationPrices:
         if prompt_tokens:
             seconds = seconds + drafting.stage_seconds(0, 0.0, prompt_tokens, pairs)
         return seconds
+
+    def request_seconds(self, sequences: float) -> float:
+        """Host time of so many sequences of an iteration [s]: ranks with requests of their own see to these side by side."""
+        return self.engine.request_time * sequences / self.work.attention_dp
 
     def send_seconds(self, tokens: float) -> float:
         """Time of the messages from stage to stage for so many tokens [s]."""
@@ -242,6 +252,7 @@ class IterationPrices:
             "streaming": work.layers * streaming,
             "host": work.layers * engine.layer_time + work.expert_layers * engine.expert_layer_time,
             "communication": self._communication(tokens),
+            "exchange": self._exchanged(tokens),
         }
 
     @property
@@ -250,12 +261,28 @@ class IterationPrices:
         return self.rates.stream_bandwidth * self.rates.bandwidth
 
     def _communication(self, tokens: float) -> float:
-        """Two all-reduces a layer; with attention data parallelism a gather before and a scatter after the experts, half of one each."""
+        """Two all-reduces a layer; where every rank has requests of its own, a gather before and a scatter after the layer without experts, half of one each."""
         work = self.work
-        each = self._reductions.seconds(tokens * work.hidden * _ACTIVATION)
+        each = self._gathered(tokens)
         if work.attention_dp == work.tp:
-            return work.layers * each
+            return work.dense_layers * each
+        if work.attention_dp > 1:
+            return (2 * work.layers - work.expert_layers) * each
         return 2.0 * work.layers * each
+
+    def _exchanged(self, tokens: float) -> float:
+        """Ranks with requests of their own meet in the experts: tokens are sent to the ranks of their experts, or all to all ranks, whichever is faster."""
+        work = self.work
+        if work.attention_dp == 1:
+            return 0.0
+        each = self._gathered(tokens)
+        if self._exchange is not None:
+            each = min(each, self._exchange.seconds(tokens / work.attention_dp))
+        return work.expert_layers * each
+
+    def _gathered(self, tokens: float) -> float:
+        """Time of an all-reduce of the hidden state of so many tokens [s]."""
+        return self._reductions.seconds(tokens * self.work.hidden * _ACTIVATION)
 
     def linear_seconds(self, linear: Linear, tokens: float) -> float:
         """Time of one product of so many tokens of an iteration [s]."""

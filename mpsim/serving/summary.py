@@ -24,11 +24,12 @@ __all__ = ["ACCOUNT", "account", "itl", "latencies", "pool_accounts", "summarise
 Floats = NDArray[np.float64]
 
 ACCOUNT = (
-    *("decode", "prefill", "exposed_tp", "exposed_pp", "exposed_kv"),
+    *("decode", "prefill", "exposed_tp", "exposed_ep", "exposed_pp", "exposed_kv"),
     *("host", "bubble", "idle_cache", "idle"),
 )
 """Parts of the time of accelerators; they sum to the duration."""
 
+_BESIDE = ("exposed_tp", "exposed_ep", "exposed_pp", "host")  # within an iteration
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MEGA = 1e6
 _HOUR = 3600.0
@@ -95,7 +96,7 @@ def _of_pool(served: Served, place: int) -> Mapping[str, Floats]:
 def _pool_account(plan: ServicePlan, served: Served, place: int) -> dict[str, float]:
     prices, steps, work = plan.prices, _of_pool(served, place), plan.work
     totals = dict.fromkeys(ACCOUNT, 0.0)
-    known: dict[tuple[float, float], tuple[float, float, float]] = {}
+    known: dict[tuple[float, float], tuple[float, ...]] = {}
     columns = (
         steps[name].tolist() for name in ("seconds", "count", "decodes", "context", "prompt_tokens")
     )
@@ -104,16 +105,19 @@ def _pool_account(plan: ServicePlan, served: Served, place: int) -> dict[str, fl
         key = (decodes, prompt_tokens)
         if key not in known:
             tokens = prices.tokens_of(int(decodes), int(prompt_tokens))
-            exposed = prices.parts(tokens)["communication"] * work.pp * engine.slowdown
+            by_part, stages = prices.parts(tokens), work.pp * engine.slowdown
+            tensor, experts = (by_part[part] * stages for part in ("communication", "exchange"))
             host = (
                 engine.step_time
-                + engine.request_time * decodes
+                + prices.request_seconds(decodes)
                 + engine.layer_time * work.layers * work.pp
             )
             sent = prices.send_seconds(tokens) * engine.slowdown
-            known[key] = exposed, sent, host + (engine.prompt_step_time if prompt_tokens else 0.0)
+            if prompt_tokens:
+                host += engine.prompt_step_time
+            known[key] = tensor, experts, sent, host
         left = seconds
-        for part, each in zip(("exposed_tp", "exposed_pp", "host"), known[key], strict=True):
+        for part, each in zip(_BESIDE, known[key], strict=True):
             took = min(each * count, left)
             totals[part] += took
             left -= took
@@ -368,7 +372,7 @@ def _goodput(
 def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> float:
     """Energy of all accelerators [J]: a board draws between idle and full power by the share of the time in which kernels run."""
     chip = plan.cluster.accelerator
-    kernels = parts["prefill"] + parts["decode"] + parts["exposed_tp"]
+    kernels = sum(parts[name] for name in ("prefill", "decode", "exposed_tp", "exposed_ep"))
     power = float(device_power(kernels / duration if duration else 0.0, chip.tdp_w, chip.idle_w))
     return power * duration * plan.pool_accelerators
 

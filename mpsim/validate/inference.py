@@ -25,6 +25,7 @@ from mpsim.serving.service import serve
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.summary import latencies
 from mpsim.validate.assumptions import network_of
+from mpsim.validate.instances import layout_of, pools_of
 from mpsim.validate.records import Record, Row
 from mpsim.validate.tables import lookup, table
 from mpsim.workload import Transformer
@@ -115,29 +116,28 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
     if cells.text("complete") == "no":
         why = cells.text("missing_or_assumed") or "not said"
         raise CalibrationError(f"the row is marked as lacking what matters: {why}")
-    if cells.flag("disaggregated"):
-        raise CalibrationError("prefill and decode on separate pools are not simulated")
     lookup(_TABLE, "regimes", cells.text("regime"))
     if re.search(_SPECULATES, cells.text("notes")):
         raise CalibrationError("speculation is not simulated")
-    tp, pp, ep, attention_dp = _layout(cells, assumed)
+    apart = cells.flag("disaggregated")
+    layouts = pools_of(cells) if apart else [layout_of(cells, assumed)]
     weights = _weights(cells)
-    plan = ServicePlan(
+    common = ServicePlan(
         name=row.id,
         model=_model(cells, assumed),
-        cluster=_cluster(cells, tp * pp, assumed),
-        engine=_engine(cells, attention_dp, assumed),
+        cluster=_cluster(cells, sum(layout.accelerators for layout in layouts), assumed),
+        engine=_engine(cells, layouts[-1].attention_dp, assumed),
         workload=_workload(cells, assumed),
         slo=ServiceLevel(),
-        tp=tp,
-        pp=pp,
-        ep=ep,
-        attention_dp=attention_dp,
         weights=weights,
         kv=_cache(cells, assumed),
         given_blocks=_blocks(cells),
         folder=str(row.folder),
     )
+    plans = [dataclasses.replace(common, **dataclasses.asdict(layout)) for layout in layouts]
+    plan = plans[-1]
+    if apart:
+        plan = dataclasses.replace(plan, prefill=plans[0])
     peaks = plan.cluster.accelerator.peak_flops
     if weights in ("fp8", "fp8_block", "int8") and plan.weight_format.compute not in peaks:
         raise CalibrationError(f"{plan.cluster.accelerator.name} has no {weights} products")
@@ -156,28 +156,6 @@ def _fitted(plan: ServicePlan, cells: Cells, assumed: list[Assumed]) -> ServiceP
         assumed.append(Assumed("memory_fraction", entry["memory_fraction"], entry["why"]))
         return raised
     return plan
-
-
-def _layout(cells: Cells, assumed: list[Assumed]) -> tuple[int, int, int, int]:
-    """Ranks of tensor, pipeline, expert and attention data parallelism of one instance."""
-    tp, pp = cells.required("tp"), cells.whole("pp") or 1
-    ep, attention_dp = cells.whole("ep") or 1, cells.whole("attention_dp") or 1
-    if cells.whole("moe_experts") and not cells.whole("ep"):
-        assumed.append(Assumed("ep", 1, "no expert parallelism is stated"))
-    if (cells.whole("cp") or 1) > 1:
-        raise CalibrationError("context parallel decoding is not simulated")
-    each = (cells.whole("accel_per_instance") or tp * pp) // pp
-    if attention_dp > 1 or ep > tp:
-        tp = max(tp, each)
-    if tp % attention_dp or (ep > 1 and (tp % ep and ep % tp)):
-        raise CalibrationError(
-            f"tp {tp}, ep {ep} and attention_dp {attention_dp} do not divide an instance"
-        )
-    if each != tp:
-        raise CalibrationError(
-            f"tp {tp} x pp {pp} are not the {each * pp} accelerators of an instance"
-        )
-    return tp, pp, ep, attention_dp
 
 
 def _weights(cells: Cells) -> str:
@@ -411,6 +389,8 @@ def _figures(plan: ServicePlan) -> Mapping[str, float]:
         blocks=plan.blocks,
         concurrency=plan.workload.concurrency,
         turnaround=offset,
+        replicas=plan.replicas,
+        handover=plan.handover,
     )
     times = latencies(served, requests, offset)
     done = ~np.isnan(served.last)

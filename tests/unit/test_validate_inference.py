@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mpsim.errors import CalibrationError
+from mpsim.importers.cells import Cells
 from mpsim.validate import validate_files
+from mpsim.validate.instances import InstanceLayout, pools_of
 
 DATA = Path(__file__).resolve().parents[2] / "validation" / "data" / "inference-runs.csv"
 FIRST = {"ft-0001", "llmservingsim-4090-8b", "aicsil-0095", "trtllm017-0177"}
@@ -67,7 +70,7 @@ def test_a_trace_is_relative_to_the_file(rows, tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
     [
-        ("disaggregated", "1", "separate pools"),
+        ("disaggregated", "1", "pools for prefill and decode are not stated"),
         ("attention", "linear in 3 of 4 layers, gqa in every fourth", "linear attention"),
         ("tp", "", "tp is not stated"),
         ("accelerator", "abacus", "not known"),
@@ -112,6 +115,40 @@ def test_nominal_outputs_are_not_all_equal(rows, tmp_path):
     fixed = _records([{**row, "length_distribution": "fixed"}], tmp_path)[f"{row['id']}#ttft"]
     assert any("1024 +- 5%" in sentence for sentence in nominal.assumed)
     assert nominal.predicted < fixed.predicted  # equal ones come in waves
+
+
+def test_pools_are_read_from_their_layout():
+    """Two instances for prompts, four ranks of data parallel attention each; one that decodes on 32."""
+    text = "prefill 2 x [tp1 pp1 dp4 moe_tp1 ep4 batch 1]; decode 1 x [tp2 pp1 dp16 moe_tp1 ep32 batch 64]"
+    cells = Cells({"disagg_layout": text, "num_accel": "40"})
+    assert pools_of(cells) == [InstanceLayout(4, 1, 4, 4, 2), InstanceLayout(32, 1, 32, 16, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "accelerators", "reason"),
+    [
+        ("decode 1 x [tp4 pp1 dp1 moe_tp1 ep4 batch 1]", "4", "not stated"),
+        (
+            "prefill 1 x [tp4 pp1 dp1 moe_tp1 ep2 batch 1]; decode 1 x [tp4 pp1 dp1 moe_tp1 ep4]",
+            "8",
+            "prefill: experts on 1 x 2",
+        ),
+        (
+            "prefill 1 x [tp4 pp1 dp1 moe_tp1 ep4 batch 1]; decode 1 x [tp4 pp1 dp1 moe_tp1 ep4]",
+            "12",
+            "take 8 accelerators",
+        ),
+    ],
+)
+def test_pools_that_cannot_be_are_refused(text, accelerators, reason):
+    with pytest.raises(CalibrationError, match=reason):
+        pools_of(Cells({"disagg_layout": text, "num_accel": accelerators}))
+
+
+def test_a_row_with_pools_is_predicted(rows, tmp_path):
+    row = next(row for row in rows if "decode 2 x [tp4" in row["disagg_layout"])
+    record = _records([row], tmp_path)[f"{row['id']}#tpot"]
+    assert abs(record.error) < 0.3
 
 
 def test_assumptions_are_listed(rows, tmp_path):

@@ -1,0 +1,48 @@
+"""Dispatch of tokens to the ranks that hold their experts, and the way back: an all-to-all of rows, each as often as it has experts."""
+
+from __future__ import annotations
+
+from mpsim.hardware import Cluster
+from mpsim.serving.work import RankWork
+from mpsim.shipped import read_shipped
+from mpsim.units import Dimension, parse_quantity
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """Dispatch and combine of one layer of experts.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    work : RankWork
+        Of one rank; its experts are divided among `ep` ranks.
+
+    Notes
+    -----
+    Each takes a fixed time, and the bytes that leave a rank at a share of its link: ``t0 + max(inside / (e link), outside / (e' NIC))``. A token leaves once for every one of its
+    experts on another rank; ranks are taken as equally likely.
+    """
+
+    def __init__(self, cluster: Cluster, work: RankWork) -> None:
+        rates = read_shipped("mpsim.serving.data", "rates.yaml")["exchange"]
+        ranks = work.ep
+        domain = min(cluster.domain_size, ranks)
+        self._copies = max((experts.top_k for experts in work.experts), default=0)
+        self._width = work.hidden
+        self._bytes = float(rates["dispatch_bytes"]), float(rates["combine_bytes"])
+        reach = "inside" if ranks <= domain else "outside"
+        self._fixed = parse_quantity(rates[f"{reach}_latency"], Dimension.TIME)
+        up = cluster.node.scale_up
+        self._paces = [(domain - 1) / ranks / (float(rates["inside_share"]) * up.bandwidth)]
+        if ranks > domain:
+            rate = float(rates["outside_share"]) * cluster.node.nic_bandwidth_per_accelerator
+            self._paces.append((ranks - domain) / ranks / rate)
+
+    def seconds(self, tokens: float) -> float:
+        """Time of both ways for so many tokens of a rank [s]."""
+        rows = tokens * self._copies * self._width
+        return sum(
+            self._fixed + max(rows * each * pace for pace in self._paces) for each in self._bytes
+        )

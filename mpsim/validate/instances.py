@@ -1,0 +1,99 @@
+"""Instances of served models as rows of measured inference state them: ranks of each, and pools of their own for prompts and decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from mpsim.errors import CalibrationError
+from mpsim.importers import Assumed
+from mpsim.importers.cells import Cells
+
+__all__ = ["InstanceLayout", "layout_of", "pools_of"]
+
+_POOL = re.compile(
+    r"(?P<name>prefill|decode) (?P<replicas>\d+) x \[tp(?P<tp>\d+) pp(?P<pp>\d+) dp(?P<dp>\d+) moe_tp(?P<inside>\d+) ep(?P<ep>\d+)\b[^]]*\]"
+)
+_POOLS = ["prefill", "decode"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InstanceLayout:
+    """How each of equal instances divides the model.
+
+    Parameters
+    ----------
+    tp, pp, ep, attention_dp : int
+        Ranks of a stage, stages, ranks that divide the experts, ranks with requests of their own.
+    replicas : int
+    """
+
+    tp: int
+    pp: int
+    ep: int
+    attention_dp: int
+    replicas: int = 1
+
+    @property
+    def accelerators(self) -> int:
+        """Of all replicas."""
+        return self.tp * self.pp * self.replicas
+
+
+def layout_of(cells: Cells, assumed: list[Assumed]) -> InstanceLayout:
+    """The instance that a row without pools describes.
+
+    Raises
+    ------
+    CalibrationError
+        If its columns contradict each other, or it needs what is not simulated.
+    """
+    tp, pp = cells.required("tp"), cells.whole("pp") or 1
+    ep, attention_dp = cells.whole("ep") or 1, cells.whole("attention_dp") or 1
+    if cells.whole("moe_experts") and not cells.whole("ep"):
+        assumed.append(Assumed("ep", 1, "no expert parallelism is stated"))
+    if (cells.whole("cp") or 1) > 1:
+        raise CalibrationError("context parallel decoding is not simulated")
+    each = (cells.whole("accel_per_instance") or tp * pp) // pp
+    if attention_dp > 1 or ep > tp:
+        tp = max(tp, each)
+    if tp % attention_dp or (ep > 1 and (tp % ep and ep % tp)):
+        raise CalibrationError(
+            f"tp {tp}, ep {ep} and attention_dp {attention_dp} do not divide an instance"
+        )
+    if each != tp:
+        raise CalibrationError(
+            f"tp {tp} x pp {pp} are not the {each * pp} accelerators of an instance"
+        )
+    return InstanceLayout(tp, pp, ep, attention_dp)
+
+
+def pools_of(cells: Cells) -> list[InstanceLayout]:
+    """Instances of the pool for prompts, and of the one that decodes.
+
+    Raises
+    ------
+    CalibrationError
+        If the row does not say how many there are and how each is divided, or says what cannot be.
+    """
+    text = cells.text("disagg_layout")
+    found = {match["name"]: match for match in _POOL.finditer(text)}
+    if list(found) != _POOLS:
+        raise CalibrationError(
+            "the pools for prefill and decode are not stated: needed disagg_layout with workers and their layout for each"
+        )
+    pools: list[InstanceLayout] = []
+    for name, match in found.items():
+        replicas, tp, pp, dp, inside, ep = (
+            int(match[key]) for key in ("replicas", "tp", "pp", "dp", "inside", "ep")
+        )
+        if inside * ep != tp * dp:
+            raise CalibrationError(
+                f"{name}: experts on {inside} x {ep} ranks are not the tp {tp} x dp {dp} of an instance"
+            )
+        pools.append(InstanceLayout(tp * dp, pp, ep, dp, replicas))
+    total = sum(pool.accelerators for pool in pools)
+    stated = cells.whole("num_accel")
+    if stated is not None and stated != total:
+        raise CalibrationError(f"the pools take {total} accelerators, num_accel says {stated}")
+    return pools

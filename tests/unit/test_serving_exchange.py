@@ -1,0 +1,67 @@
+"""Dispatch and combine of experts: bytes that leave a rank at a share of its link, beside a fixed time, against the tables they were fitted to."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mpsim.hardware import build_cluster, link
+from mpsim.scenario.serving import ServiceLevel, Workload
+from mpsim.serving.engines import engine
+from mpsim.serving.exchange import Exchange
+from mpsim.serving.plan import ServicePlan
+from mpsim.workload import model
+
+
+def _plan(ranks, *, attention_dp=None):
+    nodes = -(-ranks // 8)
+    return ServicePlan(
+        name="exchange",
+        model=model("deepseek-v3"),
+        cluster=build_cluster(
+            accelerator="h100-sxm", accelerators_per_node=8, nodes=nodes, nic=link("ib-ndr")
+        ),
+        engine=engine("sglang"),
+        workload=Workload(rate=1.0),
+        slo=ServiceLevel(),
+        weights="fp8",
+        tp=ranks,
+        ep=ranks,
+        attention_dp=ranks if attention_dp is None else attention_dp,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "measured_us"),
+    [(8, 1, 28), (8, 32, 45), (8, 128, 112), (8, 1024, 764), (32, 32, 141), (32, 128, 406)],
+)
+def test_exchanges_are_as_the_tables_of_their_kernels(ranks, tokens, measured_us):
+    """Dispatch and combine together: one node and four (hidden 7168, eight experts a token)."""
+    plan = _plan(ranks)
+    assert Exchange(plan.cluster, plan.work).seconds(tokens) * 1e6 == pytest.approx(
+        measured_us, rel=0.25
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 4096])
+def test_no_exchange_is_faster_than_its_links(tokens):
+    """Rows of 8 and 16 bits, seven eighths of which leave a rank of eight."""
+    plan = _plan(8)
+    sent = 7 / 8 * tokens * 8 * 7168 * (1 + 2)
+    seconds = Exchange(plan.cluster, plan.work).seconds(tokens)
+    assert seconds >= sent / plan.cluster.node.scale_up.bandwidth
+
+
+def test_ranks_with_requests_of_their_own_exchange_rows_and_others_reduce():
+    """One account each: what meets in the experts is none of tensor parallelism's."""
+    own, shared = _plan(16).prices.parts(512.0), _plan(16, attention_dp=1).prices.parts(512.0)
+    assert own["exchange"] > 0
+    assert shared["exchange"] == 0
+    assert shared["communication"] > own["communication"]
+
+
+def test_hosts_of_ranks_see_to_their_own_requests_side_by_side():
+    plan = _plan(16)
+    each = dataclasses.replace(plan, attention_dp=1).prices.request_seconds(64)
+    assert plan.prices.request_seconds(64) == pytest.approx(each / 16)
