@@ -13,17 +13,17 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from mpsim.formats.words import table
 from mpsim.importers.configs import yaml_config
 from mpsim.importers.imported import Imported
 from mpsim.importers.launch import Launch, Stated
 from mpsim.importers.ledger import Ledger, flat, shortened
 from mpsim.importers.source import Format, Head, Options
-from mpsim.importers.words import table
 from mpsim.importers.world import put_cluster
 
 __all__ = ["ACCELERATE"]
 
-_PACKAGE = "mpsim.importers.data"
+_PACKAGE = "mpsim.formats.data"
 _STRATEGIES: Final = (
     "FULL_SHARD",
     "SHARD_GRAD_OP",

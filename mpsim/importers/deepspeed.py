@@ -13,17 +13,17 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from mpsim.formats.words import table
 from mpsim.framework import framework
 from mpsim.importers.configs import json_config, yaml_config
 from mpsim.importers.imported import Imported
 from mpsim.importers.ledger import Ledger, flat, shortened
 from mpsim.importers.source import Format, Head, Options
-from mpsim.importers.words import table
 from mpsim.importers.world import put_ranks
 
 __all__ = ["DEEPSPEED", "put_deepspeed"]
 
-_PACKAGE = "mpsim.importers.data"
+_PACKAGE = "mpsim.formats.data"
 _OWN = (
     "zero_optimization",
     "train_batch_size",

@@ -16,17 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from mpsim.errors import FormatError, ScenarioError, nearest
+from mpsim.formats.words import table
 from mpsim.importers.configs import json_config
 from mpsim.importers.imported import Imported
 from mpsim.importers.ledger import Ledger, flat, nested, shortened
 from mpsim.importers.source import Format, Head, Options
-from mpsim.importers.words import table
 from mpsim.scenario.model import ModelChoice
 from mpsim.workload import Transformer
 
 __all__ = ["HUGGING_FACE"]
 
-_PACKAGE = "mpsim.importers.data"
+_PACKAGE = "mpsim.formats.data"
 _TOWERS = ("text_config", "llm_config", "language_config", "thinker_config")
 _GENERIC: Final = "llama"
 _NEEDED = ("hidden", "layers", "heads", "vocab")

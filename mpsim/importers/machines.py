@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import CalibrationError
+from mpsim.formats.words import lookup, table
 from mpsim.hardware import Accelerator, Cluster, Link, accelerator, build_cluster, link
-from mpsim.importers.words import lookup, table
 from mpsim.memo import remembered
 
 __all__ = ["benchmark_cluster", "gpu", "links_of", "nic_named", "rack_of"]

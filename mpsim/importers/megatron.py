@@ -11,28 +11,24 @@ NVIDIA/Megatron-LM, ``arguments.py`` at 22 tags from v1.0 to core_v0.19.0 and at
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 from mpsim.errors import FormatError, nearest
+from mpsim.formats.megatron import era_of, flags, preset_of, reviewed, tags
 from mpsim.importers.imported import Imported
 from mpsim.importers.launch import Launch, header, launched, scheduler_variables
 from mpsim.importers.ledger import Ledger, shortened
-from mpsim.importers.megatron_settings import Settings, put_scenario
+from mpsim.importers.megatron_scenario import put_scenario
+from mpsim.importers.megatron_settings import Settings
 from mpsim.importers.shell import Command, Word, commands
 from mpsim.importers.source import Format, Head, Options, read_text
-from mpsim.importers.words import table
 from mpsim.importers.world import put_cluster
-from mpsim.memo import remembered
 
-__all__ = ["MEGATRON", "SLURM", "Flag", "era_of", "flags", "reviewed", "tags"]
+__all__ = ["MEGATRON", "SLURM"]
 
-_PACKAGE = "mpsim.importers.data"
 LARGEST: Final = 1_000_000  # characters of a launch script
 _TELLING = frozenset(
     {
@@ -44,80 +40,6 @@ _TELLING = frozenset(
     }
 )
 """Flags of which a training command of Megatron has at least one."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Flag:
-    """One flag of Megatron-LM.
-
-    Parameters
-    ----------
-    name : str
-        Without its dashes.
-    first, last : str
-        First and last tag that has it.
-    is_switch : bool
-        Whether it takes no value.
-    """
-
-    name: str
-    first: str
-    last: str
-    is_switch: bool
-
-
-@remembered(1)
-def flags() -> Mapping[str, Flag]:
-    """Every flag of every version, by name."""
-    rows = csv.DictReader(
-        (resources.files(_PACKAGE) / "megatron-flags.csv").read_text("utf-8").splitlines()
-    )
-    aborts = table(_PACKAGE, "megatron")["aborts"]
-    return {
-        row["flag"]: Flag(
-            row["flag"], row["first"], aborts.get(row["flag"], row["last"]), row["kind"] == "switch"
-        )
-        for row in rows
-    }
-
-
-@remembered(1)
-def tags() -> tuple[str, ...]:
-    """Tags of Megatron-LM, oldest first."""
-    return tuple(table(_PACKAGE, "megatron")["tags"])
-
-
-@remembered(1)
-def reviewed() -> Mapping[str, tuple[str, str]]:
-    """Flags that change no value of a scenario: which of ``still``, ``told`` and ``refused``, and why."""
-    data = table(_PACKAGE, "megatron")
-    return {
-        name: (verdict, why)
-        for verdict in ("still", "told", "refused")
-        for why, names in data[verdict].items()
-        for name in names.split()
-    }
-
-
-def era_of(names: Sequence[str]) -> tuple[str, str]:
-    """First and last tag that have all of these flags.
-
-    Raises
-    ------
-    FormatError
-        If no tag has all; two flags that exclude each other are named.
-    """
-    order = {tag: place for place, tag in enumerate(tags())}
-    known = [flags()[name] for name in names if name in flags()]
-    if not known:
-        return tags()[0], tags()[-1]
-    youngest = max(known, key=lambda flag: order[flag.first])
-    oldest = min(known, key=lambda flag: order[flag.last])
-    if order[youngest.first] > order[oldest.last]:
-        raise FormatError(
-            f"--{youngest.name} came with {youngest.first}, and --{oldest.name} went after {oldest.last}: no version of Megatron-LM has both; drop one"
-        )
-    return youngest.first, oldest.last
 
 
 def _is_script(head: Head) -> bool:
@@ -262,7 +184,7 @@ def _imported(launch: Launch, stray: list[Word], file: str, options: Options) ->
         ledger,
         {name: f"--{name}" for name in given},
         {name: _plain_value(name, words) for name, words in given.items()},
-        preset=_preset(first),
+        preset=preset_of(first),
         since=tags().index(first),
         is_dataclass=False,
     )
@@ -403,15 +325,6 @@ def _review(ledger: Ledger, given: Mapping[str, tuple[Word, ...]]) -> None:
             ledger.ignore(
                 f"--{name}", f"no version of Megatron-LM known here has it ({near})", matters=True
             )
-
-
-def _preset(first: str) -> str:
-    """The framework preset of the era that a tag belongs to."""
-    preset = ""
-    for tag, name in table(_PACKAGE, "megatron")["eras"]:
-        if tags().index(tag) <= tags().index(first):
-            preset = name
-    return preset
 
 
 MEGATRON: Final = Format(

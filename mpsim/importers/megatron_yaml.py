@@ -16,18 +16,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from mpsim.errors import nearest
+from mpsim.formats.megatron import flags, reviewed, tags
+from mpsim.formats.words import table
 from mpsim.importers.configs import yaml_config
 from mpsim.importers.imported import Imported
 from mpsim.importers.launch import Launch, Stated
 from mpsim.importers.ledger import Ledger, flat, shortened
-from mpsim.importers.megatron import flags, reviewed, tags
-from mpsim.importers.megatron_settings import Settings, put_scenario
+from mpsim.importers.megatron_scenario import put_scenario
+from mpsim.importers.megatron_settings import Settings
 from mpsim.importers.source import Format, Head, Options
-from mpsim.importers.words import table
 
 __all__ = ["MEGATRON_BRIDGE", "MEGATRON_YAML", "NEMO"]
 
-_PACKAGE, _NAME = "mpsim.importers.data", "megatron-yaml"
+_PACKAGE, _NAME = "mpsim.formats.data", "megatron-yaml"
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 DEEPEST: Final = 8  # references to references
 

@@ -13,17 +13,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from mpsim.formats.words import table
 from mpsim.framework import framework
 from mpsim.importers.configs import json_config, toml_config
 from mpsim.importers.imported import Imported
 from mpsim.importers.ledger import Ledger, flat, shortened
 from mpsim.importers.source import Format, Head, Options
-from mpsim.importers.words import table
 from mpsim.importers.world import put_ranks
 
 __all__ = ["TORCHTITAN"]
 
-_PACKAGE = "mpsim.importers.data"
+_PACKAGE = "mpsim.formats.data"
 _ERAS: Final = (
     ("2026-08", "torchtitan-2026", ("training.num_tokens_per_microbatch_per_dp_rank", "training.max_context_length", "training.num_tokens_per_train_step")),
     ("2025-12", "torchtitan-2025-12", ("training.local_batch_size", "training.global_batch_size")),

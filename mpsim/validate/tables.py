@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import CalibrationError
-from mpsim.importers import words
+from mpsim.formats import words
 from mpsim.importers.cells import Cells
 
 __all__ = ["lookup", "on_top", "rule_of", "stands_in", "table"]

@@ -6,7 +6,7 @@ import pytest
 
 from mpsim.errors import FormatError
 from mpsim.importers import formats
-from mpsim.importers.megatron import Flag, era_of, flags, reviewed, tags
+from mpsim.formats.megatron import Flag, era_of, flags, reviewed, tags
 
 BASE = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024"
 LAUNCH = "torchrun --nproc_per_node=8 --nnodes=2 pretrain_gpt.py"
@@ -78,9 +78,9 @@ def test_every_flag_has_a_fate(first, script):
 
 def test_lists_of_the_review_stand_for_themselves():
     """No name is in two lists, and every verdict has a reason."""
-    from mpsim.importers.words import table
+    from mpsim.formats.words import table
 
-    data = table("mpsim.importers.data", "megatron")
+    data = table("mpsim.formats.data", "megatron")
     names = [
         name
         for verdict in ("still", "told", "refused")

@@ -436,7 +436,7 @@ def test_every_name_in_the_tables_exists() -> None:
     """Accelerators, links, NICs, schedules and framework presets that the tables mean are in the catalogs."""
     from mpsim.framework import framework
     from mpsim.hardware import accelerator_names, link_names
-    from mpsim.importers import words
+    from mpsim.formats import words
     from mpsim.schedule import schedule_names
     from mpsim.validate.tables import table
 
