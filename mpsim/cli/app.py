@@ -53,6 +53,7 @@ COMMANDS = (
     "calibrate",
     "validate",
     "import",
+    "export",
     "show",
 )
 """Each is a function in the module of its name; a word that Python keeps for itself has ``_`` behind it there."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+from mpsim.cli.options import AsJson, Emit, Overrides, Sets, load_scenario
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
@@ -20,17 +20,23 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
     sets: Sets = None,
     overrides: Overrides = None,
+    emit: Emit = None,
     as_json: AsJson = False,
 ) -> None:
     """Report every mistake of a scenario at once, or say what was derived from it."""
     from mpsim.cli.console import print_json, print_text
+    from mpsim.cli.emit import emitted, write_emitted
 
     scenario = load_scenario(file, sets=sets, overrides=overrides)
     derived = _derived_service(scenario) if scenario.serving is not None else _derived(scenario)
+    files = emitted(scenario, emit)
     if as_json:
-        print_json({"scenario": scenario.name, "ok": True, "derived": derived})
-        return
-    print_text("\n".join([f"{file}: ok", *(f"  {key}: {value}" for key, value in derived.items())]))
+        data: dict[str, object] = {"scenario": scenario.name, "ok": True, "derived": derived}
+        print_json(data | ({"emitted": [item.to_json() for item in files]} if files else {}))
+    else:
+        lines = (f"  {key}: {value}" for key, value in derived.items())
+        print_text("\n".join([f"{file}: ok", *lines]))
+    write_emitted(files)
 
 
 def _derived(scenario: Scenario) -> dict[str, object]:

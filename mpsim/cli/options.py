@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsJson",
     "Csv",
+    "Emit",
     "Engine",
     "Overrides",
     "Plot",
@@ -81,6 +82,14 @@ Trace = Annotated[
         metavar="FILE",
         callback=check_trace,
         help="Write a trace for Perfetto (.json or .json.gz).",
+    ),
+]
+Emit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--emit",
+        metavar="FORMAT[=FILE]",
+        help="Write the scenario as another tool's configuration too (see 'mpsim show formats'); repeatable.",
     ),
 ]
 Resume = Annotated[

@@ -9,6 +9,7 @@ import typer
 
 from mpsim.cli.options import (
     AsJson,
+    Emit,
     Engine,
     Overrides,
     Plots,
@@ -19,6 +20,7 @@ from mpsim.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from mpsim.cli.emit import Emitted
     from mpsim.result import Result
     from mpsim.scenario import Scenario
     from mpsim.study import Sensitivity
@@ -57,6 +59,7 @@ def run(
             help="Draw the time of every operation many times, with this coefficient of variation.",
         ),
     ] = None,
+    emit: Emit = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate each scenario, a training step or a service, and say where the time goes."""
@@ -70,19 +73,27 @@ def run(
             f"one trace holds one scenario, got {len(files)}", param_hint="--trace"
         )
     scenarios = load_scenarios(files, sets=sets, overrides=overrides, engine=engine)
+    if emit:
+        from mpsim.cli.emit import check_emit
+
+        check_emit(emit, len(scenarios))
     for scenario in scenarios:
         folder = plots if plots is None or len(files) == 1 else plots / scenario.name
         if scenario.serves:
-            _refuse_studies(sensitivity=sensitivity, jitter=jitter, engine=engine)
+            _refuse_studies(sensitivity=sensitivity, jitter=jitter, engine=engine, emit=emit)
             _serve(scenario, folder, trace, as_json=as_json)
             continue
         result = simulate_step(scenario)
+        configurations = _emitted(scenario, emit)
         answer = result.sensitivity() if sensitivity else None
         drawn = None if jitter is None else result.jitter(jitter)
         if as_json:
             more = {"sensitivity": answer, "jitter": drawn}
             studies = {name: study.to_json() for name, study in more.items() if study is not None}
-            print_json({**result.summary, **studies})
+            told = (
+                {"emitted": [item.to_json() for item in configurations]} if configurations else {}
+            )
+            print_json({**result.summary, **studies, **told})
         else:
             print_summary(result.summary)
             if answer is not None:
@@ -90,6 +101,17 @@ def run(
             if drawn is not None:
                 print_jitter(drawn)
         _write(result, answer, folder, trace)
+        for item in configurations:
+            item.write()
+
+
+def _emitted(scenario: Scenario, emit: list[str] | None) -> list[Emitted]:
+    """Configurations of the scenario for other tools."""
+    if not emit:
+        return []
+    from mpsim.cli.emit import emitted
+
+    return emitted(scenario, emit)
 
 
 def _refuse_studies(**options: object) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 __all__ = ["show_formats"]
 
-EXPORTS = (("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)"),)
-"""Formats that are written, and what each holds."""
+FURTHER = (
+    ("nccl-tests", "table of nccl-tests, of measured points"),
+    ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)"),
+)
+"""Formats that are written of something else than a scenario."""
 
 
 def show_formats(name: str | None, *, as_json: bool) -> None:
@@ -23,9 +26,12 @@ def show_formats(name: str | None, *, as_json: bool) -> None:
         If there is no such format.
     """
     from mpsim.cli.console import print_json, print_table
+    from mpsim.exporters import WRITERS
     from mpsim.importers.formats import ALIASES, FORMATS, named
 
-    known = FORMATS if name is None else named(name)
+    exports = [(item.name, item.title) for item in WRITERS] + list(FURTHER)
+    written = [item for item in exports if name is None or item[0] == ALIASES.get(name, name)]
+    known = FORMATS if name is None else named(name) if _is_read(name) or not written else ()
     also = {
         known.name: [word for word, means in ALIASES.items() if means == known.name]
         for known in FORMATS
@@ -33,7 +39,7 @@ def show_formats(name: str | None, *, as_json: bool) -> None:
     rows: list[tuple[str, str, str, str, list[str]]] = [
         ("import", item.name, item.gives, item.title, also[item.name]) for item in known
     ]
-    rows += [("export", word, "", title, []) for word, title in EXPORTS if name in (None, word)]
+    rows += [("export", word, "", title, []) for word, title in written]
     if as_json:
         keys = ("direction", "format", "gives", "title", "also")
         print_json({"formats": [dict(zip(keys, row, strict=True)) for row in rows]})
@@ -43,3 +49,14 @@ def show_formats(name: str | None, *, as_json: bool) -> None:
         for way, word, gives, title, names in rows
     ]
     print_table(cells, header=("direction", "format", "gives", "what it is"))
+
+
+def _is_read(name: str) -> bool:
+    """Whether a format of this name is read, not written alone."""
+    from mpsim.errors import FormatError
+    from mpsim.importers.formats import named
+
+    try:
+        return bool(named(name))
+    except FormatError:
+        return False

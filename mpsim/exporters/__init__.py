@@ -1,12 +1,23 @@
-"""Exporters: timelines in the formats that others read, one module a format."""
+"""Exporters: scenarios, points and timelines in the formats that others read, one module a format."""
 
+from mpsim.exporters.formats import WRITERS, Writer, export, writer
+from mpsim.exporters.nccl_tests import nccl_tests_text
+from mpsim.exporters.outgoing import Exported, Held, Lost
 from mpsim.exporters.perfetto import trace_events, write_events, write_trace
 from mpsim.exporters.service import service_events, write_service_trace
 
 __all__ = [
+    "WRITERS",
+    "Exported",
+    "Held",
+    "Lost",
+    "Writer",
+    "export",
+    "nccl_tests_text",
     "service_events",
     "trace_events",
     "write_events",
     "write_service_trace",
     "write_trace",
+    "writer",
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from mpsim.formats import values_of
 from mpsim.formats.words import table
 from mpsim.importers.configs import yaml_config
 from mpsim.importers.imported import Imported
@@ -24,21 +25,6 @@ from mpsim.importers.world import put_cluster
 __all__ = ["ACCELERATE"]
 
 _PACKAGE = "mpsim.formats.data"
-_STRATEGIES: Final = (
-    "FULL_SHARD",
-    "SHARD_GRAD_OP",
-    "NO_SHARD",
-    "HYBRID_SHARD",
-    "HYBRID_SHARD_ZERO2",
-)
-_STAGES: Final = {
-    "FULL_SHARD": 3,
-    "SHARD_GRAD_OP": 2,
-    "NO_SHARD": 0,
-    "HYBRID_SHARD": 3,
-    "HYBRID_SHARD_ZERO2": 2,
-}
-_PRECISIONS: Final = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 _KINDS: Final = ("FSDP", "DEEPSPEED", "MULTI_GPU", "MEGATRON_LM", "NO", "MULTI_CPU", "MULTI_XPU")
 
 
@@ -166,17 +152,18 @@ def _fsdp(ledger: Ledger, degrees: dict[str, int], ranks: int | None) -> None:
         ledger.assume("framework.preset", "torch-fsdp1", "version 1 is Accelerate's default")
     after, named = head + "reshard_after_forward", head + "sharding_strategy"
     word = str(ledger.get(named, ledger.get(after, "FULL_SHARD")))
-    word = _STRATEGIES[int(word) - 1] if word in "12345" and word else word.upper()
+    stages = values_of("accelerate", named)
+    word = list(stages)[int(word) - 1] if word in "12345" and word else word.upper()
     stays = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}
     strategy = stays.get(word, word)
     keys = [key for key in (named, after) if key in ledger]
-    if strategy not in _STAGES:
+    if strategy not in stages:
         ledger.refuse(
-            f"{ledger.place(keys[0])}: got {shortened(word)}; needed one of {', '.join(_STRATEGIES)}, true or false"
+            f"{ledger.place(keys[0])}: got {shortened(word)}; needed one of {', '.join(stages)}, true or false"
         )
         return
     if keys:
-        ledger.put(keys[:1], "parallelism.zero", _STAGES[strategy])
+        ledger.put(keys[:1], "parallelism.zero", stages[strategy])
         ledger.ignore(keys[1:], "the strategy decides")
     else:
         ledger.assume("parallelism.zero", 3, "FULL_SHARD is the default")
@@ -237,12 +224,7 @@ def _deepspeed(ledger: Ledger) -> None:
         return
     stage = ledger.integer(head + "zero_stage") if head + "zero_stage" in ledger else 2
     stage = 2 if stage is None else stage
-    preset = {
-        0: "deepspeed-zero1",
-        1: "deepspeed-zero1",
-        2: "deepspeed-zero2",
-        3: "deepspeed-zero3",
-    }.get(stage)
+    preset = table(_PACKAGE, "deepspeed")["presets"].get(str(stage))
     if preset is None:
         ledger.refuse(f"{ledger.place(head + 'zero_stage')}: got {stage}; needed 0 to 3")
         return
@@ -290,13 +272,14 @@ def _megatron(ledger: Ledger) -> None:
 def _precision(ledger: Ledger) -> None:
     word = str(ledger.get("mixed_precision", "no")).lower()
     word = "no" if word in ("false", "none") else word
-    if word not in _PRECISIONS:
+    known = values_of("accelerate", "mixed_precision")
+    if word not in known:
         ledger.refuse(
-            f"{ledger.place('mixed_precision')}: got {shortened(word)}; needed one of {', '.join(_PRECISIONS)}"
+            f"{ledger.place('mixed_precision')}: got {shortened(word)}; needed one of {', '.join(known)}"
         )
         return
     if "mixed_precision" in ledger:
-        ledger.put("mixed_precision", "training.precision", _PRECISIONS[word])
+        ledger.put("mixed_precision", "training.precision", known[word])
     else:
         ledger.assume("training.precision", "fp32", "Accelerate's default")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from mpsim.formats import values_of
 from mpsim.formats.words import table
 from mpsim.framework import framework
 from mpsim.importers.configs import json_config, yaml_config
@@ -30,12 +31,6 @@ _OWN = (
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
 )
-_PRESETS: Final = {
-    0: "deepspeed-zero1",
-    1: "deepspeed-zero1",
-    2: "deepspeed-zero2",
-    3: "deepspeed-zero3",
-}
 
 
 def _is_config(head: Head) -> bool:
@@ -246,7 +241,7 @@ class _Reader:
     def framework(self, stage: int, precision: str | None) -> None:
         """The preset of the stage, and the switches that differ from it."""
         ledger, zero = self.ledger, "zero_optimization."
-        preset = _PRESETS[stage]
+        preset = table(_PACKAGE, "deepspeed")["presets"][str(stage)]
         ledger.assume("framework.preset", preset, "DeepSpeed of 2024 on, by its stage")
         habits = framework(preset, {}).fields()
         changes: dict[str, tuple[str, object]] = {}
@@ -264,7 +259,7 @@ class _Reader:
                 zero + "reduce_scatter",
                 usual if scatter else "all-reduce",
             )
-        travels = {"fp32": 4, "fp16": 2, "bf16": 2, "bfp16": 2}.get(
+        travels = values_of("deepspeed", "communication_data_type").get(
             str(self.get("communication_data_type"))
         )
         if travels is not None:

@@ -13,6 +13,7 @@ from mpsim.importers.deepspeed import DEEPSPEED
 from mpsim.importers.hlo import HLO
 from mpsim.importers.huggingface import HUGGING_FACE
 from mpsim.importers.imported import Imported, Points, Recorded
+from mpsim.importers.maxtext import MAXTEXT
 from mpsim.importers.megatron import MEGATRON, SLURM
 from mpsim.importers.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
 from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
@@ -49,6 +50,7 @@ FORMATS: Final = (
     TORCHTITAN,
     DEEPSPEED,
     ACCELERATE,
+    MAXTEXT,
     OSU,
     HLO,
     TENSORFLOW,

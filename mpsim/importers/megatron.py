@@ -30,6 +30,10 @@ from mpsim.importers.world import put_cluster
 __all__ = ["MEGATRON", "SLURM"]
 
 LARGEST: Final = 1_000_000  # characters of a launch script
+_TAG = re.compile(
+    r"(?:megatron[-_]?lm|megatron_tag|checkout|--branch|-b)[\s@:/=\"']*(core_[rv]\d+\.\d+(?:\.\d+)?|v\d\.\d|2\d\.\d\d)\b",
+    re.IGNORECASE,
+)
 _TELLING = frozenset(
     {
         "num-layers",
@@ -69,8 +73,8 @@ def _read_script(head: Head, options: Options) -> Imported:
         If there is none or more than one, something it needs is unknown, flags contradict each other or belong to no one version.
     """
     text = read_text(head.path, needed="a launch script", largest=LARGEST)
-    launch, stray = _training(text, str(head.path))
-    return _imported(launch, stray, str(head.path), options)
+    launch = _training(text, str(head.path))
+    return _imported(launch, str(head.path), options, _named_tag(text))
 
 
 def _read_batch_script(head: Head, options: Options) -> Imported:
@@ -114,7 +118,20 @@ def _numbers(lines: Mapping[str, Word]) -> dict[str, Any]:
     }
 
 
-def _training(text: str, file: str) -> tuple[Launch, list[Word]]:
+def _named_tag(text: str) -> str | None:
+    """The tag of Megatron-LM that a script names: in a checkout, a branch or a comment; of a patch release the one it mends."""
+    for match in _TAG.finditer(text):
+        name = match[1].replace("core_r", "core_v")
+        if name in tags():
+            return name
+        minor = ".".join(name.split(".")[:2])
+        known = next((tag for tag in tags() if tag.startswith(f"{minor}.")), None)
+        if known is not None:
+            return known
+    return None
+
+
+def _training(text: str, file: str) -> Launch:
     """The one command that trains."""
     lines = header(text)
     found: list[tuple[Launch, Command]] = []
@@ -136,7 +153,7 @@ def _training(text: str, file: str) -> tuple[Launch, list[Word]]:
             f"{file}: training commands on lines {places}; needed one, so keep the one to simulate"
         )
     ((launch, _),) = distinct.values()
-    return launch, []
+    return launch
 
 
 def _name(word: str) -> str:
@@ -163,9 +180,12 @@ def _ignore_options(ledger: Ledger, launch: Launch) -> None:
         ledger.ignore(key, "how processes are placed and find each other")
 
 
-def _imported(launch: Launch, stray: list[Word], file: str, options: Options) -> Imported:
+def _imported(launch: Launch, file: str, options: Options, named: str | None) -> Imported:
     raw = list(_given(launch.arguments, file))
     era = _era(raw, file)
+    spanned = era
+    if named is not None and tags().index(era[0]) <= tags().index(named) <= tags().index(era[1]):
+        era = named, named
     given: dict[str, tuple[Word, ...]] = {}
     twice: list[str] = []
     for name, words in _resolved(raw, era, file):
@@ -190,9 +210,15 @@ def _imported(launch: Launch, stray: list[Word], file: str, options: Options) ->
     )
     put_scenario(settings, launch, options)
     _review(ledger, given)
+    if named is not None and era == spanned and named not in era:
+        ledger.warn(
+            f"names Megatron-LM {named}, but the flags together are of {first} to {last}, which count"
+        )
     span = first if first == last else f"{first} to {last}"
     why = (
-        f"the newest flags came with {first}, the oldest went after {last}"
+        f"the file names {named}"
+        if era != spanned
+        else f"the newest flags came with {first}, the oldest went after {last}"
         if last != tags()[-1]
         else f"the newest flags came with {first}; later versions have all of them"
     )

@@ -107,7 +107,7 @@ def table_of(points: Points) -> str:
                 point.domains,
                 point.ranks,
                 point.shape["bytes"],
-                f"{min(point.seconds) / _MICRO:.6g}",
+                f"{min(point.seconds) / _MICRO:.12g}",
             ]
             for point in points.points
             if point.family == "collectives"

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from mpsim.formats import values_of
 from mpsim.formats.words import table
 from mpsim.framework import framework
 from mpsim.importers.configs import json_config, toml_config
@@ -137,7 +138,10 @@ class _Reader:
         ):
             degree, key = self.integer(word)
             mesh[axis] = degree or 1
-            if key is not None and (axis in ("tp", "pp") or mesh[axis] > 1):
+            if axis == "etp" and mesh["ep"] > 1:
+                # torchtitan's default: each expert is whole on a rank
+                self.put(key, "parallelism.etp", mesh["etp"])
+            elif key is not None and (axis in ("tp", "pp") or mesh[axis] > 1):
                 self.ledger.put(key, f"parallelism.{axis}", mesh[axis])
             elif key is not None:
                 self.ledger.ignore(key, "1: not divided")
@@ -241,10 +245,10 @@ class _Reader:
         per_stage, stage_key = self.integer("pipeline_parallel_layers_per_stage")
         if chunks == 2 and name not in ("zb-v", "dualpipe-v"):
             if per_stage is not None and layers is not None:
+                # torchtitan counts the layers that its ends have less (pipeline_parallel.py: ceil of the sum over layers a stage)
+                stages = -(-(layers + sum(self._less())) // per_stage)
                 self.ledger.put(
-                    stage_key or "",
-                    "schedule.virtual_stages",
-                    max(1, -(-layers // per_stage) // mesh["pp"]),
+                    stage_key or "", "schedule.virtual_stages", max(1, stages // mesh["pp"])
                 )
             else:
                 self.ledger.assume(
@@ -253,6 +257,15 @@ class _Reader:
                     "torchtitan's default of schedules with several stages a rank",
                 )
         self._ends(mesh, layers)
+
+    def _less(self) -> tuple[int, ...]:
+        """Layers that the first and the last stage have less than the others; one each since 2025."""
+        counts = (
+            self.integer(f"pipeline_parallel_{end}_stage_less_layers", least=0)[0]
+            for end in ("first", "last")
+        )
+        usual = 0 if self.era == "2024" else 1
+        return tuple(usual if count is None else count for count in counts)
 
     def _ends(self, mesh: Mapping[str, int], layers: int | None) -> None:
         """Fewer layers beside the embedding and the loss, the rest as evenly as they go: earlier stages have one more."""
@@ -405,7 +418,7 @@ class _Reader:
         self.ledger.ignore(keys, "no narrow format")
         param = self.key("mixed_precision_param")
         word = str(self.ledger.get(param, "bfloat16")) if param else "bfloat16"
-        formats = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+        formats = values_of("torchtitan", "training.mixed_precision_param")
         if word not in formats:
             self.ledger.refuse(
                 f"{self.ledger.place(param or '')}: got {shortened(word)}; needed one of {', '.join(formats)}"

@@ -434,9 +434,9 @@ def test_one_layer_is_the_difference_of_two_models() -> None:
 
 def test_every_name_in_the_tables_exists() -> None:
     """Accelerators, links, NICs, schedules and framework presets that the tables mean are in the catalogs."""
+    from mpsim.formats import words
     from mpsim.framework import framework
     from mpsim.hardware import accelerator_names, link_names
-    from mpsim.formats import words
     from mpsim.schedule import schedule_names
     from mpsim.validate.tables import table
 

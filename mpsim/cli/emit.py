@@ -1,0 +1,103 @@
+"""``--emit``: the scenario of a command as the configuration of another tool, with what the format cannot hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mpsim.cli.paths import check_file
+
+if TYPE_CHECKING:
+    from mpsim.exporters import Exported
+    from mpsim.scenario import Scenario
+
+__all__ = ["Emitted", "check_emit", "emitted", "losses", "write_emitted"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Emitted:
+    """A configuration and the file it is for.
+
+    Parameters
+    ----------
+    file : Path
+    exported : Exported
+    """
+
+    file: Path
+    exported: Exported
+
+    def to_json(self) -> dict[str, Any]:
+        """Format, file, and every value that the file does not hold."""
+        return {
+            "format": self.exported.format,
+            "file": str(self.file),
+            "lost": losses(self.exported),
+            "notes": list(self.exported.notes),
+        }
+
+    def write(self) -> None:
+        """Write the file, and say on stderr what it does not hold."""
+        from mpsim.cli.console import note, wrote
+
+        self.file.write_text(self.exported.text, encoding="utf-8")
+        for loss in self.exported.lost:
+            note(f"lost in {self.exported.format}: {loss}")
+        wrote(self.file)
+
+
+def losses(exported: Exported) -> list[dict[str, Any]]:
+    """Every value that a file does not hold, as plain data."""
+    return [{"key": loss.key, "value": loss.value, "why": loss.why} for loss in exported.lost]
+
+
+def check_emit(words: Sequence[str], scenarios: int) -> None:
+    """Refuse an unknown format, or one file for several scenarios, before anything is simulated."""
+    for word in words:
+        _parsed(word)
+        if scenarios > 1 and "=" in word:
+            raise typer.BadParameter(
+                f"one file holds one scenario, got {scenarios}; leave the file out",
+                param_hint="--emit",
+            )
+
+
+def emitted(scenario: Scenario, words: Sequence[str] | None) -> list[Emitted]:
+    """The scenario in each format that was asked for; nothing is written yet.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    words : sequence of str, optional
+        ``FORMAT`` or ``FORMAT=FILE`` each; left out, the file is named after the scenario and the format, in the current folder.
+    """
+    files: list[Emitted] = []
+    for word in words or ():
+        from mpsim.exporters import export
+
+        name, file, ending = _parsed(word)
+        stem = "".join(letter for letter in scenario.name if letter.isalnum() or letter in "-_.")
+        usual = Path(f"{stem or 'scenario'}.{name}{ending}")
+        files.append(Emitted(check_file(file or usual) or usual, export(scenario, name)))
+    return files
+
+
+def write_emitted(files: Sequence[Emitted]) -> None:
+    """Write every file."""
+    for item in files:
+        item.write()
+
+
+def _parsed(word: str) -> tuple[str, Path | None, str]:
+    """Format, file and usual ending of ``FORMAT`` or ``FORMAT=FILE``."""
+    from mpsim.exporters import writer
+
+    name, equals, file = word.partition("=")
+    if equals and not file:
+        raise typer.BadParameter(f"got {word!r}; needed FORMAT=FILE", param_hint="--emit")
+    known = writer(name)
+    return known.name, Path(file) if file else None, known.ending

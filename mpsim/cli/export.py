@@ -1,0 +1,112 @@
+"""``mpsim export``: a scenario or measured points in the words of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+from mpsim.cli.paths import check_file
+
+if TYPE_CHECKING:
+    from mpsim.exporters import Exported
+
+__all__ = ["export"]
+
+POINTS = "nccl-tests"
+
+
+def export(
+    format: Annotated[  # noqa: A002 - the word of the command line
+        str, typer.Argument(metavar="FORMAT", help="Format to write (see 'mpsim show formats').")
+    ],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENARIO",
+            help="Scenario file; for nccl-tests a file of measured collectives.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            callback=check_file,
+            help="Write it here instead of on stdout.",
+        ),
+    ] = None,
+    sets: Sets = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a scenario as another tool's configuration, and list every value that the format cannot hold."""
+    from mpsim.cli.console import note, print_json, print_text, wrote
+
+    exported = (
+        _points(file)
+        if format.lower() == POINTS
+        else _scenario(format, file, sets=sets, overrides=overrides)
+    )
+    if output is not None:
+        output.write_text(exported.text, encoding="utf-8")
+    if as_json:
+        print_json(_data(exported, output))
+    else:
+        if output is None:
+            print_text(exported.text)
+        for loss in exported.lost:
+            note(f"lost: {loss}")
+        for text in exported.notes:
+            note(f"note: {text}")
+    if output is not None:
+        wrote(output)
+
+
+def _scenario(
+    name: str, file: Path, *, sets: list[str] | None, overrides: list[str] | None
+) -> Exported:
+    from mpsim.exporters import export as exported
+    from mpsim.exporters import writer
+
+    writer(name)  # an unknown format is refused before the file is read
+    return exported(load_scenario(file, sets=sets, overrides=overrides), name)
+
+
+def _points(file: Path) -> Exported:
+    """Measured collectives of one file as a report of nccl-tests."""
+    from mpsim.errors import CalibrationError, FormatError
+    from mpsim.exporters import Exported, nccl_tests_text
+    from mpsim.importers import Points, read
+
+    try:
+        points = read(file)
+    except CalibrationError as error:
+        raise FormatError(str(error)) from error
+    if not isinstance(points, Points):
+        raise FormatError(f"{file}: holds no measured points; {POINTS} writes collectives")
+    collectives = [point for point in points.points if point.family == "collectives"]
+    rows: list[dict[str, Any]] = [dict(row) for row in points.rows] or [
+        {
+            "collective": point.op,
+            "bytes": point.shape["bytes"],
+            "ranks": point.ranks,
+            "time_s": point.seconds[0],
+        }
+        for point in collectives
+    ]
+    nodes = {point.domains for point in collectives}
+    text = nccl_tests_text(rows, nodes=nodes.pop() if len(nodes) == 1 else 1)
+    return Exported(format=POINTS, tool="nccl-tests", text=text)
+
+
+def _data(exported: Exported, output: Path | None) -> dict[str, Any]:
+    from mpsim.cli.emit import losses
+
+    data: dict[str, Any] = {"format": exported.format, "tool": exported.tool}
+    data |= {"text": exported.text} if output is None else {"file": str(output)}
+    held = [{"from": item.source, "to": item.to} for item in exported.held]
+    return data | {"held": held, "lost": losses(exported), "notes": list(exported.notes)}

@@ -1,0 +1,81 @@
+"""Write docs/reference/formats.md from the tables of keys: ``python scripts/format_reference.py``.
+
+A test holds the page to the tables, so nobody edits it by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mpsim.exporters import WRITERS
+from mpsim.formats import Key, keys
+from mpsim.formats.keys import TABLES
+from mpsim.importers import FORMATS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "formats.md"
+HEAD = """\
+# Formats of other tools
+
+Files that `mpsim import` reads and `mpsim export` writes, and which of their keys say which value of a scenario (this page is generated from the tables that both use; do not
+edit it). A key that stands here is read into that value; where a format is written too, it is written from it. Keys of a file that are not here are ignored with a reason, told as a
+warning where they move the time or the memory of a step, or refused by name: `mpsim import` lists every one. See [how to import](../how-to/import.md) and
+[how to export](../how-to/export.md).
+"""
+TITLES = {
+    "megatron": "Flags of Megatron-LM (`megatron`, `slurm`)",
+    "megatron-yaml": "YAML of Megatron-LM, Megatron-Bridge and NeMo (`megatron-yaml`, `megatron-bridge`, `nemo`)",
+    "torchtitan": "torchtitan (`torchtitan`)",
+    "deepspeed": "DeepSpeed's ds_config (`deepspeed`)",
+    "accelerate": "Hugging Face Accelerate (`accelerate`)",
+    "maxtext": "MaxText (`maxtext`)",
+    "huggingface": "config.json of Hugging Face transformers (`hf`)",
+    "astra-sim": "System and network of ASTRA-sim (`astra-system`, `astra-network`)",
+}
+WORDS = {
+    "megatron-yaml": "Fields of Megatron's dataclasses say what the flag of the same name says (`tensor_model_parallel_size` as `--tensor-model-parallel-size`); these are spelled otherwise.",
+    "huggingface": "The most usual spelling; others of the same quantity are read too (`n_embd`, `d_model`, `n_layer`, `num_kv_heads`, ...), and what is absent takes the default of the model's class.",
+}
+
+
+def render() -> str:
+    """The page as text."""
+    return (
+        "\n".join([HEAD, *_formats(), *(line for name in TABLES for line in _table(name))]) + "\n"
+    )
+
+
+def _formats() -> Iterator[str]:
+    written = {writer.name for writer in WRITERS} | {"nccl-tests"}
+    yield "| format | what it is | gives | read | written |\n| --- | --- | --- | --- | --- |"
+    for item in FORMATS:
+        wrote = "yes" if item.name in written else ""
+        yield f"| `{item.name}` | {item.title} | {item.gives} | yes | {wrote} |".replace(
+            "|  |", "| |"
+        )
+    yield ""
+
+
+def _table(name: str) -> Iterator[str]:
+    yield f"## {TITLES[name]}\n"
+    if name in WORDS:
+        yield f"{WORDS[name]}\n"
+    yield "| key | value of the scenario | words | note |\n| --- | --- | --- | --- |"
+    for key in keys(name):
+        yield f"| `{key.name}` | `{key.to}` | {_words(key.values)} | {key.note} |".replace(
+            "|  |", "| |"
+        ).replace("|  |", "| |")
+    yield ""
+
+
+def _words(values: Mapping[str, object]) -> str:
+    return ", ".join(
+        f"`{word}`: {str(value).lower() if isinstance(value, bool) else value}"
+        for word, value in values.items()
+    )
+
+
+__all__ = ["Key", "render"]
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")

@@ -1,0 +1,188 @@
+"""Scenarios written in the words of other tools and read back: what the file holds and what was told as lost are the whole scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import mpsim
+from mpsim.errors import FormatError
+from mpsim.exporters import WRITERS, export, nccl_tests_text
+from mpsim.importers import Points, read
+from mpsim.importers.ledger import laid
+from mpsim.scenario import Scenario
+from mpsim.scenario.model import ModelChoice
+from mpsim.workload import model, model_names
+
+SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").rglob("*.yaml"))
+TRAINING = [path for path in SCENARIOS if not mpsim.load(path).serves]
+REFUSED = {
+    ("t5-11b-a100", name): "has an encoder and a decoder"
+    for name in ("megatron", "megatron-bridge", "nemo")
+}
+REFUSED |= {
+    (name, "maxtext"): "no decoder block of MaxText"
+    for name in ("t5-11b-a100", "bloom-176b-a100", "palm-540b-tpu-v4")
+}
+REFUSED[("palm-540b-tpu-v4", "hf")] = "differs in norm layernorm, parallel_block"
+SMALL = {
+    "schema": 1,
+    "model": "llama3-8b",
+    "cluster": {"preset": "dgx-h100", "nodes": 2},
+    "parallelism": {"tp": 2, "pp": 2, "sequence_parallel": True, "zero": 1},
+    "training": {"global_batch": 64, "sequence_length": 4096},
+}
+
+
+def step_time(scenario):
+    """Time of a step [s]."""
+    return mpsim.simulate(scenario).summary["step_time_s"]
+
+
+def read_back(exported, folder, name):
+    """The scenario that an importer reads of a file, with what was told as lost laid over it."""
+    ending = next(writer.ending for writer in WRITERS if writer.name == name)
+    path = folder / f"file{ending}"
+    path.write_text(exported.text)
+    imported = read(path, format=name)
+    unknown = [key for key, why in imported.ignored.items() if "unknown to mpsim" in why]
+    assert not unknown
+    rest = exported.rest()
+    whole = laid(imported.scenario, rest)
+    whole["cluster"] = rest["cluster"]
+    return Scenario.from_mapping({"schema": 1, **whole})
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """Step time of every scenario, simulated once."""
+    return {path.stem: step_time(mpsim.load(path)) for path in TRAINING}
+
+
+@pytest.mark.parametrize("name", [writer.name for writer in WRITERS])
+def test_a_file_and_its_losses_are_the_whole_scenario(name, steps, tmp_path):
+    """Every training scenario of the repository: exported, imported, the losses laid over it, the step takes as long to 1e-12."""
+    held = 0
+    for path in TRAINING:
+        scenario = mpsim.load(path)
+        if (path.stem, name) in REFUSED:
+            with pytest.raises(FormatError, match=REFUSED[path.stem, name]):
+                export(scenario, name)
+            continue
+        again = read_back(export(scenario, name), tmp_path, name)
+        if again.digest == scenario.digest:  # nothing differs, so the step does not
+            held += 1
+            continue
+        step = step_time(again)
+        assert step == pytest.approx(steps[path.stem], rel=1e-12), path.stem
+        held += 1
+    assert held >= len(TRAINING) - 3
+
+
+CHANGES = [
+    {"parallelism.zero": 3, "parallelism.pp": 1, "framework": "torch-fsdp2"},
+    {"parallelism.zero": 3, "parallelism.pp": 1, "parallelism.shard": 4, "framework": "torch-fsdp1"},
+    {"parallelism.zero": 2, "parallelism.pp": 1, "training.precision": "fp8", "framework": "torchtitan-2025"},
+    {"parallelism.zero": 3, "parallelism.tp": 1, "framework": "torchtitan-2024", "training.recompute": "per-op"},
+    {"parallelism.zero": 3, "parallelism.pp": 1, "framework": "torchtitan-2026", "training.micro_batch": 2},
+    {"schedule": {"name": "interleaved-1f1b", "virtual_stages": 4}, "framework": "torchtitan-2025-12", "parallelism.zero": 3},
+    {"parallelism.cp": 2, "parallelism.pp": 1, "framework": {"preset": "megatron-core-2025", "context_exchange": "ulysses"}},
+    {"parallelism.layers_per_stage": [15, 17], "framework": "megatron-core-2026"},
+    {"training.recompute": "selective", "training.recompute_modules": ["core_attn", "mlp"], "framework": "megatron-core-2025"},
+    {"training.precision": "mxfp8", "cluster.preset": "dgx-b200", "framework": {"preset": "megatron-core-2025", "gathered_bytes": 1, "gradient_bytes": 2, "weight_grad_bytes": 2}},
+    {"framework": {"preset": "megatron-core-2025", "gradient_overlap": "never", "tensor_overlap": "decomposed", "loss_bytes_per_logit": 24.0}},
+    {"framework": {"preset": "megatron-2023", "fused_attention": True}, "training.precision": "fp16"},
+    {"framework": "megatron-2021", "parallelism.sequence_parallel": False, "parallelism.zero": 0, "training.precision": "fp16", "model": "gpt3-175b", "parallelism.tp": 8},
+    {"framework": "megatron-2020", "parallelism": {"tp": 8}, "training.precision": "fp16", "training.global_batch": 8, "training.micro_batch": 4, "model": "gpt-1.7b"},
+    {"framework": "megatron-fsdp", "parallelism.zero": 3, "parallelism.pp": 1},
+    {"model": "deepseek-v3", "cluster.nodes": 8, "parallelism": {"tp": 1, "pp": 4, "ep": 16, "zero": 1, "layers_per_stage": [16, 15, 15, 15]}, "framework": "megatron-core-2026"},
+    {"model": "gemma2-9b", "parallelism.offload": "optimizer", "framework": "megatron-core-2026"},
+    {"framework": {"preset": "deepspeed-zero3", "bucket_bytes": "200 MB", "gradient_norm": False}, "parallelism": {"pp": 1, "zero": 3, "offload": "parameters", "offload_to": "nvme"}},
+    {"framework": {"preset": "deepspeed-zero2", "gradient_overlap": "always", "reduced_bytes": 4}, "parallelism": {"pp": 1, "zero": 2}, "training.precision": "fp16"},
+    {"framework": "maxtext-gpu", "parallelism": {"tp": 2, "zero": 3, "shard": 4}, "training.recompute": "full"},
+    {"framework": "nemo-2", "schedule": {"name": "interleaved-1f1b", "virtual_stages": 4}, "training.precision": "fp8_block"},
+    {"framework": "megatron-bridge", "cluster.preset": "dgx-b200", "training.precision": "nvfp4"},
+    {"variation": {"jitter": 0.02}, "simulation.seed": 7, "parallelism.order": "tp-dp-cp-ep-pp"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", range(len(CHANGES)))
+def test_every_switch_comes_back_or_is_told(place, tmp_path):
+    """Switches, number formats, eras and uneven stages, in all formats that hold them: what the file and its losses say has the digest of the scenario, or its step time."""
+    base = Scenario.from_mapping(SMALL)
+    try:
+        scenario = base.with_values(CHANGES[place])
+    except mpsim.ScenarioError as error:
+        pytest.fail(f"the change is none: {error}")
+    step = None
+    for writer in WRITERS:
+        try:
+            exported = export(scenario, writer.name)
+        except FormatError:
+            assert writer.name in ("maxtext", "hf")  # models that they have no layers for
+            continue
+        again = read_back(exported, tmp_path, writer.name)
+        if again.digest != scenario.digest:
+            step = step or step_time(scenario)
+            assert step_time(again) == pytest.approx(step, rel=1e-12), writer.name
+
+
+def test_a_model_comes_back_from_its_config_with_all_parameters(tmp_path):
+    """Every model of the catalog is written as a config.json that has its parameters, or refused with what no class has."""
+    base = Scenario.from_mapping({**SMALL, "parallelism": {}})
+    refused = []
+    for name in model_names():
+        scenario = base.with_values({"model": name}, checked=False)
+        try:
+            exported = export(scenario, "hf")
+        except FormatError as error:
+            assert "differs in" in str(error)
+            refused.append(name)
+            continue
+        path = tmp_path / "config.json"
+        path.write_text(exported.text)
+        imported = read(path)
+        again = ModelChoice.model_validate(imported.scenario["model"]).resolve()
+        assert again.parameters().total == model(name).parameters().total or (
+            "model.layers" in exported.rest().get("model", {}) or model(name).mtp_layers
+        ), name
+    assert sorted(refused) == ["bert-large", "dbrx-132b", "glam-1.2t", "palm-540b", "switch-c"]
+
+
+def test_points_come_back_from_a_table_of_nccl_tests(tmp_path):
+    """Sizes, times, bandwidths, types and hosts of a report, to the last digit."""
+    rows = [
+        {"collective": "all_reduce", "bytes": 8 << place, "ranks": 16, "time_s": (20 + 1 / 3**place) * 1e-6,
+         "algbw_Bps": 1e9 / 3, "busbw_Bps": 1e9 / 7, "dtype": "float", "out_of_place": True, "in_place_time_s": 21.5e-6,
+         "in_place_algbw_Bps": 2e9, "in_place_busbw_Bps": 3e9}
+        for place in range(12)
+    ]  # fmt: skip
+    path = tmp_path / "all_reduce.txt"
+    path.write_text(nccl_tests_text(rows, nodes=2))
+    points = read(path)
+    assert isinstance(points, Points)
+    assert {point.domains for point in points.points} == {2}
+    for row, again in zip(rows, points.rows, strict=True):
+        assert again == {key: pytest.approx(value, rel=1e-12) if isinstance(value, float) else value for key, value in row.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "word"),
+    [
+        ([], "got no point"),
+        ([{"collective": "all_reduce", "bytes": 8, "ranks": 2}], "has no time"),
+        (
+            [
+                {"collective": kind, "bytes": 8, "ranks": 2, "time_s": 1.0}
+                for kind in ("all_reduce", "broadcast")
+            ],
+            "one collective",
+        ),
+        ([{"collective": "barrier", "bytes": 8, "ranks": 2, "time_s": 1.0}], "needed one of"),
+    ],
+)
+def test_a_report_holds_one_collective(rows, word):
+    """Points that no report of nccl-tests can hold are refused."""
+    with pytest.raises(FormatError, match=word):
+        nccl_tests_text(rows)

@@ -1,0 +1,51 @@
+"""The reference page of formats, and the tables of keys that it is made of."""
+
+from __future__ import annotations
+
+import runpy
+
+import pytest
+
+from mpsim.formats import keys
+from mpsim.formats.keys import TABLES
+from mpsim.formats.megatron import flags
+from mpsim.framework import framework
+from mpsim.scenario import Scenario
+
+
+def test_the_page_is_what_the_tables_say(pytestconfig):
+    """Regenerate it with: python scripts/format_reference.py."""
+    module = runpy.run_path(str(pytestconfig.rootpath / "scripts" / "format_reference.py"))
+    assert module["PAGE"].read_text(encoding="utf-8") == module["render"]()
+
+
+def known_keys():
+    """Dotted keys that a scenario may have."""
+    names = {f"framework.{field}" for field in framework("megatron-lm", {}).fields()}
+    names |= {"framework.preset"}
+    stack = [("", Scenario)]
+    while stack:
+        head, section = stack.pop()
+        for name, field in section.model_fields.items():
+            key = f"{head}{field.alias or name}"
+            names.add(key)
+            parts = [field.annotation, *getattr(field.annotation, "__args__", ())]
+            stack += [
+                (f"{key}.", part)
+                for part in parts
+                if isinstance(part, type) and hasattr(part, "model_fields")
+            ]
+    return names
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_key_leads_to_a_value_of_a_scenario(name):
+    """No row names a key that a scenario has not, and none stands twice."""
+    rows = keys(name)
+    assert {row.to for row in rows} <= known_keys()
+    assert len({(row.name, row.to) for row in rows}) == len(rows)
+
+
+def test_every_flag_of_the_table_is_one():
+    """Rows of Megatron's table are flags that some version has."""
+    assert {row.name for row in keys("megatron")} <= flags().keys()
