@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.cost import COLLECTIVES as COLLECTIVES_PRICED
 from mpsim.cost import CollectiveModel, Constant, KernelModel
 from mpsim.errors import FormatError
 from mpsim.hardware import Accelerator, Cluster
@@ -283,6 +284,7 @@ class _Builder:
         self._pieces: dict[str, _Piece] = {}
         self._works: dict[tuple[object, ...], int] = {}
         self._fixed: dict[int, tuple[float, float, float]] = {}
+        self._kinds: dict[int, tuple[int, float]] = {}
         self._labels: dict[str, int] = {}
         self._unknown: set[str] = set()
         self._scaled = False
@@ -517,7 +519,11 @@ class _Builder:
         key = (kind, size, text)
         if key not in self._works:
             number = self._works[key] = len(self._works)
-            self._fixed[number] = self._priced(kind, size, self._spelled[text])
+            groups = self._spelled[text]
+            self._fixed[number] = self._priced(kind, size, groups)
+            name = _KINDS.get(kind, "send_recv")
+            gathers = len(groups[0]) if kind == "all-gather" and groups else 1
+            self._kinds[number] = COLLECTIVES_PRICED.index(name), float(size * gathers)
         return self._works[key]
 
     def _priced(
@@ -603,6 +609,9 @@ class _Builder:
         for number, (_, up, out) in self._fixed.items():
             fixed[:, number] = up, out
         up_bytes, out_bytes = fixed[:, piece.cost] * piece.times
+        collective, size = np.full(len(self._works), -1), np.zeros(len(self._works))
+        for number, (kind, amount) in self._kinds.items():
+            collective[number], size[number] = kind, amount
         names = np.array(list(self._labels) or [""])
         rows = Rows(vocabulary)
         rows.add(
@@ -614,6 +623,8 @@ class _Builder:
             duration=ticks(self._seconds()[piece.cost] * piece.times),
             up_bytes=up_bytes,
             out_bytes=out_bytes,
+            collective=collective[piece.cost],
+            size=size[piece.cost],
         )
         rows.depend(piece.row, piece.on)
         devices = self.module.devices

@@ -58,12 +58,12 @@ def expand(program: Program) -> Program:
     rank, stage, chunk, microbatch, peer = tiles.along(
         np.stack([program.rank, program.stage, program.chunk, program.microbatch, program.peer])
     )
-    duration, up_bytes, out_bytes = tiles.inside(
+    duration, up_bytes, out_bytes, size = tiles.inside(
         [
-            np.stack([template.duration, template.up_bytes, template.out_bytes])
+            np.stack([template.duration, template.up_bytes, template.out_bytes, template.size])
             for template in program.templates
         ],
-        np.stack([program.duration, program.up_bytes, program.out_bytes]),
+        np.stack([program.duration, program.up_bytes, program.out_bytes, program.size]),
     )
     return dataclasses.replace(
         program,
@@ -84,6 +84,10 @@ def expand(program: Program) -> Program:
         duration=duration,
         up_bytes=up_bytes,
         out_bytes=out_bytes,
+        collective=tiles.inside(
+            [template.collective for template in program.templates], program.collective
+        ),
+        size=size,
         dep_ptr=dependencies.ptr,
         dep=dependencies.value,
         slot_ptr=slots.ptr,

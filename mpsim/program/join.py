@@ -71,7 +71,7 @@ def join(programs: Sequence[Program], names: Sequence[str], sizes: Sequence[int]
         for name in (field.name for field in dataclasses.fields(Program))
         if name not in (*_SHARED, *_LISTS)
     }
-    for name in ("duration", "up_bytes", "out_bytes"):
+    for name in ("duration", "up_bytes", "out_bytes", "size"):
         slowest = np.max(
             [getattr(program, name)[rows] for program, rows in zip(programs, joint, strict=True)],
             axis=0,

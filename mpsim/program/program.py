@@ -103,6 +103,10 @@ class Template:
         Ticks from the start of the row.
     flops, up_bytes, out_bytes : float64[Q]
         Done by the kernel; sent by one rank over scale-up and scale-out links [FLOP, B].
+    collective : int8[Q]
+        Index into `mpsim.cost.COLLECTIVES`, -1 for what is none.
+    size : float64[Q]
+        Of a collective or a message as its cost model counts it [B].
     before_ptr, before : int32[Q + 1], int32[edges]
         Kernels of the template that must have ended, beyond the order of its streams, CSR.
     parts : float64[parts]
@@ -124,6 +128,8 @@ class Template:
     flops: NDArray[np.float64]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
+    collective: NDArray[np.int8]
+    size: NDArray[np.float64]
     before_ptr: NDArray[np.int32]
     before: NDArray[np.int32]
     parts: NDArray[np.float64]
@@ -167,6 +173,10 @@ class Program(Saved):
         Alone, in ticks.
     up_bytes, out_bytes : float64[N]
         Sent by one rank over scale-up and scale-out links in this row, template included [B].
+    collective : int8[N]
+        Index into `mpsim.cost.COLLECTIVES`, -1 for rows that are none, those with a template included.
+    size : float64[N]
+        Of a collective or a message as its cost model counts it: the whole tensor of an all-reduce, the gathered one of an all-gather [B].
     dep_ptr, dep : int64[N + 1], int32[E]
         Rows that must have ended, CSR.
     slot_ptr, slot : int64[N + 1], int32[K]
@@ -191,6 +201,8 @@ class Program(Saved):
     duration: NDArray[np.float64]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
+    collective: NDArray[np.int8]
+    size: NDArray[np.float64]
     dep_ptr: NDArray[np.int64]
     dep: NDArray[np.int32]
     slot_ptr: NDArray[np.int64]

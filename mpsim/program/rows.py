@@ -28,6 +28,8 @@ _COLUMNS: dict[str, tuple[Any, float]] = {
     "duration": (np.float64, 0),
     "up_bytes": (np.float64, 0),
     "out_bytes": (np.float64, 0),
+    "collective": (np.int8, -1),
+    "size": (np.float64, 0),
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.cost import COLLECTIVES
 from mpsim.memo import remembered
 from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization
 from mpsim.program.program import TICK, Stream, Template, Vocabulary
@@ -73,6 +74,17 @@ class _Placed:
     @property
     def end(self) -> float:
         return self.start + self.duration
+
+    @property
+    def collective(self) -> int:
+        """Index of its kind; a step of a ring is a message from each to the next."""
+        if self.item is None:
+            return -1
+        return COLLECTIVES.index("send_recv" if self.item.kind == "send" else self.item.kind)
+
+    @property
+    def size(self) -> float:
+        return 0.0 if self.item is None else self.item.size
 
 
 class _Block:
@@ -296,6 +308,8 @@ def _as_template(name: str, block: _Block) -> Template:
         flops=column("flops", np.float64),
         up_bytes=column("up_bytes", np.float64),
         out_bytes=column("out_bytes", np.float64),
+        collective=column("collective", np.int8),
+        size=column("size", np.float64),
         before_ptr=np.cumsum([0, *(len(entry.before) for entry in placed)], dtype=np.int32),
         before=np.array([i for entry in placed for i in entry.before], dtype=np.int32),
         parts=block.parts,
@@ -351,6 +365,8 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         flops=joined("flops"),
         up_bytes=joined("up_bytes"),
         out_bytes=joined("out_bytes"),
+        collective=joined("collective"),
+        size=joined("size"),
         before_ptr=before_ptr,
         before=before,
         parts=np.sum([block.parts for block in templates], axis=0),

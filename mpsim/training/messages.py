@@ -21,6 +21,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.cost import COLLECTIVES
 from mpsim.program.program import Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
@@ -46,6 +47,11 @@ class Sends:
     duration: NDArray[np.float64]
     up_bytes: NDArray[np.float64]
     out_bytes: NDArray[np.float64]
+
+    @property
+    def size(self) -> NDArray[np.float64]:
+        """Bytes that one rank sends, over whichever link [2, S]."""
+        return self.up_bytes + self.out_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +117,8 @@ def add_messages(
             duration=sends.duration[which, stage[mine]],
             up_bytes=sends.up_bytes[which, stage[mine]],
             out_bytes=sends.out_bytes[which, stage[mine]],
+            collective=COLLECTIVES.index("send_recv"),
+            size=sends.size[which, stage[mine]],
         )
     rows.occupy(ids, target, into)
     rows.depend(ids, placed.last[producer])

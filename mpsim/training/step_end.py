@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import update_seconds
+from mpsim.cost import COLLECTIVES, update_seconds
 from mpsim.parallel import spread
 from mpsim.program.program import Span, Stream
 from mpsim.program.rows import Rows
@@ -20,6 +20,7 @@ from mpsim.training.vocabulary import PARTS, Kind
 
 __all__ = ["StepRows", "host_overhead"]
 
+_NORM_BYTES = 4.0  # one float32
 _EXPOSED_DP = PARTS.index("exposed_dp")
 
 
@@ -99,6 +100,8 @@ class StepRows:
             ),
             up_bytes=up,
             out_bytes=out,
+            collective=COLLECTIVES.index("all_reduce"),
+            size=size,
             label=label,
         )
         self._rows.occupy(row, last, Stream.DP)
@@ -214,7 +217,7 @@ class StepRows:
         if plan.shares_gradients:
             shape = spread(plan.layout.cluster.domain_of(plan.layout.mesh.ranks.reshape(1, -1)))
         models = self._costs.models(self._ranks.tolist())
-        seconds = max(model.seconds("all_reduce", 4.0, shape) for model in models)
+        seconds = max(model.seconds("all_reduce", _NORM_BYTES, shape) for model in models)
         row = self._rows.add(
             1,
             rank=0,
@@ -223,6 +226,8 @@ class StepRows:
             part=PARTS.index("other"),
             span=Span.TP | (Span.DP | Span.CP if plan.shares_gradients else Span.NONE),
             duration=ticks(seconds),
+            collective=COLLECTIVES.index("all_reduce"),
+            size=_NORM_BYTES,
             label="all-reduce gradient norm",
         )
         self._rows.occupy(row, self._ranks, Stream.COMPUTE)

@@ -47,6 +47,8 @@ def _template() -> Template:
         flops=np.array([0.0, 0.0, 5.0, 7.0]),
         up_bytes=np.array([0.0, 64.0, 0.0, 0.0]),
         out_bytes=np.zeros(4),
+        collective=np.full(4, -1, np.int8),
+        size=np.zeros(4),
         before_ptr=np.zeros(5, np.int32),
         before=np.zeros(0, np.int32),
         parts=parts,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import CollectiveModel
+from mpsim.cost import COLLECTIVES, CollectiveModel
 from mpsim.parallel import GroupShape
 from mpsim.program.program import Span, Stream
 from mpsim.program.rows import Rows
@@ -23,6 +23,7 @@ from mpsim.training.replicas.groups import (
     dense_group,
     expert_group,
     reduction_kind,
+    rooted_kind,
 )
 from mpsim.training.replicas.issue import Exchanges, SegmentRuns, issue_exchanges
 from mpsim.training.replicas.offload import Copies, add_copies
@@ -307,5 +308,7 @@ def add_collectives(
         duration=ticks(seconds + beyond),
         up_bytes=up,
         out_bytes=out,
+        collective=np.array([COLLECTIVES.index(rooted_kind(kind)) for kind in kinds.tolist()]),
+        size=size,
         label=np.array([_LABELS[kind] + group.name for kind in kinds.tolist()]),
     )

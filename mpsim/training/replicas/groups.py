@@ -23,6 +23,7 @@ __all__ = [
     "dense_group",
     "expert_group",
     "reduction_kind",
+    "rooted_kind",
 ]
 
 Floats = NDArray[np.float64]
@@ -140,6 +141,11 @@ def reduction_kind(plan: Plan) -> str:
     }[plan.layout.framework.data.gradient_reduction]
 
 
+def rooted_kind(kind: str) -> str:
+    """Kind of the cost model: ``rooted`` stands for reductions to one rank each."""
+    return _ROOTED.get(kind, kind)
+
+
 def collective_columns(
     model: CollectiveModel, kind: str, size: Floats, shapes: list[GroupShape], owners: int = 0
 ) -> tuple[Floats, Floats, Floats]:
@@ -165,7 +171,7 @@ def collective_columns(
         distinct = np.array(sorted(set(size[mine].tolist())))
         index = np.searchsorted(distinct, size[mine])
         times = min(shape.ranks, owners or shape.ranks) if kind in _ROOTED else 1
-        whole = _ROOTED.get(kind, kind)
+        whole = rooted_kind(kind)
         seconds[mine] = times * model.seconds(whole, distinct / times, shape)[index]
         sent = model.wire_bytes(whole, distinct / times, shape)
         up[mine], out[mine] = (times * column[index] for column in sent)
