@@ -60,7 +60,11 @@ def execution_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     step = summary["step_time_s"]
     waits = {part.removeprefix("exposed_"): summary["breakdown_s"][part] / step for part in exposed}
     rows = [
-        ("accelerators", f"{summary['accelerators']} of {summary['cluster']}"),
+        (
+            "accelerators",
+            f"{summary['accelerators']}"
+            + (f" of {summary['cluster']}" if "cluster" in summary else ""),
+        ),
         ("step time", format_quantity(summary["step_time_s"], Dimension.TIME)),
         ("products", f"{summary['hardware_tflops_per_accelerator']:.1f} TFLOP/s per accelerator"),
         ("where time goes", _shares(summary, skip=exposed)),
@@ -77,9 +81,10 @@ def execution_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
         verdict = "fits" if memory["total"] <= memory["capacity"] else "DOES NOT FIT"
         rows.append(("memory", f"{total} of {capacity}: {verdict}"))
-    rows.append(
-        ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}")
+    basis = (
+        _calibration(summary["calibration"]) if "calibration" in summary else "times of the file"
     )
+    rows.append(("numbers from", f"engine {summary['engine']}; {basis}"))
     return rows
 
 

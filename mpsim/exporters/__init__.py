@@ -1,5 +1,6 @@
 """Exporters: scenarios, points and timelines in the formats that others read, one module a format."""
 
+from mpsim.exporters.chakra import ChakraExport, write_chakra
 from mpsim.exporters.formats import WRITERS, Writer, export, writer
 from mpsim.exporters.nccl_tests import nccl_tests_text
 from mpsim.exporters.outgoing import Exported, Held, Lost
@@ -8,6 +9,7 @@ from mpsim.exporters.service import service_events, write_service_trace
 
 __all__ = [
     "WRITERS",
+    "ChakraExport",
     "Exported",
     "Held",
     "Lost",
@@ -16,6 +18,7 @@ __all__ = [
     "nccl_tests_text",
     "service_events",
     "trace_events",
+    "write_chakra",
     "write_events",
     "write_service_trace",
     "write_trace",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import struct
 from collections import Counter
@@ -17,35 +18,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from mpsim.errors import FormatError
+from mpsim.execution_trace import COLLECTIVE_TYPES, NODE_TYPES
 from mpsim.importers.imported import Recorded
 from mpsim.importers.source import Format, Head, Options
 
-__all__ = ["CHAKRA", "Node", "read_rank", "siblings"]
+__all__ = [
+    "CHAKRA",
+    "Node",
+    "Trace",
+    "collective_type",
+    "facts_of",
+    "read_rank",
+    "read_ranks",
+    "siblings",
+    "whole",
+]
 
 LARGEST: Final = 1 << 28
 MOST_RANKS: Final = 65_536
-_KINDS: Final = (
-    "INVALID",
-    "METADATA",
-    "MEM_LOAD",
-    "MEM_STORE",
-    "COMP",
-    "COMM_SEND",
-    "COMM_RECV",
-    "COMM_COLL",
-)
-_COLLECTIVES: Final = (
-    "all-reduce",
-    "reduce",
-    "all-gather",
-    "gather",
-    "scatter",
-    "broadcast",
-    "all-to-all",
-    "reduce-scatter",
-    "reduce-scatter",
-    "barrier",
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +53,9 @@ class Node:
     duration : float
         [s], in whole microseconds.
     attributes : mapping of str to object
-        Such as ``comm_size``, ``comm_dst``, ``pg_name``.
+        Such as ``comm_size``, ``comm_dst``, ``pg_name``; lists of them as tuples.
+    inputs : str
+        Values of its inputs as text, which metadata keeps groups in.
     """
 
     id: int
@@ -73,6 +65,7 @@ class Node:
     data: tuple[int, ...]
     duration: float
     attributes: Mapping[str, Any]
+    inputs: str = ""
 
 
 def is_trace(path: Path) -> bool:
@@ -194,17 +187,26 @@ def _node(message: bytes) -> Node:
             plain[number] = value
     kind = plain.get(3, 0)
     name = plain.get(2, b"")
-    if not isinstance(kind, int) or kind >= len(_KINDS):
+    if not isinstance(kind, int) or kind >= len(NODE_TYPES):
         raise ValueError(f"a node of type {kind!r}")
     return Node(
         id=int(plain.get(1, 0)),
         name=name.decode("utf-8", "replace") if isinstance(name, bytes) else "",
-        kind=_KINDS[kind],
+        kind=NODE_TYPES[kind],
         control=tuple(lists[4]),
         data=tuple(lists[5]),
         duration=int(plain.get(7, 0)) * 1e-6,
         attributes=attributes,
+        inputs=_inputs(plain.get(8)),
     )
+
+
+def _inputs(message: Any) -> str:
+    """Values of an IOInfo message."""
+    if not isinstance(message, bytes):
+        return ""
+    texts = (value for number, value in _fields(message) if number == 1)
+    return next((text.decode("utf-8", "replace") for text in texts if isinstance(text, bytes)), "")
 
 
 def _packed(content: bytes) -> list[int]:
@@ -222,8 +224,27 @@ def _attribute(message: bytes) -> tuple[str, Any]:
         if number == 1 and isinstance(value, bytes):
             name = value.decode("utf-8", "replace")
         elif number >= 3:
-            content = _scalar(number, value) if number % 2 else None
+            content = _scalar(number, value) if number % 2 else _listed(number - 1, value)
     return name, content
+
+
+def _listed(number: int, value: int | bytes) -> tuple[Any, ...]:
+    """Values of a list message: packed where they are numbers, one field each where they are texts."""
+    if isinstance(value, int):
+        return ()
+    values: list[Any] = []
+    sizes = {3: 8, 5: 4, 19: 4, 21: 8, 23: 4, 25: 8}
+    for field, item in _fields(value):
+        if field != 1:
+            continue
+        if isinstance(item, int) or number in (29, 31):
+            values.append(_scalar(number, item))
+        elif number in sizes:
+            step = sizes[number]
+            values += [_scalar(number, item[at : at + step]) for at in range(0, len(item), step)]
+        else:
+            values += [_scalar(number, each) for each in _packed(item)]
+    return tuple(values)
 
 
 def _scalar(number: int, value: int | bytes) -> Any:
@@ -239,7 +260,79 @@ def _scalar(number: int, value: int | bytes) -> Any:
     return value.decode("utf-8", "replace") if number == 29 else value
 
 
-def _groups(path: Path, prefix: str) -> dict[str, list[int]]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trace:
+    """Execution traces of all ranks of a job.
+
+    Parameters
+    ----------
+    files : tuple of str
+    version : str
+        Of the schema.
+    ranks : tuple of list of Node
+        Nodes of each rank, as its file lists them.
+    groups : mapping of str to tuple of int
+        Members of every group by name, of the JSON beside the files or of metadata in them.
+    """
+
+    files: tuple[str, ...]
+    version: str
+    ranks: tuple[list[Node], ...]
+    groups: Mapping[str, tuple[int, ...]]
+
+    def members(self, node: Node) -> tuple[int, ...]:
+        """Ranks that take part in a collective: its group, or everyone where it names none.
+
+        Raises
+        ------
+        FormatError
+            If nothing says who is in the group, or it has a rank that there is not.
+        """
+        name = str(node.attributes.get("pg_name") or "")
+        everyone = tuple(range(len(self.ranks)))
+        if not name or not self.groups:
+            return everyone
+        if name not in self.groups:
+            raise FormatError(
+                f"{self.files[0]}: collective {node.name!r} is of group {name[:40]!r}, which neither the JSON beside the trace nor its metadata lists"
+            )
+        members = self.groups[name]
+        if not members or min(members) < 0 or max(members) >= len(self.ranks):
+            raise FormatError(
+                f"{self.files[0]}: group {name[:40]!r} has rank {max(members, default=-1)}; the trace has ranks 0 to {len(self.ranks) - 1}"
+            )
+        return members
+
+
+def read_ranks(path: Path) -> Trace:
+    """Read the traces of all ranks, found beside any one of them or in a folder.
+
+    Raises
+    ------
+    FormatError
+        If a rank is missing or cut.
+    """
+    files = siblings(path)
+    if not files:
+        raise FormatError(f"{path}: no file is named prefix.RANK.et; needed one a rank")
+    missing = sorted(set(range(max(files) + 1)) - files.keys())
+    if missing:
+        raise FormatError(
+            f"{path}: rank {missing[0]} of {max(files) + 1} has no file; needed one a rank"
+        )
+    prefix = re.sub(r"\.\d+\.et$", "", files[0].name)
+    groups = _groups(files[0].parent, prefix)
+    version, ranks = "", []
+    for _, file in sorted(files.items()):
+        version, nodes = read_rank(file)
+        ranks.append(nodes)
+        groups |= {name: members for name, members in _stated_groups(nodes) if name not in groups}
+    return Trace(
+        tuple(str(file) for _, file in sorted(files.items())), version, tuple(ranks), groups
+    )
+
+
+def _groups(path: Path, prefix: str) -> dict[str, tuple[int, ...]]:
     """Members of every group, of the JSON beside the trace."""
     for name in (f"{prefix}.comm_group.json", f"{prefix}.json", "comm_group.json"):
         file = path / name
@@ -249,41 +342,83 @@ def _groups(path: Path, prefix: str) -> dict[str, list[int]]:
             except (ValueError, RecursionError) as error:
                 raise FormatError(f"{file}: no groups in JSON: {error}") from error
             if isinstance(data, dict):
-                return {
-                    str(key): [int(rank) for rank in ranks]
-                    for key, ranks in data.items()
-                    if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
-                }
+                return {str(key): tuple(ranks) for key, ranks in data.items() if _are_ranks(ranks)}
     return {}
 
 
+def _are_ranks(ranks: object) -> bool:
+    return isinstance(ranks, list | tuple) and all(
+        isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks
+    )
+
+
+def _stated_groups(nodes: list[Node]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Groups that metadata states: as attributes, or as PyTorch lists them among the inputs of ``process_group:init``."""
+    for node in nodes:
+        if node.kind != "METADATA":
+            continue
+        ranks = next(
+            (
+                node.attributes[key]
+                for key in ("ranks", "pg_ranks", "comm_group")
+                if key in node.attributes
+            ),
+            None,
+        )
+        if ranks is not None and _are_ranks(ranks):
+            yield str(node.attributes.get("pg_name", node.name)), tuple(ranks)
+        if "pg_name" not in node.inputs:
+            continue
+        try:
+            listed = json.loads(node.inputs)
+            while (
+                isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str | list)
+            ):
+                listed = json.loads(listed[0]) if isinstance(listed[0], str) else listed[0]
+        except (ValueError, RecursionError):
+            continue
+        for entry in listed if isinstance(listed, list) else []:
+            if isinstance(entry, dict) and entry.get("ranks") and _are_ranks(entry["ranks"]):
+                yield str(entry.get("pg_name", "")), tuple(entry["ranks"])
+
+
 def _read_trace(head: Head, options: Options) -> Recorded:
-    """Read all ranks of an execution trace.
+    """Read all ranks of an execution trace, and the program they are where a cluster is named or they state every time.
 
     Raises
     ------
     FormatError
         If a rank is missing or cut, or sends and receives do not pair.
     """
-    del options
-    files = siblings(head.path)
-    if not files:
-        raise FormatError(f"{head.path}: no file is named prefix.RANK.et; needed one a rank")
-    missing = sorted(set(range(max(files) + 1)) - files.keys())
-    if missing:
-        raise FormatError(
-            f"{head.path}: rank {missing[0]} of {max(files) + 1} has no file; needed one a rank"
-        )
-    prefix = re.sub(r"\.\d+\.et$", "", files[0].name)
-    groups = _groups(files[0].parent, prefix)
-    everyone = list(range(len(files)))
-    version, count = "", 0
+    trace = read_ranks(head.path)
+    recorded = facts_of(trace)
+    if options.cluster is None and not states_times(trace):
+        return recorded
+    from mpsim.importers.chakra_program import chakra_program  # engines and cost models
+    from mpsim.importers.execution import sized_cluster
+
+    cluster = None
+    if options.cluster is not None:
+        cluster = sized_cluster(options.cluster, len(trace.ranks))
+    return chakra_program(trace, cluster, recorded).recorded()
+
+
+def states_times(trace: Trace) -> bool:
+    """Whether every communication of a trace has a duration, so that it runs without a cluster that prices it."""
+    times = [
+        node.duration for nodes in trace.ranks for node in nodes if node.kind.startswith("COMM")
+    ]
+    return bool(times) and min(times) > 0
+
+
+def facts_of(trace: Trace) -> Recorded:
+    """Counts of nodes, messages and collectives."""
+    count = 0
     sends: Counter[tuple[Any, ...]] = Counter()
     receives: Counter[tuple[Any, ...]] = Counter()
-    called: dict[tuple[str, int, str], Counter[int]] = {}
+    called: dict[tuple[str, int, str, tuple[int, ...]], Counter[int]] = {}
     compute: list[float] = []
-    for rank, file in sorted(files.items()):
-        version, nodes = read_rank(file)
+    for rank, nodes in enumerate(trace.ranks):
         count += len(nodes)
         compute.append(sum(node.duration for node in nodes if node.kind == "COMP"))
         for node in nodes:
@@ -293,23 +428,26 @@ def _read_trace(head: Head, options: Options) -> Recorded:
             elif kind == "COMM_RECV":
                 receives[get("comm_src"), rank, get("comm_tag"), get("comm_size")] += 1
             elif kind == "COMM_COLL":
-                called.setdefault(
-                    (
-                        _collective(get("comm_type")),
-                        int(get("comm_size") or 0),
-                        str(get("pg_name") or ""),
-                    ),
-                    Counter(),
-                )[rank] += 1
+                key = (
+                    collective_type(node).replace("_", "-"),
+                    whole(get("comm_size")),
+                    str(get("pg_name") or ""),
+                    trace.members(node),
+                )
+                called.setdefault(key, Counter())[rank] += 1
     collectives = [
-        {"kind": kind, "times": times, "operand_bytes": size, "groups": [members]}
-        for (kind, size, name), counts in called.items()
-        for members, times in _calls(counts, groups.get(name), everyone)
+        {
+            "kind": kind,
+            "times": max(counts.values()),
+            "operand_bytes": size,
+            "groups": [list(members)],
+        }
+        for (kind, size, _, members), counts in called.items()
     ]
     unpaired = (sends - receives) + (receives - sends)
     warnings = (f"{sum(unpaired.values())} messages have no partner",) if unpaired else ()
     facts = {
-        "ranks": len(files),
+        "ranks": len(trace.ranks),
         "nodes": count,
         "messages": sum((sends & receives).values()),
         "collectives": collectives,
@@ -318,26 +456,23 @@ def _read_trace(head: Head, options: Options) -> Recorded:
     return Recorded(
         format="chakra",
         tool="Chakra execution trace",
-        version=version,
-        files=tuple(map(str, files.values())),
+        version=trace.version,
+        files=trace.files,
         facts=facts,
         warnings=warnings,
     )
 
 
-def _calls(
-    counts: Counter[int], members: list[int] | None, everyone: list[int]
-) -> Iterator[tuple[list[int], int]]:
-    """A collective of one group counts once, however many ranks of it take part."""
-    yield (members or everyone), max(counts.values())
+def collective_type(node: Node) -> str:
+    """Our name of what a collective node does."""
+    number = node.attributes.get("comm_type")
+    known = isinstance(number, int) and 0 <= number < len(COLLECTIVE_TYPES)
+    return COLLECTIVE_TYPES[number] if known else "all_reduce"  # type: ignore[index] # a number, as `known` says
 
 
-def _collective(number: object) -> str:
-    return (
-        _COLLECTIVES[number]
-        if isinstance(number, int) and 0 <= number < len(_COLLECTIVES)
-        else "all-reduce"
-    )
+def whole(value: object) -> int:
+    """A size that a node states; 0 where it is no number."""
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
 CHAKRA: Final = Format(

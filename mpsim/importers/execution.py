@@ -21,12 +21,13 @@ from mpsim.engine import Timeline, run
 from mpsim.errors import FormatError
 from mpsim.hardware import Cluster
 from mpsim.importers.imported import Recorded
-from mpsim.parallel.axes import ACCOUNTED, Stream
+from mpsim.parallel.axes import Stream
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
 from mpsim.program.csr import owners
 from mpsim.result.figures import calibration
 from mpsim.result.intervals import Cover, Gaps, busy_parts, compute_rows, idle_gaps
 from mpsim.result.waits import charge_waits
+from mpsim.training.vocabulary import PARTS
 
 __all__ = [
     "PHASES",
@@ -38,11 +39,10 @@ __all__ = [
     "sized_cluster",
 ]
 
-PHASES = ("forward", "backward", "recompute", "compute")
+PHASES = ("forward", "backward", "weight_gradient", "recompute", "optimizer", "compute")
 """Kinds of kernels that files of other tools tell apart; ``compute`` where they do not."""
 
 _POOL = (Stream.TP, Stream.CP, Stream.EP, Stream.DP, Stream.REPLICA, Stream.EDP)
-_OWN = tuple(axis.part for axis in ACCOUNTED)
 
 
 def program_vocabulary(axes: Sequence[str]) -> Vocabulary:
@@ -57,7 +57,7 @@ def program_vocabulary(axes: Sequence[str]) -> Vocabulary:
     return Vocabulary(
         kinds=("send", "collective", *PHASES),
         actions=(),
-        parts=tuple(dict.fromkeys([*PHASES, *_OWN, *exposed, "bubble", "host", "other"])),
+        parts=tuple(dict.fromkeys([*PHASES, *PARTS, *exposed])),
         computing=PHASES,
     )
 
@@ -164,7 +164,7 @@ class Execution:
         """Mean time over ranks by part, those that occur; sums to the step time [s]."""
         program = self.timeline.program
         mean = (program.class_size / program.class_size.sum()) @ self.parts * TICK
-        own = {*PHASES, *(f"exposed_{axis}" for axis in self.source.axes), "bubble"}
+        own = {*(f"exposed_{axis}" for axis in self.source.axes), "bubble"}
         return {
             name: float(seconds)
             for name, seconds in zip(program.vocabulary.parts, mean, strict=True)
