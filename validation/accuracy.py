@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "validation"))
 
 import intervals  # noqa: E402
-from accuracy_fit import NAMED, Refits, cells_of, is_named  # noqa: E402
+from accuracy_fit import NAMED, Refits, cells_of, declared, is_named  # noqa: E402
 
 FILES = [
     ROOT / "validation" / "data" / name for name in ("published-runs.csv", "single-node-runs.csv")
@@ -81,7 +82,7 @@ def hidden_section(records: Sequence[Record], hidden: Mapping[str, float]) -> li
             f"| {title} | {len(rows)} | {statistics.fmean(map(abs, errors)):.1%} | {statistics.fmean(errors):+.1%} | {within:.0%} | {figures(rows)['mean']:.1%} |"
         )
     rules = yaml.safe_load((ROOT / "mpsim/validate/data/training.yaml").read_text("utf-8"))
-    named = sum("family" in one["where"] for one in rules["families"])
+    named = named_rules(rules)
     lines.append(
         f"\n{len(rules['families'])} rules read frameworks, versions, dates and words; {named} of them need the name of a family.\n"
     )
@@ -198,16 +199,40 @@ def constants_section(refits: Refits) -> list[str]:
     return lines
 
 
-def declared_section() -> list[str]:
+def declared_section(refits: Refits) -> list[str]:
     """Constants that were chosen with rows in view and are not refitted."""
-    entries = yaml.safe_load((HERE / "constants.yaml").read_text("utf-8"))["declared"]
+    entries = declared()
+    reset = sum(one.literature is not None for one in entries)
+    rules = yaml.safe_load((ROOT / "mpsim/validate/data/training.yaml").read_text("utf-8"))
+    whole = (*rules["families"], *rules["everywhere"])
+    conditions = len(whole) + sum(len(one.get("also", ())) for one in whole)
     return [
         "\n## Constants set with rows in view\n",
-        "Chosen, not fitted, while these rows were looked at; they stay where they are when a family is left out.\n",
-        "| constant | value | rows in view |",
-        "| --- | ---: | --- |",
-        *(f"| {one['name']} (`{one['at']}`) | {one['value']} | {one['rows']} |" for one in entries),
+        (
+            f"{len(refits.constants)} constants were fitted on training runs (above) and {len(entries)} chosen while the rows below were looked at; those stay where they are when a family is left "
+            f"out. `no fit` sets the {len(refits.constants)} to the literature and {reset} of these with them; the others are rules, or rest on other measurements too. Everything else of the status "
+            "`calibrated` is read off benchmarks of single kernels and collectives, or off source code: [constants.yaml](constants.yaml) lists what by, and a test fails where a calibrated "
+            f"constant is not declared there. Rules: {conditions} conditions on frameworks, versions, dates and words; {named_rules(rules)} keyed on the name of a family, {special_rules(rules)} on that of a model.\n"
+        ),
+        "| constant | value | literature | rows in view |",
+        "| --- | ---: | ---: | --- |",
+        *(
+            f"| {one.name} (`{one.at}`) | {one.as_shipped} | {'' if one.literature is None else one.literature} ({one.why}) | {', '.join(one.rows)} |"
+            for one in entries
+        ),
     ]
+
+
+def named_rules(rules: Mapping[str, Any]) -> int:
+    """Rules that need the name of a family."""
+    return sum("family" in one["where"] for one in rules["families"])
+
+
+def special_rules(rules: Mapping[str, Any]) -> int:
+    """Rules, and what is added to one, that read the name of a model."""
+    whole = (*rules["families"], *rules["everywhere"])
+    more = [entry for one in whole for entry in one.get("also", ())]
+    return sum("model" in one["where"] for one in (*whole, *more))
 
 
 def decision_section(validation: Validation) -> list[str]:
@@ -302,7 +327,7 @@ def main() -> None:
         *family_table(table, refits),
         *pooled_section(records, refits),
     ]
-    lines += [*decision_section(validation), *constants_section(refits), *declared_section()]
+    lines += [*decision_section(validation), *constants_section(refits), *declared_section(refits)]
     lines += [*worst_section(records), *skipped_section(validation)]
     (HERE / "accuracy.md").write_text("\n".join(lines), encoding="utf-8")
     committed = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import functools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +21,15 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from mpsim.cost.constants import constant_groups
+from mpsim.cost.constants import Constant, ConstantGroup, constant_groups
 from mpsim.framework import framework, framework_aliases
 from mpsim.hardware import link
 from mpsim.importers.cells import Cells, read_rows
 from mpsim.importers.machines import gpu
+from mpsim.units import Dimension, parse_quantity
 from mpsim.validate import Record, files, runs, tables, training
 
+FILES = ("kernels", "collectives", "interference", "straggling", "nccl", "libraries")
 NAMED = (
     *("llm-foundry", "internevo", "bloom-tuning", "megatron-sc21", "korthikanti22-layer"),
     *("torchtitan", "nemo-launcher", "megatron-bridge"),
@@ -110,17 +113,72 @@ def constants() -> list[Fitted]:
     ]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Declared:
+    """A constant that was chosen with rows in view; see validation/constants.yaml.
+
+    Parameters
+    ----------
+    name : str
+    at : str
+        ``file/group/leaf`` of mpsim/cost/data, each a pattern; ``framework/field`` of any framework that has the `value`; or ``rule``, which no number resets.
+    literature : float, str or None
+        What other sources say; None where they say nothing.
+    why : str
+        Which they are.
+    rows : tuple of str
+        Families in view.
+    value : float or str
+        Of a framework's field, as it is written; "" elsewhere.
+    """
+
+    name: str
+    at: str
+    literature: float | str | None
+    why: str
+    rows: tuple[str, ...]
+    value: float | str = ""
+
+    @property
+    def as_shipped(self) -> str:
+        """The value or values that the product has, as text."""
+        if self.value:
+            return str(self.value)
+        found = sorted({constant.value for _, constant in found_at(self.at)})
+        return " to ".join(f"{value:.3g}" for value in dict.fromkeys([*found[:1], *found[-1:]]))
+
+
+def declared() -> list[Declared]:
+    """The constants that were chosen, not fitted."""
+    entries = yaml.safe_load((HERE / "constants.yaml").read_text("utf-8"))["declared"]
+    return [Declared(**{**entry, "rows": tuple(entry["rows"])}) for entry in entries]
+
+
+def found_at(at: str) -> list[tuple[ConstantGroup, Constant]]:
+    """Constants of mpsim/cost/data at a pattern ``file/group/leaf``."""
+    kind, *rest = at.split("/", maxsplit=1)
+    if kind not in FILES or not rest:
+        return []
+    name, leaf = rest[0].rsplit("/", 1)
+    return [
+        (group, constant)
+        for group_name, group in constant_groups(kind).items()
+        if fnmatch.fnmatch(group_name, name)
+        for label, constant in group.constants.items()
+        if fnmatch.fnmatch(label, leaf)
+    ]
+
+
 @contextlib.contextmanager
-def instead(values: Mapping[Fitted, float]) -> Iterator[None]:
+def instead(values: Mapping[Fitted | Declared, float | str]) -> Iterator[None]:
     """Constants with other values while inside."""
     kept = runs.scenario_of
-    shelves = {}
+    shelves: dict[int, tuple[ConstantGroup, Mapping[str, Constant]]] = {}
     for one, value in values.items():
-        kind, name, leaf = one.at.split("/")
-        if kind in ("kernels", "collectives"):
-            group = constant_groups(kind)[name]
-            shelves.setdefault((kind, name), group.constants)
-            other = dataclasses.replace(group.constants[leaf], value=value)
+        for group, constant in found_at(one.at):
+            shelves.setdefault(id(group), (group, group.constants))
+            leaf = constant.name.rpartition(".")[2]
+            other = dataclasses.replace(constant, value=float(value))
             object.__setattr__(group, "constants", {**group.constants, leaf: other})
 
     def changed(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,18 +193,34 @@ def instead(values: Mapping[Fitted, float]) -> Iterator[None]:
         yield
     finally:
         runs.scenario_of = kept
-        for (kind, name), before in shelves.items():
-            object.__setattr__(constant_groups(kind)[name], "constants", before)
+        for group, before in shelves.values():
+            object.__setattr__(group, "constants", before)
         runs._outcome.cache_clear()
 
 
-def _change(scenario: dict[str, Any], one: Fitted, value: float) -> None:
+def _change(scenario: dict[str, Any], one: Fitted | Declared, value: float | str) -> None:
+    if isinstance(one, Declared):
+        kind, _, leaf = one.at.partition("/")
+        if kind == "framework" and _field(scenario["framework"], leaf) == _plain(one.value):
+            scenario["framework"] = {**scenario["framework"], leaf: value}
+        return
     kind, name, leaf = one.at.split("/")
     if kind == "framework" and scenario["framework"]["preset"] in name.split(","):
-        scenario["framework"] = {**scenario["framework"], leaf: f"{value * 1e6:.6g} us"}
+        scenario["framework"] = {**scenario["framework"], leaf: f"{float(value) * 1e6:.6g} us"}
     nic = scenario["cluster"].get("nic")
     if kind == "link" and isinstance(nic, dict) and nic["preset"] == name:
         scenario["cluster"] = {**scenario["cluster"], "nic": {**nic, leaf: value}}
+
+
+def _field(fields: Mapping[str, Any], leaf: str) -> object:
+    """A field of the framework that a scenario names, with its overrides."""
+    overrides = {name: value for name, value in fields.items() if name != "preset"}
+    return framework(str(fields["preset"]), overrides).fields()[leaf]
+
+
+def _plain(value: float | str) -> float:
+    """A value as a framework holds it: seconds of a time."""
+    return parse_quantity(value, Dimension.TIME) if isinstance(value, str) else float(value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,7 +257,8 @@ class Refits:
         error = np.array([np.log(1 + (one.error or 0.0)) for one in named])
         slopes = np.stack([again.slope(one, named) for one in known], axis=1)
         family = np.array([one.family for one in named])
-        with instead({one: one.prior for one in known}):
+        chosen = {one: one.literature for one in declared() if one.literature is not None}
+        with instead({**chosen, **{one: one.prior for one in known}}):
             without = again.errors(NAMED)
         literature = np.array([without[one.id] for one in named])
         _, spread = _fit(error, slopes, family, known, np.ones(len(named), bool))
