@@ -46,7 +46,7 @@ def render() -> str:
 
 
 def _formats() -> Iterator[str]:
-    written = {writer.name for writer in WRITERS} | {"nccl-tests"}
+    written = {writer.name for writer in WRITERS} | {"nccl-tests", "chakra"}
     yield "| format | what it is | gives | read | written |\n| --- | --- | --- | --- | --- |"
     for item in FORMATS:
         wrote = "yes" if item.name in written else ""

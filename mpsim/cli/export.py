@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
-from mpsim.cli.paths import check_file
+from mpsim.cli.paths import check_file, check_folder
 
 if TYPE_CHECKING:
     from mpsim.exporters import Exported
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 POINTS = "nccl-tests"
+TRACE = "chakra"
+"""Execution traces: a folder with a file a rank."""
 
 
 def export(
@@ -35,8 +37,7 @@ def export(
             "--output",
             "-o",
             metavar="FILE",
-            callback=check_file,
-            help="Write it here instead of on stdout.",
+            help="Write it here instead of on stdout; for chakra a folder, made if need be.",
         ),
     ] = None,
     sets: Sets = None,
@@ -46,6 +47,10 @@ def export(
     """Write a scenario as another tool's configuration, and list every value that the format cannot hold."""
     from mpsim.cli.console import note, print_json, print_text, wrote
 
+    if format.lower() == TRACE:
+        _trace(file, check_folder(output), sets=sets, overrides=overrides, as_json=as_json)
+        return
+    check_file(output)
     exported = (
         _points(file)
         if format.lower() == POINTS
@@ -64,6 +69,45 @@ def export(
             note(f"note: {text}")
     if output is not None:
         wrote(output)
+
+
+def _trace(
+    file: Path,
+    folder: Path | None,
+    *,
+    sets: list[str] | None,
+    overrides: list[str] | None,
+    as_json: bool,
+) -> None:
+    """Execution traces of every rank of a scenario's step."""
+    from mpsim.cli.console import note, print_json, print_text, wrote
+    from mpsim.errors import ScenarioError
+    from mpsim.exporters.chakra import write_chakra
+    from mpsim.simulate import prepare
+
+    if folder is None:
+        raise typer.BadParameter(
+            "chakra has a file a rank; needed a folder to write them into", param_hint="--output"
+        )
+    scenario = load_scenario(file, sets=sets, overrides=overrides)
+    if scenario.serves:
+        raise ScenarioError(f"{file}: serves; an execution trace is written of a training step")
+    written = write_chakra(prepare(scenario), folder)
+    if as_json:
+        print_json(
+            {
+                "format": TRACE,
+                "tool": "Chakra execution trace",
+                "files": [str(path) for path in written.files],
+                "nodes": written.nodes,
+                "lost": [{"key": "", "value": "", "why": loss} for loss in written.losses],
+            }
+        )
+    else:
+        print_text(f"{len(written.files) - 1} ranks, {written.nodes:,} nodes")
+        for loss in written.losses:
+            note(f"lost: {loss}")
+    wrote(folder)
 
 
 def _scenario(

@@ -73,7 +73,7 @@ def writer(name: str) -> Writer:
     word = ALIASES.get(name.lower(), name.lower())
     found = next((item for item in WRITERS if item.name == word), None)
     if found is None:
-        names = [*(item.name for item in WRITERS), *ALIASES, "nccl-tests"]
+        names = [*(item.name for item in WRITERS), *ALIASES, "nccl-tests", "chakra"]
         raise FormatError(f"no format {name[:60]!r} is written; {nearest(name, names)}")
     return found
 

@@ -192,6 +192,20 @@ def test_an_all_gather_states_its_shard_and_a_reduce_scatter_its_input(tmp_path)
     assert sizes[2] * 8 == sizes[7] == activations
 
 
+def test_the_command_writes_a_file_a_rank(mpsim_cli, tmp_path):
+    """`mpsim export chakra` makes the folder, tells the losses, and needs to know where."""
+    scenario = tmp_path / "small.yaml"
+    scenario.write_text(json.dumps(SMALL))
+    done = mpsim_cli("export", "chakra", str(scenario), "-o", str(tmp_path / "out"), "--json")
+    told = json.loads(done.out)
+    assert done.code == 0
+    assert len(told["files"]) == len(list((tmp_path / "out").iterdir())) == 9
+    assert told["lost"]
+    homeless = mpsim_cli("export", "chakra", str(scenario))
+    assert homeless.code == 2
+    assert "folder" in homeless.err
+
+
 def test_too_many_operations_and_unlike_replicas_are_refused(tmp_path, monkeypatch):
     """The message says how many there are; nothing is written."""
     monkeypatch.setattr("mpsim.exporters.chakra.MOST_NODES", 10)
