@@ -13,7 +13,7 @@ from mpsim.importers.cells import Cells
 from mpsim.parallel import AXES
 from mpsim.validate.tables import table
 
-__all__ = ["BY_FAMILY", "Filled", "fill_in", "network_of", "slices_of", "system_of"]
+__all__ = ["BY_FAMILY", "Filled", "fill_in", "instance_of", "network_of", "slices_of", "system_of"]
 
 BY_FAMILY = "usual with its framework"
 _TILE = 256  # widths of gated MLPs are multiples of it
@@ -181,6 +181,12 @@ def system_of(accelerator: str) -> str | None:
     """The system of the catalog whose accelerators are joined beyond the node, None for the others."""
     entry = _entry("systems", accelerator)
     return None if entry is None else str(entry["system"])
+
+
+def instance_of(cells: Cells) -> Mapping[str, str] | None:
+    """The cloud instance that a row's NICs are those of, None where they are those of none."""
+    entries: list[Mapping[str, Any]] = table("assumptions")["instances"]
+    return next((entry for entry in entries if _fits(cells, entry["where"])), None)
 
 
 def slices_of(cells: Cells) -> int:

@@ -11,7 +11,7 @@ from mpsim.hardware.lookup import GENERIC_NIC
 from mpsim.importers import Assumed
 from mpsim.importers.cells import Cells
 from mpsim.importers.machines import gpu, links_of, nic_named, rack_of
-from mpsim.validate.assumptions import slices_of, system_of
+from mpsim.validate.assumptions import instance_of, slices_of, system_of
 
 __all__ = ["cluster_of"]
 
@@ -125,10 +125,11 @@ def _network(cells: Cells, each: int) -> tuple[dict[str, Any], tuple[Assumed, ..
     stated = cells.whole("accel_per_node") or each
     if ports > each and stated > each and ports * each % stated == 0:
         ports = ports * each // stated  # those of a rack, of which a tray has its part
-    text = cells.text("inter_node_link")
     assumed: tuple[Assumed, ...] = ()
     try:
-        nic = nic_named(text, rate).name
+        nic = nic_named(cells.text("inter_node_link"), rate).name
     except CalibrationError as error:
         nic, assumed = GENERIC_NIC, (Assumed("nic", GENERIC_NIC, str(error)),)
+    if nic == GENERIC_NIC and (instance := instance_of(cells)):
+        nic, assumed = instance["nic"], (Assumed("nic", instance["nic"], instance["why"]),)
     return {"nics_per_node": ports, "nic": {"preset": nic, "bandwidth": f"{rate:g} Gb/s"}}, assumed

@@ -40,14 +40,16 @@ def parallelism_of(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sharding(cells: Cells, rule: Mapping[str, Any], dp: int) -> dict[str, Any]:
-    """The states that replicas share, and among how many of them where it is not all."""
+    """The states that replicas share, among how many of them where it is not all, and what the host keeps of them."""
     text = cells.text("zero_stage")
     if not text:
         if dp > 1:
             raise CalibrationError("zero_stage is not stated")
         return {"zero": 0}
     entry = lookup("training", "sharding", text)
-    shared = {"zero": int(rule.get("zero", entry["zero"]))}
+    shared: dict[str, Any] = {"zero": int(rule.get("zero", entry["zero"]))}
+    if shared["zero"] and "offload" in rule:
+        shared["offload"] = str(rule["offload"])
     group = _group(cells, entry, text)
     return shared if group in (None, dp) else {**shared, "shard": group}
 

@@ -177,6 +177,17 @@ def test_hybrid_shards_gather_inside_a_group_and_sum_between_groups() -> None:
     assert program.out_bytes[replica].sum() > 0.0
 
 
+@pytest.mark.parametrize("overlap", ["always", "never"])
+def test_sums_between_copies_stand_behind_a_backward_they_may_not_run_beside(overlap: str) -> None:
+    """The first of them starts when the last backward has ended, or long before."""
+    plan = plan_of(shard=8, overrides={"gradient_overlap": overlap})
+    program = build_program(plan)
+    timeline = run(program, "replay")
+    sums = labelled(program, "all-reduce gradients between copies")
+    last = timeline.end[np.isin(program.kind, [Kind.BACKWARD])].max()
+    assert (timeline.start[sums].min() >= last) == (overlap == "never")
+
+
 def test_a_whole_group_of_sharers_is_no_hybrid() -> None:
     """shard = all replicas is what leaving it out means."""
     whole, given = (build_program(plan_of(shard=one)) for one in (None, 16))

@@ -205,6 +205,8 @@ def test_words_of_an_accelerator_mean_its_entry(words: str, accelerator: str) ->
         ("DualPipe", "2", "dualpipe"),
         ("DualPipeV", "2", "dualpipe-v"),
         ("3D parallel", "1", "1f1b"),
+        ("1F1B, PP overlap default", "2", "interleaved-1f1b"),
+        ("1F1B, p2p overlap off", "1", "1f1b"),
     ],
 )
 def test_words_of_a_schedule_mean_its_order(words: str, chunks: str, name: str) -> None:
@@ -301,6 +303,20 @@ def test_a_cut_down_accelerator_keeps_its_own_links(words: str) -> None:
         ({**EXPERTS, "measured_date": "2024", "tp": "2", "dp": "32", "ep": "32"}, "etp = 1"),
         ({**EXPERTS, "tp": "2", "dp": "32", "ep": "32"}, "sequence_parallel = 1"),
         ({"zero_stage": "", "recompute": "", "micro_batch_seqs": ""}, "micro_batch_seqs = 1"),
+        (
+            {
+                "inter_node_link": "4x200G",
+                "nics_per_node": "4",
+                "nic_gbit_s": "200",
+                "measured_date": "2024",
+            },
+            "A3 High",
+        ),
+        ({"schedule": "1F1B, PP overlap", "vp_chunks_per_rank": ""}, "the least that interleaves"),
+        (
+            {"framework": "Megatron-Core", "tp": "4", "dp": "4", "sequence_parallel": ""},
+            "sequence_parallel = 1",
+        ),
         ({"num_accel": "60", "dp": "15", "global_batch_seqs": "240"}, "accel_per_node = 4"),
     ],
 )
@@ -355,6 +371,10 @@ def test_an_ordinary_run_reaches_an_ordinary_share_of_the_peak(
         ({"model": "Qwen3-235B-A22B"}, "expert_dispatch", "all-to-all"),
         ({"model": "Qwen3-235B-A22B", "accelerator": "GB200"}, "layer_launches_forward", 4),
         ({"model": "DeepSeek-V3"}, "gradient_overlap", "never"),
+        ({"model": "Kimi-K2", "accelerator": "B200-SXM-180GB"}, "expert_dispatch", "all-to-all"),
+        ({"model": "Kimi-K2", "accelerator": "GB200"}, "expert_launches", 20),
+        ({"model": "Qwen3-30B-A3B", "accelerator": "B200-SXM-180GB"}, "expert_dispatch", "fused"),
+        ({"model": "Qwen3-30B-A3B", "accelerator": "B300-SXM-288GB"}, "expert_launches", 20),
     ],
 )
 def test_recipes_of_megatron_bridge_are_those_of_model_and_accelerator(
@@ -367,6 +387,33 @@ def test_recipes_of_megatron_bridge_are_those_of_model_and_accelerator(
         "framework": "Megatron-Bridge/Core container 26.04",
     }
     assert rule_of(Cells({**row, **change}))["framework"][field] == value
+
+
+@pytest.mark.parametrize(
+    ("release", "graph"),
+    [("26.04", None), ("26.06", "0 us"), ("26.06.01", "0 us"), ("26.08", "0 us")],
+)
+def test_graphs_of_the_whole_iteration_came_with_26_06(release: str, graph: str | None) -> None:
+    """DeepSeek-V3 in MXFP8 on GB300: no launch is left from 26.06 on, and exchanges run beside another microbatch."""
+    row = {
+        **LLAMA,
+        "model": "DeepSeek-V3",
+        "accelerator": "GB300-NVL72-288GB",
+        "precision": "MXFP8",
+        "framework": f"Megatron-Bridge/Core container {release}",
+    }
+    framework = rule_of(Cells(row))["framework"]
+    assert (framework["launch_cost"] == "0 us") == (graph is not None)
+    assert (framework.get("expert_overlap") == "microbatch") == (graph is not None)
+
+
+def test_words_of_offload_move_the_optimizer_to_the_host() -> None:
+    """In whatever column that tells of the stack; a row that shards nothing keeps its states."""
+    assert _described(framework="FSDP2 with CPU offload").scenario["parallelism"]["offload"]
+    said = _described(overlap_notes="optimizer offloaded to the host").scenario["parallelism"]
+    assert said["offload"] == "optimizer"
+    plain = _described(framework="DDP with CPU offload", zero_stage="0").scenario["parallelism"]
+    assert "offload" not in plain
 
 
 @pytest.mark.parametrize(

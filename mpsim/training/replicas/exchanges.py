@@ -102,7 +102,7 @@ class _Adder:
             self._rows.depend(self._runs.row[exchanges.run[gathers]], ids[gathers])
             reduces = chosen[~exchanges.is_gather[chosen]]
             self._hold(ids, reduces, placed)
-            done = self._between(group, reduces, ids[reduces], parameters[reduces])
+            done = self._between(group, reduces, ids[reduces], parameters[reduces], placed)
             copies.give(self._rows, reduces, done)
             finished.append(self._last(reduces, done))
         return np.concatenate(finished)
@@ -177,8 +177,18 @@ class _Adder:
         inside = rows <= final[rank]
         self._rows.depend(rows[inside], before[inside])
 
-    def _between(self, group: ReplicaGroup, reduces: Ints, ids: Ints, parameters: Floats) -> Ints:
-        """Sum what each holder of a share has; the rows after which gradients are final."""
+    def _between(
+        self,
+        group: ReplicaGroup,
+        reduces: Ints,
+        ids: Ints,
+        parameters: Floats,
+        placed: PipelineRows,
+    ) -> Ints:
+        """Sum what each holder of a share has; the rows after which gradients are final.
+
+        Where reductions may not run beside a backward these sums stand behind the last one (XLA puts them behind its loop over layers).
+        """
         plan = self._plan
         if group.copies == 1 or reduction_kind(plan) == "all_reduce" or not len(ids):
             return ids
@@ -202,6 +212,9 @@ class _Adder:
             stage=self._all.stage[reduces],
         )
         self._rows.depend(done, ids)
+        if not plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp):
+            final = placed.last[plan.orders.rank_ptr[1:] - 1]
+            self._rows.depend(done, final[self._all.rank[reduces]])
         return done
 
     def _last(self, reduces: Ints, done: Ints) -> Ints:
