@@ -386,7 +386,7 @@ class _Run:
 
     def _simulate_some(self) -> None:
         """Simulate the most promising candidates so far, as far as one may be the best."""
-        size = int(defaults("search")["batch"])
+        size = int(defaults("search")["simulated_a_turn"])
         best = self._scores[0] if self._scores else math.inf
         batch: list[_Candidate] = []
         while self._waiting and len(batch) < size and self._waiting[0][0] < best:
