@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -162,9 +161,9 @@ def _print(outcome: Search, *, with_front: bool) -> None:
     if with_front and len(rest) > 1:
         print_table(
             (_front_line(row) for row in rest),
-            header=("step (s)", "memory (GB)", "layout"),
+            header=("step (s)", "80 % between", "memory (GB)", "80 % between", "layout"),
             title=f"\nno other {'' if outcome.front_complete else 'of those simulated '}is better in step time and memory",
-            right=(0, 1),
+            right=(0, 1, 2, 3),
         )
     print_table(
         ((str(count), REASONS[name]) for name, count in outcome.counts.items()),
@@ -206,7 +205,7 @@ def _line(rank: int, row: Found) -> tuple[str, ...]:
     figures = (
         str(rank),
         f"{row.step_time_s:.5g}",
-        _range(row.summary),
+        _range(row, "step_time_s", 1.0),
         f"{row.tokens_per_s_per_accelerator:.5g}",
         percent(float(str(flat["mfu"]))) if known else "-",
         f"{row.memory_bytes / 1e9:.1f}",
@@ -216,12 +215,12 @@ def _line(rank: int, row: Found) -> tuple[str, ...]:
     return (*figures, *price, row.name)
 
 
-def _range(summary: Mapping[str, object] | None) -> str:
-    """The interval of the step time."""
-    ranges = (summary or {}).get("interval")
-    step = ranges.get("step_time_s") if isinstance(ranges, Mapping) else None
-    return "-" if step is None else " - ".join(f"{end:.4g}" for end in step)
+def _range(row: Found, figure: str, unit: float) -> str:
+    """The interval of a figure."""
+    ends = (row.interval or {}).get(figure)
+    return " - ".join(f"{end / unit:.4g}" for end in ends) if isinstance(ends, list) else "-"
 
 
 def _front_line(row: Found) -> tuple[str, ...]:
-    return (f"{row.step_time_s:.5g}", f"{row.memory_bytes / 1e9:.1f}", row.name)
+    step, memory = _range(row, "step_time_s", 1.0), _range(row, "memory_bytes", 1e9)
+    return (f"{row.step_time_s:.5g}", step, f"{row.memory_bytes / 1e9:.1f}", memory, row.name)

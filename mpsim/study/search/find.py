@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mpsim.errors import MpsimError, ScenarioError, nearest
+from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
 from mpsim.simulate import resolve, simulate_step
@@ -27,6 +28,7 @@ from mpsim.study.search.exact import Timer
 from mpsim.study.search.limits import Clock, Limits, price_per_hour
 from mpsim.study.search.outcome import OBJECTIVES, Found, Search
 from mpsim.study.search.space import Layout, Space, defaults, split_axes
+from mpsim.training.intervals import setting_of
 from mpsim.training.planning import Division
 
 __all__ = ["search"]
@@ -127,6 +129,7 @@ class _Machine:
     timer: Timer
     digest: str
     price: float | None
+    setting: Setting
 
     @property
     def tokens(self) -> int:
@@ -343,10 +346,18 @@ class _Run:
                 f"{base.hardware.accelerator.name} has no price; give cluster.price_per_hour, or search for time"
             )
         first = base.with_values(layout.values())
-        bounder = Bounder(resolve(first), Division.of(base))
+        plan = resolve(first)
+        bounder = Bounder(plan, Division.of(base))
         self._machines += 1
         return _Machine(
-            self._machines, base, values, bounder, Timer(bounder, base), first.digest, price
+            self._machines,
+            base,
+            values,
+            bounder,
+            Timer(bounder, base),
+            first.digest,
+            price,
+            setting_of(plan),
         )
 
     def _undivided(self) -> str:
@@ -508,6 +519,7 @@ def _found(candidate: _Candidate, took: float) -> Found:
         accelerators=candidate.machine.scenario.world_size,
         tokens=candidate.machine.tokens,
         price_per_hour=candidate.machine.price,
+        setting=candidate.machine.setting,
     )
 
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mpsim.parallel import AXIS_NAMES
+from mpsim.result.residuals import LEVEL, Setting, residuals
 from mpsim.study.rows import write_csv
 from mpsim.study.search.space import ALWAYS_SAID
 from mpsim.study.ties import ties
+from mpsim.training.intervals import residuals_of
 
 __all__ = ["OBJECTIVES", "REASONS", "Found", "Search"]
 
@@ -53,6 +55,8 @@ class Found:
         Of all accelerators [USD/h]; None without a price.
     summary : mapping, or None
         The whole result in the shape of ``mpsim run --json``, for the best ones.
+    setting : Setting or None
+        What the residuals of its figures depend on: model, machine and software, which its layout does not change.
     """
 
     values: Mapping[str, object]
@@ -63,6 +67,26 @@ class Found:
     tokens: int
     price_per_hour: float | None
     summary: Mapping[str, object] | None = None
+    setting: Setting | None = None
+
+    @property
+    def interval(self) -> Mapping[str, object] | None:
+        """Ranges of step time, tokens a second and accelerator, and memory; None where nothing is known of the setting."""
+        if self.setting is None:
+            return None
+        step = residuals_of(self.setting).interval(self.step_time_s, self.setting)
+        memory = residuals("memory").interval(self.memory_bytes, self.setting)
+        return {
+            "step_time_s": step.to_json(),
+            "tokens_per_s_per_accelerator": step.inverse(self.tokens / self.accelerators).to_json(),
+            "memory_bytes": memory.to_json(),
+            "level": LEVEL,
+        }
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        names = [field.name for field in dataclasses.fields(self) if field.name != "setting"]
+        return {**{name: getattr(self, name) for name in names}, "interval": self.interval}
 
     @property
     def name(self) -> str:
@@ -223,8 +247,8 @@ class Search:
             "legal": self.legal,
             "ties": self.ties,
             "counts": dict(self.counts),
-            "rows": [dataclasses.asdict(row) for row in self.leaders],
-            "front": [dataclasses.asdict(row) for row in self.front],
+            "rows": [row.to_json() for row in self.leaders],
+            "front": [row.to_json() for row in self.front],
         }
 
     def to_csv(self, path: str | Path | None = None) -> str:
