@@ -39,6 +39,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("E2E", _latency(summary["e2e_s"])),
         ("queue", _latency(summary["queue_s"])),
         ("throughput", f"{output:,.1f} output tokens/s; {each:,.1f} per accelerator"),
+        *_ranges(summary),
         ("goodput", _goodput(summary)),
         ("where time goes", _shares(summary)),
         (
@@ -51,6 +52,20 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("engine", f"{summary['engine']}"),
         *_pools(summary),
     ]
+
+
+def _ranges(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Ranges that hold the measured means in four cases of five."""
+    ranges = summary.get("interval", {})
+    words = [
+        f"{name.removesuffix('_s').upper()} {' to '.join(map(_time, ranges[name]))}"
+        for name in ("ttft_s", "tpot_s", "e2e_s")
+        if name in ranges
+    ]
+    if "output_tokens_per_s" in ranges:
+        low, high = ranges["output_tokens_per_s"]
+        words.append(f"{low:,.0f} to {high:,.0f} output tokens/s")
+    return [("80 % between", ", ".join(words) + " (means)")] if words else []
 
 
 def _pools(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -100,6 +100,7 @@ def _print(validation: Validation) -> None:
         title = f"{total.kind}: error of predictions (predicted / measured - 1)"
         print_table(rows, header=COLUMNS, title=title, right=range(1, len(COLUMNS) - 1))
         remarks = [*_worst(validation, total.kind), *_reasons(validation, total.kind)]
+        remarks += _covered(validation, total.kind)
         remarks += _decisions(validation) if total.kind == "training" else []
         print_text("\n".join([*remarks, " "]))
 
@@ -136,6 +137,20 @@ def _worst(validation: Validation, kind: str) -> list[str]:
         f"  {count} rows of {name} differ in {what}" for (name, what), count in differ.items()
     ]
     return ["furthest off:", *lines] if lines else []
+
+
+def _covered(validation: Validation, kind: str) -> list[str]:
+    """How many measured figures lie in the interval of their prediction."""
+    held = [
+        record.measured in record.interval
+        for record in validation.records
+        if record.kind == kind and record.interval and record.figure and record.measured
+    ]
+    if not held:
+        return []
+    return [
+        f"80 % intervals hold {sum(held)} of {len(held)} measured figures ({sum(held) / len(held):.0%})"
+    ]
 
 
 def _reasons(validation: Validation, kind: str) -> Sequence[str]:

@@ -76,7 +76,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """What a prediction is of, as far as its residual depends on it.
+    """The attributes of a prediction that its residual depends on.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Setting:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Setting:
-        """What `to_json` gave."""
+        """The setting that `to_json` gave."""
         labels = {name: tuple(map(str, names)) for name, names in data.items() if name != "size"}
         return cls(labels, float(data["size"]))
 
@@ -232,7 +232,7 @@ class Residuals:
         return math.sqrt(square)
 
     def basis(self, setting: Setting) -> str:
-        """What an interval rests on, in words."""
+        """The residuals that an interval rests on, in words."""
         fitted = f"{LEVEL:.0%} of {self.rows} measured figures of {self.families} families, each family left out"
         run = self.nearest(setting)
         if run is None:

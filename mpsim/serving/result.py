@@ -13,6 +13,7 @@ import numpy as np
 from mpsim import accessors
 from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
+from mpsim.serving.intervals import intervals, setting_of
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.service import Served, serve
@@ -48,6 +49,7 @@ class ServiceResult:
             "job": "serving",
             "engine": self.plan.engine.name,
             **figures,
+            "interval": intervals(setting_of(self.plan), figures),
         }
 
     @property

@@ -23,7 +23,7 @@ _LONG = 16_384  # tokens from which attention is a large part of a step, whateve
 
 
 def setting_of(plan: Plan) -> Setting:
-    """What the residuals of a step depend on, and those of the difference of two: ``layout`` and ``rest`` matter there alone."""
+    """The setting of a step: ``layout`` and ``rest`` matter for the difference of two alone."""
     layout = plan.layout
     mesh = layout.mesh
     axes = f"tp {mesh.tp}, pp {mesh.pp}, cp {mesh.cp}, ep {mesh.ep}, dp {mesh.dp}"

@@ -62,7 +62,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
 
 
 def _setting(model: CollectiveModel, cells: Cells, nodes: int) -> Setting:
-    """What the residual of a collective depends on: its size is that of the message."""
+    """The setting of a collective, whose size is that of the message."""
     reach = "one node" if nodes == 1 else "several nodes"
     return Setting(
         {

@@ -136,7 +136,7 @@ def _precision(cells: Cells, rule: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Simulated:
-    """What the simulator says of a run.
+    """Figures that the simulator gives of a run.
 
     Parameters
     ----------
