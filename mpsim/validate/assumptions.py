@@ -85,8 +85,9 @@ def _value(cells: Cells, entry: Mapping[str, Any]) -> str:
     batch, replicas = cells.number("global_batch_seqs"), cells.number("dp")
     if not batch or not replicas or batch % replicas:
         return "" if "at_most" in entry else "1"
-    each = batch / replicas
-    return str(int(each)) if each <= entry.get("at_most", each) else ""
+    each = int(batch / replicas)
+    most = int(entry.get("at_most", each))
+    return str(max(size for size in range(1, min(most, each) + 1) if each % size == 0))
 
 
 def _degree(row: Filled) -> Filled:

@@ -21,11 +21,14 @@ from mpsim.validate.adapt import adapted
 from mpsim.validate.assumptions import BY_FAMILY, Filled, fill_in
 from mpsim.validate.clusters import cluster_of
 from mpsim.validate.layouts import parallelism_of, schedule_of
-from mpsim.validate.tables import lookup, on_top, table
+from mpsim.validate.tables import lookup, on_top, rule_of, table
 
 __all__ = ["Simulated", "described", "filled", "fitting", "scenario_of", "simulated"]
 
 _ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
+_DIVIDED = ("tp", "pp", "zero_stage")  # columns that say how a model is divided
+_WHOLE = {"tp": 1, "pp": 1, "zero": 0}
+_TOO_LARGE = "no accelerator holds the whole model"
 _AGAIN = ("none", "selective", "full")
 _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
 
@@ -68,6 +71,39 @@ def described(cells: Cells, rule: Mapping[str, Any]) -> Imported:
     scenario, exchanged = adapted(scenario_of(whole.cells, rule))
     assumed = (*whole.assumed, *cluster_of(whole.cells)[1], *exchanged)
     return Imported(scenario=scenario, assumed=assumed)
+
+
+def read_run(cells: Cells) -> tuple[Mapping[str, Any], Imported]:
+    """The rule of a row, and its run with as little recomputation and division as fits in memory where the row leaves them open.
+
+    Raises
+    ------
+    CalibrationError
+        If the row does not say enough, or says what is not simulated.
+    """
+    rule = rule_of(cells)
+    run = fitting(described(cells, rule))
+    if any(cells.text(column) for column in _DIVIDED) or _fits(run):
+        return rule, run
+    if any(run.scenario["parallelism"][degree] > usual for degree, usual in _WHOLE.items()):
+        return rule, run
+    for division in table("assumptions")["divisions"]:
+        more = Cells({**cells.values, **division})
+        meant = rule_of(more)
+        try:
+            divided = fitting(described(more, meant))
+        except CalibrationError:
+            continue
+        if _fits(divided):
+            told = (Assumed(column, value, _TOO_LARGE) for column, value in division.items())
+            return meant, dataclasses.replace(divided, assumed=(*divided.assumed, *told))
+    return rule, run
+
+
+def _fits(run: Imported) -> bool:
+    """Whether its peak memory is no further above the capacity than the error of predicted peaks."""
+    room = 1.0 + float(table("assumptions")["memory"]["margin"])
+    return bool(_outcome(json.dumps(run.scenario, sort_keys=True)).figures["filled"] <= room)
 
 
 def _guesses(run: Imported) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mpsim.importers.cells import Cells
 from mpsim.training.intervals import residuals_of
 from mpsim.validate.records import Record, Row
-from mpsim.validate.runs import described, fitting, simulated
+from mpsim.validate.runs import read_run, simulated
 from mpsim.validate.tables import rule_of, stands_in
 
 __all__ = [
@@ -91,8 +91,7 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     scale : float
         The unit of the time in seconds.
     """
-    rule = rule_of(row.configuration)
-    run = fitting(described(row.configuration, rule))
+    rule, run = read_run(row.configuration)
     told = simulated(
         run.scenario,
         layer=rule.get("measures") == "layer",

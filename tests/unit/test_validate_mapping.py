@@ -11,7 +11,7 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
 from mpsim.validate.files import KINDS, predict_row
 from mpsim.validate.records import Row
-from mpsim.validate.runs import described, fitting
+from mpsim.validate.runs import described, fitting, read_run
 from mpsim.validate.tables import rule_of
 
 LLAMA = {
@@ -405,6 +405,21 @@ def test_graphs_of_the_whole_iteration_came_with_26_06(release: str, graph: str 
     framework = rule_of(Cells(row))["framework"]
     assert (framework["launch_cost"] == "0 us") == (graph is not None)
     assert (framework.get("expert_overlap") == "microbatch") == (graph is not None)
+
+
+def test_a_model_that_no_gpu_holds_is_divided_as_little_as_fits() -> None:
+    """70B on 80 GB with nothing said of tp, pp and sharding: tp 8 with a sharded optimizer; 8B stays whole, and stated columns stay as they are."""
+    large = {"layers": "80", "hidden": "8192", "heads": "64", "ffn_hidden": "28672"}
+    silent = {"tp": "", "pp": "", "dp": "", "zero_stage": "", "sequence_parallel": ""}
+    row = {**LLAMA, **silent, "framework": "", "seq_len": "2048", "recompute": ""}
+    run = read_run(Cells({**row, **large}))[1]
+    mesh = run.scenario["parallelism"]
+    assert (mesh["tp"], mesh["pp"], mesh["zero"], mesh["dp"]) == (8, 1, 1, 8)
+    assert any("no accelerator holds" in str(assumed) for assumed in run.assumed)
+    stated = read_run(Cells({**row, **large, "zero_stage": "3"}))[1]
+    assert stated.scenario["parallelism"]["tp"] == 1
+    small = {"layers": "16", "hidden": "2048", "heads": "16", "ffn_hidden": "8192"}
+    assert read_run(Cells({**row, **small}))[1].scenario["parallelism"]["tp"] == 1
 
 
 def test_words_of_offload_move_the_optimizer_to_the_host() -> None:
