@@ -139,6 +139,8 @@ class KernelBehaviour:
         so that the last product does not run again.
     recompute_prunes : bool
         Whether nothing runs again that no gradient reads, whatever kernel it is in, because the backward pass is compiled.
+    recompute_keeps_fp4 : bool
+        Whether per-op recomputation keeps what products in fp4 return: their operators are on the list of those that it saves.
     """
 
     attention_kernel: str
@@ -146,6 +148,7 @@ class KernelBehaviour:
     softmax_group: int = 0
     recompute_stops_early: bool = False
     recompute_prunes: bool = False
+    recompute_keeps_fp4: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +356,8 @@ class MemoryBehaviour:
         Whether inputs of products in a narrow format are kept as they were cast (Transformer Engine), or wide and cast again in backward (torchao).
     narrow_activations : bool
         Whether that holds of what activations of MLP and experts read too (Megatron-Core's ``activation_func_fp8_input_store``).
+    transposed_weights : bool
+        Whether transposed copies of weights that are narrow themselves stay from one use to the next, where products need them.
     divides_kept : bool
         Whether what is kept between products is divided over tensor parallelism without sequence parallelism too, as XLA divides it over every axis of its mesh.
     drops_gradients : bool
@@ -364,6 +369,7 @@ class MemoryBehaviour:
 
     keeps_narrow: bool = False
     narrow_activations: bool = False
+    transposed_weights: bool = True
     divides_kept: bool = False
     drops_gradients: bool = False
     steps_in_backward: bool = False

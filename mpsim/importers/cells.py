@@ -32,6 +32,9 @@ TABLES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "inference": frozenset(
             {"id", "regime", "engine", "input_tokens", "output_tokens", "ttft_ms"}
         ),
+        "peak memory": frozenset(
+            {"id", "method", "optimizer", "memory_statistic", "peak_gib", "micro_batch_seqs"}
+        ),
         "schedules": frozenset({"schedule", "pp", "microbatches", "tF", "tB", "tW", "makespan"}),
     }
 )

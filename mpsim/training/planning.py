@@ -184,6 +184,9 @@ def _classes(scenario: Scenario) -> tuple[ReplicaClass, ...]:
     )
 
 
+_FP4 = ("fp4", "nvfp4")
+
+
 def _recompute(scenario: Scenario) -> Recompute:
     training, usual = scenario.training_step, Recompute()
     layers = training.recompute_layers
@@ -194,6 +197,8 @@ def _recompute(scenario: Scenario) -> Recompute:
         layers=usual.layers if layers is None else layers,
         stops_early=scenario.software.kernels.recompute_stops_early,
         prunes=scenario.software.kernels.recompute_prunes,
+        keeps_products=scenario.software.kernels.recompute_keeps_fp4
+        or training.precision not in _FP4,
     )
 
 

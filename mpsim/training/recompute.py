@@ -40,6 +40,8 @@ class Recompute:
         layers that run again together all are run to their end.
     prunes : bool
         The same, and a product ends it also where its input is cast first.
+    keeps_products : bool
+        Whether *per-op* keeps what odd products return, beside attention's output; its list may lack products of a narrow format.
     """
 
     granularity: str = NONE
@@ -48,6 +50,7 @@ class Recompute:
     layers: int = 1
     stops_early: bool = False
     prunes: bool = False
+    keeps_products: bool = True
 
     def chunks(self, layers: int) -> tuple[range, ...]:
         """Layers of a stage with so many that run again together from the input of the first; layers in none run again in part or not."""
@@ -73,7 +76,12 @@ class Recompute:
         return self if granularity == self.granularity else self._with(granularity)
 
     def _with(self, granularity: str) -> Recompute:
-        return Recompute(granularity, stops_early=self.stops_early, prunes=self.prunes)
+        return Recompute(
+            granularity,
+            stops_early=self.stops_early,
+            prunes=self.prunes,
+            keeps_products=self.keeps_products,
+        )
 
 
 NOTHING: Final = Recompute()
@@ -129,7 +137,7 @@ def rerun(expansion: Expansion, recompute: Recompute, *, divided: bool = False) 
             again = _until_read(again, prunes=recompute.prunes)
         return Rerun((Repeat(again, _places(expansion.forward)),), together=True)
     if recompute.granularity == PER_OP:
-        return _per_op(expansion, divided=divided)
+        return _per_op(expansion, divided=divided, products=recompute.keeps_products)
     if recompute.granularity == NONE:
         return Rerun()
     parts: list[Repeat] = []
@@ -306,10 +314,10 @@ _DOWN: Final = (Module.MLP, Role.DOWN)
 _SECOND_NORM: Final = (Module.MLP, Role.NORM)
 
 
-def _per_op(expansion: Expansion, *, divided: bool) -> Rerun:
+def _per_op(expansion: Expansion, *, divided: bool, products: bool = True) -> Rerun:
     by_place = {operator.place: operator for operator in expansion.forward if not operator.is_cast}
     again: list[Operator] = []
-    features = _kept_features(by_place)
+    features = _kept_features(by_place, products=products)
     output = by_place[_OUTPUT]
     for operator in expansion.forward[: _last_needed(expansion.forward)]:
         left = _left(operator, by_place, features)
@@ -348,7 +356,7 @@ def _left(
     return dataclasses.replace(part, flops=operator.flops * left / operator.n, weights=1)
 
 
-def _kept_features(by_place: Mapping[Place, Operator]) -> dict[Place, int]:
+def _kept_features(by_place: Mapping[Place, Operator], *, products: bool) -> dict[Place, int]:
     """Output features that stay of every projection: those of odd products; products are numbered from 1 as torchtitan's are."""
     core = by_place[Module.ATTENTION, Role.ATTENTION]
     up, down = by_place[_UP], by_place[_DOWN]
@@ -363,7 +371,7 @@ def _kept_features(by_place: Mapping[Place, Operator]) -> dict[Place, int]:
     for place, parts in widths.items():
         for width in parts:
             number += 1
-            kept[place] += width if number % 2 else 0
+            kept[place] += width if number % 2 and products else 0
     return kept
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpsim.errors import MpsimError
 from mpsim.importers.cells import TABLES, Cells, read_rows, table_kind
-from mpsim.validate import collectives, inference, kernels, schedules, training
+from mpsim.validate import collectives, inference, kernels, peaks, schedules, training
 from mpsim.validate.records import Record, Row, Validation
 
 __all__ = ["KINDS", "FileKind", "recognise", "validate_files"]
@@ -50,6 +50,7 @@ KINDS: tuple[FileKind, ...] = (
             ("kernels", kernels),
             ("schedules", schedules),
             ("inference", inference),
+            ("peak memory", peaks),
         )
     ),
     FileKind(

@@ -23,20 +23,20 @@ _SAYING = ("model", "framework", "schedule", "overlap_notes")
 _BY_NAME = "the software is read from the family's name"
 
 
-def rule_of(cells: Cells) -> Mapping[str, Any]:
-    """The first family of the table whose words all occur in the row, with what it says of such rows besides.
+def rule_of(cells: Cells, name: str = "training") -> Mapping[str, Any]:
+    """The first family of a table whose words all occur in the row, with what it says of such rows besides.
 
     Raises
     ------
     CalibrationError
         If there is none.
     """
-    for entry in table("training")["families"]:
+    for entry in table(name)["families"]:
         if _fits(cells, entry):
             rule: dict[str, Any] = dict(entry)
             if not _fits(Cells({**cells.values, "family": ""}), entry):
                 rule["assumed"] = [*rule.get("assumed", ()), _BY_NAME]
-            for more in (*entry.get("also", ()), *table("training")["everywhere"]):
+            for more in (*entry.get("also", ()), *table(name)["everywhere"]):
                 if _fits(cells, more):
                     rule = on_top(rule, more)
             return rule

@@ -127,7 +127,41 @@ SCHEDULE = {
     "peak_inflight_activations": "[4, 3, 2, 1]",
     "overlap_block": "none",
 }
-ROWS = (TRAINING, SINGLE, COLLECTIVE, KERNEL, SCHEDULE)
+PEAK = {
+    "id": "tune-3b-packed",
+    "family": "torchtune",
+    "model": "llama-3.2-3b",
+    "params_billion": "3.213",
+    "layers": "28",
+    "hidden": "3072",
+    "heads": "24",
+    "kv_heads": "8",
+    "ffn_hidden": "8192",
+    "vocab": "128256",
+    "method": "full",
+    "base_weights": "bf16",
+    "compute_dtype": "bf16",
+    "optimizer": "torch AdamW",
+    "optimizer_states_dtype": "bf16",
+    "accelerator": "A100",
+    "accel_mem_gb": "80",
+    "num_accel": "1",
+    "tp": "1",
+    "pp": "1",
+    "dp": "1",
+    "seq_len": "4096",
+    "seq_len_kind": "packed fixed",
+    "micro_batch_seqs": "2",
+    "grad_accum": "1",
+    "recompute": "none",
+    "software": "torchtune",
+    "memory_statistic": "active_bytes peak",
+    "outcome": "ok",
+    "peak_value": "60.0",
+    "peak_gib": "60.0",
+    "notes": "",
+}
+ROWS = (TRAINING, SINGLE, COLLECTIVE, KERNEL, SCHEDULE, PEAK)
 
 
 def _file(path: Path, *rows: dict[str, str]) -> Path:

@@ -180,11 +180,17 @@ def held_by_rank(plan: Plan, kept: Sequence[Kept]) -> list[Held]:
     differentiates = (kind == Action.B) | (kind == Action.I)
     own = np.where(differentiates, logits, 0.0)
     fresh = fresh_gradients(plan)
-    collected = np.where(differentiates, fresh.at_end(in_layers, table[:, 6]), 0.0)
+    collected = np.where(
+        differentiates, fresh.at_end(in_layers, table[:, 6]) if fresh else table[:, 6], 0.0
+    )
     first = np.where(
         differentiates, before + np.maximum(in_layers - own, in_head), np.maximum(before, after)
     )
-    last = after + np.where(differentiates, fresh.beside(in_layers), 0.0) + collected
+    last = (
+        after
+        + np.where(differentiates, fresh.beside(in_layers) if fresh else in_layers, 0.0)
+        + collected
+    )
     ends = (collected > 0) & (last > first)
     at_head = differentiates & (in_head >= in_layers - own) & ~ends
     made = np.where(kind == Action.F, logits, 0.0)

@@ -100,12 +100,17 @@ class Flight:
             most += for_input[:, stage] * self.for_input[:, chunk]
             most += kept["for_weight"][:, stage] * self.for_weight[:, chunk]
         collected, in_layers = kept["collected"], kept["in_layers"]
-        if any(gradients.total for gradients in fresh):
+        if any(fresh):
             pairs = list(zip(fresh, in_layers, collected, strict=True))
             collected = np.stack(
                 [gradients.at_end(layers, own) for gradients, layers, own in pairs]
             )
-            in_layers = np.stack([gradients.beside(layers) for gradients, layers, _ in pairs])
+            in_layers = np.stack(
+                [
+                    gradients.beside(layers) if gradients else layers
+                    for gradients, layers, _ in pairs
+                ]
+            )
         if not collected.any():
             peaks: Floats = np.maximum.reduceat(most, self.first, axis=1)
             return peaks, np.zeros_like(peaks)

@@ -56,7 +56,8 @@ def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
             for stage in layout.rank_stages(rank)
             for kind in layout.layer_kinds(stage)
         ]
-        element = casts.element_bytes * casts.copies - software.optimizer.parameter_bytes
+        copies = casts.copies if software.memory.transposed_weights else 1.0
+        element = casts.element_bytes * copies - software.optimizer.parameter_bytes
         held[rank] = min(element, 0.0) * sum(layers)
     return held
 

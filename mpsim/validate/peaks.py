@@ -1,0 +1,312 @@
+"""Peaks: tables of measured peak memory of training runs, one configuration a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpsim.errors import CalibrationError
+from mpsim.importers import Assumed
+from mpsim.importers.cells import Cells
+from mpsim.importers.machines import gpu
+from mpsim.scenario import Scenario
+from mpsim.simulate import resolve
+from mpsim.training.intervals import setting_of
+from mpsim.training.memory import account_memory, memory_constants, model_states
+from mpsim.training.plan import Plan
+from mpsim.validate.records import Record, Row
+from mpsim.validate.tables import lookup, on_top, rule_of, stands_in, table
+from mpsim.workload.models import transformer_of
+
+__all__ = ["MEASURED", "blank", "peak_of", "predict", "scenario_of"]
+
+MEASURED = (
+    *("outcome", "peak_value", "peak_unit", "peak_gib"),
+    *("tokens_per_s_per_accel", "step_time_ms", "tflops_per_accel"),
+)
+_GIBI = 2.0**30
+_BILLION = 1e9
+_FAR, _OTHER = 0.03, 0.25  # parameters that differ by more are told; are those of another model
+_NARROW = ("mxfp8", "nvfp4")
+
+
+def blank(row: Row) -> list[Record]:
+    """The row's record without a prediction; a run that ended for want of memory has no measured peak."""
+    cells = row.configuration
+    measured = row.measured.number("peak_gib")
+    record = Record(
+        id=row.id,
+        family=cells.text("family") or "family not stated",
+        kind="memory",
+        unit="B",
+        measured=None if measured is None else measured * _GIBI,
+        size=cells.number("num_accel"),
+    )
+    return [record]
+
+
+def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
+    """Fill in the peak memory.
+
+    Raises
+    ------
+    CalibrationError, ScenarioError
+        If the row does not describe a run whose memory is accounted.
+    """
+    cells = row.configuration
+    rule = rule_of(cells, "peaks")
+    scenario, assumed = scenario_of(cells)
+    plan = resolve(Scenario.from_mapping(scenario))
+    setting = setting_of(plan)
+    if stands_in(rule):
+        setting = dataclasses.replace(setting, labels={**setting.labels, "framework": ("", "")})
+    statistic = _entry("statistics", cells.text("memory_statistic"), "memory", assumed)
+    peak = peak_of(plan, statistic["seen"], offloads=_offloads(cells, assumed))
+    _check_states(plan, cells)
+    told = tuple(map(str, assumed))
+    return [
+        dataclasses.replace(record, predicted=peak, assumed=told, figure="memory", setting=setting)
+        for record in blanks
+    ]
+
+
+def _check_states(plan: Plan, cells: Cells) -> None:
+    """Refuse a row whose states alone are more than its accelerator has: optimizer, sharding or weights were not as its columns say."""
+    capacity, states = cells.number("accel_mem_gb"), model_states(plan)
+    needed = max(sum(part[rank] for part in states.values()) for rank in range(plan.layout.mesh.pp))
+    if capacity and needed > capacity * _GIBI:
+        raise CalibrationError(
+            f"parameters, gradients and optimizer of the columns take {needed / _BILLION:.1f} GB alone, more than the {capacity:g} GB of an accelerator"
+        )
+
+
+def peak_of(plan: Plan, seen: str, *, offloads: str = "nothing") -> float:
+    """Peak memory of the fullest rank as a tool reads it [B].
+
+    Parameters
+    ----------
+    plan : Plan
+    seen : str
+        ``memory`` (all of it), ``reserved`` (by torch's allocator: without the context of driver and libraries) or ``allocated`` (handed out by it: without fragments
+        too).
+    offloads : str
+        ``activations`` where inputs of layers that run again wait in host memory.
+    """
+    memory = account_memory(plan)
+    total = memory.total
+    if seen == "reserved":
+        total = total - memory_constants()["context"]
+    elif seen == "allocated":
+        total = total - memory.components["overhead"]
+    peak = float(total[memory.fullest])
+    if offloads == "activations":
+        peak -= _inputs(plan)
+    return peak
+
+
+def _inputs(plan: Plan) -> float:
+    """Inputs of all layers but one of the fullest stage of a full recomputation [B]."""
+    if plan.recompute.granularity != "full" or len(plan.layout.stages) > 1:
+        raise CalibrationError(
+            "activations are offloaded; that is accounted with full recomputation on one stage alone"
+        )
+    kinds = plan.layout.layer_kinds(plan.layout.stages[0])
+    each = [
+        plan.expansions[kind].input_bytes / plan.sharding.divisor(plan.expansions[kind].input_split)
+        for kind in kinds
+    ]
+    return sum(each) - max(each)
+
+
+def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
+    """The scenario that a row describes, as a file would hold it, and what was assumed for it.
+
+    Parameters
+    ----------
+    cells : Cells
+        Configuration columns.
+
+    Raises
+    ------
+    CalibrationError
+        If the row does not say enough, or says what is not simulated.
+    """
+    lookup("peaks", "methods", cells.text("method"))
+    rule, assumed = rule_of(cells, "peaks"), list[Assumed]()
+    assumed += [Assumed("framework", "", str(why)) for why in rule.get("assumed", ())]
+    numbers = _numbers(cells)
+    cells = _on_its_devices(cells, rule, numbers, assumed)
+    steps = _entry("optimizers", cells.text("optimizer"), "optimizer", assumed)
+    framework = dict(rule["framework"])
+    paged = cells.text("optimizer_states_dtype") or cells.text("optimizer")
+    for section, text in (
+        ("weights", cells.text("base_weights")),
+        ("states", paged if "zero" not in steps else ""),
+        ("losses", cells.text("loss")),
+    ):
+        if section == "weights" and "zero" in steps:
+            continue  # a master copy beside the weights: the preset has its sizes
+        framework |= _entry(section, text, section, assumed).get("framework", {})
+    framework |= steps["framework"]
+    precision = str(
+        _entry("precisions", cells.text("compute_dtype"), "precision", assumed)["precision"]
+    )
+    training, schedule = _training(cells, numbers, precision, assumed)
+    scenario = {
+        "schema": 1,
+        "model": _model(cells, rule, assumed),
+        "cluster": _cluster(cells, precision, assumed),
+        "parallelism": _parallelism(cells, steps),
+        "schedule": schedule,
+        "training": training,
+        "framework": framework,
+    }
+    return scenario, assumed
+
+
+def _entry(section: str, text: str, to: str, assumed: list[Assumed]) -> Mapping[str, Any]:
+    """What words mean; a guess is told."""
+    entry = lookup("peaks", section, text)
+    if "assumed" in entry:
+        assumed.append(Assumed(to, "", str(entry["assumed"])))
+    return entry
+
+
+def _offloads(cells: Cells, assumed: list[Assumed]) -> str:
+    return str(_entry("offloads", cells.text("offload"), "offload", assumed)["offloads"])
+
+
+def _numbers(cells: Cells) -> dict[str, int]:
+    """Numbers that stand in the notes of a row, by what they are."""
+    found = {
+        name: re.search(pattern, cells.text("notes"), flags=re.IGNORECASE)
+        for name, pattern in table("peaks")["numbers"].items()
+    }
+    return {name: int(match[1]) for name, match in found.items() if match}
+
+
+def _on_its_devices(
+    cells: Cells, rule: Mapping[str, Any], numbers: Mapping[str, int], assumed: list[Assumed]
+) -> Cells:
+    """The row on as many devices as the run's own file asks for, where the notes quote it and the columns have those of the machine."""
+    count = numbers.get("devices")
+    if count is None or count >= cells.required("num_accel"):
+        return cells
+    instead = {"num_accel": str(count), "dp": str(count)}
+    if count == 1:
+        instead |= {name: str(value) for name, value in rule.get("one_device", {}).items()}
+    assumed.append(Assumed("num_accel", str(count), "the run's own file asks for as many"))
+    return Cells({**cells.values, **instead})
+
+
+def _cluster(cells: Cells, precision: str, assumed: list[Assumed]) -> dict[str, Any]:
+    name, count = cells.text("accelerator"), cells.required("num_accel")
+    try:
+        chip = gpu(re.sub(r"\(.*", "", name).strip()).name
+    except CalibrationError:
+        lent = table("peaks")["stand_in"]
+        chip = lent["narrow" if precision in _NARROW else "wide"]
+        assumed.append(Assumed("accelerator", str(chip), f"{name or 'it'} is {lent['why']}"))
+    each = min(count, 8)
+    if count % each:
+        raise CalibrationError(f"num_accel is {count}; needed a multiple of 8, or fewer")
+    cluster: dict[str, Any] = {"accelerator": chip, "accelerators_per_node": each}
+    if count > each:
+        cluster |= {"nic": "400 Gb/s", "nics_per_node": each, "fabric": {"kind": "fat-tree"}}
+    return {**cluster, "nodes": count // each}
+
+
+def _parallelism(cells: Cells, steps: Mapping[str, Any]) -> dict[str, Any]:
+    tp = cells.whole("tp") or 1
+    degrees = {axis: cells.whole(axis) or 1 for axis in ("pp", "dp", "cp", "ep")}
+    words = cells.text("sharding")
+    zero = int(lookup("training", "sharding", words)["zero"]) if words else steps.get("zero", 0)
+    alone = degrees["dp"] * degrees["cp"] == 1 and not steps.get("zero")
+    return {"tp": tp, **degrees, "sequence_parallel": tp > 1, "zero": 0 if alone else zero}
+
+
+def _training(
+    cells: Cells, numbers: Mapping[str, int], precision: str, assumed: list[Assumed]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sections `training` and `schedule`."""
+    each, dp = cells.required("micro_batch_seqs"), cells.whole("dp") or 1
+    repeats = cells.whole("grad_accum")
+    if repeats is None:
+        batch = numbers.get("global_batch", each * dp)
+        repeats = max(1, batch // (each * dp))
+        assumed.append(
+            Assumed("grad_accum", str(repeats), "of the batch in the notes, or the least")
+        )
+    training = {
+        "global_batch": each * dp * repeats,
+        "micro_batch": each,
+        "sequence_length": cells.required("seq_len"),
+        "precision": precision,
+        **_recompute(cells, assumed),
+    }
+    _entry("lengths", cells.text("seq_len_kind"), "seq_len", assumed)
+    chunks, pp = numbers.get("virtual_stages", 1), cells.whole("pp") or 1
+    schedule: dict[str, Any] = {"name": "1f1b"}
+    if pp > 1 and chunks > 1:
+        schedule = {
+            "name": "interleaved-1f1b",
+            "virtual_stages": _dividing(cells, pp, chunks, assumed),
+        }
+    return training, schedule
+
+
+def _dividing(cells: Cells, pp: int, chunks: int, assumed: list[Assumed]) -> int:
+    """Chunks a rank that divide the layers: as many as are stated, or the next fewer."""
+    layers = cells.required("layers")
+    fits = next(count for count in range(chunks, 0, -1) if layers % (pp * count) == 0)
+    if fits != chunks:
+        assumed.append(
+            Assumed("virtual stages", str(fits), f"{layers} layers are not {pp * chunks} chunks")
+        )
+    return fits
+
+
+def _recompute(cells: Cells, assumed: list[Assumed]) -> dict[str, Any]:
+    text = cells.text("recompute")
+    if "+" in text or text == "mlp":
+        entries = [_entry("modules", name, "recompute", assumed) for name in text.split("+")]
+        return {
+            "recompute": "selective",
+            "recompute_modules": [entry["module"] for entry in entries if "module" in entry],
+        }
+    return {"recompute": str(_entry("recomputations", text, "recompute", assumed)["recompute"])}
+
+
+def _model(cells: Cells, rule: Mapping[str, Any], assumed: list[Assumed]) -> dict[str, Any]:
+    """The model of the columns, of the style whose parameters come nearest to those stated."""
+    shape = {name: cells.required(name) for name in ("layers", "hidden", "heads", "vocab")}
+    given = {name: cells.whole(name) for name in ("kv_heads", "ffn_hidden")}
+    shape |= {name: value for name, value in given.items() if value is not None}
+    if shape["hidden"] % shape["heads"] == 0:
+        shape["head_dim"] = shape["hidden"] // shape["heads"]
+    named = lookup("training", "named", cells.text("model"))["model"]
+    stated = cells.number("params_billion")
+    styles = [
+        {"gated_mlp": gated, **table("training")["models"][kind], **rest}
+        for gated, kind in ((True, "gated"), (False, "plain"))
+        for tied in (False, True)
+        for rest in ({"tied_embeddings": tied},)
+    ]
+    name = cells.text("model") or "run"
+
+    def off(style: Mapping[str, Any]) -> float:
+        whole = transformer_of(name, {**shape, **style, **named})
+        return abs(whole.parameters().total / (stated * _BILLION) - 1.0) if stated else 0.0
+
+    best = min(styles, key=off)
+    if off(best) > _OTHER:
+        raise CalibrationError(
+            f"params_billion is {stated}, which no dense model of these layers and widths has; experts are not stated"
+        )
+    if off(best) > _FAR:
+        assumed.append(
+            Assumed("model", "", f"no style has the {stated} B parameters that are stated")
+        )
+    return on_top({"name": name, **shape, **best, **named}, rule["model"])
