@@ -57,9 +57,9 @@ def _result(
         return _checked(file, summary)
     if file.suffix == ".json":
         return _stored(file)
-    from mpsim.simulate import simulate_step
+    from mpsim.simulate import simulate
 
-    return simulate_step(load_scenario(file, sets=sets, overrides=overrides)).summary
+    return simulate(load_scenario(file, sets=sets, overrides=overrides)).summary
 
 
 def _stored(file: Path) -> Mapping[str, object]:
@@ -81,17 +81,21 @@ def _stored(file: Path) -> Mapping[str, object]:
 
 def _checked(file: Path, summary: Mapping[str, object]) -> Mapping[str, object]:
     """A summary whose times are times."""
-    missing = [key for key in ("scenario", "step_time_s", "breakdown_s") if key not in summary]
+    from mpsim.study.comparison import needed_keys
+
+    needed = needed_keys(summary)
+    missing = [key for key in needed if key not in summary]
     if missing:
         raise _no_result(file, f"is not a result: it lacks {', '.join(missing)}")
-    parts = summary["breakdown_s"]
-    _check_time(file, "step_time_s", summary["step_time_s"], least=sys.float_info.min)
+    whole, account = needed[-3] if summary.get("job") == "serving" else needed[1], needed[-1]
+    parts = summary[account]
+    _check_time(file, whole, summary[whole], least=sys.float_info.min)
     if not isinstance(parts, Mapping):
         raise _no_result(
-            file, f"got {str(parts)[:60]!r}; needed a mapping of parts to seconds", "breakdown_s"
+            file, f"got {str(parts)[:60]!r}; needed a mapping of parts to seconds", account
         )
     for name, time in parts.items():
-        _check_time(file, f"breakdown_s.{name}", time)
+        _check_time(file, f"{account}.{name}", time)
     return summary
 
 

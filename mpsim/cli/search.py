@@ -27,10 +27,13 @@ __all__ = ["search"]
 
 
 class Objective(enum.StrEnum):
-    """Figures of which the best layout has least."""
+    """Figures that layouts are ranked by."""
 
     TIME = "time"
     COST = "cost"
+    GOODPUT = "goodput"
+    THROUGHPUT = "throughput"
+    RATE = "rate"
 
 
 def search(
@@ -45,8 +48,16 @@ def search(
         ),
     ] = None,
     objective: Annotated[
-        Objective, typer.Option("--objective", help="Least seconds, or dollars, a token.")
-    ] = Objective.TIME,
+        Objective | None,
+        typer.Option(
+            "--objective",
+            help="Training: least time (the default) or cost of a token. Services: most goodput (the default with limits), throughput of an accelerator, or rate within the limits; or least cost.",
+        ),
+    ] = None,
+    pools: Annotated[
+        bool,
+        typer.Option("--pools", help="Services: also prefill and decode on pools of their own."),
+    ] = False,
     top: Annotated[int | None, typer.Option("--top", min=1, help="How many to rank; 10.")] = None,
     max_memory: Annotated[
         float | None,
@@ -102,11 +113,43 @@ def search(
     scenario = load_scenario(file, sets=sets, overrides=overrides)
     values = values_of(over or [])
     check_over(scenario, values)
+    if scenario.serves:
+        from mpsim.cli.service_search import search_service
+
+        if objective is Objective.TIME:
+            raise typer.BadParameter(
+                "ranks training steps; give goodput, throughput, cost or rate",
+                param_hint="--objective",
+            )
+        interrupted = search_service(
+            scenario,
+            values,
+            csv=csv,
+            plot=plot,
+            as_json=as_json,
+            objective=None if objective is None else objective.value,
+            top=top,
+            pools=pools,
+            max_memory=max_memory,
+            max_price=max_price,
+            max_power=max_power,
+            budget=budget,
+            resume=resume,
+        )
+        if interrupted:
+            note("mpsim: interrupted; this is what was found until then")
+            raise typer.Exit(INTERRUPTED)
+        return
+    if pools or objective in (Objective.GOODPUT, Objective.THROUGHPUT, Objective.RATE):
+        raise typer.BadParameter(
+            "is for services, and the scenario trains; leave it out",
+            param_hint="--pools" if pools else "--objective",
+        )
     with phases_bar(scenario.name) as report:
         outcome = run_search(
             scenario,
             values,
-            objective=objective.value,
+            objective="time" if objective is None else objective.value,
             top=top,
             front=front,
             max_memory=max_memory,

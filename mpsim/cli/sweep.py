@@ -132,12 +132,17 @@ def _processes(jobs: int | None, values: dict[str, list[object]]) -> int:
 def _draw(result: Sweep, path: Path) -> None:
     from mpsim.plot import SweepDisplay
 
-    SweepDisplay.from_sweep(result).save(path)
+    serves = any(row.serves for row in result)
+    metric = f"{'output_' if serves else ''}tokens_per_s_per_accelerator"
+    SweepDisplay.from_sweep(result, metric=metric).save(path)
 
 
 def _print(result: Sweep) -> None:
     from mpsim.cli.console import print_table, print_text
 
+    if any(row.serves for row in result):
+        _print_services(result)
+        return
     header = (*result.keys, "step (s)", "tokens/s/acc.", "MFU", "bubble", "memory (GB)", "note")
     first = len(result.keys)
     print_table(map(_line, result), header=header, right=range(first, first + 5))
@@ -150,6 +155,38 @@ def _print(result: Sweep) -> None:
             else ""
         )
         print_text(f"most tokens/s per accelerator that fit: {best}{tie}")
+
+
+_SERVICE_FIGURES = {
+    "TTFT p99 (ms)": ("ttft_s.p99", 1e3),
+    "TPOT p99 (ms)": ("tpot_s.p99", 1e3),
+    "tokens/s": ("output_tokens_per_s", 1.0),
+    "tokens/s/acc.": ("output_tokens_per_s_per_accelerator", 1.0),
+    "goodput (1/s)": ("goodput_per_s", 1.0),
+}
+
+
+def _print_services(result: Sweep) -> None:
+    """Print a sweep of services."""
+    from mpsim.cli.console import print_table, print_text
+
+    rows = [
+        (
+            *(str(value) for value in row.values.values()),
+            *(
+                "-" if row.number(name) != row.number(name) else f"{row.number(name) * factor:.5g}"
+                for name, factor in _SERVICE_FIGURES.values()
+            ),
+            row.reason or "",
+        )
+        for row in result
+    ]
+    first = len(result.keys)
+    header = (*result.keys, *_SERVICE_FIGURES, "note")
+    print_table(rows, header=header, right=range(first, first + len(_SERVICE_FIGURES)))
+    if result.best is not None:
+        best = ", ".join(f"{key} {value}" for key, value in result.best.values.items())
+        print_text(f"most output tokens/s per accelerator within the limits: {best}")
 
 
 def _line(row: Row) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from mpsim.plot.plots import Plots
 from mpsim.plot.search import SearchDisplay
 from mpsim.plot.sensitivity import SensitivityDisplay
 from mpsim.plot.service import LatencyDisplay, OccupancyDisplay, ServicePlots
+from mpsim.plot.service_study import ServiceFrontDisplay, ServiceRateDisplay
 from mpsim.plot.sweep import SweepDisplay
 from mpsim.plot.timeline import TimelineDisplay, draw_timeline
 from mpsim.plot.utilisation import UtilisationDisplay
@@ -38,7 +39,9 @@ __all__ = [
     "Plots",
     "SearchDisplay",
     "SensitivityDisplay",
+    "ServiceFrontDisplay",
     "ServicePlots",
+    "ServiceRateDisplay",
     "SweepDisplay",
     "TimelineDisplay",
     "UtilisationDisplay",

@@ -31,6 +31,13 @@ METRICS: Mapping[str, tuple[str, float]] = MappingProxyType(
         "energy_j_per_step": ("energy (kJ per step)", 1e-3),
         "cost_per_step": ("cost (USD per step)", 1.0),
         "accelerators": ("accelerators", 1.0),
+        "output_tokens_per_s_per_accelerator": ("output tokens/s per accelerator", 1.0),
+        "output_tokens_per_s": ("output tokens/s", 1.0),
+        "output_tokens_per_s_per_user": ("output tokens/s of a user", 1.0),
+        "goodput_per_s": ("requests/s within the limits", 1.0),
+        "ttft_s.p99": ("p99 of TTFT (ms)", 1e3),
+        "tpot_s.p99": ("p99 of TPOT (ms)", 1e3),
+        "cost_per_million_output_tokens": ("cost (USD per million output tokens)", 1.0),
     }
 )
 """Figures of a summary that can be drawn: what the axis says, and the factor from SI to that."""

@@ -315,6 +315,15 @@ class IterationPrices:
             for window, each in self._prompts
         )
 
+    def context_seconds(self, contexts: Floats) -> Floats:
+        """The least that reading the cache of each of several sequences adds to a stage's iterations [s]."""
+        own = self.work.attention_dp
+        return sum((shape.least(contexts) / own for shape in self._decode), np.zeros(len(contexts)))
+
+    def pairs_seconds(self, tokens: float, pairs: float) -> float:
+        """Attention of so many tokens of prompts on one stage [s]."""
+        return self._prompt_attention(tokens, pairs)
+
     def head_seconds(self, samples: float) -> float:
         """Logits and sampling of so many tokens [s]."""
         if not samples:
@@ -342,6 +351,12 @@ class _Decode:
             reads * shape.read_width * kv_bytes / bandwidth,
             queries * 2.0 * shape.heads * shape.decode_width / rate,
         )
+
+    def least(self, contexts: Floats) -> Floats:
+        """The part that grows with the context, of each sequence on its own [s]: a batch takes no less together."""
+        if self._window:
+            contexts = np.minimum(contexts, self._window)
+        return self._layers * self._per_token * contexts
 
     def seconds(self, sequences: float, context: float | Floats) -> float | Floats:
         """Time for so many sequences with so many tokens together [s]."""

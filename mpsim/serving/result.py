@@ -20,7 +20,7 @@ from mpsim.serving.service import Served, serve
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.summary import summarise
 
-__all__ = ["ServiceResult", "run_service"]
+__all__ = ["ServiceResult", "run_service", "serve_requests"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,29 +123,23 @@ def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
     return ServiceResult(scenario, plan, requests, served)
 
 
+def serve_requests(scenario: Scenario, plan: ServicePlan, requests: Requests) -> ServiceResult:
+    """Serve requests that were drawn before, as studies of many plans do.
+
+    Raises
+    ------
+    ScenarioError
+        If the service cannot hold its weights, or a request.
+    """
+    plan.require()
+    return ServiceResult(scenario, plan, requests, _run(plan, requests))
+
+
 def _serve(plan: ServicePlan, count: int | None) -> tuple[Requests, Served]:
     """Serve a workload; of a closed loop with a duration twice as many requests as before, if those were not enough."""
     workload = plan.workload
     requests = draw_requests(workload, seed=plan.seed, folder=plan.folder, count=count)
-    plan_of_prompts = plan.prefill or plan
-    rules, longest = plan_of_prompts.rules, int(requests.prompt.max(initial=0))
-    if not rules.chunked and rules.scheduler != "static" and longest > rules.max_tokens:
-        raise ScenarioError(
-            f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {rules.max_tokens:,} with chunked: false; "
-            "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"
-        )
-    served = serve(
-        requests,
-        plan.prices,
-        plan.rules,
-        blocks=plan.blocks,
-        replicas=plan.replicas,
-        concurrency=workload.concurrency,
-        routing=plan.routing,
-        handover=plan.handover,
-        turnaround=plan.first_token_time,
-        until=workload.duration,
-    )
+    served = _run(plan, requests)
     if workload.concurrency is None or workload.duration is None:
         return requests, served
     ended = int((served.last + plan.first_token_time < workload.duration).sum())
@@ -154,3 +148,25 @@ def _serve(plan: ServicePlan, count: int | None) -> tuple[Requests, Served]:
         return _serve(plan, 2 * len(requests))
     sent = int(np.isfinite(served.arrival).sum())
     return requests.first(sent), served.first_requests(sent)
+
+
+def _run(plan: ServicePlan, requests: Requests) -> Served:
+    plan_of_prompts = plan.prefill or plan
+    rules, longest = plan_of_prompts.rules, int(requests.prompt.max(initial=0))
+    if not rules.chunked and rules.scheduler != "static" and longest > rules.max_tokens:
+        raise ScenarioError(
+            f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {rules.max_tokens:,} with chunked: false; "
+            "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"
+        )
+    return serve(
+        requests,
+        plan.prices,
+        plan.rules,
+        blocks=plan.blocks,
+        replicas=plan.replicas,
+        concurrency=plan.workload.concurrency,
+        routing=plan.routing,
+        handover=plan.handover,
+        turnaround=plan.first_token_time,
+        until=plan.workload.duration,
+    )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mpsim.errors import ScenarioError
 from mpsim.result import Result
 from mpsim.study.ties import Ratio, ratio_of
 
-__all__ = ["FIGURES", "Comparison", "Difference", "compare"]
+if TYPE_CHECKING:
+    from mpsim.serving import ServiceResult
+
+__all__ = ["FIGURES", "SERVICE_FIGURES", "Comparison", "Difference", "compare", "needed_keys"]
 
 FIGURES = (
     "accelerators",
@@ -24,6 +28,16 @@ FIGURES = (
     "cost_per_step",
 )
 """What is compared besides the parts of the step."""
+
+SERVICE_FIGURES = (
+    "accelerators",
+    "accelerator_s_per_output_token",
+    *("output_tokens_per_s", "output_tokens_per_s_per_accelerator", "output_tokens_per_s_per_user"),
+    *("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "e2e_mean_s"),
+    *("goodput_per_s", "requests_within_slo", "utilisation"),
+    *("energy_j_per_output_token", "cost_per_million_output_tokens"),
+)
+"""What is compared of services, besides the parts of an accelerator's time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,12 +93,14 @@ class Comparison:
     a, b : str
         Names of the scenarios.
     figures : tuple of Difference
-        Headline figures, in the order of `FIGURES`.
+        Headline figures, in the order of `FIGURES` or `SERVICE_FIGURES`.
     parts : tuple of Difference
-        Parts of the step time [s], the largest difference first; their differences sum to that of the
-        step time.
+        Parts of the step time, or of the accelerator's time that an output token takes [s], the largest difference first; their differences sum to that
+        of the whole.
     ratio : Ratio or None
         Step time of b over that of a with its interval, in which common errors have cancelled; None where a result has no interval.
+    whole : str
+        The figure that the parts sum to.
     """
 
     a: str
@@ -92,6 +108,7 @@ class Comparison:
     figures: tuple[Difference, ...]
     parts: tuple[Difference, ...]
     ratio: Ratio | None = None
+    whole: str = "step_time_s"
 
     @property
     def tie(self) -> bool:
@@ -103,16 +120,21 @@ class Comparison:
 
     @property
     def explanation(self) -> str:
-        """One sentence: how the step times differ and which part makes up most of it."""
-        step = next(figure for figure in self.figures if figure.name == "step_time_s")
+        """One sentence: how the step times, or the times of an output token, differ and which part makes up most of it."""
+        step = next(figure for figure in self.figures if figure.name == self.whole)
         assert step.a is not None
         assert step.b is not None
         change = step.b - step.a
+        serves = self.whole != "step_time_s"
         if not change:
-            return f"both take {step.a:.6g} s a step"
+            what = "of an accelerator a token" if serves else "a step"
+            return f"both take {step.a:.6g} s {what}"
         faster = "faster" if change < 0 else "slower"
         largest = next((part for part in self.parts if (part.difference or 0) * change > 0), None)
         text = f"{self.b} is {abs(change):.4g} s ({abs(change) / step.a:.1%}) a step {faster} than {self.a}"
+        if serves:
+            less = "less" if change < 0 else "more"
+            text = f"{self.b} takes {abs(change):.4g} s ({abs(change) / step.a:.1%}) of an accelerator {less} for an output token than {self.a}"
         if largest is not None and largest.difference is not None:
             text = f"{text}; most of it is {largest.name} ({largest.difference:+.4g} s)"
         if self.ratio is None:
@@ -133,12 +155,15 @@ class Comparison:
         }
 
 
-def compare(a: Result | Mapping[str, object], b: Result | Mapping[str, object]) -> Comparison:
+def compare(
+    a: Result | ServiceResult | Mapping[str, object],
+    b: Result | ServiceResult | Mapping[str, object],
+) -> Comparison:
     """Set two results side by side.
 
     Parameters
     ----------
-    a, b : Result or mapping
+    a, b : Result, ServiceResult or mapping
         Results, or the objects that ``mpsim run --json`` printed.
 
     Raises
@@ -147,26 +172,70 @@ def compare(a: Result | Mapping[str, object], b: Result | Mapping[str, object]) 
         If a mapping is not a result.
     """
     first, second = _summary(a, "the first"), _summary(b, "the second")
+    serve = [summary.get("job") == "serving" for summary in (first, second)]
+    if serve[0] != serve[1]:
+        raise ScenarioError(
+            "one result is of a training step and the other of a service; needed two of a kind"
+        )
+    if serve[0]:
+        first, second = _per_token(first), _per_token(second)
+    chosen, whole = (
+        (SERVICE_FIGURES, "accelerator_s_per_output_token")
+        if serve[0]
+        else (FIGURES, "step_time_s")
+    )
     times = _parts(first), _parts(second)
     names = dict.fromkeys([*times[0], *times[1]])
     parts = [Difference(name, times[0].get(name, 0.0), times[1].get(name, 0.0)) for name in names]
     parts.sort(key=lambda part: -abs(part.difference or 0.0))
     figures = [
         Difference(name, _number(first, name), _number(second, name), _ranges(first, second, name))
-        for name in FIGURES
+        for name in chosen
     ]
     return Comparison(
         a=str(first["scenario"]),
         b=str(second["scenario"]),
         figures=tuple(figures),
         parts=tuple(parts),
-        ratio=ratio_of(first, second),
+        ratio=None if serve[0] else ratio_of(first, second),
+        whole=whole,
     )
 
 
-def _summary(result: Result | Mapping[str, object], which: str) -> Mapping[str, object]:
-    summary = result.summary if isinstance(result, Result) else result
-    missing = [key for key in ("scenario", "step_time_s", "breakdown_s") if key not in summary]
+def _per_token(summary: Mapping[str, Any]) -> dict[str, object]:
+    """A service's figures side by side, and where the accelerator's time goes that an output token takes."""
+    rate = summary["output_tokens_per_s"]
+    if not rate:
+        raise ScenarioError(f"{summary['scenario']}: no token was generated: nothing to compare")
+    token = summary["accelerators"] / rate
+    shares, whole = summary["account_s"], summary["duration_s"]
+    latencies = {
+        f"{name}_{which}_s": (summary[f"{name}_s"] or {}).get(which)
+        for name in ("ttft", "tpot", "e2e")
+        for which in ("mean", "p99")
+    }
+    return {
+        **summary,
+        **latencies,
+        "accelerator_s_per_output_token": token,
+        "breakdown_s": {part: seconds / whole * token for part, seconds in shares.items()},
+    }
+
+
+_NEEDED = ("scenario", "step_time_s", "breakdown_s")
+_SERVICE_NEEDED = ("scenario", "accelerators", "duration_s", "output_tokens_per_s", "account_s")
+
+
+def needed_keys(summary: Mapping[str, object]) -> tuple[str, ...]:
+    """Keys that a result has to have to be compared."""
+    return _SERVICE_NEEDED if summary.get("job") == "serving" else _NEEDED
+
+
+def _summary(
+    result: Result | ServiceResult | Mapping[str, object], which: str
+) -> Mapping[str, object]:
+    summary = result if isinstance(result, Mapping) else result.summary
+    missing = [key for key in needed_keys(summary) if key not in summary]
     if missing:
         raise ScenarioError(
             f"{which} is not a result: it lacks {', '.join(missing)}; give what 'mpsim run --json' printed"

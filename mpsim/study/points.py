@@ -146,6 +146,8 @@ def _is_number(value: object) -> bool:
 
 def _likeness(scenario: Scenario) -> tuple[object, ...]:
     """Settings that mostly decide the structure of a program, comparable; structures that differ all the same are not mixed up."""
+    if scenario.serves:
+        return ("", 0)
     parallelism, schedule = scenario.parallelism, scenario.schedule
     return (
         str(schedule.name or schedule.file),

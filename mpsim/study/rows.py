@@ -13,7 +13,15 @@ from mpsim.errors import MpsimError
 from mpsim.study.journal import Journal
 from mpsim.study.ties import ties
 
-__all__ = ["COLUMNS", "Row", "StoredRows", "Sweep", "reason_of", "write_csv"]
+__all__ = [
+    "COLUMNS",
+    "SERVICE_COLUMNS",
+    "Row",
+    "StoredRows",
+    "Sweep",
+    "reason_of",
+    "write_csv",
+]
 
 COLUMNS = (
     "accelerators",
@@ -29,7 +37,16 @@ COLUMNS = (
     "cost_per_step",
     "engine",
 )
-"""What a table of results shows of each summary."""
+"""What a table of results shows of each summary of a training step."""
+
+SERVICE_COLUMNS = (
+    *("accelerators", "output_tokens_per_s", "output_tokens_per_s_per_accelerator"),
+    *("output_tokens_per_s_per_user", "goodput_per_s", "requests_within_slo"),
+    *("ttft_s.mean", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "itl_s.p99", "e2e_s.mean"),
+    *("preemptions", "prefix_hit_share", "cache_use.mean", "utilisation"),
+    *("energy_j_per_output_token", "cost_per_million_output_tokens", "engine"),
+)
+"""The same of a service; after a dot a figure of a latency."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,16 +72,22 @@ class Row:
         """Whether it was simulated and fits into memory."""
         return self.summary is not None and self.reason is None
 
+    @property
+    def serves(self) -> bool:
+        """Whether it is of a service."""
+        return self.summary is not None and self.summary.get("job") == "serving"
+
     def number(self, column: str) -> float:
         """One figure of the summary as a float; NaN when there is none."""
-        value = self.summary.get(column) if self.summary is not None else None
+        value = _figure(self.summary, column) if self.summary is not None else None
         return float(value) if isinstance(value, int | float) else float("nan")
 
-    def flat(self) -> dict[str, object]:
-        """Values, figures and reason in one mapping, in the order of the columns."""
+    def flat(self, *, serves: bool | None = None) -> dict[str, object]:
+        """Values, figures and reason in one mapping, in the order of the columns: those of a service if it `serves`, which a row without a summary cannot know."""
         summary = self.summary or {}
-        figures = {column: summary.get(column) for column in COLUMNS}
-        parts = summary.get("breakdown_s")
+        columns = SERVICE_COLUMNS if (self.serves if serves is None else serves) else COLUMNS
+        figures = {_column(name): _figure(summary, name) for name in columns}
+        parts = summary.get("account_s" if self.serves else "breakdown_s")
         times = (
             {f"{name}_s": part for name, part in parts.items()} if isinstance(parts, dict) else {}
         )
@@ -102,8 +125,12 @@ class Sweep:
 
     @property
     def best(self) -> Row | None:
-        """The usable row with the most tokens per second and accelerator; the first of equals."""
-        usable = (row for row in self.rows if row.usable)
+        """The usable row with the most tokens per second and accelerator (of services that keep their limits, with output tokens); the first of equals."""
+        usable = [row for row in self.rows if row.usable]
+        if any(row.serves for row in usable):
+            kept = [row for row in usable if _figure(row.summary or {}, "slo.met")]
+            figure = "output_tokens_per_s_per_accelerator"
+            return max(kept, key=lambda row: row.number(figure), default=None)
         return max(usable, key=lambda row: row.number("tokens_per_s_per_accelerator"), default=None)
 
     @property
@@ -123,7 +150,8 @@ class Sweep:
 
     def table(self) -> list[dict[str, object]]:
         """One flat mapping a row, all with the same keys in the same order."""
-        flat = [row.flat() for row in self.rows]
+        serves = any(row.serves for row in self.rows)
+        flat = [row.flat(serves=serves) for row in self.rows]
         reasonless = dict.fromkeys(key for row in flat for key in row if key != "reason")
         return [{key: row.get(key) for key in [*reasonless, "reason"]} for row in flat]
 
@@ -177,6 +205,22 @@ class StoredRows(Sequence[Row]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} rows>"
+
+
+def _figure(summary: Mapping[str, object], name: str) -> object:
+    """A figure of a summary; after a dot one of a mapping in it."""
+    value: object = summary
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _column(name: str) -> str:
+    """Name of a figure as a column, its unit at the end: ``ttft_p99_s``."""
+    head, dot, which = name.partition(".")
+    if not dot:
+        return name
+    return f"{head.removesuffix('_s')}_{which}_s" if head.endswith("_s") else f"{head}_{which}"
 
 
 def reason_of(error: MpsimError) -> str:

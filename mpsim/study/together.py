@@ -16,7 +16,7 @@ from mpsim.memo import Memo
 from mpsim.program.program import Program
 from mpsim.result import Memory, Result
 from mpsim.scenario import Scenario
-from mpsim.simulate import Prepared, prepare, simulate_step
+from mpsim.simulate import Prepared, prepare, simulate, simulate_step
 from mpsim.study.rows import reason_of
 from mpsim.study.shared import Shared, kind_of
 from mpsim.training.build import build_program
@@ -193,6 +193,8 @@ def compute_rows(
     """
     chosen = [values for values, wrong in points if wrong is None]
     scenarios = [scenario.with_values(values) for values in chosen]
+    if any(point.serves for point in scenarios):
+        return [_served(scenario, values, wrong) for values, wrong in points]
     together = _of_thread(scenario.digest)
     outcomes = iter(together.simulate(scenarios, [kind_of(values) for values in chosen]))
     rows: list[dict[str, Any]] = []
@@ -205,6 +207,16 @@ def compute_rows(
             summary = _figures(outcome.summary)
             rows.append({"summary": summary, "reason": _does_not_fit(summary)})
     return rows
+
+
+def _served(scenario: Scenario, values: Mapping[str, object], wrong: str | None) -> dict[str, Any]:
+    """Simulate one point of a sweep that has services among its points."""
+    if wrong is not None:
+        return {"summary": None, "reason": wrong}
+    try:
+        return {"summary": simulate(scenario.with_values(values)).summary, "reason": None}
+    except MpsimError as error:
+        return {"summary": None, "reason": reason_of(error)}
 
 
 class _Own(threading.local):

@@ -114,6 +114,54 @@ def test_pools_are_checked_run_and_traced(mpsim_cli, tmp_path):
     assert sum(e["ph"] == "b" and e["name"] == "transfer" for e in events) == 20
 
 
+def test_search_ranks_layouts_and_writes_them(call, tmp_path):
+    options = (*FEW, "--over", "parallelism.tp=4,8", "--over", "serving.engine.max_tokens=8192")
+    found = call("search", *options, "--csv", tmp_path / "s.csv", "--plot", tmp_path / "s.png")
+    assert found.code == 0, found.err
+    assert "requests/s within the limits" in found.out
+    assert (tmp_path / "s.png").stat().st_size > 1000
+    assert "objective" in (tmp_path / "s.csv").read_text(encoding="utf-8")
+    data = call("search", *options, "--objective", "cost", "--json").json()
+    assert data["objective"] == "cost"
+    assert data["layouts"] == sum(data["counts"].values())
+    costs = [row["objective"] for row in data["rows"] if row["meets_slo"]]
+    assert costs == sorted(costs)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--objective", "time"), "ranks training steps"),
+        (("--over", "parallelism.tq=4"), "tq"),
+        (("--over", "parallelism.tp=3"), "no layout can be served"),
+        (("--max-price", "1 USD/h"), "not one accelerator"),
+    ],
+)
+def test_a_mistake_of_a_search_is_one_clear_line(call, words, message):
+    result = call("search", *words)
+    assert result.code == 2
+    assert message in result.err
+    assert "Traceback" not in result.err
+
+
+def test_objectives_of_services_are_refused_for_training(mpsim_cli):
+    result = mpsim_cli("search", SCENARIO.parents[1] / "quickstart.yaml", "--objective", "goodput")
+    assert result.code == 2
+    assert "the scenario trains" in result.err
+
+
+def test_sweep_and_compare_take_services(call, mpsim_cli, tmp_path):
+    swept = call("sweep", *FEW, "--over", "parallelism.tp=4,3", "--jobs", "1")
+    assert swept.code == 0, swept.err
+    assert "does not divide 64 heads" in swept.out
+    for tp in (4, 8):
+        run = call("run", *FEW, "--set", f"parallelism.tp={tp}", "--json")
+        (tmp_path / f"{tp}.json").write_text(run.out, encoding="utf-8")
+    found = mpsim_cli("compare", tmp_path / "4.json", tmp_path / "8.json")
+    assert found.code == 0, found.err
+    assert "of an accelerator" in found.out
+
+
 def test_a_trace_out_of_order_names_the_line(call, tmp_path):
     (tmp_path / "requests.csv").write_text(
         "arrival_s,input_tokens,output_tokens\n0,10,5\n2,10,5\n1,10,5\n", encoding="utf-8"

@@ -33,7 +33,7 @@ BASE = {
 def _run(**workload):
     serving = {**BASE["serving"], "workload": {**BASE["serving"]["workload"], **workload}}
     serving["workload"] = {k: v for k, v in serving["workload"].items() if v is not None}
-    return mpsim.simulate(mpsim.scenario.Scenario.model_validate({**BASE, "serving": serving}))
+    return mpsim.simulate(mpsim.scenario.Scenario.from_mapping({**BASE, "serving": serving}))
 
 
 def _correlated(random, count, memory=0.9):

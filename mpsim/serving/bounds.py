@@ -1,0 +1,212 @@
+"""Closed forms that a simulated service never beats: the least duration of a stream, and the least TTFT and TPOT of each request.
+
+A batch passes its iterations one after the other. Each takes at least ``alpha + beta m`` for its m tokens, for every line below the price of an iteration; so a stream takes at least
+``alpha`` times the iterations that its decoding needs at the fullest batch, plus ``beta`` times its tokens, plus what the attention of each request adds. Waiting, ramp and drain come
+on top. Whatever waits for a pool of prompts waits for that pool's work too.
+
+Shapes: N requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.serving.plan import ServicePlan
+from mpsim.serving.prices import IterationPrices
+from mpsim.serving.requests import Requests
+
+__all__ = ["ServiceBounds", "bound_service"]
+
+Floats = NDArray[np.float64]
+
+_EXACT = 16  # numbers of tokens that are looked at one by one; then in steps
+_STEP = 1.15
+_SLOPES = 24
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceBounds:
+    """No simulation of the plan is better.
+
+    Parameters
+    ----------
+    duration : float
+        From the first arrival to the last token [s].
+    ttft, tpot : float64[N]
+        Of each request [s].
+    """
+
+    duration: float
+    ttft: Floats
+    tpot: Floats
+
+    def share_within(self, ttft: float | None, tpot: float | None) -> float:
+        """The largest share of the requests that can keep both limits."""
+        kept = np.ones(len(self.ttft), dtype=bool)
+        if ttft is not None:
+            kept &= self.ttft <= ttft
+        if tpot is not None:
+            kept &= ~(self.tpot > tpot)
+        return float(kept.mean()) if len(kept) else 1.0
+
+
+def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
+    """Bounds of a plan that serves these requests.
+
+    Parameters
+    ----------
+    plan : ServicePlan
+    requests : Requests
+        All of them; in a closed loop their arrivals do not count.
+    """
+    prompts = plan.prefill or plan
+    tail, units = _computed(requests)
+    ttft = _least_ttft(prompts, tail)
+    step = _least_step(plan, requests.prompt.astype(float))
+    further = requests.output - 1
+    gain = plan.rules.gain
+    steps = further.astype(float) if gain == 1.0 else np.maximum(0.0, (further - 1) / gain)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(further > 0, steps * step / further, np.nan)
+    alone = ttft + steps * step
+    users = plan.workload.concurrency
+    if users is not None:
+        duration = max(float(alone.sum()) / users, float(alone.max(initial=0.0)))
+    else:
+        duration = float((requests.arrival + alone).max(initial=0.0))
+    own_prompts = (tail, units) if plan.prefill is None else (np.zeros(0), 0.0)
+    duration = max(duration, _work(plan, requests, *own_prompts) / plan.pool.lanes)
+    if plan.prefill is not None:
+        behind = plan.prefill
+        duration = max(duration, _work(behind, None, tail, units) / behind.pool.lanes)
+    return ServiceBounds(duration, ttft + plan.first_token_time, tpot)
+
+
+def _computed(requests: Requests) -> tuple[Floats, float]:
+    """Tokens of each prompt that no cache can have, and tokens of the units that are computed once at least."""
+    prompt = requests.prompt.astype(float)
+    if requests.hashes is None:
+        return prompt, 0.0
+    known = np.array([len(units) * requests.unit for units in requests.hashes], dtype=float)
+    unique = len({value for units in requests.hashes for value in units})
+    return np.maximum(1.0, prompt - known), 0.0 if unique == 0 else float(unique * requests.unit)
+
+
+def _least_ttft(plan: ServicePlan, tail: Floats) -> Floats:
+    """From an empty service to the end of a prompt, chunk by chunk [s]."""
+    prices, engine, most = plan.prices, plan.engine, plan.rules.max_tokens
+    lengths, place = np.unique(tail, return_inverse=True)
+    seconds = np.empty(len(lengths))
+    for number, length in enumerate(lengths.tolist()):
+        whole = min(length, most) if plan.rules.chunked else length
+        stage = prices.token_seconds(max(1, int(whole))) * max(1.0, math.floor(length / whole))
+        attention = prices.pairs_seconds(length, length**2 / 2)
+        device = (stage + attention) * prices.work.pp + prices.head_seconds(1)
+        seconds[number] = device * engine.slowdown + engine.step_time
+    return seconds[place.reshape(-1)]
+
+
+def _least_step(plan: ServicePlan, context: Floats) -> Floats:
+    """One decoding iteration of a sequence that is alone [s]."""
+    prices, engine = plan.prices, plan.engine
+    queries = 1 + plan.rules.drafts
+    stage = prices.token_seconds(queries) + prices.context_seconds(context)
+    device = (stage * prices.work.pp + prices.head_seconds(1)) * engine.slowdown
+    floor = engine.host_layer_time * prices.work.layers * prices.work.pp
+    least: Floats = np.maximum(device, floor) + engine.step_time
+    return least
+
+
+def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: float) -> float:
+    """Seconds that the batches of a pool are busy together, at least.
+
+    Parameters
+    ----------
+    plan : ServicePlan
+    decoded : Requests, optional
+        Whose outputs it decodes.
+    tail : float64[N]
+        Tokens of the prompts that it computes.
+    units : float
+        Tokens of shared units that it computes once at least.
+    """
+    prices, engine, rules = plan.prices, plan.engine, plan.rules
+    pp, queries = prices.work.pp, 1 + rules.drafts
+    most_gain = math.ceil(rules.gain)
+    iterations, decodes, reads, fullest = 0.0, 0.0, 0.0, 0
+    if decoded is not None:
+        further = (decoded.output - 1).astype(float)
+        decodes = float(np.ceil(further / most_gain).sum())
+        middle = decoded.prompt + decoded.output / 2.0
+        if not _windowed(prices):  # the cache read over all iterations of a request, at once
+            reads = float((prices.context_seconds(middle) * further / most_gain).sum())
+        else:
+            first = decoded.prompt.astype(float)
+            reads = float((prices.context_seconds(first) * further / most_gain).sum())
+        fullest = _fullest(plan, decoded)
+        iterations = decodes / fullest
+        if decoded.hashes is None:  # an iteration reads no more than the cache holds
+            contexts = float((further / most_gain * middle).sum())
+            iterations = max(iterations, contexts / plan.pool.room)
+    longest = int(tail.max(initial=0.0))
+    prompt_tokens = rules.max_tokens if rules.chunked else max(rules.max_tokens, longest)
+    if rules.scheduler == "static":
+        prompt_tokens = max(prompt_tokens, longest * rules.max_sequences)
+    most = fullest * queries + (prompt_tokens if len(tail) else 0)
+    tokens = float(tail.sum()) + units + decodes * queries
+    passes = _passes(plan, max(1, most), iterations, tokens)
+    attention = reads + float(sum(prices.pairs_seconds(t, t * t / 2) for t in tail.tolist()))
+    samples = decodes * queries + len(tail)
+    head = samples * _per_sample(prices, max(1, most))
+    device = passes + (attention * pp + head) * engine.slowdown
+    return device + engine.request_time * (decodes + len(tail))
+
+
+def _windowed(prices: IterationPrices) -> bool:
+    return any(shape.window for shape in prices.work.attention)
+
+
+def _fullest(plan: ServicePlan, requests: Requests) -> int:
+    """Most sequences that decode in one batch: as the engine allows, and as the cache holds where none is shared."""
+    blocks, rules = plan.blocks // plan.pp, plan.rules
+    shortest = int(requests.prompt.min(initial=1)) if requests.hashes is None else 1
+    held = max(1, -(-max(1, shortest - 1) // rules.block))
+    return max(1, min(rules.max_sequences, blocks // held, len(requests)))
+
+
+def _passes(plan: ServicePlan, most: int, iterations: float, tokens: float) -> float:
+    """Least time of iterations of at most `most` tokens that pass so many together, of which so many are needed [s]."""
+    low = _grid(most)
+    high = np.append(low[1:] - 1.0, max(float(low[-1]), float(most)))  # each step's last number
+    prices, engine = plan.prices, plan.engine
+    stage = np.array([prices.token_seconds(int(number)) for number in low.tolist()])
+    device = stage * prices.work.pp * engine.slowdown
+    floor = engine.host_layer_time * prices.work.layers * prices.work.pp
+    price = np.maximum(device, floor) + engine.step_time
+    steepest = float((price / high).min())
+    best = 0.0
+    for share in np.linspace(0.0, 1.0, _SLOPES).tolist():
+        slope = steepest * share
+        best = max(best, float((price - slope * high).min()) * iterations + slope * tokens)
+    return best
+
+
+def _per_sample(prices: IterationPrices, most: int) -> float:
+    """Least time of the head over its samples, in batches of at most `most` [s]."""
+    low = _grid(most)
+    high = np.append(low[1:] - 1.0, max(float(low[-1]), float(most)))
+    return float(
+        min(prices.head_seconds(a) / b for a, b in zip(low.tolist(), high.tolist(), strict=True))
+    )
+
+
+def _grid(most: int) -> Floats:
+    """Numbers of tokens from 1 to `most`, the first ones all, then in growing steps."""
+    points = list(range(1, min(_EXACT, most) + 1))
+    while points[-1] < most:
+        points.append(min(most, max(points[-1] + 1, int(points[-1] * _STEP))))
+    return np.array(points, dtype=np.float64)

@@ -1,0 +1,215 @@
+"""The outcome of a search of services: what was simulated, ranked, and what became of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mpsim.study.rows import write_csv
+
+__all__ = ["SERVICE_OBJECTIVES", "SERVICE_REASONS", "FoundService", "ServiceSearch", "score_of"]
+
+SERVICE_OBJECTIVES: Mapping[str, str] = {
+    "goodput": "requests/s within the limits, at the rate of the workload",
+    "throughput": "output tokens/s of an accelerator",
+    "cost": "USD of a million output tokens",
+    "rate": "largest rate at which the share of the requests keeps the limits",
+}
+"""What the best service has most of, or least where it is a cost."""
+
+SERVICE_REASONS: Mapping[str, str] = {
+    "simulated": "simulated",
+    "bound": "cannot be among the best: a bound of the objective is too low",
+    "rate": "does not keep the limits at the rate of the last of the best",
+    "slo": "cannot keep the limits even when it is empty",
+    "memory": "needs more memory than allowed",
+    "price": "costs more per hour than allowed",
+    "power": "takes more power than allowed",
+    "refused": "cannot be laid on the cluster, or leaves no cache",
+    "requests": "cannot hold a request",
+    "unseen": "not looked at: the search ended before",
+}
+"""What can become of a layout, in words."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundService:
+    """One simulated service.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        By dotted key.
+    objective : float
+        As simulated, in the unit of the objective.
+    bound : float
+        What was known before: it is no better than this.
+    accelerators : int
+    price_per_hour : float or None
+        Of these accelerators [USD/h].
+    meets_slo : bool
+    summary : mapping of str to object
+        In the shape of ``mpsim run --json``; of the objective ``rate`` at that rate.
+    """
+
+    values: Mapping[str, object]
+    objective: float
+    bound: float
+    accelerators: int
+    price_per_hour: float | None
+    meets_slo: bool
+    summary: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The layout in a few words."""
+        return ", ".join(_words(self.values))
+
+    @property
+    def per_user(self) -> float:
+        """Output tokens/s of a user; 0 where no request has two tokens."""
+        return float(self.summary["output_tokens_per_s_per_user"] or 0.0)
+
+    @property
+    def per_accelerator(self) -> float:
+        """Output tokens/s of an accelerator."""
+        return float(self.summary["output_tokens_per_s_per_accelerator"])
+
+    def flat(self) -> dict[str, object]:
+        """Values and figures in one mapping, units in the names."""
+        latencies = {
+            f"{name}_{which}_s": (self.summary[f"{name}_s"] or {}).get(which)
+            for name in ("ttft", "tpot")
+            for which in ("mean", "p99")
+        }
+        names = (
+            *("output_tokens_per_s", "output_tokens_per_s_per_accelerator"),
+            *("output_tokens_per_s_per_user", "goodput_per_s", "requests_within_slo"),
+            *("cost_per_million_output_tokens", "energy_j_per_output_token"),
+        )
+        return {
+            "layout": self.name,
+            "objective": self.objective,
+            "bound": self.bound,
+            "accelerators": self.accelerators,
+            "price_per_hour": self.price_per_hour,
+            "meets_slo": self.meets_slo,
+            **latencies,
+            **{name: self.summary[name] for name in names},
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceSearch:
+    """Outcome of a search of services.
+
+    Parameters
+    ----------
+    scenario : str
+        Name of the scenario.
+    objective : str
+        One of `SERVICE_OBJECTIVES`.
+    top : int
+        How many were asked for.
+    rows : tuple of FoundService
+        Every simulated one, the best first: those that keep the limits, then the others. The first `top` that keep them are the best of all if `complete`.
+    counts : mapping of str to int
+        Layouts by what became of them (`SERVICE_REASONS`).
+    complete : bool
+        Whether every layout was simulated or ruled out.
+    interrupted : bool
+        Whether somebody interrupted it.
+    """
+
+    scenario: str
+    objective: str
+    top: int
+    rows: tuple[FoundService, ...]
+    counts: Mapping[str, int]
+    complete: bool
+    interrupted: bool = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[FoundService]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        lead = f", best {self.best.objective:.5g} ({self.best.name})" if self.best else ""
+        return f"<ServiceSearch {self.scenario}: {self.looked_at} layouts{lead}>"
+
+    @property
+    def looked_at(self) -> int:
+        """Layouts in all."""
+        return sum(self.counts.values())
+
+    @property
+    def best(self) -> FoundService | None:
+        """The best service; None if none keeps the limits."""
+        return next((row for row in self.rows if row.meets_slo), None)
+
+    @property
+    def leaders(self) -> tuple[FoundService, ...]:
+        """The best `top`."""
+        return self.rows[: self.top]
+
+    @property
+    def front(self) -> tuple[FoundService, ...]:
+        """Simulated services that no other beats in tokens/s of a user and of an accelerator at once, the fastest for users first."""
+        ordered = sorted(self.rows, key=lambda row: (-row.per_user, -row.per_accelerator))
+        front: list[FoundService] = []
+        for row in ordered:
+            if not front or row.per_accelerator > front[-1].per_accelerator:
+                front.append(row)
+        return tuple(front)
+
+    def table(self) -> list[dict[str, object]]:
+        """One flat mapping a simulated service, all with the same keys in the same order."""
+        return [row.flat() for row in self.rows]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "scenario": self.scenario,
+            "job": "serving",
+            "objective": self.objective,
+            "top": self.top,
+            "complete": self.complete,
+            "layouts": self.looked_at,
+            "counts": dict(self.counts),
+            "rows": [_plain(row) for row in self.leaders],
+            "front": [row.flat() for row in self.front],
+        }
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Write every simulated service as CSV, units in the column names; return the text."""
+        return write_csv(self.table(), path)
+
+
+def score_of(objective: str, figure: float) -> float:
+    """A figure of an objective such that more is better."""
+    return -figure if objective == "cost" else figure
+
+
+def _plain(row: FoundService) -> dict[str, object]:
+    data = dataclasses.asdict(row)
+    return {**data, "bound": row.bound if math.isfinite(row.bound) else None, "name": row.name}
+
+
+def _words(values: Mapping[str, object]) -> Iterator[str]:
+    """Short names and values, what is 1 left out."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            shape = " ".join(_words({k: v for k, v in value.items() if k != "replicas"})) or "tp 1"
+            yield f"{value['replicas']} {key.rpartition('.')[2]} x ({shape})"
+            continue
+        short = _SHORT.get(key.rpartition(".")[2], key.rpartition(".")[2])
+        if value != 1 or short == "tp":
+            yield f"{short} {value}"
+
+
+_SHORT = {"attention_dp": "dp", "max_tokens": "budget"}

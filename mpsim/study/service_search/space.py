@@ -1,0 +1,222 @@
+"""The layouts that a search of services looks at: instances of one kind, or two pools."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from mpsim.errors import MpsimError, ScenarioError
+from mpsim.scenario import Scenario
+from mpsim.scenario.serving import Disaggregated, PoolChoice
+from mpsim.serving.engines import engine, override
+from mpsim.serving.plan import ServicePlan
+from mpsim.serving.planning import make_service
+from mpsim.study.search.space import defaults
+
+__all__ = ["AXES", "ServiceCandidate", "ServiceSpace", "split_service_axes"]
+
+AXES: Final[Mapping[str, str]] = {
+    "tp": "parallelism.tp",
+    "pp": "parallelism.pp",
+    "ep": "parallelism.ep",
+    "attention_dp": "serving.attention_dp",
+    "replicas": "serving.replicas",
+    "max_tokens": "serving.engine.max_tokens",
+}
+"""What a search of services varies by itself: name of each axis, and its key in a scenario."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ServiceCandidate:
+    """A service that could be run.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        By dotted key.
+    scenario : Scenario
+    plan : ServicePlan
+    """
+
+    values: Mapping[str, object]
+    scenario: Scenario
+    plan: ServicePlan
+
+
+def split_service_axes(
+    over: Mapping[str, Sequence[object]],
+) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[object, ...]]]:
+    """Divide given values into those of the search's own axes, by axis, and those of other keys of a scenario.
+
+    Raises
+    ------
+    ScenarioError
+        For a key without values.
+    """
+    names = {key: axis for axis, key in AXES.items()}
+    own: dict[str, tuple[Any, ...]] = {}
+    other: dict[str, tuple[object, ...]] = {}
+    for key, values in over.items():
+        if not values:
+            raise ScenarioError(f"no values to search over for {key}; give at least one")
+        if key in names:
+            own[names[key]] = tuple(dict.fromkeys(values))
+        else:
+            other[key] = tuple(values)
+    return own, other
+
+
+class ServiceSpace:
+    """Layouts of one service.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Its model, cluster, engine and workload; its own layout counts for nothing.
+    given : mapping of str to sequence
+        Values of axes, instead of the usual ones.
+    accelerators : int
+        How many a layout may use.
+    pools : bool
+        Whether to look at prefill and decode on pools of their own, too.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        given: Mapping[str, Sequence[Any]],
+        accelerators: int,
+        *,
+        pools: bool,
+    ) -> None:
+        self._base, self._given, self._most = scenario, given, accelerators
+        self._pools = pools
+        self.refused = 0
+        """Combinations that the checks of a scenario refused, or that leave no cache."""
+
+    def candidates(self) -> Iterator[ServiceCandidate]:
+        """Every layout that the checks accept and that has room for a cache."""
+        for budget in self._budgets():
+            for shape in self._shapes():
+                for replicas in self._replicas(shape):
+                    values = {**shape, "replicas": replicas, "max_tokens": budget}
+                    yield from self._made(values, lambda v=values: self._together(v))
+            if self._pools:
+                for prefill, decode in self._splits():
+                    pools = {"prefill": prefill, "decode": decode, "max_tokens": budget}
+                    yield from self._made(pools, lambda v=pools: self._apart(v))
+
+    def _made(self, values: Mapping[str, Any], make: Any) -> Iterator[ServiceCandidate]:
+        try:
+            scenario: Scenario = make()
+            plan = make_service(scenario)
+        except MpsimError:
+            self.refused += 1
+            return
+        yield ServiceCandidate(self._values(values), scenario, plan)
+
+    def _values(self, values: Mapping[str, Any]) -> dict[str, object]:
+        """By dotted key, what is usual left out."""
+        if "prefill" not in values:
+            return {AXES[axis]: value for axis, value in values.items()}
+        return {
+            **{
+                f"serving.disaggregated.{name}": dict(values[name])
+                for name in ("prefill", "decode")
+            },
+            AXES["max_tokens"]: values["max_tokens"],
+        }
+
+    def _shapes(self) -> Iterator[dict[str, int]]:
+        """Layouts of an instance."""
+        for tp, pp in itertools.product(self._choose("tp"), self._choose("pp")):
+            if tp * pp > self._most:
+                continue
+            yield from self._of_ranks(tp, pp)
+
+    def _of_ranks(self, tp: int, pp: int) -> Iterator[dict[str, int]]:
+        """Ways to use the ranks of a stage."""
+        model = self._base.transformer
+        usual_ep = dict.fromkeys((1, tp)) if model.moe else (1,)
+        usual_dp = dict.fromkeys((1, tp)) if model.moe or model.mla else (1,)
+        for ep in self._given.get("ep", tuple(usual_ep)):
+            for attention_dp in self._given.get("attention_dp", tuple(usual_dp)):
+                yield {"tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp}
+
+    def _replicas(self, shape: Mapping[str, int]) -> Sequence[int]:
+        """Numbers of instances: what there is room for, or what was given."""
+        most = self._most // (shape["tp"] * shape["pp"])
+        return tuple(n for n in self._given.get("replicas", (most,)) if n <= most)
+
+    def _splits(self) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+        """Layouts of both pools with a few numbers of instances each."""
+        shapes = [shape for shape in self._shapes() if shape["pp"] == 1]
+        count = int(defaults("serving")["splits"])
+        for prefill, decode in itertools.product(shapes, repeat=2):
+            most = (self._most - decode["tp"]) // prefill["tp"]
+            numbers = {round(1 + (most - 1) * step / max(1, count - 1)) for step in range(count)}
+            for x in sorted(number for number in numbers if 1 <= number <= most):
+                y = (self._most - x * prefill["tp"]) // decode["tp"]
+                yield {**prefill, "replicas": x}, {**decode, "replicas": y}
+
+    def _together(self, values: Mapping[str, Any]) -> Scenario:
+        base, serving = self._base, self._base.service
+        layout = type(base.parallelism)(**{axis: values[axis] for axis in ("tp", "pp", "ep")})
+        changed = {
+            "attention_dp": values["attention_dp"],
+            "replicas": values["replicas"],
+            "disaggregated": None,
+            **self._engine(values),
+        }
+        return base.model_copy(
+            update={"parallelism": layout, "serving": serving.model_copy(update=changed)}
+        )
+
+    def _apart(self, values: Mapping[str, Any]) -> Scenario:
+        base = self._base
+        serving = type(base.service)(
+            engine=base.service.engine,
+            weights=base.service.weights,
+            kv=base.service.kv,
+            routing=base.service.routing,
+            speculation=base.service.speculation,
+            disaggregated=Disaggregated(
+                prefill=PoolChoice(**values["prefill"]), decode=PoolChoice(**values["decode"])
+            ),
+            workload=base.service.workload,
+            slo=base.service.slo,
+        ).model_copy(update=self._engine(values))
+        empty = type(base.parallelism)()
+        return base.model_copy(update={"parallelism": empty, "serving": serving})
+
+    def _engine(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        choice = self._base.service.engine
+        overrides = {**choice.overrides, "max_tokens": values["max_tokens"]}
+        return {"engine": choice.model_copy(update={"overrides": overrides})}
+
+    def _budgets(self) -> Sequence[int]:
+        """Token budgets: the engine's own and the usual ones; its own alone where prompts are not cut."""
+        if "max_tokens" in self._given:
+            return self._given["max_tokens"]
+        choice = self._base.service.engine
+        preset = override(engine(choice.preset), choice.overrides)
+        usual = defaults("serving")["max_tokens"] if preset.chunked else ()
+        return tuple(dict.fromkeys((preset.max_tokens, *usual)))
+
+    def _choose(self, axis: str) -> Sequence[int]:
+        if axis in self._given:
+            return self._given[axis]
+        base = self._base
+        model, most = base.transformer, self._most
+        if axis == "pp":
+            limit = min(most, model.layers, int(defaults("serving")["pp_at_most"]))
+            return tuple(n for n in _powers(limit) if most % n == 0)
+        wide = model.moe is not None or model.mla is not None
+        limit = most if wide else min(most, base.hardware.domain_size)
+        return tuple(n for n in _powers(limit) if model.heads % n == 0 or wide)
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length())]

@@ -1,0 +1,205 @@
+"""The search of services, sweeps and comparisons of them: pruning changes nothing, limits hold, results reproduce."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+import mpsim
+from mpsim.errors import ScenarioError
+from mpsim.plot import ServiceFrontDisplay, ServiceRateDisplay
+from mpsim.scenario import Scenario
+from mpsim.serving.planning import make_service
+from mpsim.serving.stream import draw_requests
+from mpsim.study.service_search import largest_rate, search_services
+
+
+def _scenario(model="llama3-8b", *, nodes=1, **serving):
+    load = {
+        "rate": 6.0,
+        "requests": 80,
+        "prompt": 600,
+        "output": {"kind": "lognormal", "tokens": 80, "spread": 0.5},
+    }
+    return Scenario.from_mapping(
+        {
+            "schema": 1,
+            "name": "found",
+            "model": model,
+            "cluster": {"preset": "dgx-h100", "nodes": nodes, "price_per_hour": "3 USD/h"},
+            "serving": {
+                "slo": {"ttft": "400 ms", "tpot": "12 ms"},
+                **serving,
+                "workload": {**load, **serving.get("workload", {})},
+            },
+        }
+    )
+
+
+SMALL = {
+    "parallelism.tp": [1, 2, 8],
+    "parallelism.pp": [1, 2],
+    "serving.engine.max_tokens": [512, 8192],
+}
+
+
+@pytest.mark.parametrize("objective", ["goodput", "throughput", "cost"])
+def test_a_pruned_search_finds_what_an_exhaustive_one_finds(objective):
+    """The same leaders in the same order at the same figures, from fewer simulations; every bound is on the right side."""
+    scenario = _scenario()
+    options = {"objective": objective, "top": 3, "pools": True}
+    pruned = search_services(scenario, SMALL, **options)
+    whole = search_services(scenario, SMALL, prune=False, **options)
+    leaders = [[(row.name, row.objective) for row in found.leaders] for found in (pruned, whole)]
+    assert leaders[0] == leaders[1]
+    assert len(pruned) < len(whole)
+    assert pruned.looked_at == whole.looked_at == sum(pruned.counts.values())
+    assert pruned.complete
+    sign = -1 if objective == "cost" else 1
+    assert all(sign * row.objective <= sign * row.bound * (1 + 1e-9) for row in whole)
+
+
+def test_layouts_that_cannot_keep_the_limits_are_not_simulated():
+    """TPOT of 4 ms is below what one H100 takes to read 16 GB: no layout of one rank is simulated, and the exhaustive search agrees."""
+    scenario = _scenario(slo={"tpot": "4 ms"})
+    over = {"parallelism.tp": [1, 4], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
+    pruned = search_services(scenario, over)
+    assert pruned.counts["slo"] == 1
+    assert {row.values["parallelism.tp"] for row in pruned} == {4}
+    whole = search_services(scenario, over, prune=False)
+    assert not any(row.meets_slo for row in whole if row.values["parallelism.tp"] == 1)
+
+
+def test_limits_of_price_memory_and_power_hold():
+    scenario = _scenario()
+    cheap = search_services(scenario, SMALL, max_price=3 * 3.0 / 3600 * 3600)
+    assert {row.accelerators for row in cheap} <= {1, 2, 3}
+    assert all(row.price_per_hour <= 9.0 for row in cheap)
+    light = search_services(scenario, SMALL, max_memory=12e9)
+    assert {row.values["parallelism.tp"] * row.values["parallelism.pp"] for row in light} <= {
+        2,
+        4,
+        8,
+        16,
+    }
+    assert light.counts["memory"] > 0
+    weak = search_services(scenario, SMALL, max_power=3000.0)
+    assert max(row.accelerators for row in weak) < 8
+
+
+def test_the_largest_rate_keeps_the_limits_and_a_larger_one_does_not():
+    """More accelerators carry a higher rate; the interval around it is narrow."""
+    scenario = _scenario(workload={"requests": 150})
+    rates = []
+    for replicas in (1, 4):
+        one = scenario.with_values({"serving.replicas": replicas})
+        plan = make_service(one)
+        found = largest_rate(one, plan, draw_requests(plan.workload, seed=0))
+        assert found.summary["slo"]["met"]
+        assert found.rate < found.above < 1.05 * found.rate
+        rates.append(found.rate)
+    assert rates[1] > 2 * rates[0]
+
+
+def test_the_search_for_the_largest_rate_ranks_by_it():
+    over = {"parallelism.tp": [1, 8], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
+    found = search_services(_scenario(), over, objective="rate", top=1)
+    whole = search_services(_scenario(), over, objective="rate", top=1, prune=False)
+    assert found.best.name == whole.best.name
+    assert found.best.objective == whole.best.objective > 6.0
+
+
+def test_experts_may_be_divided_and_attention_ranks_apart():
+    """Mixtures are searched with experts inside tensor parallelism, divided, and with attention of their own."""
+    scenario = _scenario("mixtral-8x7b", slo={})
+    over = {"parallelism.tp": [4], "parallelism.pp": [1], "serving.engine.max_tokens": [8192]}
+    found = search_services(scenario, over)
+    shapes = {(row.values["parallelism.ep"], row.values["serving.attention_dp"]) for row in found}
+    assert shapes == {(1, 1), (1, 4), (4, 1), (4, 4)}
+    assert found.objective == "throughput"
+
+
+def test_a_search_that_goes_on_simulates_nothing_twice(tmp_path):
+    journal = tmp_path / "found.jsonl"
+    first = search_services(_scenario(), SMALL, resume=journal)
+    size = journal.stat().st_size
+    again = search_services(_scenario(), SMALL, resume=journal)
+    assert journal.stat().st_size == size
+    assert json.dumps(first.to_json()) == json.dumps(again.to_json())
+    assert len(first.to_csv().splitlines()) == len(first) + 1
+
+
+def test_a_result_of_the_search_is_that_of_its_values():
+    """The values of a row, set in the scenario, give its summary."""
+    scenario = _scenario()
+    row = search_services(scenario, SMALL, top=2).rows[1]
+    alone = mpsim.simulate(scenario.with_values(row.values)).summary
+    assert alone == row.summary
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"objective": "time"}, "got objective 'time'"),
+        ({"top": 0}, "top is 0"),
+        ({"over": {"parallelism.tp": []}}, "no values to search over for parallelism.tp"),
+        ({"over": {"parallelism.tp": [3]}}, "no layout can be served"),
+        ({"max_price": 1.0}, "not one accelerator"),
+        ({"budget": -1.0}, "budget is -1.0"),
+    ],
+)
+def test_wrong_arguments_are_named(options, words):
+    over = options.pop("over", SMALL)
+    with pytest.raises(ScenarioError, match=words):
+        search_services(_scenario(), over, **options)
+
+
+def test_goodput_and_rate_need_limits_and_a_rate():
+    with pytest.raises(ScenarioError, match="got no limits"):
+        search_services(_scenario(slo={}), SMALL, objective="goodput")
+    closed = _scenario(workload={"arrival": "closed", "rate": None, "concurrency": 4})
+    with pytest.raises(ScenarioError, match="which has no rate"):
+        search_services(closed, SMALL, objective="rate")
+
+
+def test_a_sweep_of_services_has_their_figures():
+    over = {"serving.workload.rate": [2.0, 8.0], "parallelism.tp": [1, 3]}
+    found = mpsim.sweep(_scenario(), over)
+    table = found.table()
+    assert [row["parallelism.tp"] for row in table] == [1, 3, 1, 3]
+    assert len({tuple(row) for row in table}) == 1
+    assert "ttft_p99_s" in table[0]
+    assert "step_time_s" not in table[0]
+    assert "does not divide 32 heads" in table[1]["reason"]
+    assert found.best.values == {"serving.workload.rate": 8.0, "parallelism.tp": 1}
+    display = ServiceRateDisplay.latency(found, "tpot")
+    assert display.rates.tolist() == [2.0, 8.0]
+    assert display.limit == pytest.approx(12.0)
+
+
+def test_two_services_are_compared_by_the_time_of_a_token():
+    """Parts sum to the accelerator's seconds a token takes, which are the inverse of tokens/s of an accelerator."""
+    results = [mpsim.simulate(_scenario().with_values({"parallelism.tp": tp})) for tp in (1, 8)]
+    found = mpsim.compare(*results)
+    whole = next(f for f in found.figures if f.name == "accelerator_s_per_output_token")
+    for side in ("a", "b"):
+        total = math.fsum(getattr(part, side) for part in found.parts)
+        assert total == pytest.approx(getattr(whole, side), rel=1e-9)
+    each = results[0].summary["output_tokens_per_s_per_accelerator"]
+    assert whole.a == pytest.approx(1 / each)
+    assert "of an accelerator" in found.explanation
+    training = mpsim.simulate(mpsim.load("scenarios/quickstart.yaml"))
+    with pytest.raises(ScenarioError, match="needed two of a kind"):
+        mpsim.compare(results[0], training)
+
+
+def test_the_front_is_drawn():
+    found = search_services(_scenario(), SMALL)
+    front = found.front
+    assert [row.per_user for row in front] == sorted((r.per_user for r in front), reverse=True)
+    assert [row.per_accelerator for row in front] == sorted(r.per_accelerator for r in front)
+    display = ServiceFrontDisplay.from_search(found)
+    assert len(display.per_user) == len(found)
+    assert display.plot() is display
