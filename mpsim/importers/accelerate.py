@@ -84,7 +84,7 @@ def _read_config(head: Head, options: Options) -> Imported:
                     key,
                     rule["why"],
                     matters=rule.get("matters", False)
-                    and ledger.get(key) not in (None, False, "", "NO", "no", 0, "false"),
+                    and ledger.get(key) not in (None, False, "", "NO", "no", 0, "false", {}, []),
                 )
                 break
     return ledger.close("accelerate", tool=f"Hugging Face Accelerate, {kind}")
@@ -176,9 +176,11 @@ def _fsdp(ledger: Ledger, degrees: dict[str, int], ranks: int | None) -> None:
         ledger.put(
             head + "activation_checkpointing", "training.recompute", "full" if again else "none"
         )
-    prefetch = str(ledger.get(head + "backward_prefetch", "BACKWARD_PRE")).upper()
+    spelled = [head + word for word in ("backward_prefetch", "backward_prefetch_policy")]
+    key = next((key for key in spelled if key in ledger), spelled[0])
+    prefetch = str(ledger.get(key, "BACKWARD_PRE")).upper()
     if prefetch in ("NO_PREFETCH", "BACKWARD_POST", "NONE", "2"):
-        ledger.put(head + "backward_prefetch", "framework.prefetch_backward", False)
+        ledger.put(key, "framework.prefetch_backward", False)
 
 
 def _shards(

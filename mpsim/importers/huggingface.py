@@ -436,7 +436,7 @@ class _Reader:
                 self.ledger.ignore(keys[role], "none")
         self._put(
             "model.moe.ffn_hidden",
-            values["width"] or sizes["ffn"],
+            values["width"] or sizes.get("ffn", sizes["hidden"]),
             keys["width"],
             "" if values["width"] else "as wide as ffn_hidden",
         )

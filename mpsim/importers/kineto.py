@@ -94,6 +94,10 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
         try:
             event, place = decode(buffer, place)
             chunk, count = _CHUNK, count + 1
+        except RecursionError as error:
+            raise CalibrationError(
+                f"{path}: event {count + 1} is nested deeper than can be read"
+            ) from error
         except json.JSONDecodeError as error:
             if len(buffer) - place > _LONGEST_EVENT:
                 raise CalibrationError(

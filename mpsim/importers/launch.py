@@ -201,7 +201,7 @@ def _take(kind: str, name: str, options: Mapping[str, Word], numbers: dict[str, 
     taken: dict[str, Stated] = {}
     for key, word in options.items():
         role = _LAUNCHERS[kind].get(key.lstrip("-").replace("_", "-"))
-        count = re.search(r"(\d+)(?:\(.*\))?$", word.text) if role is not None else None
+        count = re.search(r"\b(\d{1,9})(?:\(.*\))?$", word.text) if role is not None else None
         if role is None or count is None or word.unknown:
             continue
         if role == "map_by":
@@ -209,7 +209,7 @@ def _take(kind: str, name: str, options: Mapping[str, Word], numbers: dict[str, 
             role = "per_node"
             if count is None:
                 continue
-        if role == "nodes" and not re.fullmatch(r"\d+", word.text):
+        if role == "nodes" and not re.fullmatch(r"\d{1,9}", word.text):
             continue  # an elastic range has no one size
         taken[role] = Stated(int(count[1]), f"{name} {key}")
     if kind == "torchrun" and {"nodes", "per_node"} & taken.keys():

@@ -41,6 +41,10 @@ def put_parallelism(s: Settings) -> dict[str, int]:
             "parallelism.sequence_parallel", "without tensor parallelism Megatron switches it off"
         )
     _sharding(s)
+    library = s.meant("distributed-backend", "nccl")
+    if library != "nccl" and library is not None:
+        s.put("distributed-backend", "cluster.library", library)
+    s.ignore("distributed-backend", "the library that the vendor ships")
     if s.on("use-tp-pp-dp-mapping"):
         s.put("use-tp-pp-dp-mapping", "parallelism.order", "tp-cp-ep-pp-dp")
     return mesh

@@ -62,14 +62,23 @@ def put_training(s: Settings, mesh: Mapping[str, int], ranks: int | None) -> Non
 
 
 def _precision(s: Settings) -> None:
-    narrow = s.text("fp8-format") or (
-        "hybrid" if s.on("fp8-hybrid") else "e4m3" if s.on("fp8-e4m3") else None
-    )
+    off = (None, "None", "null", "False", "false")
+    variant = "hybrid" if s.on("fp8-hybrid") else "e4m3" if s.on("fp8-e4m3") else None
+    switch = s.values.get("fp8-format")
+    if switch is True or str(switch) in (
+        "True",
+        "true",
+    ):  # NeMo's switch, with the format beside it
+        narrow = variant or "e4m3"
+    elif "fp8-format" in s.values and s.text("fp8-format") in off:
+        narrow = None
+    else:
+        narrow = s.text("fp8-format") or variant
     names = ["fp8-format", "fp8-hybrid", "fp8-e4m3", "fp8-recipe"]
     wide = "bf16" if s.on("bf16") else "fp16" if s.on("fp16") else "fp32"
-    if s.text("fp4-format") not in (None, "None", "null"):
+    if s.text("fp4-format") not in off:
         s.put(["fp4-format", "fp4-recipe"], "training.precision", "nvfp4")
-    elif narrow not in (None, "None", "null"):
+    elif narrow not in off:
         meant = s.meant("fp8-recipe", "delayed")
         if meant is None:
             return

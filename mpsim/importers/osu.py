@@ -78,7 +78,9 @@ def _read_report(head: Head, options: Options) -> Points:
             title, version = match[2], match[3] or ""
         elif match := re.match(r"#\s*Datatype:\s*([\w ]+)", stripped):
             dtype = match[1].strip()
-        elif match := re.match(r"#\s*\[ pairs:\s*(\d+) \]\s*\[ window size:\s*(\d+) \]", stripped):
+        elif match := re.match(
+            r"#\s*\[ pairs:\s*(\d{1,9}) \]\s*\[ window size:\s*(\d{1,9}) \]", stripped
+        ):
             extra = {"pairs": int(match[1]), "window": int(match[2])}
         elif stripped.startswith("#"):
             columns = _columns(stripped) or columns

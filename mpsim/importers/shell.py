@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mpsim.errors import FormatError
+from mpsim.importers.shell_branches import Branch, truth
 from mpsim.importers.shell_sums import value_of_sum
 from mpsim.importers.shell_words import ASSIGNMENT, Part, Scanner, Token
 
@@ -115,9 +116,11 @@ class _Shell:
     variables: dict[str, tuple[Value, ...]]
     commands: list[Command] = dataclasses.field(default_factory=list)
     arrays: set[str] = dataclasses.field(default_factory=set)
-    branches: list[int] = dataclasses.field(default_factory=list)
+    branches: list[Branch] = dataclasses.field(default_factory=list)
     reasons: list[str] = dataclasses.field(default_factory=list)
-    after: int = 0  # line of a && or || that the next command hangs on
+    after: int = 0  # line of a && or || whose command may or may not run
+    joint: str = ""  # && or || before the present command
+    status: bool | None = True  # whether the last command succeeded
     in_function: bool = False  # its name is read and its body is not
 
     def run(self, text: str, line: int, depth: int) -> None:
@@ -127,29 +130,68 @@ class _Shell:
         statement: list[Token] = []
         for token in Scanner(text, line).tokens():
             kind, content, number = token
-            if kind != "operator":
+            if kind != "operator" or (content in ("&&", "||") and _in_test(statement)):
                 statement.append(token)
                 continue
             if content == "()":
                 self._open_function(number)
                 statement = []
                 continue
-            self._statement(statement, depth)
+            self._statement(statement, depth, str(content))
             statement = []
-            if content in ("&&", "||"):
-                self.after = self.after or number
-            elif content in ("\n", ";", "&"):
-                self.after = 0
-        self._statement(statement, depth)
+            self._follow(str(content), number)
+        self._statement(statement, depth, "\n")
+
+    def _follow(self, operator: str, line: int) -> None:
+        """Come behind an operator: what follows && or || hangs on the command before."""
+        if operator in ("&&", "||"):
+            self.joint = operator
+            if self.status is None:
+                self.after = self.after or line
+        elif operator in ("\n", ";", "&", ";;"):
+            self.joint, self.after = "", 0
+        top = self.branches[-1] if self.branches else None
+        if operator == ";;" and top is not None and top.kind == "case":
+            top.turn()
+            top.is_pattern = True
 
     def _open_function(self, line: int) -> None:
         if not self.in_function:
-            self.branches.append(line)
+            self.branches.append(Branch(line, "function"))
         self.in_function = True
 
-    def _statement(self, tokens: list[Token], depth: int) -> None:
-        tokens = self._keywords(tokens)
-        branch = next((line for line in reversed(self.branches) if line), self.after)
+    @property
+    def _branch(self) -> int:
+        """Line of the innermost branch of which is not known whether it runs; 0 outside any."""
+        return next(
+            (item.line for item in reversed(self.branches) if item.line and item.runs is None),
+            self.after,
+        )
+
+    @property
+    def _skips(self) -> bool:
+        """Whether the present command is known not to run."""
+        if any(item.runs is False for item in self.branches):
+            return True
+        return self.status is not None and (
+            (self.joint == "&&" and not self.status) or (self.joint == "||" and self.status)
+        )
+
+    def _statement(self, tokens: list[Token], depth: int, end: str) -> None:
+        tokens = self._patterns(tokens, end)
+        tokens = self._keywords(tokens, end)
+        if not tokens or self._skips:
+            return
+        hangs = bool(self.joint) and self.status is None
+        negated = _plain(tokens[0]) == "!"
+        branch = self._branch
+        status = self._command(tokens[1:] if negated else tokens, branch, depth)
+        if negated and status is not None:
+            status = not status
+        self.status = None if hangs else status
+
+    def _command(self, tokens: list[Token], branch: int, depth: int) -> bool | None:
+        """Assign or record what one command says; returns whether it succeeds, as far as that is known."""
         exported = bool(tokens) and _plain(tokens[0]) in _BUILTINS
         rest = tokens[1:] if exported else tokens
         assigned: list[tuple[Token, Token | None]] = []
@@ -161,15 +203,36 @@ class _Shell:
         if not rest:
             for token, array in assigned:
                 self._assign(token, array, branch)
-            return
+            return True
+        if _plain(rest[0]) in ("[", "[[", "test"):
+            return truth([self._tested(token) for token in rest])
         values = [value for token in rest for value in self._expand(token)]
         if not values:
-            return
+            return None
         if len(self.commands) >= MOST_COMMANDS:
             raise FormatError(f"line {values[0].line}: more than {MOST_COMMANDS} commands")
         self.commands.append(Command(tuple(map(self._word, values)), rest[0][2], branch))
         for script in _scripts(values):
             self.run(script.text, script.line, depth + 1)
+        return truth([values[0].text]) if len(values) == 1 else None
+
+    def _tested(self, token: Token) -> str | None:
+        """A word of a test; None where it is not known."""
+        if token[0] == "operator":
+            return str(token[1])
+        text = " ".join(value.text for value in self._expand(token))
+        return None if _HIDDEN.search(text) else text
+
+    def _patterns(self, tokens: list[Token], end: str) -> list[Token]:
+        """Take the patterns of a case out of a statement; what is left is a command."""
+        top = self.branches[-1] if self.branches else None
+        if top is None or not top.is_pattern or (tokens and _plain(tokens[0]) == "esac"):
+            return tokens
+        if end in ("|", ")"):
+            top.patterns += [self._tested(token) for token in tokens]
+        if end == ")":
+            top.match()
+        return []
 
     def _word(self, value: Value) -> Word:
         letters = dict.fromkeys(_HIDDEN.findall(value.text))
@@ -186,38 +249,70 @@ class _Shell:
             self.reasons.append(reason)
         return Value(chr(_FIRST + self.reasons.index(reason)), line)
 
-    def _keywords(self, tokens: list[Token]) -> list[Token]:
+    def _keywords(self, tokens: list[Token], end: str) -> list[Token]:
         """Words of a statement behind its keywords, which open and close branches."""
         while tokens:
             word, line = _plain(tokens[0]), tokens[0][2]
+            if word in ("for", "select", "case"):
+                self._open_list(word, tokens, end)
+                return []
             if word in _OPENING:
-                self.branches.append(line)
-                if word in ("for", "select", "case"):
-                    self._loop(word, tokens[1:2])
-                    return []
+                self._open(Branch(line, "if" if word == "if" else "loop", word == "if" or None))
             elif word in _CLOSING or word == "}":
                 if self.branches:
                     self.branches.pop()
+                self.status = None
                 return []
+            elif word in ("then", "elif", "else"):
+                self._turn(word)
             elif word == "function":
                 self._open_function(line)
             elif word == "{":
                 if not self.in_function:
-                    self.branches.append(0)
+                    self._open(Branch(0, "group"))
                 self.in_function = False
-            elif word not in _BETWEEN:
+            elif word == "!" or word not in _BETWEEN:
                 return [] if self.in_function else tokens
             tokens = tokens[1:]
         return tokens
 
-    def _loop(self, word: str, tokens: list[Token]) -> None:
-        """The variable of a loop holds one value after the other."""
-        for token in tokens:
-            name = _plain(token)
-            if word != "case" and _NAME.fullmatch(name):
-                self.variables[name] = (
-                    self._unknown(f"${name} (of a loop on line {token[2]})", token[2]),
-                )
+    def _open(self, branch: Branch) -> None:
+        """Begin a branch; one that hangs on a command of which nothing is known may not run at all."""
+        if self._skips:
+            branch.runs, branch.done = False, True
+        elif self.joint and self.status is None:
+            branch.line, branch.runs, branch.done = branch.line or self.after, None, None
+        self.branches.append(branch)
+        self.joint = ""
+
+    def _turn(self, word: str) -> None:
+        """Come to another part of an if."""
+        top = self.branches[-1] if self.branches else None
+        if top is None or top.kind != "if":
+            return
+        if word == "then":
+            top.take(self.status)
+        elif word == "elif":
+            top.turn()
+        else:
+            top.take(True)
+        self.joint, self.after = "", 0
+
+    def _open_list(self, word: str, tokens: list[Token], end: str) -> None:
+        """Begin a loop, whose variable holds one value after the other, or a case."""
+        line = tokens[0][2]
+        name = _plain(tokens[1]) if len(tokens) > 1 else ""
+        if word != "case":
+            self._open(Branch(line, "loop"))
+            if _NAME.fullmatch(name):
+                reason = f"${name} (of a loop on line {tokens[1][2]})"
+                self.variables[name] = (self._unknown(reason, tokens[1][2]),)
+            return
+        subject = self._tested(tokens[1]) if len(tokens) > 1 else None
+        self._open(Branch(line, "case", subject=subject, is_pattern=True))
+        behind = next((place for place, token in enumerate(tokens) if place > 1 and _plain(token) == "in"), None)  # fmt: skip
+        if behind is not None and tokens[behind + 1 :]:
+            self._patterns(tokens[behind + 1 :], end)
 
     def _assign(self, token: Token, array: Token | None, branch: int) -> None:
         first = token[1][0]
@@ -380,6 +475,12 @@ class _Shell:
         if number is None:
             return self._unknown(f"$(({text[:40].strip()})) (not worked out)", line)
         return Value(str(number), line)
+
+
+def _in_test(statement: Sequence[Token]) -> bool:
+    """Whether a statement is a test in double brackets that is still open."""
+    words = [_plain(token) for token in statement]
+    return "[[" in words and words[-1] != "]]"
 
 
 def _plain(token: Token) -> str:

@@ -17,6 +17,7 @@ VALUES = {
     "transformer-impl": "local", "window-size": "128,0", "tokenizer-type": "GPT2BPETokenizer", "pipeline-model-parallel-layout": "Etttt|ttttL",
     "pipeline-model-parallel-size": "2", "virtual-pipeline-model-parallel-size": "1", "num-layers-per-virtual-pipeline-stage": "8", "fp4-recipe": "nvfp4",
     "moe-layer-freq": "[0]*2+[1]*6", "optimizer-offload-fraction": "1.0", "kv-channels": "64", "clip-grad": "1.0", "hidden-size": "512",
+    "distributed-backend": "gloo",
 }  # fmt: skip
 NEEDS = dict.fromkeys(
     (
@@ -226,6 +227,76 @@ def test_flags_of_a_branch_matter_only_where_they_move_something(script):
         match=r"--sequence-parallel \(added to \$OPTIONS in a branch that begins on line 6\)",
     ):
         script(text.replace("--save-interval 10", "--sequence-parallel"), plain=False)
+
+
+CHOICES = """SIZE=${{SIZE:-13B}}; FP8=0; EXTRA=""
+if [[ $SIZE == 7B ]]; then L=32; H=4096
+elif [ "$SIZE" = "13B" ] && [ $FP8 -lt 1 ]; then
+  L=40; H=5120
+  if [[ $L -gt 39 && $H != 4096 ]]; then A=40; else A=32; fi
+else
+  L=80; H=8192; A=64
+fi
+case $SIZE in
+  7B) MB=4;;
+  (13B|30B) MB=2 ;;
+  *) MB=1
+esac
+[ $FP8 -eq 1 ] && EXTRA="--fp8-format hybrid"
+test -z "$EXTRA" || echo $EXTRA
+{launch} --num-layers $L --hidden-size $H --num-attention-heads $A --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size $MB --bf16 $EXTRA
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "heads", "micro"), [("13B", 40, 40, 2), ("70B", 80, 64, 1)]
+)
+def test_branches_that_the_script_itself_decides_are_taken(size, layers, heads, micro, script):
+    """Tests of variables with known values pick the part of an if, a case or a list that runs."""
+    text = CHOICES.format(launch=LAUNCH).replace("SIZE:-13B", f"SIZE:-{size}")
+    read = script(text, plain=False).scenario
+    assert (read["model"]["layers"], read["model"]["heads"]) == (layers, heads)
+    assert (read["training"]["micro_batch"], read["training"]["precision"]) == (micro, "bf16")
+
+
+@pytest.mark.parametrize(
+    "test",
+    ['[ -f x ]', '[ "$HOSTNAME" = a ]', 'grep -q x y', '[[ $(hostname) == a* ]]', '(( RANK > 0 ))', '[ -d x ] && [ 1 -eq 1 ]'],
+)  # fmt: skip
+def test_a_test_of_the_machine_stays_unknown(test, script):
+    """Files, commands and variables of the environment are nobody's business, so what hangs on them has to be set."""
+    text = f"TP=1\nif {test}; then TP=2; fi\n{LAUNCH} {BASE} --tensor-model-parallel-size $TP\n"
+    with pytest.raises(FormatError, match=r"\$TP \(set in a branch that begins on line 2\)"):
+        script(text, plain=False)
+
+
+def test_a_script_that_names_its_version_has_its_defaults(script):
+    """A checkout or a comment tells the version apart from those that have the same flags; a patch release is the one it mends."""
+    for words, preset in (
+        ("git checkout core_v0.8.0", "megatron-core"),
+        ("# Megatron-LM core_r0.12.2", "megatron-core-2025"),
+    ):
+        read = script(f"{words}\n{LAUNCH} {BASE} --bf16\n", plain=False)
+        assert read.scenario["framework"]["preset"] == preset
+    read = script(f"# Megatron-LM v2.5\n{LAUNCH} {BASE} --overlap-grad-reduce\n", plain=False)
+    assert "names Megatron-LM v2.5, but the flags" in read.warnings[0]
+
+
+def test_megatron_deepspeed_brings_options_of_its_own(script):
+    """The fork's stage, sequence parallelism and heads, and its framework."""
+    read = script(
+        "--deepspeed --deepspeed_config x.json --zero-stage 2 --ds-sequence-parallel-size 2 --num-key-value-heads 4 --checkpoint-activations"
+    ).scenario
+    assert read["parallelism"]["zero"] == 2
+    assert read["parallelism"]["cp"] == 2
+    assert read["framework"]["preset"] == "megatron-deepspeed-2023"
+    assert (read["model"]["kv_heads"], read["training"]["recompute"]) == (4, "full")
+
+
+def test_gloo_as_the_backend_is_the_library_of_the_cluster(script):
+    """NCCL is the usual one and changes nothing."""
+    assert script("--distributed-backend gloo").scenario["cluster"]["library"] == "gloo"
+    assert "library" not in script("--distributed-backend nccl").scenario["cluster"]
 
 
 def test_two_training_commands_are_refused(script):

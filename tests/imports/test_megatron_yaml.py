@@ -70,3 +70,20 @@ def test_what_cannot_be_read_is_refused_by_name(old, new, word, tmp_path):
     path.write_text((SAMPLES / "bridge.yaml").read_text().replace(old, new))
     with pytest.raises(FormatError, match=word):
         formats.read(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "precision"),
+    [
+        ("fp8: False\n  fp8_hybrid: True", "bf16"),
+        ("fp8: True\n  fp8_hybrid: True", "fp8"),
+        ("fp8: null\n  fp8_e4m3: False", "bf16"),
+        ("fp8: hybrid", "fp8"),
+    ],
+)
+def test_the_switch_of_nemo_decides_over_the_format_beside_it(lines, precision, tmp_path):
+    """Launcher files name a format of FP8 and switch it off."""
+    path = tmp_path / "nemo.yaml"
+    text = (SAMPLES / "nemo.yaml").read_text()
+    path.write_text(text.replace("model:\n", f"model:\n  {lines}\n", 1))
+    assert formats.read(path, cluster="dgx-h100").scenario["training"]["precision"] == precision

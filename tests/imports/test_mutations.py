@@ -84,6 +84,7 @@ def test_a_damaged_file_is_read_or_refused(sample, tmp_path, mpsim_cli):
         assert time.process_time() - begin < 5, number
         assert done.code in (0, 2), (number, done.err[-500:])
         assert "Traceback" not in done.err
+        assert "unforeseen" not in done.err, (number, done.err)
         assert done.code == 0 or not out.exists(), number
         out.unlink(missing_ok=True)
 

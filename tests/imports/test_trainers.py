@@ -216,3 +216,53 @@ def test_deepspeeds_own_file_is_asked_for(given):
     read = given("accelerate", text)
     assert "--onto" in read.warnings[0]
     assert "/home/me" not in str(read)
+
+
+MAXTEXT = """base_emb_dim: 4096
+base_num_decoder_layers: 32
+base_num_query_heads: 32
+base_num_kv_heads: 8
+base_mlp_dim: 14336
+decoder_block: mixtral
+num_experts: 8
+num_experts_per_tok: 2
+ici_fsdp_parallelism: 4
+ici_expert_parallelism: 2
+dcn_data_parallelism: -1
+per_device_batch_size: 2
+gradient_accumulation_steps: 4
+max_target_length: 4096
+hardware: gpu
+dataset_path: /home/somebody/data
+"""
+
+
+def test_a_configuration_of_maxtext_is_read(tmp_path):
+    """Sizes, axes inside slices and across, one of which is what is left, and batches of one device."""
+    path = tmp_path / "a.yaml"
+    path.write_text(MAXTEXT)
+    read = formats.read(path, ranks=32, cluster="dgx-h100")
+    scenario = read.scenario
+    assert read.format == "maxtext"
+    assert scenario["parallelism"] == {"tp": 1, "pp": 1, "ep": 2, "zero": 3, "shard": 8}
+    assert scenario["training"]["global_batch"] == 2 * 32 * 4
+    assert scenario["training"]["micro_batch"] == 2
+    assert scenario["training"]["recompute"] == "full"
+    assert scenario["model"]["moe"] == {"experts": 8, "top_k": 2}
+    assert scenario["framework"]["preset"] == "maxtext-gpu"
+    assert read.missing == ()
+    assert "/home/somebody" not in str(read)
+
+
+def test_a_model_of_maxtext_by_name(tmp_path):
+    """A name is a preset, an unknown one is refused, and policies that keep tensors are a warning."""
+    path = tmp_path / "a.yaml"
+    text = "model_name: llama3.1-405b\nici_tensor_parallelism: 8\nmax_target_length: 8192\nremat_policy: save_qkv_proj\n"
+    path.write_text(text)
+    read = formats.read(path)
+    assert read.scenario["model"] == {"preset": "llama3-405b"}
+    assert "save_qkv_proj" in read.warnings[0]
+    assert "cluster.nodes" in read.missing
+    path.write_text(text.replace("llama3.1-405b", "llama9"))
+    with pytest.raises(FormatError, match="llama9"):
+        formats.read(path)
