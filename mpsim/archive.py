@@ -21,7 +21,7 @@ import numpy as np
 
 from mpsim.errors import ScenarioError
 from mpsim.memo import remembered
-from mpsim.version import __version__
+from mpsim.stamp import stamp
 
 if TYPE_CHECKING:
     import zipfile
@@ -86,7 +86,7 @@ def save(path: str | Path, kind: str, parts: Mapping[str, object]) -> None:
     arrays: list[np.ndarray[Any, Any]] = []
     document = {
         "format": _FORMAT,
-        "mpsim": __version__,
+        "mpsim": stamp(),
         "kind": kind,
         "parts": {name: _plain(value, arrays) for name, value in parts.items()},
     }
@@ -148,9 +148,9 @@ class Archive:
         """Check that it holds a `kind`, and warn if another version of mpsim wrote it."""
         if self.kind != kind:
             raise self._refused(f"it holds a {self.kind}; needed a {kind}")
-        if self.version != __version__:
+        if self.version != stamp():
             warnings.warn(
-                f"{self._path} was saved by mpsim {self.version}, this is {__version__}: it is shown as it was saved",
+                f"{self._path} was saved by mpsim {self.version}, this is {stamp()}: it is shown as it was saved",
                 stacklevel=3,
             )
         return self

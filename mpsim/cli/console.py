@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -74,7 +74,11 @@ def _encodable(text: str) -> str:
 
 
 def print_json(value: object) -> None:
-    """One JSON object on one line of stdout; NaN and infinities are bugs, not output."""
+    """One JSON object on one line of stdout, an object with the stamp of mpsim; NaN and infinities are bugs, not output."""
+    from mpsim.stamp import stamp
+
+    if isinstance(value, Mapping):
+        value = {**value, "mpsim": stamp()}
     plain = json.dumps(value, allow_nan=False, ensure_ascii=False)
     if plain != _encodable(plain):
         plain = json.dumps(value, allow_nan=False)

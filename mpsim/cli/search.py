@@ -171,6 +171,8 @@ def search(
         print_json(outcome.to_json())
     else:
         _print(outcome, with_front=front)
+    for remark in outcome.remarks:
+        note(remark)
     if outcome.interrupted:
         note("mpsim: interrupted; this is what was found until then")
         raise typer.Exit(INTERRUPTED)

@@ -77,6 +77,8 @@ def sweep(
         print_json(result.to_json())
     else:
         _print(result)
+    for remark in result.remarks:
+        note(remark)
     lost = sum(row.summary is None for row in result)
     if lost:
         note(f"{lost} of {len(result)} rows could not be simulated; their reasons are in the table")

@@ -84,22 +84,22 @@ def sweep(
     missing = [place for place in points.order if points.names[place] not in journal]
     total = len(points.order)
     report(total - len(missing), total)
-    with executor_for(jobs, len(missing), executor=executor, cluster=cluster) as pool:
+    with (
+        journal.writing(),
+        executor_for(jobs, len(missing), executor=executor, cluster=cluster) as pool,
+    ):
         size = _chunk(len(missing), jobs)
         chunks = [missing[at : at + size] for at in range(0, len(missing), size)]
         done = total - len(missing)
-        try:
-            for chunk, outcomes in _computed(points, chunks, pool):
-                for place, outcome in zip(chunk, outcomes, strict=True):
-                    row = {"base": base, "values": dict(points.values[place]), **outcome}
-                    journal.add(points.names[place], row)
-                journal.flush()
-                done += len(chunk)
-                report(done, total)
-        finally:
+        for chunk, outcomes in _computed(points, chunks, pool):
+            for place, outcome in zip(chunk, outcomes, strict=True):
+                row = {"base": base, "values": dict(points.values[place]), **outcome}
+                journal.add(points.names[place], row)
             journal.flush()
+            done += len(chunk)
+            report(done, total)
     rows = StoredRows(points.values, points.names, journal)
-    return Sweep(scenario=scenario.name, keys=tuple(values), rows=rows)
+    return Sweep(scenario=scenario.name, keys=tuple(values), rows=rows, remarks=journal.remarks)
 
 
 def _chunk(missing: int, jobs: int) -> int:

@@ -1,30 +1,33 @@
 """Journals: finished work on disk, one JSON object a line, that a kill at any moment cannot spoil.
 
-Lines are appended and forced to disk in chunks. A line that a crash cut off is dropped when the file is opened again; every line before it
-counts. Names of entries are digests of everything they depend on, so an entry never stands for something else.
+Lines are appended and forced to disk in chunks. Every line has a checksum: one that a crash cut off or a disk damaged is dropped, said, and
+its work done again; every other line counts. Names of entries are digests of everything they depend on, code and constants of mpsim
+included, so an entry never stands for something else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mpsim.errors import ScenarioError
-from mpsim.version import __version__
+from mpsim.stamp import stamp
 
 __all__ = ["Journal", "name_of"]
 
-_DIGEST = "digest"
+_DIGEST, _STAMP, _CHECKSUM = "digest", "mpsim", "crc"
 _OPENING = b'{"digest": "'
 
 
 def name_of(*parts: object) -> str:
-    """Name of an entry that changes with any of `parts`, and with the version of mpsim."""
-    text = json.dumps([__version__, *parts], sort_keys=True, default=str)
+    """Name of an entry that changes with any of `parts`, and with the code and constants of mpsim."""
+    text = json.dumps([stamp(), *parts], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -34,11 +37,18 @@ class Journal:
     Parameters
     ----------
     path : str or Path, optional
-        Where to keep them; those there are read first.
+        File to read and to append to; None keeps everything in memory only.
     what : str
-        What an entry is, for the message about a file that holds something else.
+        An entry in words, for the refusal of a file of something else.
     chunk : int
         Entries between two times that the disk is waited for.
+
+    Attributes
+    ----------
+    stale : int
+        Entries read that another mpsim wrote, or this one with other constants; their names match nothing.
+    damaged : int
+        Lines read that their checksum does not hold.
 
     Raises
     ------
@@ -53,6 +63,7 @@ class Journal:
         self._chunk = chunk
         self._fresh: list[bytes] = []
         self._lines: dict[str, bytes] = {}
+        self.stale = self.damaged = 0
         if self._path is not None and self._path.exists():
             self._read(self._path, what)
 
@@ -64,16 +75,49 @@ class Journal:
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         entry: dict[str, Any] = json.loads(self._lines[name])
-        del entry[_DIGEST]
+        for key in (_DIGEST, _STAMP, _CHECKSUM):
+            entry.pop(key, None)
         return entry
 
     def items(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every entry with its name."""
         return ((name, self[name]) for name in self._lines)
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know of the file that was read."""
+        remarks = []
+        if self.stale:
+            remarks.append(
+                f"{self._path}: {self.stale} rows were written by another mpsim than {stamp()}, or with other constants; they are computed again"
+            )
+        if self.damaged:
+            remarks.append(f"{self._path}: {self.damaged} damaged lines are computed again")
+        return tuple(remarks)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keep other processes from writing to the same file; what is not on disk yet is at the end.
+
+        Raises
+        ------
+        ScenarioError
+            If another process writes to it.
+        """
+        if self._path is None:
+            yield
+            return
+        with self._path.open("ab") as file:
+            _lock(file, self._path)
+            try:
+                yield
+            finally:
+                self.flush()
+
     def add(self, name: str, entry: Mapping[str, Any]) -> None:
         """Keep an entry; it is on disk once a chunk is full, or after `flush`."""
-        self._lines[name] = json.dumps({_DIGEST: name, **entry}).encode()
+        body = {_DIGEST: name, _STAMP: stamp(), **entry}
+        self._lines[name] = json.dumps({**body, _CHECKSUM: _checksum(body)}).encode()
         if self._path is None:
             return
         self._fresh.append(self._lines[name])
@@ -93,19 +137,45 @@ class Journal:
     def _read(self, path: Path, what: str) -> None:
         raw = path.read_bytes()
         whole = raw.rfind(b"\n") + 1
-        for number, line in enumerate(raw[:whole].splitlines(), start=1):
-            try:
-                name = json.loads(line)[_DIGEST]
-            except (ValueError, TypeError, KeyError, AttributeError):
-                raise _foreign(path, number, what) from None
-            self._lines[str(name)] = line
+        lines = raw[:whole].splitlines()
+        entries = [_entry(line) for line in lines]
+        if raw and not raw.startswith(_OPENING[: len(raw)]) and not any(entries):
+            raise ScenarioError(f"{path}:1: not {what}; give --resume a file that it wrote")
+        for line, entry in zip(lines, entries, strict=True):
+            if entry is None:
+                self.damaged += 1
+            else:
+                self.stale += entry.get(_STAMP) != stamp()
+                self._lines[str(entry[_DIGEST])] = line
         if whole < len(raw):
-            if not whole and not _OPENING.startswith(raw[: len(_OPENING)]):
-                raise _foreign(path, 1, what)
             with path.open("r+b") as file:  # drop the line that was cut off
                 file.truncate(whole)
                 os.fsync(file.fileno())
 
 
-def _foreign(path: Path, number: int, what: str) -> ScenarioError:
-    return ScenarioError(f"{path}:{number}: not {what}; give --resume a file that it wrote")
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """The entry of a line; None where the line is none, or its checksum is another."""
+    try:
+        entry: dict[str, Any] = json.loads(line)
+        body = {key: value for key, value in entry.items() if key != _CHECKSUM}
+        return entry if str(entry[_DIGEST]) and entry[_CHECKSUM] == _checksum(body) else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(body).encode()):08x}"
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Take the file for this process, where the system can."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ScenarioError(
+            f"{path}: another mpsim writes to it; wait for it to end, or give --resume another file"
+        ) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import overload
 
 from mpsim.errors import MpsimError
+from mpsim.stamp import stamp
 from mpsim.study.journal import Journal
 from mpsim.study.ties import ties
 
@@ -105,11 +106,14 @@ class Sweep:
     keys : tuple of str
         Dotted keys, in the order they were given; the last varies fastest.
     rows : sequence of Row
+    remarks : tuple of str
+        Rows of a resumed file that were computed again, and why.
     """
 
     scenario: str
     keys: tuple[str, ...]
     rows: Sequence[Row]
+    remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -239,9 +243,10 @@ def write_csv(table: Sequence[Mapping[str, object]], path: str | Path | None = N
         Where to write it; left out: nowhere.
     """
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=list(table[0]) if table else [], lineterminator="\n")
+    columns = [*table[0], "mpsim"] if table else []
+    writer = csv.DictWriter(buffer, fieldnames=columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table)
+    writer.writerows({**row, "mpsim": stamp()} for row in table)
     if path is not None:
         Path(path).write_text(buffer.getvalue(), encoding="utf-8")
     return buffer.getvalue()

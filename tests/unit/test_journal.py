@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsim.errors import ScenarioError
+from mpsim.study import journal as journals
 from mpsim.study.journal import Journal, name_of
 
 
@@ -52,6 +53,49 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path):
         with pytest.raises(ScenarioError, match=r"notes\.txt:1"):
             Journal(path)
         assert path.read_text() == text
+
+
+def test_a_damaged_line_is_dropped_and_said(tmp_path):
+    """A digit that flipped is not believed: its entry is missing, the others count."""
+    path = tmp_path / "a.jsonl"
+    journal = Journal(path)
+    for name in ("one", "two", "three"):
+        journal.add(name, {"value": 1.25})
+    journal.flush()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1].replace(b"1.25", b"1.75") + b"\x00\xff\n" + lines[2])
+    again = Journal(path)
+    assert ("one" in again, "two" in again, "three" in again) == (True, False, True)
+    assert again.damaged == 2
+    assert "2 damaged lines" in again.remarks[0]
+
+
+def test_rows_of_another_mpsim_are_computed_again_and_that_is_said(tmp_path, monkeypatch):
+    """Names change with the stamp of code and constants."""
+    path = tmp_path / "a.jsonl"
+    journal = Journal(path)
+    journal.add(name_of("point"), {"value": 1})
+    journal.flush()
+    monkeypatch.setattr(journals, "stamp", lambda: "0.1.0+another")
+    again = Journal(path)
+    assert name_of("point") not in again
+    assert again.stale == 1
+    assert "another mpsim" in again.remarks[0]
+
+
+def test_two_writers_do_not_share_a_file(tmp_path):
+    """The second is refused while the first writes, and not after."""
+    path = tmp_path / "a.jsonl"
+    first, second = Journal(path), Journal(path)
+    with (
+        first.writing(),
+        pytest.raises(ScenarioError, match="another mpsim writes"),
+        second.writing(),
+    ):
+        pass
+    with second.writing():
+        second.add("one", {})
+    assert "one" in Journal(path)
 
 
 def test_names_change_with_what_they_name():

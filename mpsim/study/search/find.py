@@ -246,13 +246,12 @@ class _Run:
 
     def search(self, over: Mapping[str, Sequence[object]]) -> Search:
         """Enumerate, bound and simulate by turns, rank."""
-        try:
-            self._look(over)
-            self._simulate()
-        except KeyboardInterrupt:
-            self._interrupted = True
-        finally:
-            self._journal.flush()
+        with self._journal.writing():
+            try:
+                self._look(over)
+                self._simulate()
+            except KeyboardInterrupt:
+                self._interrupted = True
         return self._outcome()
 
     def _look(self, over: Mapping[str, Sequence[object]]) -> None:
@@ -495,6 +494,7 @@ class _Run:
             complete=complete,
             front_complete=complete and not self._waiting,
             undivided=self._lost,
+            remarks=self._journal.remarks,
             floor=min(score for score, _, _ in self._waiting) if late and not unseen else None,
             interrupted=self._interrupted,
         )

@@ -160,6 +160,8 @@ class Search:
     undivided : int
         Layouts that are not legal for one reason alone: their layers do not divide among the stages, and the framework runs no split
         that holds them.
+    remarks : tuple of str
+        Layouts of a resumed file that were simulated again, and why.
     interrupted : bool
         Whether somebody interrupted it.
     """
@@ -173,6 +175,7 @@ class Search:
     front_complete: bool = True
     floor: float | None = None
     undivided: int = 0
+    remarks: tuple[str, ...] = ()
     interrupted: bool = False
 
     def __len__(self) -> int:
