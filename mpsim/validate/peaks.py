@@ -154,6 +154,8 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
         _entry("precisions", cells.text("compute_dtype"), "precision", assumed)["precision"]
     )
     training, schedule = _training(cells, numbers, precision, assumed)
+    if training["global_batch"] > training["micro_batch"] * (cells.whole("dp") or 1):
+        framework |= rule.get("accumulating", {})
     scenario = {
         "schema": 1,
         "model": _model(cells, rule, assumed),

@@ -46,7 +46,7 @@ def test_every_switch_of_torchtunes_ladder_is_predicted(shipped: dict[str, Recor
 
 
 def test_shipped_rows_are_as_close_as_the_page_says(shipped: dict[str, Record]) -> None:
-    """Of 27 complete rows of full training 26 are within 15 %; the states alone of llama-3.2-1B take more than its source says was used."""
+    """27 complete rows of full training are within 15 %, 5 % in the mean; the states alone of llama-3.2-1B take more than its source says was used."""
     left_out = "litgpt-llama-3.2-1B-full-1a10g"
     rows = {name: record for name, record in shipped.items() if record.error is not None}
     complete = [
@@ -56,8 +56,16 @@ def test_shipped_rows_are_as_close_as_the_page_says(shipped: dict[str, Record]) 
         and name != left_out
     ]
     assert len(complete) == 27
-    assert sum(complete) / len(complete) < 0.06
-    assert sum(error > 0.15 for error in complete) == 1
+    assert sum(complete) / len(complete) < 0.05
+    assert max(complete) < 0.15
+
+
+def test_runs_that_ended_for_want_of_memory_do_not_fit(shipped: dict[str, Record]) -> None:
+    """Three of litgpt's on 24 GB: predicted beyond it, or refused for their states alone."""
+    for name in ("llama-2-7b-full-4a10g", "llama-3-8b-full-4a10g", "llama-3.1-8b-full-1a10g"):
+        record = shipped[f"litgpt-{name}"]
+        beyond = (record.predicted or 0.0) > 24e9
+        assert beyond or "alone, more than the 24 GB" in (record.skipped_because or "")
 
 
 def test_what_trains_a_part_of_the_model_is_refused_by_name(shipped: dict[str, Record]) -> None:

@@ -91,7 +91,7 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
 def _root_gradients(plan: Plan) -> float:
     """Whole gradients of embedding and head where they are one unit, as computed and as reduced [B]."""
     layout, data = plan.layout, plan.layout.framework.data
-    if not data.root_unit or not plan.reduces_every_microbatch:
+    if not data.root_unit:
         return 0.0
     parts = layout.stage_parameters(layout.stages[0])
     root = sum(layout.held(parts[name]) for name in ("embedding", "head") if name in parts)
