@@ -47,6 +47,7 @@ COMMANDS = (
     "sweep",
     "search",
     "plan",
+    "scale",
     "goodput",
     "schedule",
     "measure",

@@ -12,6 +12,7 @@ from mpsim.plot.links import LinksDisplay
 from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
 from mpsim.plot.plan import PlanDisplay
 from mpsim.plot.plots import Plots
+from mpsim.plot.scaling import ScalingDisplay
 from mpsim.plot.search import SearchDisplay
 from mpsim.plot.sensitivity import SensitivityDisplay
 from mpsim.plot.service import LatencyDisplay, OccupancyDisplay, ServicePlots
@@ -37,6 +38,7 @@ __all__ = [
     "OccupancyDisplay",
     "PlanDisplay",
     "Plots",
+    "ScalingDisplay",
     "SearchDisplay",
     "SensitivityDisplay",
     "ServiceFrontDisplay",

@@ -85,7 +85,7 @@ class Journal:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a person should know of the file that was read."""
+        """Remarks for a person on the file that was read."""
         remarks = []
         if self.stale:
             remarks.append(

@@ -1,0 +1,200 @@
+"""Scaling: the same training on more and more accelerators, and which part of the step eats the gain."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mpsim.errors import MpsimError, ScenarioError, nearest
+from mpsim.scenario import Scenario
+from mpsim.simulate import simulate_step
+
+if TYPE_CHECKING:
+    from mpsim.plot.scaling import ScalingDisplay
+
+__all__ = ["MODES", "Scale", "Scaled", "doublings", "scale"]
+
+MODES = ("strong", "weak")
+"""Strong: the global batch stays; weak: it grows with the accelerators."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scaled:
+    """One size of a cluster.
+
+    Parameters
+    ----------
+    mode : str
+        One of `MODES`.
+    accelerators : int
+    summary : mapping or None
+        Result in the shape of ``mpsim run --json``; None where it cannot run.
+    reason : str
+        Why it cannot; empty where it can.
+    """
+
+    mode: str
+    accelerators: int
+    summary: Mapping[str, object] | None
+    reason: str = ""
+
+    def figure(self, name: str) -> float:
+        """A figure of the summary; NaN where it cannot run."""
+        value = (self.summary or {}).get(name)
+        return float(value) if isinstance(value, int | float) else float("nan")
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the step by part; empty where it cannot run."""
+        parts = (self.summary or {}).get("breakdown_s")
+        if not isinstance(parts, Mapping):
+            return {}
+        step = self.figure("step_time_s")
+        return {name: float(seconds) / step for name, seconds in parts.items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scale:
+    """A scenario at several sizes of its cluster.
+
+    Parameters
+    ----------
+    scenario : str
+    rows : tuple of Scaled
+        By mode, the fewest accelerators first.
+    """
+
+    scenario: str
+    rows: tuple[Scaled, ...]
+
+    def of(self, mode: str) -> list[Scaled]:
+        """Sizes of one mode that can run, the smallest first."""
+        return [row for row in self.rows if row.mode == mode and row.summary is not None]
+
+    def efficiency(self, row: Scaled) -> float:
+        """Tokens a second and accelerator over those of the smallest size of its mode."""
+        first = self.of(row.mode)[0]
+        name = "tokens_per_s_per_accelerator"
+        return row.figure(name) / first.figure(name)
+
+    def eaters(self, row: Scaled) -> list[tuple[str, float]]:
+        """Parts whose share of the step has grown since the smallest size, the most first."""
+        first = self.of(row.mode)[0].shares
+        grown = {name: share - first[name] for name, share in row.shares.items()}
+        return sorted(
+            ((name, more) for name, more in grown.items() if more > 0),
+            key=lambda item: -item[1],
+        )
+
+    def display(self) -> ScalingDisplay:
+        """Throughput against accelerators, and the parts of the step at each size."""
+        from mpsim.plot.scaling import ScalingDisplay
+
+        return ScalingDisplay.from_scale(self)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data, SI units."""
+        names = ("step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu")
+        rows: list[dict[str, object]] = []
+        for row in self.rows:
+            known: dict[str, object] = {"mode": row.mode, "accelerators": row.accelerators}
+            if row.summary is None:
+                rows.append({**known, "reason": row.reason})
+                continue
+            rows.append(
+                {
+                    **known,
+                    **{name: row.figure(name) for name in names},
+                    "efficiency": self.efficiency(row),
+                    "shares": row.shares,
+                    "eaten_by": dict(self.eaters(row)),
+                    "fits_memory": row.summary["fits_memory"],
+                    "interval": row.summary.get("interval"),
+                }
+            )
+        return {"scenario": self.scenario, "rows": rows}
+
+
+def doublings(first: int, last: int) -> list[int]:
+    """Sizes from `first` to `last`, each twice the one before, the last as given.
+
+    Examples
+    --------
+    >>> doublings(64, 300)
+    [64, 128, 256, 300]
+    """
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= 2
+    return [*sizes, last]
+
+
+def scale(
+    scenario: Scenario,
+    accelerators: Sequence[int],
+    *,
+    modes: Sequence[str] = MODES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Scale:
+    """Simulate a scenario at several sizes of its cluster; data parallelism takes what is added.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Its degrees other than dp stay.
+    accelerators : sequence of int
+        Whole nodes each.
+    modes : sequence of str
+        Of `MODES`. In weak scaling a replica keeps its sequences, so the global batch is that of the scenario times the replicas over
+        its own.
+    progress : callable, optional
+        Called with how many sizes are done, and how many there are.
+
+    Raises
+    ------
+    ScenarioError
+        For no or unknown modes, for sizes that are no whole nodes, and where no size can run.
+    """
+    for mode in modes:
+        if mode not in MODES:
+            raise ScenarioError(f"got mode {mode!r}; {nearest(mode, MODES)}")
+    each = scenario.hardware.node.accelerators
+    if scenario.is_mixed:
+        raise ScenarioError(
+            f"{scenario.name}: got a mixed cluster, of which no size follows; scale one kind of node"
+        )
+    wrong = [size for size in accelerators if size < 1 or size % each]
+    if wrong or not accelerators:
+        raise ScenarioError(
+            f"got {', '.join(map(str, wrong)) or 'no'} accelerators; needed multiples of the {each} of a node"
+        )
+    rows: list[Scaled] = []
+    for mode in modes:
+        for size in sorted(dict.fromkeys(accelerators)):
+            rows.append(_scaled(scenario, mode, size, size // each))
+            if progress:
+                progress(len(rows), len(modes) * len(set(accelerators)))
+    found = Scale(scenario.name, tuple(rows))
+    if not any(row.summary for row in rows):
+        raise ScenarioError(f"{scenario.name}: no size can run; the first: {rows[0].reason}")
+    return found
+
+
+def _scaled(scenario: Scenario, mode: str, size: int, nodes: int) -> Scaled:
+    values: dict[str, object] = {"cluster.nodes": nodes, "parallelism.dp": None}
+    if mode == "weak":
+        replica = scenario.parallelism.replica_ranks
+        if size % replica:
+            return Scaled(
+                mode, size, None, f"{size} accelerators are no whole replicas of {replica}"
+            )
+        batch = scenario.training_step.global_batch * (size // replica)
+        if batch % scenario.dp:
+            return Scaled(mode, size, None, f"no whole batch for {size // replica} replicas")
+        values["training.global_batch"] = batch // scenario.dp
+    try:
+        return Scaled(mode, size, simulate_step(scenario.with_values(values)).summary)
+    except MpsimError as error:
+        return Scaled(mode, size, None, str(error).partition("\n")[0])
