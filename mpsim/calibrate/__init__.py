@@ -1,6 +1,6 @@
 """Fits: measurements into the few constants of the cost models, curves where a form does not hold, and a machine file."""
 
-from mpsim.calibrate.calibrate import Calibrated, calibrate
+from mpsim.calibrate.calibrate import Calibrated, calibrate, calibrate_serving
 from mpsim.calibrate.parts import Fit, Score
 
-__all__ = ["Calibrated", "Fit", "Score", "calibrate"]
+__all__ = ["Calibrated", "Fit", "Score", "calibrate", "calibrate_serving"]

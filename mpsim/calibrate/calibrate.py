@@ -34,14 +34,16 @@ from mpsim.calibrate.machine import (
 )
 from mpsim.calibrate.parts import Fit, limit, merged, range_warnings
 from mpsim.calibrate.points import Point, kernel_points
+from mpsim.calibrate.serving import fit_serving
 from mpsim.errors import CalibrationError, HardwareError
 from mpsim.hardware import Accelerator, Cluster, accelerator, link, machine_of
 from mpsim.hardware.calibrated import Calibration
 from mpsim.importers.machines import gpu
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement
 from mpsim.measured.sources import Source, quietest
+from mpsim.serving.measurable import ServedPoint
 
-__all__ = ["Calibrated", "calibrate", "write_atomically"]
+__all__ = ["Calibrated", "calibrate", "calibrate_serving", "write_atomically"]
 
 _BLOCK = 1 << 20
 _MAIN = ("bf16", "fp16", "fp32", "tf32")
@@ -140,6 +142,54 @@ def calibrate(sources: Sequence[Source], *, name: str = "", on: str = "") -> Cal
         *range_warnings(fit.constants),
         *_noise_warnings(fit),
     )
+    return Calibrated(document_of(frame, fit, warnings), fit, warnings)
+
+
+def calibrate_serving(
+    points: Sequence[ServedPoint], *, files: Sequence[str | Path], name: str = ""
+) -> Calibrated:
+    """Fit the constants of serving that measured services say something about.
+
+    Parameters
+    ----------
+    points : sequence of ServedPoint
+        Of one accelerator.
+    files : sequence of str or Path
+        Where they came from.
+    name : str
+        What to call the machine; after its accelerator when left out.
+
+    Raises
+    ------
+    CalibrationError
+        If they are of several accelerators, none can be served, or nothing could be fitted.
+    """
+    fit = fit_serving(points)
+    if not fit.constants:
+        raise CalibrationError("nothing could be fitted: too few services were measured")
+    cluster, as_of = points[0].plan.cluster, _as_of(None)
+    chip = cluster.accelerator
+    frame = Frame(
+        name=name or f"{chip.name}-serving",
+        source=f"{len(points)} measured services on {chip.title}",
+        as_of=as_of,
+        datasheet=chip.name,
+        accelerator=sheet_entry(chip),
+        scale_up=link_entry(_usual_link(chip), None, as_of),
+        nic=None,
+        per_node=cluster.node.accelerators,
+        nodes=1,
+        library="",
+        inputs=[
+            {
+                "file": Path(file).name,
+                "tool": "table of measured services",
+                "sha256": _digest(str(file)),
+            }
+            for file in files
+        ],
+    )
+    warnings = (*fit.warnings, *range_warnings(fit.constants))
     return Calibrated(document_of(frame, fit, warnings), fit, warnings)
 
 

@@ -20,7 +20,7 @@ Form = Callable[[Floats], Floats]
 """Seconds of N points for K constants."""
 
 _ROUNDS = 80
-_STEP = 1e-4  # of a numeric derivative, in logarithms
+_STEP = 1e-4
 _HUBER = 1.345  # Huber (1964): 95 % efficient where errors are normal
 _MAD = 1.4826  # of a normal distribution's standard deviation over its median absolute deviation
 _LEAST_SPREAD = 0.01  # clocks and noise keep no two samples closer
@@ -73,7 +73,12 @@ class Estimate:
 
 
 def fit_robust(
-    form: Form, unknowns: Sequence[Unknown], seconds: Floats
+    form: Form,
+    unknowns: Sequence[Unknown],
+    seconds: Floats,
+    *,
+    step: float = _STEP,
+    rounds: int = _ROUNDS,
 ) -> tuple[tuple[Estimate, ...], Floats]:
     """Find the constants whose form is closest to measured times, by Huber's loss of logarithms.
 
@@ -84,6 +89,10 @@ def fit_robust(
     unknowns : sequence of Unknown
     seconds : array of N
         Measured, above 0 [s].
+    step : float
+        Of numeric derivatives, in logarithms.
+    rounds : int
+        At most so many.
 
     Returns
     -------
@@ -118,10 +127,10 @@ def fit_robust(
     now = residuals(theta)
     damping = 1e-2
     count = len(seconds)
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         weights = np.concatenate([_weights(now[:count]), np.ones(len(unknowns))])
-        slope = _slope(residuals, theta, now)
-        moved, now_moved = _step(residuals, theta, slope, weights, now, damping, (low, high))
+        slope = _slope(residuals, theta, now, step)
+        moved, now_moved = _move(residuals, theta, slope, weights, now, damping, (low, high))
         if _loss(now_moved, weights) < _loss(now, weights):
             shift = float(np.max(np.abs(moved - theta)))
             theta, now, damping = moved, now_moved, max(damping / 3, 1e-9)
@@ -131,7 +140,7 @@ def fit_robust(
             damping *= 4
             if damping > 1e9:
                 break
-    slope = _slope(residuals, theta, now)[:count]
+    slope = _slope(residuals, theta, now, step)[:count]
     return _estimates(unknowns, theta, slope, now[:count], (low, high)), now[:count]
 
 
@@ -152,16 +161,16 @@ def _loss(residuals: Floats, weights: Floats) -> float:
     return float(np.sum(weights * residuals**2))
 
 
-def _slope(residuals: Callable[[Floats], Floats], at: Floats, here: Floats) -> Floats:
+def _slope(residuals: Callable[[Floats], Floats], at: Floats, here: Floats, step: float) -> Floats:
     columns = []
     for index in range(len(at)):
         moved = at.copy()
-        moved[index] += _STEP
-        columns.append((residuals(moved) - here) / _STEP)
+        moved[index] += step
+        columns.append((residuals(moved) - here) / step)
     return np.stack(columns, axis=1) if columns else np.zeros((len(here), 0))
 
 
-def _step(
+def _move(
     residuals: Callable[[Floats], Floats],
     theta: Floats,
     slope: Floats,

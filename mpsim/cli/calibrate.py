@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +26,7 @@ def calibrate(
         typer.Argument(
             metavar="FILE",
             help="Of 'mpsim measure', nccl-tests (text, or JSON of -J), torch.profiler, or CSV; one machine. Repeats help: the "
-            "quietest of each measurement counts.",
+            "quietest of each measurement counts. Or tables of measured services of one accelerator.",
         ),
     ],
     out: Annotated[
@@ -51,14 +53,12 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Fit the cost models to measurements, and write a cluster that any scenario can name."""
-    from mpsim.calibrate import calibrate as fit
     from mpsim.cli.console import note, print_json, wrote
     from mpsim.errors import CalibrationError, HardwareError
-    from mpsim.measured.sources import read_source
 
     wanted = _only(only or [])
     try:
-        calibrated = fit([read_source(file, only=wanted) for file in files], name=name, on=on)
+        calibrated = _fitted(files, wanted, name=name, on=on)
     except (CalibrationError, HardwareError) as error:
         raise typer.BadParameter(str(error), param_hint="FILE") from error
     calibrated.write(out)
@@ -71,6 +71,35 @@ def calibrate(
         _print(calibrated)
     for warning in calibrated.warnings:
         note(f"warning: {warning}")
+
+
+def _fitted(files: Sequence[Path], wanted: Mapping[str, str], *, name: str, on: str) -> Calibrated:
+    """The machine file: of serving where the files hold measured services, else of kernels and collectives."""
+    from mpsim.calibrate import calibrate, calibrate_serving
+    from mpsim.errors import CalibrationError
+    from mpsim.measured.sources import read_source
+    from mpsim.validate import served_points
+
+    served = [served_points(file, only=wanted) for file in files]
+    found = [points for points in served if points is not None]
+    if not found:
+        return calibrate([read_source(file, only=wanted) for file in files], name=name, on=on)
+    if len(found) < len(files):
+        other = files[served.index(None)]
+        raise CalibrationError(
+            f"{other}: holds no measured services, others do; calibrate serving and kernels each on its own"
+        )
+    points = [point for part, _ in found for point in part]
+    skipped = [reason for _, part in found for reason in part]
+    if not points:
+        raise CalibrationError(
+            f"no row is left to fit{': ' + skipped[0] if skipped else ' with --only'}"
+        )
+    calibrated = calibrate_serving(points, files=files, name=name)
+    if skipped:
+        more = f"{len(skipped)} rows were skipped, such as {skipped[0]}"
+        return dataclasses.replace(calibrated, warnings=(*calibrated.warnings, more))
+    return calibrated
 
 
 def _only(settings: list[str]) -> dict[str, str]:

@@ -47,23 +47,38 @@ def validate(
             help="Training steps of 'mpsim measure', predicted on the machine file; repeatable.",
         ),
     ] = None,
+    machine: Annotated[
+        Path | None,
+        typer.Option(
+            "--machine",
+            metavar="FILE",
+            help="A machine file whose constants of serving count for measured services on its accelerator.",
+        ),
+    ] = None,
     trace: Trace = None,
     plots: Plots = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict measured data row by row, or with --runs measured training steps, and say how far off the predictions are."""
+    if runs and machine is not None:
+        raise typer.BadParameter("with --runs the machine file is FILE", param_hint="--machine")
     if runs:
         _validate_runs(files, runs, plots=plots, trace=trace, as_json=as_json)
         return
     if trace is not None:
         raise typer.BadParameter("needs --runs: CSV rows have no timeline", param_hint="--trace")
     from mpsim.cli.console import print_json, progress_bar
-    from mpsim.errors import CalibrationError
+    from mpsim.errors import CalibrationError, HardwareError
+    from mpsim.hardware import read_machine
     from mpsim.validate import validate_files
 
     try:
+        known = None if machine is None else read_machine(machine)
+    except HardwareError as error:
+        raise typer.BadParameter(str(error), param_hint="--machine") from error
+    try:
         with progress_bar("rows") as progress:
-            validation = validate_files(files, progress=progress)
+            validation = validate_files(files, machine=known, progress=progress)
     except CalibrationError as error:
         raise typer.BadParameter(str(error), param_hint="FILE.csv") from error
     _warn_of_bugs(validation)

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import Problem, ScenarioError, nearest
+from mpsim.hardware import Cluster
 from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
-__all__ = ["EnginePreset", "engine", "engine_for", "engine_names", "override"]
+__all__ = ["EnginePreset", "calibrated", "engine", "engine_for", "engine_names", "override"]
 
 SCHEDULERS = ("budget", "prefill-first", "no-evict", "max-utilisation", "static")
 REDUCTIONS = ("custom", "library")
@@ -133,6 +134,17 @@ def engine(name: str) -> EnginePreset:
     if name not in entries:
         raise ScenarioError(f"no serving engine {name!r}; {nearest(name, entries)}")
     return _preset(name)
+
+
+def calibrated(preset: EnginePreset, cluster: Cluster) -> EnginePreset:
+    """An engine with the times that were fitted on a machine, where its file has any."""
+    measured = cluster.accelerator.calibration
+    if measured is None:
+        return preset
+    times: dict[str, Any] = {
+        name: found.value for name, found in measured.under(f"serving.engines.{preset.name}")
+    }
+    return dataclasses.replace(preset, **times) if times else preset
 
 
 def override(preset: EnginePreset, fields: Mapping[str, Any]) -> EnginePreset:

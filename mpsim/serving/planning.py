@@ -10,7 +10,7 @@ from typing import Any
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.scenario import Scenario, check
 from mpsim.scenario.serving import PoolChoice
-from mpsim.serving.engines import EnginePreset, engine, engine_names, override
+from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_names, override
 from mpsim.serving.plan import ServicePlan
 
 __all__ = ["make_service"]
@@ -97,6 +97,6 @@ def _engine(scenario: Scenario, preset: str, overrides: Mapping[str, Any]) -> En
         )
         raise ScenarioError(scenario.locate([problem]))
     try:
-        return override(engine(preset), overrides)
+        return override(calibrated(engine(preset), scenario.hardware), overrides)
     except ScenarioError as error:
         raise ScenarioError(scenario.locate(error.problems)) from None

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpsim.cost import CollectiveModel
-from mpsim.hardware import Cluster
+from mpsim.hardware import Calibration, Cluster
 from mpsim.parallel import GroupShape
 from mpsim.serving.engines import EnginePreset
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
-__all__ = ["Rates", "Reductions", "rates_of"]
+__all__ = ["BY_FORMAT", "Rates", "Reductions", "rates_of", "replaced"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,11 @@ class Rates:
     expert_rows: float
 
 
+BY_FORMAT = (
+    *("gemm_latency", "gemm_bandwidth", "gemm_compute"),
+    *("expert_latency", "expert_bandwidth", "expert_compute"),
+)
+"""Rates of which there is one for each precision, or format of weights."""
 _TIMES = ("attention_latency", "stream_latency", "reduction_latency")
 _SHARES = (
     *("attention_bandwidth", "attention_compute", "prompt_share"),
@@ -77,7 +82,7 @@ def rates_of(cluster: Cluster) -> Rates:
     latency = {name: _seconds(value) for name, value in group["gemm_latency"].items()}
     bandwidth = {name: float(value) for name, value in group["gemm_bandwidth"].items()}
     compute = {name: float(value) for name, value in group["gemm_compute"].items()}
-    return Rates(
+    rates = Rates(
         bandwidth=chip.memory_bandwidth,
         peaks=peaks,
         gemm_latency=_for_all(latency, peaks),
@@ -90,6 +95,17 @@ def rates_of(cluster: Cluster) -> Rates:
         expert_compute=group["expert_compute"],
         expert_rows=float(group["expert_rows"]),
     )
+    return rates if chip.calibration is None else replaced(rates, chip.calibration)
+
+
+def replaced(rates: Rates, measured: Calibration) -> Rates:
+    """Rates with the constants that were fitted on a machine: ``serving.rates`` and, by precision or format, ``serving.gemm_bandwidth`` and such."""
+    fields: dict[str, Any] = {name: found.value for name, found in measured.under("serving.rates")}
+    for name in BY_FORMAT:
+        found = {form: constant.value for form, constant in measured.under(f"serving.{name}")}
+        if found:
+            fields[name] = {**getattr(rates, name), **found}
+    return dataclasses.replace(rates, **fields) if fields else rates
 
 
 def _group(family: str, name: str) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 A row is predicted from its configuration columns alone; the measured columns are read only to score it.
 """
 
-from mpsim.validate.files import validate_files
+from mpsim.validate.files import served_points, validate_files
 from mpsim.validate.records import Family, Record, Validation
 from mpsim.validate.steps import Comparison, StepComparison, compare_runs
 from mpsim.validate.trace import write_both
@@ -15,6 +15,7 @@ __all__ = [
     "StepComparison",
     "Validation",
     "compare_runs",
+    "served_points",
     "validate_files",
     "write_both",
 ]

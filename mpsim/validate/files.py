@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mpsim.errors import MpsimError
+from mpsim.errors import CalibrationError, MpsimError
+from mpsim.hardware import Cluster
 from mpsim.importers.cells import TABLES, Cells, read_rows, table_kind
+from mpsim.serving.measurable import ServedPoint
 from mpsim.validate import collectives, inference, kernels, peaks, schedules, training
 from mpsim.validate.records import Record, Row, Validation
 
-__all__ = ["KINDS", "FileKind", "recognise", "validate_files"]
+__all__ = ["KINDS", "FileKind", "recognise", "served_points", "validate_files"]
 
 Progress = Callable[[int, int], None]
 
@@ -63,13 +65,20 @@ KINDS: tuple[FileKind, ...] = (
 )
 
 
-def validate_files(paths: Iterable[str | Path], *, progress: Progress | None = None) -> Validation:
+def validate_files(
+    paths: Iterable[str | Path],
+    *,
+    machine: Cluster | None = None,
+    progress: Progress | None = None,
+) -> Validation:
     """Predict every row of every file that can be predicted.
 
     Parameters
     ----------
     paths : iterable of str or Path
         CSV files; their columns say what they hold.
+    machine : Cluster, optional
+        Of a machine file, whose constants of serving count for measured services on its accelerator.
     progress : callable, optional
         Called with rows done and rows in all.
 
@@ -85,7 +94,7 @@ def validate_files(paths: Iterable[str | Path], *, progress: Progress | None = N
     OSError
         If a file cannot be read.
     """
-    files = [_opened(Path(path)) for path in paths]
+    files = [_opened(Path(path), machine) for path in paths]
     total, done = sum(len(rows) for _, rows in files), 0
     records: list[Record] = []
     for kind, rows in files:
@@ -124,11 +133,44 @@ def predict_row(kind: FileKind, row: Row) -> list[Record]:
         return [dataclasses.replace(blank, skipped_because=_line(error)) for blank in blanks]
 
 
-def _opened(path: Path) -> tuple[FileKind, list[Row]]:
+def served_points(
+    path: str | Path, *, only: Mapping[str, str] | None = None
+) -> tuple[list[ServedPoint], list[str]] | None:
+    """Measured services of a file as points for a fit, and why others are none; None where it holds something else.
+
+    Parameters
+    ----------
+    path : str or Path
+    only : mapping of str to str, optional
+        Value that a column must have.
+    """
+    try:
+        kind, rows = _opened(Path(path))
+    except CalibrationError:
+        return None
+    if kind.title != "inference":
+        return None
+    points: list[ServedPoint] = []
+    skipped: list[str] = []
+    for row in rows:
+        if any(row.configuration.text(column) != value for column, value in (only or {}).items()):
+            continue
+        try:
+            point = inference.served_point(row)
+        except (MpsimError, ArithmeticError, ValueError) as error:
+            skipped.append(f"{row.id}: {_line(error)}")
+            continue
+        if point is not None:
+            points.append(point)
+    return points, skipped
+
+
+def _opened(path: Path, machine: Cluster | None = None) -> tuple[FileKind, list[Row]]:
     rows = read_rows(path)
     kind = recognise(path, rows[0])
     return kind, [
-        _row(kind, values, number, path.parent) for number, values in enumerate(rows, start=1)
+        dataclasses.replace(_row(kind, values, number, path.parent), machine=machine)
+        for number, values in enumerate(rows, start=1)
     ]
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mpsim.errors import CalibrationError
 from mpsim.hardware import Cluster, build_cluster
@@ -18,12 +15,10 @@ from mpsim.importers.machines import gpu, nic_named, per_node, rack_of
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting
 from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
-from mpsim.serving.engines import EnginePreset, engine, engine_for
+from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_for
 from mpsim.serving.intervals import setting_of
+from mpsim.serving.measurable import ServedPoint, measurable
 from mpsim.serving.plan import ServicePlan
-from mpsim.serving.service import serve
-from mpsim.serving.stream import draw_requests
-from mpsim.serving.summary import latencies
 from mpsim.validate.assumptions import network_of
 from mpsim.validate.instances import layout_of, pools_of
 from mpsim.validate.records import Record, Row
@@ -31,7 +26,7 @@ from mpsim.validate.tables import lookup, table
 from mpsim.workload import Transformer
 from mpsim.workload.experts import Experts, LatentAttention
 
-__all__ = ["MEASURED", "blank", "plan_of", "predict"]
+__all__ = ["MEASURED", "blank", "plan_of", "predict", "served_point"]
 
 _QUANTITIES = {
     "ttft": ("ttft_ms", "ms"),
@@ -45,7 +40,7 @@ MEASURED = (
     *(column for column, _ in _QUANTITIES.values()),
     *("requests_per_s", "total_tokens_per_s", "output_tokens_per_s_per_accel", "memory_gb"),
 )
-_MILLI = 1e-3
+_UNITS = {"ms": 1e-3, "tokens/s": 1.0}
 _TABLE = "inference"
 _WITHOUT_LIMIT = 1 << 40  # blocks: a static batch was measured, so that it fitted
 _OUTPUT = "output_tokens"
@@ -78,12 +73,28 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
         If the row does not say what matters, or cannot be served.
     """
     plan, assumed = plan_of(row)
-    figures = _figures(plan)
+    figures = measurable(plan)
     sentences = tuple(map(str, assumed))
     return [
         _filled(blank, blank.id.rsplit("#", 1)[1], figures, setting_of(plan), sentences)
         for blank in blanks
     ]
+
+
+def served_point(row: Row) -> ServedPoint | None:
+    """The service that a row describes with what was measured of it, for a fit; None where nothing was.
+
+    Raises
+    ------
+    CalibrationError, HardwareError
+        If the row does not say what matters.
+    """
+    measured = {
+        name: value * _UNITS[unit]
+        for name, (column, unit) in _QUANTITIES.items()
+        if (value := row.measured.number(column))
+    }
+    return ServedPoint(row.id, plan_of(row)[0], measured) if measured else None
 
 
 def _filled(
@@ -96,7 +107,7 @@ def _filled(
     """A record with its prediction; too few 99th percentiles were measured to have residuals of their own."""
     return dataclasses.replace(
         blank,
-        predicted=figures[quantity],
+        predicted=figures[quantity] / _UNITS[blank.unit],
         assumed=assumed,
         figure=quantity.removesuffix("_p99"),
         setting=setting,
@@ -122,11 +133,14 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
     apart = cells.flag("disaggregated")
     layouts = pools_of(cells) if apart else [layout_of(cells, assumed)]
     weights = _weights(cells)
+    cluster = _cluster(cells, sum(layout.accelerators for layout in layouts), assumed)
+    if row.machine is not None:
+        cluster = _as_measured(cluster, row.machine, assumed)
     common = ServicePlan(
         name=row.id,
         model=_model(cells, assumed),
-        cluster=_cluster(cells, sum(layout.accelerators for layout in layouts), assumed),
-        engine=_engine(cells, layouts[-1].attention_dp, assumed),
+        cluster=cluster,
+        engine=calibrated(_engine(cells, layouts[-1].attention_dp, assumed), cluster),
         workload=_workload(cells, assumed),
         slo=ServiceLevel(),
         weights=weights,
@@ -257,6 +271,17 @@ def _cluster(cells: Cells, ranks: int, assumed: list[Assumed]) -> Cluster:
     return cluster
 
 
+def _as_measured(cluster: Cluster, machine: Cluster, assumed: list[Assumed]) -> Cluster:
+    """A cluster with the constants of a machine file, where that is of the same accelerator."""
+    measured = machine.calibration
+    chip = cluster.accelerator
+    if measured is None or measured.document.get("datasheet") != chip.name:
+        return cluster
+    assumed.append(Assumed("machine", machine.name, "its accelerator is the row's"))
+    chip = dataclasses.replace(chip, calibration=measured)
+    return dataclasses.replace(cluster, node=dataclasses.replace(cluster.node, accelerator=chip))
+
+
 @remembered(256)
 def _cluster_of(name: str, ranks: int) -> tuple[Cluster, tuple[Assumed, ...]]:
     chip, each = gpu(name), per_node(name)
@@ -374,43 +399,3 @@ def _nominal(tokens: int, assumed: list[Assumed]) -> LengthChoice:
     longest = round(tokens * (1 + entry["spread"]))
     shortest = round(tokens * (1 - entry["spread"])) / longest
     return LengthChoice(kind="uniform", tokens=longest, shortest=shortest)
-
-
-def _figures(plan: ServicePlan) -> Mapping[str, float]:
-    """Every quantity of a service, in the units of its record."""
-    static = plan.engine.scheduler == "static"
-    offset = 0.0 if static else plan.first_token_time
-    plan.require()
-    requests = draw_requests(plan.workload, seed=0, folder=Path(plan.folder))
-    served = serve(
-        requests,
-        plan.prices,
-        plan.rules,
-        blocks=plan.blocks,
-        concurrency=plan.workload.concurrency,
-        turnaround=offset,
-        replicas=plan.replicas,
-        handover=plan.handover,
-    )
-    times = latencies(served, requests, offset)
-    done = ~np.isnan(served.last)
-    means = {name: float(np.nanmean(times[name])) for name in ("ttft", "e2e")}
-    tpot = _tpot(times["tpot"])
-    if static:  # one batch: the mean over its tokens, as such tables print it
-        means["e2e"] = served.end
-    return {
-        "ttft": means["ttft"] / _MILLI,
-        "tpot": tpot[0] / _MILLI,
-        "e2e": means["e2e"] / _MILLI,
-        "throughput": float(requests.output[done].sum() / served.end),
-        "ttft_p99": float(np.nanpercentile(times["ttft"], 99)) / _MILLI,
-        "tpot_p99": tpot[1] / _MILLI,
-    }
-
-
-def _tpot(values: Any) -> tuple[float, float]:
-    """Mean and 99th percentile of the requests that gave more than one token."""
-    several = values[~np.isnan(values)]
-    if not len(several):
-        return 0.0, 0.0
-    return float(several.mean()), float(np.percentile(several, 99))

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mpsim.hardware import Cluster
 from mpsim.importers.cells import Cells
 from mpsim.result.residuals import EXACT, Interval, Setting, residuals
 
@@ -38,12 +39,15 @@ class Row:
         What a prediction may read, and what only the score may read.
     folder : Path
         Where the row's file lies: files that it names are relative to it.
+    machine : Cluster, optional
+        Of a machine file, whose constants count for rows of its accelerator.
     """
 
     id: str
     configuration: Cells
     measured: Cells
     folder: Path = Path()
+    machine: Cluster | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
