@@ -368,13 +368,17 @@ PASSES: Mapping[str, Passes] = MappingProxyType(
         "gate_times_up": Passes(Role.GATE_TIMES_UP, 3, 5),
         # x in, y out | grad in, summed over tokens into the bias gradient
         "bias": Passes(Role.BIAS, 2, 1),
-        # t + b * p of each expert in turn, then joined, p in float32: product out (2 passes of 16 bits), it and t in, sum out (5), joined (4),
-        # cast (3) | cast (3), parted and cast (3), products for bias and weight out of two tensors each, in again to be summed (2 x 6), joined (4)
-        "expert_bias": Passes(Role.BIAS, 14, 22),
-        # of a gate with scaled and clamped branches, per element of the output: both clamped (4), sigmoid (2), offset (2), product (3),
-        # weighed in float32 (3) and cast (3) | casts (3), products of the weight (5) and its sum (2), of both branches (6), both
-        # clamps (6), sigmoid (3), offset, both branches joined (4) and what each kernel of float32 adds
-        "clamped_gate": Passes(Role.ACTIVATION, 17, 34),
+        # t + b * p of each expert in turn, then joined: product out, it and t in, sum out, joined | parted and joined, products for bias and
+        # weight, each of two tensors, in again to be summed; of p in float32 every kernel moves twice as much, and casts follow
+        "expert_bias": Passes(Role.BIAS, 6, 8, kind=OperatorKind.EAGER),
+        "wide_expert_bias": Passes(Role.BIAS, 14, 22, kind=OperatorKind.EAGER),
+        # biases of all experts repeated over their rows, those and t in, sum out | grad in, summed over rows
+        "repeated_bias": Passes(Role.BIAS, 4, 1, kind=OperatorKind.EAGER),
+        # a gate with scaled and clamped branches, per element of its output: both clamped (4), sigmoid (2), offset (2), product (3), weighed (2) |
+        # weight's product and sum (6), products of both branches (6), both clamps (6), sigmoid (3), branches joined (4); from the weight on in
+        # float32 where that is
+        "clamped_gate": Passes(Role.ACTIVATION, 13, 25, kind=OperatorKind.EAGER),
+        "wide_clamped_gate": Passes(Role.ACTIVATION, 17, 34, kind=OperatorKind.EAGER),
         # x in, y and mask out | grad and mask in, dx out
         "dropout": Passes(Role.RESIDUAL_DROPOUT, 2, 2, mask=True),
         # x, residual in, y out | the gradients of both branches in, their sum out

@@ -36,6 +36,11 @@ class Lowering:
         Whether biases, activation and casts between the products of experts ride in the epilogues of those (Transformer Engine's fused
         grouped MLP), or are kernels of their own; biases are then weighed and added one expert after the other, and a gate beside them is
         scaled and clamped, one kernel each.
+    compiled_experts : bool
+        Without `fused_grouped_mlp`: whether a clamped gate is one compiled kernel and biases are added to all rows at once (AutoModel), or each
+        step and each expert is a kernel of its own (Megatron-Core).
+    wide_routing : bool
+        Whether weights of routed experts are float32, which every kernel that they enter is then, or as wide as activations.
     embedding_product : bool
         Whether tokens are looked up by a product of the table with one-hot rows, as on TPUs, instead of a gather.
     wide_norms : bool
@@ -70,6 +75,8 @@ class Lowering:
     repeated_keys: bool = False
     embedding_product: bool = False
     fused_grouped_mlp: bool = False
+    compiled_experts: bool = False
+    wide_routing: bool = True
     weighted_activation: bool = False
     wide_norms: bool = False
     remade_products: bool = False

@@ -73,10 +73,14 @@ def expert_mlp(part: Part, moe: Experts) -> Iterator[Step]:
     yield _permute(part, rows)
     biased = model.bias and not part.lowering.fused_grouped_mlp
     yield _grouped(part, moe, Role.UP, (fc1, model.hidden), size * rows * fc1)
-    yield from _expert_activation(part, round(rows * inner), gated=gated, clamped=biased and gated)
+    clamped = biased and gated and not part.lowering.compiled_experts
+    if biased and part.lowering.compiled_experts:
+        yield _expert_bias(part, "repeated_bias", "experts_fc1_bias", round(rows * fc1))
+    yield from _expert_activation(part, round(rows * inner), gated=gated, clamped=clamped)
     yield _grouped(part, moe, Role.DOWN, (model.hidden, inner), size * rows * inner)
     if biased:
-        yield _expert_bias(part, round(rows * model.hidden))
+        passes = "wide_expert_bias" if part.lowering.wide_routing else "expert_bias"
+        yield _expert_bias(part, passes, "experts_fc2_bias", round(rows * model.hidden))
     yield _unpermute(part, rows)
     if moe.shared_features:
         yield from _shared(part, moe.shared_features)
@@ -139,7 +143,7 @@ def _expert_activation(part: Part, elements: int, *, gated: bool, clamped: bool)
     """
     if clamped:
         yield streaming(
-            "clamped_gate",
+            "wide_clamped_gate" if part.lowering.wide_routing else "clamped_gate",
             Split.EXPERT,
             elements=elements,
             lowering=part.lowering,
@@ -157,18 +161,18 @@ def _at_no_cost(step: Step) -> Step:
     return Step(dataclasses.replace(step.forward, bytes=0.0), free)
 
 
-def _expert_bias(part: Part, elements: int) -> Step:
-    """Biases of the experts' second product, weighed by routing weights in float32 (Megatron-Core, TEGroupedMLP._apply_bias).
+def _expert_bias(part: Part, passes: str, name: str, elements: int) -> Step:
+    """Biases of experts: those of the second product are weighed by routing weights (Megatron-Core, TEGroupedMLP._apply_bias).
 
-    Those of the first ride in its epilogue (its `skip_bias_add` is false).
+    Those of the first ride in its epilogue there (its `skip_bias_add` is false), not in AutoModel (components/moe/experts.py, _apply_bias).
     """
     return streaming(
-        "expert_bias",
+        passes,
         Split.EXPERT,
         elements=elements,
         lowering=part.lowering,
         module=Module.EXPERTS,
-        name="experts_fc2_bias",
+        name=name,
     )
 
 

@@ -32,6 +32,7 @@ class OperatorKind(enum.StrEnum):
     NORM = "norm"  # memory bound, fused row reduction
     SOFTMAX = "softmax"  # memory bound
     ELEMENTWISE = "elementwise"  # memory bound
+    EAGER = "eager"  # memory bound, kernels of the framework that nothing fuses
     EMBEDDING = "embedding"  # memory bound gather or scatter-add
     LOSS = "loss"  # memory bound, over the vocabulary
     QUANTISE = "quantise"  # memory bound, cast to a narrow format

@@ -117,7 +117,7 @@ def test_a_fused_grouped_mlp_leaves_products_and_the_first_cast() -> None:
 
 
 def test_biases_of_experts_are_kernels_of_their_own_unless_fused() -> None:
-    """14 and 22 passes of 2 B over what the second product writes, 17 and 34 over what it reads (a clamped gate); none of both in a fused MLP."""
+    """14 and 22 passes of 2 B over what the second product writes, 17 and 34 over what it reads (a clamped gate); 6, 8, 13 and 25 with routing weights in 16 bits; none of both in a fused MLP; a plain gate and a second bias where they are compiled."""
     biased = dataclasses.replace(MODEL, bias=True)
     rows = 2 * TOKENS
 
@@ -128,6 +128,12 @@ def test_biases_of_experts_are_kernels_of_their_own_unless_fused() -> None:
     wide, inner = 2 * rows * HIDDEN, 2 * rows * 2048
     assert moved(Lowering(), "experts_fc2_bias") == [14 * wide, 22 * wide]
     assert moved(Lowering(), "experts_activation") == [17 * inner, 34 * inner]
+    narrow = Lowering(wide_routing=False)
+    assert moved(narrow, "experts_fc2_bias") == [6 * wide, 8 * wide]
+    assert moved(narrow, "experts_activation") == [13 * inner, 25 * inner]
+    compiled = Lowering(compiled_experts=True)
+    assert moved(compiled, "experts_fc1_bias") == [4 * 2 * inner, 2 * inner]
+    assert moved(compiled, "experts_activation") == [3 * inner, 5 * inner]
     assert moved(Lowering(fused_grouped_mlp=True), "experts_fc2_bias") == []
     assert moved(Lowering(fused_grouped_mlp=True), "experts_activation") == [0.0, 0.0]
 

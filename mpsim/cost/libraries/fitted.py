@@ -210,7 +210,10 @@ class FittedLibrary:
         return ring_passes(kind, group.ranks) * size / bus
 
     def _nic_rate(self, kind: str, group: GroupShape, span: int) -> float:
-        """Rate at which one NIC share carries a collective: its efficiency, less congestion that grows with the domains."""
+        """Rate at which one NIC share carries a collective: its efficiency, less congestion that grows with the domains.
+
+        An all-to-all between whole domains reaches less than a ring: its messages meet at the NICs.
+        """
         efficiency = self._use(self.network, "nic_fraction")
         if "measured" not in self.network.words:
             efficiency = min(self.cluster.node.nic.efficiency, efficiency)
@@ -218,7 +221,11 @@ class FittedLibrary:
         raw = group_nic_bandwidth(self.cluster, group, kind, span)
         if span != nodes_spanned(self.cluster, group.domains):  # strays from its rails
             raw = min(raw, nic_bandwidth(self.cluster, span))
-        return raw * efficiency / congestion
+        share = efficiency / congestion
+        if kind == "all_to_all" and group.per_domain > 1:
+            exchange = constant_groups("collectives")["exchange"]
+            share = min(share, self._use(exchange, "nic_fraction"))
+        return raw * share
 
     def _crowding(self, kind: str, group: GroupShape) -> float:
         """Times its share that a NIC carries where an all-reduce leaves a domain by fewer NICs than it has members."""
