@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mpsim.plot.display import Display, legend_above
 from mpsim.plot.palette import SERIES
-from mpsim.serving.summary import latencies
+from mpsim.serving.summary import itl, latencies
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,11 +38,26 @@ class LatencyDisplay(Display):
         Latency of each request [s]; NaN for those without one.
     limit : float, optional
         What was promised [s].
+    weights : float64[N], optional
+        How often each counts; once by default.
+    what : str
+        Things that had it.
     """
 
-    def __init__(self, name: str, seconds: Floats, limit: float | None = None) -> None:
-        self.name, self.limit = name, limit
-        self.seconds = np.sort(seconds[~np.isnan(seconds)])
+    def __init__(
+        self,
+        name: str,
+        seconds: Floats,
+        limit: float | None = None,
+        *,
+        weights: Floats | None = None,
+        what: str = "requests",
+    ) -> None:
+        self.name, self.limit, self.what = name, limit, what
+        known = ~np.isnan(seconds)
+        order = np.argsort(seconds[known], kind="stable")
+        self.seconds = seconds[known][order]
+        self.weights = np.ones(len(order)) if weights is None else weights[known][order]
 
     def _size(self) -> tuple[float, float]:
         return 6.0, 3.6
@@ -51,9 +66,12 @@ class LatencyDisplay(Display):
         from matplotlib.lines import Line2D
 
         count = len(self.seconds)
-        share = 100.0 * np.arange(1, count + 1) / max(1, count)
+        reach = np.cumsum(self.weights)
+        share = 100.0 * reach / (reach[-1] if count else 1.0)
         ax.step(self.seconds / _MILLI, share, where="post", color=SERIES[0], linewidth=1.5)
-        handles = [Line2D([], [], color=SERIES[0], label=f"{count:,} requests")]
+        handles = [
+            Line2D([], [], color=SERIES[0], label=f"{round(self.weights.sum()):,} {self.what}")
+        ]
         if self.limit is not None:
             ax.axvline(self.limit / _MILLI, color=SERIES[1], linestyle="--", linewidth=1.2)
             handles.append(Line2D([], [], color=SERIES[1], linestyle="--", label="limit"))
@@ -61,7 +79,7 @@ class LatencyDisplay(Display):
             ax.set_xscale("log")
         legend_above(ax, handles, columns=len(handles))
         ax.set_xlabel(f"{self.name} (ms)")
-        ax.set_ylabel("requests within (%)")
+        ax.set_ylabel(f"{self.what} within (%)")
         ax.set_ylim(0, 101)
         ax.grid()
 
@@ -107,7 +125,7 @@ class OccupancyDisplay(Display):
             colour = SERIES[place % len(SERIES)]
             ax.step(times, values, where="post", color=colour, linewidth=0.8)
             handles.append(Line2D([], [], color=colour, label=name))
-        if len(handles) <= len(SERIES):
+        if 1 < len(handles) <= len(SERIES):
             legend_above(ax, handles, columns=max(1, len(handles)))
         ax.set_xlabel("time (s)")
         ax.set_ylabel(self.label)
@@ -134,6 +152,11 @@ class ServicePlots:
         """Draw how the time of each further token spreads over requests."""
         return self._latency("tpot", self._result.plan.slo.tpot, ax)
 
+    def itl(self, ax: Axes | None = None) -> LatencyDisplay:
+        """Draw how the gaps between tokens spread over tokens."""
+        gaps, weights = itl(self._result.served)
+        return LatencyDisplay("ITL", gaps, weights=weights, what="tokens").plot(ax)
+
     def batch(self, ax: Axes | None = None) -> OccupancyDisplay:
         """Draw how many sequences decode over time."""
         scales = [float(name != "prefill") for name in self._result.plan.pools]
@@ -150,7 +173,8 @@ class ServicePlots:
         """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        draws = {"ttft": self.ttft, "tpot": self.tpot, "batch": self.batch, "cache": self.cache}
+        names = ("ttft", "tpot", "itl", "batch", "cache")
+        draws = {name: getattr(self, name) for name in names}
         return [draw().save(folder / f"{name}.png") for name, draw in draws.items()]
 
     def _latency(self, name: str, limit: float | None, ax: Axes | None) -> LatencyDisplay:

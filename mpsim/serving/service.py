@@ -356,8 +356,10 @@ class _Service:
             return lanes[turn % len(lanes)]
         loads = [lane.engine.load for lane in lanes]
         if self._routing == "prefix-aware" and max(loads) - min(loads) <= _UNEVEN:
-            cached = [-lane.engine.cached(request) for lane in lanes]
-            return lanes[min(range(len(lanes)), key=lambda at: (cached[at], loads[at]))]
+            cached = [lane.engine.cached(request) for lane in lanes]
+            units = self._requests.hashes[request] if self._requests.hashes else ()
+            if 0 < len(units) <= 2 * max(cached):  # else nobody knows it
+                return lanes[min(range(len(lanes)), key=lambda at: (-cached[at], loads[at]))]
         return lanes[min(range(len(lanes)), key=loads.__getitem__)]
 
     def _gap(self) -> float:

@@ -32,7 +32,13 @@ def test_run_writes_pictures_and_a_trace(call, tmp_path):
     trace = tmp_path / "trace.json.gz"
     result = call("run", *FEW, "--plots", str(tmp_path), "--trace", str(trace))
     assert result.code == 0, result.err
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"ttft", "tpot", "batch", "cache"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {
+        "ttft",
+        "tpot",
+        "itl",
+        "batch",
+        "cache",
+    }
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     ends = [event for event in events if event["ph"] == "e"]
     assert len(ends) == 20

@@ -1,0 +1,25 @@
+"""Goodput against the rate of requests, for three layouts of the same eight accelerators.
+
+Covers: mpsim.sweep of a service, ServiceRateDisplay.goodput.
+Question: up to which rate does each layout keep the limits, and what is left of it beyond?
+"""
+
+import sys
+from pathlib import Path
+
+import mpsim
+from mpsim.plot import ServiceRateDisplay
+
+OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"
+RATES = [4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 32.0]
+EVEN = {"requests": 800, "prompt": {"kind": "fixed"}, "output": {"kind": "fixed", "tokens": 200}}
+
+base = mpsim.load(SCENARIO).with_values({"serving.workload": EVEN})  # little drain in the rates
+sweeps = {
+    f"{8 // tp} x tp {tp}": mpsim.sweep(
+        base.with_values({"parallelism.tp": tp}), {"serving.workload.rate": RATES}
+    )
+    for tp in (2, 4, 8)
+}
+ServiceRateDisplay.goodput(sweeps).save(OUT / "goodput_against_rate.png")
