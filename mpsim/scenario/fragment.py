@@ -63,6 +63,8 @@ def fragment(root: type[S], data: Mapping[str, Any], error: pydantic.ValidationE
         if name in wrong or (name in left and not _read(root, name, left[name], sections)):
             sections.update({} if name in _VARIANTS else {name: _NotRead()})
     sections.setdefault("training", None)  # of a scenario that serves: it has no default
+    if "serving" not in left and "training" in left:  # a key that was meant there, at most
+        sections["serving"] = None
     return root.model_construct(**sections)
 
 

@@ -171,11 +171,13 @@ def _names_at(loc: Sequence[object], root: type[pydantic.BaseModel]) -> list[str
 
 
 def _elsewhere(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> list[str]:
-    """Dotted keys that end in the unknown key at `loc`, unless a key beside it is near."""
+    """The shortest dotted keys that end in the unknown key at `loc`, unless a key beside it is near."""
     name = str(loc[-1])
     if "did you mean" in nearest(name, _names_at(loc[:-1], root)):
         return []
-    return [key for key in known_keys(root) if key.rpartition(".")[2] == name]
+    same = [key for key in known_keys(root) if key.rpartition(".")[2] == name]
+    least = min((key.count(".") for key in same), default=0)
+    return [key for key in same if key.count(".") == least]
 
 
 def _choice(detail: ErrorDetails, context: Mapping[str, Any]) -> str:

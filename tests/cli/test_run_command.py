@@ -233,6 +233,7 @@ def test_a_setting_that_does_not_fit_says_where_it_would(mpsim_cli, quickstart, 
     outcome = mpsim_cli("check", quickstart, "--set", setting)
     assert (outcome.code, outcome.out) == (2, "")
     assert words in outcome.err
+    assert "training and serving" not in outcome.err
 
 
 @pytest.mark.parametrize(
