@@ -205,7 +205,7 @@ def _take(kind: str, name: str, options: Mapping[str, Word], numbers: dict[str, 
         if role is None or count is None or word.unknown:
             continue
         if role == "map_by":
-            count = re.search(r"ppr:(\d+):node", word.text)
+            count = re.search(r"ppr:(\d{1,9}):node", word.text)
             role = "per_node"
             if count is None:
                 continue
