@@ -8,6 +8,7 @@ from typing import Final
 
 from mpsim.errors import FormatError, nearest
 from mpsim.exporters.accelerate import export_accelerate
+from mpsim.exporters.astra_sim import export_astra_network, export_astra_system
 from mpsim.exporters.deepspeed import export_deepspeed
 from mpsim.exporters.huggingface import export_huggingface
 from mpsim.exporters.maxtext import export_maxtext
@@ -50,6 +51,8 @@ WRITERS: Final = (
     Writer("deepspeed", "ds_config of DeepSpeed", export_deepspeed, ".json"),
     Writer("accelerate", "configuration of Hugging Face Accelerate", export_accelerate, ".yaml"),
     Writer("maxtext", "configuration of MaxText", export_maxtext, ".yaml"),
+    Writer("astra-network", "network of ASTRA-sim", export_astra_network, ".yaml"),
+    Writer("astra-system", "system of ASTRA-sim", export_astra_system, ".json"),
     Writer("hf", "config.json of Hugging Face transformers", export_huggingface, ".json"),
 )
 ALIASES: Final[Mapping[str, str]] = {

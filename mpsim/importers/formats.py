@@ -8,6 +8,7 @@ from typing import Final
 
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
 from mpsim.importers.accelerate import ACCELERATE
+from mpsim.importers.astra_sim import ASTRA_NETWORK, ASTRA_SYSTEM
 from mpsim.importers.chakra import CHAKRA, is_trace
 from mpsim.importers.deepspeed import DEEPSPEED
 from mpsim.importers.hlo import HLO
@@ -51,6 +52,8 @@ FORMATS: Final = (
     DEEPSPEED,
     ACCELERATE,
     MAXTEXT,
+    ASTRA_NETWORK,
+    ASTRA_SYSTEM,
     OSU,
     HLO,
     TENSORFLOW,

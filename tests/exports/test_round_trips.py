@@ -48,9 +48,14 @@ def read_back(exported, folder, name, called):
     imported = read(path, format=name)
     unknown = [key for key, why in imported.ignored.items() if "unknown to mpsim" in why]
     assert not unknown
-    rest = exported.rest()
-    whole = laid(imported.scenario, rest)
-    whole["cluster"] = rest["cluster"]
+    whole = laid(imported.scenario, {})
+    for loss in exported.lost:  # a section that is lost replaces what was read of it
+        *sections, last = loss.key.split(".")
+        place = whole
+        for section in sections:
+            place[section] = dict(place.get(section, {}))
+            place = place[section]
+        place[last] = loss.value
     if "preset" not in whole["model"]:  # what a model is called decides nothing
         whole["model"] = {**whole["model"], "name": called}
     return Scenario.from_mapping({"schema": 1, **whole})

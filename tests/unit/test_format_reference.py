@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import typing
 
 import pytest
 
@@ -19,6 +20,13 @@ def test_the_page_is_what_the_tables_say(pytestconfig):
     assert module["PAGE"].read_text(encoding="utf-8") == module["render"]()
 
 
+def sections(annotation):
+    """Sections of the schema that an annotation holds, however deep."""
+    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
+        return [annotation]
+    return [part for inner in typing.get_args(annotation) for part in sections(inner)]
+
+
 def known_keys():
     """Dotted keys that a scenario may have."""
     names = {f"framework.{field}" for field in framework("megatron-lm", {}).fields()}
@@ -29,12 +37,7 @@ def known_keys():
         for name, field in section.model_fields.items():
             key = f"{head}{field.alias or name}"
             names.add(key)
-            parts = [field.annotation, *getattr(field.annotation, "__args__", ())]
-            stack += [
-                (f"{key}.", part)
-                for part in parts
-                if isinstance(part, type) and hasattr(part, "model_fields")
-            ]
+            stack += [(f"{key}.", part) for part in sections(field.annotation)]
     return names
 
 
