@@ -23,26 +23,56 @@ def compare(
     a: Annotated[
         Path, typer.Argument(metavar="A", help="Scenario (.yaml), or a stored result (.json).")
     ],
-    b: Annotated[Path, typer.Argument(metavar="B", help="What to set against it.")],
+    b: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="B...", help="What to set against it, one or several."),
+    ] = None,
+    vs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vs",
+            metavar="KEY=VALUE",
+            help="Set A against itself with these values instead of a second file, e.g. cluster.nic.bandwidth='200 Gb/s'; repeatable.",
+        ),
+    ] = None,
     sets: Sets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Set two results side by side and say which part of the step explains the difference."""
     from mpsim.archive import is_archive
-    from mpsim.cli.console import print_json
+    from mpsim.cli.console import print_json, print_text
     from mpsim.study import compare as compare_results
 
-    if (sets or overrides) and all(path.suffix == ".json" or is_archive(path) for path in (a, b)):
+    others = b or []
+    if not others and not vs:
+        raise typer.BadParameter(
+            "got one result; needed another one, or --vs KEY=VALUE", param_hint="B"
+        )
+    if vs and (a.suffix == ".json" or is_archive(a)):
+        raise typer.BadParameter(
+            f"{a} is a stored result, which nothing can change; give a scenario", param_hint="--vs"
+        )
+    stored = [path.suffix == ".json" or is_archive(path) for path in (a, *others)]
+    if (sets or overrides) and all(stored):
         raise typer.BadParameter(
             "both are stored results, which nothing can change; leave it out, or give a scenario",
             param_hint="--set" if sets else "--override",
         )
-    first, second = (_result(file, sets, overrides) for file in (a, b))
-    comparison = compare_results(first, second)
+    first = _result(a, sets, overrides)
+    sides = [_result(file, sets, overrides) for file in others]
+    if vs:
+        changed = _result(a, [*(sets or []), *vs], overrides)
+        sides.append({**changed, "scenario": f"{changed['scenario']} with {', '.join(vs)}"})
+    comparisons = [compare_results(first, side) for side in sides]
     if as_json:
-        print_json(comparison.to_json())
-    else:
+        told = comparisons[0].to_json()
+        more = [comparison.to_json() for comparison in comparisons[1:]]
+        print_json({**told, "others": more} if more else told)
+        return
+    for number, comparison in enumerate(comparisons):
+        if number:
+            print_text("")
         _print(comparison)
 
 
@@ -119,13 +149,13 @@ def _print(comparison: Comparison) -> None:
 
     rows = [
         (
-            figure.name,
-            _figure(figure.a),
-            _figure(figure.b),
-            _figure(figure.difference),
+            _name(figure.name),
+            _figure(figure.name, figure.a),
+            _figure(figure.name, figure.b),
+            _figure(figure.name, figure.difference),
             _share(figure.relative),
-            _range(figure.intervals, 0),
-            _range(figure.intervals, 1),
+            _range(figure.name, figure.intervals, 0),
+            _range(figure.name, figure.intervals, 1),
         )
         for figure in (*comparison.figures, *comparison.parts)
         if figure.a or figure.b
@@ -143,12 +173,42 @@ def _print(comparison: Comparison) -> None:
     print_text(comparison.explanation)
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5g}"
+_ENDINGS = {"_bytes": "BYTES", "_j_per_step": "ENERGY", "_s": "TIME"}
+_SHARES = ("mfu", "hfu", "bubble_fraction")
 
 
-def _range(intervals: tuple[Sequence[float], Sequence[float]] | None, place: int) -> str:
-    return "" if intervals is None else " - ".join(map(_figure, intervals[place]))
+def _name(name: str) -> str:
+    """A figure as `mpsim run` calls it, its unit beside the value."""
+    for ending in _ENDINGS:
+        if name.endswith(ending) and not name.endswith("_per_s"):
+            return name.removesuffix(ending).replace("_", " ")
+    words = name.replace("tokens_per_s_per_accelerator", "tokens/s per accelerator")
+    words = words.replace("tokens_per_s", "tokens/s").replace("cost_per_step", "USD a step")
+    return words.upper() if words in ("mfu", "hfu") else words.replace("_", " ")
+
+
+def _figure(name: str, value: float | None) -> str:
+    """A figure with the unit that a person would write; parts of a step are times."""
+    from mpsim.cli.summary import percent
+    from mpsim.study.comparison import FIGURES, SERVICE_FIGURES
+    from mpsim.units import Dimension, format_quantity
+
+    if value is None:
+        return "-"
+    if name in _SHARES:
+        return percent(value)
+    if name not in (*FIGURES, *SERVICE_FIGURES):
+        return format_quantity(value, Dimension.TIME)
+    for ending, dimension in _ENDINGS.items():
+        if name.endswith(ending) and not name.endswith("_per_s"):
+            return format_quantity(value, Dimension[dimension])
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.5g}"
+
+
+def _range(name: str, intervals: tuple[Sequence[float], Sequence[float]] | None, place: int) -> str:
+    if intervals is None:
+        return ""
+    return " - ".join(_figure(name, value) for value in intervals[place])
 
 
 def _share(value: float | None) -> str:

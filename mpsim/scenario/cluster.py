@@ -85,8 +85,8 @@ PLACED: Final = (
 class AcceleratorChoice(Section):
     """An accelerator of the catalog, and the figures of it to replace."""
 
-    preset: Name
-    """An accelerator by name (see 'mpsim show hardware'), or the path of a machine file of 'mpsim calibrate'."""
+    preset: Name | None = None
+    """An accelerator by name (see 'mpsim show hardware'), or the path of a machine file of 'mpsim calibrate'; left out, the one the cluster has."""
     machine: dict[str, Any] | None = None
     """Content of that machine file; resolved scenarios hold it, a person writes the path."""
     peak_flops: dict[str, FlopRate] | None = None
@@ -265,7 +265,11 @@ def _check_complete(choice: ClusterChoice) -> list[Problem]:
     parts = ("accelerator", "accelerators_per_node", "nodes")
     missing = [part for part in parts if getattr(choice, part) is None]
     if not missing:
-        return []
+        chip = choice.accelerator
+        if chip is None or chip.preset is not None or chip.machine is not None:
+            return []
+        message = "missing; needed an accelerator by name (see 'mpsim show hardware'), since the cluster has no preset whose it could be"
+        return [Problem(message, key="cluster.accelerator.preset")]
     message = f"lacks {', '.join(missing)}; give them, or a preset such as 'preset: dgx-h100'"
     return [Problem(message, key="cluster")]
 
@@ -300,7 +304,7 @@ def _parts(choice: ClusterChoice, base: Cluster | None, lent: Cluster | None) ->
     scale_up = choice.scale_up
     parts: dict[str, Any] = {}
     if choice.accelerator is not None:
-        parts["accelerator"] = _accelerator(choice.accelerator, lent or base)
+        parts["accelerator"] = _accelerator(choice.accelerator, lent or base, base)
     if scale_up is not None:
         usual = base.node.scale_up if base else _usual_link(choice, lent)
         parts["scale_up"] = _link(scale_up, usual)
@@ -314,7 +318,8 @@ def _parts(choice: ClusterChoice, base: Cluster | None, lent: Cluster | None) ->
 def _usual_link(choice: ClusterChoice, lent: Cluster | None) -> Link | None:
     if lent is not None:
         return lent.node.scale_up
-    chip = accelerator(choice.accelerator.preset) if choice.accelerator else None
+    named = choice.accelerator.preset if choice.accelerator else None
+    chip = accelerator(named) if named else None
     return link(chip.scale_up) if chip and chip.scale_up else None
 
 
@@ -331,10 +336,17 @@ def _replaced(part: T, figures: Mapping[str, Any]) -> T:
     return dataclasses.replace(part, **changed, sources=sources)
 
 
-def _accelerator(choice: AcceleratorChoice, machine: Cluster | None) -> Accelerator:
+def _accelerator(
+    choice: AcceleratorChoice, machine: Cluster | None, base: Cluster | None
+) -> Accelerator:
     named = machine is not None and choice.preset == machine.accelerator.name
     measured = machine is not None and (named or _is_machine(choice))
-    chip = machine.accelerator if machine and measured else accelerator(choice.preset)
+    if choice.preset is None and not measured:
+        assert base is not None, "a cluster without a preset names its accelerator"
+        chip = base.accelerator
+    else:
+        assert measured or choice.preset is not None
+        chip = machine.accelerator if machine and measured else accelerator(choice.preset or "")
     peaks = None
     if choice.peak_flops is not None:
         peaks = {**chip.peak_flops, **choice.peak_flops}

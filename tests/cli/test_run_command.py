@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -251,3 +252,22 @@ def test_what_would_not_count_is_refused(mpsim_cli, quickstart, arguments, words
     assert (outcome.code, outcome.out) == (2, "")
     assert words in outcome.err
     assert "leave" in outcome.err
+
+
+def test_compare_asks_what_if_without_a_second_file(mpsim_cli, quickstart):
+    """The same scenario with a value changed is the other side, in the units of run."""
+    changed = ("--vs", "training.recompute=full")
+    found = json.loads(mpsim_cli("compare", quickstart, *changed, "--json").out)
+    own = mpsim_cli("run", quickstart, "--set", "training.recompute=full", "--json")
+    assert found["figures"]["step_time_s"]["b"] == json.loads(own.out)["step_time_s"]
+    text = mpsim_cli("compare", quickstart, *changed).out
+    assert "with training.recompute=full" in text
+    assert re.search(r"peak memory +[\d.]+ GB", text)
+    assert "e+" not in text
+
+
+def test_compare_sets_several_results_against_the_first(mpsim_cli, quickstart):
+    """One table each; in JSON the others are a list."""
+    found = json.loads(mpsim_cli("compare", quickstart, quickstart, quickstart, "--json").out)
+    assert len(found["others"]) == 1
+    assert mpsim_cli("compare", quickstart).code == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mpsim.errors import Problem
+from mpsim.errors import Problem, ScenarioError
 from mpsim.scenario.balance import balanced_stages
 from mpsim.scenario.described import Described
 from mpsim.schedule import schedule
@@ -50,10 +50,10 @@ def check_stages(scenario: Described) -> list[Problem]:
     p, layers = scenario.parallelism, scenario.transformer.layers
     stages = p.pp * scenario.virtual_stages
     spelled = f"pp {p.pp} x virtual_stages {scenario.virtual_stages} = {stages} stages"
-    split = scenario.software.pipeline.stage_split
     if p.layers_per_stage == "auto":
         if scenario.stage_layers is not None:
             return []
+        split = scenario.software.pipeline.stage_split
         message = f"{layers} layers cannot be split among {spelled} as {scenario.framework.preset} splits them ({split}); set pp or virtual_stages lower"
         return [Problem(message, key="parallelism.layers_per_stage")]
     if p.layers_per_stage is not None:
@@ -66,7 +66,12 @@ def check_stages(scenario: Described) -> list[Problem]:
     even = [n for n in range(1, layers + 1) if layers % (n * scenario.virtual_stages) == 0]
     near = sorted(sorted(even, key=lambda n: abs(n - p.pp))[:2])
     sizes = " or ".join(map(str, near)) or "a divisor"
-    balanced = balanced_stages(scenario)
+    try:
+        balanced = balanced_stages(scenario)
+    except (
+        ScenarioError
+    ):  # of an unknown framework nobody knows which splits it runs; another check names it
+        balanced = None
     if balanced is None:
         mend = f"{scenario.framework.preset} runs no uneven split that holds them"
     else:
