@@ -348,7 +348,7 @@ class OptimizerBehaviour:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBehaviour:
-    """Lifetimes of tensors: what is kept narrow or divided, and when gradients are there.
+    """Lifetimes of tensors: what is kept, made again, narrow or divided, and when gathered weights and gradients are there.
 
     Parameters
     ----------
@@ -358,6 +358,13 @@ class MemoryBehaviour:
         Whether that holds of what activations of MLP and experts read too (Megatron-Core's ``activation_func_fp8_input_store``).
     transposed_weights : bool
         Whether transposed copies of weights that are narrow themselves stay from one use to the next, where products need them.
+    remade_products : bool
+        Whether what an activation returns is made again in the backward, from what the activation read, instead of kept (fused SwiGLU; policies of XLA that save products).
+    remade_norms : bool
+        Whether what a norm returns is made again from its input.
+    frees_weights : bool
+        Whether each gathered weight is freed after its product and each gradient reduced as soon as it is there, two at a time, instead of whole units (XLA; DeepSpeed's
+        ZeRO-3, which gathers parameter by parameter).
     divides_kept : bool
         Whether what is kept between products is divided over tensor parallelism without sequence parallelism too, as XLA divides it over every axis of its mesh.
     drops_gradients : bool
@@ -370,6 +377,9 @@ class MemoryBehaviour:
     keeps_narrow: bool = False
     narrow_activations: bool = False
     transposed_weights: bool = True
+    remade_products: bool = False
+    remade_norms: bool = False
+    frees_weights: bool = False
     divides_kept: bool = False
     drops_gradients: bool = False
     steps_in_backward: bool = False

@@ -46,8 +46,6 @@ class Lowering:
     wide_norms : bool
         Whether an RMS norm is a chain of float32 kernels, which keeps its input in float32 and what it has normalised, before the weight; else it is one kernel, which
         keeps its input as it came.
-    remade_products : bool
-        Whether the product of a gated activation is made again in its backward from gate and up, instead of kept.
     activation_bytes : int
         Bytes of an activation element (2 for bf16/fp16, 4 for fp32).
     weight_grad_bytes : int
@@ -79,7 +77,6 @@ class Lowering:
     wide_routing: bool = True
     weighted_activation: bool = False
     wide_norms: bool = False
-    remade_products: bool = False
     activation_bytes: int = 2
     weight_grad_bytes: int = 4
     loss_bytes_per_logit: float = 30.0

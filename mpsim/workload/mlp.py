@@ -29,8 +29,7 @@ def plain_mlp(part: Part) -> Iterator[Step]:
     up = Module.MLP, Role.UP
     yield part.column(up, "fc1", model.fc1_features, model.fc1_features, weights=weights)
     yield from activation(part)
-    remade = model.gated_mlp and part.lowering.remade_products
-    yield part.row((Module.MLP, Role.DOWN), "fc2", model.ffn_hidden, keeps=not remade)
+    yield part.row((Module.MLP, Role.DOWN), "fc2", model.ffn_hidden)
 
 
 def gate_and_up(model: Transformer) -> int:

@@ -93,10 +93,8 @@ class Part:
             saved=self.size(saved),
         )
 
-    def row(
-        self, place: tuple[Module, Role], name: str, features: int, *, keeps: bool = True
-    ) -> Step:
-        """Build a GEMM back to the hidden width; it `keeps` its input, unless that is made again."""
+    def row(self, place: tuple[Module, Role], name: str, features: int) -> Step:
+        """Build a GEMM back to the hidden width; it saves its input."""
         module, role = place
         return linear(
             role,
@@ -107,7 +105,7 @@ class Part:
             lowering=self.lowering,
             module=module,
             name=name,
-            saved_for_weight=self.size(features) if keeps else 0.0,
+            saved_for_weight=self.size(features),
         )
 
     def replicated(

@@ -81,11 +81,20 @@ def test_what_is_freed_divided_or_made_again_is_never_more_than_what_is_kept(
         "divides_kept": False,
         "drops_gradients": False,
         "remade_products": False,
+        "remade_norms": False,
+        "frees_weights": False,
         "wide_norms": False,
     }
     llama = {"model_name": "llama2-7b"}
     kept = account_memory(step(sizes, overrides=plain, **llama)).total
-    for habit in ("keeps_narrow", "divides_kept", "drops_gradients", "remade_products"):
+    for habit in (
+        "keeps_narrow",
+        "divides_kept",
+        "drops_gradients",
+        "remade_products",
+        "remade_norms",
+        "frees_weights",
+    ):
         less = account_memory(step(sizes, overrides={**plain, habit: True}, **llama)).total
         assert (less <= kept * (1 + 1e-12)).all(), habit
     more = account_memory(step(sizes, overrides={**plain, "wide_norms": True}, **llama)).total

@@ -15,7 +15,6 @@ from mpsim.validate.runs import filled, scenario_of
 from mpsim.validate.tables import rule_of
 
 DATA = Path(__file__).resolve().parents[2] / "validation" / "data" / "published-runs.csv"
-TRAPS = ("mpt-30b-s8192-a10080gb-8-bf16", "mpt-30b-s8192-h10080gb-8-bf16")
 
 
 @pytest.fixture(scope="module")
@@ -24,18 +23,15 @@ def rows() -> list[dict[str, str]]:
 
 
 def test_runs_that_were_measured_fit_their_accelerators(rows: list[dict[str, str]]) -> None:
-    """No run is said to need more than its GPU has, but two by less than 1 %, whose times (2.84 x for twice the work) tell that the allocator retried."""
-    short = {}
+    """No run is said to need more than its GPU has; some fill 97 % of it."""
+    shares = []
     for row in rows:
         cells = Cells(row)
         rule = rule_of(cells)
         scenario = Scenario.from_mapping(scenario_of(filled(cells, rule).cells, rule))
         memory = account_memory(make_plan(scenario))
-        share = float((memory.total / memory.capacities).max())
-        if share > 1.0:
-            short[row["id"]] = share
-    assert set(short) == set(TRAPS)
-    assert max(short.values()) < 1.01
+        shares.append(float((memory.total / memory.capacities).max()))
+    assert 0.9 < max(shares) <= 1.0
 
 
 @pytest.mark.parametrize("gpus", [8, 16, 32, 64])

@@ -131,21 +131,36 @@ def kept_by_part(plan: Plan) -> dict[str, Kept]:
 
 
 def _expansions(plan: Plan) -> Mapping[str, Expansion]:
-    """Operators of every part with what they keep in this precision."""
-    parts = plan.expansions
-    if not plan.layout.framework.memory.keeps_narrow or plan.layout.precision not in FORMATS:
-        return parts
+    """Operators of every part with what this stack keeps of them in this precision."""
     software = plan.layout.framework
-    layers = {
-        kind: kept_narrow(
-            parts[kind],
-            element_bytes=format_bytes(plan.layout.precision),
-            wide_bytes=float(software.lowering.activation_bytes),
-            activation_inputs=software.memory.narrow_activations,
-        )
-        for kind in dict.fromkeys(plan.layout.model.layer_kinds)
-    }
-    return {**parts, **layers}
+    lifetimes = software.memory
+    layers = {kind: plan.expansions[kind] for kind in dict.fromkeys(plan.layout.model.layer_kinds)}
+    if lifetimes.keeps_narrow and plan.layout.precision in FORMATS:
+        layers = {
+            kind: kept_narrow(
+                layer,
+                element_bytes=format_bytes(plan.layout.precision),
+                wide_bytes=float(software.lowering.activation_bytes),
+                activation_inputs=lifetimes.narrow_activations,
+            )
+            for kind, layer in layers.items()
+        }
+    dropped = {Role.DOWN: lifetimes.remade_products, Role.NORM: lifetimes.remade_norms}
+    if any(dropped.values()):
+        layers = {
+            kind: _without(layer, [role for role in dropped if dropped[role]])
+            for kind, layer in layers.items()
+        }
+    return {**plan.expansions, **layers}
+
+
+def _without(layer: Expansion, roles: Sequence[Role]) -> Expansion:
+    """A layer that makes anew what operators of these roles keep for weight gradients."""
+    forward = tuple(
+        dataclasses.replace(operator, saved_for_weight=0.0) if operator.role in roles else operator
+        for operator in layer.forward
+    )
+    return dataclasses.replace(layer, forward=forward)
 
 
 def _sharding(plan: Plan) -> Sharding:

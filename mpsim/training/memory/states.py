@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpsim.cost.quantise import casting
 from mpsim.parallel import shard
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.residency import residency
+from mpsim.training.replicas.residency import residency, weight_sizes
 from mpsim.workload import OperatorKind, Phase
 
 __all__ = ["buffers", "gradient_scratch", "model_states"]
@@ -64,14 +64,7 @@ def _narrow_weights(plan: Plan) -> NDArray[np.float64]:
 
 def _largest_weights(plan: Plan) -> float:
     """Elements of the two largest weights on a rank: of one the gradient is applied while that of the next is computed."""
-    parts = plan.expansions
-    sizes = [
-        operator.m * operator.n // operator.weights
-        for part in parts
-        for operator in (shard(whole, plan.sharding) for whole in parts[part].backward)
-        if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
-    ]
-    return float(sum(sorted(sizes)[-2:]))
+    return float(sum(sorted(weight_sizes(plan))[-2:]))
 
 
 def buffers(plan: Plan) -> NDArray[np.float64]:

@@ -10,10 +10,13 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import Stage
+from mpsim.parallel import Stage, shard
 from mpsim.training.plan import SHARDED_GRADIENTS, Plan
+from mpsim.workload import OperatorKind, Phase
 
-__all__ = ["Residency", "residency"]
+__all__ = ["Residency", "largest_weight", "residency", "weight_sizes"]
+
+_WEIGHTS = (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM)
 
 Floats = NDArray[np.float64]
 
@@ -59,8 +62,8 @@ def residency(plan: Plan) -> Residency:
     Notes
     -----
     Sharded parameters: a rank keeps its share, and gathers ``units_in_flight`` units beside the root; all of them where units are
-    kept after the forward. One unit's whole gradients exist while the one before is being reduced. What the host keeps, the
-    device does not.
+    kept after the forward. One unit's whole gradients exist while the one before is being reduced. A stack that frees each weight after its product has weights
+    in place of units. What the host keeps, the device does not.
     """
     dense, experts = plan.layout.rank_dense_parameters, plan.layout.rank_expert_parameters
     owned = dense + experts
@@ -72,6 +75,8 @@ def residency(plan: Plan) -> Residency:
     if plan.gathers_units:
         largest, root = _units(plan)
         stays_gathered = plan.keeps_gathered or not plan.layout.framework.data.reshard_after_forward
+        if plan.layout.framework.memory.frees_weights:
+            largest, root = np.minimum(largest, largest_weight(plan)), np.zeros_like(root)
         gathered = (
             owned if stays_gathered else np.minimum(owned, root + plan.units_in_flight * largest)
         )
@@ -90,6 +95,22 @@ def residency(plan: Plan) -> Residency:
         reducing=reducing if divided else nothing,
         optimizer=nothing if offloads else share,
     )
+
+
+def largest_weight(plan: Plan) -> float:
+    """Elements of the largest weight on a rank, those of all its experts together one weight."""
+    return max(weight_sizes(plan))
+
+
+def weight_sizes(plan: Plan) -> list[int]:
+    """Elements of every weight of the parts of a model on one rank."""
+    parts = plan.expansions
+    return [
+        operator.batch * operator.m * operator.n // operator.weights
+        for part in parts
+        for operator in (shard(whole, plan.sharding) for whole in parts[part].backward)
+        if operator.phase is Phase.WEIGHT_GRADIENT and operator.kind in _WEIGHTS
+    ]
 
 
 def _units(plan: Plan) -> tuple[Floats, Floats]:
