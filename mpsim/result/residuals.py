@@ -2,7 +2,7 @@
 
 A residual is e = ln(predicted / measured). Its spread grows with the distance of what is predicted to the nearest measured runs:
 
-    sigma^2 = noise^2 + sum over attributes of what is not shared with them + (doubling x doublings of the size beyond theirs)^2
+    sigma^2 = noise^2 + sum over attributes of what is not shared with them + (doubling x doublings of the size beyond theirs)^2 + guess^2 x settings left open
 
 and 80 % of e / sigma lie between two quantiles, whose sizes differ because the mean of e is not 0. Everything is fitted by ``validation/intervals.py`` with whole families of
 runs left out, one file a figure in ``mpsim/result/data``.
@@ -84,6 +84,8 @@ class Setting:
         Attributes such as ``framework``: its names from the most special to the most general, ``("megatron-core", "nvidia")``.
     size : float
         Accelerators, bytes or whatever the figure grows with; distances are ratios.
+    guessed : int
+        Settings that matter (degrees of parallelism, microbatch, recomputation, ...) and that whoever describes the run left open.
 
     Examples
     --------
@@ -94,16 +96,21 @@ class Setting:
 
     labels: Mapping[str, tuple[str, ...]]
     size: float
+    guessed: int = 0
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
-        return {**{name: list(names) for name, names in self.labels.items()}, "size": self.size}
+        labels = {name: list(names) for name, names in self.labels.items()}
+        return {**labels, "size": self.size, "guessed": self.guessed}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Setting:
         """The setting that `to_json` gave."""
-        labels = {name: tuple(map(str, names)) for name, names in data.items() if name != "size"}
-        return cls(labels, float(data["size"]))
+        numbers = ("size", "guessed")
+        labels = {
+            name: tuple(map(str, names)) for name, names in data.items() if name not in numbers
+        }
+        return cls(labels, float(data["size"]), int(data.get("guessed", 0)))
 
     def level(self, attribute: str, names: Sequence[str]) -> int:
         """How far up one has to go until names are shared: 0 the same, as many as there are names where none is shared."""
@@ -160,6 +167,8 @@ class Residuals:
         Sigma that a doubling of the size beyond measured runs adds.
     most_doublings : float
         Doublings that count where nothing was measured.
+    guess : float
+        Sigma that each setting adds that is guessed.
     quantiles : tuple of float
         Of e / sigma: the lower one negative, the upper one positive.
     pairs : mapping of str to float
@@ -174,6 +183,7 @@ class Residuals:
     attributes: Mapping[str, tuple[float, ...]]
     doubling: float
     most_doublings: float
+    guess: float
     quantiles: tuple[float, float]
     pairs: Mapping[str, float]
     rows: int
@@ -183,7 +193,8 @@ class Residuals:
     def sigma(self, setting: Setting) -> float:
         """Spread of the residual of a setting, by its distance to the nearest measured runs."""
         distances = (self._variance(setting, run) for run in self.runs)
-        return math.sqrt(min(distances, default=self._widest))
+        guesses = self.guess**2 * setting.guessed
+        return math.sqrt(min(distances, default=self._widest) + guesses)
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
         """The measured runs at the least distance, of equally near ones the most; None where none were measured."""
@@ -239,6 +250,7 @@ class Residuals:
             return f"{fitted}; nothing like it was measured: the widest interval"
         apart = [name for name in self.attributes if setting.level(name, run.labels.get(name, ()))]
         apart += ["scale"] if run.scale(setting.size) != 1.0 else []
+        apart += [f"{setting.guessed} settings guessed"] if setting.guessed else []
         names = ", ".join(names[0] for names in run.labels.values() if names[0])
         return f"{fitted}; nearest: {run.rows} of {names}{_words('; other ', apart)}"
 
@@ -293,6 +305,7 @@ def residuals(figure: str) -> Residuals:
         attributes={name: tuple(map(float, data["attributes"][name])) for name in names},
         doubling=float(data["doubling"]),
         most_doublings=float(data["most_doublings"]),
+        guess=float(data["guess"]),
         quantiles=(float(data["quantiles"][0]), float(data["quantiles"][1])),
         pairs={name: float(half) for name, half in data.get("pairs", {}).items()},
         rows=int(data["rows"]),

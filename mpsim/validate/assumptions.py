@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpsim.importers import Assumed
@@ -13,7 +13,16 @@ from mpsim.importers.cells import Cells
 from mpsim.parallel import AXES
 from mpsim.validate.tables import table
 
-__all__ = ["BY_FAMILY", "Filled", "fill_in", "instance_of", "network_of", "slices_of", "system_of"]
+__all__ = [
+    "BY_FAMILY",
+    "Filled",
+    "fill_in",
+    "guesses",
+    "instance_of",
+    "network_of",
+    "slices_of",
+    "system_of",
+]
 
 BY_FAMILY = "usual with its framework"
 _TILE = 256  # widths of gated MLPs are multiples of it
@@ -171,6 +180,17 @@ def _network(row: Filled) -> Filled:
     for column in ("nics_per_node", "nic_gbit_s", "inter_node_link"):
         row = row.with_column(column, str(entry[column]), entry["why"])
     return row
+
+
+def guesses(assumed: Sequence[Assumed]) -> int:
+    """How many settings that a step time depends on are guesses: neither stated, nor usual with the row's framework, nor what the others leave."""
+    columns = table("assumptions")["columns"]
+    reasons = {
+        (column, entry["why"])
+        for column in table("assumptions")["guesses"]
+        for entry in columns[column]
+    }
+    return len({entry.to for entry in assumed if (entry.to, entry.why) in reasons})
 
 
 def network_of(accelerator: str) -> Mapping[str, Any] | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mpsim.importers.cells import Cells
 from mpsim.training.intervals import residuals_of
+from mpsim.validate.assumptions import guesses
 from mpsim.validate.records import Record, Row
 from mpsim.validate.runs import read_run, simulated
 from mpsim.validate.tables import rule_of, stands_in
@@ -97,9 +98,10 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
         layer=rule.get("measures") == "layer",
         seen=rule.get("memory", "memory"),
     )
-    setting = told.setting
+    setting = dataclasses.replace(told.setting, guessed=guesses(run.assumed))
     if stands_in(rule):
-        setting = dataclasses.replace(setting, labels={**setting.labels, "framework": ("", "")})
+        unknown = {"framework": ("", ""), "stack": ("",)}
+        setting = dataclasses.replace(setting, labels={**setting.labels, **unknown})
     return [
         dataclasses.replace(
             blank,

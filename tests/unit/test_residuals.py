@@ -26,6 +26,7 @@ def setting(
     return Setting(
         {
             "framework": framework,
+            "stack": ("stated",),
             "accelerator": accelerator,
             "format": precision,
             "length": ("short",),
@@ -57,6 +58,7 @@ def known(*measured: MeasuredRuns) -> Residuals:
         attributes={"framework": (0.2, 0.4), "accelerator": (0.3, 0.5)},
         doubling=0.1,
         most_doublings=6,
+        guess=0.2,
         quantiles=(-2.0, 1.0),
         pairs={},
         rows=10,
@@ -102,6 +104,14 @@ def test_a_family_left_out_is_no_neighbour() -> None:
     left = both.without("f on a")
     assert left.sigma(at("f", "a")) == pytest.approx(math.sqrt(0.1))
     assert [one.family for one in left.runs] == ["f on b"]
+
+
+def test_each_guessed_setting_widens() -> None:
+    """Two settings left open add 2 x 0.04 to a variance of 0.01; what was measured changes nothing about that."""
+    known_one = known(runs("f", "a"))
+    open_one = Setting(at("f", "a").labels, 64, guessed=2)
+    assert known_one.sigma(open_one) == pytest.approx(0.3)
+    assert "2 settings guessed" in known_one.interval(1.0, open_one).basis
 
 
 def test_unknown_software_is_nobodys_neighbour() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mpsim.importers import Assumed
 from mpsim.importers.cells import Cells
-from mpsim.validate.assumptions import fill_in, slices_of
+from mpsim.validate.assumptions import BY_FAMILY, fill_in, guesses, slices_of
 from mpsim.validate.runs import filled, scenario_of
 
 FSDP = {
@@ -105,3 +106,16 @@ def test_what_other_columns_leave_is_no_guess(
 ) -> None:
     """32 accelerators, 128 sequences: the missing degree is the quotient where there is one, a microbatch what their number leaves."""
     assert fill_in(Cells({**FSDP, **given}), RULE).cells.text(column) == value
+
+
+def test_guesses_are_settings_that_nobody_states() -> None:
+    """A degree and a recomputation guessed count, each once; what is usual with the framework, deduced or of little weight does not."""
+    said = [
+        Assumed("tp", "1", "no tensor parallelism is stated"),
+        Assumed("recompute", "none", "none is stated"),
+        Assumed("recompute", "full", "none does not fit in memory"),
+        Assumed("precision", "bf16", BY_FAMILY),
+        Assumed("dp", "64", "what the accelerators have room for"),
+        Assumed("nics_per_node", "8", "DGX H100: one NDR NIC a GPU"),
+    ]
+    assert guesses(said) == 2
