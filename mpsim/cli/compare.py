@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+from mpsim.cli.options import AsJson, Overrides, Plot, Sets, load_scenario
 
 if TYPE_CHECKING:
     from mpsim.errors import ScenarioError
     from mpsim.study import Comparison
+    from mpsim.study.recorded import RecordedComparison
 
 __all__ = ["compare"]
 
@@ -25,7 +26,10 @@ def compare(
     ],
     b: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="B...", help="What to set against it, one or several."),
+        typer.Argument(
+            metavar="B...",
+            help="What to set against it, one or several; or recordings of the step, a file a rank or a folder of them.",
+        ),
     ] = None,
     vs: Annotated[
         list[str] | None,
@@ -37,14 +41,22 @@ def compare(
     ] = None,
     sets: Sets = None,
     overrides: Overrides = None,
+    plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set two results side by side and say which part of the step explains the difference."""
+    """Set two results side by side and say which part of the step explains the difference; or a recorded step beside the simulated one."""
     from mpsim.archive import is_archive
-    from mpsim.cli.console import print_json, print_text
+    from mpsim.cli.console import print_json, print_text, wrote
     from mpsim.study import compare as compare_results
 
     others = b or []
+    if any(map(_is_recording, others)):
+        if vs:
+            raise typer.BadParameter(
+                "a recording is set beside one scenario; change that with --set", param_hint="--vs"
+            )
+        _beside_recording(a, others, sets, overrides, plot, as_json=as_json)
+        return
     if not others and not vs:
         raise typer.BadParameter(
             "got one result; needed another one, or --vs KEY=VALUE", param_hint="B"
@@ -69,11 +81,99 @@ def compare(
         told = comparisons[0].to_json()
         more = [comparison.to_json() for comparison in comparisons[1:]]
         print_json({**told, "others": more} if more else told)
-        return
-    for number, comparison in enumerate(comparisons):
-        if number:
-            print_text("")
-        _print(comparison)
+    else:
+        for number, comparison in enumerate(comparisons):
+            if number:
+                print_text("")
+            _print(comparison)
+    if plot is not None:
+        from mpsim.plot import ComparisonDisplay
+
+        wrote(ComparisonDisplay.from_comparison(comparisons[0]).save(plot))
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether a file is a recording of a step, or a folder, which can hold nothing else here."""
+    from mpsim.archive import is_archive
+    from mpsim.errors import MpsimError
+    from mpsim.importers.formats import recognise
+    from mpsim.importers.nsys import is_sqlite
+
+    if path.is_dir() or is_sqlite(path):
+        return True
+    if not path.is_file() or is_archive(path) or path.suffix in (".yaml", ".yml"):
+        return False
+    try:
+        return recognise(path).name in ("kineto", "horovod")
+    except MpsimError:
+        return False
+
+
+def _beside_recording(
+    scenario: Path,
+    recordings: list[Path],
+    sets: list[str] | None,
+    overrides: list[str] | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Set the recorded step beside the simulated one of the scenario."""
+    from mpsim.cli.console import print_json, wrote
+    from mpsim.errors import CalibrationError, FormatError, ScenarioError
+    from mpsim.importers.recorded_step import read_recordings, recorded_step
+    from mpsim.simulate import simulate_step
+    from mpsim.study.recorded import compare_recorded
+
+    if scenario.suffix not in (".yaml", ".yml"):
+        raise typer.BadParameter(
+            "a recording is set beside a scenario; give its .yaml first", param_hint="A"
+        )
+    loaded = load_scenario(scenario, sets=sets, overrides=overrides)
+    if loaded.serves:
+        raise ScenarioError(f"{scenario}: serves; a recorded step is set beside a training step")
+    try:
+        recorded = recorded_step([item for path in recordings for item in read_recordings(path)])
+    except CalibrationError as error:  # damaged files are bad input here
+        raise FormatError(str(error)) from error
+    comparison = compare_recorded(simulate_step(loaded), recorded)
+    if as_json:
+        print_json(comparison.to_json())
+    else:
+        _print_recorded(comparison)
+    if plot is not None:
+        from mpsim.plot import TimelinesDisplay
+
+        titles = (f"simulated: {comparison.scenario}", f"recorded by {comparison.recording}")
+        wrote(TimelinesDisplay(titles, (comparison.simulated, comparison.recorded)).save(plot))
+
+
+def _print_recorded(comparison: RecordedComparison) -> None:
+    from mpsim.cli.console import print_table, print_text
+
+    rows = [
+        (
+            figure.name,
+            _figure(figure.name, figure.a),
+            _figure(figure.name, figure.b),
+            _figure(figure.name, figure.difference),
+            _share(figure.relative),
+        )
+        for figure in (comparison.step, *comparison.parts)
+    ]
+    header = ("", f"simulated: {comparison.scenario}", "recorded", "difference", "of simulated")
+    print_table(rows, header=header, right=(1, 2, 3, 4))
+    if comparison.actions:
+        each = [
+            (name, str(count), _figure("", ours), _figure("", theirs), _share(theirs / ours - 1))
+            for name, count, ours, theirs in comparison.by_kind()
+            if ours
+        ]
+        header = ("action", "count", "simulated", "recorded", "of simulated")
+        print_table(each, header=header, right=(1, 2, 3, 4))
+    for name, same in comparison.same_order:
+        print_text(f"{name}: actions in {'the same' if same else 'another'} order")
+    print_text(comparison.explanation)
 
 
 def _result(

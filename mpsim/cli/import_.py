@@ -80,7 +80,9 @@ def import_(
     from mpsim.importers.scenarios import written
 
     try:
-        read = _read(format, files, onto=onto, cluster=cluster, ranks=ranks)
+        read = _read(
+            format, files, onto=onto, cluster=cluster, ranks=ranks, drawn=plots is not None
+        )
     except CalibrationError as error:  # measured data that cannot be used is bad input here
         raise FormatError(str(error)) from error
     if isinstance(read, tuple):
@@ -103,14 +105,21 @@ def import_(
 
 
 def _read(
-    name: str, files: list[Path], *, onto: Path | None, cluster: str | None, ranks: int | None
+    name: str,
+    files: list[Path],
+    *,
+    onto: Path | None,
+    cluster: str | None,
+    ranks: int | None,
+    drawn: bool,
 ) -> Imported | tuple[Points | Recorded, ...]:
     """Contents of the files, all of one format."""
     from mpsim.errors import FormatError
     from mpsim.importers import Imported, Points, Recorded, read
     from mpsim.importers.scenarios import checked, over
 
-    known = [read(file, format=name, cluster=cluster, ranks=ranks) for file in files]
+    spans = drawn or len(files) > 1  # ranks of one job are laid on one clock
+    known = [read(file, format=name, cluster=cluster, ranks=ranks, spans=spans) for file in files]
     recorded = tuple(item for item in known if isinstance(item, Recorded))
     if len(recorded) == len(known) and len({item.format for item in recorded}) == 1:
         return recorded
@@ -147,6 +156,10 @@ def _measured(
         raise typer.BadParameter("measurements make no scenario; leave it out", param_hint="--onto")
     recordings = [item for item in read if isinstance(item, Recorded)]
     executions = [item.program.run() for item in recordings if item.program is not None]
+    if any(item.spans for item in recordings):
+        _refuse_pictures(0, trace, None)
+        _told_step(recordings, output, plots, as_json=as_json)
+        return
     _refuse_pictures(len(executions), trace, plots)
     if recordings:
         _told(recordings, output, executions, as_json=as_json)
@@ -158,6 +171,39 @@ def _measured(
     if output is not None:
         output.write_text("".join(map(table_of, points)), encoding="utf-8")
         wrote(output)
+
+
+def _told_step(
+    recordings: list[Recorded], output: Path | None, plots: Path | None, *, as_json: bool
+) -> None:
+    """Print what recordings say, each by itself and all ranks together on one clock, and draw them."""
+    from mpsim.cli.console import print_table, wrote
+    from mpsim.importers.recorded_step import recorded_step
+    from mpsim.units import Dimension, format_quantity
+
+    step = recorded_step(recordings)
+    together = {
+        "step_time_s": step.step_time_s,
+        "breakdown_s": step.parts,
+        "clock_offsets_s": list(step.offsets_s),
+    }
+    _told(recordings, output, [], as_json=as_json, more=together)
+    if not as_json:
+        shares = [
+            (
+                name.replace("_", " "),
+                format_quantity(seconds, Dimension.TIME),
+                f"{100 * seconds / step.step_time_s:.1f} %",
+            )
+            for name, seconds in step.parts.items()
+        ]
+        whole = ("step", format_quantity(step.step_time_s, Dimension.TIME), "")
+        print_table([whole, *shares], title=f"{len(step.ranks)} ranks on one clock", right=(1, 2))
+    if plots is not None:
+        from mpsim.plot import draw_timeline
+
+        plots.mkdir(parents=True, exist_ok=True)
+        wrote(draw_timeline(step.timeline).save(plots / "timeline.png"))
 
 
 def _refuse_pictures(programs: int, trace: Path | None, plots: Path | None) -> None:
@@ -187,8 +233,9 @@ def _told(
     executions: list[Execution],
     *,
     as_json: bool,
+    more: dict[str, Any] | None = None,
 ) -> None:
-    """Print what a recording says and what its program does, and write it as JSON."""
+    """Print what a recording says and what its program does, and write it as JSON with `more`."""
     import json
 
     from mpsim.cli.console import note, print_json, print_text, wrote
@@ -209,6 +256,7 @@ def _told(
             }
         )
     data = each[0] if len(each) == 1 else {"format": read[0].format, "recordings": each}
+    data |= more or {}
     for item in read:
         for warning in item.warnings:
             note(f"warning: {' '.join(item.files)}: {warning}")

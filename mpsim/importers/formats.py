@@ -12,14 +12,16 @@ from mpsim.importers.astra_sim import ASTRA_NETWORK, ASTRA_SYSTEM
 from mpsim.importers.chakra import CHAKRA, is_trace
 from mpsim.importers.deepspeed import DEEPSPEED
 from mpsim.importers.hlo import HLO
+from mpsim.importers.horovod import HOROVOD
 from mpsim.importers.huggingface import HUGGING_FACE
 from mpsim.importers.imported import Imported, Points, Recorded
+from mpsim.importers.kineto_step import KINETO
 from mpsim.importers.maxtext import MAXTEXT
 from mpsim.importers.megatron import MEGATRON, SLURM
 from mpsim.importers.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
 from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
+from mpsim.importers.nsys import NSYS, is_sqlite
 from mpsim.importers.osu import OSU
-from mpsim.importers.recordings import HOROVOD, KINETO, NSYS, is_sqlite
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
 from mpsim.importers.tables import TABLE
@@ -93,6 +95,7 @@ def read(
     ranks: int | None = None,
     cluster: str | None = None,
     kernels: bool = False,
+    spans: bool = False,
 ) -> Imported | Points | Recorded:
     """Read a file of another tool.
 
@@ -109,6 +112,8 @@ def read(
         System of the catalog that the job runs on; a compiled program is priced on it.
     kernels : bool
         Whether a recording of a step is read for the kernels and collectives in it, as points.
+    spans : bool
+        Whether a recording keeps what each rank did and when, of which `mpsim.importers.recorded_step` makes a timeline.
 
     Returns
     -------
@@ -128,7 +133,7 @@ def read(
     known = _agreed(family, head) if family else _recognise(head)
     if known.read is None:
         raise CalibrationError(f"{path}: is a recording; read it with mpsim.measured")
-    options = Options(only=only or {}, ranks=ranks, cluster=cluster)
+    options = Options(only=only or {}, ranks=ranks, cluster=cluster, spans=spans)
     reader = known.read if kernels or known.record is None else known.record
     try:
         result = reader(head, options)

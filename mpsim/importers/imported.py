@@ -12,6 +12,7 @@ from mpsim.scenario import Scenario
 
 if TYPE_CHECKING:
     from mpsim.importers.execution import ImportedProgram
+    from mpsim.importers.spans import Spans
 
 __all__ = [
     "Assumed",
@@ -247,6 +248,8 @@ class Recorded:
     warnings : tuple of str
     program : ImportedProgram, optional
         What it runs, priced on the cluster that was named; None where none was.
+    spans : tuple of Spans
+        What each rank did and when, where this was asked for.
     """
 
     format: str
@@ -256,6 +259,7 @@ class Recorded:
     version: str = ""
     warnings: tuple[str, ...] = ()
     program: ImportedProgram | None = None
+    spans: tuple[Spans, ...] = ()
 
 
 def collective_name(word: str) -> str | None:

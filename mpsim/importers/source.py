@@ -173,11 +173,14 @@ class Options:
         Accelerators of the job, or ranks of a benchmark.
     cluster : str, optional
         System of the catalog that the job runs on.
+    spans : bool
+        Whether a recording keeps what each rank did and when.
     """
 
     only: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ranks: int | None = None
     cluster: str | None = None
+    spans: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from mpsim.plot.links import LinksDisplay
 from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
 from mpsim.plot.plan import PlanDisplay
 from mpsim.plot.plots import Plots
+from mpsim.plot.recorded import TimelinesDisplay
 from mpsim.plot.scaling import ScalingDisplay
 from mpsim.plot.search import SearchDisplay
 from mpsim.plot.sensitivity import SensitivityDisplay
@@ -46,6 +47,7 @@ __all__ = [
     "ServiceRateDisplay",
     "SweepDisplay",
     "TimelineDisplay",
+    "TimelinesDisplay",
     "UtilisationDisplay",
     "draw_timeline",
 ]

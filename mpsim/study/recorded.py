@@ -1,0 +1,206 @@
+"""A recorded step beside the simulated one: action by action where both have them, part by part otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpsim.engine import Timeline
+from mpsim.importers.recorded_step import RecordedStep
+from mpsim.program import TICK
+from mpsim.result import Result
+from mpsim.study.comparison import Difference
+
+__all__ = ["ActionPair", "RecordedComparison", "compare_recorded"]
+
+_LETTERS = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ActionPair:
+    """One action of a pipeline, simulated and recorded.
+
+    Parameters
+    ----------
+    rank : int
+        Rank class of the simulated step.
+    action : str
+        Such as ``2B0``.
+    simulated_start_s, simulated_s : float
+    recorded_start_s, recorded_s : float
+        Start since the step began, and duration [s].
+    """
+
+    rank: int
+    action: str
+    simulated_start_s: float
+    simulated_s: float
+    recorded_start_s: float
+    recorded_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class RecordedComparison:
+    """A recorded step against a simulated one.
+
+    Parameters
+    ----------
+    scenario : str
+    recording : str
+        What recorded it.
+    step : Difference
+        Step times, simulated first [s].
+    parts : tuple of Difference
+        Mean time over ranks by part, the largest difference first [s].
+    actions : tuple of ActionPair
+        Actions that both have, by rank and simulated start; empty where either has none.
+    same_order : tuple of (str, bool)
+        Whether each recorded rank took its actions in the simulated order, by its name; empty without actions.
+    simulated, recorded : Timeline
+    offsets_s : tuple of float
+        What was taken from the clocks of the ranks [s].
+    """
+
+    scenario: str
+    recording: str
+    step: Difference
+    parts: tuple[Difference, ...]
+    actions: tuple[ActionPair, ...]
+    same_order: tuple[tuple[str, bool], ...]
+    simulated: Timeline
+    recorded: Timeline
+    offsets_s: tuple[float, ...]
+
+    @property
+    def explanation(self) -> str:
+        """One sentence: how the step times differ and which part makes up most of it."""
+        change, simulated = self.step.difference or 0.0, self.step.a or 0.0
+        if not change or not simulated:
+            return f"the recorded step takes as long as the simulated one, {simulated:.6g} s"
+        longer = "longer" if change > 0 else "shorter"
+        text = f"the recorded step is {abs(change):.4g} s ({abs(change) / simulated:.1%}) {longer} than the simulated one"
+        largest = next((part for part in self.parts if (part.difference or 0) * change > 0), None)
+        if largest is None or largest.difference is None:
+            return text
+        return f"{text}; most of it is {largest.name} ({largest.difference:+.4g} s)"
+
+    def by_kind(self) -> list[tuple[str, int, float, float]]:
+        """Mean durations of the actions by stage and kind: name, how many, simulated and recorded [s]."""
+        found: dict[tuple[int, str], list[ActionPair]] = {}
+        for pair in self.actions:
+            stage, letter = _split(pair.action)
+            found.setdefault((stage, letter), []).append(pair)
+        return [
+            (
+                f"stage {stage} {letter}",
+                len(pairs),
+                float(np.mean([pair.simulated_s for pair in pairs])),
+                float(np.mean([pair.recorded_s for pair in pairs])),
+            )
+            for (stage, letter), pairs in sorted(found.items())
+        ]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "scenario": self.scenario,
+            "recording": self.recording,
+            "explanation": self.explanation,
+            "step_time_s": self.step.to_json(),
+            "breakdown_s": {part.name: part.to_json() for part in self.parts},
+            "actions": [dataclasses.asdict(pair) for pair in self.actions],
+            "same_order": dict(self.same_order),
+            "clock_offsets_s": list(self.offsets_s),
+        }
+
+
+def compare_recorded(result: Result, recorded: RecordedStep) -> RecordedComparison:
+    """Set a recorded step beside a simulated one.
+
+    Parameters
+    ----------
+    result : Result
+        Of the scenario that was recorded.
+    recorded : RecordedStep
+
+    Notes
+    -----
+    A recorded rank is beside the rank class whose stages it ran; without actions nothing tells ranks apart and means over ranks are compared.
+    """
+    simulated = dict(result.breakdown)
+    if "backward" in recorded.parts:  # a recorded backward is whole where nothing tells its parts
+        for inside in ("weight_gradient", "recompute"):
+            if inside not in recorded.parts:
+                simulated["backward"] += simulated.pop(inside, 0.0)
+    names = dict.fromkeys([*simulated, *recorded.parts])
+    parts = [
+        Difference(name, simulated.get(name, 0.0), recorded.parts.get(name, 0.0)) for name in names
+    ]
+    parts = [part for part in parts if part.a or part.b]
+    parts.sort(key=lambda part: -abs(part.difference or 0.0))
+    pairs, orders = _paired(result.timeline, recorded.timeline)
+    return RecordedComparison(
+        scenario=str(result.summary["scenario"]),
+        recording=recorded.timeline.engine,
+        step=Difference("step_time_s", result.timeline.step_time_s, recorded.step_time_s),
+        parts=tuple(parts),
+        actions=tuple(pairs),
+        same_order=tuple(orders),
+        simulated=result.timeline,
+        recorded=recorded.timeline,
+        offsets_s=recorded.offsets_s,
+    )
+
+
+_Actions = dict[str, tuple[float, float]]
+
+
+def _paired(
+    simulated: Timeline, recorded: Timeline
+) -> tuple[list[ActionPair], list[tuple[str, bool]]]:
+    """Actions that both have, and whether each recorded rank took them in order."""
+    ours = [_actions(simulated, rank) for rank in range(simulated.program.ranks)]
+    pairs: list[ActionPair] = []
+    orders: list[tuple[str, bool]] = []
+    for rank in range(recorded.program.ranks):
+        theirs = _actions(recorded, rank)
+        place = _class_of(theirs, ours)
+        if place is None:
+            continue
+        mine = ours[place]
+        shared = [token for token in mine if token in theirs]
+        pairs += [ActionPair(place, token, *mine[token], *theirs[token]) for token in shared]
+        taken = [token for token in theirs if token in mine]
+        orders.append((recorded.program.rank_name[rank], taken == shared == list(mine)))
+    return pairs, orders
+
+
+def _class_of(actions: _Actions, known: Sequence[_Actions]) -> int | None:
+    """Rank class that took the most of a rank's actions."""
+    shared = [len(actions.keys() & mine.keys()) for mine in known]
+    most = max(shared, default=0)
+    return shared.index(most) if most else None
+
+
+def _actions(timeline: Timeline, rank: int) -> _Actions:
+    """Start and duration of every action of a rank, in the order in which they began [s]."""
+    program = timeline.program
+    kinds = program.vocabulary.kinds
+    letters = {place: _LETTERS[name] for place, name in enumerate(kinds) if name in _LETTERS}
+    chosen = np.flatnonzero(
+        (program.rank == rank) & np.isin(program.kind, list(letters)) & (program.stage >= 0)
+    )
+    found: dict[str, tuple[float, float]] = {}
+    for row in chosen[np.argsort(timeline.start[chosen], kind="stable")].tolist():
+        token = f"{program.stage[row]}{letters[int(program.kind[row])]}{program.microbatch[row]}"
+        start, end = float(timeline.start[row]) * TICK, float(timeline.end[row]) * TICK
+        first, length = found.get(token, (start, 0.0))
+        found[token] = (first, max(first + length, end) - first)  # an action may be several rows
+    return found
+
+
+def _split(token: str) -> tuple[int, str]:
+    place = next(at for at, letter in enumerate(token) if letter in "FBIW")
+    return int(token[:place]), token[place]
