@@ -22,7 +22,7 @@ import itertools
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -429,24 +429,34 @@ def _quantiles(values: Floats, weights: Floats, shares: Sequence[float]) -> list
 
 def pairs(rows: Sequence[Residual]) -> dict[str, float]:
     """Half-widths of the difference of two residuals of one group, by what the runs differ in: ``layout``, ``format``, the ``rest``, or nothing (``same``)."""
-    groups: dict[str, list[Residual]] = {}
-    for row in rows:
-        if row.group:
-            groups.setdefault(row.group, []).append(row)
     found: dict[str, list[tuple[float, str]]] = {name: [] for name in PAIRS}
-    for group in groups.values():
-        for a, b in itertools.combinations(group, 2):
-            if kind := _differing(a.cells, b.cells):
-                found[kind].append((abs(a.log - b.log), a.family))
+    for a, b, kind in _pairs_of(rows):
+        found[kind].append((abs(a.log - b.log), a.family))
     halves = {}
     for kind, differences in found.items():
         if not differences:
             continue
         count = Counter(family for _, family in differences)
         values = np.array([difference for difference, _ in differences])
-        weights = np.array([count[family] ** -(0.5 + SPREAD) for _, family in differences])
+        # so many pairs have sqrt(2 x pairs) runs, whose weight they share
+        share = {
+            family: (2 * pairs) ** ((1 - SPREAD) / 2) / pairs for family, pairs in count.items()
+        }
+        weights = np.array([share[family] for _, family in differences])
         halves[kind] = _quantiles(values, weights, [LEVEL])[0]
     return halves
+
+
+def _pairs_of(rows: Sequence[Residual]) -> Iterator[tuple[Residual, Residual, str]]:
+    """Pairs of runs of one group, and what they differ in."""
+    groups: dict[str, list[Residual]] = {}
+    for row in rows:
+        if row.group:
+            groups.setdefault(row.group, []).append(row)
+    for group in groups.values():
+        for a, b in itertools.combinations(group, 2):
+            if kind := _differing(a.cells, b.cells):
+                yield a, b, kind
 
 
 def _differing(a: Cells, b: Cells) -> str:
@@ -580,6 +590,34 @@ def section(fitted: Mapping[str, Fitted]) -> list[str]:
         if small.any():
             lines.append(
                 f"| | {sum(number < LARGE for number in count.values())} smaller ones | {small.sum()} | {one.held[small].mean():.0%} | {np.median(width[small]):.0%} |"
+            )
+    return [*lines, "", *choices(fitted)]
+
+
+def choices(fitted: Mapping[str, Fitted]) -> list[str]:
+    """How often two runs of a group that are told apart were measured in that order, and how often those that tie were."""
+    lines = [
+        "Two runs of one model on as many accelerators under one stack *tie* where the interval of their difference holds zero. Of all such pairs:\n",
+        "| figure | pairs | told apart | of them in the measured order | ties | of them in the measured order |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for figure in ("step", "step-experts"):
+        if figure not in fitted:
+            continue
+        one = fitted[figure]
+        low, high = one.quantiles
+        most = (high - low) / 2 * math.sqrt(2) * one.sigmas[0]
+        right: dict[bool, list[bool]] = {False: [], True: []}
+        for a, b, kind in _pairs_of(one.fit.rows):
+            if kind in one.pairs and a.time != b.time:
+                predicted, measured = b.time - a.time, (b.time - b.log) - (a.time - a.log)
+                half = min(max(one.pairs[kind], one.pairs.get("same", 0.0)), most)
+                right[abs(predicted) <= half].append(predicted * measured > 0)
+        told, tied = right[False], right[True]
+        if told and tied:
+            count = len(told) + len(tied)
+            lines.append(
+                f"| {figure} | {count} | {len(told) / count:.0%} | {sum(told) / len(told):.1%} | {len(tied) / count:.0%} | {sum(tied) / len(tied):.1%} |"
             )
     return [*lines, ""]
 

@@ -228,6 +228,7 @@ class Residuals:
         -----
         Two measurements of the same differ too (``same``), so no difference is known better. What runs of one family differ in has the half-width of such pairs; what other runs
         differ in (framework, accelerator, ...) adds twice its variance, once for each. ``layout`` was measured on runs that differ in the ``rest`` as well and stands for it.
+        No difference is known worse than that of two runs that share nothing.
         """
         apart = {name for name in self.pairs if a.level(name, b.labels.get(name, ()))}
         apart -= {"rest"} if "layout" in apart else set()
@@ -240,7 +241,8 @@ class Residuals:
                 square += 2 * _HALF**2 * sum(each**2 for each in levels[:level])
         doublings = abs(math.log2(b.size / a.size)) if a.size and b.size else 0.0
         square += (_HALF * self.doubling * min(doublings, self.most_doublings)) ** 2
-        return math.sqrt(square)
+        half = (self.quantiles[1] - self.quantiles[0]) / 2
+        return min(math.sqrt(square), half * math.hypot(self.sigma(a), self.sigma(b)))
 
     def basis(self, setting: Setting) -> str:
         """The residuals that an interval rests on, in words."""
