@@ -73,11 +73,11 @@ def _encodable(text: str) -> str:
     return text
 
 
-def print_json(value: object) -> None:
-    """One JSON object on one line of stdout, an object with the stamp of mpsim; NaN and infinities are bugs, not output."""
+def print_json(value: object, *, stamped: bool = True) -> None:
+    """One JSON object on one line of stdout, an object `stamped` with who made it; NaN and infinities are bugs, not output."""
     from mpsim.stamp import stamp
 
-    if isinstance(value, Mapping):
+    if stamped and isinstance(value, Mapping):
         value = {**value, "mpsim": stamp()}
     plain = json.dumps(value, allow_nan=False, ensure_ascii=False)
     if plain != _encodable(plain):

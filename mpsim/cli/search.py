@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mpsim.cli.options import (
     AsJson,
     Csv,
+    Emit,
     Overrides,
     Plot,
     Resume,
@@ -18,9 +19,11 @@ from mpsim.cli.options import (
     check_over,
     load_scenario,
     quantity,
+    share,
 )
 
 if TYPE_CHECKING:
+    from mpsim.scenario import Scenario
     from mpsim.study import Found, Search
 
 __all__ = ["search"]
@@ -86,6 +89,15 @@ def search(
             help="Of all nodes, e.g. '1.2 MW'.",
         ),
     ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            "--margin",
+            metavar="SHARE",
+            callback=share,
+            help="Of the accelerator's memory that stays free; 0.05.",
+        ),
+    ] = None,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -101,27 +113,24 @@ def search(
     csv: Csv = None,
     plot: Plot = None,
     resume: Resume = None,
+    emit: Emit = None,
     sets: Sets = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the best layouts of a model on a cluster, and say what became of all others."""
     from mpsim.cli.console import INTERRUPTED, note, phases_bar, print_json, wrote
+    from mpsim.cli.emit import check_emit, emitted, write_emitted
     from mpsim.cli.sweep import values_of
     from mpsim.study import search as run_search
 
     scenario = load_scenario(file, sets=sets, overrides=overrides)
+    check_emit(emit or (), 1)
     values = values_of(over or [])
     check_over(scenario, values)
     if scenario.serves:
-        from mpsim.cli.service_search import search_service
-
-        if objective is Objective.TIME:
-            raise typer.BadParameter(
-                "ranks training steps; give goodput, throughput, cost or rate",
-                param_hint="--objective",
-            )
-        interrupted = search_service(
+        _refuse_training_options(objective, emit, margin)
+        _search_service(
             scenario,
             values,
             csv=csv,
@@ -136,9 +145,6 @@ def search(
             budget=budget,
             resume=resume,
         )
-        if interrupted:
-            note("mpsim: interrupted; this is what was found until then")
-            raise typer.Exit(INTERRUPTED)
         return
     if pools or objective in (Objective.GOODPUT, Objective.THROUGHPUT, Objective.RATE):
         raise typer.BadParameter(
@@ -155,6 +161,7 @@ def search(
             max_memory=max_memory,
             max_price=max_price,
             max_power=max_power,
+            margin=margin,
             budget=budget,
             resume=resume,
             progress=report,
@@ -167,13 +174,43 @@ def search(
         wrote(plot)
     elif plot is not None:
         note(f"nothing was simulated, so there is nothing to draw in {plot}")
+    files = []
+    if emit and outcome.best is not None:
+        files = emitted(scenario.with_values(outcome.best.values), emit)
     if as_json:
-        print_json(outcome.to_json())
+        told = {"emitted": [item.to_json() for item in files]} if files else {}
+        print_json({**outcome.to_json(), **told})
     else:
         _print(outcome, with_front=front)
+    write_emitted(files)
     for remark in outcome.remarks:
         note(remark)
     if outcome.interrupted:
+        note("mpsim: interrupted; this is what was found until then")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _refuse_training_options(
+    objective: Objective | None, emit: list[str] | None, margin: float | None
+) -> None:
+    """Refuse options that say nothing of a service."""
+    if objective is Objective.TIME:
+        raise typer.BadParameter(
+            "ranks training steps; give goodput, throughput, cost or rate",
+            param_hint="--objective",
+        )
+    if emit or margin is not None:
+        raise typer.BadParameter(
+            "is for training steps, and the scenario serves; leave it out",
+            param_hint="--emit" if emit else "--margin",
+        )
+
+
+def _search_service(scenario: Scenario, values: dict[str, list[object]], **options: Any) -> None:
+    from mpsim.cli.console import INTERRUPTED, note
+    from mpsim.cli.service_search import search_service
+
+    if search_service(scenario, values, **options):
         note("mpsim: interrupted; this is what was found until then")
         raise typer.Exit(INTERRUPTED)
 

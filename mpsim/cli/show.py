@@ -141,7 +141,7 @@ def show(
         return
     if name is None:
         names = {kind.value: list(_names(kind)) for kind in chosen}
-        print_json(names) if as_json else _print_names(names)
+        print_json(names, stamped=False) if as_json else _print_names(names)
         return
     if chosen == [Catalog.FRAMEWORK]:
         _show_framework(name, as_json=as_json)

@@ -38,6 +38,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     exposed = tuple(part for part in summary["breakdown_s"] if part.startswith("exposed_"))
     return [
         ("accelerators", f"{summary['accelerators']}"),
+        *_model(summary),
         ("step time", format_quantity(summary["step_time_s"], Dimension.TIME)),
         ("throughput", throughput),
         ("utilisation", f"{shares} ({flops[0]:.1f} and {flops[1]:.1f} TFLOP/s per accelerator)"),
@@ -51,6 +52,20 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}"),
         ("nearest measured", _validated(summary["validated"])),
         *_variation(summary),
+    ]
+
+
+def _model(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The size of the model; nothing for results that were stored before it was kept."""
+    known = summary.get("parameters")
+    if known is None:
+        return []
+    active = f", {known['active'] / 1e9:.4g} B active" if known["active"] != known["total"] else ""
+    return [
+        (
+            "parameters",
+            f"{known['total'] / 1e9:.4g} B{active}, {known['per_rank'] / 1e9:.4g} B on the rank with most",
+        )
     ]
 
 

@@ -45,6 +45,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "bubble_fraction": breakdown["bubble"] / step,
         "breakdown_s": breakdown,
         "communication_s": figures.communication(result),
+        "parameters": _parameters(plan),
         "memory": _memory(result, plan),
         "fits_memory": result.memory.fits,
         "peak_memory_bytes": float(result.memory.total.max()),
@@ -65,6 +66,16 @@ def _hardware_flops(result: Result) -> float:
     chosen = program.template >= 0
     each = inside[program.template[chosen]] * program.class_size[program.rank[chosen]]
     return float(each.sum())
+
+
+def _parameters(plan: Plan) -> dict[str, float]:
+    """Parameters of the model, those a token meets, and the most that an accelerator works with."""
+    model = plan.layout.model
+    return {
+        "total": model.parameters().total,
+        "active": model.active_parameters(lookup=True),
+        "per_rank": float(plan.layout.rank_parameters.max()),
+    }
 
 
 def _memory(result: Result, plan: Plan) -> dict[str, float | int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from mpsim.description import Description, describe_fields
+from mpsim.description import Description, Figure, describe_fields
 from mpsim.errors import WorkloadError, nearest
 from mpsim.memo import remembered
 from mpsim.workload.experts import Experts, LatentAttention
@@ -145,8 +145,17 @@ class Transformer:
             )
 
     def describe(self) -> Description:
-        """Every figure with its source."""
-        return describe_fields(self)
+        """Every figure with its source, and the parameters that follow."""
+        counted = "counted from the figures above"
+        follows = tuple(
+            Figure(name, count, f"{count / 1e9:.4g} B", counted)
+            for name, count in (
+                ("parameters", self.parameters().total),
+                ("active_parameters", self.active_parameters(lookup=True)),
+            )
+        )
+        described = describe_fields(self)
+        return dataclasses.replace(described, figures=(*described.figures, *follows))
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:

@@ -115,3 +115,31 @@ def test_a_search_that_is_terminated_prints_the_best_so_far(scenarios, tmp_path)
     assert "tokens/s/acc." in out
     assert "not looked at" in out
     assert "Traceback" not in err
+
+
+def test_the_best_layout_is_written_for_another_tool(mpsim_cli, scenarios, tmp_path):
+    """A Megatron launch script that reads back as the layout that was found."""
+    script = tmp_path / "best.sh"
+    outcome = mpsim_cli(
+        "search", scenarios / "quickstart.yaml", *OVER, "--emit", f"megatron={script}", "--json"
+    )
+    best = json.loads(outcome.out)["rows"][0]["values"]
+    assert json.loads(outcome.out)["emitted"][0]["file"] == str(script)
+    text = script.read_text()
+    assert f"--tensor-model-parallel-size {best['parallelism.tp']}" in text
+    assert mpsim_cli("search", scenarios / "quickstart.yaml", "--emit", "megatrn").code == 2
+
+
+def test_memory_that_stays_free_rules_layouts_out(mpsim_cli, scenarios):
+    """A wider margin leaves fewer layouts, and none above what is left."""
+    found = [
+        json.loads(
+            mpsim_cli(
+                "search", scenarios / "quickstart.yaml", *OVER, "--margin", margin, "--json"
+            ).out
+        )
+        for margin in ("0", "0.6")
+    ]
+    kept = [search["counts"].get("memory", 0) for search in found]
+    assert kept[0] < kept[1]
+    assert mpsim_cli("search", scenarios / "quickstart.yaml", "--margin", "1.5").code == 2

@@ -48,6 +48,7 @@ def search(
     max_memory: float | None = None,
     max_price: float | None = None,
     max_power: float | None = None,
+    margin: float | None = None,
     budget: float | None = None,
     resume: str | Path | None = None,
     progress: Progress | None = None,
@@ -72,6 +73,8 @@ def search(
         Of all accelerators [USD/h].
     max_power : float, optional
         Of all nodes, by their nameplate [W].
+    margin : float, optional
+        Share of the accelerator's memory that stays free, 0.05 by default: what a prediction of memory may miss.
     budget : float, optional
         Wall-clock time after which what was found counts [s].
     resume : path, optional
@@ -102,6 +105,9 @@ def search(
         raise ScenarioError(
             f"{scenario.name}: got a mixed cluster or uneven batches, which belong to one layout; search with nodes that are alike"
         )
+    free = float(defaults("search")["margin"]) if margin is None else margin
+    if not 0.0 <= free < 1.0:
+        raise ScenarioError(f"margin is {margin!r}; needed a share from 0 to below 1")
     limits = Limits(max_memory=max_memory, max_price=max_price, max_power=max_power)
     clock = Clock(budget)
     journal = Journal(resume, what="a layout of a search")
@@ -111,6 +117,7 @@ def search(
         top=int(defaults("search")["top"]) if top is None else top,
         front=front,
         limits=limits,
+        margin=free,
         clock=clock,
         journal=journal,
         report=progress or (lambda what, done, total: None),
@@ -224,6 +231,7 @@ class _Run:
         top: int,
         front: bool,
         limits: Limits,
+        margin: float,
         clock: Clock,
         journal: Journal,
         report: Progress,
@@ -232,6 +240,7 @@ class _Run:
             raise ScenarioError(f"top is {top}; needed at least 1")
         self._scenario, self._objective, self._top = scenario, objective, top
         self._front, self._limits, self._clock = front, limits, clock
+        self._usable = 1.0 - margin
         self._journal, self._report = journal, report
         self._counts: Counter[str] = Counter()
         self._number = itertools.count()
@@ -381,7 +390,7 @@ class _Run:
         except MpsimError:
             self._counts["refused"] += len(runs)
             return math.inf
-        most = machine.scenario.hardware.accelerator.memory_bytes
+        most = machine.scenario.hardware.accelerator.memory_bytes * self._usable
         most = min(most, self._limits.max_memory or most)
         fits = known.memory <= most
         self._counts["memory"] += int((~fits).sum())
