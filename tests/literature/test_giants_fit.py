@@ -34,7 +34,7 @@ def test_llama3_405b_fits_without_recomputation(virtual_stages: int, dp: int) ->
     What fused gated activations keep is gate and up (xFormers ``SwiGLUPackedFusedOp``); kept too, their product would take 2 ffn tokens / tp of each of up to
     128 chunks of a layer in flight, 13.96 GB, and the run 94 of 86 GB.
     """
-    shape = {
+    shape: dict[str, Any] = {
         "model": "llama3-405b",
         "cluster": {"preset": "dgx-h100", "nodes": 16 * dp},
         "parallelism": {
@@ -55,12 +55,15 @@ def test_llama3_405b_fits_without_recomputation(virtual_stages: int, dp: int) ->
             "recompute": "none",
         },
     }
-    lean = account(**shape, framework={"preset": "megatron-core", "remade_products": True})
+    stack = {"preset": "megatron-core", "remade_products": True}
+    lean = account(**shape, framework=stack)
     assert lean.fits
     product = 2 * 53248 * 8192 / 8
     whole = account(**shape, framework="megatron-core")
     more = (whole.components["activations"] - lean.components["activations"])[1]
     assert more == pytest.approx(128 * product, rel=0.01)
+    sharded = {**shape, "parallelism": {**shape["parallelism"], "zero": 3}}
+    assert account(**sharded, framework="meta-llama3").fits
 
 
 def test_palm_keeps_a_divided_activation_a_layer() -> None:
@@ -93,7 +96,7 @@ def test_deepseek_v3_fits_as_it_keeps_activations_in_8_bits(schedule: str) -> No
         "recompute": "selective",
         "recompute_modules": ["layernorm", "mla_up_proj", "moe_act"],
     }
-    shape = {
+    shape: dict[str, Any] = {
         "model": "deepseek-v3",
         "cluster": H800,
         "parallelism": {
@@ -113,8 +116,7 @@ def test_deepseek_v3_fits_as_it_keeps_activations_in_8_bits(schedule: str) -> No
             **again,
         },
     }
-    stack = {"preset": "megatron-core-2026", "expert_dispatch": "fused", "optimizer_bytes": 8}
-    memory = account(**shape, framework={**stack, "narrow_activations": True})
+    memory = account(**shape, framework="hai-llm")
     assert memory.fits
-    wide = account(**shape, framework={**stack, "keeps_narrow": False})
+    wide = account(**shape, framework={"preset": "hai-llm", "keeps_narrow": False})
     assert wide.total.max() > 1.2 * memory.total.max()
