@@ -116,9 +116,13 @@ def _put_kernels(s: Settings, usual: Mapping[str, Any]) -> None:
 def _put_exchanges(s: Settings, usual: Mapping[str, Any]) -> None:
     p = s.scenario.parallelism
     overlap = s.habit("tensor_overlap")
+    if usual["tensor_overlap"] == "decomposed" and p.tp > 1 and not p.sequence_parallel:
+        s.changes["tensor_overlap"] = "weight-gradient"  # a reader knows that user buffers need it
     if p.tp > 1 and overlap != usual["tensor_overlap"]:
         if overlap == "decomposed" and p.sequence_parallel:
             _set(s, "tp-comm-overlap", True, tensor_overlap="decomposed")
+        elif overlap == "weight-gradient" and s.is_dataclass and p.sequence_parallel:
+            _set(s, "tp-comm-overlap", False, tensor_overlap="weight-gradient")
         elif overlap == "none":
             _set(s, "no-async-tensor-model-parallel-allreduce", True, tensor_overlap="none")
     if p.cp > 1 and s.habit("context_exchange") != usual["context_exchange"]:

@@ -22,6 +22,7 @@ from mpsim.importers.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
 from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
 from mpsim.importers.nsys import NSYS, is_sqlite
 from mpsim.importers.osu import OSU
+from mpsim.importers.recipes import RECIPES
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
 from mpsim.importers.tables import TABLE
@@ -45,6 +46,7 @@ FORMATS: Final = (
     NCCL_TESTS,
     NCCL_TESTS_JSON,
     HUGGING_FACE,
+    RECIPES,
     SLURM,
     MEGATRON,
     NEMO,

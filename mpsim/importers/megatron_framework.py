@@ -22,6 +22,13 @@ def put_framework(s: Settings, mesh: Mapping[str, int]) -> None:
     stated = [name for name in ("use-megatron-fsdp",) if fsdp]
     s.put(stated, "framework.preset", preset, "the preset of the version")
     habits = framework(preset, {}).fields()
+    usual = getattr(habits["tensor_overlap"], "value", "")
+    buffered = usual == "decomposed" and mesh["tp"] > 1 and not s.on("tp-comm-overlap")
+    if buffered and "tp-comm-overlap" in s.values:
+        s.put("tp-comm-overlap", "framework.tensor_overlap", "weight-gradient")
+    elif buffered and not s.ledger.scenario.get("parallelism.sequence_parallel"):
+        why = "user buffers need sequence parallelism"
+        s.ledger.assume("framework.tensor_overlap", "weight-gradient", why)
     for names, field, value in _switches(s, mesh):
         usual = habits[field]
         if getattr(usual, "value", usual) == value:
@@ -70,7 +77,7 @@ def _switches(s: Settings, mesh: Mapping[str, int]) -> list[tuple[list[str], str
         + _kernel_switches(s, mesh)
         + _pipeline_switches(s, mesh)
     )
-    if "model.moe.experts" in s.ledger.scenario:
+    if s.has_experts:
         found += _expert_switches(s)
     return found
 

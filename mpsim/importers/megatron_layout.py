@@ -28,7 +28,7 @@ def put_parallelism(s: Settings) -> dict[str, int]:
         mesh[axis] = s.integer(name, least=1) or 1
         if axis in ("tp", "pp") or name in s.keys:
             s.put(name, f"parallelism.{axis}", mesh[axis])
-    has_experts = "model.moe.experts" in s.ledger.scenario
+    has_experts = s.has_experts
     etp = s.integer("expert-tensor-parallel-size", least=1)
     if etp is not None and has_experts:
         s.put("expert-tensor-parallel-size", "parallelism.etp", etp)

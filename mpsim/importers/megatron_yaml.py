@@ -26,7 +26,7 @@ from mpsim.importers.megatron_scenario import put_scenario
 from mpsim.importers.megatron_settings import Settings
 from mpsim.importers.source import Format, Head, Options
 
-__all__ = ["MEGATRON_BRIDGE", "MEGATRON_YAML", "NEMO"]
+__all__ = ["MEGATRON_BRIDGE", "MEGATRON_YAML", "NEMO", "put_precision", "setting"]
 
 _PACKAGE, _NAME = "mpsim.formats.data", "megatron-yaml"
 _REFERENCE = re.compile(r"\$\{([^${}]+)\}")
@@ -128,7 +128,7 @@ def _settings(ledger: Ledger) -> tuple[dict[str, str], dict[str, Any]]:
         section, _, word = key.rpartition(".")
         if section and section not in rules["sections"]:
             continue
-        for name, given in _setting(word, value, rules):
+        for name, given in setting(word, value, rules):
             if given is None:
                 continue
             if isinstance(given, str) and "${" in given:
@@ -140,11 +140,11 @@ def _settings(ledger: Ledger) -> tuple[dict[str, str], dict[str, Any]]:
                 ledger.ignore(key, f"{keys[name]} decides")
             elif name not in values:
                 keys[name], values[name] = key, given
-    _put_precision(ledger, keys, values, rules)
+    put_precision(ledger, keys, values, rules)
     return keys, values
 
 
-def _setting(word: str, value: Any, rules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def setting(word: str, value: Any, rules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Options of the command line that a key stands for, with their values."""
     if word in rules["negated"]:
         if isinstance(value, bool):
@@ -160,7 +160,7 @@ def _setting(word: str, value: Any, rules: Mapping[str, Any]) -> Iterator[tuple[
         yield name, value
 
 
-def _put_precision(
+def put_precision(
     ledger: Ledger, keys: dict[str, str], values: dict[str, Any], rules: Mapping[str, Any]
 ) -> None:
     """Precisions by the name of a recipe, or as a trainer has them."""
