@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "README.md"
 IMAGES = ROOT / "docs" / "images"
 ACCURACY = ROOT / "validation" / "sc21.md"
+PEERS = ROOT / "validation" / "peers.json"
 
 
 def quickstart() -> str:
@@ -36,9 +38,26 @@ def accuracy() -> str:
     return f"{table}\n\n{text.rstrip().splitlines()[-1]}"
 
 
+def peers() -> str:
+    """Other simulators beside mpsim, each on the rows that it can express."""
+    lines = [
+        "| simulator | measured steps it can express | its mean error | mpsim's on the same |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, scores in json.loads(PEERS.read_text(encoding="utf-8")).items():
+        theirs, ours = scores["peer"], scores["mpsim"]
+        lines.append(f"| {name} | {theirs['rows']} | {theirs['mean']:.1%} | {ours['mean']:.1%} |")
+    return "\n".join(lines)
+
+
 def render(text: str) -> str:
-    """`text` with both blocks as they are now."""
-    for name, block in (("quickstart-output", quickstart()), ("accuracy-table", accuracy())):
+    """`text` with all blocks as they are now."""
+    blocks = (
+        ("quickstart-output", quickstart()),
+        ("accuracy-table", accuracy()),
+        ("peers-table", peers()),
+    )
+    for name, block in blocks:
         marked = re.compile(rf"(<!-- {name} -->).*?(<!-- end -->)", re.DOTALL)
         text, count = marked.subn(
             lambda found, block=block: f"{found[1]}\n{block}\n{found[2]}", text
