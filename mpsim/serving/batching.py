@@ -239,7 +239,8 @@ class Engine:
         while self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
             heapq.heappop(self._ends)
         ticks = self._ends[0][0] - self.tick - 1
-        if not self.rules.reserves:
+        # no sequence asks for more than a block in so many tokens
+        if not self.rules.reserves and self.decodes * (ticks // self.rules.block + 1) > self.free:
             ticks = min(ticks, self._ticks_until_full())
         steps = self._iterations_within(max(0, ticks))
         if (self.waiting or self.offered) and self.rules.scheduler == "prefill-first":
@@ -529,17 +530,23 @@ class Engine:
 
     def _gained(self, steps: int) -> int:
         """Tokens that a sequence gains in the next so many decoding iterations."""
+        if self._gain == 1 << _PARTS:
+            return steps
         before = self._iterations * self._gain >> _PARTS
         return ((self._iterations + steps) * self._gain >> _PARTS) - before
 
     def _iterations_within(self, ticks: int) -> int:
         """Decoding iterations in which a sequence gains at most so many tokens."""
+        if self._gain == 1 << _PARTS:
+            return ticks
         before = self._iterations * self._gain >> _PARTS
         return (((ticks + before + 1) << _PARTS) - 1) // self._gain - self._iterations
 
     def _claimed(self, ticks: int) -> int:
         """Blocks that sequences ask for while each gains so many tokens."""
         block = self.rules.block
+        if ticks == 1:
+            return self._residues[(self.tick + 1) % block]
         return sum(self._residues[(self.tick + ahead) % block] for ahead in range(1, ticks + 1))
 
     def _ticks_until_full(self) -> int:

@@ -102,6 +102,13 @@ class IterationPrices:
             _Decode(shape, rates, kv_bytes, shared=shared, queries=self._queries)
             for shape in work.attention
         ]
+        # decoding alone takes a fixed time for so many sequences, and so much for each token of their contexts
+        self._fixed: dict[int, float] = {}
+        slopes = [shape.slope for shape in self._decode]
+        plain = self._drafting is None and not engine.host_layer_time and None not in slopes
+        each = sum(slope for slope in slopes if slope is not None) / work.attention_dp
+        self._slope = each * work.pp * engine.slowdown if plain else None
+        self._heads: dict[float, float] = {}
         rate = rates.prompt_share * rates.peaks["bf16"]
         self._prompts = [
             (
@@ -152,6 +159,22 @@ class IterationPrices:
         prompts : int
             Prompts that end with it, and give a token.
         """
+        if not prompt_tokens and not prompts and self._slope is not None:
+            fixed = self._fixed.get(decodes)
+            if fixed is None:
+                fixed = self._fixed[decodes] = float(self._whole(decodes, 0.0, 0, 0.0, 0))
+            return fixed + self._slope * context
+        return self._whole(decodes, context, prompt_tokens, pairs, prompts)
+
+    def _whole(
+        self,
+        decodes: int,
+        context: float | Floats,
+        prompt_tokens: int,
+        pairs: float,
+        prompts: int,
+    ) -> float | Floats:
+        """The same, term by term."""
         engine, work = self.engine, self.work
         stage = self.stage_seconds(decodes, context, prompt_tokens, pairs)
         device = stage * work.pp + self.head_seconds(decodes * self._queries + prompts)
@@ -326,8 +349,12 @@ class IterationPrices:
 
     def head_seconds(self, samples: float) -> float:
         """Logits and sampling of so many tokens [s]."""
-        if not samples:
-            return 0.0
+        known = self._heads.get(samples)
+        if known is None:
+            known = self._heads[samples] = self._head_seconds(samples) if samples else 0.0
+        return known
+
+    def _head_seconds(self, samples: float) -> float:
         head = self.work.head
         size = samples * head.out * _LOGIT
         gathered = self._reductions.seconds(size) / 2.0
@@ -351,6 +378,11 @@ class _Decode:
             reads * shape.read_width * kv_bytes / bandwidth,
             queries * 2.0 * shape.heads * shape.decode_width / rate,
         )
+
+    @property
+    def slope(self) -> float | None:
+        """Time a token of the contexts together [s]; None where a window limits what is read."""
+        return None if self._window else self._layers * self._per_token
 
     def least(self, contexts: Floats) -> Floats:
         """The part that grows with the context, of each sequence on its own [s]: a batch takes no less together."""

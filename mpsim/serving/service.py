@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 Events = Generator[simpy.Event, object, None]
 
 _LONGEST_JUMP = 4096  # iterations, so that arrays stay small
+_COUNTING = np.arange(_LONGEST_JUMP)
 _UNEVEN = (
     32  # requests that loads differ by until a prefix is not followed any more: SGLang's router
 )
@@ -268,6 +269,7 @@ class _Service:
         self._lanes: list[list[_Lane]] = []
         for place, pool in enumerate(self._pools):
             self._lanes.append(self._open(place, pool))
+        self._alone = len(self._lanes[0]) == 1
         self._started = [np.nan] * count
         self._first = [np.nan] * count
         self._last = [np.nan] * count
@@ -362,11 +364,17 @@ class _Service:
                 return lanes[min(range(len(lanes)), key=lambda at: (-cached[at], loads[at]))]
         return lanes[min(range(len(lanes)), key=loads.__getitem__)]
 
-    def _gap(self) -> float:
-        """Seconds until the next request comes, where that is known: of an open loop, or under way in a closed one."""
-        if self._concurrency is None and self._sent < self._count:
-            return float(self._arrival[self._sent] - self._env.now)
-        return self._due[0] - self._env.now if self._due else np.inf
+    def _gap(self, lane: _Lane) -> float | None:
+        """Seconds until the next request comes to a batch; None where only the others can tell."""
+        if self._concurrency is not None:
+            if self._alone:
+                return self._due[0] - self._env.now if self._due else np.inf
+            return None
+        if not self._alone and self._routing != "round-robin":
+            return None
+        lanes = len(self._lanes[0])
+        request = self._sent + (lane.number - self._sent) % lanes
+        return self._arrival[request] - self._env.now if request < self._count else np.inf
 
     def _work(self, lane: _Lane) -> Events:
         """Run one engine, iteration after iteration, as long as something comes."""
@@ -406,10 +414,11 @@ class _Service:
             if receives:  # what came during the iteration
                 self._take_up(lane)
             if entrance is None and (steps := engine.steady()) > 1:
-                if receives:
+                gap = None if receives else self._gap(lane)
+                if gap is None:
                     yield from self._jump_while_undisturbed(lane, steps)
                 else:
-                    yield env.timeout(self._jump(lane, steps))
+                    yield env.timeout(self._jump(lane, steps, gap))
                 self._end = env.now
 
     def _sleep(self, lane: _Lane) -> Events:
@@ -424,10 +433,13 @@ class _Service:
         if reason:
             stalls[reason] += self._env.now - begin
 
-    def _jump(self, lane: _Lane, steps: int) -> float:
+    def _jump(self, lane: _Lane, steps: int, gap: float) -> float:
         """Pass iterations in which nothing begins or ends, to the end of the one during which the next request comes; their seconds."""
+        engine = lane.engine
+        if gap < np.inf:  # later iterations are no shorter: their contexts are longer
+            first = float(lane.prices.seconds(engine.decodes, float(engine.context)))
+            steps = min(steps, int(gap / first) + 1)
         steps, times = self._ahead(lane, steps)
-        gap = self._gap()
         if gap < times[-1]:
             steps = min(steps, int(np.searchsorted(times, gap)) + 1)
         return self._pass(lane, steps, float(times[steps - 1]), self._env.now)
@@ -449,9 +461,9 @@ class _Service:
     def _ahead(self, lane: _Lane, steps: int) -> tuple[int, Floats]:
         """How many iterations to look ahead, and when each ends, from now on [s]."""
         engine, steps = lane.engine, min(steps, _LONGEST_JUMP)
-        gains = engine.gains(np.arange(steps))
+        gains = engine.gains(_COUNTING[:steps])
         contexts = engine.context + engine.decodes * gains.astype(np.float64)
-        return steps, np.cumsum(lane.prices.seconds(engine.decodes, contexts))
+        return steps, lane.prices.seconds(engine.decodes, contexts).cumsum()
 
     def _pass(self, lane: _Lane, steps: int, seconds: float, begin: float) -> float:
         """Write down iterations that are passed at once; their seconds."""
