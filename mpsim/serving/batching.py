@@ -189,6 +189,11 @@ class Engine:
         self._kept_back = 0  # iterations for which prompts have been kept back
 
     @property
+    def even(self) -> bool:
+        """Whether each decoding sequence gains one token an iteration."""
+        return self._gain == 1 << _PARTS
+
+    @property
     def running(self) -> int:
         """Sequences that decode, or whose prompt or cache is under way."""
         return self.decodes + len(self._partial) + len(self.arriving)
@@ -259,12 +264,13 @@ class Engine:
         ticks = self._gained(steps)
         cycles, rest = divmod(ticks, self.rules.block)
         self.free -= cycles * self.decodes
-        for ahead in range(1, rest + 1):
-            self.free -= self._residues[(self.tick + ahead) % self.rules.block]
+        if rest:
+            self.free -= self._claimed(rest)
         self.tick += ticks
         self._iterations += steps
         self.context += ticks * self.decodes
-        self._cache.shrink(self.free)
+        if self._hashes is not None:
+            self._cache.shrink(self.free)
 
     def accept(self) -> list[int]:
         """Give blocks to offered requests, in their order, while they fit; those that got them.
@@ -326,7 +332,8 @@ class Engine:
                 self._share(request)
             elif not self._begin(request, given=self._generated.get(request, 0) + 1):
                 last.append(request)
-        self._cache.shrink(self.free)
+        if self._hashes is not None:
+            self._cache.shrink(self.free)
         return first, last
 
     def _decode(self, iteration: Iteration) -> None:
@@ -523,7 +530,9 @@ class Engine:
         return tokens
 
     def _give_back(self, request: int, blocks: int) -> None:
-        self.free += blocks + self._cache.release(self._shared.pop(request))
+        self.free += blocks
+        if shared := self._shared.pop(request):
+            self.free += self._cache.release(shared)
         del self._held[request]
         if self.rules.reserves:
             self._reserved -= self._whole(request)

@@ -160,11 +160,21 @@ class IterationPrices:
             Prompts that end with it, and give a token.
         """
         if not prompt_tokens and not prompts and self._slope is not None:
-            fixed = self._fixed.get(decodes)
-            if fixed is None:
-                fixed = self._fixed[decodes] = float(self._whole(decodes, 0.0, 0, 0.0, 0))
-            return fixed + self._slope * context
+            return self._fixed_seconds(decodes) + self._slope * context
         return self._whole(decodes, context, prompt_tokens, pairs, prompts)
+
+    def decoding(self, decodes: int, context: float) -> tuple[float, float] | None:
+        """Time of the next decoding iteration, and how much longer each later one is, whose contexts are longer by one [s]; None where it is no line."""
+        if self._slope is None:
+            return None
+        return self._fixed_seconds(decodes) + self._slope * context, self._slope * decodes
+
+    def _fixed_seconds(self, decodes: int) -> float:
+        """What decoding so many sequences takes whatever their contexts [s]."""
+        fixed = self._fixed.get(decodes)
+        if fixed is None:
+            fixed = self._fixed[decodes] = float(self._whole(decodes, 0.0, 0, 0.0, 0))
+        return fixed
 
     def _whole(
         self,
@@ -190,7 +200,15 @@ class IterationPrices:
             beside += engine.prompt_step_time
         return device + beside
 
-    def tokens_of(self, decodes: int, prompt_tokens: int) -> int:
+    def exposed_seconds(self, tokens: float) -> tuple[float, float]:
+        """Of one stage: its all-reduces, and the exchange of tokens between ranks of experts [s]."""
+        return self._communication(tokens), self._exchanged(tokens)
+
+    @overload
+    def tokens_of(self, decodes: int, prompt_tokens: int) -> int: ...
+    @overload
+    def tokens_of(self, decodes: Floats, prompt_tokens: Floats) -> Floats: ...
+    def tokens_of(self, decodes: int | Floats, prompt_tokens: int | Floats) -> int | Floats:
         """Tokens that pass the layers: those of prompts, and each decoding sequence's own with its drafts."""
         return prompt_tokens + decodes * self._queries
 
@@ -209,7 +227,11 @@ class IterationPrices:
             seconds = seconds + drafting.stage_seconds(0, 0.0, prompt_tokens, pairs)
         return seconds
 
-    def request_seconds(self, sequences: float) -> float:
+    @overload
+    def request_seconds(self, sequences: float) -> float: ...
+    @overload
+    def request_seconds(self, sequences: Floats) -> Floats: ...
+    def request_seconds(self, sequences: float | Floats) -> float | Floats:
         """Host time of so many sequences of an iteration [s]: ranks with requests of their own see to these side by side."""
         return self.engine.request_time * sequences / self.work.attention_dp
 

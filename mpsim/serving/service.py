@@ -12,6 +12,7 @@ Requests that arrive at the same time are handed out in their order; engines act
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 
@@ -205,6 +206,25 @@ def _require_room(requests: Requests, pool: Pool, output: NDArray[np.int64], hol
             f"{too_long} of {len(requests)} requests do not fit into the cache: the longest has {longest:,} tokens, {holder} holds {pool.room:,}; "
             "raise tp or pp, take narrower weights or kv, or shorten the requests"
         )
+
+
+def _within(steps: int, gap: float, first: float, more: float) -> tuple[int, float]:
+    """How many of equally growing iterations end before a gap does, the one that it ends in included, and their seconds.
+
+    The first takes `first`, each later one `more` than the one before: k of them take ``k first + more k (k - 1) / 2``.
+    """
+    half = more / 2.0
+    seconds = steps * (first + half * (steps - 1))
+    if gap >= seconds:
+        return steps, seconds
+    base = first - half
+    root = math.sqrt(base * base + 2.0 * more * gap)
+    count = max(
+        1, min(steps, int(2.0 * gap / (base + root)) - 1)
+    )  # one less than it takes, against rounding
+    while count < steps and count * (first + half * (count - 1)) < gap:
+        count += 1
+    return count, count * (first + half * (count - 1))
 
 
 class _Lane:
@@ -436,9 +456,10 @@ class _Service:
     def _jump(self, lane: _Lane, steps: int, gap: float) -> float:
         """Pass iterations in which nothing begins or ends, to the end of the one during which the next request comes; their seconds."""
         engine = lane.engine
-        if gap < np.inf:  # later iterations are no shorter: their contexts are longer
-            first = float(lane.prices.seconds(engine.decodes, float(engine.context)))
-            steps = min(steps, int(gap / first) + 1)
+        line = lane.prices.decoding(engine.decodes, engine.context) if engine.even else None
+        if line is not None:
+            steps, seconds = _within(min(steps, _LONGEST_JUMP), gap, *line)
+            return self._pass(lane, steps, seconds, self._env.now)
         steps, times = self._ahead(lane, steps)
         if gap < times[-1]:
             steps = min(steps, int(np.searchsorted(times, gap)) + 1)

@@ -67,9 +67,14 @@ def account(plan: ServicePlan, served: Served) -> dict[str, float]:
     time: what an accelerator does not work while its stage has a batch elsewhere is bubble. Time without work is ``idle``, or ``idle_cache`` where requests waited that had
     no room in the cache, or ``exposed_kv`` where their keys and values were on the way from the pool of prompts.
     """
+    return _together(plan, pool_accounts(plan, served))
+
+
+def _together(plan: ServicePlan, by_pool: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The mean over the accelerators of all pools."""
     weight = {name: pool.pool_accelerators / plan.accelerators for name, pool in plan.pools.items()}
     parts = dict.fromkeys(ACCOUNT, 0.0)
-    for name, own in pool_accounts(plan, served).items():
+    for name, own in by_pool.items():
         for part, seconds in own.items():
             parts[part] += weight[name] * seconds
     return parts
@@ -96,39 +101,20 @@ def _of_pool(served: Served, place: int) -> Mapping[str, Floats]:
 def _pool_account(plan: ServicePlan, served: Served, place: int) -> dict[str, float]:
     prices, steps, work = plan.prices, _of_pool(served, place), plan.work
     totals = dict.fromkeys(ACCOUNT, 0.0)
-    known: dict[tuple[float, float], tuple[float, ...]] = {}
-    columns = (
-        steps[name].tolist() for name in ("seconds", "count", "decodes", "context", "prompt_tokens")
-    )
-    engine = plan.engine
-    for seconds, count, decodes, context, prompt_tokens in zip(*columns, strict=True):
-        key = (decodes, prompt_tokens)
-        if key not in known:
-            tokens = prices.tokens_of(int(decodes), int(prompt_tokens))
-            by_part, stages = prices.parts(tokens), work.pp * engine.slowdown
-            tensor, experts = (by_part[part] * stages for part in ("communication", "exchange"))
-            host = (
-                engine.step_time
-                + prices.request_seconds(decodes)
-                + engine.layer_time * work.layers * work.pp
-            )
-            sent = prices.send_seconds(tokens) * engine.slowdown
-            if prompt_tokens:
-                host += engine.prompt_step_time
-            known[key] = tensor, experts, sent, host
-        left = seconds
-        for part, each in zip(_BESIDE, known[key], strict=True):
-            took = min(each * count, left)
-            totals[part] += took
-            left -= took
-        share = 0.0
-        if prompt_tokens:
-            share = 1.0
-            if decodes:
-                alone = float(prices.stage_seconds(int(decodes), context, 0, 0.0)) * work.pp
-                share = max(0.0, 1.0 - alone / seconds)
-        totals["prefill"] += left * share
-        totals["decode"] += left * (1.0 - share)
+    left, count = steps["seconds"], steps["count"]
+    for part, each in zip(_BESIDE, _beside(plan, steps), strict=True):
+        took = np.minimum(each * count, left)
+        totals[part] = float(took.sum())
+        left = left - took
+    prompts = steps["prompt_tokens"] > 0
+    share = prompts.astype(float)
+    mixed = np.flatnonzero(prompts & (steps["decodes"] > 0))
+    columns = (steps[name][mixed].tolist() for name in ("seconds", "decodes", "context"))
+    for at, seconds, decodes, context in zip(mixed.tolist(), *columns, strict=True):
+        alone = float(prices.stage_seconds(int(decodes), context, 0, 0.0)) * work.pp
+        share[at] = max(0.0, 1.0 - alone / seconds)
+    totals["prefill"] = float((left * share).sum())
+    totals["decode"] = float((left * (1.0 - share)).sum())
     # a batch is on one stage of several at a time, and as many batches run as there are stages
     lanes = served.pools[place]
     parts = {part: value / lanes for part, value in totals.items()}
@@ -143,6 +129,22 @@ def _pool_account(plan: ServicePlan, served: Served, place: int) -> dict[str, fl
         idle -= parts[part]
     parts["idle"] = idle
     return parts
+
+
+def _beside(plan: ServicePlan, steps: Mapping[str, Floats]) -> tuple[Floats, ...]:
+    """Time of each iteration beside products and attention, as `_BESIDE` names it [s]."""
+    prices, engine, work = plan.prices, plan.engine, plan.work
+    tokens = prices.tokens_of(steps["decodes"], steps["prompt_tokens"])
+    exposed = {
+        number: (*prices.exposed_seconds(number), prices.send_seconds(number))
+        for number in set(tokens.tolist())
+    }
+    met = np.array([exposed[number] for number in tokens.tolist()]).reshape(-1, 3).T
+    tensor, experts, sent = met * engine.slowdown
+    each = engine.step_time + engine.layer_time * work.layers * work.pp
+    host = each + prices.request_seconds(steps["decodes"])
+    host = host + engine.prompt_step_time * (steps["prompt_tokens"] > 0)
+    return tensor * work.pp, experts * work.pp, sent, host
 
 
 def _active(steps: Mapping[str, Floats], replicas: int, stages: int) -> float:
@@ -167,16 +169,14 @@ def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str
     times = latencies(served, requests, plan.first_token_time)
     window = _window(plan, requests, served)
     done, duration, output = window.counted, window.seconds, window.output
-    parts = account(plan, served)
+    by_pool = pool_accounts(plan, served)
+    parts = _together(plan, by_pool)
     unused = sum(parts[part] for part in ("idle", "idle_cache", "exposed_kv", "bubble"))
     busy = 1.0 - unused / served.end if served.end else 0.0
     gaps, weights = itl(served, since=window.begin)
     accelerators = plan.accelerators
     goodput, kept, binding = _goodput(plan, times, done, duration)
-    energy = sum(
-        _energy(plan.pools[name], own, served.end)
-        for name, own in pool_accounts(plan, served).items()
-    )
+    energy = sum(_energy(plan.pools[name], own, served.end) for name, own in by_pool.items())
     energy *= duration / served.end if served.end else 0.0
     price = plan.cluster.accelerator.price_per_hour
     state = steady_state(
