@@ -116,6 +116,7 @@ START = {
     },
 }
 TRAINING = ("step", "step-experts", "memory")
+MOST = 300  # rows of a family of services, each of which is a simulation of many requests
 PAIRS = ("same", "rest", "layout", "format")
 BLANKED, LARGEST_CHANGE = (
     6,
@@ -190,7 +191,7 @@ def predicted(names: Sequence[str] = TABLES) -> list[Residual]:
         if not path.exists():
             continue
         kind, rows = files._opened(path)
-        for row in rows:
+        for row in _some(rows):
             hidden = {
                 key: "" if key in BLANK else cell for key, cell in row.configuration.values.items()
             }
@@ -206,6 +207,18 @@ def predicted(names: Sequence[str] = TABLES) -> list[Residual]:
                 if record.figure and record.setting and record.error is not None
             ]
     return found
+
+
+def _some(rows: Sequence[files.Row]) -> list[files.Row]:
+    """Rows of a table, evenly picked where a family of services has more than `MOST`: its weight hardly grows with more."""
+    chosen: list[files.Row] = []
+    families: dict[str, list[files.Row]] = {}
+    for row in rows:
+        families.setdefault(row.configuration.text("family"), []).append(row)
+    for mine in families.values():
+        step = math.ceil(len(mine) / MOST) if "regime" in mine[0].configuration.values else 1
+        chosen += mine[::step]
+    return chosen
 
 
 def guess_spread(every: int = BLANKED) -> float:

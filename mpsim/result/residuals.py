@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpsim.hardware import SCALED_FORMATS, Accelerator
-from mpsim.memo import remembered
+from mpsim.memo import Memo, remembered
 from mpsim.shipped import read_shipped
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _PACKAGE = "mpsim.result.data"
+_PLACES = 256  # settings whose nearest runs are kept
 _HALF = 1.2816  # half-width of an 80 % interval of the normal distribution over its sigma
 _NARROW = ("fp8", "fp4", "int8", "int4")
 LEVEL = 0.8
@@ -189,18 +190,28 @@ class Residuals:
     rows: int
     families: int
     runs: tuple[MeasuredRuns, ...]
+    # layouts of one model on one machine, of which a sweep has thousands, are equally far from everything
+    _places: Memo[tuple[object, ...], tuple[float, MeasuredRuns | None]] = dataclasses.field(
+        default_factory=lambda: Memo(_PLACES), init=False, compare=False, repr=False
+    )
 
     def sigma(self, setting: Setting) -> float:
         """Spread of the residual of a setting, by its distance to the nearest measured runs."""
-        distances = (self._variance(setting, run) for run in self.runs)
-        guesses = self.guess**2 * setting.guessed
-        return math.sqrt(min(distances, default=self._widest) + guesses)
+        return math.sqrt(self._place(setting)[0] + self.guess**2 * setting.guessed)
 
     def nearest(self, setting: Setting) -> MeasuredRuns | None:
         """The measured runs at the least distance, of equally near ones the most; None where none were measured."""
-        return min(
-            self.runs, key=lambda run: (self._variance(setting, run), -run.rows), default=None
-        )
+        return self._place(setting)[1]
+
+    def _place(self, setting: Setting) -> tuple[float, MeasuredRuns | None]:
+        """Variance by the distance to the nearest runs, and these."""
+        key = (*(setting.labels.get(name) for name in self.attributes), setting.size)
+        if key not in self._places:
+            distances = [(self._variance(setting, run), -run.rows) for run in self.runs]
+            best = min(range(len(distances)), key=distances.__getitem__, default=None)
+            nothing = self._widest, None
+            self._places[key] = nothing if best is None else (distances[best][0], self.runs[best])
+        return self._places[key]
 
     def interval(self, value: float, setting: Setting) -> Interval:
         """The interval of a prediction.

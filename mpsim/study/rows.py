@@ -160,9 +160,10 @@ class Sweep:
         return [{key: row.get(key) for key in [*reasonless, "reason"]} for row in flat]
 
     def to_json(self) -> dict[str, object]:
-        """Plain data: scenario, keys, and rows of values, summary and reason."""
+        """Plain data: scenario, keys, rows of values, summary and reason, and the values of those that tie with the best."""
         rows = [dataclasses.asdict(row) for row in self.rows]
-        return {"scenario": self.scenario, "keys": list(self.keys), "rows": rows}
+        tied = [dict(row.values) for row in self.ties]
+        return {"scenario": self.scenario, "keys": list(self.keys), "rows": rows, "ties": tied}
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Write the table as CSV, units in the column names; return the text.
