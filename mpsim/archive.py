@@ -21,6 +21,7 @@ import numpy as np
 
 from mpsim.errors import ScenarioError
 from mpsim.memo import remembered
+from mpsim.output import whole
 from mpsim.stamp import stamp
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def save(path: str | Path, kind: str, parts: Mapping[str, object]) -> None:
         "kind": kind,
         "parts": {name: _plain(value, arrays) for name, value in parts.items()},
     }
-    with zipfile.ZipFile(path, "w") as archive:
+    with whole(path) as beside, zipfile.ZipFile(beside, "w") as archive:
 
         def member(name: str) -> zipfile.ZipInfo:
             # a date of its own, so that equal values give equal bytes

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from mpsim.output import printable
+
 __all__ = [
     "BAD_INPUT",
     "FAILED",
@@ -35,7 +37,7 @@ _RULE = "\u2500"  # under the header of a table
 def note(text: str) -> None:
     """One or more plain lines on stderr."""
     if sys.stderr is not None:  # closed by whoever called
-        sys.stderr.write(text.rstrip("\n") + "\n")
+        sys.stderr.write(printable(text.rstrip("\n")) + "\n")
         sys.stderr.flush()
 
 
@@ -52,6 +54,10 @@ def print_text(text: str) -> None:
     OSError
         If they cannot be written; its file name is "standard output".
     """
+    _write(printable(text))
+
+
+def _write(text: str) -> None:
     if sys.stdout is None:
         raise OSError(errno.EBADF, "it is closed", STDOUT)
     try:
@@ -103,7 +109,7 @@ def print_table(
     right : iterable of int
         Columns set flush right.
     """
-    cells = [list(map(str, row)) for row in rows]
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
     count = max([len(header), *map(len, cells)], default=0)
     for row in cells:
         row.extend([""] * (count - len(row)))
@@ -112,7 +118,7 @@ def print_table(
     if title:
         print_text(title)
     lines = draw(cells, [*header, *[""] * (count - len(header))] if header else [], set(right))
-    print_text("\n".join(line.rstrip() for line in lines))
+    _write("\n".join(line.rstrip() for line in lines))
 
 
 def _in_file(rows: list[list[str]], header: list[str], right: set[int]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mpsim.cli.paths import check_file
+from mpsim.output import safe_name, write_whole
 
 if TYPE_CHECKING:
     from mpsim.exporters import Exported
@@ -44,7 +45,7 @@ class Emitted:
         """Write the file, and say on stderr what it does not hold."""
         from mpsim.cli.console import note, wrote
 
-        self.file.write_text(self.exported.text, encoding="utf-8")
+        write_whole(self.file, self.exported.text)
         for loss in self.exported.lost:
             note(f"lost in {self.exported.format}: {loss}")
         wrote(self.file)
@@ -80,8 +81,7 @@ def emitted(scenario: Scenario, words: Sequence[str] | None) -> list[Emitted]:
         from mpsim.exporters import export
 
         name, file, ending = _parsed(word)
-        stem = "".join(letter for letter in scenario.name if letter.isalnum() or letter in "-_.")
-        usual = Path(f"{stem or 'scenario'}.{name}{ending}")
+        usual = Path(f"{safe_name(scenario.name)}.{name}{ending}")
         files.append(Emitted(check_file(file or usual) or usual, export(scenario, name)))
     return files
 

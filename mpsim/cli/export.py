@@ -9,6 +9,7 @@ import typer
 
 from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
 from mpsim.cli.paths import check_file, check_folder
+from mpsim.output import write_whole
 
 if TYPE_CHECKING:
     from mpsim.exporters import Exported
@@ -57,7 +58,7 @@ def export(
         else _scenario(format, file, sets=sets, overrides=overrides)
     )
     if output is not None:
-        output.write_text(exported.text, encoding="utf-8")
+        write_whole(output, exported.text)
     if as_json:
         print_json(_data(exported, output))
     else:

@@ -10,6 +10,7 @@ import typer
 
 from mpsim.cli.options import AsJson, Plots, Trace
 from mpsim.cli.paths import check_file
+from mpsim.output import write_whole
 
 if TYPE_CHECKING:
     from mpsim.importers import Imported, Points, Recorded
@@ -93,7 +94,7 @@ def import_(
     for warning in read.warnings:
         note(f"warning: {warning}")
     if output is not None:
-        output.write_text(text, encoding="utf-8")
+        write_whole(output, text)
     if as_json:
         print_json(_data(read))
     elif output is None:
@@ -169,7 +170,7 @@ def _measured(
     points = tuple(item for item in read if isinstance(item, Points))
     print_json(_points_data(points)) if as_json else _print_points(points)
     if output is not None:
-        output.write_text("".join(map(table_of, points)), encoding="utf-8")
+        write_whole(output, "".join(map(table_of, points)))
         wrote(output)
 
 
@@ -261,7 +262,7 @@ def _told(
         for warning in item.warnings:
             note(f"warning: {' '.join(item.files)}: {warning}")
     if output is not None:
-        output.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_whole(output, json.dumps(data, indent=1) + "\n")
     if as_json:
         print_json(data)
     else:

@@ -18,6 +18,7 @@ from mpsim.cli.options import (
     load_scenarios,
     share,
 )
+from mpsim.output import safe_name
 
 if TYPE_CHECKING:
     from mpsim.cli.emit import Emitted
@@ -78,7 +79,7 @@ def run(
 
         check_emit(emit, len(scenarios))
     for scenario in scenarios:
-        folder = plots if plots is None or len(files) == 1 else plots / scenario.name
+        folder = plots if plots is None or len(files) == 1 else plots / safe_name(scenario.name)
         if scenario.serves:
             _refuse_studies(sensitivity=sensitivity, jitter=jitter, engine=engine, emit=emit)
             _serve(scenario, folder, trace, as_json=as_json)

@@ -31,6 +31,7 @@ from mpsim.execution_trace import (
     encode_varint,
     framed,
 )
+from mpsim.output import safe_name, write_whole
 from mpsim.parallel.axes import FOLDED, Span
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Stream
 from mpsim.program.csr import owners
@@ -99,7 +100,7 @@ def write_chakra(
         If replicas differ from each other, or there would be too many nodes.
     """
     plan, program = prepared.plan, prepared.program
-    name = prefix or prepared.scenario.name
+    name = safe_name(prefix or prepared.scenario.name)
     if plan.classes:
         raise ScenarioError(
             f"{name}: replicas differ from each other (cluster.replicas, variation); an execution trace is written of replicas that are alike"
@@ -116,10 +117,10 @@ def write_chakra(
     files = []
     for rank, content in writer.files():
         file = place / f"{name}.{rank}.et"
-        file.write_bytes(content)
+        write_whole(file, content)
         files.append(file)
     groups = place / f"{name}.comm_group.json"
-    groups.write_text(json.dumps(writer.groups()) + "\n", encoding="utf-8")
+    write_whole(groups, json.dumps(writer.groups()) + "\n")
     return ChakraExport((*files, groups), writer.nodes, writer.losses())
 
 

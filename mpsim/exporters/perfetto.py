@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from mpsim.engine.timeline import Timeline
 from mpsim.errors import ScenarioError
+from mpsim.output import write_whole
 from mpsim.program import SEND, TICK, Program, Stream, Template
 
 __all__ = ["DETAILS", "MOST_RANKS", "trace_events", "write_events", "write_trace"]
@@ -80,7 +81,7 @@ def write_events(
     data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'.encode()
     file = Path(path)
     packed = file.suffix == ".gz"
-    file.write_bytes(gzip.compress(data, compresslevel, mtime=0) if packed else data)
+    write_whole(file, gzip.compress(data, compresslevel, mtime=0) if packed else data)
 
 
 def trace_events(

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from mpsim.errors import ScenarioError
+from mpsim.output import whole
 from mpsim.plot.palette import COMMUNICATION, EVENTS, LABELS
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ class Display(abc.ABC):
         if self.figure_ is None:
             self.plot()
         assert self.figure_ is not None
-        with mpl.rc_context(fname=STYLE):
-            self.figure_.savefig(path, metadata=dict(_NO_DATES[suffix]))
+        with mpl.rc_context(fname=STYLE), whole(path) as beside:
+            self.figure_.savefig(beside, format=suffix[1:], metadata=dict(_NO_DATES[suffix]))
         return path
 
     @abc.abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -254,7 +255,8 @@ class Result:
         return "\n".join(f"{name:<12} {value}" for name, value in self._lines())
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self._lines())
+        lines = ((html.escape(name), html.escape(value)) for name, value in self._lines())
+        rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in lines)
         return f"<table>{rows}</table>"
 
     def _lines(self) -> Sequence[tuple[str, str]]:

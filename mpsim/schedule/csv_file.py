@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from mpsim.errors import ScheduleError
+from mpsim.output import whole
 from mpsim.schedule.orders import Orders
 
 __all__ = ["read_csv", "write_csv"]
@@ -68,5 +69,5 @@ def _check_numbers(tokens: list[list[str]]) -> None:
 
 def write_csv(orders: Orders, path: str | Path) -> None:
     """Write orders so that `read_csv` and PyTorch read them back."""
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
+    with whole(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(orders.tokens())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import overload
 
 from mpsim.errors import MpsimError
+from mpsim.output import write_whole
 from mpsim.stamp import stamp
 from mpsim.study.journal import Journal
 from mpsim.study.ties import ties
@@ -249,5 +250,5 @@ def write_csv(table: Sequence[Mapping[str, object]], path: str | Path | None = N
     writer.writeheader()
     writer.writerows({**row, "mpsim": stamp()} for row in table)
     if path is not None:
-        Path(path).write_text(buffer.getvalue(), encoding="utf-8")
+        write_whole(path, buffer.getvalue())
     return buffer.getvalue()
