@@ -19,7 +19,7 @@ _EATERS = 3  # parts named in a row
 
 
 class Mode(enum.StrEnum):
-    """What stays as the cluster grows."""
+    """Whether the global batch or that of a replica stays as the cluster grows."""
 
     STRONG = "strong"
     WEAK = "weak"

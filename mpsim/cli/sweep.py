@@ -79,6 +79,8 @@ def sweep(
         _print(result)
     for remark in result.remarks:
         note(remark)
+    for warning, count in result.warnings.items():
+        note(f"warning of {count} of {len(result)} rows: {warning}")
     lost = sum(row.summary is None for row in result)
     if lost:
         note(f"{lost} of {len(result)} rows could not be simulated; their reasons are in the table")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import overload
@@ -79,6 +80,12 @@ class Row:
         """Whether it is of a service."""
         return self.summary is not None and self.summary.get("job") == "serving"
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of the result; none where there is no result."""
+        known = (self.summary or {}).get("warnings")
+        return tuple(map(str, known)) if isinstance(known, Sequence) else ()
+
     def number(self, column: str) -> float:
         """One figure of the summary as a float; NaN when there is none."""
         value = _figure(self.summary, column) if self.summary is not None else None
@@ -93,7 +100,8 @@ class Row:
         times = (
             {f"{name}_s": part for name, part in parts.items()} if isinstance(parts, dict) else {}
         )
-        return {**self.values, **figures, **times, "reason": self.reason}
+        warnings = "; ".join(self.warnings)
+        return {**self.values, **figures, **times, "warnings": warnings, "reason": self.reason}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,6 +160,11 @@ class Sweep:
             and row.summary is not None
             and ties(best.summary, [row.summary])
         )
+
+    @property
+    def warnings(self) -> dict[str, int]:
+        """Warnings of rows, and how many rows have each."""
+        return dict(Counter(warning for row in self.rows for warning in row.warnings))
 
     def table(self) -> list[dict[str, object]]:
         """One flat mapping a row, all with the same keys in the same order."""

@@ -16,6 +16,8 @@ from mpsim.workload import model_flops
 
 __all__ = ["summarise"]
 
+_FULL = 1.001  # of a link: what ticks round is not told
+
 
 def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     """Build the summary of a training step; every key is defined in docs/reference/metrics.md."""
@@ -89,6 +91,12 @@ def _memory(result: Result, plan: Plan) -> dict[str, float | int]:
     return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": stage}
 
 
+def _link_load(result: Result) -> float:
+    """Bytes that the busiest rank sends over what its links carry in the step; above 1 where the step is below its floor."""
+    use = result.utilisation
+    return float(max(use.scale_up.max(), use.scale_out.max()))
+
+
 def _warnings(result: Result, plan: Plan) -> list[str]:
     memory = result.memory
     warnings = []
@@ -100,6 +108,11 @@ def _warnings(result: Result, plan: Plan) -> list[str]:
         warnings.append(
             "links of the fabric are thinner than the NICs below them, and network: analytic lets stages use them without "
             "meeting each other; set simulation.network to flow"
+        )
+    if (load := _link_load(result)) > _FULL:
+        warnings.append(
+            f"moves {load:.2f} times the bytes that its links can carry in the step, so no step is this short: transfers of network: analytic "
+            "do not meet; set simulation.network to flow"
         )
     if not memory.fits:
         warnings.append(

@@ -285,3 +285,25 @@ def test_csv_has_one_line_a_row_and_units_in_its_header(swept, tmp_path):
 def test_json_is_plain_data(swept):
     """Everything that --json prints can be printed."""
     assert json.loads(json.dumps(swept.to_json()))["keys"] == list(AXES)
+
+
+def test_warnings_of_rows_are_told_with_the_table(scenarios):
+    """Each once, with the number of its rows, and in a column of the CSV."""
+    scenario = mpsim.load(scenarios / "quickstart.yaml")
+    over = {"training.micro_batch": [1, 2], "framework.attention_kernel": ["flash3"]}
+    found = mpsim.sweep(scenario, over)
+    for row in found:
+        assert row.warnings == tuple(row.summary["warnings"])
+    told = found.warnings
+    assert sum(told.values()) == sum(len(row.warnings) for row in found)
+    assert "warnings" in found.to_csv().splitlines()[0].split(",")
+
+
+def test_a_step_below_the_floor_of_its_links_says_so(scenarios):
+    """Links a thousand times thinner than messages need: analytic transfers that do not meet may go below the floor, never in silence."""
+    scenario = mpsim.load(scenarios / "quickstart.yaml")
+    for bandwidth in ("100 Gb/s", "1 Gb/s"):
+        result = mpsim.simulate(scenario.with_values({"cluster.nic.bandwidth": bandwidth}))
+        use = max(result.utilisation.scale_up.max(), result.utilisation.scale_out.max())
+        told = any("links can carry" in warning for warning in result.summary["warnings"])
+        assert told == (use > 1.001)
