@@ -36,7 +36,7 @@ class InstanceLayout:
 
     @property
     def accelerators(self) -> int:
-        """Of all replicas."""
+        """Accelerators of all replicas."""
         return self.tp * self.pp * self.replicas
 
 

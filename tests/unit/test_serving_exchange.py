@@ -11,6 +11,7 @@ from mpsim.scenario.serving import ServiceLevel, Workload
 from mpsim.serving.engines import engine
 from mpsim.serving.exchange import Exchange
 from mpsim.serving.plan import ServicePlan
+from mpsim.serving.rates import Reductions
 from mpsim.workload import model
 
 
@@ -65,3 +66,18 @@ def test_hosts_of_ranks_see_to_their_own_requests_side_by_side():
     plan = _plan(16)
     each = dataclasses.replace(plan, attention_dp=1).prices.request_seconds(64)
     assert plan.prices.request_seconds(64) == pytest.approx(each / 16)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "measured_us"),
+    [
+        *((2, 2, 4.3), (2, 128, 5.2), (2, 2048, 20.2)),
+        *((4, 2, 4.7), (4, 128, 7.2), (4, 512, 12.8), (4, 2048, 30.2)),
+        *((8, 2, 5.6), (8, 128, 10.8), (8, 512, 15.0), (8, 2048, 30.8)),
+    ],
+)
+def test_small_all_reduces_are_as_measured_on_h100(ranks, size, measured_us):
+    """vLLM's one-shot and two-shot kernels in a graph (aiconfigurator 0.12.0), sizes in KiB."""
+    plan = _plan(8)
+    reductions = Reductions(plan.cluster, ranks, plan.rates, plan.engine)
+    assert reductions.seconds(size * 1024) * 1e6 == pytest.approx(measured_us, rel=0.25)
