@@ -47,9 +47,8 @@ TABLES = (
     "collectives",
     "inference-runs",
 )
-SPREAD = (
-    0.4  # a family of n figures weighs n^(1 - SPREAD): between one vote a figure and one a family
-)
+# a family of n figures weighs n^(1 - SPREAD): between one vote a figure and one a family
+SPREAD = 0.4
 LEAST = 0.003  # no sigma is smaller
 FREEDOM = 4.0  # degrees of freedom of Student's t: large residuals count less
 HOLD = 0.5  # weight of the starting values, in figures
@@ -350,12 +349,12 @@ class Fit:
                 )
                 self.own[u, c] = run.family == family
 
-    def variance(self, sigmas: Floats, without: str = "") -> Floats:
-        """Of every row by its nearest runs of another family [N]."""
+    def variance(self, sigmas: Floats, without: str = "", *, near: bool = False) -> Floats:
+        """Of every row by its nearest runs of another family, or of any [N]."""
         square = sigmas**2
         each = square[0] + self.levels @ square[1:-1] + square[-1] * self.doublings
         out = np.array([run.family == without for run in self.runs])
-        nearest = np.where(self.own | out, np.inf, each).min(axis=1)
+        nearest = np.where(out if near else self.own | out, np.inf, each).min(axis=1)
         widest = square[:-1].sum() + square[-1] * MOST_DOUBLINGS**2
         return (
             np.where(np.isfinite(nearest), nearest, widest)[self.place]
@@ -370,15 +369,19 @@ class Fit:
         )
 
     def sigmas(self, without: str = "") -> Floats:
-        """Noise, levels and doubling that fit best: Student's t about 0, by coordinates."""
-        weights = self.weights(without)
+        """Noise, levels and doubling that fit best: Student's t about 0, by coordinates.
+
+        Each row counts half as a stranger, whose nearest runs are of other families, and half as one more run like those of its own.
+        """
+        weights = self.weights(without) / 2
 
         def cost(logs: Floats) -> float:
-            variance = self.variance(np.exp(logs), without)
-            spread = 0.5 * np.log(variance) + (FREEDOM + 1) / 2 * np.log1p(
-                self.log**2 / variance / FREEDOM
-            )
-            return float(weights @ spread + HOLD * ((logs - np.log(self.start)) ** 2).sum())
+            total = HOLD * ((logs - np.log(self.start)) ** 2).sum()
+            for near in (False, True):
+                variance = self.variance(np.exp(logs), without, near=near)
+                tails = np.log1p(self.log**2 / variance / FREEDOM)
+                total += weights @ (0.5 * np.log(variance) + (FREEDOM + 1) / 2 * tails)
+            return float(total)
 
         logs, step = np.log(self.start), 0.5
         best = cost(logs)
@@ -395,9 +398,12 @@ class Fit:
 
     def quantiles(self, sigmas: Floats, without: str = "") -> tuple[float, float]:
         """Of residual over sigma, between which `LEVEL` lies; the prediction is always between them."""
-        scores = self.log / np.sqrt(self.variance(sigmas, without))
+        scores = [
+            self.log / np.sqrt(self.variance(sigmas, without, near=near)) for near in (False, True)
+        ]
         weights = self.weights(without)
-        low, high = _quantiles(scores, weights, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+        shares = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+        low, high = _quantiles(np.concatenate(scores), np.tile(weights, 2), shares)
         wider = few(len({*self.family[weights > 0].tolist()}))
         return wider * min(low, -0.1), wider * max(high, 0.1)
 
