@@ -61,7 +61,8 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
     plan = resolve(Scenario.from_mapping(scenario))
     setting = setting_of(plan)
     if stands_in(rule):
-        setting = dataclasses.replace(setting, labels={**setting.labels, "framework": ("", "")})
+        unknown = {"framework": ("", ""), "stack": ("",)}
+        setting = dataclasses.replace(setting, labels={**setting.labels, **unknown})
     statistic = _entry("statistics", cells.text("memory_statistic"), "memory", assumed)
     peak = peak_of(plan, statistic["seen"], offloads=_offloads(cells, assumed))
     _check_states(plan, cells)
@@ -169,7 +170,7 @@ def scenario_of(cells: Cells) -> tuple[dict[str, Any], list[Assumed]]:
 
 
 def _entry(section: str, text: str, to: str, assumed: list[Assumed]) -> Mapping[str, Any]:
-    """What words mean; a guess is told."""
+    """The entry that words mean; a guess is told."""
     entry = lookup("peaks", section, text)
     if "assumed" in entry:
         assumed.append(Assumed(to, "", str(entry["assumed"])))
