@@ -149,7 +149,7 @@ class _Reader:
             )
         why = f"model_type {self.kind[:60]!r} is unknown to mpsim; read as a {_GENERIC}: gated MLP, RMS norms, no biases"
         self.ledger.note("model", why)
-        self.ledger.warn(f"{why}; its count of parameters is not certain")
+        self.ledger.warn(f"{why}; its parameters are not counted")
 
     def _key(self, role: str) -> str | None:
         """The key of the file that states a quantity, refused where two state it differently."""
@@ -536,7 +536,8 @@ class _Reader:
         left_out = self._bias_difference(model, entry)
         for name in entry.get("extras", ()):
             left_out += _EXTRAS[name](self, model)
-        self.ledger.model_parameters = total + left_out
+        if is_known:  # of a class that is in no table the count would be a guess
+            self.ledger.model_parameters = total + left_out
         if left_out and is_known:
             self.ledger.note(
                 "model",
@@ -632,6 +633,12 @@ _EXTRAS: Mapping[str, Callable[[_Reader, Transformer], int]] = {
     "word_projections": _word_projections,
     "opt_final_norm": _opt_final_norm,
     "sinks": lambda _, model: model.layers * model.heads,
+    "whole_qk_norm": lambda _, model: (
+        model.layers * (model.heads + model.kv_heads) * model.head_dim
+    ),
+    "router_bias": lambda _, model: sum(
+        model.moe.experts for kind in model.kinds if kind.experts and model.moe is not None
+    ),
     "no_norms": lambda _, model: -(2 * model.layers + 1) * model.hidden,
 }
 """Parameters of a class that the simulated model leaves out, or has and the class has not."""

@@ -14,7 +14,7 @@ from mpsim.importers import formats
 COUNTS = json.loads(
     gzip.decompress((Path(__file__).parent / "transformers-counts.json.gz").read_bytes())
 )
-"""Configurations of 30 model types, some keys left out, and what modules of transformers 4.57.6 (v4) and 5.23.0 (v5) count on the meta device."""
+"""Configurations of 51 model types, some keys left out, and what modules of transformers 4.57.6 (v4) and 5.23.0 (v5) count on the meta device."""
 SMALL = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -52,6 +52,9 @@ def test_parameters_are_those_of_the_classes(kind, config):
         ("jamba", "mixes"),
         ("qwen3_next", "linear attention"),
         ("deepseek_v32", "indexer"),
+        ("bert", "encoder"),
+        ("xlm_roberta", "encoder"),
+        ("bart", "another kind than T5"),
     ],
 )
 def test_what_is_no_transformer_is_refused_by_name(kind, word, config):
@@ -59,6 +62,14 @@ def test_what_is_no_transformer_is_refused_by_name(kind, word, config):
     with pytest.raises(FormatError, match=word) as error:
         config(model_type=kind, **SMALL)
     assert kind in str(error.value)
+
+
+def test_a_type_in_no_table_has_no_count(config):
+    """Its sizes are read as the most usual class's, with a warning; a count would be a guess."""
+    read = config(model_type="brand_new", **SMALL)
+    assert read.model_parameters is None
+    assert "read as a llama" in read.warnings[0]
+    assert read.scenario["model"]["hidden"] == 64
 
 
 def test_linear_layers_among_others_are_refused(config):
