@@ -88,7 +88,7 @@ def read_trace(head: Head, options: Options) -> Recorded:
 
 
 def _header(text: str) -> tuple[Mapping[str, Any], int | None]:
-    """What stands before the events: the block about the job, and the base of the clock [ns]."""
+    """Block about the job, and base of the clock [ns], of what stands before the events."""
     block = re.search(r'"distributedInfo"\s*:\s*(\{)', text)
     info: Any = {}
     if block is not None:
