@@ -101,7 +101,7 @@ class Dense:
     times: Array
 
     def within(self, window: tuple[float, float] | None) -> Array:
-        """Those that begin in a window; without one all."""
+        """Intervals that begin in a window; without one all."""
         if window is None:
             return self.times
         chosen: Array = self.times[
