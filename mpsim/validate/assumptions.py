@@ -22,6 +22,7 @@ __all__ = [
     "network_of",
     "slices_of",
     "system_of",
+    "with_batch",
 ]
 
 BY_FAMILY = "usual with its framework"
@@ -72,7 +73,7 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     for column, value in rule.get("assume", {}).items():
         text = cells.text(value["same_as"]) if isinstance(value, Mapping) else str(value)
         row = row.with_column(column, text, BY_FAMILY)
-    row = _network(_inner(_shape(_degree(row))))
+    row = _network(_inner(_shape(_degree(_division(row)))))
     for column, entries in table("assumptions")["columns"].items():
         for entry in entries:
             if not row.cells.text(column) and _fits(row.cells, entry["where"]):
@@ -97,6 +98,68 @@ def _value(cells: Cells, entry: Mapping[str, Any]) -> str:
     each = int(batch / replicas)
     most = int(entry.get("at_most", each))
     return str(max(size for size in range(1, min(most, each) + 1) if each % size == 0))
+
+
+def with_batch(cells: Cells, rule: Mapping[str, Any], *, timed: bool = False) -> Filled:
+    """Fill in the length of sequences and the batch where a row that was measured as a rate, which hardly depends on them, states none.
+
+    Parameters
+    ----------
+    cells : Cells
+    rule : mapping
+        Of its family; see `fill_in`.
+    timed : bool
+        Whether a time was measured instead, which is in proportion to the batch: then only the row's own words count.
+
+    Returns
+    -------
+    Filled
+        All other columns as they were.
+    """
+    row = Filled(cells)
+    batches = table("assumptions")["batches"]
+    for entry in batches["sequence_lengths"]:
+        if re.fullmatch(entry["pattern"], cells.text("model"), flags=re.IGNORECASE):
+            row = row.with_column("seq_len", str(entry["value"]), entry["why"])
+    if cells.text("global_batch_seqs"):
+        return row
+    whole = fill_in(row.cells, rule).cells
+    replicas, length = whole.number("dp"), whole.number("seq_len")
+    said = re.search(batches["tokens"]["pattern"], cells.text("notes"), flags=re.IGNORECASE)
+    if said and length and replicas:
+        sequences = max(1, round(float(said[1]) * 1e6 / length / replicas)) * replicas
+        return row.with_column("global_batch_seqs", f"{sequences:.0f}", batches["tokens"]["why"])
+    each, pp = whole.number("micro_batch_seqs"), whole.number("pp")
+    if timed or not replicas or not each or not pp:
+        return row
+    usual = next(entry for entry in batches["microbatches"] if _fits(whole, entry["where"]))
+    number = whole.number("num_microbatches") or usual["each"] * pp
+    batch = f"{replicas * each * number:.0f}"
+    row = row.with_column("micro_batch_seqs", f"{each:.0f}", "as where a batch is stated")
+    return row.with_column("global_batch_seqs", batch, usual["why"])
+
+
+def _division(row: Filled) -> Filled:
+    """The least tensor parallelism, then pipeline, with which model states fit, where neither is stated and replicas share no parameters."""
+    cells, usual = row.cells, table("assumptions")["division"]
+    count, each = cells.number("num_accel"), cells.number("accel_per_node") or 8.0
+    billions, capacity = cells.number("params_billion"), cells.number("accel_mem_gb")
+    shared = any(re.search(usual["not"], cells.text(name)) for name in usual["columns"])
+    if any(cells.text(axis) for axis in _MULTIPLYING) or shared:
+        return row
+    if not count or not billions or not capacity:
+        return row
+    room = usual["share"] * capacity
+    tp = pp = 1
+    while billions * usual["state_bytes"] / (tp * pp) > room and 2 * tp * pp <= count:
+        if 2 * tp <= min(each, usual["most"]):
+            tp *= 2
+        else:
+            pp *= 2
+    if tp * pp == 1:
+        return row
+    row = row.with_column("tp", str(tp), usual["why"])
+    return row.with_column("pp", str(pp), usual["why"])
 
 
 def _degree(row: Filled) -> Filled:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from mpsim.errors import CalibrationError, MpsimError
 from mpsim.importers.cells import Cells
+from mpsim.scenario import Scenario
 from mpsim.training.intervals import residuals_of
-from mpsim.validate.assumptions import guesses
+from mpsim.validate.assumptions import Filled, guesses, with_batch
 from mpsim.validate.records import Record, Row
 from mpsim.validate.runs import read_run, simulated
 from mpsim.validate.tables import rule_of, stands_in
+from mpsim.workload import model_flops
 
 __all__ = [
     "MEASURED",
@@ -43,18 +46,19 @@ _NAMES = {
     "seq_len_tokens": "seq_len",
     "interleave_chunks_per_stage": "vp_chunks_per_rank",
 }
-_MILLI, _GIBI, _GIGA = 1e-3, 2.0**30, 1e9
+_MILLI, _GIBI, _GIGA, _TERA = 1e-3, 2.0**30, 1e9, 1e12
+_TIMES = ("iter_time_s", "iter_time_s_derived")
 
 
 def blank(row: Row) -> list[Record]:
     """The row's records without predictions: its time, and its peak memory where that was measured."""
-    cells = row.configuration
+    cells = _stated(row).cells
     time = Record(
         id=row.id,
         family=cells.text("family") or "family not stated",
         kind="training",
         unit="s",
-        measured=_time(row),
+        measured=_time(row, cells),
         size=cells.number("num_accel"),
         group=group_of(cells),
         sequences=cells.number("global_batch_seqs") or 0.0,
@@ -92,26 +96,41 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     scale : float
         The unit of the time in seconds.
     """
-    rule, run = read_run(row.configuration)
+    stated = _stated(row)
+    rule, run = read_run(stated.cells)
     told = simulated(
         run.scenario,
         layer=rule.get("measures") == "layer",
         seen=rule.get("memory", "memory"),
     )
-    setting = dataclasses.replace(told.setting, guessed=guesses(run.assumed))
+    setting = dataclasses.replace(told.setting, guessed=guesses((*stated.assumed, *run.assumed)))
     if stands_in(rule):
         unknown = {"framework": ("", ""), "stack": ("",)}
         setting = dataclasses.replace(setting, labels={**setting.labels, **unknown})
-    return [
+    assumed = tuple(map(str, (*stated.assumed, *run.assumed)))
+    figure = residuals_of(setting).figure
+    times = [
         dataclasses.replace(
             blank,
-            predicted=told.memory if blank.kind == "memory" else told.seconds / scale,
-            assumed=tuple(map(str, run.assumed)),
-            figure="memory" if blank.kind == "memory" else residuals_of(setting).figure,
+            predicted=told.seconds / scale,
+            assumed=assumed,
+            figure=figure,
             setting=setting,
         )
         for blank in blanks
+        if blank.kind != "memory"
     ]
+    peaks = [blank for blank in blanks if blank.kind == "memory"]
+    if stated.assumed:  # a rate hardly depends on what was assumed, a peak is in proportion to it
+        why = "the batch or the length of sequences is not stated, which decides the peak"
+        return [*times, *(dataclasses.replace(peak, skipped_because=why) for peak in peaks)]
+    known = {
+        "predicted": told.memory,
+        "assumed": assumed,
+        "figure": "memory",
+        "setting": setting,
+    }
+    return [*times, *(dataclasses.replace(peak, **known) for peak in peaks)]
 
 
 def memory_record(time: Record, measured: float) -> Record:
@@ -121,19 +140,43 @@ def memory_record(time: Record, measured: float) -> Record:
     )
 
 
-def _time(row: Row) -> float | None:
-    """Time of a step as printed, or derived, or from the tokens a second and accelerator [s]."""
-    for column in ("iter_time_s", "iter_time_s_derived"):
+def _stated(row: Row) -> Filled:
+    """The row's columns, with a batch where it states none and its measured rate hardly depends on one."""
+    cells, measured = row.configuration, row.measured
+    if cells.text("global_batch_seqs") and cells.text("seq_len"):
+        return Filled(cells)
+    try:
+        rule = rule_of(cells)
+    except CalibrationError:
+        return Filled(cells)  # predicting says why
+    return with_batch(cells, rule, timed=any(measured.text(column) for column in _TIMES))
+
+
+def _time(row: Row, cells: Cells) -> float | None:
+    """Time of a step as printed, or derived, or from the tokens a second or the model FLOP/s of an accelerator [s]."""
+    for column in _TIMES:
         if (seconds := row.measured.number(column)) is not None:
             return seconds
-    rate = row.measured.number("tokens_per_s_per_accel")
-    sizes = [
-        row.configuration.number(column) for column in ("global_batch_seqs", "seq_len", "num_accel")
-    ]
-    batch, length, count = sizes
-    if not rate or batch is None or length is None or not count:
+    columns = ("global_batch_seqs", "seq_len", "num_accel")
+    batch, length, count = (cells.number(column) for column in columns)
+    if batch is None or length is None or not count:
         return None
-    return batch * length / (rate * count)
+    if rate := row.measured.number("tokens_per_s_per_accel"):
+        return batch * length / (rate * count)
+    rate = row.measured.number("reported_tflops_per_accel")
+    if not rate or cells.text("reported_tflops_kind") != "model":
+        return None
+    return _model_flops(cells) / (rate * _TERA * count)
+
+
+def _model_flops(cells: Cells) -> float:
+    """Model FLOPs of a step of the row, as its printed rate counts them; 0 where its model is not one that can be read."""
+    try:
+        scenario = Scenario.from_mapping(read_run(cells)[1].scenario)
+    except MpsimError:
+        return 0.0
+    step = scenario.training_step
+    return model_flops(scenario.transformer, step.global_batch, step.sequence_length)
 
 
 def blank_on_node(row: Row) -> list[Record]:

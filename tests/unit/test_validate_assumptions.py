@@ -6,7 +6,7 @@ import pytest
 
 from mpsim.importers import Assumed
 from mpsim.importers.cells import Cells
-from mpsim.validate.assumptions import BY_FAMILY, fill_in, guesses, slices_of
+from mpsim.validate.assumptions import BY_FAMILY, fill_in, guesses, slices_of, with_batch
 from mpsim.validate.runs import filled, scenario_of
 
 FSDP = {
@@ -119,3 +119,39 @@ def test_guesses_are_settings_that_nobody_states() -> None:
         Assumed("nics_per_node", "8", "DGX H100: one NDR NIC a GPU"),
     ]
     assert guesses(said) == 2
+
+
+RATE = {
+    "model": "Llama-2-7B",
+    "layers": "32",
+    "hidden": "4096",
+    "heads": "32",
+    "num_accel": "16",
+    "tp": "1",
+    "pp": "8",
+}
+
+
+def test_a_row_measured_as_a_rate_gets_a_batch() -> None:
+    """Llama 2 was trained on 4,096 tokens; two replicas of 8 stages run 8 x 8 microbatches of one sequence each: 128 sequences."""
+    found = with_batch(Cells(RATE), {})
+    columns = ("seq_len", "micro_batch_seqs", "global_batch_seqs")
+    assert [found.cells.text(column) for column in columns] == ["4096", "1", "128"]
+    assert [assumption.to for assumption in found.assumed] == list(columns)
+
+
+def test_a_measured_time_gets_no_batch_but_that_of_its_words() -> None:
+    """A time is in proportion to the batch; 6 million tokens are 2,930 sequences of 2,048, of which two replicas take as many each."""
+    row = {**RATE, "seq_len": "2048"}
+    assert not with_batch(Cells(row), {}, timed=True).cells.text("global_batch_seqs")
+    told = Cells({**row, "notes": "batch of 6M tokens late in training"})
+    assert with_batch(told, {}, timed=True).cells.text("global_batch_seqs") == "2930"
+
+
+def test_a_model_too_large_is_divided_until_its_states_fit() -> None:
+    """175 billion parameters of 18 B are 3,150 GB: 56 GB of 80 leave tp 8 x pp 8 = 49 GB, with tp 8 alone or pp 4 it is 98."""
+    row = {"num_accel": "128", "params_billion": "175", "accel_mem_gb": "80", "layers": "96"}
+    filled = fill_in(Cells(row), {}).cells
+    assert [filled.text(axis) for axis in ("tp", "pp", "dp")] == ["8", "8", "2"]
+    sharded = fill_in(Cells({**row, "zero_stage": "3"}), {}).cells
+    assert [sharded.text(axis) for axis in ("tp", "pp")] == ["1", "1"]
