@@ -124,13 +124,13 @@ def fill(row: Row, blanks: Sequence[Record], *, scale: float) -> list[Record]:
     if stated.assumed:  # a rate hardly depends on what was assumed, a peak is in proportion to it
         why = "the batch or the length of sequences is not stated, which decides the peak"
         return [*times, *(dataclasses.replace(peak, skipped_because=why) for peak in peaks)]
-    known = {
-        "predicted": told.memory,
-        "assumed": assumed,
-        "figure": "memory",
-        "setting": setting,
-    }
-    return [*times, *(dataclasses.replace(peak, **known) for peak in peaks)]
+    known = [
+        dataclasses.replace(
+            peak, predicted=told.memory, assumed=assumed, figure="memory", setting=setting
+        )
+        for peak in peaks
+    ]
+    return [*times, *known]
 
 
 def memory_record(time: Record, measured: float) -> Record:
