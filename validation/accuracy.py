@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "validation"))
 
 import intervals  # noqa: E402
+import slopes  # noqa: E402
 from accuracy_fit import NAMED, Refits, cells_of, declared, is_named  # noqa: E402
 
 FILES = [
@@ -327,6 +328,9 @@ def main() -> None:
         *family_table(table, refits),
         *pooled_section(records, refits),
     ]
+    dense = [record for record in records if record.id in hidden and complete_dense(record)]
+    lines += slopes.section(dense, hidden)
+    slopes.draw(dense, hidden, HERE / "accuracy-slopes.png")
     lines += [*decision_section(validation), *constants_section(refits), *declared_section(refits)]
     lines += [*worst_section(records), *skipped_section(validation)]
     (HERE / "accuracy.md").write_text("\n".join(lines), encoding="utf-8")

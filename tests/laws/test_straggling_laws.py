@@ -86,10 +86,10 @@ def test_engines_and_foldings_agree_on_stragglers(layout: dict[str, Any]) -> Non
 
 
 def test_three_doublings_beyond_eight_by_hand() -> None:
-    """64 H100: 3 doublings of 0.47 % of the model FLOPs of a GPU at 0.65 of 989 TFLOP/s."""
+    """64 H100: 3 doublings of 0.47 % of the model FLOPs of a GPU at 0.66 of 989 TFLOP/s."""
     case = scenario()
     flops = model_flops(case.transformer, 64, 2048) / 64
-    rate = 0.65 * accelerator("h100-sxm").peak("bf16")
+    rate = 0.66 * accelerator("h100-sxm").peak("bf16")
     assert straggling_of(case) == pytest.approx(3 * 0.0047 * flops / rate, rel=1e-6)
 
 

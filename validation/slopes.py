@@ -1,0 +1,203 @@
+"""Slopes of the error against what a run is: does the model drift with tensor parallelism, accelerators, length of sequences or the number format?
+
+Shapes: N rows, G groups.
+
+`validation/accuracy.py` prints the section and draws the picture; names of families and sources are hidden, and rows are dense and complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from accuracy_fit import cells_of
+from numpy.typing import NDArray
+
+from mpsim.importers.cells import Cells
+from mpsim.validate import Record
+
+__all__ = ["draw", "section"]
+
+Floats = NDArray[np.float64]
+
+_NARROW = ("fp8", "float8", "fp4", "mx")
+
+
+def _narrow(cells: Cells) -> float:
+    """1 for products in 8 or 4 bits."""
+    words = cells.text("precision").lower()
+    return float(any(word in words for word in _NARROW))
+
+
+def _log2(column: str) -> Callable[[Cells], float]:
+    return lambda cells: math.log2(cells.number(column) or 1.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Axis:
+    """Something that runs differ in.
+
+    Parameters
+    ----------
+    title : str
+    value : callable
+        Of a row.
+    free : tuple of str
+        Columns that may differ between the rows of a ladder, beside those of no other axis.
+    """
+
+    title: str
+    value: Callable[[Cells], float]
+    free: tuple[str, ...]
+
+
+_SHAPE = (
+    *(
+        "model",
+        "accelerator",
+        "framework",
+        "recompute",
+        "zero_stage",
+        "schedule",
+        "micro_batch_seqs",
+    ),
+    *("num_accel", "global_batch_seqs", "dp", "tp", "pp", "cp", "seq_len", "precision"),
+)
+_AXES = (
+    Axis("doubling of tp", _log2("tp"), ("tp", "dp", "pp", "micro_batch_seqs")),
+    Axis("doubling of accelerators", _log2("num_accel"), ("num_accel", "dp", "global_batch_seqs")),
+    Axis(
+        "doubling of the sequence",
+        _log2("seq_len"),
+        ("seq_len", "micro_batch_seqs", "global_batch_seqs"),
+    ),
+    Axis("8 or 4 bits instead of 16", _narrow, ("precision",)),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slope:
+    """A regression of log errors on one axis.
+
+    Parameters
+    ----------
+    value, sigma : float
+        Sigma takes rows of a family as one draw (cluster-robust).
+    rows : int
+        That tell anything: of groups that differ along the axis.
+    """
+
+    value: float
+    sigma: float
+    rows: int
+
+    def __str__(self) -> str:
+        mark = "" if abs(self.value) <= self.sigma else " *"
+        return f"{100 * self.value:+.2f} ± {100 * self.sigma:.2f}{mark}"
+
+
+def _slope(x: Floats, error: Floats, group: NDArray[np.int64], family: NDArray[np.int64]) -> Slope:
+    """Slope with a mean of its own for every group, and sigma over families."""
+    x, error = (values - _means(values, group) for values in (x, error))
+    spread = float(x @ x)
+    if not spread:
+        return Slope(0.0, 0.0, 0)
+    value = float(x @ error) / spread
+    score = np.bincount(family, weights=x * (error - value * x))
+    tell = np.bincount(family, weights=x * x) > 0
+    count = int(tell.sum())
+    correction = count / max(count - 1, 1)
+    sigma = math.sqrt(correction * float(score @ score)) / spread
+    return Slope(value, sigma, int((x != 0).sum()))
+
+
+def _means(values: Floats, group: NDArray[np.int64]) -> Floats:
+    """Mean of each value's group [N]."""
+    means: Floats = (np.bincount(group, weights=values) / np.bincount(group))[group]
+    return means
+
+
+def _numbered(keys: Sequence[object]) -> NDArray[np.int64]:
+    number = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return np.array([number[key] for key in keys])
+
+
+def _table(
+    records: Sequence[Record], hidden: Mapping[str, float]
+) -> list[tuple[Axis, list[Slope]]]:
+    """For each axis: slopes over all rows, within families, and within ladders."""
+    cells = [cells_of(record).cells for record in records]
+    error = np.array([math.log1p(hidden[record.id]) for record in records])
+    names = [record.family for record in records]
+    family = _numbered(names)
+    slopes = []
+    for axis in _AXES:
+        x = np.array([axis.value(row) for row in cells])
+        kept = [column for column in _SHAPE if column not in axis.free]
+        ladder = _numbered(
+            [
+                (name, *(row.text(column) for column in kept))
+                for name, row in zip(names, cells, strict=True)
+            ]
+        )
+        groups = (np.zeros(len(x), dtype=np.int64), family, ladder)
+        slopes.append((axis, [_slope(x, error, group, family) for group in groups]))
+    return slopes
+
+
+def section(records: Sequence[Record], hidden: Mapping[str, float]) -> list[str]:
+    """The slopes as Markdown.
+
+    Parameters
+    ----------
+    records : sequence of Record
+        Dense and complete runs.
+    hidden : mapping
+        Their errors by id, names hidden.
+    """
+    lines = [
+        "\n## Slopes\n",
+        (
+            "Change of the error (log, percent) along four axes, over dense complete runs with names hidden: over all rows alike, with a mean of its own for every family, and for every ladder (rows of "
+            "a family that differ in nothing else). Sigma takes the rows of a family as one draw. A star marks what is further from 0 than one sigma.\n"
+        ),
+        "| a | all rows | within families | within ladders (rows) |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for axis, (plain, inside, ladders) in _table(records, hidden):
+        lines.append(f"| {axis.title} | {plain} | {inside} | {ladders} ({ladders.rows}) |")
+    return [*lines, "\n![Errors along four axes](accuracy-slopes.png)\n"]
+
+
+def draw(records: Sequence[Record], hidden: Mapping[str, float], path: Path) -> None:
+    """Draw every error along the four axes, with the mean at each value and the slope over all rows."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    cells = [cells_of(record).cells for record in records]
+    error = 100 * np.array([math.log1p(hidden[record.id]) for record in records])
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharey=True, layout="constrained")
+    random = np.random.default_rng(0)
+    for ax, (axis, (slope, *_)) in zip(axes.flat, _table(records, hidden), strict=True):
+        x = np.array([axis.value(row) for row in cells])
+        beside = random.uniform(-0.15, 0.15, len(x)) * min(1.0, float(np.ptp(x)) / 3)
+        ax.plot(x + beside, np.clip(error, -30, 30), ".", color="#4477AA", alpha=0.35, ms=4)
+        values = np.unique(x)
+        means = [error[x == value].mean() for value in values]
+        ax.plot(values, np.clip(means, -30, 30), "o", color="#222222", ms=4)
+        line = error.mean() + 100 * slope.value * (values - x.mean())
+        ax.plot(values, line, "-", color="#CC3311")
+        ax.axhline(0, color="black", linewidth=0.6)
+        words = axis.title.removeprefix("doubling of ").removeprefix("the ")
+        labelled = words if axis.value is _narrow else f"log2 of {words}"
+        ax.set_xlabel(
+            f"{labelled}: {100 * slope.value:+.2f} ± {100 * slope.sigma:.2f} %", fontsize=9
+        )
+    figure.supylabel("error, names hidden (log, %)")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
