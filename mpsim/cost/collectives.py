@@ -12,7 +12,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim.cost.constants import Constant, Ledger
+from mpsim.cost.constants import Constant, Ledger, choose_group, constant_groups
 from mpsim.cost.curves import CollectiveCurves, machine_curves
 from mpsim.cost.libraries import FittedLibrary, make_library
 from mpsim.cost.traffic import COLLECTIVES, equal_share, floor_seconds
@@ -122,6 +122,27 @@ class CollectiveModel:
             result = self._modelled(kind, size, group)
         result = np.maximum(result, floor_seconds(kind, size, group, self.cluster))
         return _like(size_bytes, np.broadcast_to(result, np.shape(size_bytes)))
+
+    def summed_in_fabric(self, size_bytes: float, group: GroupShape) -> float:
+        """Time of an all-reduce that switches of the network sum (SHARP) [s].
+
+        Parameters
+        ----------
+        size_bytes : float
+            Of every rank's tensor [B].
+        group : GroupShape
+            Of ranks in several domains.
+
+        Notes
+        -----
+        ``latency + S / (share NICs rate)``: the latency is that of a small all-reduce, the rate what a NIC sustains on a quiet network.
+        """
+        node, ledger = self.cluster.node, self._ledger
+        share = ledger.use(constant_groups("collectives")["fabric.sums"], "summed_share")
+        link = node.nic
+        quiet = choose_group("collectives", "quiet", link.name, "network")
+        rate = node.nics * link.bandwidth * ledger.use(quiet, "nic_fraction")
+        return self.seconds("all_reduce", 8.0, group) + size_bytes / (share * rate)
 
     def uneven_all_to_all(self, pair_bytes: ArrayLike, group: GroupShape) -> float:
         """Time of an all-to-all whose ranks send each other unequal amounts: the busiest link sets it.

@@ -111,7 +111,7 @@ def benchmark_cluster(
             scale_up=joined,
             domain=each * nodes if whole else None,
         )
-    ports, gbit = _ports(nic_text)
+    ports, gbit = _ports(nic_text, each)
     return build_cluster(
         accelerator=chip,
         accelerators_per_node=each,
@@ -122,12 +122,14 @@ def benchmark_cluster(
     )
 
 
-def _ports(text: str) -> tuple[int, float]:
-    """NICs of a node and the rate of each [Gb/s], of words such as ``EFA v4 8x400G``."""
-    lookup(_DATA, "hardware", "nics", text)  # what is refused says why
+def _ports(text: str, accelerators: int) -> tuple[int, float]:
+    """NICs of a node and the rate of each [Gb/s], of words such as ``EFA v4 8x400G``; where only a generation is named, such as ``HDR IB``, one of it an accelerator."""
+    entry = lookup(_DATA, "hardware", "nics", text)  # what is refused says why
     match = re.search(r"(\d+)x(\d+)G", text)
-    if match is None:
+    if match is not None:
+        return int(match[1]), float(match[2])
+    if not re.search(r"\b[EHNX]DR\b", text):
         raise CalibrationError(
             f"nic {text!r} does not state number and rate; needed such as '8x400G'"
         )
-    return int(match[1]), float(match[2])
+    return accelerators, link(entry["nic"]).bandwidth * _BITS / _GIGA

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from mpsim.cost import CollectiveModel
@@ -19,6 +20,8 @@ __all__ = ["MEASURED", "blank", "predict"]
 
 MEASURED = ("time_us", "algbw_GBps", "busbw_GBps")
 _MICRO = 1e-6
+_PARTITIONS = r"(\d+) NVL partitions"
+_SUMMED = "SHARP"  # what rows call switches that sum
 
 
 def blank(row: Row) -> list[Record]:
@@ -45,7 +48,7 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
         If the row's hardware or collective is unknown.
     """
     cells = row.configuration
-    nodes, gpus = cells.required("nodes"), cells.required("gpus")
+    nodes, gpus = _domains(cells), cells.required("gpus")
     model = _model(cells.text("gpu"), cells.text("link"), cells.text("nic"), nodes, gpus)
     kind = lookup("collectives", "collectives", cells.text("collective"))["name"]
     inside = min(gpus, model.cluster.domain_size)
@@ -53,12 +56,20 @@ def predict(row: Row, blanks: Sequence[Record]) -> list[Record]:
         raise CalibrationError(f"{gpus} GPUs do not fill scale-up domains of {inside}")
     group = GroupShape(ranks=gpus, per_domain=inside, domains=gpus // inside)
     seconds = model.seconds(kind, cells.required_number("bytes"), group)
+    if _SUMMED in cells.text("nic") and kind == "all_reduce" and group.crosses:
+        seconds = model.summed_in_fabric(cells.required_number("bytes"), group)
     setting = _setting(model, cells, nodes)
     return [
         dataclasses.replace(
             blanks[0], predicted=seconds / _MICRO, figure="collective", setting=setting
         )
     ]
+
+
+def _domains(cells: Cells) -> int:
+    """Nodes, or the parts of a rack that links join where the system's words count them: trays of one part are one node."""
+    parts = re.search(_PARTITIONS, cells.text("system"))
+    return int(parts[1]) if parts else cells.required("nodes")
 
 
 def _setting(model: CollectiveModel, cells: Cells, nodes: int) -> Setting:

@@ -374,3 +374,14 @@ def test_domains_larger_than_any_measured_grow_as_nccl_expects() -> None:
     )
     assert gather == pytest.approx(2.31, rel=0.05)
     assert reduce == pytest.approx(1.67, rel=0.05)
+
+
+def test_sums_in_the_fabric_pass_each_nic_once_at_half_its_rate() -> None:
+    """8 GB over 8 NICs of 25 GB/s, of which 0.931 and half: 8e9 / (0.5 x 0.931 x 200e9) = 85.9 ms, and the latency of a small one."""
+    cluster = system("dgx-a100-80gb", nodes=4)
+    model = CollectiveModel(cluster, loaded=False)
+    group = GroupShape(32, 8, 4)
+    rate = 0.5 * 0.931 * cluster.node.nics * cluster.node.nic.bandwidth
+    latency = model.seconds("all_reduce", 8.0, group)
+    assert model.summed_in_fabric(8e9, group) == pytest.approx(latency + 8e9 / rate)
+    assert "collectives.fabric.sums.summed_share" in {c.name for c in model.provenance()}
