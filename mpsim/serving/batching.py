@@ -208,6 +208,26 @@ class Engine:
         """Blocks held by requests."""
         return self.blocks - self.free
 
+    @property
+    def rests(self) -> bool:
+        """Whether nothing runs or waits to: requests on their way at most."""
+        return not (self.decodes or self._partial or self.waiting)
+
+    @property
+    def waits_for(self) -> str:
+        """The reason for which nothing can run: a ``transfer`` under way, ``cache`` for a request, or none."""
+        if self.arriving:
+            return "transfer"
+        return "cache" if self.waiting or self.offered else ""
+
+    def enter(self, request: int) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    def offer(self, request: int) -> None:
+        """Offer a request whose prompt was computed elsewhere."""
+        self.offered.append(request)
+
     def cached(self, request: int) -> int:
         """Leading units of a prompt that are cached here."""
         return self._cache.leading(self._hashes[request]) if self._hashes is not None else 0

@@ -151,7 +151,7 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
         iterations = decodes / fullest
         if decoded.hashes is None:  # an iteration reads no more than the cache holds
             contexts = float((further / most_gain * middle).sum())
-            iterations = max(iterations, contexts / plan.pool.room)
+            iterations = max(iterations, contexts / (plan.pool.room * plan.pool.ranks))
     longest = int(tail.max(initial=0.0))
     prompt_tokens = rules.max_tokens if rules.chunked else max(rules.max_tokens, longest)
     if rules.scheduler == "static":
@@ -172,10 +172,11 @@ def _windowed(prices: IterationPrices) -> bool:
 
 def _fullest(plan: ServicePlan, requests: Requests) -> int:
     """Most sequences that decode in one batch: as the engine allows, and as the cache holds where none is shared."""
-    blocks, rules = plan.blocks // plan.pp, plan.rules
+    blocks, rules = plan.blocks // (plan.pp * plan.pool.ranks), plan.pool.rank_rules
     shortest = int(requests.prompt.min(initial=1)) if requests.hashes is None else 1
     held = max(1, -(-max(1, shortest - 1) // rules.block))
-    return max(1, min(rules.max_sequences, blocks // held, len(requests)))
+    each = max(1, min(rules.max_sequences, blocks // held))
+    return max(1, min(each * plan.pool.ranks, len(requests)))
 
 
 def _passes(plan: ServicePlan, most: int, iterations: float, tokens: float) -> float:

@@ -17,6 +17,7 @@ from mpsim.units import Dimension, parse_quantity
 __all__ = ["EnginePreset", "calibrated", "engine", "engine_for", "engine_names", "override"]
 
 SCHEDULERS = ("budget", "prefill-first", "no-evict", "max-utilisation", "static")
+RANKS = ("even", "apart")
 REDUCTIONS = ("custom", "library")
 FRACTIONS = ("memory", "free")
 
@@ -70,6 +71,9 @@ class EnginePreset:
         ``custom`` (one-shot and two-shot kernels for small tensors) or ``library``.
     reduction_factor : float
         Time of the library's all-reduces over their model's.
+    attention_ranks : str
+        Of an instance whose ranks keep requests of their own: ``even``, as one engine that spreads its work evenly over them, or ``apart``, each with its part of the
+        budgets, waiting for the busiest.
     shared_reads : bool
         Whether query heads of a group share the reads of their keys and values.
     source, as_of, status : str
@@ -103,6 +107,7 @@ class EnginePreset:
     stream_elements: float = 14.0
     reduction: str = "custom"
     reduction_factor: float = 1.0
+    attention_ranks: str = "even"
     shared_reads: bool = True
     source: str = ""
     as_of: str = ""
@@ -110,7 +115,12 @@ class EnginePreset:
 
 
 _PROVENANCE = ("name", "title", "source", "as_of", "status")
-_CHOICES = {"scheduler": SCHEDULERS, "reduction": REDUCTIONS, "fraction_of": FRACTIONS}
+_CHOICES = {
+    "scheduler": SCHEDULERS,
+    "attention_ranks": RANKS,
+    "reduction": REDUCTIONS,
+    "fraction_of": FRACTIONS,
+}
 _SHARES = ("memory_fraction", "batch_wait_share")
 _TIMES = frozenset(
     field.name for field in dataclasses.fields(EnginePreset) if field.name.endswith("_time")

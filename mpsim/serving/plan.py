@@ -143,7 +143,8 @@ class ServicePlan:
     @property
     def pool(self) -> Pool:
         """Its instances, as they are simulated."""
-        return Pool(self.prices, self.rules, self.blocks, self.replicas)
+        apart = self.engine.attention_ranks == "apart"
+        return Pool(self.prices, self.rules, self.blocks, self.replicas, apart)
 
     @functools.cached_property
     def handover(self) -> Handover | None:

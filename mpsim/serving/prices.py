@@ -7,7 +7,7 @@ tokens alone is tabulated once; an iteration is then a few additions, and many i
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import overload
 
 import numpy as np
@@ -95,6 +95,7 @@ class IterationPrices:
                 exchange=exchange,
             )
         self._known: dict[int, float] = {}
+        self._own_known: dict[float, float] = {}
         self._grid = _grid()
         self._table: list[float | None] = [None] * len(self._grid)
         shared = engine.shared_reads
@@ -185,8 +186,70 @@ class IterationPrices:
         prompts: int,
     ) -> float | Floats:
         """The same, term by term."""
-        engine, work = self.engine, self.work
         stage = self.stage_seconds(decodes, context, prompt_tokens, pairs)
+        sequences = (decodes + prompts) / self.work.attention_dp
+        return self._joined(stage, decodes, context, prompt_tokens, pairs, prompts, sequences)
+
+    def apart_seconds(
+        self, loads: Sequence[tuple[int, float | Floats, int, float]], prompts: int
+    ) -> float | Floats:
+        """Time of one iteration of ranks that keep requests of their own and wait for the busiest in every layer [s].
+
+        Parameters
+        ----------
+        loads : sequence of (int, float or float64[N], int, float)
+            Of each rank that has work: sequences that decode, tokens of their contexts, tokens of prompts, pairs of query and key of their attention.
+        prompts : int
+            Prompts that end with it on any rank.
+        """
+        own = self.work.attention_dp
+        decodes, prompt_tokens = sum(load[0] for load in loads), sum(load[2] for load in loads)
+        pairs = sum(load[3] for load in loads)
+        context: float | Floats = sum((load[1] for load in loads), 0.0)
+        verified = decodes * self._queries
+        tokens = prompt_tokens + verified if prompt_tokens else self._padded(verified)
+        most = max(self.tokens_of(load[0], load[2]) for load in loads)
+        stage: float | Floats = self.token_seconds(tokens)
+        if most * own > tokens:
+            stage = stage + self._own_seconds(most) - self._own_seconds(tokens / own)
+        attention: float | Floats = 0.0
+        for count, held, _, _ in loads:
+            if count:
+                each: float | Floats = 0.0
+                for shape in self._decode:
+                    each = each + shape.seconds(count, held)
+                attention = np.maximum(attention, each)
+        busiest = max(
+            (self._prompt_attention(load[2], load[3]) * own for load in loads if load[2]),
+            default=0.0,
+        )
+        sequences = max(load[0] for load in loads) + -(-prompts // own)
+        stage = stage + attention + busiest
+        return self._joined(stage, decodes, context, prompt_tokens, pairs, prompts, sequences)
+
+    def _own_seconds(self, tokens: float) -> float:
+        """Products and streaming kernels of so many tokens of one rank that keeps requests of its own, on one stage [s]."""
+        if tokens not in self._own_known:
+            moved = self.engine.stream_elements * tokens * self.work.hidden * _ACTIVATION
+            self._own_known[tokens] = self.work.layers * moved / self._streamed + sum(
+                linear.layers * self.linear_seconds(linear, tokens / linear.share)
+                for linear in self.work.linears
+                if linear.share < 1.0
+            )
+        return self._own_known[tokens]
+
+    def _joined(
+        self,
+        stage: float | Floats,
+        decodes: int,
+        context: float | Floats,
+        prompt_tokens: int,
+        pairs: float,
+        prompts: int,
+        sequences: float,
+    ) -> float | Floats:
+        """Time of an iteration that takes so long on a stage [s]: all stages, the head, drafts, messages and the host, which sees to so many sequences."""
+        engine, work = self.engine, self.work
         device = stage * work.pp + self.head_seconds(decodes * self._queries + prompts)
         if self._drafting is not None:
             device = device + self._draft_seconds(decodes, context, prompt_tokens, pairs)
@@ -195,7 +258,7 @@ class IterationPrices:
         device = device * engine.slowdown
         if engine.host_layer_time:
             device = np.maximum(device, engine.host_layer_time * work.layers * work.pp)
-        beside = engine.step_time + self.request_seconds(decodes + prompts)
+        beside = engine.step_time + engine.request_time * sequences
         if prompt_tokens:
             beside += engine.prompt_step_time
         return device + beside

@@ -169,4 +169,5 @@ def _run(plan: ServicePlan, requests: Requests) -> Served:
         handover=plan.handover,
         turnaround=plan.first_token_time,
         until=plan.workload.duration,
+        apart=plan.pool.apart,
     )

@@ -21,8 +21,9 @@ import simpy
 from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
-from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.batching import BatchRules, Engine, Iteration
 from mpsim.serving.prices import IterationPrices
+from mpsim.serving.ranks import AttentionRanks, JointIteration
 from mpsim.serving.requests import Requests
 from mpsim.serving.transfers import CacheNetwork, Transfers
 
@@ -53,12 +54,30 @@ class Pool:
         Blocks of cache of each instance.
     replicas : int
         Instances.
+    apart : bool
+        Whether ranks that keep requests of their own are simulated one by one, each with its part of sequences, tokens and blocks, not as one that spreads them evenly.
     """
 
     prices: IterationPrices
     rules: BatchRules
     blocks: int
     replicas: int = 1
+    apart: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of an instance that are simulated one by one."""
+        return self.prices.work.attention_dp if self.apart else 1
+
+    @property
+    def rank_rules(self) -> BatchRules:
+        """How one of them forms iterations."""
+        rules, ranks = self.rules, self.ranks
+        return dataclasses.replace(
+            rules,
+            max_sequences=max(1, rules.max_sequences // ranks),
+            max_tokens=max(1, rules.max_tokens // ranks),
+        )
 
     @property
     def lanes(self) -> int:
@@ -67,8 +86,8 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """Tokens that the cache of one batch holds."""
-        return self.blocks // self.prices.work.pp * self.rules.block
+        """Tokens that the cache of one batch holds, or of one rank of it that keeps requests of its own."""
+        return self.blocks // (self.prices.work.pp * self.ranks) * self.rules.block
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -159,6 +178,7 @@ def serve(
     handover: Handover | None = None,
     turnaround: float = 0.0,
     until: float | None = None,
+    apart: bool = False,
 ) -> Served:
     """Serve a stream of requests.
 
@@ -182,13 +202,15 @@ def serve(
         goes without it.
     until : float, optional
         When the users of a closed loop send no more [s].
+    apart : bool
+        See `Pool`.
 
     Raises
     ------
     ScenarioError
         If a request does not fit into the cache of an instance.
     """
-    own = Pool(prices, rules, blocks, replicas)
+    own = Pool(prices, rules, blocks, replicas, apart)
     _require_room(requests, own, requests.output + rules.drafts, "an instance")
     if handover is not None:
         ones = np.ones_like(requests.output)
@@ -228,7 +250,7 @@ def _within(steps: int, gap: float, first: float, more: float) -> tuple[int, flo
 
 
 class _Lane:
-    """One engine with what wakes it."""
+    """One engine, or the ranks of an instance that act as one, with what wakes it."""
 
     __slots__ = ("arrived", "asleep", "engine", "entrance", "nudge", "number", "pool", "prices")
 
@@ -237,7 +259,7 @@ class _Lane:
         number: int,
         pool: int,
         prices: IterationPrices,
-        engine: Engine,
+        engine: Engine | AttentionRanks,
         entrance: simpy.Resource,
     ) -> None:
         self.number, self.pool, self.prices, self.engine = number, pool, prices, engine
@@ -248,6 +270,36 @@ class _Lane:
             int
         ] = []  # keys and values have come: taken up before the next iteration
 
+    def seconds(self, iteration: Iteration) -> float:
+        """Time of an iteration [s]."""
+        if isinstance(iteration, JointIteration):
+            loads = [
+                (part.decodes, part.context, part.prompt_tokens, part.pairs)
+                for _, part in iteration.parts
+            ]
+            return float(self.prices.apart_seconds(loads, len(iteration.done)))
+        step = (iteration.decodes, iteration.context, iteration.prompt_tokens, iteration.pairs)
+        return float(self.prices.seconds(*step, len(iteration.done)))
+
+    def line(self) -> tuple[float, float] | None:
+        """Time of the next decoding iteration, and how much longer each later one is [s]; None where these are no line."""
+        engine = self.engine
+        if isinstance(engine, AttentionRanks) or not engine.even:
+            return None
+        return self.prices.decoding(engine.decodes, engine.context)
+
+    def seconds_ahead(self, steps: int) -> Floats:
+        """Times of so many decoding iterations from now on, in which nothing begins or ends [s]."""
+        engine, ahead = self.engine, _COUNTING[:steps]
+        if isinstance(engine, AttentionRanks):
+            loads = [
+                (rank.decodes, _contexts(rank, ahead), 0, 0.0)
+                for rank in engine.engines
+                if rank.decodes
+            ]
+            return np.asarray(self.prices.apart_seconds(loads, 0))
+        return self.prices.seconds(engine.decodes, _contexts(engine, ahead))
+
     def wake(self) -> None:
         """Have it look again."""
         if self.asleep is not None:
@@ -256,6 +308,12 @@ class _Lane:
         elif self.nudge is not None:
             event, self.nudge = self.nudge, None
             event.succeed()
+
+
+def _contexts(engine: Engine, ahead: NDArray[np.int64]) -> Floats:
+    """Tokens of the contexts of an engine so many iterations from now."""
+    gains: Floats = engine.context + engine.decodes * engine.gains(ahead).astype(np.float64)
+    return gains
 
 
 class _Service:
@@ -316,16 +374,20 @@ class _Service:
         for _ in range(pool.replicas):
             entrance = simpy.Resource(self._env)
             for _ in range(stages):
-                engine = Engine(
-                    pool.rules,
-                    pool.blocks // stages,
-                    self._prompt,
-                    output,
-                    hashes=requests.hashes,
-                    unit=requests.unit,
-                    hands_over=computes,
-                    samples_first=self._handover is not None and self._handover.samples_first,
-                )
+                ranks = [
+                    Engine(
+                        pool.rank_rules,
+                        pool.blocks // (stages * pool.ranks),
+                        self._prompt,
+                        output,
+                        hashes=requests.hashes,
+                        unit=requests.unit,
+                        hands_over=computes,
+                        samples_first=self._handover is not None and self._handover.samples_first,
+                    )
+                    for _ in range(pool.ranks)
+                ]
+                engine = ranks[0] if len(ranks) == 1 else AttentionRanks(ranks)
                 lanes.append(_Lane(first + len(lanes), place, pool.prices, engine, entrance))
         return lanes
 
@@ -369,7 +431,7 @@ class _Service:
         request = self._sent
         self._sent += 1
         lane = self._choose(self._lanes[0], request, request)
-        lane.engine.waiting.append(request)
+        lane.engine.enter(request)
         lane.wake()
 
     def _choose(self, lanes: Sequence[_Lane], turn: int, request: int) -> _Lane:
@@ -419,7 +481,7 @@ class _Service:
                 ):  # not the first time where it was preempted
                     self._started[started] = env.now
             step = (iteration.decodes, iteration.context, iteration.prompt_tokens, iteration.pairs)
-            seconds = float(prices.seconds(*step, len(iteration.done)))
+            seconds = lane.seconds(iteration)
             self._rows.append((env.now, seconds, 1, *step[:3], engine.used, lane.number))
             if entrance is not None and request is not None:
                 # the first stage is free again before the last one ends
@@ -443,11 +505,8 @@ class _Service:
 
     def _sleep(self, lane: _Lane) -> Events:
         """Wait until something changes, and note what for."""
-        engine, begin = lane.engine, self._env.now
+        begin, reason = self._env.now, lane.engine.waits_for
         stalls = self._stalled[lane.pool]
-        reason = (
-            "transfer" if engine.arriving else "cache" if engine.waiting or engine.offered else ""
-        )
         event = lane.asleep = self._env.event()
         yield event
         if reason:
@@ -455,8 +514,7 @@ class _Service:
 
     def _jump(self, lane: _Lane, steps: int, gap: float) -> float:
         """Pass iterations in which nothing begins or ends, to the end of the one during which the next request comes; their seconds."""
-        engine = lane.engine
-        line = lane.prices.decoding(engine.decodes, engine.context) if engine.even else None
+        line = lane.line()
         if line is not None:
             steps, seconds = _within(min(steps, _LONGEST_JUMP), gap, *line)
             return self._pass(lane, steps, seconds, self._env.now)
@@ -481,10 +539,8 @@ class _Service:
 
     def _ahead(self, lane: _Lane, steps: int) -> tuple[int, Floats]:
         """How many iterations to look ahead, and when each ends, from now on [s]."""
-        engine, steps = lane.engine, min(steps, _LONGEST_JUMP)
-        gains = engine.gains(_COUNTING[:steps])
-        contexts = engine.context + engine.decodes * gains.astype(np.float64)
-        return steps, lane.prices.seconds(engine.decodes, contexts).cumsum()
+        steps = min(steps, _LONGEST_JUMP)
+        return steps, lane.seconds_ahead(steps).cumsum()
 
     def _pass(self, lane: _Lane, steps: int, seconds: float, begin: float) -> float:
         """Write down iterations that are passed at once; their seconds."""
@@ -540,7 +596,7 @@ class _Service:
         target = self._choose(self._lanes[1], self._handed, request)
         self._handed += 1
         self._computed[request] = lane
-        target.engine.offered.append(request)
+        target.engine.offer(request)
         target.wake()
 
     def _take_up(self, lane: _Lane) -> None:

@@ -1,0 +1,121 @@
+"""Ranks that keep requests of their own: they wait for the busiest, and equal ones are as one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpsim.hardware import build_cluster
+from mpsim.scenario.serving import ServiceLevel, Workload
+from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.engines import engine, override
+from mpsim.serving.plan import ServicePlan
+from mpsim.serving.ranks import AttentionRanks
+from mpsim.serving.requests import Requests
+from mpsim.serving.service import serve
+from mpsim.workload import model
+
+
+def _plan(ranks="apart", *, preset="vllm-v1", **fields):
+    return ServicePlan(
+        name="ranks",
+        model=model("deepseek-v2-lite"),
+        cluster=build_cluster(accelerator="h100-sxm", accelerators_per_node=8, nodes=1),
+        engine=override(engine(preset), {"attention_ranks": ranks}),
+        workload=Workload(rate=8.0),
+        slo=ServiceLevel(),
+        **{"tp": 4, "ep": 4, "attention_dp": 4, **fields},
+    )
+
+
+def _serve(plan, requests, **options):
+    return serve(
+        requests,
+        plan.prices,
+        plan.rules,
+        blocks=plan.blocks,
+        replicas=plan.replicas,
+        apart=plan.pool.apart,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "load", [(8, 9000.0, 0, 0.0), (3, 2000.0, 500, 500**2 / 2), (0, 0.0, 700, 700**2 / 2)]
+)
+def test_equal_ranks_are_as_one_that_spreads_its_work_evenly(load):
+    """Four ranks with the same sequences, contexts and prompts take what the sum of them takes, evenly spread."""
+    prices = _plan().prices
+    together = prices.seconds(*(4 * part for part in load), 4)
+    assert prices.apart_seconds([load] * 4, 4) == pytest.approx(together, rel=1e-9)
+
+
+def test_all_ranks_wait_for_the_busiest():
+    """32 sequences: 8 on each rank, or all on one, whose attention reads four times as much and whose projections have four times the tokens."""
+    prices = _plan().prices
+    even = prices.apart_seconds([(8, 40_000.0, 0, 0.0)] * 4, 0)
+    uneven = prices.apart_seconds([(32, 160_000.0, 0, 0.0)], 0)
+    shape = prices.work.attention[0]
+    read = sum(s.layers for s in prices.work.attention) * (shape.read_width * 2.0) * 120_000.0
+    assert uneven - even >= read / prices.rates.bandwidth
+    arrays = prices.apart_seconds([(8, np.array([40_000.0, 50_000.0]), 0, 0.0)] * 4, 0)
+    assert arrays[0] == pytest.approx(even)
+    assert arrays[1] > arrays[0]
+
+
+def test_a_request_joins_the_rank_with_the_least_load():
+    rules = BatchRules(block=4)
+    ranks = AttentionRanks([Engine(rules, 100, [8] * 5, [4] * 5) for _ in range(2)])
+    for request in range(5):
+        ranks.enter(request)
+    assert [rank.load for rank in ranks.engines] == [3, 2]
+    iteration = ranks.next()
+    assert iteration.prompt_tokens == 40
+    assert sorted(iteration.started) == [0, 1, 2, 3, 4]
+    first, last = ranks.finish(iteration)
+    assert sorted(first) == [0, 1, 2, 3, 4]
+    assert last == []
+    assert ranks.decodes == 5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 60)), min_size=1, max_size=30),
+    preset=st.sampled_from(["vllm-v1", "sglang", "tensorrt-llm-1.x"]),
+    spare=st.integers(0, 8),
+    pp=st.sampled_from([1, 2]),
+    gap=st.floats(0, 0.01),
+)
+def test_every_request_ends_and_no_rank_holds_more_than_it_has(lengths, preset, spare, pp, gap):
+    prompt, output = (np.array(column) for column in zip(*lengths, strict=True))
+    block = engine(preset).block
+    need = int(-(-(prompt + output).max() // block)) + spare
+    plan = _plan(preset=preset, pp=pp, given_blocks=need * 4 * pp)
+    served = _serve(plan, Requests(np.arange(len(prompt)) * gap, prompt, output))
+    assert np.isfinite(served.last).all()
+    assert (served.first <= served.last).all()
+    assert served.steps["used"].max() <= need * 4
+
+
+def test_iterations_passed_at_once_are_those_one_after_the_other(monkeypatch):
+    """Folding many iterations into one event changes nothing."""
+    plan = _plan()
+    random = np.random.default_rng(0)
+    requests = Requests(
+        np.sort(random.uniform(0, 1, 60)), random.integers(50, 900, 60), random.integers(2, 80, 60)
+    )
+    folded = _serve(plan, requests)
+    monkeypatch.setattr(AttentionRanks, "steady", lambda self: 0)
+    single = _serve(plan, requests)
+    assert len(single.steps["start"]) > len(folded.steps["start"])
+    assert folded.last == pytest.approx(single.last, rel=1e-9)
+
+
+def test_ranks_apart_take_longer_than_evenly_spread_ones():
+    """Requests of unequal length, and prompts on one rank at a time: somebody always waits."""
+    random = np.random.default_rng(1)
+    requests = Requests(np.zeros(64), random.integers(50, 3000, 64), random.integers(20, 200, 64))
+    ends = [_serve(_plan(ranks), requests).end for ranks in ("even", "apart")]
+    assert ends[0] < ends[1] < 2 * ends[0]
