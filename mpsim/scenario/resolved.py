@@ -30,6 +30,9 @@ def resolved_data(scenario: Described) -> dict[str, Any]:
     parallelism = scenario.parallelism.model_dump(exclude_none=True)
     if not scenario.serves:
         parallelism["dp"] = scenario.dp
+    else:  # pools have layouts of their own
+        own = () if scenario.service.disaggregated else ("tp", "pp", "ep")
+        parallelism = {axis: parallelism[axis] for axis in own}
     if "layers_per_stage" in parallelism:
         parallelism["layers_per_stage"] = list(scenario.stage_layers or ())
     schedule = scenario.schedule.model_dump(exclude_none=True)
@@ -58,7 +61,12 @@ def _variation(variation: Variation) -> dict[str, Any]:
     for part in data["slow"]:
         if "ranks" in part:
             part["ranks"] = list(part["ranks"])
-    return {**data, "slow": list(data["slow"]), "links": list(data["links"])}
+    outages = [
+        {**outage, **{key: format_exact(outage[key], Dimension.TIME) for key in ("at", "duration")}}
+        for outage in data.pop("outages")
+    ]
+    found = {**data, "slow": list(data["slow"]), "links": list(data["links"])}
+    return {**found, "outages": outages} if outages else found
 
 
 def digest_of(scenario: Described) -> str:
@@ -91,6 +99,8 @@ def _job(scenario: Described) -> dict[str, Any]:
         return {"training": _training(scenario)}
     data = scenario.serving.model_dump(exclude_none=True)
     engine = data.pop("engine")
+    if "disaggregated" in data:
+        del data["attention_dp"]
     return {
         "serving": {
             "engine": {"preset": engine["preset"], **engine["overrides"]},

@@ -7,9 +7,9 @@ from typing import Annotated
 import pydantic
 from pydantic import Field
 
-from mpsim.scenario.fields import Section
+from mpsim.scenario.fields import Section, Time
 
-__all__ = ["SlowPart", "ThinLink", "Variation"]
+__all__ = ["Outage", "SlowPart", "ThinLink", "Variation"]
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Coefficient = Annotated[float, Field(ge=0, le=1)]
@@ -44,6 +44,17 @@ class ThinLink(Section):
     """Share of the time in which it is so; below 1 the link flaps."""
 
 
+class Outage(Section):
+    """A node that is down for a while; of services."""
+
+    node: Index
+    """The node."""
+    at: Time
+    """When it fails, from the start of the run."""
+    duration: Time
+    """How long it is down."""
+
+
 class Variation(Section):
     """Differences from rank to rank and from step to step; drawn by simulation.seed."""
 
@@ -59,6 +70,8 @@ class Variation(Section):
     """Accelerators that are slow in every step."""
     links: Annotated[tuple[ThinLink, ...], Field(strict=False)] = ()
     """Links that are degraded or flap."""
+    outages: Annotated[tuple[Outage, ...], Field(strict=False)] = ()
+    """Nodes of a service that fail: what their instances had goes on elsewhere."""
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     """Steps to draw."""
 

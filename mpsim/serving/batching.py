@@ -224,6 +224,29 @@ class Engine:
         """Queue a request."""
         self.waiting.append(request)
 
+    def adopt(self, request: int, generated: int) -> None:
+        """Queue a request that another engine has generated so many tokens of: they are computed again with its prompt."""
+        if generated:
+            self._generated[request] = generated
+        self.waiting.append(request)
+
+    def clear(self) -> list[tuple[int, int]]:
+        """Drop all requests and all that is cached; which, in the order of their admission, and tokens that each has generated."""
+        running = [request for request in self._order if request in self._held]
+        found: list[tuple[int, int]] = []
+        for request in running:
+            generated = self._generated.pop(request, 0)
+            if request in self._end_of:
+                generated = self._stop(request) - self._prompt[request]
+            else:
+                self._give_back(request, self._held[request])
+            found.append((request, generated))
+        found += [(request, self._generated.pop(request, 0)) for request in self.waiting]
+        self._partial, self._order = [], []
+        self.waiting.clear()
+        self._cache.shrink(0)
+        return found
+
     def offer(self, request: int) -> None:
         """Offer a request whose prompt was computed elsewhere."""
         self.offered.append(request)

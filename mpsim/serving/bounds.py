@@ -65,8 +65,8 @@ def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
     """
     prompts = plan.prefill or plan
     tail, units = _computed(requests)
-    ttft = _least_ttft(prompts, tail)
-    step = _least_step(plan, requests.prompt.astype(float))
+    ttft = _least_ttft(prompts, tail) * _fastest(prompts)
+    step = _least_step(plan, requests.prompt.astype(float)) * _fastest(plan)
     further = requests.output - 1
     gain = plan.rules.gain
     steps = further.astype(float) if gain == 1.0 else np.maximum(0.0, (further - 1) / gain)
@@ -79,11 +79,18 @@ def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
     else:
         duration = float((requests.arrival + alone).max(initial=0.0))
     own_prompts = (tail, units) if plan.prefill is None else (np.zeros(0), 0.0)
-    duration = max(duration, _work(plan, requests, *own_prompts) / plan.pool.lanes)
+    work = _work(plan, requests, *own_prompts) * _fastest(plan)
+    duration = max(duration, work / plan.pool.lanes)
     if plan.prefill is not None:
         behind = plan.prefill
-        duration = max(duration, _work(behind, None, tail, units) / behind.pool.lanes)
+        work = _work(behind, None, tail, units) * _fastest(behind)
+        duration = max(duration, work / behind.pool.lanes)
     return ServiceBounds(duration, ttft + plan.first_token_time, tpot)
+
+
+def _fastest(plan: ServicePlan) -> float:
+    """Time of the fastest instance over that of one whose ranks have the nominal speed."""
+    return min(plan.pool.paces, default=1.0)
 
 
 def _computed(requests: Requests) -> tuple[Floats, float]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
 from mpsim.scenario.serving import ServiceLevel, Speculation, Workload
+from mpsim.scenario.variation import Variation
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
@@ -17,6 +18,7 @@ from mpsim.serving.rates import Rates, Reductions, rates_of
 from mpsim.serving.service import Handover, Pool
 from mpsim.serving.speculation import HEADS, N_GRAM, Draft
 from mpsim.serving.transfers import CacheNetwork, Instance
+from mpsim.serving.trouble import outages_of, paces_of
 from mpsim.serving.work import FORMATS, Format, RankWork
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
@@ -85,6 +87,10 @@ class ServicePlan:
     speculation : Speculation, optional
     samples_first : bool
         Whether, with a pool of prompts, this one gives first tokens.
+    variation : Variation, optional
+        Slow ranks and outages.
+    first_rank : int
+        Where its accelerators begin in the cluster.
     key : str
         Where its layout stands in the scenario.
     seed : int
@@ -110,6 +116,8 @@ class ServicePlan:
     prefill: ServicePlan | None = None
     speculation: Speculation | None = None
     samples_first: bool = False
+    variation: Variation | None = None
+    first_rank: int = 0
     key: str = "serving"
     seed: int = 0
     folder: str = "."
@@ -144,7 +152,15 @@ class ServicePlan:
     def pool(self) -> Pool:
         """Its instances, as they are simulated."""
         apart = self.engine.attention_ranks == "apart"
-        return Pool(self.prices, self.rules, self.blocks, self.replicas, apart)
+        return Pool(
+            self.prices,
+            self.rules,
+            self.blocks,
+            self.replicas,
+            apart,
+            paces_of(self),
+            outages_of(self),
+        )
 
     @functools.cached_property
     def handover(self) -> Handover | None:

@@ -35,6 +35,7 @@ def make_service(scenario: Scenario) -> ServicePlan:
         plan = dataclasses.replace(
             _pool_plan(scenario, apart.decode, "decode"),
             prefill=behind,
+            first_rank=behind.pool_accelerators,
             samples_first=apart.first_token == "decode",
         )
     if problems := plan.problems():
@@ -62,6 +63,7 @@ def _plan(scenario: Scenario, tp: int, pp: int, ep: int) -> ServicePlan:
         routing=serving.routing,
         given_blocks=serving.kv_blocks,
         speculation=serving.speculation,
+        variation=scenario.variation,
         seed=scenario.simulation.seed,
         folder=str(Path(scenario.source.file).parent) if scenario.source.file else ".",
     )

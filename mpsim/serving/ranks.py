@@ -87,6 +87,14 @@ class AttentionRanks:
         """Queue a request."""
         self._join(request).enter(request)
 
+    def adopt(self, request: int, generated: int) -> None:
+        """Queue a request that other engines have generated so many tokens of."""
+        self._join(request).adopt(request, generated)
+
+    def clear(self) -> list[tuple[int, int]]:
+        """Drop all requests and all that is cached; which, and tokens that each has generated."""
+        return [entry for engine in self.engines for entry in engine.clear()]
+
     def offer(self, request: int) -> None:
         """Offer a request whose prompt was computed elsewhere."""
         self._join(request).offer(request)

@@ -170,4 +170,6 @@ def _run(plan: ServicePlan, requests: Requests) -> Served:
         turnaround=plan.first_token_time,
         until=plan.workload.duration,
         apart=plan.pool.apart,
+        paces=plan.pool.paces,
+        outages=plan.pool.outages,
     )

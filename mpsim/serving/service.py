@@ -56,6 +56,10 @@ class Pool:
         Instances.
     apart : bool
         Whether ranks that keep requests of their own are simulated one by one, each with its part of sequences, tokens and blocks, not as one that spreads them evenly.
+    paces : tuple of float
+        Time of each instance over that of one without slow ranks; all 1 if empty.
+    outages : tuple of (int, float, float)
+        Instances that are down, from when to when [s].
     """
 
     prices: IterationPrices
@@ -63,6 +67,12 @@ class Pool:
     blocks: int
     replicas: int = 1
     apart: bool = False
+    paces: tuple[float, ...] = ()
+    outages: tuple[tuple[int, float, float], ...] = ()
+
+    def pace(self, replica: int) -> float:
+        """Time of an instance over that of one without slow ranks."""
+        return self.paces[replica] if self.paces else 1.0
 
     @property
     def ranks(self) -> int:
@@ -135,6 +145,8 @@ class Served:
         For each pool: time in which its batches had requests but no ``cache`` for them, or waited for a ``transfer``, their sum [s].
     transfers : mapping of str to float64[T]
         ``request``, ``source`` and ``target`` (batches), ``start``, ``end``, ``bytes``.
+    moved : int
+        Requests that an instance lost to an outage, each time.
     """
 
     arrival: Floats
@@ -149,6 +161,7 @@ class Served:
     pools: tuple[int, ...]
     stalled: tuple[Mapping[str, float], ...]
     transfers: Mapping[str, Floats]
+    moved: int = 0
 
     def first_requests(self, count: int) -> Served:
         """The same run with the first so many requests: the others were never sent."""
@@ -179,6 +192,8 @@ def serve(
     turnaround: float = 0.0,
     until: float | None = None,
     apart: bool = False,
+    paces: tuple[float, ...] = (),
+    outages: tuple[tuple[int, float, float], ...] = (),
 ) -> Served:
     """Serve a stream of requests.
 
@@ -202,7 +217,7 @@ def serve(
         goes without it.
     until : float, optional
         When the users of a closed loop send no more [s].
-    apart : bool
+    apart, paces, outages : bool, tuples
         See `Pool`.
 
     Raises
@@ -210,7 +225,7 @@ def serve(
     ScenarioError
         If a request does not fit into the cache of an instance.
     """
-    own = Pool(prices, rules, blocks, replicas, apart)
+    own = Pool(prices, rules, blocks, replicas, apart, paces, outages)
     _require_room(requests, own, requests.output + rules.drafts, "an instance")
     if handover is not None:
         ones = np.ones_like(requests.output)
@@ -252,7 +267,10 @@ def _within(steps: int, gap: float, first: float, more: float) -> tuple[int, flo
 class _Lane:
     """One engine, or the ranks of an instance that act as one, with what wakes it."""
 
-    __slots__ = ("arrived", "asleep", "engine", "entrance", "nudge", "number", "pool", "prices")
+    __slots__ = (
+        *("arrived", "asleep", "down", "engine", "entrance", "nudge"),
+        *("number", "pace", "pool", "prices"),
+    )
 
     def __init__(
         self,
@@ -261,7 +279,10 @@ class _Lane:
         prices: IterationPrices,
         engine: Engine | AttentionRanks,
         entrance: simpy.Resource,
+        pace: float,
     ) -> None:
+        self.pace = pace
+        self.down = 0  # outages under way
         self.number, self.pool, self.prices, self.engine = number, pool, prices, engine
         self.entrance = entrance  # to the first stage, shared by the batches of an instance
         self.asleep: simpy.Event | None = None
@@ -277,16 +298,17 @@ class _Lane:
                 (part.decodes, part.context, part.prompt_tokens, part.pairs)
                 for _, part in iteration.parts
             ]
-            return float(self.prices.apart_seconds(loads, len(iteration.done)))
+            return self.pace * float(self.prices.apart_seconds(loads, len(iteration.done)))
         step = (iteration.decodes, iteration.context, iteration.prompt_tokens, iteration.pairs)
-        return float(self.prices.seconds(*step, len(iteration.done)))
+        return self.pace * float(self.prices.seconds(*step, len(iteration.done)))
 
     def line(self) -> tuple[float, float] | None:
         """Time of the next decoding iteration, and how much longer each later one is [s]; None where these are no line."""
         engine = self.engine
         if isinstance(engine, AttentionRanks) or not engine.even:
             return None
-        return self.prices.decoding(engine.decodes, engine.context)
+        line = self.prices.decoding(engine.decodes, engine.context)
+        return None if line is None else (self.pace * line[0], self.pace * line[1])
 
     def seconds_ahead(self, steps: int) -> Floats:
         """Times of so many decoding iterations from now on, in which nothing begins or ends [s]."""
@@ -297,8 +319,8 @@ class _Lane:
                 for rank in engine.engines
                 if rank.decodes
             ]
-            return np.asarray(self.prices.apart_seconds(loads, 0))
-        return self.prices.seconds(engine.decodes, _contexts(engine, ahead))
+            return self.pace * np.asarray(self.prices.apart_seconds(loads, 0))
+        return self.pace * self.prices.seconds(engine.decodes, _contexts(engine, ahead))
 
     def wake(self) -> None:
         """Have it look again."""
@@ -336,6 +358,7 @@ class _Service:
         self._until = np.inf if until is None else until
         self._handover = handover
         self._requests = requests
+        self._fragile = bool(own.outages)
         self._turnaround = turnaround
         self._due: deque[float] = deque()  # when requests of a closed loop that are under way come
         self._arrival = requests.arrival.tolist()
@@ -352,7 +375,9 @@ class _Service:
         self._first = [np.nan] * count
         self._last = [np.nan] * count
         self._rows: list[tuple[float, ...]] = []
-        self._stalled = [{"cache": 0.0, "transfer": 0.0} for _ in self._pools]
+        self._stalled = [{"cache": 0.0, "transfer": 0.0, "down": 0.0} for _ in self._pools]
+        self._moved = 0
+        self._homeless: list[tuple[int, int]] = []  # while every instance is down
         self._moves: list[list[float]] = []
         self._under_way: dict[int, tuple[_Lane, _Lane, int]] = {}  # source, target, row of a move
         self._computed: dict[
@@ -371,7 +396,7 @@ class _Service:
         first = sum(len(lanes) for lanes in self._lanes)
         output = [1] * len(requests) if computes else self._output
         lanes: list[_Lane] = []
-        for _ in range(pool.replicas):
+        for replica in range(pool.replicas):
             entrance = simpy.Resource(self._env)
             for _ in range(stages):
                 ranks = [
@@ -388,7 +413,11 @@ class _Service:
                     for _ in range(pool.ranks)
                 ]
                 engine = ranks[0] if len(ranks) == 1 else AttentionRanks(ranks)
-                lanes.append(_Lane(first + len(lanes), place, pool.prices, engine, entrance))
+                lanes.append(
+                    _Lane(
+                        first + len(lanes), place, pool.prices, engine, entrance, pool.pace(replica)
+                    )
+                )
         return lanes
 
     def run(self) -> Served:
@@ -401,6 +430,8 @@ class _Service:
         lanes = [lane for pool in self._lanes for lane in pool]
         for lane in lanes:
             self._env.process(self._work(lane))
+        for outage in self._pools[-1].outages:
+            self._env.process(self._fail(*outage))
         self._env.run()
         table = np.array(self._rows, dtype=float).reshape(-1, len(_COLUMNS))
         moves = np.array(self._moves, dtype=float).reshape(-1, len(_MOVES))
@@ -417,6 +448,7 @@ class _Service:
             pools=tuple(len(pool) for pool in self._lanes),
             stalled=tuple(self._stalled),
             transfers=dict(zip(_MOVES, moves.T, strict=True)),
+            moved=self._moved,
         )
 
     def _arrivals(self) -> Events:
@@ -431,11 +463,52 @@ class _Service:
         request = self._sent
         self._sent += 1
         lane = self._choose(self._lanes[0], request, request)
+        if lane is None:
+            self._homeless.append((request, 0))
+            return
         lane.engine.enter(request)
         lane.wake()
 
-    def _choose(self, lanes: Sequence[_Lane], turn: int, request: int) -> _Lane:
-        """The batch that a request joins."""
+    def _fail(self, replica: int, begin: float, end: float) -> Events:
+        """Take an instance down for a while; the iteration under way still ends."""
+        stages = self._pools[-1].prices.work.pp
+        lanes = self._lanes[-1][replica * stages : (replica + 1) * stages]
+        yield self._env.timeout(begin)
+        for lane in lanes:
+            lane.down += 1
+            lane.wake()
+        yield self._env.timeout(end - begin)
+        for lane in lanes:
+            lane.down -= 1
+        if not lanes[0].down:
+            waiting, self._homeless = self._homeless, []
+            for request, generated in waiting:
+                self._adopt(request, generated)
+        for lane in lanes:
+            lane.wake()
+
+    def _empty(self, lane: _Lane) -> None:
+        """Hand the requests of an instance that is down to others: what they had generated is computed again."""
+        lost = lane.engine.clear()
+        self._moved += len(lost)
+        for request, generated in lost:
+            self._adopt(request, generated)
+
+    def _adopt(self, request: int, generated: int) -> None:
+        lane = self._choose(self._lanes[-1], self._handed, request)
+        self._handed += 1
+        if lane is None:
+            self._homeless.append((request, generated))
+            return
+        lane.engine.adopt(request, generated)
+        lane.wake()
+
+    def _choose(self, lanes: Sequence[_Lane], turn: int, request: int) -> _Lane | None:
+        """The batch that a request joins; None where all are down."""
+        if self._fragile:
+            lanes = [lane for lane in lanes if not lane.down]
+            if not lanes:
+                return None
         if self._routing == "round-robin" or len(lanes) == 1:
             return lanes[turn % len(lanes)]
         loads = [lane.engine.load for lane in lanes]
@@ -464,6 +537,10 @@ class _Service:
         entrance = lane.entrance if prices.work.pp > 1 else None
         receives = lane.pool > 0
         while True:
+            if lane.down:
+                self._empty(lane)
+                yield from self._sleep(lane, "down")
+                continue
             request = entrance.request() if entrance is not None else None
             if request is not None:
                 yield request
@@ -485,7 +562,7 @@ class _Service:
             self._rows.append((env.now, seconds, 1, *step[:3], engine.used, lane.number))
             if entrance is not None and request is not None:
                 # the first stage is free again before the last one ends
-                stage = float(prices.stage_seconds(*step))
+                stage = lane.pace * float(prices.stage_seconds(*step))
                 yield env.timeout(min(stage, seconds))
                 entrance.release(request)
                 yield env.timeout(max(0.0, seconds - stage))
@@ -496,16 +573,22 @@ class _Service:
             if receives:  # what came during the iteration
                 self._take_up(lane)
             if entrance is None and (steps := engine.steady()) > 1:
-                gap = None if receives else self._gap(lane)
-                if gap is None:
-                    yield from self._jump_while_undisturbed(lane, steps)
-                else:
-                    yield env.timeout(self._jump(lane, steps, gap))
+                yield from self._go_on(lane, steps)
                 self._end = env.now
 
-    def _sleep(self, lane: _Lane) -> Events:
+    def _go_on(self, lane: _Lane, steps: int) -> Events:
+        """Pass as many iterations at once as nothing disturbs."""
+        if lane.down:  # since the iteration that has just ended
+            return
+        gap = None if lane.pool or self._fragile else self._gap(lane)
+        if gap is None:
+            yield from self._jump_while_undisturbed(lane, steps)
+        else:
+            yield self._env.timeout(self._jump(lane, steps, gap))
+
+    def _sleep(self, lane: _Lane, why: str = "") -> Events:
         """Wait until something changes, and note what for."""
-        begin, reason = self._env.now, lane.engine.waits_for
+        begin, reason = self._env.now, why or lane.engine.waits_for
         stalls = self._stalled[lane.pool]
         event = lane.asleep = self._env.event()
         yield event
@@ -524,7 +607,7 @@ class _Service:
         return self._pass(lane, steps, float(times[steps - 1]), self._env.now)
 
     def _jump_while_undisturbed(self, lane: _Lane, steps: int) -> Events:
-        """Pass iterations to the end of the one during which something comes from the other pool."""
+        """Pass iterations to the end of the one during which something comes, or the instance goes down."""
         begin = self._env.now
         steps, times = self._ahead(lane, steps)
         nudge = lane.nudge = self._env.event()
@@ -594,6 +677,7 @@ class _Service:
     def _offer(self, lane: _Lane, request: int) -> None:
         """Offer a computed prompt to an engine that decodes."""
         target = self._choose(self._lanes[1], self._handed, request)
+        assert target is not None, "pools have no outages"
         self._handed += 1
         self._computed[request] = lane
         target.engine.offer(request)

@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 ACCOUNT = (
     *("decode", "prefill", "exposed_tp", "exposed_ep", "exposed_pp", "exposed_kv"),
-    *("host", "bubble", "idle_cache", "idle"),
+    *("host", "bubble", "down", "idle_cache", "idle"),
 )
 """Parts of the time of accelerators; they sum to the duration."""
 
@@ -124,7 +124,7 @@ def _pool_account(plan: ServicePlan, served: Served, place: int) -> dict[str, fl
         active = _active(steps, lanes // work.pp, work.pp)
         parts["bubble"] = max(0.0, min(idle, active - worked))
         idle -= parts["bubble"]
-    for part, reason in (("exposed_kv", "transfer"), ("idle_cache", "cache")):
+    for part, reason in (("exposed_kv", "transfer"), ("down", "down"), ("idle_cache", "cache")):
         parts[part] = min(idle, served.stalled[place][reason] / lanes)
         idle -= parts[part]
     parts["idle"] = idle
@@ -171,7 +171,7 @@ def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str
     done, duration, output = window.counted, window.seconds, window.output
     by_pool = pool_accounts(plan, served)
     parts = _together(plan, by_pool)
-    unused = sum(parts[part] for part in ("idle", "idle_cache", "exposed_kv", "bubble"))
+    unused = sum(parts[part] for part in ("idle", "idle_cache", "down", "exposed_kv", "bubble"))
     busy = 1.0 - unused / served.end if served.end else 0.0
     gaps, weights = itl(served, since=window.begin)
     accelerators = plan.accelerators
@@ -217,6 +217,7 @@ def summarise(plan: ServicePlan, requests: Requests, served: Served) -> dict[str
         },
         **_speculation(plan),
         "preemptions": served.preemptions,
+        "moved": served.moved,
         "prefix_hit_share": served.hit_tokens / max(1.0, float(requests.prompt.sum())),
         **_pool_figures(plan, served, len(served.pools) - 1),
         "account_s": parts,
@@ -386,6 +387,10 @@ def _warnings(served: Served, state: Mapping[str, Any], kind: str) -> list[str]:
     warnings = []
     if not state["reached"] and kind != "all-at-once":
         warnings.append(f"there is no steady state, figures hold for this run: {state['reason']}")
+    if served.moved:
+        warnings.append(
+            f"{served.moved} requests lost their instance to an outage and went on elsewhere, computed again"
+        )
     if served.preemptions:
         warnings.append(
             f"{served.preemptions} requests were preempted for lack of cache and computed again"

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import mpsim
+from mpsim.scenario import Scenario
+
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"
 DISAGGREGATED = SCENARIO.with_name("deepseek-v3-disaggregated.yaml")
 LOAD = "serving.workload"
@@ -107,6 +110,20 @@ def test_a_mistake_of_pools_is_one_clear_line(mpsim_cli, sets, words):
     assert result.out == ""
     assert words in result.err
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("file", [SCENARIO, DISAGGREGATED])
+def test_a_service_spelled_out_is_the_same_service(file):
+    """Presets, units and times survive being written down."""
+    timed = {
+        "serving.workload.requests": None,
+        "serving.workload.duration": "40 s",
+        "serving.workload.warmup": "4 s",
+    }
+    scenario = mpsim.load(file).with_values(timed)
+    again = Scenario.from_mapping(scenario.resolved())
+    assert again.resolved() == scenario.resolved()
+    assert again.digest == scenario.digest
 
 
 def test_pools_are_checked_run_and_traced(mpsim_cli, tmp_path):

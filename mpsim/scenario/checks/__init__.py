@@ -47,10 +47,12 @@ from mpsim.scenario.checks.schedule import (
 from mpsim.scenario.checks.serving import (
     check_instances,
     check_job,
+    check_outages,
     check_pools,
     check_service_experts,
     check_service_heads,
     check_service_precision,
+    check_service_variation,
     check_training_keys,
 )
 from mpsim.scenario.checks.simulation import check_network
@@ -132,6 +134,7 @@ CHECKS: Final[tuple[Callable[[Described], list[Problem]], ...]] = (
     check_steps_in_backward,
     check_network,
     check_size,
+    check_outages,
     check_sweep,
     check_overrides,
 )
@@ -147,6 +150,7 @@ SERVING_CHECKS: Final[tuple[Callable[[Described], list[Problem]], ...]] = (
     check_service_heads,
     check_service_experts,
     check_service_precision,
+    check_service_variation,
     check_sweep,
     check_overrides,
 )

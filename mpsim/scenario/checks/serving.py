@@ -12,10 +12,12 @@ from mpsim.scenario.serving import PoolChoice
 __all__ = [
     "check_instances",
     "check_job",
+    "check_outages",
     "check_pools",
     "check_service_experts",
     "check_service_heads",
     "check_service_precision",
+    "check_service_variation",
     "check_training_keys",
 ]
 
@@ -95,6 +97,65 @@ def _pools(scenario: Described) -> list[_Instances]:
         own = (pool.attention_dp, pool.replicas, weights, pool.kv_blocks)
         found.append(_Instances(pool.tp, pool.pp, pool.ep, *own, key, key))
     return found
+
+
+def check_outages(scenario: Described) -> list[Problem]:
+    """Refuse outages in training, which has checkpoints to go back to."""
+    variation = scenario.variation
+    if variation is None or not variation.outages:
+        return []
+    return [
+        Problem(
+            "got outages, which services have; leave them out, and see 'mpsim goodput' for failures in training",
+            key="variation.outages",
+        )
+    ]
+
+
+_DRAWN: Final = ("jitter", "network_jitter", "experts", "links")
+
+
+def check_service_variation(scenario: Described) -> list[Problem]:
+    """Refuse variation that services do not have, and nodes and ranks that are not there."""
+    variation, cluster = scenario.variation, scenario.hardware
+    if variation is None:
+        return []
+    problems = [
+        Problem(
+            "is not simulated for services, which have slow ranks, speed and outages; leave it out",
+            key=f"variation.{key}",
+        )
+        for key in _DRAWN
+        if getattr(variation, key)
+    ]
+    if variation.outages and scenario.service.disaggregated is not None:
+        problems.append(
+            Problem(
+                "got outages with serving.disaggregated; they are simulated for one pool: leave one of them out",
+                key="variation.outages",
+            )
+        )
+    nodes = [
+        *((f"slow.{i}", part.node) for i, part in enumerate(variation.slow)),
+        *((f"outages.{i}", outage.node) for i, outage in enumerate(variation.outages)),
+    ]
+    problems += [
+        Problem(
+            f"got node {node}, but the cluster has {cluster.nodes}; needed 0 to {cluster.nodes - 1}",
+            key=f"variation.{key}.node",
+        )
+        for key, node in nodes
+        if node is not None and node >= cluster.nodes
+    ]
+    problems += [
+        Problem(
+            f"got rank {max(part.ranks)}, but the cluster has {cluster.accelerators}; needed 0 to {cluster.accelerators - 1}",
+            key=f"variation.slow.{i}.ranks",
+        )
+        for i, part in enumerate(variation.slow)
+        if part.ranks and max(part.ranks) >= cluster.accelerators
+    ]
+    return problems
 
 
 def check_pools(scenario: Described) -> list[Problem]:
