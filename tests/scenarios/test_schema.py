@@ -338,6 +338,7 @@ MOE = {"model": {"preset": "gpt3-175b", "moe": {"experts": 16, "top_k": 2, "ffn_
         ("check_tensor_overlap", "framework.tensor_overlap", {"framework": {"preset": "megatron-core", "tensor_overlap": "decomposed"}}),
         ("check_zero", "parallelism.zero", {"parallelism": {"tp": 8, "pp": 16, "zero": 2}}),
         ("check_network", "simulation.engine", {"simulation": {"network": "flow", "engine": "replay"}}),
+        ("check_outages", "variation.outages", {"variation": {"outages": [{"node": 0, "at": "1 s", "duration": "1 s"}]}}),
         ("check_size", "training.global_batch", {"training": {"global_batch": 8_000_000, "sequence_length": 2048}}),
         ("check_sweep", "sweep.parallelism.tp.1", {"sweep": {"parallelism.tp": [8, -8]}}),
         ("check_sweep", "sweep.schema", {"sweep": {"schema": [1]}}),

@@ -78,6 +78,7 @@ __all__ = [
     "check_mlp",
     "check_model",
     "check_network",
+    "check_outages",
     "check_offload",
     "check_overrides",
     "check_parts",
