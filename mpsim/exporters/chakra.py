@@ -217,7 +217,8 @@ class _Writer:
         yield encode_attribute("mpsim_stream", "string", stream)
         yield encode_attribute("mpsim_kind", "string", program.vocabulary.kinds[program.kind[row]])
         part = program.vocabulary.parts[program.part[row]]
-        if not part.startswith("exposed_"):
+        # communication is exposed over the axis of its queue; what only stands for waiting says itself what it counts as
+        if program.collective[row] < 0 or not part.startswith("exposed_"):
             yield encode_attribute("mpsim_part", "string", part)
         for name in ("stage", "chunk", "microbatch"):
             value = int(getattr(program, name)[row])

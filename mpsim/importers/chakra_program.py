@@ -409,8 +409,10 @@ def _receiving(stated: Stream | None) -> Stream | None:
         return None
     words = {"SEND_NEXT": "RECV_PREV", "SEND_PREV": "RECV_NEXT"}
     name = stated.name.removesuffix("_BACK")
-    if name not in words:
-        return stated
+    if (
+        name not in words
+    ):  # a step of a ring: every rank sends and receives at once, which one queue would put in a row
+        return Stream.RECV_PREV_BACK
     return Stream[words[name] + stated.name[len(name) :]]
 
 

@@ -153,6 +153,30 @@ def test_an_imported_step_takes_the_time_of_the_exported_one(tmp_path):
     assert execution.breakdown["exposed_tp"] > 0
 
 
+@pytest.mark.parametrize(
+    ("model", "parallelism"),
+    [
+        ({"preset": "llama2-7b", "layers": 2}, {"tp": 2, "cp": 2, "zero": 1}),
+        (
+            {"preset": "mixtral-8x7b", "layers": 2},
+            {"tp": 2, "ep": 4, "sequence_parallel": True, "zero": 1},
+        ),
+        ({"preset": "llama2-7b", "layers": 2}, {"cp": 4, "pp": 2}),
+    ],
+)
+def test_rings_and_experts_go_through_chakra(tmp_path, model, parallelism):
+    """Steps of a ring become messages, all-to-alls of experts keep their groups; the step and its account stay within a few percent."""
+    step = prepared(model=model, parallelism=parallelism)
+    write_chakra(step, tmp_path)
+    result, execution = step.run(), mpsim.read(tmp_path).program.run()
+    assert execution.timeline.step_time_s == pytest.approx(result.timeline.step_time_s, rel=0.05)
+    assert not execution.source.warnings
+    for part in ("forward", "backward", "weight_gradient", "optimizer", "host"):
+        assert execution.breakdown[part] == pytest.approx(
+            result.breakdown[part], rel=0.01, abs=1e-6
+        )
+
+
 def test_both_engines_agree_on_an_imported_trace(tmp_path):
     """Replay and simpy give every row the same start."""
     write_chakra(prepared(), tmp_path)
