@@ -23,6 +23,7 @@ from mpsim.cost.formulas import (
     Floats,
     GemmConstants,
     attention_seconds,
+    capped_rate,
     device_power,
     gemm_seconds,
     memory_seconds,
@@ -31,6 +32,7 @@ from mpsim.cost.quantise import FORMATS, casting, quantise_seconds
 from mpsim.cost.waves import group_padding, read_tiling, tiled_gemm_seconds
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator
+from mpsim.hardware.lookup import board_power
 from mpsim.memo import Memo
 from mpsim.workload.casts import with_casts
 from mpsim.workload.expansion import Expansion
@@ -261,12 +263,27 @@ class KernelModel:
         return self._use(group.demoted(f"bf16's fraction used for {precision}"), leaf)
 
     def _power_level(self, group: ConstantGroup) -> float:
-        """Share of the usual sustained rate that a board with a low power limit keeps."""
+        """Share of the usual sustained rate that a board with a low power limit keeps, its own or one that was given to it."""
         chip = self.accelerator
-        if group.matches(chip.name) and chip.tdp_w < group.value("tdp_below"):
+        if group.matches(chip.name) and board_power(chip) < group.value("tdp_below"):
             self._use(group, "tdp_below")
-            return self._use(group, "level")
-        return 1.0
+            return self._use(group, "level") * self._cap_level("products_draw")
+        return self._cap_level("products_draw")
+
+    def _cap_level(self, draw: str) -> float:
+        """Share of its rate that a kind of kernel keeps under a cap; 1 without one, and where it draws less than the cap."""
+        share = self.accelerator.tdp_w / board_power(self.accelerator)
+        if share >= 1.0:
+            return 1.0
+        rules = self._rules["power_cap"]
+        return float(
+            capped_rate(
+                share,
+                idle=self._use(rules, "idle_share"),
+                draw=self._use(rules, draw),
+                exponent=self._use(rules, "exponent"),
+            )
+        )
 
     def _gemms(self, operators: Sequence[Operator]) -> Floats:
         asked = np.array([self._precision_of(operator) for operator in operators])
@@ -372,7 +389,10 @@ class KernelModel:
         if reading is not None:
             self._note(reading.constant)
             return reading.seconds(moved) * eager
-        slowdown = self._use(self._rules["memory_level"], "slowdown") if self._hot else 1.0
+        slowdown = 1.0
+        if self._hot:
+            level = self._cap_level("streams_draw")
+            slowdown = self._use(self._rules["memory_level"], "slowdown") / level
         return memory_seconds(
             moved,
             bandwidth=self._bandwidth,

@@ -25,6 +25,7 @@ from mpsim.hardware.host import Host, host_names, host_of
 from mpsim.hardware.lookup import (
     accelerator,
     accelerator_names,
+    board_power,
     build_cluster,
     link,
     link_names,
@@ -53,6 +54,7 @@ __all__ = [
     "Tier",
     "accelerator",
     "accelerator_names",
+    "board_power",
     "build_cluster",
     "host_names",
     "host_of",

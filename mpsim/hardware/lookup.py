@@ -23,6 +23,7 @@ from mpsim.units import Dimension, format_quantity
 __all__ = [
     "accelerator",
     "accelerator_names",
+    "board_power",
     "build_cluster",
     "link",
     "link_names",
@@ -93,6 +94,13 @@ def accelerator(name: str) -> Accelerator:
     312.0
     """
     return parse_accelerator(name, _entry("accelerators", name))
+
+
+def board_power(chip: Accelerator) -> float:
+    """Power limit that a board has by itself [W]: that of the catalog where somebody gave `chip` a lower one, else its own."""
+    if chip.name not in accelerator_names():
+        return chip.tdp_w
+    return max(chip.tdp_w, accelerator(chip.name).tdp_w)
 
 
 @remembered(1024)

@@ -105,6 +105,7 @@ def test_the_space_is_what_the_checks_accept(name):
         "ep": (1, 4),
         "schedule": ("1f1b", "interleaved-1f1b"),
         "virtual_stages": (2, 3),
+        "layers_per_stage": (None,),
         "micro_batch": (1, 3),
         "zero": (0, 1, 3),
         "recompute": ("none", "full"),
