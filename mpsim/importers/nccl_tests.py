@@ -32,6 +32,11 @@ _RANK = re.compile(
 )
 _PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b")
 _ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+(.*)")
+_OLD_ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)()\s+(.*)")
+"""Rows of before 2.11: no root, and the largest error where there is now a count of wrong elements."""
+_HALF, _SPREAD = 4, 4
+"""Columns of one run, and those more that -I adds to it (least, most, 99th percentile, variation)."""
+_LARGEST_ERROR = 1e-2
 _JSON_VERSIONS = (1, 2, 3)
 
 
@@ -54,6 +59,9 @@ def _read_text_report(head: Head, options: Options) -> Points:
     path = head.path
     lines = read_text(path, needed="a report of nccl-tests").splitlines()
     ranks = [seen for line in lines if (seen := _RANK.match(line))]
+    head_line = next((line for line in lines if _is_header(line)), "")
+    old = bool(head_line) and "root" not in head_line
+    width = _HALF + (_SPREAD if "p99" in head_line or "cv%" in head_line else 0)
     name = _named(path, next((m[1] for line in lines if (m := _PROGRAM.search(line))), ""))
     if ranks or options.ranks is None:
         members, hosts, device = _places(
@@ -64,15 +72,16 @@ def _read_text_report(head: Head, options: Options) -> Points:
     points: dict[int, MeasuredPoint] = {}
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
-        row = None if line.lstrip().startswith("#") else _ROW.match(line)
+        pattern = _OLD_ROW if old else _ROW
+        row = None if line.lstrip().startswith("#") else pattern.match(line)
         if row is None:
             continue
         cells = row[6].split()
         size, place = int(row[1]), f"{path.name}:{number}"
         time, wrong = _row_figures(path, number, cells)
-        _check_right(f"{path}:{number}", wrong)
+        _check_right(f"{path}:{number}", wrong, most=_LARGEST_ERROR if old else 0.0)
         told = {"collective": name, "bytes": size, "ranks": members, "dtype": row[3]}
-        halves = {"out_of_place": cells[:4], "in_place": cells[4:8]}
+        halves = {"out_of_place": cells[:4], "in_place": cells[width : width + _HALF]}
         rows.append(told | _told({half: _plain(figures) for half, figures in halves.items()}))
         if size:
             points[size] = collective_point(
@@ -201,8 +210,13 @@ def _time(place: str, value: object) -> float:
     return time
 
 
-def _check_right(place: str, wrong: str) -> None:
-    if wrong not in ("N/A", "None", "null") and float(wrong) != 0:
+def _is_header(line: str) -> bool:
+    """Whether a line names the columns."""
+    return line.lstrip().startswith("#") and "size" in line and "count" in line and "time" in line
+
+
+def _check_right(place: str, wrong: str, *, most: float = 0.0) -> None:
+    if wrong not in ("N/A", "None", "null") and not float(wrong) <= most:
         raise CalibrationError(f"{place}: {wrong} elements were wrong; do not calibrate on it")
 
 
@@ -212,6 +226,16 @@ def _named(path: Path, word: str) -> str:
         name = collective_name(candidate)
         if name is not None:
             return name
+    parts = re.split(r"[^a-z]+", path.stem.lower())
+    runs = [
+        "".join(parts[place : place + count]) for count in (2, 1) for place in range(len(parts))
+    ]
+    within = {name for run in runs if (name := collective_name(run)) is not None}
+    longer = {
+        name for name in within if not any(name != other and name in other for other in within)
+    }
+    if len(longer) == 1:
+        return longer.pop()
     raise CalibrationError(
         f"{path}: which collective it is stands nowhere; name the file after it, such as all_reduce.txt"
     )

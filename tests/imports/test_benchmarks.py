@@ -127,3 +127,41 @@ def test_a_broken_report_is_refused(tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(CalibrationError, match="end_time"):
         formats.read(path)
+
+
+TABLES = SAMPLES / "nccl-tests"
+
+
+def test_columns_of_the_spread_are_passed_over():
+    """With -I each run has four columns more; the in-place time is still the in-place time."""
+    rows = formats.read(TABLES / "all_gather_spread.txt").rows
+    assert [row["in_place_time_s"] for row in rows] == pytest.approx([61e-6, 119e-6])
+    assert rows[1]["time_s"] == pytest.approx(120e-6)  # 1.2e+02
+    assert {row["ranks"] for row in rows} == {4}
+
+
+def test_a_table_of_before_the_root_column_is_read():
+    """Reports of 2020 have no root, and an error in place of a count of wrong elements; the name of the file says the collective."""
+    points = formats.read(TABLES / "all_reduce_perf_old.txt")
+    assert [row["bytes"] for row in points.rows] == [8, 16]
+    assert points.rows[0]["collective"] == "all_reduce"
+    assert points.rows[1]["in_place_time_s"] == pytest.approx(21.07e-6)
+
+
+def test_cycles_of_rccl_tests_without_the_in_place_run():
+    """Sizes come once a cycle, and half of the columns are absent."""
+    points = formats.read(TABLES / "rccl_alltoall_cycles.txt")
+    assert points.tool == "rccl-tests"
+    assert [row["bytes"] for row in points.rows] == [1024, 2048] * 2
+    assert not [key for row in points.rows for key in row if key.startswith("in_place")]
+
+
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [("h100_all_reduce_16n", "all_reduce"), ("rccl-allgather", "all_gather"), ("reduce_scatter.2024", "reduce_scatter")],
+)  # fmt: skip
+def test_the_name_of_a_file_may_say_its_collective(name, collective, tmp_path):
+    """Anywhere in it, the longest name that fits."""
+    path = tmp_path / f"{name}.txt"
+    path.write_text((TABLES / "all_reduce_perf_old.txt").read_text())
+    assert formats.read(path).rows[0]["collective"] == collective
