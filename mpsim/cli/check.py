@@ -100,4 +100,16 @@ def _derived_pool(plan: ServicePlan) -> dict[str, object]:
         "memory_capacity_bytes": memory.capacity,
         "cache_blocks": plan.blocks,
         "cache_tokens": plan.cache_tokens,
+        **_sequences(plan),
     }
+
+
+def _sequences(plan: ServicePlan) -> dict[str, object]:
+    """How many sequences of the workload's mean length an instance can hold, and what binds them."""
+    load = plan.workload
+    if load.trace is not None:
+        return {}
+    tokens = load.prompt.tokens + (0 if plan.key.endswith("prefill") else load.output.tokens)
+    fit, most = plan.cache_tokens // tokens, plan.rules.max_sequences * plan.pp
+    binds = "memory" if fit < most else "serving.engine.max_sequences"
+    return {"sequences_that_fit": min(fit, most), "bound_by": binds}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
@@ -343,7 +344,7 @@ class ServicePlan:
                 Problem(
                     f"got {memory.weights / giga:.1f} GB of weights, {memory.activations / giga:.1f} GB of activations and {memory.reserve / giga:.1f} GB of reserve: {need:.1f} GB of "
                     f"{memory.usable / giga:.1f} GB usable on each of {self.tp * self.pp} {self.cluster.accelerator.name}, which leaves no cache; "
-                    f"raise tp or pp, or take narrower weights than {self.weights}",
+                    f"{self._changes_that_fit() or f'raise tp or pp, or take narrower weights than {self.weights}'}",
                     key=self.key,
                 )
             )
@@ -357,6 +358,39 @@ class ServicePlan:
                 )
             )
         return found
+
+    def _changes_that_fit(self) -> str:
+        """The nearest change of each key alone that leaves room for a request of the workload's mean length."""
+        pool = f"{self.key}." if self.key != "serving" else ""
+        chip, most = self.cluster.accelerator, self.cluster.accelerators
+        inside = (self.model.heads, *(() if self.model.mla else (self.model.kv_heads,)))
+        ways: dict[str, list[dict[str, Any]]] = {
+            f"{pool or 'parallelism.'}tp": [
+                {"tp": n}
+                for n in range(self.tp + 1, most // self.pp + 1)
+                if all(heads % n == 0 or n % heads == 0 for heads in inside)
+                and not n % self.attention_dp
+            ],
+            f"{pool or 'parallelism.'}pp": [
+                {"pp": n} for n in range(self.pp + 1, min(most // self.tp, self.model.layers) + 1)
+            ],
+            f"{pool or 'serving.'}weights": [
+                {"weights": name}
+                for name in ("fp8", "w4a16", "nvfp4")
+                if FORMATS[name].bytes < FORMATS[self.weights].bytes
+                and FORMATS[name].compute in chip.peak_flops
+            ],
+        }
+        load = self.workload
+        length = 1 if load.trace is not None else load.prompt.tokens + load.output.tokens
+        found = []
+        for key, changes in ways.items():
+            for change in changes:
+                changed = dataclasses.replace(self, **change, prefill=None)
+                if changed.memory.blocks * self.engine.block >= length:
+                    found.append(f"{key}: {next(iter(change.values()))}")
+                    break
+        return f"it would fit with {' or '.join(found)}" if found else ""
 
     def _wrong_draft(self) -> Problem | None:
         """Say why a draft model cannot draft for this one; None where it can."""

@@ -51,7 +51,12 @@ def test_run_writes_pictures_and_a_trace(call, tmp_path):
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (["serving.weights=bf16", "parallelism.tp=1"], "which leaves no cache"),
+        (["serving.weights=bf16", "parallelism.tp=1"], "it would fit with parallelism.tp: 4"),
+        (
+            ["serving.weights=bf16", "parallelism.tp=2"],
+            "or parallelism.pp: 2 or serving.weights: fp8",
+        ),
+        (["serving=null"], "training: missing"),
         (["parallelism.tp=3"], "does not divide 64 heads"),
         (["serving.workload.concurrency=8"], "got concurrency with arrival: poisson"),
         (["serving.engine.chunked=false", "serving.engine.max_tokens=100"], "got a prompt of"),
@@ -183,6 +188,48 @@ def test_sweep_and_compare_take_services(call, mpsim_cli, tmp_path):
     found = mpsim_cli("compare", tmp_path / "4.json", tmp_path / "8.json")
     assert found.code == 0, found.err
     assert "of an accelerator" in found.out
+
+
+def test_overload_is_a_result(call):
+    """Fifty times what it serves: it runs, says that there is no steady state, and misses its limits."""
+    result = call("run", "--set", f"{LOAD}.rate=500", "--set", f"{LOAD}.requests=400")
+    assert result.code == 0, result.err
+    assert "there is no steady state" in result.out
+    assert "MISSED" in result.out
+
+
+def test_check_says_what_binds(call):
+    derived = call("check", "--json").json()["derived"]
+    assert derived["bound_by"] == "memory"
+    assert derived["sequences_that_fit"] == derived["cache_tokens"] // 1800
+    few = call("check", "--set", "serving.engine.max_sequences=8", "--json").json()["derived"]
+    assert (few["sequences_that_fit"], few["bound_by"]) == (8, "serving.engine.max_sequences")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("arrival_s,input_tokens,output_tokens\n0,10,5\n1,ten,5\n", "line 3 is malformed"),
+        ("arrival_s,input_tokens,output_tokens\n0,10,-5\n", "line 2 is malformed"),
+        ("time,in,out\n0,10,5\n", "is no known trace; needed columns"),
+        ("arrival_s,input_tokens,output_tokens\n", "has no requests"),
+        ('{"timestamp": 0, "input_length": 5}\n', "line 1 is malformed"),
+    ],
+)
+def test_a_malformed_trace_names_the_line(call, tmp_path, text, words):
+    (tmp_path / "requests.csv").write_text(text, encoding="utf-8")
+    sets = ("arrival=trace", "rate=null", f"trace={tmp_path / 'requests.csv'}", "requests=null")
+    result = call("run", *(word for item in sets for word in ("--set", f"{LOAD}.{item}")))
+    assert result.code == 2
+    assert words in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_trace_that_is_not_there_is_named(call):
+    sets = ("arrival=trace", "rate=null", "trace=nowhere.csv", "requests=null")
+    result = call("run", *(word for item in sets for word in ("--set", f"{LOAD}.{item}")))
+    assert result.code == 2
+    assert "no file 'nowhere.csv'" in result.err
 
 
 def test_a_trace_out_of_order_names_the_line(call, tmp_path):
