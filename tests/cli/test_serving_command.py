@@ -51,10 +51,9 @@ def test_run_writes_pictures_and_a_trace(call, tmp_path):
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (["serving.weights=bf16", "parallelism.tp=1"], "it would fit with parallelism.tp: 4"),
         (
-            ["serving.weights=bf16", "parallelism.tp=2"],
-            "or parallelism.pp: 2 or serving.weights: fp8",
+            ["serving.weights=bf16", "parallelism.tp=1"],
+            "parallelism.tp: 2 or parallelism.pp: 2 or serving.weights: w4a16",
         ),
         (["serving=null"], "training: missing"),
         (["parallelism.tp=3"], "does not divide 64 heads"),
