@@ -22,7 +22,7 @@ from mpsim.serving.cache import PrefixCache
 __all__ = ["BatchRules", "Engine", "Iteration"]
 
 _SAMPLE = 64  # running sequences that an estimate of what is still to come looks at
-_RECHECK = 16  # iterations after which prefill-first looks again whether a prompt can be admitted
+_RECHECK = 16  # iterations that prefill-first looks ahead for when a prompt can be admitted
 _WITHOUT_LIMIT = 1 << 60
 _PARTS = 20  # bits of the parts of a token in which gains are counted: whole numbers, so that jumps and single iterations agree
 
@@ -292,7 +292,7 @@ class Engine:
             ticks = min(ticks, self._ticks_until_full())
         steps = self._iterations_within(max(0, ticks))
         if (self.waiting or self.offered) and self.rules.scheduler == "prefill-first":
-            steps = min(steps, _RECHECK)
+            steps = self._steps_until_room(min(steps, _RECHECK))
         return steps
 
     def gains(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -490,9 +490,7 @@ class Engine:
         if rules.reserves:
             return self._reserved + self._whole(request) <= self.blocks
         if rules.scheduler == "prefill-first":
-            ratio = self._ratio()
-            ahead = ratio * (self._remaining() + min(self._output[request], rules.output_cap))
-            return not self._held or self._length(request) + ahead <= self.free * block
+            return not self._held or self._has_room(request, 0, self.free)
         if self._hashes is None:
             return -(-tokens // block) <= self.free
         # idle prefixes count as free: those that it hits are free no longer
@@ -502,22 +500,40 @@ class Engine:
         own = -(-reach // block) - hit * self._cache.unit_blocks
         return own + self._cache.idle_among(hashes[:hit]) <= self.free
 
-    def _ratio(self) -> float:
+    def _has_room(self, request: int, ticks: int, free: int) -> bool:
+        """Whether prefill-first admits a request when every sequence has gained so many tokens and so many blocks are free."""
+        own = min(self._output[request], self.rules.output_cap)
+        ahead = self._ratio(ticks) * (self._remaining(ticks) + own)
+        return self._length(request) + ahead <= free * self.rules.block
+
+    def _steps_until_room(self, steps: int) -> int:
+        """Decoding iterations after which prefill-first admits its next request; at most so many."""
+        if self.running >= self.rules.max_sequences:
+            return steps
+        request = (self.waiting or self.offered)[0]
+        for number in range(1, steps):
+            ticks = self._gained(number)
+            if self._has_room(request, ticks, self.free - self._claimed(ticks)):
+                return number
+        return steps
+
+    def _ratio(self, ticks: int) -> float:
         """Share of the outputs to come that prefill-first keeps room for: it falls while nothing is retracted, and starts anew on an idle engine."""
         rules = self.rules
         if not self.decodes:
             self._ratio_from = self.tick
-        share = min(1.0, (self.tick - self._ratio_from) / rules.ratio_steps)
+        share = min(1.0, (self.tick + ticks - self._ratio_from) / rules.ratio_steps)
         return rules.ratio_start + (rules.ratio_end - rules.ratio_start) * share
 
-    def _remaining(self) -> float:
-        """Tokens that running requests are still to generate, each at most `output_cap`."""
+    def _remaining(self, ticks: int) -> float:
+        """Tokens that running requests are still to generate once each has gained so many, each at most `output_cap`."""
         if not self._end_of:
             return 0.0
+        now = self.tick + ticks
         if not self._capped:
-            return float(self._end_ticks - len(self._end_of) * self.tick)
+            return float(self._end_ticks - len(self._end_of) * now)
         sample = list(itertools.islice(self._end_of.values(), _SAMPLE))
-        left = sum(min(tick - self.tick, self.rules.output_cap) for tick in sample)
+        left = sum(min(tick - now, self.rules.output_cap) for tick in sample)
         return left * len(self._end_of) / len(sample)
 
     def _may_admit(self) -> bool:
