@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.words import table
 from mpsim.importers.configs import json_config
+from mpsim.importers.huggingface_counts import difference
 from mpsim.importers.imported import Imported
 from mpsim.importers.ledger import Ledger, flat, nested, shortened
 from mpsim.importers.source import Format, Head, Options
@@ -185,7 +186,7 @@ class _Reader:
         else:
             self.ledger.assume(to, value, why or f"the class of {self.kind} has it")
 
-    def _flag(self, rule: Any) -> tuple[bool, tuple[str, ...]]:
+    def flag(self, rule: Any) -> tuple[bool, tuple[str, ...]]:
         """Whether something is there: always, never, or as a key says."""
         if isinstance(rule, bool):
             return rule, ()
@@ -217,7 +218,7 @@ class _Reader:
             if rows is not None:
                 self._put("model.max_positions", rows + entry.get("position_offset", 0), keys_)
         if "parallel" in entry:
-            parallel, keys_ = self._flag(entry["parallel"])
+            parallel, keys_ = self.flag(entry["parallel"])
             new = (
                 self.ledger.switch(self.head + "new_decoder_architecture")
                 if self.kind == "falcon"
@@ -226,7 +227,7 @@ class _Reader:
             also = [self.head + "new_decoder_architecture"] if self.kind == "falcon" else []
             self._put("model.parallel_block", parallel or bool(new), [*keys_, *also])
         if "qk_norm" in entry:
-            normed, keys_ = self._flag(entry["qk_norm"])
+            normed, keys_ = self.flag(entry["qk_norm"])
             self._put("model.qk_norm", normed, keys_)
         if self.kind == "falcon" and self.head + "alibi" in self.ledger:
             alibi = self.ledger.switch(self.head + "alibi")
@@ -316,7 +317,7 @@ class _Reader:
 
     def _biases(self, entry: Mapping[str, Any]) -> None:
         rules = entry.get("biases") or dict.fromkeys(("inputs", "output", "mlp", "norms"), False)
-        flags = {part: self._flag(rule) for part, rule in rules.items()}
+        flags = {part: self.flag(rule) for part, rule in rules.items()}
         plain = "mla" not in entry and ("moe" not in entry or entry["moe"].get("biases", False))
         everywhere = plain and all(flags[part][0] for part in ("inputs", "output", "mlp"))
         keys = [key for _, names in flags.values() for key in names]
@@ -533,9 +534,7 @@ class _Reader:
     def _count(self, model: Transformer, entry: Mapping[str, Any], is_known: bool) -> None:
         """Parameters of the class's modules: those of the simulated model and what it leaves out."""
         total = model.parameters().total
-        left_out = self._bias_difference(model, entry)
-        for name in entry.get("extras", ()):
-            left_out += _EXTRAS[name](self, model)
+        left_out = difference(self, model, entry)
         if is_known:  # of a class that is in no table the count would be a guess
             self.ledger.model_parameters = total + left_out
         if left_out and is_known:
@@ -543,34 +542,6 @@ class _Reader:
                 "model",
                 f"{left_out:+,} parameters of {self.kind} (norms, biases, gates) are not in the simulated model, of {total:,}",
             )
-
-    def _bias_difference(self, model: Transformer, entry: Mapping[str, Any]) -> int:
-        """Biases that the class has and the simulated model, which has all, none, or those of queries, keys and values, has not."""
-        rules = entry.get("biases")
-        if rules is None or model.encoder_layers:
-            return 0
-        inputs, output, mlp, norms = (
-            self._flag(rules[part])[0] for part in ("inputs", "output", "mlp", "norms")
-        )
-        routed = sum(kind.experts for kind in model.kinds)
-        dense = model.layers - routed
-        if model.bias:  # of a parallel block the model has one output bias for both halves
-            return model.layers * model.hidden * model.parallel_block
-        difference = output * model.layers * model.hidden
-        if model.mla is not None:
-            narrow = model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
-            difference += inputs * model.layers * narrow
-        if mlp:
-            difference += dense * (model.fc1_features + model.hidden)
-        if mlp and model.moe is not None and model.moe.shared_features:
-            shared = model.moe.shared_features * (2 if model.gated_mlp else 1)
-            difference += routed * (shared + model.hidden)
-        if mlp and model.moe is not None and entry["moe"].get("biases"):
-            width = model.moe.ffn_hidden * (2 if model.gated_experts else 1) + model.hidden
-            difference += routed * model.moe.experts * (width + 1)  # 1: the router's
-        if norms:
-            difference += (model.layers * (2 - model.parallel_block) + 1) * model.hidden
-        return difference
 
     def integer(self, key: str) -> int | None:
         """A whole number of the section."""
@@ -594,54 +565,6 @@ def _period(windowed: Sequence[bool]) -> int | None:
             return n
     return None
 
-
-def _second_norm(reader: _Reader, model: Transformer) -> int:
-    """A parallel block that norms attention and MLP apart."""
-    del reader
-    return model.layers * 2 * model.hidden if model.parallel_block else 0
-
-
-def _falcon_norms(reader: _Reader, model: Transformer) -> int:
-    """Two norms a layer in the new decoder architecture, unless the file says one."""
-    new = reader.ledger.switch(reader.head + "new_decoder_architecture")
-    norms = reader.integer("num_ln_in_parallel_attn")
-    both = (2 if norms is None else norms) == 2
-    return model.layers * 2 * model.hidden if new and both else 0
-
-
-def _word_projections(reader: _Reader, model: Transformer) -> int:
-    """OPT-350M: words are narrower than the model, with a projection in and one out."""
-    width = reader.integer("word_embed_proj_dim")
-    if width is None or width == model.hidden:
-        return 0
-    tables = 1 if model.tied_embeddings else 2
-    return tables * model.vocab * (width - model.hidden) + 2 * width * model.hidden
-
-
-def _opt_final_norm(reader: _Reader, model: Transformer) -> int:
-    """Norms after attention and MLP leave none for the end."""
-    before = reader.ledger.switch(reader.head + "do_layer_norm_before")
-    removed = reader.ledger.switch(reader.head + "_remove_final_layer_norm")
-    return -2 * model.hidden if before is False or removed else 0
-
-
-_EXTRAS: Mapping[str, Callable[[_Reader, Transformer], int]] = {
-    "shared_gate": lambda _, model: sum(kind.experts for kind in model.kinds) * model.hidden,
-    "second_norm": _second_norm,
-    "falcon_norms": _falcon_norms,
-    "head_bias": lambda _, model: model.vocab,
-    "word_projections": _word_projections,
-    "opt_final_norm": _opt_final_norm,
-    "sinks": lambda _, model: model.layers * model.heads,
-    "whole_qk_norm": lambda _, model: (
-        model.layers * (model.heads + model.kv_heads) * model.head_dim
-    ),
-    "router_bias": lambda _, model: sum(
-        model.moe.experts for kind in model.kinds if kind.experts and model.moe is not None
-    ),
-    "no_norms": lambda _, model: -(2 * model.layers + 1) * model.hidden,
-}
-"""Parameters of a class that the simulated model leaves out, or has and the class has not."""
 
 HUGGING_FACE: Final = Format(
     "hf", "config.json of Hugging Face transformers", "scenario", _is_config, _read_config

@@ -344,12 +344,13 @@ def _check_known(ledger: Ledger, given: Mapping[str, tuple[Word, ...]], file: st
 
 def _review(ledger: Ledger, given: Mapping[str, tuple[Word, ...]]) -> None:
     """Say what becomes of the flags that change no value of the scenario."""
-    for name in given:
+    for name, words in given.items():
         verdict, why = reviewed().get(name, ("", ""))
+        is_off = len(words) == 2 and words[1].text.lower() in ("none", "0", "false", "off")
         if verdict == "refused":
             ledger.refuse(f"{ledger.place('--' + name)}: {why}")
         elif verdict == "told":
-            ledger.ignore(f"--{name}", f"not simulated: {why}", matters=True)
+            ledger.ignore(f"--{name}", f"not simulated: {why}", matters=not is_off)
         elif verdict == "still":
             ledger.ignore(f"--{name}", why)
         elif name not in flags():

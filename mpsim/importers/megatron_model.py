@@ -242,6 +242,10 @@ def _vocabulary(s: Settings) -> None:
         s.put(["vocab-size", "vocab-extra-ids"], "model.vocab", rows + extra)
     elif kind in known:
         s.put(["tokenizer-type", "vocab-extra-ids"], "model.vocab", known[kind] + extra)
+    elif {"vocab-file", "merge-file"} <= s.keys.keys() and kind is None:
+        # pretrain_gpt.py has GPT2BPETokenizer as its own default, and these two are its files
+        why = "GPT2BPETokenizer, of --vocab-file and --merge-file"
+        s.ledger.assume("model.vocab", known["GPT2BPETokenizer"] + extra, why)
     else:
         s.ledger.ask("model.vocab")
     s.ignore(

@@ -439,7 +439,10 @@ class _Shell:
             if default[1][-1] == "+":
                 return self._nested(default[2], line, depth) if there else Value("", line)
             if default[1][-1] in "-=" and not there:
-                return self._nested(default[2], line, depth)
+                given = self._nested(default[2], line, depth)
+                if default[1][-1] == "=" and _NAME.fullmatch(name):
+                    self.variables[name] = (given,)
+                return given
         if value is None:
             return self._unset(name, line)
         return _joined(value if index in ("@", "*") else value[:1], line, between=" ")

@@ -293,6 +293,20 @@ def test_megatron_deepspeed_brings_options_of_its_own(script):
     assert (read["model"]["kv_heads"], read["training"]["recompute"]) == (4, "full")
 
 
+def test_a_default_that_assigns_counts_from_then_on(script):
+    """``: "${V:=8}"`` gives the variable its value."""
+    text = (
+        f': "${{WORLD:=64}}"\nmpirun -np $WORLD --map-by ppr:8:node python pretrain_gpt.py {BASE}\n'
+    )
+    assert script(text, plain=False, cluster="dgx-h100").scenario["cluster"]["nodes"] == 8
+
+
+def test_files_of_the_gpt2_tokenizer_say_how_many_rows_there_are(script):
+    """It is the default of pretrain_gpt.py, and needs both."""
+    assert script("--vocab-file a --merge-file b").scenario["model"]["vocab"] == 50257
+    assert "vocab" not in script("--vocab-file a").scenario["model"]
+
+
 def test_gloo_as_the_backend_is_the_library_of_the_cluster(script):
     """NCCL is the usual one and changes nothing."""
     assert script("--distributed-backend gloo").scenario["cluster"]["library"] == "gloo"
