@@ -37,7 +37,8 @@ Latencies are means unless named p99. Written by `python validation/serving.py`.
 """
 LEFT_OUT = """Each family's error as predicted (mean of static batches and offline runs, median of loops), and with the constants that were set in its view taken away: refitted on the rows of the other families that exercise them (time a step on TPOT, time to the
 first token on TTFT, by factors of 0.5 to 2), or, where no other family does, as literature, kernel tables or a sibling have them (`validation/serving_left_out.yaml`). At most 60 rows of a family, evenly
-spread, of static batches and offline runs complete ones; families without constants of their own are not in the table. The bar is 1.5 times.
+spread, of static batches and offline runs complete ones; families without constants of their own are not in the table. The bar is 1.5 times: missed by what one family alone has shown, the host of
+vLLM of 2023 (splitwise-static) and two workstation boards (llmservingsim-refs, a trace each).
 """
 MOST_ROWS = 60  # of a family, and
 REFIT_ROWS = 16  # of the others that a refit looks at
