@@ -99,11 +99,16 @@ def facts_of(module: Module, path: Path) -> Recorded:
         If groups are in no known spelling.
     """
     flops, collectives, warnings = 0, [], []
+    carried: dict[str, bool] = {}
     for computation, line, times in module.walk():
         product = product_of(module, computation, line)
         flops += product.flops * times if product is not None else 0
         kind = line.kind.removesuffix("-start")
-        if kind in COLLECTIVES and not module.carries_on(computation):
+        if kind in COLLECTIVES:
+            if computation not in carried:  # long computations hold many collectives
+                carried[computation] = module.carries_on(computation)
+            if carried[computation]:
+                continue
             collectives.append(_collective(module, computation, line, kind, times, str(path)))
         elif line.kind == "while" and not module.states_trips(line) and module.trips(line) == 1:
             warnings.append(f"loop {line.name}: how often it runs is not known; counted once")

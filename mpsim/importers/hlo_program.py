@@ -381,8 +381,9 @@ class _Builder:
         if wrapped is not None and not self.module.carries_on(names[0]):
             asynchronous = line.kind == "async-start" or self._begins(names[0])
             self._collective(assembly, names[0], wrapped, line, waits=not asynchronous)
-            return
-        if wrapped is not None and not names[0].startswith("async_collective_fusion"):
+            if not self._computes(names[0]):
+                return
+        elif wrapped is not None and not names[0].startswith("async_collective_fusion"):
             begun = assembly.open.pop(_channel(wrapped), None)
             if begun is not None:
                 assembly.wait(begun)
@@ -410,6 +411,11 @@ class _Builder:
                 None,
             )
         return self._inside[name]
+
+    def _computes(self, name: str) -> bool:
+        """Whether a called computation multiplies beside the collective in it."""
+        lines = self.module.computations.get(name, {}).values()
+        return any(line.kind in ("dot", "convolution") for line in lines)
 
     def _begins(self, name: str) -> bool:
         """Whether a called computation begins a collective that runs beside kernels, as TPUs write it."""

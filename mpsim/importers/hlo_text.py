@@ -43,6 +43,15 @@ _CALLED = re.compile(
     r"(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
 )
 _LISTED = re.compile(r"(branch_computations|called_computations)=\{([^}]*)\}")
+_RUN_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    "while": ("body",),
+    "fusion": ("calls",),
+    "call": ("to_apply", "calls"),
+    "async-start": ("calls", "to_apply"),
+    "conditional": ("true_computation", "false_computation"),
+    "custom-call": (),
+}
+"""Attributes that name what an instruction runs; reducers of collectives are none of it."""
 _TRIPS = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
 
 
@@ -121,12 +130,17 @@ class Module:
 
     def carries_on(self, computation: str) -> bool:
         """Whether a fusion only carries on or ends a collective that another began, as TPUs write those that run beside kernels."""
-        if computation.startswith("async_collective_fusion"):
-            return True
         lines = self.computations.get(computation, {}).values()
-        return any(
-            line.kind == "custom-call" and "AsyncCollectiveDone" in line.rest for line in lines
-        )
+        marks = {
+            word
+            for line in lines
+            if line.kind == "custom-call"
+            for word in ("AsyncCollectiveStart", "AsyncCollectiveDone")
+            if word in line.rest
+        }
+        if "AsyncCollectiveStart" in marks:  # whatever else it carries on, this one begins here
+            return False
+        return bool(marks) or computation.startswith("async_collective_fusion")
 
     def states_trips(self, loop: Instruction) -> bool:
         """Whether a loop says itself how often it runs."""
@@ -134,14 +148,10 @@ class Module:
 
     def called(self, line: Instruction) -> list[str]:
         """Computations that an instruction runs, the body of a loop without its condition."""
+        words = _RUN_BY.get(line.kind)
+        if words is None:  # most lines
+            return []
         named = dict(_CALLED.findall(line.rest))
-        words = {
-            "while": ("body",),
-            "fusion": ("calls",),
-            "call": ("to_apply", "calls"),
-            "async-start": ("calls", "to_apply"),
-            "conditional": ("true_computation", "false_computation"),
-        }.get(line.kind, ())
         names = [named[word] for word in words if word in named]
         if line.kind in ("conditional", "custom-call"):
             names += [
