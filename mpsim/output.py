@@ -1,4 +1,4 @@
-"""What leaves mpsim: files that are whole or not there, names that stay in their folder, text without control characters."""
+"""Output of mpsim: files that are whole or not there, names that stay in their folder, text without control characters."""
 
 from __future__ import annotations
 

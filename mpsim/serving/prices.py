@@ -171,7 +171,7 @@ class IterationPrices:
         return self._fixed_seconds(decodes) + self._slope * context, self._slope * decodes
 
     def _fixed_seconds(self, decodes: int) -> float:
-        """What decoding so many sequences takes whatever their contexts [s]."""
+        """Time that decoding so many sequences takes whatever their contexts [s]."""
         fixed = self._fixed.get(decodes)
         if fixed is None:
             fixed = self._fixed[decodes] = float(self._whole(decodes, 0.0, 0, 0.0, 0))
@@ -264,7 +264,7 @@ class IterationPrices:
         return device + beside
 
     def exposed_seconds(self, tokens: float) -> tuple[float, float]:
-        """Of one stage: its all-reduces, and the exchange of tokens between ranks of experts [s]."""
+        """Exposed time of one stage: its all-reduces, and the exchange of tokens between ranks of experts [s]."""
         return self._communication(tokens), self._exchanged(tokens)
 
     @overload

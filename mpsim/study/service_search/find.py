@@ -174,7 +174,7 @@ class _Run:
         )
 
     def _rank(self, row: FoundService) -> tuple[bool, float, int, float]:
-        """Those that keep the limits first; of equal ones that with fewer accelerators, then the faster one."""
+        """Order of layouts: what keeps the limits first, of equal ones the fewest accelerators, then the fastest."""
         score = score_of(self._objective, row.objective)
         return not row.meets_slo, -score, row.accelerators, -row.per_user
 
