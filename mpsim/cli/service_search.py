@@ -42,6 +42,8 @@ def search_service(
         print_json(outcome.to_json())
     else:
         _print(outcome)
+    for remark in outcome.remarks:
+        note(remark)
     return outcome.interrupted
 
 

@@ -129,7 +129,7 @@ def plan_of(row: Row) -> tuple[ServicePlan, list[Assumed]]:
         raise CalibrationError(f"the row is marked as lacking what matters: {why}")
     lookup(_TABLE, "regimes", cells.text("regime"))
     if re.search(_SPECULATES, cells.text("notes")):
-        raise CalibrationError("speculation is not simulated")
+        raise CalibrationError("speculation without its acceptance is not predicted")
     apart = cells.flag("disaggregated")
     layouts = pools_of(cells) if apart else [layout_of(cells, assumed)]
     weights = _weights(cells)

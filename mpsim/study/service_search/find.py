@@ -155,13 +155,12 @@ class _Run:
 
     def search(self, over: Mapping[str, Sequence[object]]) -> ServiceSearch:
         """Enumerate, bound, simulate, rank."""
-        try:
-            waiting = self._bound(over)
-            self._simulate(waiting)
-        except KeyboardInterrupt:
-            self._complete, self._interrupted = False, True
-        finally:
-            self._journal.flush()
+        with self._journal.writing():
+            try:
+                waiting = self._bound(over)
+                self._simulate(waiting)
+            except KeyboardInterrupt:
+                self._complete, self._interrupted = False, True
         self._counts["simulated"] = len(self._rows)
         return ServiceSearch(
             scenario=self._scenario.name,
@@ -171,6 +170,7 @@ class _Run:
             counts={name: count for name, count in self._counts.items() if count},
             complete=self._complete,
             interrupted=self._interrupted,
+            remarks=self._journal.remarks,
         )
 
     def _rank(self, row: FoundService) -> tuple[bool, float, int, float]:

@@ -122,6 +122,8 @@ class ServiceSearch:
         Whether every layout was simulated or ruled out.
     interrupted : bool
         Whether somebody interrupted it.
+    remarks : tuple of str
+        For a person, on the file of simulated services that was read.
     """
 
     scenario: str
@@ -131,6 +133,7 @@ class ServiceSearch:
     counts: Mapping[str, int]
     complete: bool
     interrupted: bool = False
+    remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
