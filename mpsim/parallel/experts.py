@@ -65,7 +65,7 @@ def expert_forward(
     Parameters
     ----------
     operators : sequence of Operator
-        Those of the routed experts.
+        Those of the routed experts; without their second product among them nothing travels back (a forward that runs again and stops early).
     sharding : Sharding
     beside : pair of sequences of Item
         What runs while tokens travel there, and back (the shared experts).
@@ -73,7 +73,9 @@ def expert_forward(
     routing = _routing(sharding)
     if sharding.ep > 1 and routing.synchronizations:
         yield Synchronization(routing.synchronizations, routing.launches)
-    ways = _there("dispatch", Phase.FORWARD, sharding), _back("combine", Phase.FORWARD, sharding)
+    whole = any(operator.role is Role.DOWN and operator.flops for operator in operators)
+    back = _back("combine", Phase.FORWARD, sharding) if whole else []
+    ways = _there("dispatch", Phase.FORWARD, sharding), back
     yield from _around(operators, sharding, ways, beside)
 
 
@@ -180,26 +182,28 @@ def _around(
     needs = _tags(there) if beside[0] else frozenset[str]()
     yield from there
     yield from beside[0]
-    for kernel in _between(operators, sharding, travels=bool(there)):
+    travels = bool(there), bool(back)
+    for kernel in _between(operators, sharding, travels=travels):
         yield Compute(kernel, needs=needs)
     yield from back
     yield from beside[1]
 
 
 def _between(
-    operators: Sequence[Operator], sharding: Sharding, *, travels: bool
+    operators: Sequence[Operator], sharding: Sharding, *, travels: tuple[bool, bool]
 ) -> Iterator[Operator]:
-    """Kernels between the way there and the way back."""
-    regroups, pads = travels and _arrives_by_rank(sharding), _pads(operators, sharding)
+    """Kernels between the way there and the way back, as far as tokens travel both."""
+    mixed, pads = _arrives_by_rank(sharding), _pads(operators, sharding)
+    there, back = travels
     phase = min(operator.phase for operator in operators)  # forward, or the first of a backward
-    if regroups:
+    if there and mixed:
         yield _regrouping("rows_by_expert", phase, sharding)
     if pads:
         yield _padding("padding", phase, sharding)
     yield from _kernels(operators, sharding)
     if pads:
         yield _padding("unpadding", phase, sharding)
-    if regroups:
+    if back and mixed:
         yield _regrouping("rows_by_rank", phase, sharding)
 
 

@@ -14,6 +14,7 @@ from mpsim.parallel import (
     Communication,
     Compute,
     Item,
+    Repeat,
     Routing,
     Sharding,
     Synchronization,
@@ -170,6 +171,17 @@ def test_a_fused_dispatch_brings_a_token_once_and_copies_it_for_each_expert() ->
     copies = [one for one in items if isinstance(one, Compute) and "rows_by" in one.operator.name]
     moved = (4 * (1 - 66 / 120) + 2) * TOKENS * HIDDEN * 2
     assert [one.operator.bytes for one in copies] == pytest.approx([moved] * 2)
+
+
+def test_a_forward_that_stops_before_the_second_product_sends_nothing_back() -> None:
+    """Of a layer that runs again until the last value that a gradient reads tokens travel there, and their outputs nowhere."""
+    until = next(i for i, one in enumerate(LAYER.forward) if one.name == "experts_fc2")
+    part = Repeat(LAYER.forward[:until], frozenset(one.place for one in LAYER.forward))
+    names = _names(block_backward(LAYER, _sharding(), again=[part]))
+    assert names.count("dispatch all-to-all") == 1
+    assert "combine all-to-all" not in names
+    assert names.count("rows_by_expert") == 2
+    assert names.count("rows_by_rank") == 1
 
 
 def test_narrow_products_of_experts_read_padded_rows() -> None:
