@@ -246,7 +246,11 @@ class StageCosts:
             return 0.0
         seconds, up, out = self.collective(item)
         taken = self._costs.interference
-        return max(taken.held["ep"], taken.lost_at((up + out) / seconds)) if seconds else 0.0
+        if not seconds:
+            return 0.0
+        # a kernel that sends over NICs holds its processors for their rate, however much it hands on inside meanwhile
+        sent = out if item.across else up + out
+        return max(taken.held["ep"], taken.lost_at(sent / seconds))
 
     @property
     def _issued(self) -> float:
