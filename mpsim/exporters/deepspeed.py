@@ -86,7 +86,7 @@ def _put_habits(out: Outgoing, data: dict[str, Any], zero: dict[str, Any]) -> No
     if word is not None:
         zero["overlap_comm"] = word == "true"
         changes["gradient_overlap"] = overlap
-    size = 4 if out.scenario.training_step.precision in ("fp32", "tf32") else 2
+    size = 4 if out.scenario.training_step.precision == "fp32" else 2  # as the file has it
     bucket = wanted.data.bucket_bytes
     if bucket % size == 0:
         zero["reduce_bucket_size"] = int(bucket // size)

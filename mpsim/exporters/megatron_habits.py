@@ -21,7 +21,7 @@ def put_habits(s: Settings, usual: Mapping[str, Any]) -> None:
 
 def _set(s: Settings, name: str, value: object, **changes: object) -> None:
     """Write a switch where the version has it, with what a reader takes from it."""
-    if s.has(name):
+    if s.has(name) and value is not None:  # None: the tool has no word for it
         s.given[name] = value
         s.changes |= changes
 

@@ -122,7 +122,9 @@ class _Writer:
     def _data_parallel(self) -> None:
         """Ranks that share one copy of the parameters, and how many copies there are."""
         p = self.scenario.parallelism
-        group = (p.shard or self.scenario.dp * p.cp) if p.zero else p.cp
+        whole = self.scenario.dp * p.cp
+        # context parallelism always shares parameters here, so plain replicas of it are lost
+        group = (p.shard or whole) if p.zero or p.cp > 1 else 1
         replicate, shard = self.scenario.dp * p.cp // group, group // p.cp
         if self.era == "2024":
             self._write("training.data_parallel_degree", self.scenario.dp, "parallelism.dp")
@@ -157,6 +159,7 @@ class _Writer:
         if schedule.name not in words:
             self.out.lose_section("schedule", "torchtitan has no such schedule; 1F1B is written")
             self._write(f"{section}.pipeline_parallel_schedule", "1F1B")
+            self._ends(section, 1)
             return
         word, usual = words[schedule.name]
         self._write(f"{section}.pipeline_parallel_schedule", word, "schedule.name")
@@ -173,13 +176,13 @@ class _Writer:
                 self.out.force(
                     "schedule.virtual_stages", "layers of a stage need a flavor of the model"
                 )
-        self._ends(section)
+        self._ends(section, self.scenario.virtual_stages)
 
     @property
     def _has_model(self) -> bool:
         return bool(self.data["model"])
 
-    def _ends(self, section: str) -> None:
+    def _ends(self, section: str, chunks: int) -> None:
         p = self.scenario.parallelism
         for end, word in (("embedding", "first"), ("loss", "last")):
             counts = getattr(p, f"{end}_counts_as_layer")
@@ -193,7 +196,7 @@ class _Writer:
         )
         if p.layers_per_stage is not None:
             self.out.lose("parallelism.layers_per_stage", "torchtitan divides layers itself")
-        elif self._has_model and layers % (p.pp * self.scenario.virtual_stages):
+        elif self._has_model and layers % (p.pp * chunks):
             self.out.force("parallelism.layers_per_stage", "torchtitan divides layers itself")
 
     def _batches(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import mpsim
 from mpsim.errors import FormatError
 from mpsim.exporters import WRITERS, export, nccl_tests_text
+from mpsim.framework import framework_names
 from mpsim.importers import Points, read
 from mpsim.importers.ledger import laid
 from mpsim.scenario import Scenario
@@ -200,3 +202,42 @@ def test_a_report_holds_one_collective(rows, word):
     """Points that no report of nccl-tests can hold are refused."""
     with pytest.raises(FormatError, match=word):
         nccl_tests_text(rows)
+
+
+def drawn(dice):
+    """Values of a layout, which may or may not go together."""
+    degrees = {"tp": [1, 2, 4], "pp": [1, 1, 2, 4], "cp": [1, 1, 2], "zero": [0, 1, 2, 3]}
+    return {
+        "model": dice.choice(model_names()),
+        "framework": dice.choice(framework_names()),
+        "schedule": dice.choice(["1f1b", "1f1b", "interleaved-1f1b", "gpipe", "zb-h1"]),
+        "parallelism": {axis: dice.choice(values) for axis, values in degrees.items()}
+        | {"sequence_parallel": dice.random() < 0.5},
+        "training.micro_batch": dice.choice([1, 2]),
+        "training.precision": dice.choice(["bf16", "fp16", "fp32", "fp8", "tf32"]),
+        "training.recompute": dice.choice(["none", "selective", "full"]),
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_model_on_any_stack_comes_back_or_is_told(seed, tmp_path):
+    """Drawn layouts of all models and frameworks: file and losses have the digest of the scenario, or its step time."""
+    dice = random.Random(seed)
+    base = Scenario.from_mapping({**SMALL, "parallelism": {}, "cluster": {"preset": "dgx-h100", "nodes": 4}})  # fmt: skip
+    done = 0
+    while done < 40:
+        try:
+            scenario = base.with_values(drawn(dice))
+        except mpsim.ScenarioError:
+            continue
+        step = None
+        for writer in WRITERS:
+            try:
+                exported = export(scenario, writer.name)
+            except FormatError:
+                continue
+            done += 1
+            again = read_back(exported, tmp_path, writer.name, scenario.transformer.name)
+            if again.digest != scenario.digest:
+                step = step or step_time(scenario)
+                assert step_time(again) == pytest.approx(step, rel=1e-12), (writer.name, scenario)
