@@ -274,7 +274,7 @@ def _print(comparison: Comparison) -> None:
 
 
 _ENDINGS = {"_bytes": "BYTES", "_j_per_step": "ENERGY", "_s": "TIME"}
-_SHARES = ("mfu", "hfu", "bubble_fraction")
+_SHARES = ("mfu", "hfu", "tensor_utilisation", "bubble_fraction")
 
 
 def _name(name: str) -> str:

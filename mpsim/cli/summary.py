@@ -35,13 +35,18 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     flops = summary["model_tflops_per_accelerator"], summary["hardware_tflops_per_accelerator"]
     throughput = f"{rate[0]:,.0f} tokens/s; {rate[1]:,.1f} tokens/s per accelerator"
     shares = f"MFU {percent(summary['mfu'])}, HFU {percent(summary['hfu'])}"
+    units = summary.get("tensor_utilisation")  # results that were stored before it was kept lack it
+    tensor = f"; matrix units {percent(units)}" if units is not None else ""
     exposed = tuple(part for part in summary["breakdown_s"] if part.startswith("exposed_"))
     return [
         ("accelerators", f"{summary['accelerators']}"),
         *_model(summary),
         ("step time", format_quantity(summary["step_time_s"], Dimension.TIME)),
         ("throughput", throughput),
-        ("utilisation", f"{shares} ({flops[0]:.1f} and {flops[1]:.1f} TFLOP/s per accelerator)"),
+        (
+            "utilisation",
+            f"{shares} ({flops[0]:.1f} and {flops[1]:.1f} TFLOP/s per accelerator){tensor}",
+        ),
         *_ranges(summary),
         ("where time goes", _shares(summary, skip=exposed)),
         ("exposed comm.", _shares(summary, only=exposed) or "none"),

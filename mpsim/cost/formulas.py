@@ -167,7 +167,12 @@ def grouped_gemm_seconds(
 
 
 def attention_pairs(
-    queries: ArrayLike, keys: ArrayLike, *, causal: ArrayLike, window: ArrayLike
+    queries: ArrayLike,
+    keys: ArrayLike,
+    *,
+    causal: ArrayLike,
+    window: ArrayLike,
+    diagonal: bool = False,
 ) -> Floats:
     """Query-key pairs that a kernel works on: half of them when causal, fewer with a sliding window.
 
@@ -178,16 +183,21 @@ def attention_pairs(
     causal : bool or array of bool
     window : float or array
         Keys that a query sees at most [tokens]; 0 for all.
+    diagonal : bool
+        Count the pair of a query with itself in whole. Published rates of kernels count half of it: exactly half the square when causal.
 
     Notes
     -----
     With s keys and a window w below s a causal query at position i sees ``min(i, w)`` keys: ``w/s - w^2/(2 s^2)`` of the
-    square. Without the mask it sees w of s.
+    square, and ``w/(2 s^2)`` with the diagonal; ``(s + 1)/(2 s)`` without a window. Without the mask it sees w of s.
     """
     s = np.asarray(keys, float)
     w = np.where(np.asarray(window) > 0, np.minimum(np.asarray(window, float), s), s)
     share = np.divide(w, s, out=np.ones_like(s * w), where=s > 0)
-    visible = np.where(causal, share - share**2 / 2.0, share)
+    masked = share - share**2 / 2.0
+    if diagonal:
+        masked = masked + share / (2.0 * np.maximum(s, 1.0))
+    visible = np.where(causal, masked, share)
     result: Floats = np.asarray(queries, float) * s * visible
     return result
 

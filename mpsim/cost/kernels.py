@@ -19,6 +19,7 @@ from mpsim.cost.constants import (
     hardware_constant,
 )
 from mpsim.cost.curves import kernel_class, kernel_reading
+from mpsim.cost.executed import executed_flops
 from mpsim.cost.formulas import (
     Floats,
     GemmConstants,
@@ -160,6 +161,13 @@ class KernelModel:
             for shape, time in zip(group, times.tolist(), strict=True):
                 seen[shape] = time  # noqa: PERF403 # a Memo takes entries one by one
         return np.array([seen[shape] for shape in shapes], dtype=np.float64)
+
+    def work(self, operators: Sequence[Operator]) -> tuple[float, float]:
+        """FLOPs that operators really execute together, and seconds they would take at the dense peak of the format that each runs in."""
+        products = [operator for operator in operators if operator.flops > 0]
+        flops = executed_flops(products)
+        peaks = np.array([self._gemm[self._format_of(product)][0] for product in products])
+        return float(flops.sum()), float((flops / peaks).sum())
 
     def quantisation_seconds(self, elements: ArrayLike, *, from_bytes: float = 2.0) -> Floats:
         """Time of casting tensors of so many elements to this model's narrow format [s]; 0 in a wide precision."""
@@ -329,6 +337,14 @@ class KernelModel:
         """Narrow precisions are for linear layers; batched attention products and the output projection stay wide."""
         wide = operator.batch > 1 or operator.role in self._wide_roles
         return self._wide if wide else self.precision
+
+    def _format_of(self, operator: Operator) -> str:
+        """Precision that a product of any kind runs in: experts in the narrow one, fused attention in the wide one."""
+        if operator.kind is OperatorKind.GROUPED_GEMM:
+            return self.precision
+        return (
+            self._wide if operator.kind is OperatorKind.ATTENTION else self._precision_of(operator)
+        )
 
     def _gemm_factors(self, operators: Sequence[Operator]) -> Floats:
         weight = np.array([o.phase is Phase.WEIGHT_GRADIENT for o in operators])

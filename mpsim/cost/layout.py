@@ -223,6 +223,10 @@ class StageCosts:
         """Seconds of sharded operators [s]."""
         return self._costs.kernels.seconds(operators)
 
+    def work(self, operators: Sequence[Operator]) -> tuple[float, float]:
+        """FLOPs that sharded operators execute, and seconds they would take at the peaks of their formats."""
+        return self._costs.kernels.work(operators)
+
     def collective(self, item: Communication) -> tuple[float, float, float]:
         """Seconds of a collective and bytes one rank sends over scale-up and scale-out links."""
         group = self._groups[item.axis]

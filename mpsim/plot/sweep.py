@@ -26,6 +26,7 @@ METRICS: Mapping[str, tuple[str, float]] = MappingProxyType(
         "step_time_s": ("step time (s)", 1.0),
         "mfu": ("model FLOP/s utilisation (%)", 100.0),
         "hfu": ("hardware FLOP/s utilisation (%)", 100.0),
+        "tensor_utilisation": ("utilisation of matrix units (%)", 100.0),
         "bubble_fraction": ("bubble (% of the step)", 100.0),
         "peak_memory_bytes": ("peak memory (GB)", 1e-9),
         "energy_j_per_step": ("energy (kJ per step)", 1e-3),

@@ -111,6 +111,10 @@ class Template:
         Kernels of the template that must have ended, beyond the order of its streams, CSR.
     parts : float64[parts]
         The row's duration split into the parts of the vocabulary [ticks]; sums to it exactly.
+    executed_flops : float
+        What matrix products execute, masked attention only where it is worked on [FLOP]; at most the sum of `flops`.
+    peak_seconds : float
+        Time that these would take at the peaks of the formats they run in [s].
 
     Notes
     -----
@@ -133,6 +137,8 @@ class Template:
     before_ptr: NDArray[np.int32]
     before: NDArray[np.int32]
     parts: NDArray[np.float64]
+    executed_flops: float = 0.0
+    peak_seconds: float = 0.0
 
     def __repr__(self) -> str:
         return f"Template({self.name!r}, {len(self.stream)} kernels, {self.parts.sum():.0f} ticks)"

@@ -42,6 +42,10 @@ class BlockCosts(Protocol):
         """Seconds of sharded operators [s]."""
         ...
 
+    def work(self, operators: Sequence[Operator]) -> tuple[float, float]:
+        """FLOPs that sharded operators execute, and seconds they would take at the peaks of their formats."""
+        ...
+
     def collective(self, item: Communication) -> tuple[float, float, float]:
         """Seconds of a collective and bytes one rank sends over scale-up and scale-out links."""
         ...
@@ -285,7 +289,10 @@ def evaluate_block(
                 block.block_launches()
     block.drain()
     block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
-    return _as_template(name, block)
+    executed, at_peak = costs.work(kernels)
+    return dataclasses.replace(
+        _as_template(name, block), executed_flops=executed, peak_seconds=at_peak
+    )
 
 
 def _as_template(name: str, block: _Block) -> Template:
@@ -370,6 +377,8 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         before_ptr=before_ptr,
         before=before,
         parts=np.sum([block.parts for block in templates], axis=0),
+        executed_flops=sum(block.executed_flops for block in templates),
+        peak_seconds=sum(block.peak_seconds for block in templates),
     )
 
 

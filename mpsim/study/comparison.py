@@ -22,6 +22,7 @@ FIGURES = (
     "tokens_per_s_per_accelerator",
     "mfu",
     "hfu",
+    "tensor_utilisation",
     "bubble_fraction",
     "peak_memory_bytes",
     "energy_j_per_step",

@@ -33,6 +33,7 @@ COLUMNS = (
     "tokens_per_s_per_accelerator",
     "mfu",
     "hfu",
+    "tensor_utilisation",
     "bubble_fraction",
     "peak_memory_bytes",
     "fits_memory",

@@ -25,7 +25,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     accelerators = plan.layout.mesh.world
     peak = figures.mean_over_accelerators(result, lambda chip: chip.peak(plan.layout.precision))
     model = model_flops(plan.layout.model, plan.global_batch, plan.sequence_length)
-    hardware = _hardware_flops(result)
+    hardware, executed, at_peak = _work(result)
     mean = figures.mean_over_ranks(result, result.parts) * TICK
     breakdown = dict(zip(PARTS, mean.tolist(), strict=True))
     tokens = plan.tokens_per_step / step
@@ -40,10 +40,12 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "tokens_per_s_per_accelerator": tokens / accelerators,
         "model_flops_per_step": model,
         "hardware_flops_per_step": hardware,
+        "executed_flops_per_step": executed,
         "model_tflops_per_accelerator": model / each / 1e12,
         "hardware_tflops_per_accelerator": hardware / each / 1e12,
         "mfu": model / each / peak,
         "hfu": hardware / each / peak,
+        "tensor_utilisation": at_peak / each,
         "bubble_fraction": breakdown["bubble"] / step,
         "breakdown_s": breakdown,
         "communication_s": figures.communication(result),
@@ -62,12 +64,18 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     return {**summary, "interval": intervals(setting, summary)}
 
 
-def _hardware_flops(result: Result) -> float:
+def _work(result: Result) -> tuple[float, float, float]:
+    """FLOPs of all ranks as papers count them, those executed, and the seconds these take at the peaks of their formats."""
     program = result.program
-    inside = np.array([template.flops.sum() for template in program.templates])
+    inside = np.array(
+        [(t.flops.sum(), t.executed_flops, t.peak_seconds) for t in program.templates]
+    ).reshape(-1, 3)
     chosen = program.template >= 0
-    each = inside[program.template[chosen]] * program.class_size[program.rank[chosen]]
-    return float(each.sum())
+    size = program.class_size[program.rank[chosen]].astype(np.float64)
+    hardware, executed, at_peak = (
+        float((column[program.template[chosen]] * size).sum()) for column in inside.T
+    )
+    return hardware, executed, at_peak
 
 
 def _parameters(plan: Plan) -> dict[str, float]:

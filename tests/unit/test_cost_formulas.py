@@ -95,6 +95,14 @@ def test_a_windowed_causal_mask_is_the_discrete_count_for_long_sequences() -> No
     assert float(attention_pairs(s, s, causal=True, window=w)) == pytest.approx(counted, rel=1e-3)
 
 
+@pytest.mark.parametrize(("s", "w"), [(1, 0), (7, 0), (7, 3), (7, 7), (64, 5)])
+def test_with_the_diagonal_pairs_are_the_discrete_count(s: int, w: int) -> None:
+    """Summing min(i, w) over the queries, exactly; w = 0 is no window."""
+    counted = sum(min(i, w or s) for i in range(1, s + 1))
+    pairs = attention_pairs(s, s, causal=True, window=w, diagonal=True)
+    assert float(pairs) == pytest.approx(counted, rel=1e-12)
+
+
 def test_attention_reaches_half_its_rate_at_the_half_sequence() -> None:
     """seq = s_half runs at T/2."""
     time = attention_seconds(1e12, 500, rate=100e12, half=500, share=1.0, launch=0.0)
