@@ -376,6 +376,6 @@ def _attention(module: Module, computation: str, line: Instruction, moved: float
     if not (width and heads and rows and columns):
         return Work((), moved, known=False)
     each = Product(rows, columns, width, heads, queries[0][0])
-    backward = "ackward" in line.rest.partition("backend_config")[0]
+    backward = "backward" in line.rest.partition("backend_config")[0].lower()
     count = round(2 * _BACKWARD_PRODUCTS) if backward else 2
     return Work((each,) * count, moved)
