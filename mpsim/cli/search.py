@@ -236,6 +236,7 @@ def _print(outcome: Search, *, with_front: bool) -> None:
         ),
         right=range(8 + priced),
     )
+    _print_others(outcome)
     if outcome.ties:
         what = "the other is" if outcome.ties == 1 else f"{outcome.ties} others are"
         print_text(f"tie: {what} not slower beyond the error of such differences (80 % interval)")
@@ -258,6 +259,32 @@ def _print(outcome: Search, *, with_front: bool) -> None:
         )
     if not outcome.rows:
         print_text("nothing was simulated: no layout is within the limits")
+
+
+_TOLD = 3  # parts of the step by which the second layout differs
+
+
+def _print_others(outcome: Search) -> None:
+    """Why the second loses, and where the scenario's own layout stands."""
+    from mpsim.cli.console import print_text
+    from mpsim.units import Dimension, format_quantity
+
+    def signed(seconds: float) -> str:
+        return ("+" if seconds > 0 else "") + format_quantity(seconds, Dimension.TIME, digits=3)
+
+    if parts := [(name, gap) for name, gap in outcome.runner_up.items() if gap][:_TOLD]:
+        gaps = ", ".join(f"{name.replace('_', ' ')} {signed(gap)}" for name, gap in parts)
+        print_text(f"second against best: {gaps}")
+    best, own = outcome.best, outcome.own_step_time_s
+    if outcome.own_reason:
+        took = f", in {format_quantity(own, Dimension.TIME)}" if own is not None else ""
+        print_text(f"the scenario's own layout: {outcome.own_reason}{took}")
+    elif best is not None and own is not None:
+        faster = sum(row.step_time_s < own for row in outcome.rows)
+        print_text(
+            f"the scenario's own layout: {format_quantity(own, Dimension.TIME)}, {own / best.step_time_s - 1:+.1%} against the best; "
+            f"{faster} of those simulated are faster"
+        )
 
 
 def _proof(outcome: Search) -> str:

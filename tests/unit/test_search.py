@@ -209,3 +209,16 @@ def test_nothing_simulated_is_nothing_to_draw():
     """Said in words."""
     with pytest.raises(ScenarioError, match="nothing to draw"):
         SearchDisplay.from_search(Search("none", "time", 1, (), {}, complete=True))
+
+
+def test_the_own_layout_and_the_second_are_set_against_the_best(scenario):
+    """The step of the file's layout is that of a run; differences by part sum to that of the steps."""
+    whole = mpsim.search(scenario, OVER, top=4)
+    own = mpsim.simulate(scenario.with_values({}))
+    assert whole.own_step_time_s == own.summary["step_time_s"]
+    assert whole.own_reason == ""
+    gap = whole.rows[1].step_time_s - whole.rows[0].step_time_s
+    assert sum(whole.runner_up.values()) == pytest.approx(gap)
+    small = mpsim.search(scenario, OVER, top=1, max_memory=own.summary["peak_memory_bytes"] / 2)
+    assert small.own_reason == "does not fit into memory"
+    assert small.runner_up == {}

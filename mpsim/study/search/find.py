@@ -471,6 +471,16 @@ class _Run:
                     self._timed.append((candidate, float(known)))
                     bisect.insort(self._scores, float(known) * machine.weight(self._objective))
 
+    def _own(self) -> tuple[float | None, str]:
+        """Step of the layout that the scenario itself has [s], and why it cannot be used."""
+        try:
+            summary = simulate_step(self._scenario.with_values({})).summary
+        except MpsimError as error:
+            return None, _fault(error)
+        most = self._scenario.hardware.accelerator.memory_bytes * self._usable
+        fits = float(summary["peak_memory_bytes"]) <= min(most, self._limits.max_memory or most)
+        return float(summary["step_time_s"]), "" if fits else "does not fit into memory"
+
     def _outcome(self) -> Search:
         worst = self._scores[self._top - 1] if len(self._scores) >= self._top else math.inf
         late = sum(score <= worst for score, _, _ in self._waiting)
@@ -494,7 +504,10 @@ class _Run:
                 rows[place] = dataclasses.replace(rows[place], summary=summary)
         except KeyboardInterrupt:
             self._interrupted = True
+        own, reason = (None, "") if self._interrupted else self._own()
         return Search(
+            own_step_time_s=own,
+            own_reason=reason,
             scenario=self._scenario.name,
             objective=self._objective,
             top=self._top,
@@ -507,6 +520,10 @@ class _Run:
             floor=min(score for score, _, _ in self._waiting) if late and not unseen else None,
             interrupted=self._interrupted,
         )
+
+
+def _fault(error: MpsimError) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _seconds(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:

@@ -164,6 +164,10 @@ class Search:
         Layouts of a resumed file that were simulated again, and why.
     interrupted : bool
         Whether somebody interrupted it.
+    own_step_time_s : float or None
+        Step of the layout that the scenario itself has [s]; None where it cannot run, or nobody asked before an interrupt.
+    own_reason : str
+        Why that layout cannot be used; empty where it can.
     """
 
     scenario: str
@@ -177,6 +181,8 @@ class Search:
     undivided: int = 0
     remarks: tuple[str, ...] = ()
     interrupted: bool = False
+    own_step_time_s: float | None = None
+    own_reason: str = ""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -232,6 +238,16 @@ class Search:
         summaries = [row.summary for row in self.leaders if row.summary is not None]
         return ties(summaries[0], summaries[1:]) if summaries else 0
 
+    @property
+    def runner_up(self) -> dict[str, float]:
+        """Parts of the step by what the second layout takes longer than the best [s], the most first; empty where there are no two."""
+        parts = [(row.summary or {}).get("breakdown_s") for row in self.rows[:2] if self.rows[1:]]
+        if len(parts) < _TWO or not all(isinstance(part, Mapping) for part in parts):
+            return {}
+        best, second = (dict(part) for part in parts if isinstance(part, Mapping))
+        longer = {name: float(second.get(name, 0.0)) - float(best[name]) for name in best}
+        return dict(sorted(longer.items(), key=lambda item: -abs(item[1])))
+
     def table(self) -> list[dict[str, object]]:
         """One flat mapping a simulated layout, all with the same keys in the same order."""
         flat = [row.flat() for row in self.rows]
@@ -247,6 +263,8 @@ class Search:
             "complete": self.complete,
             "gap": self.gap,
             "undivided": self.undivided,
+            "own": {"step_time_s": self.own_step_time_s, "reason": self.own_reason},
+            "runner_up": self.runner_up,
             "legal": self.legal,
             "ties": self.ties,
             "counts": dict(self.counts),
@@ -275,6 +293,7 @@ def _runs(counts: Sequence[int]) -> str:
     return "-".join(f"{times}x{value}" if times > 1 else str(value) for value, times in parts)
 
 
+_TWO = 2
 _SHORT: Mapping[str, str] = {
     "layers_per_stage": "layers",
     "virtual_stages": "v",
