@@ -237,6 +237,18 @@ def _print(outcome: Search, *, with_front: bool) -> None:
         right=range(8 + priced),
     )
     _print_others(outcome)
+    for key, chosen in outcome.best_by_value.items():
+        print_table(
+            (
+                (value, f"{row.step_time_s:.5g}", f"{row.tokens_per_s_per_accelerator:.5g}")
+                + ((f"{row.cost_per_step:.4g}",) if priced and row.cost_per_step else ())
+                + (row.name,)
+                for value, row in chosen.items()
+            ),
+            header=(key, "step (s)", "tokens/s/acc.", *(("USD/step",) if priced else ()), "layout"),
+            title="\nthe best for each value",
+            right=range(1, 3 + priced),
+        )
     if outcome.ties:
         what = "the other is" if outcome.ties == 1 else f"{outcome.ties} others are"
         print_text(f"tie: {what} not slower beyond the error of such differences (80 % interval)")

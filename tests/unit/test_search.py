@@ -78,6 +78,9 @@ def test_other_keys_are_searched_too_and_limits_apply_to_them(scenario):
     price = scenario.hardware.accelerator.price_per_hour
     found = mpsim.search(scenario, over, top=3, max_price=24 * price)
     assert {row.accelerators for row in found.rows} == {16, 24}
+    by_nodes = found.best_by_value["cluster.nodes"]
+    assert {value: row.accelerators for value, row in by_nodes.items()} == {"2": 16, "3": 24}
+    assert found.best in by_nodes.values()
     assert found.counts["price"] > 0
     power = scenario.hardware.nodes * scenario.hardware.node.power_w
     assert {row.accelerators for row in mpsim.search(scenario, over, max_power=power).rows} == {16}

@@ -249,6 +249,7 @@ class _Run:
         ] = []  # heap of what fits, by its least objective
         self._timed: list[tuple[_Candidate, float]] = []
         self._scores: list[float] = []  # objectives of what was simulated, the best first
+        self._keys: tuple[str, ...] = ()
         self._total, self._bounded, self._lost, self._interrupted = 0, 0, 0, False
         self._refused = ""
         self._machines = 0
@@ -319,6 +320,7 @@ class _Run:
     def _frames(self, over: Mapping[str, Sequence[object]]) -> Iterator[_Frame]:
         """Every frame that has layouts, with what makes its machine."""
         own, other = split_axes(over)
+        self._keys = tuple(other)
         _check_schedules(own.get("schedule", ()))
         for place, chosen in enumerate(itertools.product(*other.values())):
             values = dict(zip(other, chosen, strict=True))
@@ -424,6 +426,8 @@ class _Run:
                 batch.append(heapq.heappop(self._waiting)[2])
             self._time(batch)
             self._report("simulated", len(self._timed), len(self._timed) + len(self._waiting))
+        if self._keys:
+            self._simulate_each()
         while self._waiting and not self._clock.spent():
             batch = []
             while self._waiting and len(batch) < size:
@@ -436,6 +440,26 @@ class _Run:
             self._report("simulated", len(self._timed), len(self._timed) + len(self._waiting))
         self._counts["bound"] += aside
         self._report("simulated", len(self._timed), len(self._timed))
+
+    def _simulate_each(self) -> None:
+        """Simulate until the best layout of each machine is known, however far it is behind the best of all."""
+        best: dict[int, float] = {}
+        for candidate, took in self._timed:
+            number = candidate.machine.number
+            score = took * candidate.machine.weight(self._objective)
+            best[number] = min(score, best.get(number, math.inf))
+        left = []
+        for entry in sorted(self._waiting, key=lambda entry: entry[:2]):
+            score, _, candidate = entry
+            machine, known = candidate.machine, len(self._timed)
+            if score >= best.get(machine.number, math.inf) or self._clock.spent():
+                left.append(entry)
+                continue
+            self._time([candidate])
+            if len(self._timed) > known:
+                took = self._timed[-1][1] * machine.weight(self._objective)
+                best[machine.number] = min(took, best.get(machine.number, math.inf))
+        self._waiting = left  # sorted, so it is a heap
 
     def _may_lead(self, candidate: _Candidate) -> bool:
         """Whether a layout may be one that no simulated one beats in everything."""
@@ -506,6 +530,7 @@ class _Run:
             self._interrupted = True
         own, reason = (None, "") if self._interrupted else self._own()
         return Search(
+            keys=self._keys,
             own_step_time_s=own,
             own_reason=reason,
             scenario=self._scenario.name,

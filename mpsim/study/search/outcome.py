@@ -164,6 +164,8 @@ class Search:
         Layouts of a resumed file that were simulated again, and why.
     interrupted : bool
         Whether somebody interrupted it.
+    keys : tuple of str
+        Keys of a scenario that were searched beside the layout, such as ``cluster.nodes``.
     own_step_time_s : float or None
         Step of the layout that the scenario itself has [s]; None where it cannot run, or nobody asked before an interrupt.
     own_reason : str
@@ -181,6 +183,7 @@ class Search:
     undivided: int = 0
     remarks: tuple[str, ...] = ()
     interrupted: bool = False
+    keys: tuple[str, ...] = ()
     own_step_time_s: float | None = None
     own_reason: str = ""
 
@@ -239,6 +242,15 @@ class Search:
         return ties(summaries[0], summaries[1:]) if summaries else 0
 
     @property
+    def best_by_value(self) -> dict[str, dict[str, Found]]:
+        """The best layout for each value of each of `keys`, in the order of the ranking."""
+        best: dict[str, dict[str, Found]] = {key: {} for key in self.keys}
+        for key, chosen in best.items():
+            for row in self.rows:
+                chosen.setdefault(str(row.values[key]), row)
+        return best
+
+    @property
     def runner_up(self) -> dict[str, float]:
         """Parts of the step by what the second layout takes longer than the best [s], the most first; empty where there are no two."""
         parts = [(row.summary or {}).get("breakdown_s") for row in self.rows[:2] if self.rows[1:]]
@@ -265,6 +277,10 @@ class Search:
             "undivided": self.undivided,
             "own": {"step_time_s": self.own_step_time_s, "reason": self.own_reason},
             "runner_up": self.runner_up,
+            "best_by_value": {
+                key: {value: dataclasses.asdict(row) for value, row in chosen.items()}
+                for key, chosen in self.best_by_value.items()
+            },
             "legal": self.legal,
             "ties": self.ties,
             "counts": dict(self.counts),
