@@ -21,7 +21,7 @@ import numpy as np
 from mpsim.cost import COLLECTIVES, CollectiveModel, KernelModel
 from mpsim.errors import FormatError
 from mpsim.hardware import Cluster
-from mpsim.importers.chakra import Node, Trace, collective_type, whole
+from mpsim.importers.chakra_trace import Node, Trace, collective_type, whole
 from mpsim.importers.execution import PHASES, ImportedProgram, axis_streams, program_vocabulary
 from mpsim.importers.hlo_axes import device_axes
 from mpsim.importers.imported import Recorded

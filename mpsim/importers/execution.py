@@ -20,7 +20,6 @@ from mpsim.cost import Constant
 from mpsim.engine import Timeline, run
 from mpsim.errors import FormatError
 from mpsim.hardware import Cluster
-from mpsim.importers.imported import Recorded
 from mpsim.parallel.axes import Stream
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
 from mpsim.program.csr import owners
@@ -112,18 +111,6 @@ class ImportedProgram:
     constants: tuple[Constant, ...] = ()
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-
-    def recorded(self) -> Recorded:
-        """Give what the file states, with this program."""
-        return Recorded(
-            format=self.format,
-            tool=self.tool,
-            version=self.version,
-            files=self.files,
-            facts=self.facts,
-            warnings=self.warnings,
-            program=self,
-        )
 
     def run(self, engine: str = "auto") -> Execution:
         """Run it.

@@ -9,7 +9,8 @@ from typing import Final
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
 from mpsim.importers.accelerate import ACCELERATE
 from mpsim.importers.astra_sim import ASTRA_NETWORK, ASTRA_SYSTEM
-from mpsim.importers.chakra import CHAKRA, is_trace
+from mpsim.importers.chakra import CHAKRA
+from mpsim.importers.chakra_trace import is_trace
 from mpsim.importers.deepspeed import DEEPSPEED
 from mpsim.importers.hlo import HLO
 from mpsim.importers.horovod import HOROVOD

@@ -33,8 +33,8 @@ from mpsim.importers.execution import (
     axis_streams,
     program_vocabulary,
 )
-from mpsim.importers.hlo import COLLECTIVES, facts_of
 from mpsim.importers.hlo_axes import DeviceAxes, device_axes
+from mpsim.importers.hlo_facts import COLLECTIVES, facts_of
 from mpsim.importers.hlo_groups import groups_of, named_meshes
 from mpsim.importers.hlo_memory import device_memory
 from mpsim.importers.hlo_text import Instruction, Module, type_bytes

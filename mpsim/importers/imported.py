@@ -24,6 +24,7 @@ __all__ = [
     "collective_name",
     "collective_point",
     "kernel_point",
+    "recorded_program",
 ]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -260,6 +261,19 @@ class Recorded:
     warnings: tuple[str, ...] = ()
     program: ImportedProgram | None = None
     spans: tuple[Spans, ...] = ()
+
+
+def recorded_program(program: ImportedProgram) -> Recorded:
+    """Facts of a file, with the program that it is."""
+    return Recorded(
+        format=program.format,
+        tool=program.tool,
+        version=program.version,
+        files=program.files,
+        facts=program.facts,
+        warnings=program.warnings,
+        program=program,
+    )
 
 
 def collective_name(word: str) -> str | None:

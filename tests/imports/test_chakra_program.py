@@ -19,7 +19,7 @@ from mpsim.execution_trace import (
     framed,
 )
 from mpsim.exporters.chakra import write_chakra
-from mpsim.importers.chakra import read_rank, read_ranks
+from mpsim.importers.chakra_trace import read_rank, read_ranks
 from mpsim.program import TICK, Stream, expand, unfold
 from mpsim.program.csr import owners
 
