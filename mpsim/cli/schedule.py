@@ -130,7 +130,7 @@ def schedule(
     if as_json:
         from mpsim.cli.console import print_json
 
-        print_json(report)
+        print_json(report, stamped=False)  # exactly the keys that others read
     else:
         _print(report)
 
