@@ -60,7 +60,8 @@ def _put_gradients(s: Settings, usual: Mapping[str, Any]) -> None:
             _set(s, "grad-reduce-in-bf16", True, **narrow)
     elif wide:
         _set(s, "accumulate-allreduce-grads-in-fp32", True, **whole)
-    unfused = 8.0 if wide else 4.0
+    # what the reader makes of these switches: an era without grad-reduce-in-bf16 reduces bf16's gradients in 32 bits
+    unfused = 8.0 if s.changes.get("gradient_bytes", usual["gradient_bytes"]) == 4 else 4.0
     if (
         s.habit("accumulation_traffic") == unfused
         and s.changes.get("accumulation_traffic", usual["accumulation_traffic"]) != unfused
