@@ -6,14 +6,12 @@ of the machine falls out. Every case takes the best of several rounds. ``extra_i
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,65 +29,12 @@ from mpsim.training.build import build_program
 from mpsim.training.pipeline import Sends, Variants, add_pipeline
 from mpsim.training.planning import make_plan
 from mpsim.training.vocabulary import TRAINING, Kind
+from tests.benchmarks.timing import best
 from tests.plans import small_plan
 
-pytestmark = pytest.mark.benchmark(group="bars")
+pytestmark = [pytest.mark.benchmark(group="bars"), pytest.mark.usefixtures("heap_of_a_user")]
 
 TIMES = {"forward": 1000.0, "backward": 1000.0, "weight": 1000.0, "send": 10.0}
-
-
-def _bare(count: int = 50_000) -> float:
-    """Processor time of one bare timeout [s]."""
-    environment = simpy.Environment()
-
-    def process():
-        for _ in range(count):
-            yield environment.timeout(1)
-
-    environment.process(process())
-    begin = time.process_time()
-    environment.run()
-    return (time.process_time() - begin) / count
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _heap_of_a_user():
-    """What the test runner holds is none of the garbage collector's business."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="module")
-def bare() -> float:
-    """The unit, best of five."""
-    return min(_bare() for _ in range(5))
-
-
-def _best(work: Callable[[], object], rounds: int = 7) -> float:
-    """Least processor time of `work` [s]."""
-    times = []
-    for _ in range(rounds):
-        gc.collect()
-        begin = time.process_time()
-        work()
-        times.append(time.process_time() - begin)
-    return min(times)
-
-
-@pytest.fixture
-def clear(benchmark):
-    """Note a figure beside its bar, and fail if it does not clear it."""
-
-    def note(figure: float, *, at_most: float | None = None, at_least: float | None = None) -> None:
-        benchmark.extra_info.update(figure=round(figure, 3), at_most=at_most, at_least=at_least)
-        benchmark.pedantic(lambda: None, rounds=1)
-        sys.stdout.write(f"{benchmark.name}: {figure:.4g} (bar {at_most or at_least:g})\n")
-        assert at_most is None or figure <= at_most
-        assert at_least is None or figure >= at_least
-
-    return note
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +50,18 @@ def program(gpt3) -> Program:
 
 def test_simpy_is_half_as_fast_as_bare_at_one_event_an_operation(clear, bare, program):
     """Operations a second over bare events a second; that there is one event each is asserted in the unit tests."""
-    clear(bare * len(program) / _best(lambda: run(program, "simpy")), at_least=0.5)
+    clear(bare * len(program) / best(lambda: run(program, "simpy")), at_least=0.5)
 
 
 def test_gpt3_from_scenario_to_the_time_of_every_action(clear, bare, gpt3):
     """Nothing cached: plan, costs, program, times, Result."""
-    clear(_best(lambda: mpsim.simulate(gpt3)) / bare, at_most=40_000)
+    clear(best(lambda: mpsim.simulate(gpt3)) / bare, at_most=40_000)
 
 
 def test_gpt3_from_scenario_to_the_time_of_every_kernel(clear, bare, gpt3):
     """758,916 kernels and more, nothing cached."""
     assert len(mpsim.simulate(gpt3).kernels.start) > 700_000
-    clear(_best(lambda: mpsim.simulate(gpt3).kernels) / bare, at_most=130_000)
+    clear(best(lambda: mpsim.simulate(gpt3).kernels) / bare, at_most=130_000)
 
 
 def test_gpt3_with_structure_cached_and_new_durations_of_actions(clear, bare, program):
@@ -124,7 +69,7 @@ def test_gpt3_with_structure_cached_and_new_durations_of_actions(clear, bare, pr
     structure = Structure.of(program)
     duration = np.rint(program.duration * 1.1)
     structure.replay(duration)
-    clear(_best(lambda: structure.replay(duration)) / bare, at_most=20_000)
+    clear(best(lambda: structure.replay(duration)) / bare, at_most=20_000)
 
 
 def test_gpt3_with_structure_cached_and_new_durations_of_kernels(clear, bare, program):
@@ -136,15 +81,15 @@ def test_gpt3_with_structure_cached_and_new_durations_of_kernels(clear, bare, pr
         duration = np.where(program.template < 0, program.duration, spans[0][program.template])
         return kernel_times(structure.timeline(program, duration))
 
-    clear(_best(again) / bare, at_most=65_000)
+    clear(best(again) / bare, at_most=65_000)
 
 
 def test_replay_of_kernels_with_reduction_and_expansion(clear, bare, program):
     """Kernels a second over bare events a second, on a structure that is known."""
     structure = Structure.of(program)
     kernels = len(kernel_times(run(program)).start)
-    took = _best(lambda: kernel_times(structure.timeline(program)))
-    reduced = _best(
+    took = best(lambda: kernel_times(structure.timeline(program)))
+    reduced = best(
         lambda: reduce_templates(program.templates, [t.duration[None] for t in program.templates])
     )
     clear(bare * kernels / (took + reduced), at_least=20)
@@ -154,14 +99,14 @@ def test_construction_at_kernel_grain(clear, bare, gpt3):
     """Rows a second over bare events a second: the program built and expanded, a row a kernel."""
     plan = make_plan(gpt3)
     count = len(expand(build_program(plan)))
-    clear(bare * count / _best(lambda: expand(build_program(plan))), at_least=10)
+    clear(bare * count / best(lambda: expand(build_program(plan))), at_least=10)
 
 
 def _variants(structure: Structure, program: Program, bare: float, count: int = 1000) -> float:
     """Variants a second, at 800,000 bare timeouts a second as the machine of the bars had."""
     classes, index = np.unique(program.duration, return_inverse=True)
     factor = np.random.default_rng(0).uniform(0.5, 2.0, (count, 1))
-    took = _best(lambda: structure.makespans(np.rint(factor * classes), index=index), 3)
+    took = best(lambda: structure.makespans(np.rint(factor * classes), index=index), 3)
     return count / (took / bare / 800_000)
 
 
@@ -193,7 +138,7 @@ def test_variants_of_8_ranks_at_kernel_grain(clear, bare):
         classes = np.concatenate([spans, np.rint(factor * plain)], axis=1)
         return structure.makespans(classes, index=column)
 
-    clear(1000 / (_best(variants, 3) / bare / 800_000), at_least=3_000)
+    clear(1000 / (best(variants, 3) / bare / 800_000), at_least=3_000)
 
 
 def _folded(pp: int, microbatches: int) -> Program:
@@ -255,7 +200,7 @@ def test_sensitivity_costs_little_more_than_a_run(clear, gpt3, tmp_path):
     """All parameters both ways, in processor time of starting the command and running the scenario once."""
     result = mpsim.simulate(gpt3)
     one = min(_command(tmp_path, "run", "scenarios/gpt3-175b-a100.yaml") for _ in range(2))
-    clear(_best(result.sensitivity, 2) / one, at_most=1.0)
+    clear(best(result.sensitivity, 2) / one, at_most=1.0)
 
 
 def test_the_quickstart_from_cold(clear, tmp_path):
@@ -317,7 +262,7 @@ def _drive(flows: list[tuple[dict[int, float], float]], *, at_once: int, hosts: 
 def test_rack_local_flows_of_1024_hosts(clear, bare):
     """Flow ends a second over bare events a second, 512 flows at a time: only what shares links is computed again."""
     flows = _rack_local(4000)
-    took = _best(lambda: _drive(flows, at_once=512), 3)
+    took = best(lambda: _drive(flows, at_once=512), 3)
     clear(bare * len(flows) / took, at_least=0.02)
 
 

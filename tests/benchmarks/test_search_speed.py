@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-import simpy
 
 import mpsim
 from mpsim.study.search.bound import Bounder
@@ -27,26 +26,6 @@ EXACT = 25_000
 """Bare timeouts that a simulated layout may take: program built, structure found, replayed."""
 POINT = 45_000
 """Bare timeouts that a point of a sweep may take, its whole result included."""
-
-
-def _bare(count: int = 50_000) -> float:
-    """Processor time of one bare timeout [s]."""
-    environment = simpy.Environment()
-
-    def process():
-        for _ in range(count):
-            yield environment.timeout(1)
-
-    environment.process(process())
-    begin = time.process_time()
-    environment.run()
-    return (time.process_time() - begin) / count
-
-
-@pytest.fixture(scope="module")
-def bare() -> float:
-    """The unit, best of five."""
-    return min(_bare() for _ in range(5))
 
 
 @pytest.fixture

@@ -6,17 +6,13 @@ second are 15 bare each, 1e6 requests in a minute 92 each, and 1.5 s are 2.3 mil
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-import simpy
 
 import mpsim
 from mpsim.hardware import build_cluster
@@ -26,63 +22,14 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.service import serve
 from mpsim.serving.stream import draw_requests
 from mpsim.workload import model
+from tests.benchmarks.timing import best
 
-pytestmark = pytest.mark.benchmark(group="serving bars")
+pytestmark = [
+    pytest.mark.benchmark(group="serving bars"),
+    pytest.mark.usefixtures("heap_of_a_user"),
+]
 
 _REQUESTS = 20_000
-
-
-def _bare(count: int = 50_000) -> float:
-    """Processor time of one bare timeout [s]."""
-    environment = simpy.Environment()
-
-    def process():
-        for _ in range(count):
-            yield environment.timeout(1)
-
-    environment.process(process())
-    begin = time.process_time()
-    environment.run()
-    return (time.process_time() - begin) / count
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _heap_of_a_user():
-    """What the test runner holds is none of the garbage collector's business."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="module")
-def bare() -> float:
-    """The unit, best of five."""
-    return min(_bare() for _ in range(5))
-
-
-def _best(work: Callable[[], object], rounds: int = 5) -> float:
-    """Least processor time of `work` [s]."""
-    times = []
-    for _ in range(rounds):
-        gc.collect()
-        begin = time.process_time()
-        work()
-        times.append(time.process_time() - begin)
-    return min(times)
-
-
-@pytest.fixture
-def clear(benchmark):
-    """Note a figure beside its bar, and fail if it does not clear it."""
-
-    def note(figure: float, *, at_most: float) -> None:
-        benchmark.extra_info.update(figure=round(figure, 3), at_most=at_most)
-        benchmark.pedantic(lambda: None, rounds=1)
-        sys.stdout.write(f"{benchmark.name}: {figure:.4g} (bar {at_most:g})\n")
-        assert figure <= at_most
-
-    return note
 
 
 def _plan() -> ServicePlan:
@@ -108,7 +55,7 @@ def test_decoding_iterations(clear, bare):
     def run() -> None:
         served.append(serve(requests, plan.prices, plan.rules, blocks=plan.blocks, concurrency=64))
 
-    seconds = _best(run)
+    seconds = best(run, rounds=5)
     steps = served[0].steps
     iterations = float(steps["count"][steps["decodes"] > 0].sum())
     clear(seconds / iterations / bare, at_most=15)
@@ -126,7 +73,7 @@ def test_requests_of_a_trace_on_eight_replicas(clear, bare, tmp_path):
     (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n" + rows)
     (tmp_path / "served.yaml").write_text(_SCENARIO)
     scenario = mpsim.load(tmp_path / "served.yaml")
-    seconds = _best(lambda: mpsim.simulate(scenario).to_json(), rounds=3)
+    seconds = best(lambda: mpsim.simulate(scenario).to_json(), rounds=3)
     clear(seconds / _REQUESTS / bare, at_most=92)
 
 
