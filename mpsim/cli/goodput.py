@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Overrides, Plot, Sets, finite, load_scenario, quantity
+from mpsim.cli.options import (
+    AsJson,
+    Background,
+    Failures,
+    Overrides,
+    Plot,
+    Restart,
+    Sets,
+    Storage,
+    finite,
+    load_scenario,
+    quantity,
+)
 
 if TYPE_CHECKING:
     from mpsim.study.goodput import Goodput
@@ -29,15 +41,7 @@ def goodput(
             help="Work between checkpoints, e.g. '30 min'; left out: Daly's best.",
         ),
     ] = None,
-    storage: Annotated[
-        float | None,
-        typer.Option(
-            "--storage",
-            metavar="RATE",
-            parser=quantity("BANDWIDTH"),
-            help="Bandwidth for all checkpoints, e.g. '200 GB/s'.",
-        ),
-    ] = None,
+    storage: Storage = None,
     size: Annotated[
         float | None,
         typer.Option(
@@ -47,22 +51,8 @@ def goodput(
             help="Of a checkpoint, e.g. '2 TB'; left out: parameters and optimizer.",
         ),
     ] = None,
-    background: Annotated[
-        bool,
-        typer.Option(
-            "--background/--blocking",
-            help="Write checkpoints beside training, or stand still for it.",
-        ),
-    ] = False,
-    restart: Annotated[
-        float | None,
-        typer.Option(
-            "--restart",
-            metavar="TIME",
-            parser=quantity("TIME"),
-            help="From an interruption to the first step, e.g. '10 min'; left out: assumed.",
-        ),
-    ] = None,
+    background: Background = False,
+    restart: Restart = None,
     repair: Annotated[
         float | None,
         typer.Option(
@@ -76,12 +66,7 @@ def goodput(
         int | None,
         typer.Option("--spares", min=0, help="Nodes that stand by; left out: one in a hundred."),
     ] = None,
-    failures: Annotated[
-        float,
-        typer.Option(
-            "--failures", callback=finite, help="Times the published failure rates of components."
-        ),
-    ] = 1.0,
+    failures: Failures = 1.0,
     trials: Annotated[
         int,
         typer.Option("--trials", min=1, max=100_000, help="How often the days are simulated."),

@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsJson",
+    "Background",
     "Csv",
     "Emit",
     "Engine",
+    "Failures",
     "Overrides",
     "Plot",
     "Plots",
+    "Restart",
     "Resume",
     "Sets",
+    "Storage",
     "Trace",
     "check_over",
     "finite",
@@ -130,6 +134,39 @@ def quantity(dimension: str) -> Callable[[str], float]:
             raise typer.BadParameter(str(error)) from None
 
     return read
+
+
+Storage = Annotated[
+    float | None,
+    typer.Option(
+        "--storage",
+        metavar="RATE",
+        parser=quantity("BANDWIDTH"),
+        help="Bandwidth for all checkpoints, e.g. '200 GB/s'.",
+    ),
+]
+Restart = Annotated[
+    float | None,
+    typer.Option(
+        "--restart",
+        metavar="TIME",
+        parser=quantity("TIME"),
+        help="From an interruption to the first step, e.g. '10 min'; left out: assumed.",
+    ),
+]
+Failures = Annotated[
+    float,
+    typer.Option(
+        "--failures", callback=finite, help="Times the published failure rates of components."
+    ),
+]
+Background = Annotated[
+    bool,
+    typer.Option(
+        "--background/--blocking",
+        help="Write checkpoints beside training, or stand still for it.",
+    ),
+]
 
 
 def check_over(scenario: Scenario, values: Mapping[str, Sequence[object]]) -> None:

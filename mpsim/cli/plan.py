@@ -10,11 +10,14 @@ import typer
 
 from mpsim.cli.options import (
     AsJson,
+    Background,
+    Failures,
     Overrides,
     Plot,
+    Restart,
     Sets,
+    Storage,
     check_over,
-    finite,
     load_scenario,
     quantity,
 )
@@ -110,37 +113,10 @@ def plan(
             "--pue", metavar="NUMBER", help="Facility over computers; or aws, google, industry."
         ),
     ] = None,
-    failures: Annotated[
-        float,
-        typer.Option(
-            "--failures", callback=finite, help="Times the published failure rates of components."
-        ),
-    ] = 1.0,
-    restart: Annotated[
-        float | None,
-        typer.Option(
-            "--restart",
-            metavar="TIME",
-            parser=quantity("TIME"),
-            help="From an interruption to the first step.",
-        ),
-    ] = None,
-    storage: Annotated[
-        float | None,
-        typer.Option(
-            "--storage",
-            metavar="RATE",
-            parser=quantity("BANDWIDTH"),
-            help="Bandwidth for all checkpoints.",
-        ),
-    ] = None,
-    background: Annotated[
-        bool,
-        typer.Option(
-            "--background/--blocking",
-            help="Write checkpoints beside training, or stand still for it.",
-        ),
-    ] = True,
+    failures: Failures = 1.0,
+    restart: Restart = None,
+    storage: Storage = None,
+    background: Background = True,
     plot: Plot = None,
     sets: Sets = None,
     overrides: Overrides = None,

@@ -136,18 +136,26 @@ class StepRows:
         """Wait of every rank for accelerators and links that are slower than the others; no rows where nothing is lost."""
         if not (seconds := self._costs.straggling()):
             return ready
-        waits = self._rows.add(
-            len(self._ranks),
-            rank=self._ranks,
-            stream=Stream.COMPUTE,
-            kind=Kind.COLLECTIVE,
-            part=PARTS.index("straggling"),
-            duration=ticks(seconds),
-            label="wait for stragglers",
+        waits = self._on_every_rank(
+            Kind.COLLECTIVE, "straggling", seconds, label="wait for stragglers"
         )
         row, rank = self._rows.ranks_of(ready)
         self._rows.depend(waits[rank], row)
         return waits
+
+    def _on_every_rank(
+        self, kind: Kind, part: str, seconds: float | NDArray[np.float64], *, label: str
+    ) -> NDArray[np.int64]:
+        """A row on the compute stream of every rank."""
+        return self._rows.add(
+            len(self._ranks),
+            rank=self._ranks,
+            stream=Stream.COMPUTE,
+            kind=kind,
+            part=PARTS.index(part),
+            duration=ticks(seconds),
+            label=label,
+        )
 
     @property
     def _gathers_after(self) -> bool:
@@ -164,15 +172,7 @@ class StepRows:
                 for owned, chip in zip(share.tolist(), chips, strict=True)
             ]
         )
-        return self._rows.add(
-            len(self._ranks),
-            rank=self._ranks,
-            stream=Stream.COMPUTE,
-            kind=Kind.OPTIMIZER,
-            part=PARTS.index("optimizer"),
-            duration=ticks(seconds),
-            label="optimizer step",
-        )
+        return self._on_every_rank(Kind.OPTIMIZER, "optimizer", seconds, label="optimizer step")
 
     def _gather(
         self, group: ReplicaGroup, owned: NDArray[np.float64], updated: NDArray[np.int64]
@@ -199,15 +199,7 @@ class StepRows:
         if not self._costs.casts_weights:
             return
         seconds = self._costs.cast_weights(self._plan.layout.rank_linear_weights)
-        ids = self._rows.add(
-            len(self._ranks),
-            rank=self._ranks,
-            stream=Stream.COMPUTE,
-            kind=Kind.OPTIMIZER,
-            part=PARTS.index("optimizer"),
-            duration=ticks(seconds),
-            label="quantise weights",
-        )
+        ids = self._on_every_rank(Kind.OPTIMIZER, "optimizer", seconds, label="quantise weights")
         self._rows.depend(ids, updated)
 
     def _norm(self, reduced: NDArray[np.int64]) -> NDArray[np.int64]:

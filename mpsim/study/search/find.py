@@ -27,7 +27,7 @@ from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
 from mpsim.study.search.limits import Clock, Limits, price_per_hour
 from mpsim.study.search.outcome import OBJECTIVES, Found, Search
-from mpsim.study.search.space import Layout, Space, defaults, split_axes
+from mpsim.study.search.space import AXES, Layout, Space, defaults, split_axes
 from mpsim.training.intervals import setting_of
 from mpsim.training.planning import Division
 
@@ -319,7 +319,11 @@ class _Run:
 
     def _frames(self, over: Mapping[str, Sequence[object]]) -> Iterator[_Frame]:
         """Every frame that has layouts, with what makes its machine."""
-        own, other = split_axes(over)
+        if "parallelism.dp" in over:
+            raise ScenarioError(
+                "parallelism.dp follows from the cluster and the other degrees; give values of tp, pp or cp"
+            )
+        own, other = split_axes(over, AXES)
         self._keys = tuple(other)
         _check_schedules(own.get("schedule", ()))
         for place, chosen in enumerate(itertools.product(*other.values())):

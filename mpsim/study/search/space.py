@@ -168,23 +168,26 @@ def defaults(section: str) -> Mapping[str, Any]:
 
 
 def split_axes(
-    over: Mapping[str, Sequence[object]],
-) -> tuple[dict[str, tuple[object, ...]], dict[str, tuple[object, ...]]]:
+    over: Mapping[str, Sequence[Any]], axes: Mapping[str, str]
+) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
     """Divide given values into those of the search's own axes, by axis, and those of other keys of a scenario.
+
+    Parameters
+    ----------
+    over : mapping of str to sequence
+        Values by dotted key.
+    axes : mapping of str to str
+        Key of each axis of the search.
 
     Raises
     ------
     ScenarioError
-        For a key without values, or one that follows from others.
+        For a key without values.
     """
-    names = {key: axis for axis, key in AXES.items()}
-    own: dict[str, tuple[object, ...]] = {}
-    other: dict[str, tuple[object, ...]] = {}
+    names = {key: axis for axis, key in axes.items()}
+    own: dict[str, tuple[Any, ...]] = {}
+    other: dict[str, tuple[Any, ...]] = {}
     for key, values in over.items():
-        if key == "parallelism.dp":
-            raise ScenarioError(
-                "parallelism.dp follows from the cluster and the other degrees; give values of tp, pp or cp"
-            )
         if not values:
             raise ScenarioError(f"no values to search over for {key}; give at least one")
         if key in names:

@@ -22,7 +22,7 @@ from mpsim.serving.result import run_service, serve_requests
 from mpsim.serving.stream import draw_requests
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.limits import Clock, Limits, nameplate_power
-from mpsim.study.search.space import defaults
+from mpsim.study.search.space import defaults, split_axes
 from mpsim.study.service_search.outcome import (
     SERVICE_OBJECTIVES,
     FoundService,
@@ -30,7 +30,7 @@ from mpsim.study.service_search.outcome import (
     score_of,
 )
 from mpsim.study.service_search.rate import largest_rate, require_stream, saturation
-from mpsim.study.service_search.space import ServiceCandidate, ServiceSpace, split_service_axes
+from mpsim.study.service_search.space import AXES, ServiceCandidate, ServiceSpace
 
 __all__ = ["search_services"]
 
@@ -234,7 +234,7 @@ class _Run:
         self, over: Mapping[str, Sequence[object]]
     ) -> Iterator[tuple[int, ServiceCandidate]]:
         """Layouts of every combination of the keys that are no axes, with its number."""
-        own, other = split_service_axes(over)
+        own, other = split_axes(over, AXES)
         for number, chosen in enumerate(itertools.product(*other.values())):
             values = dict(zip(other, chosen, strict=True))
             base = self._scenario.with_values(values, checked=False) if values else self._scenario

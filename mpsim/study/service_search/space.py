@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from mpsim.errors import MpsimError, ScenarioError
+from mpsim.errors import MpsimError
 from mpsim.scenario import Scenario
 from mpsim.scenario.serving import Disaggregated, PoolChoice
 from mpsim.serving.engines import engine, override
@@ -15,7 +15,7 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
 from mpsim.study.search.space import defaults
 
-__all__ = ["AXES", "ServiceCandidate", "ServiceSpace", "split_service_axes"]
+__all__ = ["AXES", "ServiceCandidate", "ServiceSpace"]
 
 AXES: Final[Mapping[str, str]] = {
     "tp": "parallelism.tp",
@@ -43,29 +43,6 @@ class ServiceCandidate:
     values: Mapping[str, object]
     scenario: Scenario
     plan: ServicePlan
-
-
-def split_service_axes(
-    over: Mapping[str, Sequence[object]],
-) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[object, ...]]]:
-    """Divide given values into those of the search's own axes, by axis, and those of other keys of a scenario.
-
-    Raises
-    ------
-    ScenarioError
-        For a key without values.
-    """
-    names = {key: axis for axis, key in AXES.items()}
-    own: dict[str, tuple[Any, ...]] = {}
-    other: dict[str, tuple[object, ...]] = {}
-    for key, values in over.items():
-        if not values:
-            raise ScenarioError(f"no values to search over for {key}; give at least one")
-        if key in names:
-            own[names[key]] = tuple(dict.fromkeys(values))
-        else:
-            other[key] = tuple(values)
-    return own, other
 
 
 class ServiceSpace:
