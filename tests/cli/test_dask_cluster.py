@@ -13,7 +13,7 @@ import pytest
 import mpsim
 from mpsim.errors import ScenarioError
 
-pytestmark = [pytest.mark.dask, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.dask
 AXES = {"parallelism.tp": [1, 2, 4], "parallelism.pp": [1, 2, 4], "training.micro_batch": [1, 2]}
 
 

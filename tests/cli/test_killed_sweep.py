@@ -8,8 +8,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 KILLS = 5
 AXES = (
     "parallelism.tp=1,2,4,8",
@@ -42,7 +40,6 @@ def lines(journal):
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
-@pytest.mark.timeout(120)
 def test_killed_five_times_it_ends_with_the_same_bytes(request, tmp_path):
     """SIGKILL asks nobody; the sixth run finishes what five began."""
     root = request.config.rootpath
