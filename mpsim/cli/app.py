@@ -60,25 +60,31 @@ COMMANDS = (
 """Each is a function in the module of its name; a word that Python keeps for itself has ``_`` behind it there."""
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print_text(f"mpsim {__version__}")
-        raise typer.Exit
-
-
 def _options(
+    context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", envvar="MPSIM_DEBUG", help="Show the traceback of an error.")
     ] = False,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        typer.Option("--version", help="Print the version; with --verbose all that it is made of."),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="With --version: digest, dependencies, dates of the data."),
     ] = False,
 ) -> None:
-    del version
     _DEBUG.set(debug)
+    if version and verbose:
+        print_text(importlib.import_module("mpsim.cli.about").about())
+    elif version:
+        print_text(f"mpsim {__version__}")
+    elif verbose:
+        raise typer.BadParameter("goes with --version", context, param_hint="--verbose")
+    elif context.invoked_subcommand is None:
+        context.fail("Missing command.")
+    if version:
+        raise typer.Exit
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -140,6 +146,7 @@ def application(*names: str) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         callback=_options,
+        invoke_without_command=True,
     )
     for name in names or COMMANDS:
         app.command(name=name)(guarded(command_of(name)))

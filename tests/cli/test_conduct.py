@@ -35,13 +35,6 @@ def test_a_missing_file_is_bad_input(mpsim_cli, tmp_path):
     assert "none.yaml" in outcome.err
 
 
-def test_version_is_that_of_the_package(mpsim_cli):
-    """One number, kept in one place."""
-    import mpsim
-
-    assert mpsim_cli("--version").out == f"mpsim {mpsim.__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [

@@ -1,0 +1,61 @@
+"""``mpsim --version --verbose``: which mpsim this is, what it runs on and how old its data are; the lines that a report of a mistake needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+from pathlib import Path
+from typing import Final
+
+import mpsim
+from mpsim.stamp import stamp
+from mpsim.version import __version__
+
+__all__ = ["about"]
+
+_DATE: Final = re.compile(r"""as_of["']?:\s*["']?(\d{4}(?:-\d\d){0,2})""")
+_WIDTH: Final = 14
+
+
+def about() -> str:
+    """Version, digest of code and data, Python, every dependency with its version, the newest and oldest date of each folder of data."""
+    lines = [f"mpsim {__version__}", f"{'digest':{_WIDTH}}{stamp().partition('+')[2]}"]
+    lines.append(
+        f"{'python':{_WIDTH}}{platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
+    lines.append("dependencies")
+    lines += [f"  {name:{_WIDTH}}{version}" for name, version in _dependencies()]
+    lines.append("data, newest and oldest date")
+    lines += [f"  {folder:{_WIDTH}}{newest}  {oldest}" for folder, newest, oldest in _data()]
+    return "\n".join(lines)
+
+
+def _dependencies() -> list[tuple[str, str]]:
+    """Dependencies of the core and of every extra but the developers', with the version that is installed."""
+    try:
+        needed = importlib.metadata.requires("mpsim") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a folder, not installed
+        return [("unknown", "mpsim is not installed as a package")]
+    found = []
+    for requirement in needed:
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        extra = re.search(r"""extra == ['"](\w+)""", requirement)
+        if extra and extra[1] in {"test", "dev", "docs"}:
+            continue
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = f"not installed (extra '{extra[1]}')" if extra else "not installed"
+        found.append((name, version))
+    return found
+
+
+def _data() -> list[tuple[str, str, str]]:
+    """Each package with data files, the newest and the oldest date among their ``as_of``."""
+    root = Path(mpsim.__file__).parent
+    dates: dict[str, list[str]] = {}
+    for file in sorted(root.rglob("*.yaml")):
+        found = _DATE.findall(file.read_text(encoding="utf-8"))
+        dates.setdefault(file.relative_to(root).parts[0], []).extend(found)
+    return [(folder, max(found), min(found)) for folder, found in dates.items() if found]
