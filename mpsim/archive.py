@@ -14,12 +14,14 @@ import types
 import typing
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
 from mpsim.errors import ScenarioError
+from mpsim.inputs import open_regular
 from mpsim.memo import remembered
 from mpsim.output import whole
 from mpsim.stamp import stamp
@@ -34,7 +36,8 @@ T = TypeVar("T")
 _DOCUMENT, _VALUE = "value.json", "value"
 _FORMAT = 1
 _KINDS = 256  # classes whose fields stay known
-_MOST_BYTES = 2**36  # unpacked: a file of a few kilobytes may claim to be petabytes
+_MOST_BYTES = 2**34  # unpacked: a file of a few kilobytes may claim to be petabytes
+_MOST_WORDS = 2**30  # bytes of the document: arrays are beside it
 _WRONG = (
     OSError,
     ValueError,
@@ -109,7 +112,15 @@ def is_archive(path: str | Path) -> bool:
     """Whether a file is an archive."""
     import zipfile
 
-    return zipfile.is_zipfile(path)
+    try:
+        with _opened(path) as file:
+            return zipfile.is_zipfile(file)
+    except ScenarioError:  # said by the reader that is asked to read it
+        return False
+
+
+def _opened(path: str | Path) -> AbstractContextManager[IO[bytes]]:
+    return open_regular(path, needed="a saved value", error=ScenarioError)
 
 
 class Archive:
@@ -132,9 +143,11 @@ class Archive:
 
         self._path = path
         try:
-            with zipfile.ZipFile(path) as archive:
+            with _opened(path) as file, zipfile.ZipFile(file) as archive:
                 if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
-                    raise ValueError("it would unpack to more than 64 GiB")
+                    raise ValueError(f"it would unpack to more than {_MOST_BYTES >> 30} GiB")
+                if archive.getinfo(_DOCUMENT).file_size > _MOST_WORDS:
+                    raise ValueError(f"its document is over {_MOST_WORDS >> 30} GiB")
                 document = json.loads(archive.read(_DOCUMENT))
             self.version, self.kind = str(document["mpsim"]), str(document["kind"])
             self._parts: Mapping[str, Any] = document["parts"]
@@ -142,6 +155,8 @@ class Archive:
                 raise ValueError(f"its format is {document['format']}; needed {_FORMAT}")
         except zipfile.BadZipFile as error:
             raise self._refused(str(error)) from error
+        except ScenarioError:
+            raise
         except _WRONG as error:
             raise self._refused(_words(error)) from error
 
@@ -161,10 +176,12 @@ class Archive:
         import zipfile
 
         try:
-            with zipfile.ZipFile(self._path) as archive:
+            with _opened(self._path) as file, zipfile.ZipFile(file) as archive:
                 value: T = _Reader(archive).made(self._parts[name], kind)
         except zipfile.BadZipFile as error:
             raise self._refused(str(error)) from error
+        except ScenarioError:
+            raise
         except _WRONG as error:
             raise self._refused(_words(error)) from error
         return value

@@ -17,6 +17,7 @@ from typing import Any, Final
 import yaml
 
 from mpsim.errors import Problem, ScenarioError
+from mpsim.inputs import read_bytes
 from mpsim.scalars import resolve
 
 __all__ = [
@@ -96,13 +97,7 @@ def read_document(path: str | Path) -> Document:
         If it cannot be read, is empty, binary, too large, not YAML, or not a mapping at the top.
     """
     file = str(path)
-    try:
-        with Path(path).open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise _fatal(f"cannot be read: {_reason(error)}", file) from error
-    except ValueError as error:  # a null character in the path
-        raise _fatal(f"cannot be read: {error}", file) from error
+    raw = read_bytes(path, needed="YAML", error=ScenarioError, largest=MAX_BYTES)
     return parse_document(_decode(raw, file), file)
 
 
@@ -124,7 +119,8 @@ def parse_document(text: str, file: str) -> Document:
     if document.data is None:
         raise _fatal("is empty; needed keys such as 'schema: 1'", file, 1, 1)
     if not isinstance(document.data, dict):
-        got = "a list" if isinstance(document.data, list) else f"{str(document.data)[:40]!r}"
+        # what the file holds is not shown: a scenario can name files that its reader must not see
+        got = "a list" if isinstance(document.data, list) else "plain text"
         line, column = document.places[""]
         raise _fatal(f"got {got} at the top; needed keys such as 'schema: 1'", file, line, column)
     return document
@@ -149,21 +145,11 @@ def parse_scalar(text: str) -> object:
     return document.data
 
 
-def _reason(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such file; check the path, or start one with 'mpsim new'"
-    if isinstance(error, IsADirectoryError):
-        return "it is a folder; give a YAML file in it"
-    return error.strerror or type(error).__name__
-
-
 def _fatal(message: str, file: str, line: int = 0, column: int = 0, key: str = "") -> ScenarioError:
     return ScenarioError([Problem(message, key=key, file=file, line=line, column=column)])
 
 
 def _decode(raw: bytes, file: str) -> str:
-    if len(raw) > MAX_BYTES:
-        raise _fatal(f"is over {MAX_BYTES // 10**6} MB; needed a scenario of a few kB", file)
     if b"\0" in raw:
         line = raw[: raw.index(b"\0")].count(b"\n") + 1
         raise _fatal("is a binary file; needed YAML text in UTF-8", file, line, 1)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,11 +37,13 @@ from mpsim.errors import CalibrationError, HardwareError
 from mpsim.hardware import Accelerator, Cluster, accelerator, link, machine_of
 from mpsim.hardware.calibrated import Calibration
 from mpsim.importers.machines import gpu
+from mpsim.inputs import open_regular
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement
 from mpsim.measured.sources import Source, quietest
+from mpsim.output import write_whole
 from mpsim.serving.measurable import ServedPoint
 
-__all__ = ["Calibrated", "calibrate", "calibrate_serving", "write_atomically"]
+__all__ = ["Calibrated", "calibrate", "calibrate_serving"]
 
 _BLOCK = 1 << 20
 _MAIN = ("bf16", "fp16", "fp32", "tf32")
@@ -74,20 +74,7 @@ class Calibrated:
         """Write the machine file, whole or not at all."""
         head = "# Written by 'mpsim calibrate'. A scenario names it: cluster: {preset: ./this-file.yaml, nodes: 1}\n"
         text = yaml.safe_dump(dict(self.document), sort_keys=False, width=120, allow_unicode=True)
-        write_atomically(Path(path), head + text)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file under another name beside it, then give it its own."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        write_whole(path, head + text)
 
 
 def calibrate(sources: Sequence[Source], *, name: str = "", on: str = "") -> Calibrated:
@@ -346,7 +333,7 @@ def _as_of(header: Header | None) -> str:
 
 def _digest(file: str) -> str:
     digest = hashlib.sha256()
-    with Path(file).open("rb") as stream:
+    with open_regular(file, needed="measurements", error=CalibrationError) as stream:
         while block := stream.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()

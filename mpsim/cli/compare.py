@@ -194,14 +194,13 @@ def _result(
 
 def _stored(file: Path) -> Mapping[str, object]:
     """The summary in a result file, checked."""
-    import json
+    from mpsim.errors import ScenarioError
+    from mpsim.inputs import parse_json, read_text
 
+    text = read_text(file, needed="a result of 'mpsim run --json'", error=ScenarioError)
     try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        stored = json.loads(lines[0]) if len(lines) == 1 else json.loads("\n".join(lines))
-    except OSError as error:
-        raise _no_result(file, f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError):
+        stored = parse_json(text, file, error=ScenarioError)
+    except ScenarioError:
         raise _no_result(file, "is not one JSON object") from None
     if not isinstance(stored, Mapping):
         raise _no_result(file, "is not a JSON object")

@@ -86,6 +86,13 @@ def _given(cluster: Cluster) -> Iterator[Edge]:
             f"fabric: the graph has no vertex 'node {missing[0]}'; needed 'node 0' to 'node {cluster.nodes - 1}' "
             "among its vertices, or fewer nodes"
         )
+    joined: nx.Graph = nx.Graph((start, end) for start, end, _ in links)
+    reached = nx.node_connected_component(joined, "node 0")
+    apart = [node for node in range(cluster.nodes) if f"node {node}" not in reached]
+    if apart:
+        raise HardwareError(
+            f"fabric: no link leads from 'node 0' to 'node {apart[0]}'; needed a graph that joins all {cluster.nodes} nodes"
+        )
     for start, end, bandwidth in links:
         yield vertex_of(start), vertex_of(end), bandwidth, "scale-out", "link"
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import networkx as nx
 
-from mpsim.errors import HardwareError
+from mpsim.errors import HardwareError, UnitError
+from mpsim.inputs import parse_json, read_text
 from mpsim.memo import remembered
+from mpsim.record import Record
 from mpsim.units import Dimension, parse_quantity
 
 __all__ = ["Links", "Vertex", "mean_switches", "read_links", "vertex_of"]
@@ -20,17 +22,12 @@ __all__ = ["Links", "Vertex", "mean_switches", "read_links", "vertex_of"]
 Vertex: TypeAlias = tuple[str, int] | tuple[str, int, int] | tuple[str, str]
 Links: TypeAlias = tuple[tuple[str, str, float], ...]
 """Two vertices and the bandwidth between them [B/s], for every link."""
+_Link: TypeAlias = tuple[str, str, object]
+"""Two vertices and a bandwidth as written."""
 
 _SAMPLE = 64
-_READERS: Mapping[str, Callable[[Path], nx.Graph]] = MappingProxyType(
-    {
-        ".graphml": nx.read_graphml,
-        ".gml": nx.read_gml,
-        ".json": lambda path: nx.node_link_graph(
-            json.loads(path.read_text(encoding="utf-8")), edges="links"
-        ),
-    }
-)
+_LARGEST: Final = 1 << 25  # bytes: a link is about 100
+_LONGEST: Final = 200  # characters of a vertex' name
 
 
 def vertex_of(name: str) -> Vertex:
@@ -78,20 +75,67 @@ def read_links(path: str | Path) -> Links:
     reader = _READERS.get(path.suffix)
     if reader is None:
         raise HardwareError(f"{path}: got a file {path.suffix!r}; needed {', '.join(_READERS)}")
-    try:
-        graph = reader(path)
-    except Exception as error:  # readers raise whatever they trip over
-        raise HardwareError(f"{path}: no graph can be read from it: {error}") from error
-    links = []
-    for start, end, data in graph.edges(data=True):
-        if "bandwidth" not in data:
-            raise HardwareError(f"{path}: the edge {start} - {end} has no bandwidth ('400 Gb/s')")
-        bandwidth = parse_quantity(data["bandwidth"], Dimension.BANDWIDTH)
+    text = read_text(path, needed="a graph", error=HardwareError, largest=_LARGEST)
+    links: list[tuple[str, str, float]] = []
+    for number, (start, end, value) in enumerate(reader(path, text)):
+        place = f"{path}: link {number}"
+        if value is None:
+            raise HardwareError(f"{place} has no bandwidth ('400 Gb/s')")
+        if max(len(start), len(end)) > _LONGEST:
+            raise HardwareError(f"{place} has a name of over {_LONGEST} characters")
+        try:
+            bandwidth = parse_quantity(value, Dimension.BANDWIDTH)
+        except UnitError as error:
+            raise HardwareError(f"{place}: bandwidth {error}") from error
         if not (math.isfinite(bandwidth) and bandwidth > 0):
-            raise HardwareError(
-                f"{path}: the edge {start} - {end} has {bandwidth:g} B/s; needed more than 0"
-            )
-        links.append((str(start), str(end), bandwidth))
+            raise HardwareError(f"{place} has {bandwidth:g} B/s; needed more than 0")
+        links.append((start, end, bandwidth))
     if not links:
         raise HardwareError(f"{path}: got a graph without edges")
     return tuple(links)
+
+
+def _json_links(path: Path, text: str) -> Iterator[_Link]:
+    """Links of node-link JSON."""
+    record = Record(parse_json(text, path, error=HardwareError), str(path), error=HardwareError)
+    names = {_vertex(node, "id") for node in record.records("nodes", [])}
+    seen: set[tuple[str, ...]] | None = None if record.value("multigraph") else set()
+    for link in record.records("links"):
+        ends = _vertex(link, "source"), _vertex(link, "target")
+        if names and not names.issuperset(ends):
+            raise HardwareError(f"{link.place}: joins a vertex that nodes do not list")
+        if seen is not None:
+            joined = ends if record.value("directed") else tuple(sorted(ends))
+            if joined in seen:
+                raise HardwareError(f"{link.place}: is given twice; set multigraph: true for two")
+            seen.add(joined)
+        yield (*ends, link.value("bandwidth"))
+
+
+def _vertex(record: Record, key: str) -> str:
+    """Name of a vertex, which may be written as a number."""
+    value = record.value(key)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise record.wrong(key, "the name of a vertex")
+    return str(value)
+
+
+def _graph_links(path: Path, text: str) -> Iterator[_Link]:
+    """Links of GraphML or GML, as networkx reads them."""
+    if "<!" in text.replace("<!--", ""):
+        raise HardwareError(f"{path}: declares a type or entities; needed plain GraphML")
+    try:
+        graph = nx.parse_graphml(text) if path.suffix == ".graphml" else nx.parse_gml(text)
+    except Exception as error:  # readers of networkx raise whatever they trip over
+        where = re.search(r"line \d+|at \(\d+, \d+\)", str(error))
+        place = f", {where[0]}" if where else ""
+        raise HardwareError(
+            f"{path}: no graph can be read from it ({type(error).__name__}{place})"
+        ) from error
+    for start, end, data in graph.edges(data=True):
+        yield str(start), str(end), data.get("bandwidth")
+
+
+_READERS: Final[Mapping[str, Callable[[Path, str], Iterator[_Link]]]] = MappingProxyType(
+    {".graphml": _graph_links, ".gml": _graph_links, ".json": _json_links}
+)

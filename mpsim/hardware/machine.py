@@ -19,6 +19,7 @@ from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.entries import parse_accelerator, parse_link
 from mpsim.hardware.lookup import GENERIC_NIC, build_cluster, link
+from mpsim.inputs import check_regular
 from mpsim.memo import remembered
 
 __all__ = ["MACHINE_SCHEMA", "is_machine_path", "machine_of", "read_machine"]
@@ -56,12 +57,7 @@ def read_machine(path: str | Path) -> Cluster:
         With every mistake found, each with its line.
     """
     file = Path(path)
-    try:
-        stat = file.stat()
-    except OSError as error:
-        raise HardwareError(
-            f"machine file {path}: {error.strerror or error}; write one with 'mpsim calibrate'"
-        ) from error
+    stat = check_regular(file, needed="a machine file of 'mpsim calibrate'", error=HardwareError)
     return _read(file, stat.st_mtime_ns, stat.st_size)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from mpsim.errors import FormatError
 from mpsim.execution_trace import COLLECTIVE_TYPES, NODE_TYPES
+from mpsim.inputs import read_bytes, read_json
 
 __all__ = [
     "Node",
@@ -92,9 +93,7 @@ def read_rank(path: Path) -> tuple[str, list[Node]]:
     FormatError
         If the file is cut, too large, or ids are not its own.
     """
-    if path.stat().st_size > LARGEST:
-        raise FormatError(f"{path}: is over {LARGEST >> 20} MiB; needed the trace of one rank")
-    content = path.read_bytes()
+    content = read_bytes(path, needed="the trace of one rank", error=FormatError, largest=LARGEST)
     version, nodes = "", []
     try:
         messages = list(_delimited(content))
@@ -332,10 +331,7 @@ def _groups(path: Path, prefix: str) -> dict[str, tuple[int, ...]]:
     for name in (f"{prefix}.comm_group.json", f"{prefix}.json", "comm_group.json"):
         file = path / name
         if file.is_file() and "empty" not in name and file.stat().st_size < 1 << 26:
-            try:
-                data = json.loads(file.read_text("utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise FormatError(f"{file}: no groups in JSON: {error}") from error
+            data = read_json(file, needed="groups", error=FormatError)
             if isinstance(data, dict):
                 return {str(key): tuple(ranks) for key, ranks in data.items() if _are_ranks(ranks)}
     return {}

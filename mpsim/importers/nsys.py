@@ -18,6 +18,7 @@ from mpsim.errors import FormatError
 from mpsim.importers.imported import Recorded, collective_name
 from mpsim.importers.source import Format, Head, Options
 from mpsim.importers.spans import Span, Spans, busy_facts, is_number, joined, kernel_class
+from mpsim.inputs import open_regular
 
 __all__ = ["NSYS", "is_sqlite"]
 
@@ -28,16 +29,15 @@ _STEP = re.compile(
 )
 _KINDS = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 _SQLITE = b"SQLite format 3\0"
+_LONGEST = 1 << 22  # bytes of a value: a name of a kernel has up to thousands
 
 
 def is_sqlite(path: Path) -> bool:
     """Whether a file is a database of SQLite."""
     try:
-        if not path.is_file():  # a pipe would be waited for
-            return False
-        with path.open("rb") as raw:
-            return raw.read(len(_SQLITE)) == _SQLITE
-    except (OSError, ValueError):
+        with open_regular(path, needed="a database", error=FormatError) as raw:
+            return bool(raw.read(len(_SQLITE)) == _SQLITE)
+    except FormatError:  # said by the reader that is asked to read it
         return False
 
 
@@ -53,11 +53,19 @@ def _read_nsys(head: Head, options: Options) -> Recorded:
         with contextlib.closing(
             sqlite3.connect(f"{head.path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
         ) as base:
+            _bound(base)
             return _nsys(head.path, base, keeps=options.spans)
     except sqlite3.Error as error:
         raise FormatError(
             f"{head.path}: damaged, or no export of Nsight Systems: {error}"
         ) from error
+
+
+def _bound(base: sqlite3.Connection) -> None:
+    """Keep a made-up database from running what it holds, and a value from filling the memory."""
+    base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+    for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
+        base.execute(f"PRAGMA {pragma}")
 
 
 def _nsys(path: Path, base: sqlite3.Connection, *, keeps: bool) -> Recorded:

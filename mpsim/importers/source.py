@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gzip
-import json
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from mpsim import inputs
 from mpsim.errors import CalibrationError
 from mpsim.importers.imported import Imported, Points, Recorded
 
 __all__ = ["Format", "Head", "Options", "open_text", "read_head", "read_text"]
 
 _HEAD = 1 << 16
-_GZIP = b"\x1f\x8b"
-LARGEST_TEXT = 1 << 28
-"""Characters of a file that is read whole; recordings of gigabytes are streamed instead."""
 
 
-@contextlib.contextmanager
-def open_text(path: Path, *, needed: str, newline: str | None = None) -> Iterator[IO[str]]:
-    """Open a text file, unpacked where it is gzipped; what fails while it is read is a CalibrationError.
+def open_text(
+    path: Path, *, needed: str, newline: str | None = None
+) -> AbstractContextManager[IO[str]]:
+    """Open a text file to be streamed, unpacked where it is gzipped; what goes wrong is a CalibrationError.
 
     Parameters
     ----------
@@ -35,21 +31,10 @@ def open_text(path: Path, *, needed: str, newline: str | None = None) -> Iterato
     newline : str, optional
         As for `open`.
     """
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(len(_GZIP)) == _GZIP
-        opened: Any = gzip.open if packed else open
-        with opened(path, "rt", encoding="utf-8-sig", newline=newline) as stream:
-            yield stream
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise CalibrationError(
-            f"{path}: truncated or damaged, the gzip stream breaks off"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise CalibrationError(f"{path}: not text in UTF-8; needed {needed}") from error
+    return inputs.open_text(path, needed=needed, newline=newline, error=CalibrationError)
 
 
-def read_text(path: Path, *, needed: str, largest: int = LARGEST_TEXT) -> str:
+def read_text(path: Path, *, needed: str, largest: int = inputs.TEXT) -> str:
     """The whole text of a file.
 
     Parameters
@@ -58,20 +43,14 @@ def read_text(path: Path, *, needed: str, largest: int = LARGEST_TEXT) -> str:
     needed : str
         What the file should be, for the message.
     largest : int
-        Characters that are read, unpacked.
+        Bytes that are read, unpacked.
 
     Raises
     ------
     CalibrationError
         If it is no text, breaks off, or is longer.
     """
-    with open_text(path, needed=needed) as stream:
-        text = stream.read(largest + 1)
-    if len(text) > largest:
-        raise CalibrationError(
-            f"{path}: is over {largest:,} characters, unpacked; needed {needed}, which are shorter"
-        )
-    return text
+    return inputs.read_text(path, needed=needed, largest=largest, error=CalibrationError)
 
 
 @dataclasses.dataclass(
@@ -111,17 +90,9 @@ class Head:
         """
         if not self.is_object:
             return {}
-        try:
-            data = json.loads(read_text(self.path, needed="a report in JSON"))
-        except json.JSONDecodeError as error:
-            raise CalibrationError(
-                f"{self.path}:{error.lineno}: not whole JSON ({error.msg}); the file is truncated or not JSON"
-            ) from error
-        except RecursionError as error:
-            raise CalibrationError(f"{self.path}: JSON nested deeper than can be read") from error
-        except ValueError as error:  # Python reads no integers of thousands of digits
-            raise CalibrationError(f"{self.path}: JSON with a number too long to read") from error
-        document: Mapping[str, Any] = data
+        document: Mapping[str, Any] = inputs.read_json(
+            self.path, needed="a report in JSON", error=CalibrationError
+        )
         return document
 
 
@@ -139,21 +110,10 @@ def read_head(path: Path, *, binary: bool = False) -> Head:
     CalibrationError
         If it cannot be read, is empty, or is no text.
     """
-    try:
-        if path.exists() and not path.is_file():  # a pipe or a device would be waited for
-            kind = "a folder" if path.is_dir() else "no regular file"
-            raise CalibrationError(f"{path}: is {kind}; needed a file")
-        with path.open("rb") as raw:
-            packed = raw.read(len(_GZIP)) == _GZIP
-            raw.seek(0)
-            with gzip.open(raw) if packed else raw as stream:
-                text = stream.read(_HEAD).decode("utf-8-sig", errors="replace")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise CalibrationError(
-            f"{path}: truncated or damaged, the gzip stream breaks off"
-        ) from error
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise CalibrationError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    with inputs.open_input(
+        path, needed="measurements", error=CalibrationError, largest=inputs.RECORDING
+    ) as stream:
+        text = stream.read(_HEAD).decode("utf-8-sig", errors="replace")
     if not text.strip():
         raise CalibrationError(f"{path}: is empty; needed measurements")
     if "\0" in text and not binary:

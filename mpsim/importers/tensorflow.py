@@ -17,6 +17,7 @@ from typing import Final
 from mpsim.errors import FormatError
 from mpsim.importers.imported import Recorded
 from mpsim.importers.source import Format, Head, Options, read_text
+from mpsim.inputs import open_regular
 
 __all__ = ["TENSORFLOW", "is_graph"]
 
@@ -32,13 +33,20 @@ _COLLECTIVE = re.compile(
 
 def is_graph(path: Path) -> bool:
     """Whether a file is a graph of TensorFlow in binary: a GraphDef or a SavedModel."""
-    if path.suffix != ".pb" or not path.is_file():
+    if path.suffix != ".pb":
         return False
-    with path.open("rb") as raw:
-        head = raw.read(_HEAD)
+    try:
+        head = _beginning(path)
+    except FormatError:  # said by the reader that is asked to read it
+        return False
     return any(
         word in head for word in (b"saved_model", b"Placeholder", b"PartitionedCall", b"Collective")
     )
+
+
+def _beginning(path: Path) -> bytes:
+    with open_regular(path, needed="a graph", error=FormatError) as raw:
+        return raw.read(_HEAD)
 
 
 def _recognises(head: Head) -> bool:
@@ -59,8 +67,7 @@ def _refuse(head: Head, options: Options) -> Recorded:
     """
     del options
     if head.path.suffix == ".pb":
-        with head.path.open("rb") as raw:
-            text = raw.read(_HEAD).decode("latin-1")
+        text = _beginning(head.path).decode("latin-1")
     else:
         text = read_text(head.path, needed="text")
     found = _COLLECTIVE.search(text)

@@ -6,12 +6,13 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Self, TextIO
+from typing import IO, Annotated, Final, Self, TextIO
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from mpsim.errors import CalibrationError, nearest
+from mpsim.inputs import open_text
 from mpsim.measured.records import (
     Actions,
     End,
@@ -100,15 +101,8 @@ def read_measured(path: str | Path, *, partial: bool = False) -> Measured:
     CalibrationError
         With the file and the line of the first mistake.
     """
-    try:
-        with Path(path).open(encoding="utf-8-sig") as stream:
-            return _Reading(str(path), partial).read(stream)
-    except OSError as error:
-        raise CalibrationError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise CalibrationError(
-            f"{path}: not text in UTF-8; needed a file of 'mpsim measure'"
-        ) from error
+    with open_text(path, needed="a file of 'mpsim measure'", error=CalibrationError) as stream:
+        return _Reading(str(path), partial).read(stream)
 
 
 def check_alike(files: Sequence[Measured]) -> None:
@@ -139,8 +133,8 @@ class _Reading:
         self.skipped: list[Skipped] = []
         self.end: End | None = None
 
-    def read(self, stream: TextIO) -> Measured:
-        for number, text in enumerate(_lines(stream), start=1):
+    def read(self, stream: IO[str]) -> Measured:
+        for number, text in enumerate(_lines(self.file, stream), start=1):
             try:
                 self._take(text)
             except CalibrationError as error:
@@ -210,11 +204,11 @@ class _Reading:
         self.end = end
 
 
-def _lines(stream: TextIO) -> Iterator[str]:
+def _lines(file: str, stream: IO[str]) -> Iterator[str]:
     while text := stream.readline(LONGEST_LINE):
         if len(text) == LONGEST_LINE:
             raise CalibrationError(
-                f"{stream.name}: a line of over {LONGEST_LINE // 10**6} MB; needed a file of 'mpsim measure'"
+                f"{file}: a line of over {LONGEST_LINE // 10**6} MB; needed a file of 'mpsim measure'"
             )
         yield text
 

@@ -8,11 +8,12 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from mpsim.errors import ScheduleError
 from mpsim.framework import Framework
 from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Placement
+from mpsim.inputs import read_bytes
 from mpsim.memo import remembered
 from mpsim.scenario.described import Described
 from mpsim.scenario.variation import Variation
@@ -76,7 +77,7 @@ def digest_of(scenario: Described) -> str:
     content.pop("sweep", None)
     content["framework"] = _figures(scenario.software)
     if scenario.schedule.file is not None:
-        orders = Path(scenario.schedule.file).read_bytes()
+        orders = read_bytes(scenario.schedule.file, needed="a schedule", error=ScheduleError)
         content["schedule"]["file"] = hashlib.sha256(orders).hexdigest()
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -11,12 +11,15 @@ import re
 from pathlib import Path
 
 from mpsim.errors import ScheduleError
+from mpsim.inputs import open_text
 from mpsim.output import whole
 from mpsim.schedule.orders import Orders
 
 __all__ = ["read_csv", "write_csv"]
 
 _NUMBER = re.compile(r"\d+")
+_NEEDED = "text of comma-separated tokens, such as 3F0"
+_LARGEST = 1 << 26  # bytes: a token is about 6
 _DIGITS = 18  # of a number that are read: more are far beyond all bounds anyway
 
 
@@ -34,19 +37,18 @@ def read_csv(path: str | Path) -> Orders:
         If the file cannot be read, or is not one whole training step; the message names the file.
     """
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
+        with open_text(
+            path, needed=_NEEDED, error=ScheduleError, largest=_LARGEST, newline=""
+        ) as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+    except csv.Error as error:
+        raise ScheduleError(f"{path}: no {_NEEDED}: {error}") from error
+    try:
         tokens = [[cell for cell in row if cell] for row in rows]
         while tokens and not tokens[-1]:
             tokens.pop()
         _check_numbers(tokens)
         return Orders.from_tokens(tokens, schedule=Path(path).stem).validate()
-    except OSError as error:
-        raise ScheduleError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ScheduleError(
-            f"{path}: not a text file of comma-separated tokens: {error}"
-        ) from error
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from error
 

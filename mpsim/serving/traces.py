@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from mpsim.errors import Problem, ScenarioError
+from mpsim.inputs import open_text, parse_json
+from mpsim.record import Record
 from mpsim.serving.requests import Requests
 
 __all__ = ["read_trace"]
 
 _LONGEST = 100_000_000  # tokens of a request: more is a slip
+_LATEST = 1e11  # s after the epoch: three thousand years
+_MOST = 10_000_000  # requests: they are held in memory
+_LONGEST_LINE = 4_000_000  # characters
+_MOST_PROBLEMS = 20
+_NEEDED = "a trace of requests"
+_WANTED = "a finite time of arrival and positive numbers of tokens"
 _SECONDS_A_MILLISECOND = 1e-3
 
 
@@ -68,7 +75,7 @@ def read_trace(path: Path) -> Requests:
     -----
     Requests without a response (failed ones of BurstGPT) are left out. Arrivals count from the first.
     """
-    if not path.is_file():
+    if not path.exists():
         raise ScenarioError(
             [
                 Problem(
@@ -78,7 +85,11 @@ def read_trace(path: Path) -> Requests:
             ]
         )
     problems: list[Problem] = []
-    rows = list(_rows(path, problems))
+    rows = list(itertools.islice(_rows(path, problems), _MOST + 1))
+    if len(rows) > _MOST:
+        problems.append(
+            _problem(path, _MOST, f"is not the last; needed {_MOST:,} requests or fewer")
+        )
     for before, (number, row) in itertools.pairwise(rows):
         if row.arrival < before[1].arrival:
             problems.append(
@@ -89,8 +100,10 @@ def read_trace(path: Path) -> Requests:
     if not rows and not problems:
         problems.append(_problem(path, 1, "has no requests"))
     if problems:
-        raise ScenarioError(problems[:20])
+        raise ScenarioError(problems[:_MOST_PROBLEMS])
     only = [row for _, row in rows if row.output > 0]
+    if not only:
+        raise ScenarioError([_problem(path, 1, "and all others have no response")])
     arrival = np.array([row.arrival for row in only])
     return Requests(
         arrival - arrival[0],
@@ -101,13 +114,13 @@ def read_trace(path: Path) -> Requests:
 
 
 def _rows(path: Path, problems: list[Problem]) -> Iterator[tuple[int, _Row]]:
-    with path.open(encoding="utf-8", newline="", errors="replace") as file:
-        if file.read(1) == "{":
-            file.seek(0)
-            yield from _mooncake(path, file, problems)
+    with open_text(path, needed=_NEEDED, error=ScenarioError, newline="") as file:
+        lines = _lines(path, file)
+        first = next(lines, "")
+        if first.startswith("{"):
+            yield from _mooncake(path, itertools.chain((first,), lines), problems)
             return
-        file.seek(0)
-        reader = csv.DictReader(file)
+        reader = csv.DictReader(itertools.chain((first,), lines))
         columns = _recognise(reader.fieldnames or ())
         if columns is None:
             known = "; ".join(f"{c.arrival}, {c.prompt}, {c.output}" for c in _FORMATS.values())
@@ -129,8 +142,19 @@ def _rows(path: Path, problems: list[Problem]) -> Iterator[tuple[int, _Row]]:
                         record[columns.output],
                     ),
                 )
-            except (ValueError, TypeError, KeyError) as error:
-                problems.append(_problem(path, number, f"is malformed: {error}"))
+            except (ValueError, TypeError, KeyError):
+                problems.append(_problem(path, number, f"is malformed; needed {_WANTED}"))
+            if len(problems) > _MOST_PROBLEMS:
+                return
+
+
+def _lines(path: Path, file: IO[str]) -> Iterator[str]:
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE:
+            raise ScenarioError(
+                f"{path}: a line of over {_LONGEST_LINE:,} characters; needed {_NEEDED}"
+            )
+        yield line
 
 
 def _recognise(names: Any) -> _Columns | None:
@@ -142,10 +166,8 @@ def _recognise(names: Any) -> _Columns | None:
 
 def _row(arrival: float, prompt: Any, output: Any, hashes: tuple[int, ...] = ()) -> _Row:
     lengths = int(float(prompt)), int(float(output))
-    if not (np.isfinite(arrival) and 1 <= lengths[0] <= _LONGEST and 0 <= lengths[1] <= _LONGEST):
-        raise ValueError(
-            f"got arrival {arrival}, {prompt} and {output} tokens; needed finite times and positive lengths"
-        )
+    if not (abs(arrival) < _LATEST and 1 <= lengths[0] <= _LONGEST and 0 <= lengths[1] <= _LONGEST):
+        raise ValueError(_WANTED)
     return _Row(float(arrival), *lengths, hashes)
 
 
@@ -156,12 +178,25 @@ def _mooncake(
         if not line.strip():
             continue
         try:
-            record: Mapping[str, Any] = json.loads(line)
-            hashes = tuple(int(value) for value in record.get("hash_ids", ()))
-            arrival = float(record["timestamp"]) * _SECONDS_A_MILLISECOND
-            yield number, _row(arrival, record["input_length"], record["output_length"], hashes)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            problems.append(_problem(path, number, f"is malformed: {error!r}"))
+            record = Record(
+                parse_json(line, path, error=ScenarioError), f"line {number}", error=ScenarioError
+            )
+            yield (
+                number,
+                _row(
+                    record.number("timestamp") * _SECONDS_A_MILLISECOND,
+                    record.whole("input_length"),
+                    record.whole("output_length"),
+                    record.wholes("hash_ids", []),
+                ),
+            )
+        except ScenarioError as error:
+            reason = error.problems[0].message.removeprefix(f"line {number}: ")
+            problems.append(_problem(path, number, f"is malformed: {reason}"))
+        except ValueError:
+            problems.append(_problem(path, number, f"is malformed; needed {_WANTED}"))
+        if len(problems) > _MOST_PROBLEMS:
+            return
 
 
 def _problem(path: Path, line: int, message: str) -> Problem:

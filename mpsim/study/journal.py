@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mpsim.errors import ScenarioError
+from mpsim.inputs import RECORDING, read_bytes
 from mpsim.stamp import stamp
 
 __all__ = ["Journal", "name_of"]
@@ -135,7 +136,7 @@ class Journal:
         self._fresh.clear()
 
     def _read(self, path: Path, what: str) -> None:
-        raw = path.read_bytes()
+        raw = read_bytes(path, needed="a journal", error=ScenarioError, largest=RECORDING)
         whole = raw.rfind(b"\n") + 1
         lines = raw[:whole].splitlines()
         entries = [_entry(line) for line in lines]

@@ -78,7 +78,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, mpsim_cli):
     """Only regular files are read."""
     os.mkfifo(tmp_path / "pipe")
     done = mpsim_cli("import", "auto", tmp_path / "pipe")
-    assert (done.code, "no regular file" in done.err) == (2, True)
+    assert (done.code, "is a pipe" in done.err) == (2, True)
 
 
 def test_another_format_than_named_is_refused(config, mpsim_cli):

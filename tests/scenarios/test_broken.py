@@ -118,7 +118,7 @@ def test_a_thousand_mistakes_are_cut_short(tmp_path):
 def test_missing_file_and_folder_are_refused(tmp_path):
     """A path that cannot be read says why."""
     assert "no such file" in str(problems_of(tmp_path / "none.yaml")[0])
-    assert "it is a folder" in str(problems_of(tmp_path)[0])
+    assert "is a folder" in str(problems_of(tmp_path)[0])
 
 
 def test_include_loop_of_two_files_names_both(tmp_path):

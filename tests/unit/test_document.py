@@ -190,7 +190,7 @@ def test_the_first_of_several_merged_mappings_wins(loader, written):
         ("a: *x", 1, "no complete '&x' before it"),
         ("a: 1\n---\nb: 2", 2, "a second document"),
         ("- 1", 1, "got a list at the top"),
-        ("just words", 1, "got 'just words' at the top"),
+        ("just words", 1, "got plain text at the top"),
         ("? [a]\n: 1", 1, "a key must be one word"),
         ("a: !!python/name:os.system x", 1, "is not allowed"),
         ("a: 1\nb: {<<: 3}", 2, "'<<' merges a mapping"),

@@ -184,5 +184,5 @@ def test_csv_mistakes_name_the_file(tmp_path) -> None:
     with pytest.raises(ScheduleError, match=r"own.csv: 0B0 missing"):
         read_csv(path)
     path.write_bytes(b"\xff\xfe0F0")
-    with pytest.raises(ScheduleError, match=r"own.csv: not a text file"):
+    with pytest.raises(ScheduleError, match=r"own.csv: is not text in UTF-8"):
         read_csv(path)

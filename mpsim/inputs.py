@@ -1,0 +1,349 @@
+"""Files that mpsim reads: opened in one place, so that no reader waits for a pipe, swells with a bomb or falls over a broken disk.
+
+`open_input` gives the bytes of a regular file, unpacked where it is gzipped and never more of them than its reader can use; what goes wrong while they are read is
+one error of the class that the reader names. Nothing else in mpsim opens a file of somebody (tested over the whole tree).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final, Never
+
+from mpsim.errors import MpsimError, Problem, ScenarioError
+
+__all__ = [
+    "CONFIGURATION",
+    "RECORDING",
+    "TEXT",
+    "check_regular",
+    "open_input",
+    "open_regular",
+    "open_text",
+    "parse_json",
+    "read_bytes",
+    "read_json",
+    "read_text",
+    "refusal",
+    "shown",
+]
+
+CONFIGURATION: Final = 4_000_000
+"""Bytes of a configuration: the longest that people keep hold a few thousand keys."""
+TEXT: Final = 1 << 28
+"""Bytes of a file that is read whole."""
+RECORDING: Final = 1 << 36
+"""Bytes of a recording that is streamed: 64 GiB, unpacked."""
+DEEPEST: Final = 48
+"""Levels of nesting in a document."""
+_GZIP: Final = b"\x1f\x8b"
+_RATIO: Final = 300
+"""Times that a packed file may grow: traces grow 10 to 50 times, a bomb 1000 times."""
+_FREE: Final = 1 << 24  # bytes unpacked before the ratio counts: a few repeated lines pack well
+_BUFFER: Final = 1 << 18
+_SHOWN: Final = 40  # characters of somebody's value in a message
+_KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+# a pipe that replaced the file since it was looked at must not be waited for
+_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def refusal(error: type[MpsimError], path: str | Path, reason: str, line: int = 0) -> MpsimError:
+    """An error of a class about a file, or a line of it."""
+    if issubclass(error, ScenarioError):
+        return error([Problem(reason, file=str(path), line=line)])
+    return error(f"{path}:{line}: {reason}" if line else f"{path}: {reason}")
+
+
+def shown(value: object) -> str:
+    """A value of somebody's file in a message: short, on one line, and never what a list or an object holds.
+
+    Examples
+    --------
+    >>> shown("x" * 100), shown([[1]]), shown(2.5)
+    ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", 'a list', '2.5')
+    """
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, int) and abs(value) >= 10**_SHOWN:
+        return "a number of many digits"
+    text = repr(value)  # which spells out what cannot be printed
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def check_regular(path: str | Path, *, needed: str, error: type[MpsimError]) -> os.stat_result:
+    """Refuse what is no regular file: a folder, a pipe or a device would fail later, block or never end.
+
+    Parameters
+    ----------
+    path : str or Path
+    needed : str
+        A file that the reader takes, in words.
+    error : type of MpsimError
+
+    Raises
+    ------
+    MpsimError
+        Of the class `error`.
+    """
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a path that is no text is the caller's to see
+    except OSError as problem:
+        raise refusal(error, path, f"cannot be read: {_reason(problem)}") from problem
+    except ValueError as problem:  # a null character in the path
+        raise refusal(error, ascii(str(path)), f"cannot be read: {problem}") from problem
+    _check_kind(status, path, needed=needed, error=error)
+    return status
+
+
+def _check_kind(
+    status: os.stat_result, path: str | Path, *, needed: str, error: type[MpsimError]
+) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    kind = next((name for holds, name in _KINDS if holds(status.st_mode)), "no regular file")
+    raise refusal(error, path, f"is {kind}; needed {needed} in a regular file")
+
+
+@contextlib.contextmanager
+def open_regular(
+    path: str | Path, *, needed: str, error: type[MpsimError], largest: int = RECORDING
+) -> Iterator[IO[bytes]]:
+    """Open a regular file for reading anywhere in it, as it lies on disk.
+
+    Parameters
+    ----------
+    path : str or Path
+    needed : str
+        A file that the reader takes, in words.
+    error : type of MpsimError
+        Class of what goes wrong while it is opened.
+    largest : int
+        Bytes that it may have.
+    """
+    check_regular(path, needed=needed, error=error)
+    try:
+        stream = open(path, "rb", opener=lambda name, _: os.open(name, _FLAGS))  # noqa: SIM115
+    except OSError as problem:
+        raise refusal(error, path, f"cannot be read: {_reason(problem)}") from problem
+    with stream:
+        status = os.fstat(stream.fileno())
+        _check_kind(status, path, needed=needed, error=error)
+        if status.st_size > largest:
+            raise refusal(error, path, f"is over {_size(largest)}; needed {needed}, which is less")
+        yield stream
+
+
+@contextlib.contextmanager
+def open_input(
+    path: str | Path, *, needed: str, error: type[MpsimError], largest: int
+) -> Iterator[IO[bytes]]:
+    """Open a file for reading from its beginning, unpacked where it is gzipped.
+
+    Parameters
+    ----------
+    path : str or Path
+    needed : str
+        A file that the reader takes, in words.
+    error : type of MpsimError
+        Class of everything that goes wrong, then and while the stream is read.
+    largest : int
+        Bytes that are read, unpacked; one more is an error.
+
+    Raises
+    ------
+    MpsimError
+        Of the class `error`: if there is no such file, it is a folder, a pipe or a device, it cannot be read, it is too large or unpacks to far more than it has, or
+        its packing is damaged.
+    """
+    with open_regular(path, needed=needed, error=error, largest=largest) as raw:
+        packed = raw.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # type: ignore[attr-defined] # buffered
+        source: Any = gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw
+        bounded = _Bounded(source, path, needed, error, largest)
+        bounded.packed = os.fstat(raw.fileno()).st_size if packed else 0
+        with io.BufferedReader(bounded, _BUFFER) as stream:
+            yield stream
+
+
+class _Bounded(io.RawIOBase):
+    """Bytes of a stream up to a limit; errors of the system and of unpacking become one of the reader's class."""
+
+    def __init__(
+        self, source: Any, path: str | Path, needed: str, error: type[MpsimError], largest: int
+    ) -> None:
+        self.source, self.path, self.needed = source, path, needed
+        self.error, self.largest = error, largest
+        self.packed = 0
+        self.read_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readall(self) -> bytes:
+        return b"".join(iter(lambda: self._next(_BUFFER), b""))
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._next(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next(self, count: int) -> bytes:
+        data = b""
+        try:
+            data = self.source.read(min(count, self.largest + 1 - self.read_bytes)) or b""
+        except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
+            self._refuse("truncated or damaged, the gzip stream breaks off", problem)
+        except OSError as problem:
+            self._refuse(f"cannot be read: {_reason(problem)}", problem)
+        self.read_bytes += len(data)
+        if self.read_bytes > self.largest:
+            self._refuse(f"is over {_size(self.largest)}, unpacked; needed {self.needed}")
+        if self.packed and self.read_bytes > max(_FREE, _RATIO * self.packed):
+            self._refuse(f"unpacks to over {_RATIO} times its size; needed {self.needed}")
+        return data
+
+    def _refuse(self, reason: str, cause: BaseException | None = None) -> Never:
+        raise refusal(self.error, self.path, reason) from cause
+
+
+@contextlib.contextmanager
+def open_text(
+    path: str | Path,
+    *,
+    needed: str,
+    error: type[MpsimError],
+    largest: int = RECORDING,
+    newline: str | None = None,
+    errors: str = "strict",
+) -> Iterator[IO[str]]:
+    """Open a text file in UTF-8; see `open_input`.
+
+    Parameters
+    ----------
+    path : str or Path
+    needed : str
+    error : type of MpsimError
+        Also for what is no text.
+    largest : int
+        Bytes, unpacked.
+    newline, errors : str, optional
+        As for `open`.
+    """
+    with open_input(path, needed=needed, error=error, largest=largest) as raw:
+        text = io.TextIOWrapper(raw, encoding="utf-8-sig", newline=newline, errors=errors)
+        try:
+            yield text
+        except UnicodeDecodeError as problem:
+            raise refusal(error, path, f"is not text in UTF-8; needed {needed}") from problem
+
+
+def read_bytes(
+    path: str | Path, *, needed: str, error: type[MpsimError], largest: int = TEXT
+) -> bytes:
+    """All bytes of a file; see `open_input`."""
+    with open_input(path, needed=needed, error=error, largest=largest) as stream:
+        return stream.read()
+
+
+def read_text(
+    path: str | Path, *, needed: str, error: type[MpsimError], largest: int = TEXT
+) -> str:
+    """The whole text of a file in UTF-8, ends of lines as one newline; see `open_text`."""
+    with open_text(path, needed=needed, error=error, largest=largest) as stream:
+        return stream.read()
+
+
+def read_json(
+    path: str | Path, *, needed: str, error: type[MpsimError], largest: int = TEXT
+) -> Any:
+    """A JSON document, read as `parse_json` does."""
+    text = read_text(path, needed=needed, error=error, largest=largest)
+    return parse_json(text, path, error=error)
+
+
+def parse_json(text: str, path: str | Path, *, error: type[MpsimError]) -> Any:
+    """A JSON document of which no key is repeated in an object, and which is not nested deeper than documents are.
+
+    Parameters
+    ----------
+    text : str
+    path : str or Path
+        File that messages name.
+    error : type of MpsimError
+
+    Raises
+    ------
+    MpsimError
+        Of the class `error`, with the line where it breaks off.
+    """
+    try:
+        data = json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as problem:
+        reason = f"not whole JSON ({problem.msg}); the file is truncated or not JSON"
+        raise refusal(error, path, reason, problem.lineno) from problem
+    except _RepeatedError as problem:
+        raise refusal(error, path, str(problem)) from problem
+    except RecursionError as problem:
+        raise refusal(error, path, f"JSON nested deeper than {DEEPEST} levels") from problem
+    except ValueError as problem:  # Python reads no integers of thousands of digits
+        raise refusal(error, path, "JSON with a number too long to read") from problem
+    if _depth(data) > DEEPEST:
+        raise refusal(error, path, f"JSON nested deeper than {DEEPEST} levels")
+    return data
+
+
+class _RepeatedError(ValueError):
+    """A key that stands twice in one object."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _RepeatedError(f"key {shown(key)} is repeated in one object; keep one")
+            seen.add(key)
+    return data
+
+
+def _depth(data: object) -> int:
+    """Levels of nesting; counted level by level, for recursion would break off where they are many."""
+    level, depth = [data], 0
+    while level := [
+        inner
+        for value in level
+        if isinstance(value, dict | list)
+        for inner in (value.values() if isinstance(value, dict) else value)
+    ]:
+        depth += 1
+        if depth > DEEPEST:
+            break
+    return depth
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such file; check the path"
+    return error.strerror or type(error).__name__
+
+
+def _size(count: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (10**6, "MB")):
+        if count >= unit:
+            return f"{count // unit:,} {name}"
+    return f"{count:,} bytes"
