@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mpsim.scenario import Scenario
 
 __all__ = [
+    "AllowInclude",
     "AsJson",
     "Background",
     "Csv",
@@ -62,6 +63,10 @@ Overrides = Annotated[
     typer.Option(
         "--override", metavar="NAME", help="Apply a named block of `overrides:`; repeatable."
     ),
+]
+AllowInclude = Annotated[
+    bool,
+    typer.Option("--allow-include", help="Let a scenario include files outside its folder."),
 ]
 Plot = Annotated[
     Path | None,
@@ -188,6 +193,7 @@ def load_scenario(
     sets: list[str] | None = None,
     overrides: list[str] | None = None,
     engine: Engine | None = None,
+    allow_include: bool = False,
 ) -> Scenario:
     """Read a scenario with what the command line changes in it."""
     from mpsim.scenario import load
@@ -195,7 +201,7 @@ def load_scenario(
     changes = [*(sets or [])]
     if engine is not None:
         changes.append(f"simulation.engine={engine.value}")
-    return load(file, overrides=overrides or [], set=changes)
+    return load(file, overrides=overrides or [], set=changes, allow_include=allow_include)
 
 
 def load_scenarios(
@@ -204,6 +210,7 @@ def load_scenarios(
     sets: list[str] | None = None,
     overrides: list[str] | None = None,
     engine: Engine | None = None,
+    allow_include: bool = False,
 ) -> list[Scenario]:
     """Read several scenarios; the mistakes of all of them are reported together."""
     from mpsim.errors import Problem, ScenarioError
@@ -212,7 +219,7 @@ def load_scenarios(
     problems: list[Problem] = []
     for file in files:
         try:
-            scenarios.append(load_scenario(file, sets=sets, overrides=overrides, engine=engine))
+            scenarios.append(load_scenario(file, sets=sets, overrides=overrides, engine=engine, allow_include=allow_include))
         except ScenarioError as error:
             problems.extend(error.problems)
     if problems:

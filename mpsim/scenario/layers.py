@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from mpsim.document import Document, parse_scalar, read_document
 from mpsim.errors import Problem, ScenarioError, nearest
+from mpsim.inputs import shown
 from mpsim.scenario.paths import SHORTHANDS, assign, expand_shorthand, join
 
 __all__ = ["Layers", "lay_values", "read_layers"]
 
 MAX_FILES: Final = 64
+_SHOWN: Final = 100  # characters of a path
 FLAT: Final = ("sweep", "overrides")  # sections whose own keys are dotted
 
 
@@ -157,7 +159,13 @@ def _below(value: object) -> Iterator[str]:
             yield join(name, below)
 
 
-def read_layers(path: Path, *, set: Iterable[str], overrides: Iterable[str]) -> Document:  # noqa: A002
+def read_layers(
+    path: Path,
+    *,
+    set: Iterable[str],  # noqa: A002
+    overrides: Iterable[str],
+    allow_include: bool = False,
+) -> Document:
     """Read a scenario file with all it includes, and lay overrides and settings on top.
 
     Parameters
@@ -167,6 +175,8 @@ def read_layers(path: Path, *, set: Iterable[str], overrides: Iterable[str]) -> 
         ``key=value`` each.
     overrides : iterable of str
         Names of the file's ``overrides:`` section, in order.
+    allow_include : bool
+        Whether includes may leave the folder of `path`.
 
     Returns
     -------
@@ -179,7 +189,9 @@ def read_layers(path: Path, *, set: Iterable[str], overrides: Iterable[str]) -> 
         If `path` itself cannot be read.
     """
     layers = Layers(str(path))
-    _lay_file(layers, path, read_document(path), (path.resolve(),), [0])
+    document = read_document(path)
+    inside = None if allow_include else path.parent.resolve()
+    _lay_file(layers, path, document, (path.resolve(),), [0], inside)
     layers.data.pop("include", None)
     before = layers.document()
     for name in overrides:
@@ -219,13 +231,23 @@ def _placed(problem: Problem, origin: Document, written: str) -> Problem:
 
 
 def _lay_file(
-    layers: Layers, path: Path, document: Document, chain: tuple[Path, ...], count: list[int]
+    layers: Layers,
+    path: Path,
+    document: Document,
+    chain: tuple[Path, ...],
+    count: list[int],
+    inside: Path | None,
 ) -> None:
     layers.problems += document.problems
     for index, include in enumerate(_includes(document, layers)):
         where = document.locate(Problem("", key=f"include.{index}"))
         target = path.parent / include
-        if target.resolve() in chain:
+        resolved = _resolved(target)
+        if inside is not None and not resolved.is_relative_to(inside):
+            message = f"includes {include[:_SHOWN]!r}, which is outside the folder of the scenario; move it inside, or allow it with --allow-include"
+            layers.problems.append(dataclasses.replace(where, message=message, key="include"))
+            continue
+        if resolved in chain:
             loop = " -> ".join(step.name for step in (*chain, target))
             message = f"include loop {loop}; remove one of them"
             layers.problems.append(dataclasses.replace(where, message=message, key="include"))
@@ -238,12 +260,20 @@ def _lay_file(
         try:
             inner = read_document(target)
         except ScenarioError as error:
-            message = f"includes {include!r}, which {error.problems[0].message}"
+            message = f"includes {include[:_SHOWN]!r}, which {error.problems[0].message}"
             layers.problems.append(dataclasses.replace(where, message=message, key="include"))
             continue
-        _lay_file(layers, target, inner, (*chain, target.resolve()), count)
+        _lay_file(layers, target, inner, (*chain, resolved), count, inside)
     _root_schedule_file(document.data, path.parent)
     layers.lay(document)
+
+
+def _resolved(path: Path) -> Path:
+    """Where `path` leads, links followed; `path` itself where that is nowhere, which reading it says."""
+    try:
+        return path.resolve()
+    except (OSError, ValueError, RuntimeError):  # a name too long, a null character, links in a circle
+        return path.absolute()
 
 
 def _includes(document: Document, layers: Layers) -> list[str]:
@@ -253,7 +283,7 @@ def _includes(document: Document, layers: Layers) -> list[str]:
         return []
     if isinstance(listed, list) and all(isinstance(path, str) for path in listed):
         return listed
-    problem = Problem(f"got {given!r}; needed a path, or a list of paths", key="include")
+    problem = Problem(f"got {shown(given)}; needed a path, or a list of paths", key="include")
     layers.problems.append(document.locate(problem))
     return []
 

@@ -365,6 +365,7 @@ def load(
     set: Iterable[str] = (),  # noqa: A002 - the word of the command line
     overrides: Iterable[str] = (),
     checked: bool = True,
+    allow_include: bool = False,
 ) -> Scenario:
     """Read a scenario file.
 
@@ -378,6 +379,8 @@ def load(
         Names in the ``overrides:`` section to lay on top, in order.
     checked : bool
         Whether to refuse a scenario that contradicts itself (see `check`).
+    allow_include : bool
+        Whether it may include files outside its folder; a scenario of a stranger should not.
 
     Raises
     ------
@@ -386,7 +389,7 @@ def load(
     """
     given = [set] if isinstance(set, str) else set
     named = [overrides] if isinstance(overrides, str) else overrides
-    document = read_layers(Path(path), set=given, overrides=named)
+    document = read_layers(Path(path), set=given, overrides=named, allow_include=allow_include)
     document.data.setdefault("name", Path(path).stem)
     return _build(document, checked=checked)
 
