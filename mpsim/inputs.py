@@ -324,15 +324,15 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _depth(data: object) -> int:
     """Levels of nesting; counted level by level, for recursion would break off where they are many."""
     level, depth = [data], 0
-    while level := [
-        inner
-        for value in level
-        if isinstance(value, dict | list)
-        for inner in (value.values() if isinstance(value, dict) else value)
-    ]:
+    while level := [value for value in level if isinstance(value, dict | list)]:
         depth += 1
         if depth > DEEPEST:
             break
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
     return depth
 
 

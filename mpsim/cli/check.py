@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Emit, Overrides, Sets, load_scenario
+from mpsim.cli.options import AllowInclude, AsJson, Emit, Overrides, Sets, load_scenario
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
@@ -20,6 +20,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
     sets: Sets = None,
     overrides: Overrides = None,
+    allow_include: AllowInclude = False,
     emit: Emit = None,
     as_json: AsJson = False,
 ) -> None:
@@ -27,7 +28,7 @@ def check(
     from mpsim.cli.console import print_json, print_text
     from mpsim.cli.emit import emitted, write_emitted
 
-    scenario = load_scenario(file, sets=sets, overrides=overrides)
+    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     derived = _derived_service(scenario) if scenario.serving is not None else _derived(scenario)
     files = emitted(scenario, emit)
     if as_json:

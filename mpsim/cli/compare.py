@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli.options import AsJson, Overrides, Plot, Sets, load_scenario
+from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, load_scenario
 
 if TYPE_CHECKING:
     from mpsim.errors import ScenarioError
+    from mpsim.scenario import Scenario
     from mpsim.study import Comparison
     from mpsim.study.recorded import RecordedComparison
 
@@ -41,6 +43,7 @@ def compare(
     ] = None,
     sets: Sets = None,
     overrides: Overrides = None,
+    allow_include: AllowInclude = False,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,12 +53,13 @@ def compare(
     from mpsim.study import compare as compare_results
 
     others = b or []
+    read = functools.partial(load_scenario, overrides=overrides, allow_include=allow_include)
     if any(map(_is_recording, others)):
         if vs:
             raise typer.BadParameter(
                 "a recording is set beside one scenario; change that with --set", param_hint="--vs"
             )
-        _beside_recording(a, others, sets, overrides, plot, as_json=as_json)
+        _beside_recording(a, others, functools.partial(read, sets=sets), plot, as_json=as_json)
         return
     if not others and not vs:
         raise typer.BadParameter(
@@ -71,10 +75,10 @@ def compare(
             "both are stored results, which nothing can change; leave it out, or give a scenario",
             param_hint="--set" if sets else "--override",
         )
-    first = _result(a, sets, overrides)
-    sides = [_result(file, sets, overrides) for file in others]
+    first = _result(a, functools.partial(read, sets=sets))
+    sides = [_result(file, functools.partial(read, sets=sets)) for file in others]
     if vs:
-        changed = _result(a, [*(sets or []), *vs], overrides)
+        changed = _result(a, functools.partial(read, sets=[*(sets or []), *vs]))
         sides.append({**changed, "scenario": f"{changed['scenario']} with {', '.join(vs)}"})
     comparisons = [compare_results(first, side) for side in sides]
     if as_json:
@@ -112,8 +116,7 @@ def _is_recording(path: Path) -> bool:
 def _beside_recording(
     scenario: Path,
     recordings: list[Path],
-    sets: list[str] | None,
-    overrides: list[str] | None,
+    read: Callable[[Path], Scenario],
     plot: Path | None,
     *,
     as_json: bool,
@@ -129,7 +132,7 @@ def _beside_recording(
         raise typer.BadParameter(
             "a recording is set beside a scenario; give its .yaml first", param_hint="A"
         )
-    loaded = load_scenario(scenario, sets=sets, overrides=overrides)
+    loaded = read(scenario)
     if loaded.serves:
         raise ScenarioError(f"{scenario}: serves; a recorded step is set beside a training step")
     try:
@@ -176,9 +179,7 @@ def _print_recorded(comparison: RecordedComparison) -> None:
     print_text(comparison.explanation)
 
 
-def _result(
-    file: Path, sets: list[str] | None, overrides: list[str] | None
-) -> Mapping[str, object]:
+def _result(file: Path, read: Callable[[Path], Scenario]) -> Mapping[str, object]:
     """The summary that a result file holds, or that simulating a scenario file gives."""
     from mpsim.archive import Archive, is_archive
 
@@ -189,7 +190,7 @@ def _result(
         return _stored(file)
     from mpsim.simulate import simulate
 
-    return simulate(load_scenario(file, sets=sets, overrides=overrides)).summary
+    return simulate(read(file)).summary
 
 
 def _stored(file: Path) -> Mapping[str, object]:

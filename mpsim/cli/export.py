@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli.options import AsJson, Overrides, Sets, load_scenario
+from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, load_scenario
 from mpsim.cli.paths import check_file, check_folder
 from mpsim.output import write_whole
 
 if TYPE_CHECKING:
     from mpsim.exporters import Exported
+    from mpsim.scenario import Scenario
 
 __all__ = ["export"]
 
@@ -43,20 +46,20 @@ def export(
     ] = None,
     sets: Sets = None,
     overrides: Overrides = None,
+    allow_include: AllowInclude = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a scenario as another tool's configuration, and list every value that the format cannot hold."""
     from mpsim.cli.console import note, print_json, print_text, wrote
 
+    read = functools.partial(
+        load_scenario, sets=sets, overrides=overrides, allow_include=allow_include
+    )
     if format.lower() == TRACE:
-        _trace(file, check_folder(output), sets=sets, overrides=overrides, as_json=as_json)
+        _trace(file, check_folder(output), read, as_json=as_json)
         return
     check_file(output)
-    exported = (
-        _points(file)
-        if format.lower() == POINTS
-        else _scenario(format, file, sets=sets, overrides=overrides)
-    )
+    exported = _points(file) if format.lower() == POINTS else _scenario(format, file, read)
     if output is not None:
         write_whole(output, exported.text)
     if as_json:
@@ -75,9 +78,8 @@ def export(
 def _trace(
     file: Path,
     folder: Path | None,
+    read: Callable[[Path], Scenario],
     *,
-    sets: list[str] | None,
-    overrides: list[str] | None,
     as_json: bool,
 ) -> None:
     """Execution traces of every rank of a scenario's step."""
@@ -90,7 +92,7 @@ def _trace(
         raise typer.BadParameter(
             "chakra has a file a rank; needed a folder to write them into", param_hint="--output"
         )
-    scenario = load_scenario(file, sets=sets, overrides=overrides)
+    scenario = read(file)
     if scenario.serves:
         raise ScenarioError(f"{file}: serves; an execution trace is written of a training step")
     written = write_chakra(prepare(scenario), folder)
@@ -111,14 +113,12 @@ def _trace(
     wrote(folder)
 
 
-def _scenario(
-    name: str, file: Path, *, sets: list[str] | None, overrides: list[str] | None
-) -> Exported:
+def _scenario(name: str, file: Path, read: Callable[[Path], Scenario]) -> Exported:
     from mpsim.exporters import export as exported
     from mpsim.exporters import writer
 
     writer(name)  # an unknown format is refused before the file is read
-    return exported(load_scenario(file, sets=sets, overrides=overrides), name)
+    return exported(read(file), name)
 
 
 def _points(file: Path) -> Exported:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.options import (
+    AllowInclude,
     AsJson,
     Background,
     Failures,
@@ -77,6 +78,7 @@ def goodput(
     plot: Plot = None,
     sets: Sets = None,
     overrides: Overrides = None,
+    allow_include: AllowInclude = False,
     as_json: AsJson = False,
 ) -> None:
     """Say how much of days of training is progress, when components fail and checkpoints take time."""
@@ -85,7 +87,9 @@ def goodput(
     from mpsim.study.goodput import simulate_goodput
     from mpsim.study.reliability import Checkpoint, Reliability
 
-    result = simulate_step(load_scenario(file, sets=sets, overrides=overrides))
+    result = simulate_step(
+        load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
+    )
     cluster = result.plan.layout.cluster
     reliability = Reliability.of(
         cluster,

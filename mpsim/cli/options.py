@@ -219,7 +219,11 @@ def load_scenarios(
     problems: list[Problem] = []
     for file in files:
         try:
-            scenarios.append(load_scenario(file, sets=sets, overrides=overrides, engine=engine, allow_include=allow_include))
+            scenarios.append(
+                load_scenario(
+                    file, sets=sets, overrides=overrides, engine=engine, allow_include=allow_include
+                )
+            )
         except ScenarioError as error:
             problems.extend(error.problems)
     if problems:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.options import (
+    AllowInclude,
     AsJson,
     Background,
     Failures,
@@ -120,6 +121,7 @@ def plan(
     plot: Plot = None,
     sets: Sets = None,
     overrides: Overrides = None,
+    allow_include: AllowInclude = False,
     as_json: AsJson = False,
 ) -> None:
     """Say how many days, accelerator-hours, dollars, MWh and tonnes of CO2 a whole training takes."""
@@ -129,7 +131,7 @@ def plan(
     from mpsim.study.plan import Assumptions
     from mpsim.study.plan import plan as make_plan
 
-    scenario = load_scenario(file, sets=sets, overrides=overrides)
+    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     values = values_of(over or [])
     check_over(scenario, values)
     assumed = Assumptions(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpsim.cli.options import (
+    AllowInclude,
     AsJson,
     Emit,
     Engine,
@@ -37,6 +38,7 @@ def run(
     trace: Trace = None,
     sets: Sets = None,
     overrides: Overrides = None,
+    allow_include: AllowInclude = False,
     engine: Annotated[
         Engine | None,
         typer.Option(
@@ -73,7 +75,9 @@ def run(
         raise typer.BadParameter(
             f"one trace holds one scenario, got {len(files)}", param_hint="--trace"
         )
-    scenarios = load_scenarios(files, sets=sets, overrides=overrides, engine=engine)
+    scenarios = load_scenarios(
+        files, sets=sets, overrides=overrides, engine=engine, allow_include=allow_include
+    )
     if emit:
         from mpsim.cli.emit import check_emit
 

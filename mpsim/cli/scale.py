@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Overrides, Plot, Sets, load_scenario
+from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, load_scenario
 
 if TYPE_CHECKING:
     from mpsim.study.scaling import Scale
@@ -56,6 +56,7 @@ def scale(
     plot: Plot = None,
     sets: Sets = None,
     overrides: Overrides = None,
+    allow_include: AllowInclude = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what throughput, MFU and the parts of the step become on more accelerators."""
@@ -63,7 +64,7 @@ def scale(
     from mpsim.study.scaling import MODES
     from mpsim.study.scaling import scale as run_scale
 
-    scenario = load_scenario(file, sets=sets, overrides=overrides)
+    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     with progress_bar(scenario.name) as report:
         scaled = run_scale(
             scenario,

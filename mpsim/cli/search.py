@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpsim.cli.options import (
+    AllowInclude,
     AsJson,
     Csv,
     Emit,
@@ -116,6 +117,7 @@ def search(
     emit: Emit = None,
     sets: Sets = None,
     overrides: Overrides = None,
+    allow_include: AllowInclude = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the best layouts of a model on a cluster, and say what became of all others."""
@@ -124,7 +126,7 @@ def search(
     from mpsim.cli.sweep import values_of
     from mpsim.study import search as run_search
 
-    scenario = load_scenario(file, sets=sets, overrides=overrides)
+    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     check_emit(emit or (), 1)
     values = values_of(over or [])
     check_over(scenario, values)

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AsJson, Csv, Overrides, Plot, Resume, Sets, check_over, load_scenario
+from mpsim.cli.options import (
+    AllowInclude,
+    AsJson,
+    Csv,
+    Overrides,
+    Plot,
+    Resume,
+    Sets,
+    check_over,
+    load_scenario,
+)
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
@@ -42,13 +52,14 @@ def sweep(
     ] = None,
     sets: Sets = None,
     overrides: Overrides = None,
+    allow_include: AllowInclude = False,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a scenario at every combination of some values; rows that cannot run keep their reason."""
     from mpsim.cli.console import note, print_json, progress_bar, wrote
     from mpsim.study import sweep as run_sweep
 
-    scenario = load_scenario(file, sets=sets, overrides=overrides)
+    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     values = values_of(over) if over else _block(scenario)
     if over:
         check_over(scenario, values)

@@ -272,7 +272,11 @@ def _resolved(path: Path) -> Path:
     """Where `path` leads, links followed; `path` itself where that is nowhere, which reading it says."""
     try:
         return path.resolve()
-    except (OSError, ValueError, RuntimeError):  # a name too long, a null character, links in a circle
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # a name too long, a null character, links in a circle
         return path.absolute()
 
 
