@@ -25,7 +25,7 @@ from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
 from mpsim.program.csr import owners
 from mpsim.result.figures import calibration
 from mpsim.result.intervals import Cover, Gaps, busy_parts, compute_rows, idle_gaps
-from mpsim.result.waits import charge_waits
+from mpsim.result.waits import waits_before
 from mpsim.training.vocabulary import PARTS
 
 __all__ = [
@@ -225,7 +225,7 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
     bubble = program.vocabulary.part("bubble")
     result = busy_parts(timeline)
     gaps = idle_gaps(timeline)
-    charge_waits(result, timeline, gaps.where(gaps.row >= 0), bubble)
+    waits_before(timeline, gaps.where(gaps.row >= 0), bubble).add_to(result)
     # after its last kernel a rank may still communicate; what nothing of its own covers is waiting for the others
     ends = gaps.where(gaps.row < 0)
     rank, row = program.slot // len(Stream), owners(program.slot_ptr)

@@ -12,16 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import Constant, Interference, interference_of
-from mpsim.parallel.axes import AXES
+from mpsim.parallel.axes import AXES, AXIS_NAMES
 from mpsim.program.csr import owners
 from mpsim.program.expand import expand, expanded_flops
 from mpsim.program.links import Deployment
 from mpsim.program.program import COLLECTIVE, TICK, Program, Stream
 
-__all__ = ["COMMUNICATION", "Devices", "devices_of", "interference_constants"]
+__all__ = ["AXIS_OF_STREAM", "COMMUNICATION", "Devices", "devices_of", "interference_constants"]
 
 COMMUNICATION = {stream: axis.name for axis in AXES for stream in axis.streams}
 """Axis of every stream on which ranks communicate."""
+
+AXIS_OF_STREAM = np.array(
+    [
+        AXIS_NAMES.index(COMMUNICATION[stream]) if stream in COMMUNICATION else -1
+        for stream in Stream
+    ]
+)
+"""Its number in `mpsim.parallel.axes.AXIS_NAMES`, by stream; -1 where none communicates."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -115,6 +115,9 @@ class Template:
         What matrix products execute, masked attention only where it is worked on [FLOP]; at most the sum of `flops`.
     peak_seconds : float
         Time that these would take at the peaks of the formats they run in [s].
+    exposed : float64[Q]
+        For how long, up to the end of each collective, the compute stream stands idle waiting for it [ticks]; longer than the collective
+        where it began late. Sums by part to `parts` exactly. Empty where nobody knows, as in results of versions that did not record it.
 
     Notes
     -----
@@ -139,6 +142,7 @@ class Template:
     parts: NDArray[np.float64]
     executed_flops: float = 0.0
     peak_seconds: float = 0.0
+    exposed: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def __repr__(self) -> str:
         return f"Template({self.name!r}, {len(self.stream)} kernels, {self.parts.sum():.0f} ticks)"

@@ -102,6 +102,7 @@ class _Block:
         self.now = 0.0  # end of the last kernel
         self.kernel: int | None = None
         self.pending: list[int] = []
+        self.exposed: dict[int, float] = {}
         self.last: dict[Stream, int] = {}
         self.tagged: dict[str, int] = {}
 
@@ -185,7 +186,9 @@ class _Block:
     def _await(self, awaited: tuple[int, ...]) -> tuple[int, ...]:
         for place in awaited:
             collective = self.placed[place]
-            self.parts[collective.part] += max(0.0, collective.end - self.now)
+            if collective.end > self.now:  # waited for once, as it then leaves `pending`
+                self.exposed[place] = collective.end - self.now
+                self.parts[collective.part] += self.exposed[place]
             self.now = max(self.now, collective.end)
         self.pending = [place for place in self.pending if place not in awaited]
         return awaited
@@ -320,6 +323,7 @@ def _as_template(name: str, block: _Block) -> Template:
         before_ptr=np.cumsum([0, *(len(entry.before) for entry in placed)], dtype=np.int32),
         before=np.array([i for entry in placed for i in entry.before], dtype=np.int32),
         parts=block.parts,
+        exposed=np.array([block.exposed.get(i, 0.0) for i in range(len(placed))]),
     )
 
 
@@ -377,6 +381,7 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         before_ptr=before_ptr,
         before=before,
         parts=np.sum([block.parts for block in templates], axis=0),
+        exposed=joined("exposed"),
         executed_flops=sum(block.executed_flops for block in templates),
         peak_seconds=sum(block.peak_seconds for block in templates),
     )
@@ -392,7 +397,25 @@ def stretched(template: Template, factor: float) -> Template:
     parts = np.rint(template.parts * factor)
     largest = int(np.argmax(parts))
     parts[largest] += np.rint(template.parts.sum() * factor) - parts.sum()
-    return dataclasses.replace(template, start=start, duration=end - start, parts=parts)
+    return dataclasses.replace(
+        template,
+        start=start,
+        duration=end - start,
+        parts=parts,
+        exposed=_stretched_waits(template, end, factor, parts),
+    )
+
+
+def _stretched_waits(
+    template: Template, end: NDArray[np.float64], factor: float, parts: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Waits of a stretched template up to the new ends; the longest of each part takes what rounding leaves of it."""
+    since = np.rint((template.start + template.duration - template.exposed) * factor)
+    exposed = np.where(template.exposed > 0, end - since, 0.0)
+    for part in set(template.part[template.exposed > 0].tolist()):
+        mine = np.flatnonzero((template.part == part) & (template.exposed > 0))
+        exposed[mine[np.argmax(exposed[mine])]] += parts[part] - exposed[mine].sum()
+    return exposed
 
 
 def exits(template: Template) -> NDArray[np.int64]:

@@ -2,6 +2,8 @@
 
 from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.result import Job, Result
+from mpsim.result.slices import CommunicationSlices
 from mpsim.result.utilisation import Utilisation
+from mpsim.result.waits import Waits
 
-__all__ = ["Job", "Memory", "MemoryCurve", "Result", "Utilisation"]
+__all__ = ["CommunicationSlices", "Job", "Memory", "MemoryCurve", "Result", "Utilisation", "Waits"]

@@ -20,20 +20,13 @@ from mpsim.memo import remembered
 from mpsim.parallel.axes import AXIS_NAMES
 from mpsim.program import COLLECTIVE, Program, Stream, Template
 from mpsim.program.csr import owners
-from mpsim.program.devices import COMMUNICATION
+from mpsim.program.devices import AXIS_OF_STREAM
 from mpsim.result.intervals import Cover, compute_rows
 
 __all__ = ["CommunicationTime", "communication_time"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-_AXIS = np.array(
-    [
-        AXIS_NAMES.index(COMMUNICATION[stream]) if stream in COMMUNICATION else -1
-        for stream in Stream
-    ]
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +77,7 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
 def _windows(program: Program) -> list[tuple[Ints, Ints]]:
     """Rows with transfers of their own on each rank, and the axis of each."""
     row, stream = owners(program.slot_ptr), program.slot % len(Stream)
-    rank, axis = program.slot // len(Stream), _AXIS[stream]
+    rank, axis = program.slot // len(Stream), AXIS_OF_STREAM[stream]
     chosen = np.flatnonzero((axis >= 0) & (program.duration[row] > 0))
     order = chosen[np.argsort(rank[chosen], kind="stable")]
     begins = np.searchsorted(rank[order], np.arange(program.ranks + 1))
@@ -103,7 +96,7 @@ class _Inside:
         self.cover = Cover(start[kernels], end[kernels])
         self.whole = float(self.cover.until(np.array([np.inf]))[0])
         self.total, self.hidden = np.zeros((2, len(AXIS_NAMES)))
-        axis = _AXIS[template.stream]
+        axis = AXIS_OF_STREAM[template.stream]
         moves = axis >= 0
         np.add.at(self.total, axis[moves], template.duration[moves])
         np.add.at(self.hidden, axis[moves], self.cover.within(start[moves], end[moves]))

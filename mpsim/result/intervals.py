@@ -59,6 +59,34 @@ class Cover:
         before = self.until(np.concatenate([start, np.maximum(end, start)]))
         return np.maximum(before[len(start) :] - before[: len(start)], 0.0)
 
+    def contains(self, time: Floats) -> NDArray[np.bool_]:
+        """Whether each moment is covered, an interval's end not included."""
+        index = np.searchsorted(self.start, time, side="right")
+        if not len(self.start):
+            return np.zeros(len(time), dtype=bool)
+        covered: NDArray[np.bool_] = (index > 0) & (time < self.end[index - 1])
+        return covered
+
+    def cut(self, start: Floats, end: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
+        """Covered pieces of each window: number of the window, start and end, in order within a window.
+
+        Examples
+        --------
+        >>> Cover(np.array([0.0, 5.0]), np.array([2.0, 6.0])).cut(np.array([1.0]), np.array([5.5]))
+        (array([0, 0]), array([1., 5.]), array([2. , 5.5]))
+        """
+        first = np.searchsorted(self.end, start, side="right")
+        count = np.maximum(np.searchsorted(self.start, end, side="left") - first, 0)
+        window = np.repeat(np.arange(len(start)), count)
+        piece = np.arange(len(window)) + np.repeat(first - (np.cumsum(count) - count), count)
+        begins = np.maximum(self.start[piece], start[window])
+        return window, begins, np.minimum(self.end[piece], end[window])
+
+    @property
+    def rest(self) -> Cover:
+        """All other time."""
+        return Cover(np.append(-np.inf, self.end), np.append(self.start, np.inf))
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Gaps:

@@ -73,6 +73,7 @@ class MemoryCurve:
     time_s: NDArray[np.float64]
     held: NDArray[np.float64]
     standing: float
+    components: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
 
 
 def join_memory(parts: Sequence[Memory]) -> Memory:

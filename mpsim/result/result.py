@@ -22,7 +22,9 @@ from mpsim.program.program import Program
 from mpsim.result.communication import CommunicationTime, communication_time
 from mpsim.result.links import LinkUse, measure_links
 from mpsim.result.memory import Memory, MemoryCurve
+from mpsim.result.slices import CommunicationSlices, communication_slices
 from mpsim.result.utilisation import Utilisation, measure_utilisation
+from mpsim.result.waits import Waits
 from mpsim.scenario import Scenario
 
 __all__ = ["Job", "Pictures", "Result", "Summary"]
@@ -62,6 +64,10 @@ class Job(Protocol):
 
     def account(self, timeline: Timeline) -> NDArray[np.float64]:
         """Ticks of each rank class by part of the job's account; every row sums to the makespan."""
+        ...
+
+    def idle(self, timeline: Timeline) -> Waits:
+        """Idle time of every rank class as intervals of one part of the account each."""
         ...
 
     def links(self, program: Program) -> Links:
@@ -130,6 +136,21 @@ class Result:
     def communication(self) -> CommunicationTime:
         """Time in which ranks communicate over each axis, hidden beside kernels and exposed."""
         return communication_time(self.timeline)
+
+    @functools.cached_property
+    def idle(self) -> Waits:
+        """Idle time of compute streams as intervals, each of one part of the job's account."""
+        return self.job.idle(self.timeline)
+
+    def communication_slices(self, ranks: Sequence[int] | None = None) -> CommunicationSlices:
+        """Cut what ranks communicate into slices of time, inside actions too, exposed or hidden.
+
+        Parameters
+        ----------
+        ranks : sequence of int, optional
+            Rank classes; all when left out, which is one slice or two for each collective of each layer of each action.
+        """
+        return communication_slices(self.timeline, self.idle, ranks=ranks)
 
     @functools.cached_property
     def memory(self) -> Memory:

@@ -2,11 +2,14 @@
 
 Idle time before a row counts as the part of the transfer that ended last before it, from the moment the transfer's data was ready, and so for the transfer
 that held up this one; all earlier idle time was waiting for something to be computed.
+
+Shapes: R rank classes, W waits.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,40 +18,99 @@ from mpsim.engine.timeline import Timeline
 from mpsim.program import COLLECTIVE, SEND
 from mpsim.result.intervals import Gaps
 
-__all__ = ["charge_waits", "last_dependency"]
+__all__ = ["Waits", "last_dependency", "waits_before"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def charge_waits(parts: Floats, timeline: Timeline, gaps: Gaps, waiting: int) -> None:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Waits:
+    """Intervals in which a compute stream stands idle, each counted as one part of the account.
+
+    Parameters
+    ----------
+    rank : int64[W]
+        Rank class.
+    start, end : float64[W]
+        Ticks since the step began; those of one rank do not overlap.
+    part : int64[W]
+        By the vocabulary of the program.
+    row : int64[W]
+        Row that is waited for: a transfer, or what is computed elsewhere; -1 where it is no single one.
+    """
+
+    rank: Ints
+    start: Floats
+    end: Floats
+    part: Ints
+    row: Ints
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @classmethod
+    def join(cls, several: Sequence[Waits]) -> Waits:
+        """All waits of several."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(
+            **{name: np.concatenate([getattr(waits, name) for waits in several]) for name in names}
+        )
+
+    def where(self, chosen: NDArray[np.bool_]) -> Waits:
+        """Some of them."""
+        columns = {f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)}
+        return Waits(**columns)
+
+    def add_to(self, parts: Floats) -> None:
+        """Add the ticks of each wait to the part it counts as [R, parts]."""
+        ranks, width = parts.shape
+        took = np.bincount(
+            self.rank * width + self.part, weights=self.end - self.start, minlength=ranks * width
+        )
+        parts += took.reshape(ranks, width)
+
+
+def waits_before(timeline: Timeline, gaps: Gaps, waiting: int) -> Waits:
     """Charge idle time before rows to the transfers that ended last, one after the other, back to where they began.
 
     Parameters
     ----------
-    parts : float64[R, parts]
-        Added to [ticks].
     timeline : Timeline
     gaps : Gaps
         Each before a row.
     waiting : int
         Part that waiting for a computation counts as.
+
+    Returns
+    -------
+    Waits
+        They fill the gaps.
     """
     program, left = timeline.program, gaps
+    found: list[Waits] = [
+        _waits(left.where(np.zeros(len(left.row), dtype=bool)), waiting, left.row[:0])
+    ]
     while len(left.row):
         gate = last_dependency(timeline, left.row)
         held = np.maximum(gate, 0)
         transfers = (gate >= 0) & np.isin(program.kind[held], (SEND, COLLECTIVE))
         transfers &= timeline.end[held] >= left.end
-        waits = left.where(~transfers)
-        amount = np.bincount(waits.rank, weights=waits.end - waits.start, minlength=len(parts))
-        parts[:, waiting] += amount
+        found.append(_waits(left.where(~transfers), waiting, gate[~transfers]))
         left, gate = left.where(transfers), gate[transfers]
         since = np.clip(_ready(timeline, gate), left.start, left.end)
-        np.add.at(parts, (left.rank, program.part[gate]), left.end - since)
+        moving = dataclasses.replace(left, start=since)
+        kept = moving.end > moving.start
+        found.append(_waits(moving.where(kept), program.part[gate[kept]], gate[kept]))
         # a transfer that others held up is followed to those
         left = dataclasses.replace(left, end=since, row=gate)
         left = left.where(left.end > left.start)
+    return Waits.join(found)
+
+
+def _waits(gaps: Gaps, part: int | NDArray[np.int8], row: Ints) -> Waits:
+    parts = np.broadcast_to(np.asarray(part, dtype=np.int64), gaps.rank.shape)
+    return Waits(gaps.rank, gaps.start, gaps.end, parts, row)
 
 
 def last_dependency(timeline: Timeline, row: Ints) -> Ints:

@@ -10,10 +10,12 @@ what ended it:
   host covers ``optimizer``; what lies before the last pipeline action anywhere is ``bubble``; of the rest what any rank's cover is
   counted likewise, and what remains ``other`` (waiting for a slower optimizer).
 
-The parts of a rank are whole ticks and sum to the step time exactly.
+The parts of a rank are whole ticks and sum to the step time exactly. `idle_waits` gives the same idle time as intervals.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +24,12 @@ from mpsim.engine.timeline import Timeline
 from mpsim.program import Stream
 from mpsim.program.csr import owners
 from mpsim.result.intervals import Cover, Gaps, busy_parts, idle_gaps
-from mpsim.result.waits import charge_waits
+from mpsim.result.waits import Waits, waits_before
 from mpsim.training.vocabulary import PARTS, PIPELINE, Kind
 
-__all__ = ["attribute"]
+__all__ = ["attribute", "idle_waits"]
+
+Floats = NDArray[np.float64]
 
 _DP, _BUBBLE, _OPTIMIZER, _OTHER = (
     PARTS.index(name) for name in ("exposed_dp", "bubble", "optimizer", "other")
@@ -47,34 +51,62 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
         Ticks; every row sums to the makespan.
     """
     result = busy_parts(timeline)
-    gaps = idle_gaps(timeline)
-    is_pipeline = np.isin(timeline.program.kind, PIPELINE)
-    before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]
-    charge_waits(result, timeline, gaps.where(before_action), _BUBBLE)
-    _charge_ends(result, timeline, gaps.where(~before_action))
+    idle_waits(timeline).add_to(result)
     return result
 
 
-def _charge_ends(parts: NDArray[np.float64], timeline: Timeline, gaps: Gaps) -> None:
+def idle_waits(timeline: Timeline) -> Waits:
+    """Split the idle time of every rank class into intervals of one part each.
+
+    Parameters
+    ----------
+    timeline : Timeline
+
+    Returns
+    -------
+    Waits
+        They fill all the time in which compute streams run nothing.
+    """
+    gaps = idle_gaps(timeline)
+    is_pipeline = np.isin(timeline.program.kind, PIPELINE)
+    before_action = (gaps.row >= 0) & is_pipeline[np.maximum(gaps.row, 0)]
+    before = waits_before(timeline, gaps.where(before_action), _BUBBLE)
+    return Waits.join([before, *_waits_at_end(timeline, gaps.where(~before_action))])
+
+
+def _waits_at_end(timeline: Timeline, gaps: Gaps) -> Iterator[Waits]:
     """Charge idle time after the last action of a rank."""
     program = timeline.program
     pipeline = np.isin(program.kind, PIPELINE)
     flush = float(timeline.end[pipeline].max(initial=0.0))
     states = _States(timeline)
     anybody = states.covers(states.row)
-    for rank in set(gaps.rank.tolist()):
+    for rank in sorted(set(gaps.rank.tolist())):
         mine = gaps.rank == rank
         start, end = gaps.start[mine], gaps.end[mine]
         split = np.clip(flush, start, end)
-        before, after = states.covers(states.of(rank)), anybody
-        moved = before[0].within(start, split) + after[0].within(split, end)
-        covered = before[1].within(start, split)
-        busy = covered + after[1].within(split, end)
-        bubble = split - start - covered
-        parts[rank, _DP] += moved.sum()
-        parts[rank, _OPTIMIZER] += (busy - moved).sum()
-        parts[rank, _BUBBLE] += bubble.sum()
-        parts[rank, _OTHER] += (end - start - busy - bubble).sum()
+        yield _labelled(rank, start, split, states.covers(states.of(rank)), _BUBBLE)
+        yield _labelled(rank, split, end, anybody, _OTHER)
+
+
+def _labelled(
+    rank: int, start: Floats, end: Floats, covers: tuple[Cover, Cover], rest: int
+) -> Waits:
+    """Cut windows of one rank into pieces in which states move, in which they are updated, and the `rest`."""
+    moving, working = covers
+    edges = np.unique(
+        np.concatenate([start, end, moving.start, moving.end, working.start, working.end])
+    )
+    since, until = edges[:-1], edges[1:]
+    # between two edges nothing changes, so the middle says it for all
+    middle = (since + until) / 2
+    moves, works, wanted = (
+        cover.contains(middle) for cover in (moving, working, Cover(start, end))
+    )
+    part = np.where(moves, _DP, np.where(works, _OPTIMIZER, rest))[wanted]
+    since, until = since[wanted], until[wanted]
+    none = np.full(len(part), -1)
+    return Waits(np.full(len(part), rank), since, until, part, none)
 
 
 class _States:

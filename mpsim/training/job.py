@@ -14,7 +14,8 @@ from mpsim.hardware import Cluster
 from mpsim.program.links import Links, links_of
 from mpsim.program.program import Program
 from mpsim.result import Memory, MemoryCurve, Result
-from mpsim.training.account import attribute
+from mpsim.result.waits import Waits
+from mpsim.training.account import attribute, idle_waits
 from mpsim.training.memory import account_memory, memory_curve
 from mpsim.training.plan import Plan
 from mpsim.training.summary import summarise
@@ -49,6 +50,10 @@ class TrainingStep:
     def account(self, timeline: Timeline) -> NDArray[np.float64]:
         """Ticks of each rank class by part of the step."""
         return attribute(timeline)
+
+    def idle(self, timeline: Timeline) -> Waits:
+        """Idle time of every rank class as intervals of one part of the step each."""
+        return idle_waits(timeline)
 
     def links(self, program: Program) -> Links:
         """Links that rows of one of its programs use."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mpsim.engine.timeline import Timeline
 from mpsim.program import TICK, Stream
 from mpsim.result.memory import Memory, MemoryCurve
+from mpsim.schedule import Action
 from mpsim.training.memory.activations import held_by_rank, kept_by_stage
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PIPELINE
@@ -38,21 +39,44 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
 
     Notes
     -----
-    While an action runs its fullest moment counts; between actions what it has left.
+    While an action runs its fullest moment counts; between actions what it has left. Logits are those of the action that runs, or of the forward
+    that ran last: those that wait longer for their backward are activations like the rest, as in `mpsim.training.memory.account_memory`.
     """
     start, end = _actions(timeline, rank)
     part = plan.parts[rank // plan.layout.mesh.pp]
-    held = held_by_rank(part, kept_by_stage(part))[rank % plan.layout.mesh.pp]
-    most = float(held.most[held.fullest])
-    standing = float(memory.total[rank]) - most
+    number = rank % plan.layout.mesh.pp
+    held = held_by_rank(part, kept_by_stage(part))[number]
+    standing = float(memory.total[rank]) - float(held.most[held.fullest])
     time = np.concatenate([[0.0], np.stack([start, end], axis=1).ravel(), [timeline.makespan]])
-    levels = np.stack([held.most, held.after], axis=1).ravel()
-    last = levels[-1:] if len(levels) else np.zeros(1)
+    forward = part.orders.kind[part.orders.rank_ptr[number] : part.orders.rank_ptr[number + 1]]
+    logits = np.where(forward == Action.F, held.logits, 0.0)
+    moments = _over_time(held.most, held.after)
+    own = {
+        "gradients": _over_time(held.collected, np.zeros_like(held.collected)),
+        "logits": _over_time(held.logits, logits),
+    }
+    own["activations"] = moments - own["gradients"] - own["logits"]
+    most = {
+        "gradients": held.collected[held.fullest],
+        "logits": held.logits[held.fullest],
+        "activations": held.most[held.fullest]
+        - held.collected[held.fullest]
+        - held.logits[held.fullest],
+    }
+    components = {
+        name: float(sizes[rank]) - most.get(name, 0.0) + own.get(name, np.zeros(len(time)))
+        for name, sizes in memory.components.items()
+    }
     return MemoryCurve(
-        time_s=time * TICK,
-        held=standing + np.concatenate([[0.0], levels, last]),
-        standing=standing,
+        time_s=time * TICK, held=standing + moments, standing=standing, components=components
     )
+
+
+def _over_time(during: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Levels from the start of the step on: nothing, each action and what follows it, and the last again at the end."""
+    levels = np.stack([during, after], axis=1).ravel()
+    last = levels[-1:] if len(levels) else np.zeros(1)
+    return np.concatenate([[0.0], levels, last])
 
 
 def _actions(timeline: Timeline, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
