@@ -29,6 +29,7 @@ class Dimension(enum.StrEnum):
     FLOP = "FLOP"
     FLOP_RATE = "FLOP/s"
     POWER = "W"
+    FREQUENCY = "Hz"
     ENERGY = "J"
     PRICE_RATE = "USD/h"
 
@@ -68,6 +69,7 @@ _UNITS: Mapping[Dimension, Mapping[str, float]] = MappingProxyType(
         Dimension.FLOP: _scaled("FLOP", _DECIMAL),
         Dimension.FLOP_RATE: {**_scaled("FLOP/s", _DECIMAL), **_scaled("OP/s", _DECIMAL)},
         Dimension.POWER: {**_scaled("W", _DECIMAL), "mW": 1e-3},
+        Dimension.FREQUENCY: _scaled("Hz", _DECIMAL),
         Dimension.ENERGY: {**_scaled("J", _DECIMAL), "Wh": 3600.0, "kWh": 3.6e6, "MWh": 3.6e9},
         Dimension.PRICE_RATE: {"USD/h": 1.0},
     }
@@ -81,6 +83,7 @@ _EXAMPLES: Mapping[Dimension, tuple[str, ...]] = MappingProxyType(
         Dimension.FLOP: ("3.5 TFLOP", "1.2 PFLOP"),
         Dimension.FLOP_RATE: ("989 TFLOP/s", "1.2 PFLOP/s"),
         Dimension.POWER: ("700 W", "10.2 kW"),
+        Dimension.FREQUENCY: ("1410 MHz", "1.98 GHz"),
         Dimension.ENERGY: ("5 MJ", "3 kWh"),
         Dimension.PRICE_RATE: ("6.88 USD/h",),
     }

@@ -136,6 +136,8 @@ def sheet_entry(chip: Accelerator) -> dict[str, Any]:
         entry["scale_up"] = chip.scale_up
     if chip.price_per_hour is not None:
         entry["price_per_hour"] = format_exact(chip.price_per_hour, Dimension.PRICE_RATE)
+    if chip.boost_clock_hz is not None:
+        entry["boost_clock"] = format_exact(chip.boost_clock_hz, Dimension.FREQUENCY)
     return entry
 
 

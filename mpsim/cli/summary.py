@@ -10,6 +10,8 @@ from mpsim.units import Dimension, format_quantity
 
 __all__ = ["execution_rows", "percent", "print_summary", "summary_rows"]
 
+_LEAST_SHARE = 0.0005  # that is told
+
 
 def percent(share: float) -> str:
     """A share as a percentage with one decimal.
@@ -54,6 +56,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("pipeline bubble", f"{percent(summary['bubble_fraction'])} of all rank time"),
         ("memory", _memory(summary)),
         ("energy and price", _energy_and_price(summary)),
+        *_energy_parts(summary),
         ("numbers from", f"engine {summary['engine']}; {_calibration(summary['calibration'])}"),
         ("nearest measured", _validated(summary["validated"])),
         *_variation(summary),
@@ -189,8 +192,37 @@ def _energy_and_price(summary: Mapping[str, Any]) -> str:
         if energy is None
         else f"{format_quantity(energy, Dimension.ENERGY)} a step"
     ]
+    if "energy_j_per_token" in summary:  # results that were stored before it was kept lack it
+        each = format_quantity(summary["energy_j_per_token"], Dimension.ENERGY)
+        power = format_quantity(summary["accelerator_power_w"], Dimension.POWER)
+        parts[0] += f" ({each} a token, {power} an accelerator)"
     parts.append("no price given" if cost is None else f"{cost:.4g} USD a step")
     return ", ".join(parts)
+
+
+def _energy_parts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The energy of accelerators by part, and what the meter sees; nothing for results that were stored before it was kept."""
+    parts, meter = summary.get("energy_parts_j"), summary.get("meter_parts_j")
+    if not parts or not meter:
+        return []
+    whole = summary["energy_j_per_step"]
+    shares = ", ".join(
+        f"{name} {percent(part / whole)}"
+        for name, part in parts.items()
+        if part >= _LEAST_SHARE * whole
+    )
+    total = summary["meter_energy_j_per_step"]
+    around = ", ".join(
+        f"{name} {percent(part / total)}"
+        for name, part in meter.items()
+        if part >= _LEAST_SHARE * total
+    )
+    at_meter = format_quantity(summary["meter_power_w"], Dimension.POWER)
+    a_step = format_quantity(total, Dimension.ENERGY)
+    return [
+        ("where energy goes", shares),
+        ("at the meter", f"{at_meter}, {a_step} a step: {around}"),
+    ]
 
 
 def _calibration(calibration: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ from mpsim.cost.formulas import (
     attention_pairs,
     attention_seconds,
     copy_seconds,
-    device_power,
     gemm_seconds,
     grouped_gemm_seconds,
     memory_seconds,
@@ -22,11 +21,14 @@ from mpsim.cost.interference import Interference, interference_of
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.layout import LayoutCosts, StageCosts
 from mpsim.cost.libraries import default_library, library_names, library_of
+from mpsim.cost.power import KERNELS, Board, Load, PowerCurve, load_of
 from mpsim.cost.quantise import launch_seconds, quantise_seconds
 from mpsim.cost.straggling import straggling_constants, straggling_seconds
 
 __all__ = [
     "COLLECTIVES",
+    "KERNELS",
+    "Board",
     "CollectiveAnswer",
     "CollectiveCurves",
     "CollectiveModel",
@@ -37,13 +39,14 @@ __all__ = [
     "Interference",
     "KernelModel",
     "LayoutCosts",
+    "Load",
+    "PowerCurve",
     "StageCosts",
     "Status",
     "attention_pairs",
     "attention_seconds",
     "copy_seconds",
     "default_library",
-    "device_power",
     "gemm_seconds",
     "grouped_gemm_seconds",
     "host_constants",
@@ -52,6 +55,7 @@ __all__ = [
     "library_names",
     "library_of",
     "load_curves",
+    "load_of",
     "memory_seconds",
     "quantise_seconds",
     "straggling_constants",

@@ -1,4 +1,4 @@
-"""Kernel times as plain formulas on floats and arrays: GEMM, attention, memory-bound kernels, updates in place, power.
+"""Kernel times as plain formulas on floats and arrays: GEMM, attention, memory-bound kernels, updates in place.
 
 Shapes: N operators. Every argument may be a float or an array of N; the result follows numpy's broadcasting.
 """
@@ -19,9 +19,7 @@ __all__ = [
     "GemmConstants",
     "attention_pairs",
     "attention_seconds",
-    "capped_rate",
     "copy_seconds",
-    "device_power",
     "gemm_seconds",
     "grouped_gemm_seconds",
     "memory_seconds",
@@ -55,9 +53,6 @@ class GemmConstants:
     memory_fraction: float
     launch: float
     knee: float
-
-
-_SLOWEST_CLOCK = 0.1  # of the clock without a cap: A100 boards stop at 210 of 1,410 MHz
 
 
 def gemm_seconds(
@@ -309,49 +304,3 @@ def copy_seconds(moved: float, bandwidth: float, calibration: Calibration | None
     if measured is None:
         return update_seconds(moved, bandwidth, calibration)
     return moved / (measured * bandwidth)
-
-
-def capped_rate(share: ArrayLike, *, idle: float, draw: float, exponent: float) -> Floats:
-    """Rate of kernels under a power cap over that without one.
-
-    Parameters
-    ----------
-    share : float or array
-        Cap over the board's own limit, in (0, 1].
-    idle, draw : float
-        What a board draws with its clock at the floor, and with these kernels at full clock, over its own limit.
-    exponent : float
-        Dynamic power goes like the rate to this power.
-
-    Returns
-    -------
-    array
-        ``min(1, ((share - idle) / (draw - idle))^(1 / exponent))``; near the floor of the clock at least 0.1.
-
-    Notes
-    -----
-    ``P = P0 + a f V(f)^2``: above the knee of its voltage a board's dynamic power goes like the clock to the power of 2 to 4.
-    """
-    left = np.maximum(np.asarray(share, float) - idle, 0.0) / (draw - idle)
-    result: Floats = np.clip(left ** (1.0 / exponent), _SLOWEST_CLOCK, 1.0)
-    return result
-
-
-def device_power(utilisation: ArrayLike, tdp: float, idle: float) -> Floats:
-    """Power of one accelerator, linear between idle and what it draws when its kernels never pause.
-
-    Parameters
-    ----------
-    utilisation : float or array
-        Share of the time that kernels run, in [0, 1].
-    tdp, idle : float
-        Board limit, and power with nothing running [W].
-
-    Returns
-    -------
-    array
-        Power [W]: ``idle + utilisation * max(0, 0.82 tdp - idle)``, with 0.82 from ``kernels.power_draw.full_load``.
-    """
-    full = constant_groups("kernels")["power_draw"].value("full_load") * tdp
-    result: Floats = idle + np.asarray(utilisation, float) * max(0.0, full - idle)
-    return result

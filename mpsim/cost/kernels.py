@@ -24,11 +24,10 @@ from mpsim.cost.formulas import (
     Floats,
     GemmConstants,
     attention_seconds,
-    capped_rate,
-    device_power,
     gemm_seconds,
     memory_seconds,
 )
+from mpsim.cost.power import Board, Load
 from mpsim.cost.quantise import FORMATS, casting, quantise_seconds
 from mpsim.cost.waves import group_padding, read_tiling, tiled_gemm_seconds
 from mpsim.errors import HardwareError, nearest
@@ -44,7 +43,6 @@ __all__ = [
     "GemmConstants",
     "KernelModel",
     "attention_seconds",
-    "device_power",
     "gemm_seconds",
     "memory_seconds",
 ]
@@ -114,6 +112,7 @@ class KernelModel:
         self._rules = calibrated_groups("kernels", measured)
         self._wide_roles = frozenset(map(Role, self._rules["gemm_precision"].words["wide_roles"]))
         self._hot = clocks == "sustained"
+        self._board = Board(accelerator, use=self._use)
         self._level = self._power_level(self._rules["power.h100-low"]) if self._hot else 1.0
         wide = _WIDE if precision in _NARROW else precision
         self._gemm = {
@@ -271,27 +270,12 @@ class KernelModel:
         return self._use(group.demoted(f"bf16's fraction used for {precision}"), leaf)
 
     def _power_level(self, group: ConstantGroup) -> float:
-        """Share of the usual sustained rate that a board with a low power limit keeps, its own or one that was given to it."""
+        """Share of the usual sustained rate that a board keeps with a low limit of its own, under a cap and under a lock of its clock."""
         chip = self.accelerator
         if group.matches(chip.name) and board_power(chip) < group.value("tdp_below"):
             self._use(group, "tdp_below")
-            return self._use(group, "level") * self._cap_level("products_draw")
-        return self._cap_level("products_draw")
-
-    def _cap_level(self, draw: str) -> float:
-        """Share of its rate that a kind of kernel keeps under a cap; 1 without one, and where it draws less than the cap."""
-        share = self.accelerator.tdp_w / board_power(self.accelerator)
-        if share >= 1.0:
-            return 1.0
-        rules = self._rules["power_cap"]
-        return float(
-            capped_rate(
-                share,
-                idle=self._use(rules, "idle_share"),
-                draw=self._use(rules, draw),
-                exponent=self._use(rules, "exponent"),
-            )
-        )
+            return self._use(group, "level") * self._board.rate(Load.PRODUCTS)
+        return self._board.rate(Load.PRODUCTS)
 
     def _gemms(self, operators: Sequence[Operator]) -> Floats:
         asked = np.array([self._precision_of(operator) for operator in operators])
@@ -407,7 +391,7 @@ class KernelModel:
             return reading.seconds(moved) * eager
         slowdown = 1.0
         if self._hot:
-            level = self._cap_level("streams_draw")
+            level = self._board.rate(Load.STREAMS)
             slowdown = self._use(self._rules["memory_level"], "slowdown") / level
         return memory_seconds(
             moved,

@@ -49,10 +49,14 @@ DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
         "tdp_w": Dimension.POWER,
         "idle_w": Dimension.POWER,
         "power_w": Dimension.POWER,
+        "boost_clock_hz": Dimension.FREQUENCY,
+        "clock_hz": Dimension.FREQUENCY,
         "price_per_hour": Dimension.PRICE_RATE,
     }
 )
 """Fields of hardware that carry a unit."""
+
+_MHZ = 1e6
 
 
 class LinkShape(enum.StrEnum):
@@ -101,6 +105,10 @@ class Accelerator:
         Name of its usual scale-up link.
     price_per_hour : float or None
         On demand [USD/h].
+    boost_clock_hz : float or None
+        Highest clock of its processors [Hz].
+    clock_hz : float or None
+        Clock that it is locked to, at most `boost_clock_hz`; None where nothing holds it [Hz].
     sources : mapping of str to str
         For each figure (or ``*`` for the rest): where it was read and when; ``recalled`` marks a lead, not a fact.
     note : str
@@ -122,6 +130,8 @@ class Accelerator:
     idle_w: float
     scale_up: str | None = None
     price_per_hour: float | None = None
+    boost_clock_hz: float | None = None
+    clock_hz: float | None = None
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
     calibration: Calibration | None = None
@@ -138,9 +148,27 @@ class Accelerator:
         _check_not_negative(
             self.name, idle_w=self.idle_w, price_per_hour=self.price_per_hour or 0.0
         )
+        self._check_clocks()
         if not self.peak_flops:
             raise HardwareError(
                 f"{self.name}: peak_flops is empty, needed a rate for one precision or more"
+            )
+
+    def _check_clocks(self) -> None:
+        boost, locked = self.boost_clock_hz, self.clock_hz
+        given = {"boost_clock_hz": boost, "clock_hz": locked}
+        _check_positive(
+            self.name, **{key: value for key, value in given.items() if value is not None}
+        )
+        if locked is None:
+            return
+        if boost is None:
+            raise HardwareError(
+                f"{self.name}: clock is {locked / _MHZ:g} MHz, but its highest clock is not known; needed boost_clock beside it"
+            )
+        if locked > boost:
+            raise HardwareError(
+                f"{self.name}: clock is {locked / _MHZ:g} MHz, needed at most its boost_clock of {boost / _MHZ:g} MHz"
             )
 
     def peak(self, precision: str) -> float:

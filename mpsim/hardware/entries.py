@@ -19,7 +19,13 @@ __all__ = ["Entry", "parse_accelerator", "parse_link", "sources_of"]
 
 PROVENANCE = ("source", "as_of", "figures", "recalled", "note")
 FIELD_OF: Mapping[str, str] = MappingProxyType(
-    {"memory": "memory_bytes", "tdp": "tdp_w", "idle": "idle_w", "node_power": "power_w"}
+    {
+        "memory": "memory_bytes",
+        "tdp": "tdp_w",
+        "idle": "idle_w",
+        "boost_clock": "boost_clock_hz",
+        "node_power": "power_w",
+    }
 )
 T = TypeVar("T")
 
@@ -149,7 +155,7 @@ ACCELERATOR_KEYS = frozenset(
     (
         *PROVENANCE,
         *("title", "vendor", "family", "year", "compute_units", "peak_flops", "memory"),
-        *("memory_bandwidth", "tdp", "idle", "scale_up", "price_per_hour"),
+        *("memory_bandwidth", "tdp", "idle", "scale_up", "price_per_hour", "boost_clock"),
     )
 )
 
@@ -184,6 +190,9 @@ def parse_accelerator(name: str, data: object) -> Accelerator:
         idle_w=entry.quantity("idle", Dimension.POWER),
         scale_up=entry.text("scale_up") if entry.has("scale_up") else None,
         price_per_hour=_price(entry),
+        boost_clock_hz=entry.quantity("boost_clock", Dimension.FREQUENCY)
+        if entry.has("boost_clock")
+        else None,
         sources=sources_of(entry),
         note=entry.text("note", ""),
     )

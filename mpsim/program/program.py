@@ -118,6 +118,8 @@ class Template:
     exposed : float64[Q]
         For how long, up to the end of each collective, the compute stream stands idle waiting for it [ticks]; longer than the collective
         where it began late. Sums by part to `parts` exactly. Empty where nobody knows, as in results of versions that did not record it.
+    load_seconds : tuple of float
+        Time alone of the kernels inside by what they draw power for, in the order of `KERNELS`; empty where it is not known [s].
 
     Notes
     -----
@@ -143,6 +145,7 @@ class Template:
     executed_flops: float = 0.0
     peak_seconds: float = 0.0
     exposed: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+    load_seconds: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         return f"Template({self.name!r}, {len(self.stream)} kernels, {self.parts.sum():.0f} ticks)"

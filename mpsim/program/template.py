@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import COLLECTIVES
+from mpsim.cost import COLLECTIVES, KERNELS, load_of
 from mpsim.memo import remembered
 from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization
 from mpsim.program.program import TICK, Stream, Template, Vocabulary
@@ -278,7 +278,8 @@ def evaluate_block(
     """
     kernels = [item.operator for item in items if isinstance(item, Compute)]
     # all kernels of a block are one call: the cost model answers arrays much faster than one by one
-    seconds = iter(costs.kernels(kernels).tolist())
+    alone = costs.kernels(kernels)
+    seconds = iter(alone.tolist())
     block = _Block(vocabulary)
     for item in items:
         if isinstance(item, Compute):
@@ -294,8 +295,18 @@ def evaluate_block(
     block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
     executed, at_peak = costs.work(kernels)
     return dataclasses.replace(
-        _as_template(name, block), executed_flops=executed, peak_seconds=at_peak
+        _as_template(name, block),
+        executed_flops=executed,
+        peak_seconds=at_peak,
+        load_seconds=_by_load(kernels, alone),
     )
+
+
+def _by_load(kernels: Sequence[Operator], seconds: NDArray[np.float64]) -> tuple[float, ...]:
+    """Time of kernels by what they draw power for, in the order of `KERNELS`."""
+    loads = np.array([KERNELS.index(load_of(kernel)) for kernel in kernels], dtype=np.intp)
+    sums = np.bincount(loads, weights=seconds, minlength=len(KERNELS))
+    return tuple(sums.tolist())
 
 
 def _as_template(name: str, block: _Block) -> Template:
@@ -384,6 +395,9 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         exposed=joined("exposed"),
         executed_flops=sum(block.executed_flops for block in templates),
         peak_seconds=sum(block.peak_seconds for block in templates),
+        load_seconds=tuple(
+            map(sum, zip(*(block.load_seconds for block in templates), strict=False))
+        ),
     )
 
 

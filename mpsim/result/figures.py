@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import Constant, Status, device_power
+from mpsim.cost import Constant, Status
 from mpsim.hardware import SCALED_FORMATS, Accelerator, recalled
 from mpsim.parallel import AXIS_NAMES
 from mpsim.program import TICK
@@ -18,7 +18,6 @@ from mpsim.result.result import Result
 __all__ = [
     "calibration",
     "communication",
-    "energy",
     "mean_over_accelerators",
     "mean_over_ranks",
     "price",
@@ -60,20 +59,6 @@ def utilisation(result: Result) -> dict[str, float]:
         name: float(mean_over_ranks(result, getattr(result.utilisation, name)))
         for name in ("compute", "scale_up", "scale_out")
     }
-
-
-def energy(result: Result) -> float:
-    """Energy of all accelerators, idle power included, hosts and network not [J]."""
-    power = np.array(
-        [
-            device_power(busy, cluster.accelerator.tdp_w, cluster.accelerator.idle_w)
-            for busy, cluster in zip(
-                result.utilisation.compute, result.job.class_clusters, strict=True
-            )
-        ]
-    )
-    size = result.timeline.program.class_size
-    return float((power * size).sum() * result.timeline.step_time_s)
 
 
 def price(result: Result) -> float | None:

@@ -33,6 +33,7 @@ from mpsim.scenario.fields import (
     Bytes,
     Count,
     FlopRate,
+    Frequency,
     Name,
     Power,
     PriceRate,
@@ -98,9 +99,13 @@ class AcceleratorChoice(Section):
     compute_units: Count | None = None
     """SMs, CUs or cores."""
     tdp: Power | None = None
-    """Board power limit."""
+    """Board power limit; below that of the catalog a cap, which slows kernels that draw more."""
     idle: Power | None = None
     """Idle power."""
+    boost_clock: Frequency | None = None
+    """Highest clock of its processors."""
+    clock: Frequency | None = None
+    """Clock that its processors are locked to, at most the boost clock; left out, nothing holds it."""
 
 
 class LinkChoice(Section):
@@ -359,6 +364,8 @@ def _accelerator(
             "compute_units": choice.compute_units,
             "tdp_w": choice.tdp,
             "idle_w": choice.idle,
+            "boost_clock_hz": choice.boost_clock,
+            "clock_hz": choice.clock,
         },
     )
 

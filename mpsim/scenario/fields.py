@@ -17,6 +17,7 @@ __all__ = [
     "Bytes",
     "Count",
     "FlopRate",
+    "Frequency",
     "Name",
     "OneOf",
     "Power",
@@ -148,4 +149,5 @@ Bytes: TypeAlias = Annotated[float, Within(Dimension.BYTES, 1.0, 1e18)]
 Bandwidth: TypeAlias = Annotated[float, Within(Dimension.BANDWIDTH, 1.0, 1e18)]
 FlopRate: TypeAlias = Annotated[float, Within(Dimension.FLOP_RATE, 1.0, 1e21)]
 Power: TypeAlias = Annotated[float, Within(Dimension.POWER, 0.0, 1e9)]
+Frequency: TypeAlias = Annotated[float, Within(Dimension.FREQUENCY, 1e6, 1e11)]
 PriceRate: TypeAlias = Annotated[float, Within(Dimension.PRICE_RATE, 0.0, 1e9)]

@@ -238,6 +238,11 @@ def _accelerator(chip: Accelerator, *, within: Cluster) -> dict[str, Any]:
         "compute_units": chip.compute_units,
         "tdp": format_exact(chip.tdp_w, Dimension.POWER),
         "idle": format_exact(chip.idle_w, Dimension.POWER),
+        **{
+            key: format_exact(hertz, Dimension.FREQUENCY)
+            for key, hertz in (("boost_clock", chip.boost_clock_hz), ("clock", chip.clock_hz))
+            if hertz is not None
+        },
     }
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mpsim.cost import CollectiveModel
+from mpsim.cost import Board, CollectiveModel, Load
 from mpsim.hardware import Calibration, Cluster
 from mpsim.parallel import GroupShape
 from mpsim.serving.engines import EnginePreset
@@ -98,7 +98,24 @@ def rates_of(cluster: Cluster) -> Rates:
         expert_compute=group["expert_compute"],
         expert_rows=float(group["expert_rows"]),
     )
-    return rates if chip.calibration is None else replaced(rates, chip.calibration)
+    measured = rates if chip.calibration is None else replaced(rates, chip.calibration)
+    return _limited(measured, Board(chip))
+
+
+def _limited(rates: Rates, board: Board) -> Rates:
+    """Rates that a power cap or a lock of the clock leaves."""
+    if not board.limited:
+        return rates
+    products, attention, streams = (
+        board.rate(load) for load in (Load.PRODUCTS, Load.ATTENTION, Load.STREAMS)
+    )
+    return dataclasses.replace(
+        rates,
+        bandwidth=rates.bandwidth * streams,
+        gemm_compute={form: share * products for form, share in rates.gemm_compute.items()},
+        attention_compute=rates.attention_compute * attention,
+        prompt_share=rates.prompt_share * attention,
+    )
 
 
 def replaced(rates: Rates, measured: Calibration) -> Rates:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import device_power
+from mpsim.cost import Board, Load
+from mpsim.cost.constants import constant_groups
 from mpsim.serving.confidence import distribution, steady_state
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
@@ -371,11 +372,19 @@ def _goodput(
 
 
 def _energy(plan: ServicePlan, parts: dict[str, float], duration: float) -> float:
-    """Energy of all accelerators [J]: a board draws between idle and full power by the share of the time in which kernels run."""
-    chip = plan.cluster.accelerator
-    kernels = sum(parts[name] for name in ("prefill", "decode", "exposed_tp", "exposed_ep"))
-    power = float(device_power(kernels / duration if duration else 0.0, chip.tdp_w, chip.idle_w))
-    return power * duration * plan.pool_accelerators
+    """Energy of all accelerators [J]: prompts are mostly products, decoding streams weights and caches, the rest communicates or waits."""
+    board = Board(plan.cluster.accelerator)
+    products, streams, transfers, waiting = (
+        board.watts(load) for load in (Load.PRODUCTS, Load.STREAMS, Load.TRANSFERS, Load.WAITING)
+    )
+    dense = constant_groups("kernels")["power_draw"].value("prompt_products")
+    watts = {
+        "prefill": dense * products + (1.0 - dense) * streams,
+        "decode": streams,
+        **dict.fromkeys((name for name in parts if name.startswith("exposed_")), transfers),
+    }
+    drawn = sum((watts[name] - waiting) * parts[name] for name in watts)
+    return (waiting * duration + drawn) * plan.pool_accelerators
 
 
 def _inverse(seconds: float) -> float | None:

@@ -26,6 +26,9 @@ FIGURES = (
     "bubble_fraction",
     "peak_memory_bytes",
     "energy_j_per_step",
+    "energy_j_per_token",
+    "accelerator_power_w",
+    "meter_energy_j_per_step",
     "cost_per_step",
 )
 """What is compared besides the parts of the step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from mpsim.document import read_document
 from mpsim.errors import Problem, ScenarioError, UnitError, nearest
 from mpsim.hardware import Cluster
 from mpsim.memo import remembered
+from mpsim.result.energy import meter_constants
 from mpsim.shipped import read_shipped
 from mpsim.units import Dimension, parse_quantity
 
@@ -55,18 +57,12 @@ class Facility:
         Energy of the facility over that of its computers, a yearly mean.
     carbon : float
         Of the grid, its location-based mean [kgCO2e/kWh].
-    host_share : float
-        Energy of hosts over that of accelerators.
-    network_share : float
-        Energy of switches, optics and storage over that of nodes.
     words : str
         Which of them were assumed.
     """
 
     pue: float
     carbon: float
-    host_share: float
-    network_share: float
     words: str
 
     @classmethod
@@ -76,7 +72,7 @@ class Facility:
         Parameters
         ----------
         pue : str, optional
-            A number of at least 1, or an operator of ``facility.yaml``.
+            A number of at least 1, or an operator of ``meter.yaml``.
         region : str, optional
             A region or a country of ``facility.yaml``, or a number [kgCO2e/kWh].
 
@@ -86,25 +82,24 @@ class Facility:
             For an unknown name or a number out of range.
         """
         known = _facility()
-        effectiveness, operator = _choice("pue", pue, known["pue"], least=1.0)
+        effectiveness, operator = _choice("pue", pue, meter_constants()["pue"], least=1.0)
         carbon, place = _choice("region", region, known["grid"], least=0.0)
         return cls(
             pue=effectiveness,
             carbon=carbon,
-            host_share=float(known["host"]["share"]),
-            network_share=float(known["network"]["share"]),
-            words=f"PUE {effectiveness:g} ({operator}), grid {carbon:g} kgCO2e/kWh ({place}), hosts {float(known['host']['share']):.0%} "
-            f"and network {float(known['network']['share']):.0%} on top of the accelerators",
+            words=f"PUE {effectiveness:g} ({operator}), grid {carbon:g} kgCO2e/kWh ({place})",
         )
 
-    def energy(self, accelerators_j: float) -> float:
-        """Energy at the meter for energy of accelerators [J].
+    def energy(self, parts: Mapping[str, float]) -> float:
+        """Energy at the meter [J].
 
-        Notes
-        -----
-        ``accelerators x (1 + hosts) x (1 + network) x PUE``.
+        Parameters
+        ----------
+        parts : mapping of str to float
+            ``meter_parts_j`` of a summary; what the summary assumed of the facility is replaced by this one's PUE.
         """
-        return accelerators_j * (1.0 + self.host_share) * (1.0 + self.network_share) * self.pue
+        inside = math.fsum(energy for name, energy in parts.items() if name != "facility")
+        return inside * self.pue
 
     def emitted(self, meter_j: float) -> float:
         """Carbon of energy at the meter, embodied carbon left out [kgCO2e]."""

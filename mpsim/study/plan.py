@@ -201,7 +201,7 @@ def plan_training(result: Result, tokens: float, assumed: Assumptions) -> Traini
             f"{result.scenario.name}: fails faster than it restarts, so it never ends; needed fewer accelerators, fewer failures or a faster restart"
         )
     days = steps * step / goodput / _DAY
-    energy = assumed.facility.energy(float(summary["energy_j_per_step"]) * steps / goodput)
+    energy = assumed.facility.energy(summary["meter_parts_j"]) * steps / goodput
     known = summary.get("interval") or {}
     low, high = known.get("step_time_s", (step, step))
     return Training(

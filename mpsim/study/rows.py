@@ -38,6 +38,8 @@ COLUMNS = (
     "peak_memory_bytes",
     "fits_memory",
     "energy_j_per_step",
+    "energy_j_per_token",
+    "accelerator_power_w",
     "cost_per_step",
     "engine",
 )

@@ -10,6 +10,7 @@ from mpsim.framework import ExpertOverlap
 from mpsim.hardware.routes import routes_of
 from mpsim.program import TICK
 from mpsim.result import Result, figures
+from mpsim.result.energy import measure_energy
 from mpsim.training.intervals import intervals, nearest_measured, setting_of
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS
@@ -33,6 +34,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     tokens = plan.tokens_per_step / step
     each = accelerators * step
     setting = setting_of(plan)
+    energy = measure_energy(result)
     summary = {
         "scenario": plan.name,
         "engine": result.timeline.engine,
@@ -55,7 +57,13 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "memory": _memory(result, plan),
         "fits_memory": result.memory.fits,
         "peak_memory_bytes": float(result.memory.total.max()),
-        "energy_j_per_step": figures.energy(result),
+        "energy_j_per_step": energy.total,
+        "energy_j_per_token": energy.total / plan.tokens_per_step,
+        "energy_parts_j": dict(energy.accelerators),
+        "accelerator_power_w": energy.total / each,
+        "meter_energy_j_per_step": energy.at_meter,
+        "meter_parts_j": dict(energy.meter),
+        "meter_power_w": energy.at_meter / step,
         "cost_per_step": figures.price(result),
         "utilisation": figures.utilisation(result),
         "calibration": figures.calibration(result.constants),

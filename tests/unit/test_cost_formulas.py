@@ -9,7 +9,6 @@ from mpsim.cost import (
     GemmConstants,
     attention_pairs,
     attention_seconds,
-    device_power,
     gemm_seconds,
     memory_seconds,
     update_seconds,
@@ -128,11 +127,3 @@ def test_memory_kernels_take_bytes_over_the_reached_rate_or_the_floor() -> None:
 def test_optimizer_moves_its_bytes_at_four_fifths_of_the_memory_rate() -> None:
     """1e9 parameters x 28 B at 0.8 of 2 TB/s: 17.5 ms."""
     assert update_seconds(28 * 1e9, 2e12) == pytest.approx(17.5e-3)
-
-
-def test_device_power_is_linear_from_idle() -> None:
-    """Idle at 0, 0.82 of the limit at 1, the mean of both at one half; never below idle."""
-    assert device_power(np.array([0.0, 0.5, 1.0]), 700.0, 74.0) == pytest.approx(
-        [74.0, 324.0, 574.0]
-    )
-    assert float(device_power(1.0, 100.0, 90.0)) == 90.0

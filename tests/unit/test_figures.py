@@ -5,12 +5,13 @@ from __future__ import annotations
 import types
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from mpsim.engine import run
 from mpsim.hardware import system
 from mpsim.program import TICK, Rows, Stream
-from mpsim.result.figures import energy
+from mpsim.result.energy import measure_energy
 from mpsim.result.result import Result
 from mpsim.result.utilisation import measure_utilisation
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
@@ -51,17 +52,42 @@ def test_a_message_uses_its_senders_link_and_a_collective_those_of_all() -> None
 
 
 def test_energy_counts_every_rank_of_a_class() -> None:
-    """Three accelerators at half load and one idle for 2 s: 2 (3 (idle + (0.82 tdp - idle) / 2) + idle) J."""
-    chip = NODE.accelerator
+    """Three accelerators at half load of streams and one that waits for 2 s: 2 (3 (0.5 x 0.5 tdp + awake / 2) + awake) J."""
+    chip, timeline = NODE.accelerator, run(_classes())
     result: Any = types.SimpleNamespace(
         utilisation=types.SimpleNamespace(compute=[0.5, 0.0]),
+        communication=types.SimpleNamespace(exposed=np.zeros((2, 1))),
         job=types.SimpleNamespace(class_clusters=[NODE, NODE]),
-        timeline=run(_classes()),
+        timeline=timeline,
+        program=timeline.program,
     )
-    seconds = result.timeline.step_time_s
-    half = chip.idle_w + (0.82 * chip.tdp_w - chip.idle_w) / 2
+    seconds = timeline.step_time_s
+    awake = 1.6 * chip.idle_w  # a board with a context open, its clock up
+    half = (0.5 * chip.tdp_w + awake) / 2  # rows without a template stream: half the limit
+    energy = measure_energy(cast("Result", result))
     assert seconds == 2.0
-    assert energy(cast("Result", result)) == pytest.approx(seconds * (3 * half + chip.idle_w))
+    assert energy.total == pytest.approx(seconds * (3 * half + awake))
+    assert energy.accelerators["idle"] == pytest.approx(seconds * 4 * chip.idle_w)
+
+
+def test_the_meter_sees_hosts_nics_and_the_building() -> None:
+    """One node, so no switches: (boards + 4 x (0.4 x 400 W + NICs)) x PUE 1.15."""
+    timeline = run(_classes())
+    result: Any = types.SimpleNamespace(
+        utilisation=types.SimpleNamespace(compute=[0.5, 0.0]),
+        communication=types.SimpleNamespace(exposed=np.zeros((2, 1))),
+        job=types.SimpleNamespace(class_clusters=[NODE, NODE]),
+        timeline=timeline,
+        program=timeline.program,
+    )
+    energy = measure_energy(cast("Result", result))
+    seconds = 4 * timeline.step_time_s
+    gigabits = NODE.node.nic_bandwidth / 8 * 8 / 1e9  # an eighth of the node's NICs, in bits
+    assert energy.meter["hosts"] == pytest.approx(160.0 * seconds)
+    assert energy.meter["nics"] == pytest.approx(0.085 * gigabits * seconds)
+    assert energy.meter["switches"] == 0.0
+    inside = energy.total + energy.meter["hosts"] + energy.meter["nics"]
+    assert energy.at_meter == pytest.approx(1.15 * inside)
 
 
 def _classes() -> Any:

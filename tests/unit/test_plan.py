@@ -57,11 +57,12 @@ def test_goodput_is_dalys_expectation_at_the_best_interval(scenario, training):
 
 
 def test_energy_goes_from_the_chips_to_the_meter_to_the_grid(scenario):
-    """Accelerators x 1.4 for hosts x 1.1 for the network x PUE 2, and a tenth of a kilogram for each kilowatt-hour."""
+    """Accelerators, hosts, NICs and switches, times PUE 2, and a tenth of a kilogram for each kilowatt-hour."""
     facility = Facility.of(pue="2.0", region="0.1")
     row = plan(scenario, TOKENS, assumed=Assumptions(facility=facility)).rows[0]
-    chips = mpsim.simulate(scenario).summary["energy_j_per_step"] * row.steps / row.goodput
-    assert row.energy_j == pytest.approx(chips * 1.4 * 1.1 * 2.0)
+    parts = mpsim.simulate(scenario).summary["meter_parts_j"]
+    inside = sum(part for name, part in parts.items() if name != "facility")
+    assert row.energy_j == pytest.approx(inside * row.steps / row.goodput * 2.0)
     assert row.carbon_kg == pytest.approx(row.energy_j / 3.6e6 * 0.1)
 
 

@@ -1,0 +1,154 @@
+"""Energy of a job by part: what its accelerators draw it for, and what stands between them and the meter.
+
+Shapes: R rank classes, K loads of kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost import KERNELS, Board, Load
+from mpsim.hardware import Cluster, board_power
+from mpsim.hardware.inventory import inventory_of
+from mpsim.memo import remembered
+from mpsim.program import SEND, TICK
+from mpsim.result.result import Result
+from mpsim.shipped import read_shipped
+
+__all__ = ["IDLE", "Energy", "measure_energy", "meter_constants"]
+
+IDLE = "idle"
+"""The part that boards would draw with nothing to do."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Energy:
+    """Energy of a job from its kernels to the meter.
+
+    Parameters
+    ----------
+    accelerators : mapping of str to float
+        By part: `IDLE`, and for each `mpsim.cost.Load` what it takes beyond that [J].
+    meter : mapping of str to float
+        ``accelerators``, ``hosts``, ``nics``, ``switches``, ``facility`` [J].
+    """
+
+    accelerators: Mapping[str, float]
+    meter: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """Energy of all accelerators, exactly the sum of its parts [J]."""
+        return math.fsum(self.accelerators.values())
+
+    @property
+    def at_meter(self) -> float:
+        """Energy at the meter, exactly the sum of its parts [J]."""
+        return math.fsum(self.meter.values())
+
+
+def measure_energy(result: Result) -> Energy:
+    """Account for the energy of a finished job.
+
+    Notes
+    -----
+    A board draws its idle power throughout. While kernels run it draws more by their kind (see `mpsim.cost.Board`), the busy time of a rank shared out as its kernels
+    take alone; messages and collectives count where no kernel runs beside them, pauses as a board that waits with its clock up.
+
+    Hosts draw ``host`` of the limit of their boards and NICs and switches what they are, whatever the accelerators do: a slower step pays longer for them. Switches
+    count where there is more than one node. The facility takes ``PUE - 1`` of all that.
+    """
+    seconds = _seconds_by_load(result)
+    size = result.timeline.program.class_size
+    clusters = result.job.class_clusters
+    boards = [Board(cluster.accelerator) for cluster in clusters]
+    step = float(result.timeline.step_time_s)
+    idle = np.array([board.chip.idle_w for board in boards])
+    parts = {IDLE: float((idle * size).sum() * step)}
+    for load, spent in seconds.items():
+        watts = np.array([board.watts(load) for board in boards])
+        parts[load.value] = float(((watts - idle) * spent * size).sum())
+    return Energy(
+        parts,
+        _to_the_meter(
+            math.fsum(parts.values()), clusters, [step * ranks for ranks in size.tolist()]
+        ),
+    )
+
+
+def _seconds_by_load(result: Result) -> dict[Load, NDArray[np.float64]]:
+    """Time of a rank of each class by what it draws power for; with what is left they sum to the step [s]."""
+    step = result.timeline.step_time_s
+    alone_RK = _alone(result)
+    busy = np.clip(np.asarray(result.utilisation.compute, dtype=np.float64), 0.0, 1.0) * step
+    sums = alone_RK.sum(axis=1)
+    # kernels nobody described are taken as bound by memory, which most of what is no product is
+    unknown = np.zeros_like(alone_RK)
+    unknown[:, KERNELS.index(Load.STREAMS)] = 1.0
+    shares_RK = np.where(
+        sums[:, None] > 0, alone_RK / np.where(sums > 0, sums, 1.0)[:, None], unknown
+    )
+    exposed = result.communication.exposed.sum(axis=1) * TICK
+    transfers = np.minimum(exposed, step - busy)
+    return {
+        **{load: busy * shares_RK[:, k] for k, load in enumerate(KERNELS)},
+        Load.TRANSFERS: transfers,
+        Load.WAITING: step - busy - transfers,
+    }
+
+
+def _alone(result: Result) -> NDArray[np.float64]:
+    """Time alone of the kernels of each rank class by load [R, K]; rows without a template that compute, the optimizer above all, stream [s]."""
+    program = result.program
+    inside = np.array([t.load_seconds or (0.0,) * len(KERNELS) for t in program.templates]).reshape(
+        -1, len(KERNELS)
+    )
+    rows_NK = np.zeros((len(program), len(KERNELS)))
+    templated = program.template >= 0
+    rows_NK[templated] = inside[program.template[templated]]
+    computing = np.isin(program.part, program.vocabulary.computing_parts) & (program.kind != SEND)
+    plain = computing & ~templated
+    rows_NK[plain, KERNELS.index(Load.STREAMS)] = program.duration[plain] * TICK
+    alone = np.zeros((program.ranks, len(KERNELS)))
+    np.add.at(alone, program.rank, rows_NK)
+    return alone
+
+
+@remembered(1)
+def meter_constants() -> dict[str, Any]:
+    """What stands between accelerators and the meter, with sources: ``host``, ``nic``, ``network``, ``pue``."""
+    return dict(read_shipped("mpsim.result.data", "meter.yaml"))
+
+
+def _to_the_meter(
+    accelerators: float, clusters: tuple[Cluster, ...], seconds: Sequence[float]
+) -> dict[str, float]:
+    """Energy of everything up to the meter; `seconds` are accelerator-seconds of each class [J]."""
+    watts = [_around(cluster) for cluster in clusters]
+    outside = {
+        name: float(sum(w[name] * s for w, s in zip(watts, seconds, strict=True)))
+        for name in ("hosts", "nics", "switches")
+    }
+    pue = meter_constants()["pue"]
+    beyond = float(pue["values"][pue["default"]]) - 1.0
+    inside = accelerators + sum(outside.values())
+    return {"accelerators": accelerators, **outside, "facility": inside * beyond}
+
+
+def _around(cluster: Cluster) -> dict[str, float]:
+    """Power of what surrounds one accelerator [W]."""
+    known, node = meter_constants(), cluster.node
+    hosts = float(known["host"]["share"]) * board_power(cluster.accelerator)
+    gigabits = node.nic_bandwidth / node.accelerators * 8 / 1e9
+    nics = gigabits * float(known["nic"]["watts_per_gigabit"]) if node.nics else 0.0
+    counted = inventory_of(cluster).power_w if cluster.nodes > 1 else 0.0
+    if counted is None:
+        full = hosts + board_power(cluster.accelerator)
+        counted = float(known["network"]["share"]) * full * cluster.accelerators
+    return {"hosts": hosts, "nics": nics, "switches": counted / cluster.accelerators}
