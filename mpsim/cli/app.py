@@ -55,6 +55,7 @@ COMMANDS = (
     "validate",
     "import",
     "export",
+    "report",
     "show",
 )
 """Each is a function in the module of its name; a word that Python keeps for itself has ``_`` behind it there."""

@@ -9,14 +9,18 @@ from pathlib import Path
 import typer
 
 __all__ = [
+    "PAGES",
     "TRACES",
     "check_file",
     "check_file_and_folder",
     "check_folder",
+    "check_page",
     "check_picture",
     "check_trace",
 ]
 
+PAGES = (".html", ".htm")
+"""How the name of a page may end."""
 TRACES = (".json", ".json.gz")
 """How the name of a trace may end."""
 
@@ -28,6 +32,13 @@ def check_picture(path: Path | None) -> Path | None:
     from mpsim.plot import FORMATS
 
     _check_suffix(path, FORMATS)
+    return check_file(path)
+
+
+def check_page(path: Path | None) -> Path | None:
+    """`path` if a page can be written there."""
+    if path is not None:
+        _check_suffix(path, PAGES)
     return check_file(path)
 
 

@@ -159,15 +159,22 @@ class ServicePlots:
 
     def batch(self, ax: Axes | None = None) -> OccupancyDisplay:
         """Draw how many sequences decode over time."""
+        return self.batch_display().plot(ax)
+
+    def batch_display(self) -> OccupancyDisplay:
+        """The picture that `batch` draws."""
         scales = [float(name != "prefill") for name in self._result.plan.pools]
-        display = OccupancyDisplay.of(self._result, "decodes", "sequences that decode", scales)
-        return display.plot(ax)
+        return OccupancyDisplay.of(self._result, "decodes", "sequences that decode", scales)
 
     def cache(self, ax: Axes | None = None) -> OccupancyDisplay:
         """Draw how full the cache is over time."""
+        return self.cache_display().plot(ax)
+
+    def cache_display(self) -> OccupancyDisplay:
+        """The picture that `cache` draws."""
         pools = self._result.plan.pools.values()
         scales = [100.0 / max(1, pool.blocks // pool.pp) for pool in pools]
-        return OccupancyDisplay.of(self._result, "used", "cache in use (%)", scales).plot(ax)
+        return OccupancyDisplay.of(self._result, "used", "cache in use (%)", scales)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG, which is made if need be; return the files."""

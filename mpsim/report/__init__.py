@@ -1,0 +1,52 @@
+"""The report: one self-contained page that shows results, and the explorer that serves the same page with live settings.
+
+A page is drawn from one JSON document (`document`): summaries as ``mpsim run --json`` prints them, and sections of blocks made from the data
+models. Nothing on the page has another source, so its numbers are those of the document.
+"""
+
+from mpsim.report.blocks import (
+    Bars,
+    Block,
+    Chart,
+    Column,
+    Figure,
+    Figures,
+    Heat,
+    Limit,
+    Lines,
+    Note,
+    Part,
+    Quantity,
+    Scatter,
+    Section,
+    Series,
+    Table,
+)
+from mpsim.report.document import AnyResult, Page, document, page_of, report
+from mpsim.report.page import LARGEST, page
+
+__all__ = [
+    "LARGEST",
+    "AnyResult",
+    "Bars",
+    "Block",
+    "Chart",
+    "Column",
+    "Figure",
+    "Figures",
+    "Heat",
+    "Limit",
+    "Lines",
+    "Note",
+    "Page",
+    "Part",
+    "Quantity",
+    "Scatter",
+    "Section",
+    "Series",
+    "Table",
+    "document",
+    "page",
+    "page_of",
+    "report",
+]

@@ -1,0 +1,131 @@
+"""The document of a page: titles, summaries as ``mpsim run --json`` prints them, and the sections that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from mpsim.plot.palette import EVENTS, LABELS, MEMORY, RESOURCES, SERIES
+from mpsim.report.blocks import Section, plain
+from mpsim.report.comparison import comparison_section
+from mpsim.report.service import service_sections
+from mpsim.report.step import step_sections
+from mpsim.result import Result
+from mpsim.serving import ServiceResult
+from mpsim.stamp import stamp
+
+__all__ = ["AnyResult", "Page", "document", "page_of", "report"]
+
+AnyResult: TypeAlias = Result | ServiceResult
+"""A result of any job."""
+Page: TypeAlias = dict[str, Any]
+"""Plain data of a page, or of a part of one."""
+
+_DARK: Mapping[str, str] = {
+    "optimizer": "#C8C8C8",
+    "bubble": "#3A4048",
+    "straggling": "#6E6236",
+    "pp": "#8F83E6",
+    "cp": "#C48CC1",
+    "host": "#B59455",
+    "other": "#9A9A9A",
+    "forward": "#2F9BE0",
+}
+"""Colours that a dark page lightens or darkens, so that they stay apart from it."""
+
+_CHARTS: Mapping[str, str] = {"exposed": EVENTS["tp"], "hidden": EVENTS["bubble"]}
+
+
+def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:
+    """One result as a part of a document.
+
+    Parameters
+    ----------
+    result : Result or ServiceResult
+    whole : bool
+        False leaves out what takes longer to work out than a slider may wait.
+    number : int
+        Its place among the parts.
+    """
+    sections: Sequence[Section] = (
+        service_sections(result, whole=whole)
+        if isinstance(result, ServiceResult)
+        else step_sections(result, whole=whole)
+    )
+    scenario = result.scenario
+    return {
+        "id": f"part-{number}",
+        "title": str(result.summary["scenario"]),
+        "about": str(scenario),
+        "digest": scenario.digest,
+        "summary": plain(result.summary),
+        "sections": [section.to_json() for section in sections],
+    }
+
+
+def report(results: Sequence[AnyResult], *, title: str = "") -> Page:
+    """The document of some results: what sets them side by side, where there are several of a kind, and each by itself.
+
+    Parameters
+    ----------
+    results : sequence of Result or ServiceResult
+    title : str
+        Left out: their names.
+    """
+    parts = [page_of(result, number=number) for number, result in enumerate(results)]
+    summaries = [result.summary for result in results]
+    names = _distinct([str(part["title"]) for part in parts])
+    return document(parts, title=title, shared=comparison_section(summaries, names))
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names, those that occur before with a number."""
+    counts: dict[str, int] = {}
+    result = []
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+        result.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return result
+
+
+def document(
+    parts: Sequence[Page], *, title: str = "", shared: Sequence[Section] = (), **more: object
+) -> Page:
+    """The whole of a page as plain data.
+
+    Parameters
+    ----------
+    parts : sequence of mapping
+        Of `page_of`.
+    title : str
+        Left out: the names of the parts.
+    shared : sequence of Section
+        Sections about all parts together, shown before them.
+    **more
+        Further keys, which must be plain data.
+    """
+    names = dict.fromkeys(str(part["title"]) for part in parts)
+    return {
+        "mpsim": stamp(),
+        "title": title or ", ".join(names),
+        "palette": _palette(),
+        "shared": [section.to_json() for section in shared],
+        "parts": list(parts),
+        **more,
+    }
+
+
+def _palette() -> dict[str, Any]:
+    """Colours by word, for light pages and for dark ones."""
+    dark_of = {EVENTS[word]: colour for word, colour in _DARK.items()}
+    light = {
+        **EVENTS,
+        **_CHARTS,
+        **{f"memory.{name}": colour for name, colour in MEMORY.items()},
+        **{f"resource.{name}": colour for name, colour in RESOURCES.items()},
+    }
+    return {
+        "colours": {word: [colour, dark_of.get(colour, colour)] for word, colour in light.items()},
+        "series": [[colour, dark_of.get(colour, colour)] for colour in SERIES],
+        "labels": dict(LABELS),
+    }

@@ -1,0 +1,176 @@
+"""Pages in a real browser: what it shows is what the JSON says, it asks nobody, and it complains of nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+import mpsim
+from mpsim.report import page, report
+from mpsim.serving import make_service, run_service
+from tests.browser.browser import Browser, browser
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory, scenarios):
+    """A folder with a page of one step, of two steps and of a service."""
+    folder = tmp_path_factory.mktemp("pages")
+    quick = mpsim.load(scenarios / "quickstart.yaml")
+    steps = [mpsim.simulate(quick), mpsim.simulate(quick.with_values({"training.micro_batch": 2}))]
+    served = mpsim.load(scenarios / "serving" / "llama3-8b-h100.yaml")
+    documents = {
+        "step": report(steps[:1]),
+        "pair": report(steps),
+        "service": report([run_service(served, make_service(served))]),
+    }
+    for name, document in documents.items():
+        (folder / f"{name}.html").write_text(page(document), encoding="utf-8")
+    return folder, documents
+
+
+@pytest.fixture(scope="module")
+def window():
+    """A headless browser."""
+    with browser() as driver:
+        yield Browser(driver)
+
+
+@pytest.mark.parametrize("name", ["step", "pair", "service"])
+def test_the_page_draws_itself_without_a_complaint(pages, window, name):
+    """Every figure is drawn, the console holds no error, and nothing was asked of anybody."""
+    folder, documents = pages
+    window.open((folder / f"{name}.html").as_uri())
+    blocks = [
+        block["block"]
+        for part in [*documents[name]["parts"], {"sections": documents[name]["shared"]}]
+        for section in part["sections"]
+        for block in section["blocks"]
+    ]
+    charts = sum(block in ("bars", "lines", "heat", "scatter", "timeline") for block in blocks)
+    assert window.run("return document.querySelectorAll('.plot .main-svg').length > 0")
+    assert window.run("return document.querySelectorAll('.plot.js-plotly-plot').length") == charts
+    assert window.complaints() == []
+    assert window.requests() == []
+
+
+@pytest.mark.parametrize("name", ["step", "pair", "service"])
+def test_numbers_on_the_page_are_those_of_the_json(pages, window, name):
+    """Each headline figure that the page shows is the number of ``run --json``, to the last digit."""
+    folder, documents = pages
+    window.open((folder / f"{name}.html").as_uri())
+    shown = window.run(
+        "return [...document.querySelectorAll('article')].map((part) =>"
+        " [...part.querySelectorAll('[data-key]')].map((node) => [node.dataset.key, node.dataset.value, node.textContent]))"
+    )
+    assert len(shown) == len(documents[name]["parts"])
+    for figures, part in zip(shown, documents[name]["parts"], strict=True):
+        assert len(figures) > 5
+        for key, value, text in figures:
+            number = part["summary"]
+            for word in key.split("."):
+                number = number[word]
+            assert float(value) == number, key
+            assert text
+
+
+def test_the_timeline_zooms_and_answers_keys(pages, window):
+    """Keys step through bars and say which; zooming shows less time and draws bars one by one."""
+    folder, _documents = pages
+    window.open((folder / "step.html").as_uri())
+    window.run("document.querySelector('.lanes').focus()")
+    window.press("ArrowRight")
+    first = window.text(".readout")
+    assert " from " in first
+    window.press("ArrowRight")
+    assert window.text(".readout") != first
+    before = window.run("return TIMELINES[0].to - TIMELINES[0].from")
+    for _ in range(6):
+        window.press("+")
+    window.settle()
+    assert window.run("return TIMELINES[0].to - TIMELINES[0].from") < before / 100
+    assert window.run("return TIMELINES[0].node.data.some((trace) => trace.type === 'bar')")
+    window.press("Home")
+    window.settle()
+    assert window.run("return TIMELINES[0].to - TIMELINES[0].from") == before
+    assert window.complaints() == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_has_contrast(pages, window, theme):
+    """Text stands out from what is behind it by 4.5 to 1 or more (WCAG 2, AA), light and dark."""
+    folder, _ = pages
+    window.open((folder / "step.html").as_uri(), theme=theme)
+    ratios = window.contrasts("h1, h2, h3, p, dt, dd, a, summary, button, td, th, li")
+    assert ratios
+    assert min(ratios.values()) >= 4.5, sorted(ratios.items(), key=lambda item: item[1])[:3]
+
+
+def test_a_phone_scrolls_in_one_direction(pages, window):
+    """On a screen of 390 pixels nothing of the page is wider than the screen."""
+    folder, _ = pages
+    for name in ("step", "pair", "service"):
+        window.open((folder / f"{name}.html").as_uri(), width=390)
+        assert window.run("return document.documentElement.scrollWidth") <= 390, name
+
+
+def test_everything_has_a_name(pages, window):
+    """Buttons, figures, regions and tables say what they are to those who do not see them."""
+    folder, _ = pages
+    window.open((folder / "step.html").as_uri())
+    unnamed = window.run(
+        "return [...document.querySelectorAll('button, [role], table')].filter((node) =>"
+        " !(node.getAttribute('aria-label') || node.textContent.trim()) && !node.closest('.js-plotly-plot svg')).map((node) => node.outerHTML.slice(0, 80))"
+    )
+    assert unnamed == []
+    assert window.run("return document.documentElement.lang") == "en"
+    levels = window.run(
+        "return [...document.querySelectorAll('h1,h2,h3')].map((node) => Number(node.tagName[1]))"
+    )
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+def test_a_hostile_name_runs_nothing(tmp_path, window, scenarios):
+    """A name made of tags and markup is shown as it is."""
+    evil = (
+        "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'><b>bold</b>"
+    )
+    scenario = mpsim.load(scenarios / "quickstart.yaml", set=[f"name={json.dumps(evil)}"])
+    file = tmp_path / "evil.html"
+    file.write_text(page(report([mpsim.simulate(scenario)])), encoding="utf-8")
+    window.open(file.as_uri())
+    assert window.text("#title") == evil
+    assert window.run("return window.hacked === undefined")
+    assert window.run("return document.querySelectorAll('main img, main b').length") == 0
+    assert window.complaints() == []
+
+
+def test_a_hundred_thousand_bars_are_drawn_within_the_pixels_of_a_screen(tmp_path, window):
+    """However many bars a timeline has, what is drawn at once is bounded."""
+    scenario = mpsim.Scenario.from_mapping(
+        {
+            "schema": 1,
+            "name": "many",
+            "model": {"layers": 32, "hidden": 1024, "heads": 16, "vocab": 32000},
+            "cluster": {"preset": "dgx-a100-80gb", "nodes": 4},
+            "parallelism": {"pp": 32},
+            "schedule": "1f1b",
+            "training": {"global_batch": 1024, "sequence_length": 1024},
+        }
+    )
+    result = mpsim.simulate(scenario)
+    text = page(report([result]))
+    assert len(text.encode()) < 5_000_000
+    file = tmp_path / "many.html"
+    file.write_text(text, encoding="utf-8")
+    window.open(file.as_uri())
+    assert window.run("return TIMELINES[0].block.count") > 100_000
+    assert window.run("return document.querySelectorAll('.lanes path').length") < 3000
+    window.run("TIMELINES[0].show(TIMELINES[0].end * 0.5, TIMELINES[0].end * 0.5002)")
+    window.settle()
+    assert 0 < window.run("return document.querySelectorAll('.lanes .bars path').length") <= 2500
+    assert window.complaints() == []

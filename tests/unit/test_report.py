@@ -1,0 +1,266 @@
+"""The report: its document by its numbers, its page by what it may do and ask for."""
+
+import base64
+import gzip
+import hashlib
+import html.parser
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mpsim
+from mpsim.errors import MissingExtraError, ScenarioError
+from mpsim.memo import forget
+from mpsim.report import LARGEST, document, page, page_of, report
+from mpsim.report.lanes import lanes_of, packed
+from mpsim.serving import make_service, run_service
+
+pytest.importorskip("plotly", reason="needs the extra report")
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"' --> <!--"
+"""A name that would end the data of a page and begin a script of its own."""
+
+
+def _small(**more):
+    return mpsim.Scenario.from_mapping(
+        {
+            "schema": 1,
+            "name": more.pop("name", "small"),
+            "model": {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000},
+            "cluster": {"preset": "dgx-a100-80gb", "nodes": 2},
+            "parallelism": {"tp": 2, "pp": 4},
+            "training": {"global_batch": 16, "sequence_length": 1024},
+            **more,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def result():
+    return mpsim.simulate(_small())
+
+
+@pytest.fixture(scope="module")
+def service(scenarios):
+    scenario = mpsim.load(scenarios / "serving" / "llama3-8b-h100.yaml")
+    return run_service(scenario, make_service(scenario))
+
+
+class Skeleton(html.parser.HTMLParser):
+    """Tags of a page with their attributes, and the text of scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts, self._inside = [], {}, None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = dict(attrs).get("id", "own") if tag == "script" else None
+
+    def handle_endtag(self, tag):
+        self._inside = None
+
+    def handle_data(self, data):
+        if self._inside is not None:
+            self.scripts[self._inside] = self.scripts.get(self._inside, "") + data
+
+
+def _blocks(parts):
+    return [block for part in parts for section in part["sections"] for block in section["blocks"]]
+
+
+def test_the_document_holds_the_summary_that_run_prints(result):
+    """Every figure of ``run --json`` is in the page, unrounded."""
+    inside = json.loads(Skeleton(page(report([result]))).scripts["document"])
+    assert inside["parts"][0]["summary"] == json.loads(result.to_json())
+
+
+def test_headline_figures_are_read_from_the_summary(result):
+    """A headline figure has a key, not a number of its own, and the summary has that key."""
+    (block,) = [each for each in _blocks(report([result])["parts"]) if each["block"] == "figures"]
+    for item in block["items"]:
+        value = result.summary
+        for key in item["key"].split("."):
+            value = value[key]
+        assert isinstance(value, int | float)
+        assert "value" not in item
+
+
+def test_parts_of_the_bars_are_the_breakdown(result):
+    """The first bar of the parts of the step is ``breakdown_s``."""
+    bars = next(each for each in _blocks(report([result])["parts"]) if each["block"] == "bars")
+    shown = sum(part["values"][0] for part in bars["parts"])
+    assert shown == pytest.approx(result.summary["step_time_s"], rel=1e-6)
+
+
+def test_a_service_has_its_latencies_and_batches(service):
+    """A service's page shows the percentiles of its summary and what is under way over time."""
+    part = report([service])["parts"][0]
+    assert part["summary"] == json.loads(service.to_json())
+    titles = [section["title"] for section in part["sections"]]
+    assert {"Latency", "Batches over time", "Where the time goes"} <= set(titles)
+    table = next(block for block in _blocks([part]) if block["block"] == "table")
+    first = next(row for row in table["rows"] if row[0] == "time to first token")
+    assert first[1] == service.summary["ttft_s"]["mean"]
+
+
+def test_every_chart_says_in_words_what_it_shows(result, service):
+    """No figure is without a sentence for those who do not see it."""
+    for block in _blocks(report([result, service])["parts"]):
+        if block["block"] in ("bars", "lines", "heat", "scatter", "timeline"):
+            assert len(block["alt"]) > 20, block["title"]
+
+
+def test_several_results_are_set_side_by_side(result):
+    """The differences shown are those of ``mpsim compare``."""
+    other = mpsim.simulate(_small(name="other", parallelism={"tp": 4, "pp": 2}))
+    (section,) = report([result, other])["shared"]
+    table = next(block for block in section["blocks"] if block["block"] == "table")
+    row = next(row for row in table["rows"] if row[0] == "step time")
+    assert [cell["value"] for cell in row[1:3]] == [
+        each.summary["step_time_s"] for each in (result, other)
+    ]
+    compared = mpsim.compare(result, other)
+    assert row[3] == next(each for each in compared.figures if each.name == "step_time_s").relative
+
+
+def test_names_are_text_wherever_they_come_from():
+    """A name full of tags ends no script, begins none, and reads the same in the data."""
+    result = mpsim.simulate(_small(name=EVIL))
+    text = page(report([result]))
+    skeleton = Skeleton(text)
+    assert json.loads(skeleton.scripts["document"])["title"] == EVIL
+    assert set(skeleton.scripts) == {"document", "plotly", "own"}
+    assert not [attrs for _, attrs in skeleton.tags if any(key.startswith("on") for key in attrs)]
+    assert "alert(1)</script>" not in text
+
+
+@settings(max_examples=10)
+@given(st.text())
+def test_any_title_comes_back_as_it_was(title):
+    """Whatever the title, the page has three scripts and the same document."""
+    text = page(document([], title=title or "x"))
+    skeleton = Skeleton(text)
+    assert len([tag for tag, _ in skeleton.tags if tag == "script"]) == 3
+    assert json.loads(skeleton.scripts["document"])["title"] == (title or "x")
+
+
+def test_the_page_asks_nobody_for_anything(result):
+    """No tag of the page has an address but those inside of it, and its policy forbids every request."""
+    skeleton = Skeleton(page(report([result])))
+    addresses = [
+        value
+        for _, attrs in skeleton.tags
+        for key, value in attrs.items()
+        if key in ("src", "href", "action", "srcset", "data", "poster")
+    ]
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+    (policy,) = [
+        attrs["content"]
+        for _, attrs in skeleton.tags
+        if "Content-Security-Policy" in attrs.values()
+    ]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["connect-src"] == "'none'"
+    assert not re.search(r"https?:|unsafe-eval|\*", policy)
+    assert "unsafe" not in rules["script-src"]
+
+
+def test_the_policy_names_the_scripts_of_the_page(result):
+    """Its own script and the unpacked plotly have the digests that the policy allows, and no other is there."""
+    skeleton = Skeleton(page(report([result])))
+    (policy,) = [
+        attrs["content"]
+        for _, attrs in skeleton.tags
+        if "content" in attrs and "script-src" in attrs["content"]
+    ]
+    plotly = gzip.decompress(base64.b64decode(skeleton.scripts["plotly"])).decode()
+    digests = {
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (skeleton.scripts["own"], plotly)
+    }
+    assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
+
+
+def test_a_page_is_at_most_five_megabytes(result):
+    """One result takes less than half of what a page may have; what does not fit is refused with the mend."""
+    assert len(page(report([result])).encode()) < LARGEST / 2
+    with pytest.raises(ScenarioError, match="fewer scenarios"):
+        page(document([], title="x" * LARGEST))
+
+
+def test_equal_results_give_equal_pages(result):
+    """The same scenario gives the same bytes."""
+    again = mpsim.simulate(_small())
+    assert page(report([result])) == page(report([again]))
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=60))
+def test_packed_columns_come_back(numbers):
+    """Differences in planes of bytes give the whole numbers back, as the page's script adds them up."""
+    planes = np.frombuffer(gzip.decompress(base64.b64decode(packed(np.array(numbers)))), np.uint8)
+    steps = planes.reshape(4, -1).T.copy().view("<i4").ravel()
+    assert np.cumsum(steps, dtype=np.int64).tolist() == numbers
+
+
+def _column(lanes, name):
+    planes = np.frombuffer(gzip.decompress(base64.b64decode(lanes.columns[name])), np.uint8)
+    return np.cumsum(planes.reshape(4, -1).T.copy().view("<i4").ravel(), dtype=np.int64)
+
+
+def test_lanes_end_where_the_step_ends(result):
+    """Bars of a lane follow each other, and the last ends with the step to a nanosecond."""
+    lanes = lanes_of(result)
+    lane, start, length = (_column(lanes, name) for name in ("lane", "start", "length"))
+    assert lanes.unit_s == 1e-9
+    assert (start + length).max() == pytest.approx(result.timeline.step_time_s / 1e-9, abs=1)
+    same = lane[1:] == lane[:-1]
+    assert (start[1:] >= start[:-1])[same].all()
+
+
+def test_more_bars_than_fit_leave_out_ranks_and_say_so(result):
+    """The first and the last rank stay, and a sentence says how many are shown."""
+    whole, part = lanes_of(result), lanes_of(result, most=lanes_of(result).count // 2)
+    assert not whole.left_out
+    assert part.left_out.startswith("2 of 4 ranks")
+    shown = {name.split(" dp")[0].split(" pp")[0] for name in part.names}
+    assert {part.names[0], whole.names[0]} == {whole.names[0]}
+    assert part.names[-1] == whole.names[-1], shown
+
+
+def test_settings_are_told_apart_by_who_made_them(result):
+    """What was written is not called assumed, and what was left open is."""
+    (section,) = [
+        each for each in report([result])["parts"][0]["sections"] if each["id"] == "assumed"
+    ]
+    left_open, _, written = (
+        {row[0]: row[1] for row in block["rows"]} for block in section["blocks"]
+    )
+    assert written["parallelism.tp"] == "2"
+    assert left_open["parallelism.cp"] == "1"
+    assert not set(written) & set(left_open)
+
+
+def test_quick_pages_leave_out_what_takes_long(result):
+    """An answer to a slider has no timeline and no sensitivity, and the same headline."""
+    quick, whole = page_of(result, whole=False), page_of(result)
+    assert {"timeline", "links", "sensitivity"} == {each["id"] for each in whole["sections"]} - {
+        each["id"] for each in quick["sections"]
+    }
+    assert quick["summary"] == whole["summary"]
+
+
+def test_without_plotly_the_command_says_what_to_install(monkeypatch, result):
+    """A missing extra is told with the line that installs it."""
+    forget()
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'mpsim\[report\]'"):
+        page(report([result]))
+    forget()
