@@ -30,14 +30,15 @@ def check_trace(path: str | Path) -> list[str]:
     -------
     list of str
         One sentence a problem, none for a sound trace: slices of one track that overlap without one containing the other, flows
-        without exactly one start and one end in this order, flow ends that touch no slice, tracks without a name, and counters
-        below zero.
+        without exactly one start and one end in this order, flow ends that touch no slice, tracks without a name or with two, slices
+        of negative length, counters below zero, and counters whose series change.
     """
     data = Path(path).read_bytes()
     text = gzip.decompress(data) if Path(path).suffix == ".gz" else data
     events = json.loads(text)["traceEvents"]
     tracks = _tracks(events)
     return [
+        *_lengths(events),
         *_overlaps(tracks),
         *_flows(events, tracks),
         *_unnamed(events, tracks),
@@ -76,6 +77,12 @@ def _overlaps(tracks: dict[Track, list[Slice]]) -> Iterator[str]:
             open_slices.append(one)
 
 
+def _lengths(events: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for event in events:
+        if event["ph"] == "X" and (event["dur"] < 0 or event["ts"] < 0):
+            yield f"slice {event['name']!r} at {event['ts']} us lasts {event['dur']} us"
+
+
 def _flows(events: Iterable[dict[str, Any]], tracks: dict[Track, list[Slice]]) -> Iterator[str]:
     ends: defaultdict[object, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
@@ -107,13 +114,22 @@ def _touches(reach: tuple[list[int], list[int]] | None, time: int) -> bool:
 
 
 def _unnamed(events: Iterable[dict[str, Any]], tracks: dict[Track, list[Slice]]) -> Iterator[str]:
-    named = {
+    names = [
         _track(event) for event in events if event["ph"] == "M" and event["name"] == "thread_name"
-    }
-    yield from (f"track {track} has no name" for track in sorted(set(tracks) - named))
+    ]
+    yield from (f"track {track} has no name" for track in sorted(set(tracks) - set(names)))
+    yield from (
+        f"track {track} has two names" for track in sorted(set(names)) if names.count(track) > 1
+    )
 
 
 def _counters(events: Iterable[dict[str, Any]]) -> Iterator[str]:
+    series: dict[tuple[int, str], set[str]] = {}
     for event in events:
-        if event["ph"] == "C" and min(event["args"].values()) < 0:
+        if event["ph"] != "C":
+            continue
+        counter = event["pid"], event["name"]
+        if min(event["args"].values()) < 0:
             yield f"counter {event['name']!r} of process {event['pid']} is below zero at {event['ts']} us"
+        if series.setdefault(counter, set(event["args"])) != set(event["args"]):
+            yield f"counter {event['name']!r} of process {event['pid']} changes its series at {event['ts']} us"

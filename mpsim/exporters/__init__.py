@@ -6,6 +6,7 @@ from mpsim.exporters.nccl_tests import nccl_tests_text
 from mpsim.exporters.outgoing import Exported, Held, Lost
 from mpsim.exporters.perfetto import trace_events, write_events, write_trace
 from mpsim.exporters.service import service_events, write_service_trace
+from mpsim.exporters.step_trace import step_events, write_step_trace
 
 __all__ = [
     "WRITERS",
@@ -17,10 +18,12 @@ __all__ = [
     "export",
     "nccl_tests_text",
     "service_events",
+    "step_events",
     "trace_events",
     "write_chakra",
     "write_events",
     "write_service_trace",
+    "write_step_trace",
     "write_trace",
     "writer",
 ]

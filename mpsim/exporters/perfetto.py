@@ -12,12 +12,13 @@ Trace Event Format, "Trace Event Format" document of the Catapult project: phase
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,25 @@ from mpsim.errors import ScenarioError
 from mpsim.output import write_whole
 from mpsim.program import SEND, TICK, Program, Stream, Template
 
-__all__ = ["DETAILS", "MOST_RANKS", "trace_events", "write_events", "write_trace"]
+__all__ = [
+    "DETAILS",
+    "INSIDE",
+    "MOST_RANKS",
+    "Added",
+    "counter_event",
+    "meta_event",
+    "nanoseconds",
+    "shown_ranks",
+    "slice_event",
+    "trace_events",
+    "write_events",
+    "write_trace",
+]
 
 DETAILS = ("chunk", "kernel")
 MOST_RANKS = 64
+INSIDE = (Stream.TP, Stream.CP, Stream.EP)
+"""Queues of collectives inside actions."""
 _TICKS_PER_NS = round(1e-9 / TICK)
 _NS_PER_US = 1000
 
@@ -39,6 +55,7 @@ _HOLDING = "forward"
 _RELEASING = ("backward", "weight_gradient")
 
 Event = dict[str, Any]
+More: TypeAlias = "Callable[[int], Added]"
 
 
 def write_trace(
@@ -74,18 +91,27 @@ def write_events(
     *,
     separators: tuple[str, str] = (",", ":"),
     compresslevel: int = 6,
+    about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write events of a trace, one a line; gzipped, with nothing of the clock in it, when `path` ends in ``.gz``."""
+    """Write events of a trace, one a line; gzipped, with nothing of the clock in it, when `path` ends in ``.gz``.
+
+    `about` says what the trace shows, as ``otherData`` of the file.
+    """
     encode = json.JSONEncoder(separators=separators, allow_nan=False).encode
     lines = ",\n".join(map(encode, events))
-    data = f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'.encode()
+    head = f'"otherData":{encode(dict(about))},' if about else ""
+    data = f'{{"displayTimeUnit":"ms",{head}"traceEvents":[\n{lines}\n]}}\n'.encode()
     file = Path(path)
     packed = file.suffix == ".gz"
     write_whole(file, gzip.compress(data, compresslevel, mtime=0) if packed else data)
 
 
 def trace_events(
-    timeline: Timeline, *, detail: str = "chunk", ranks: Iterable[int] | None = None
+    timeline: Timeline,
+    *,
+    detail: str = "chunk",
+    ranks: Iterable[int] | None = None,
+    more: More | None = None,
 ) -> Iterator[Event]:
     """Yield the events of a trace: names, slices, flows, counters.
 
@@ -93,6 +119,8 @@ def trace_events(
     ----------
     timeline, detail, ranks
         As in `write_trace`.
+    more : callable, optional
+        Further tracks and counters of a rank class. Queues of collectives inside actions (`INSIDE`) are left to it.
 
     Yields
     ------
@@ -106,19 +134,45 @@ def trace_events(
     """
     if detail not in DETAILS:
         raise ScenarioError(f"got detail {detail!r}; needed one of {', '.join(DETAILS)}")
-    program = timeline.program
-    shown = list(range(min(program.ranks, MOST_RANKS)) if ranks is None else dict.fromkeys(ranks))
-    if bad := [rank for rank in shown if not 0 <= rank < program.ranks]:
-        raise ScenarioError(f"got ranks {bad}; needed ranks from 0 to {program.ranks - 1}")
+    program, shown = timeline.program, shown_ranks(timeline.program, ranks)
+    streams = [stream for stream in Stream if more is None or stream not in INSIDE]
     rows = _Rows(timeline)
     for rank in shown:
-        slices = list(_slices(rows, rank, kernels=detail == "kernel"))
+        slices = list(_slices(rows, rank, streams, kernels=detail == "kernel"))
         slices.sort(key=lambda event: (event["tid"], event["ts"], -event["dur"]))
-        yield from _names(program, rank, sorted({event["tid"] for event in slices}))
+        added = Added() if more is None else more(rank)
+        used = {
+            event["tid"]: Stream(event["tid"] - 1).name.lower().replace("_", " ")
+            for event in slices
+        }
+        yield from _names(program, rank, used | dict(added.tracks))
         yield from slices
+        yield from added.events
         yield from _activations(rows, rank)
         yield from _busy(rows, rank)
     yield from _flows(rows, set(shown))
+
+
+def shown_ranks(program: Program, ranks: Iterable[int] | None) -> list[int]:
+    """Rank classes that a trace shows, each once; the first `MOST_RANKS` when none are chosen.
+
+    Raises
+    ------
+    ScenarioError
+        If one does not exist.
+    """
+    shown = list(range(min(program.ranks, MOST_RANKS)) if ranks is None else dict.fromkeys(ranks))
+    if bad := [rank for rank in shown if not 0 <= rank < program.ranks]:
+        raise ScenarioError(f"got ranks {bad}; needed ranks from 0 to {program.ranks - 1}")
+    return shown
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Added:
+    """Further tracks of a rank: names by thread, and events."""
+
+    tracks: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    events: Sequence[Event] = ()
 
 
 class _Rows:
@@ -127,8 +181,8 @@ class _Rows:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         program = self.program = timeline.program
-        self.start: list[int] = _nanoseconds(timeline.start).tolist()
-        self.end: list[int] = _nanoseconds(timeline.end).tolist()
+        self.start: list[int] = nanoseconds(timeline.start).tolist()
+        self.end: list[int] = nanoseconds(timeline.end).tolist()
         words = program.vocabulary
         self.kind = [words.kinds[kind] for kind in program.kind.tolist()]
         self.letters = {kind: _LETTERS[kind] for kind in words.actions if kind in _LETTERS}
@@ -179,37 +233,42 @@ class _Rows:
             yield list(group)
 
 
-def _nanoseconds(ticks: NDArray[np.float64]) -> NDArray[np.int64]:
+def nanoseconds(ticks: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Times of engines in the resolution of a trace."""
     return np.rint(ticks / _TICKS_PER_NS).astype(np.int64)
 
 
-def _slices(rows: _Rows, rank: int, *, kernels: bool) -> Iterator[Event]:
-    """Every action of a rank on each of its streams, and what happens inside."""
-    for stream in Stream:
+def _slices(rows: _Rows, rank: int, streams: Sequence[Stream], *, kernels: bool) -> Iterator[Event]:
+    """Every action of a rank on some of its streams, and what happens inside."""
+    for stream in streams:
         for action in rows.actions(rank, stream):
             first, last = action[0], action[-1]
             category = rows.kind[first]
             start, end = rows.start[first], rows.end[last]
-            yield _slice(rank, stream, rows.name(first), category, start, end, rows.args(action))
+            track = _track(rank, stream)
+            yield slice_event(track, rows.name(first), category, start, end, rows.args(action))
             for row in action:
                 if kernels and stream == Stream.COMPUTE and rows.template[row] >= 0:
-                    yield from _kernels(rows, row, rank)
+                    yield from _kernels(rows, row, rank, streams)
 
 
-def _kernels(rows: _Rows, row: int, rank: int) -> Iterator[Event]:
+def _kernels(rows: _Rows, row: int, rank: int, streams: Sequence[Stream]) -> Iterator[Event]:
     """Inside of a row, stretched as the row was by what ran at the same time."""
     template = rows.program.templates[rows.template[row]]
     since, until = rows.timeline.start[row], rows.timeline.end[row]
     alone = rows.program.duration[row]
     stretch = (until - since) / alone if alone else 1.0
-    starts = _nanoseconds(since + stretch * template.start)
-    ends = _nanoseconds(np.minimum(since + stretch * (template.start + template.duration), until))
+    starts = nanoseconds(since + stretch * template.start)
+    ends = nanoseconds(np.minimum(since + stretch * (template.start + template.duration), until))
     for i in np.flatnonzero(template.duration > 0).tolist():
         stream = Stream(int(template.stream[i]))
+        if stream not in streams:
+            continue
         category = "kernel" if stream == Stream.COMPUTE else "collective"
         name = template.names[template.name_index[i]]
         args = _kernel_args(template, i) | {"microbatch": rows.microbatch[row]}
-        yield _slice(rank, stream, name, category, int(starts[i]), int(ends[i]), args)
+        track = _track(rank, stream)
+        yield slice_event(track, name, category, int(starts[i]), int(ends[i]), args)
 
 
 def _kernel_args(template: Template, i: int) -> Event:
@@ -222,14 +281,15 @@ def _kernel_args(template: Template, i: int) -> Event:
     return args | {key: float(column[i]) for key, column in columns.items() if column[i]}
 
 
-def _slice(
-    rank: int, stream: Stream, name: str, category: str, start: int, end: int, args: Event
+def slice_event(
+    track: Mapping[str, int], name: str, category: str, start: int, end: int, args: Event
 ) -> Event:
+    """A slice of a track (``pid`` and ``tid``) from `start` to `end` [ns]."""
     return {
         "ph": "X",
         "name": name,
         "cat": category,
-        **_track(rank, stream),
+        **track,
         "ts": start / _NS_PER_US,
         "dur": (end - start) / _NS_PER_US,
         "args": args,
@@ -241,19 +301,19 @@ def _track(rank: int, stream: Stream) -> dict[str, int]:
     return {"pid": rank + 1, "tid": int(stream) + 1}
 
 
-def _names(program: Program, rank: int, threads: list[int]) -> Iterator[Event]:
+def _names(program: Program, rank: int, threads: Mapping[int, str]) -> Iterator[Event]:
     size = int(program.class_size[rank])
     name = program.rank_name[rank] + (f" (stands for {size} ranks)" if size > 1 else "")
-    yield _meta("process_name", rank, 1, name=name)
-    yield _meta("process_sort_index", rank, 1, sort_index=rank)
-    for thread in threads:
-        stream = Stream(thread - 1)
-        yield _meta("thread_name", rank, thread, name=stream.name.lower().replace("_", " "))
-        yield _meta("thread_sort_index", rank, thread, sort_index=int(stream))
+    yield meta_event("process_name", rank + 1, 1, name=name)
+    yield meta_event("process_sort_index", rank + 1, 1, sort_index=rank)
+    for thread, title in sorted(threads.items()):
+        yield meta_event("thread_name", rank + 1, thread, name=title)
+        yield meta_event("thread_sort_index", rank + 1, thread, sort_index=thread - 1)
 
 
-def _meta(kind: str, rank: int, thread: int, **args: object) -> Event:
-    return {"ph": "M", "name": kind, "pid": rank + 1, "tid": thread, "args": args}
+def meta_event(kind: str, process: int, thread: int, **args: object) -> Event:
+    """A name or a place among others of a process or of one of its tracks."""
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": args}
 
 
 def _flows(rows: _Rows, shown: set[int]) -> Iterator[Event]:
@@ -310,10 +370,10 @@ def _counter(rank: int, name: str, unit: str, changes: list[tuple[int, int]]) ->
         if not total[time]:
             continue
         value += total[time]
-        yield {
-            "ph": "C",
-            "name": name,
-            "pid": rank + 1,
-            "ts": time / _NS_PER_US,
-            "args": {unit: value},
-        }
+        yield counter_event(rank + 1, name, time, {unit: value})
+
+
+def counter_event(process: int, name: str, time: int, values: Mapping[str, float]) -> Event:
+    """Levels of a counter from a time [ns] on."""
+    args = dict(values)
+    return {"ph": "C", "name": name, "pid": process, "ts": time / _NS_PER_US, "args": args}

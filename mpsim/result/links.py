@@ -38,6 +38,8 @@ class LinkUse:
         Edges of bins [s].
     share : float64[L, B]
         Carried over what could have been carried. Above 1 where ``network: analytic`` let transfers overlap that share a link.
+    ports : int
+        Links that come first and belong to rank classes, as many of each; the others are of the fabric.
     """
 
     names: tuple[str, ...]
@@ -45,6 +47,7 @@ class LinkUse:
     carried: Floats
     edges_s: Floats
     share: Floats
+    ports: int = 0
 
     @property
     def mean(self) -> Floats:
@@ -108,6 +111,7 @@ def measure_links(
         carried=amount[:, -1],
         edges_s=edges * TICK,
         share=np.divide(np.diff(amount), could, out=np.zeros(could.shape), where=could > 0),
+        ports=links.ports,
     )
 
 

@@ -221,7 +221,7 @@ class Result:
 
     def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
-        accessors.call("timeline.write_trace", self.timeline, path, detail=detail)
+        accessors.call("result.write_trace", self, path, detail=detail)
 
     def to_json(self) -> str:
         """The summary as one line of JSON; equal results give equal bytes."""

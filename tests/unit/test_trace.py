@@ -250,6 +250,16 @@ END = {"ph": "f", "name": "m", "id": 7, "pid": 1, "tid": 1, "ts": 1.5}
             [NAME, {"ph": "C", "name": "n", "pid": 1, "ts": 3, "args": {"v": -1}}],
             "counter 'n' of process 1 is below zero",
         ),
+        (
+            [
+                NAME,
+                {"ph": "C", "name": "n", "pid": 1, "ts": 3, "args": {"v": 1}},
+                {"ph": "C", "name": "n", "pid": 1, "ts": 4, "args": {"w": 1}},
+            ],
+            "counter 'n' of process 1 changes its series at 4 us",
+        ),
+        ([NAME, _slice("a", 3, -1)], "slice 'a' at 3 us lasts -1 us"),
+        ([NAME, NAME, _slice("a", 0, 2)], "track (1, 1) has two names"),
     ],
 )
 def test_the_check_finds_what_is_wrong(tmp_path, events: list[dict], problem: str) -> None:
