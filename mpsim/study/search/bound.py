@@ -14,6 +14,7 @@ step does once (norm, optimizer, gathers) is replayed. Of a layout without expos
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from mpsim.program.template import ticks
 from mpsim.schedule import Action, Orders
 from mpsim.study.search.exposed import Exposed, StageParts
 from mpsim.study.search.order import Order
-from mpsim.study.search.shapes import KEPT, Shape, Shapes, content, part_names, varied
+from mpsim.study.search.shapes import KEPT, Shapes, content, part_names, varied
 from mpsim.study.search.space import Frame, Layout
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory import (
@@ -58,9 +59,10 @@ class Bounded:
     ----------
     layouts : list of Layout
     memory : float64[K]
-        What the fullest rank needs [B]: that of `mpsim.training.memory.account_memory`, to rounding.
+        What the fullest rank needs [B]: that of `mpsim.training.memory.account_memory`, to rounding; of layouts that need more than
+        there is, something above that.
     bound : float64[K]
-        No step is shorter [s].
+        No step is shorter [s]; infinite for those.
     """
 
     layouts: list[Layout]
@@ -122,8 +124,14 @@ class Bounder:
             recompute=self._plan.recompute.at(layout.recompute),
         )
 
-    def bound(self, layouts: Sequence[Layout]) -> Bounded:
+    def bound(self, layouts: Sequence[Layout], *, room: float = math.inf) -> Bounded:
         """Memory and bound of layouts of one frame.
+
+        Parameters
+        ----------
+        layouts : sequence of Layout
+        room : float
+            Memory of an accelerator [B]: layouts that need more are not looked at any further.
 
         Raises
         ------
@@ -141,7 +149,7 @@ class Bounder:
             by_batch.setdefault(layout.micro_batch, []).append(place)
         for places in by_batch.values():
             chosen = [layouts[place] for place in places]
-            memory[places], bound[places] = around.price(chosen, self.order(chosen[0]))
+            memory[places], bound[places] = around.price(chosen, self.order(chosen[0]), room)
         return Bounded(list(layouts), memory, bound)
 
     def step(self, plan: Plan, costs: PlanCosts) -> tuple[Floats, float]:
@@ -178,10 +186,8 @@ class Bounder:
 
 
 class _Zero(NamedTuple):
-    """Consequences of a ZeRO stage: the plan, model states [B], ticks of the step's end and begin, exchanges."""
+    """Consequences of a ZeRO stage: ticks of the step's end and begin, exchanges."""
 
-    plan: Plan
-    states: Floats
     done: Floats
     overhead: float
     exchanges: Exposed
@@ -211,62 +217,92 @@ class _Around:
             count[place, -2:] = stage.embedding, stage.head
         self._held = StageParts(self._rank, count)
         self._scratch = gradient_scratch(plan)
-        self._by_division: dict[tuple[object, ...], tuple[list[Shape], Floats]] = {}
+        self._by_keeping: dict[tuple[object, ...], Floats] = {}
+        self._by_timing: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+        self._by_batch: dict[tuple[int, int], Fresh] = {}
+        self._by_states: dict[int, tuple[Plan, Floats]] = {}
         self._by_room: dict[tuple[object, ...], Floats] = {}
         self._by_zero: dict[int, _Zero] = {}
 
-    def price(self, layouts: Sequence[Layout], order: Order) -> tuple[Floats, Floats]:
-        """Memory [B] and bound [s] of layouts that differ in habits only, float64[K] each."""
-        divided = [self._divided(layout) for layout in layouts]
-        shapes, sends = [division[0] for division in divided], [division[1] for division in divided]
-        room = [self._room(layout) for layout in layouts]
-        zeros = [self._at(layout.zero) for layout in layouts]
-        fresh = [fresh_gradients(zero.plan, order.microbatches) for zero in zeros]
-        standing = np.stack(
-            [zero.states - gradients.total for zero, gradients in zip(zeros, fresh, strict=True)]
-        )
-        standing += np.stack(room)
-        memory = self._memory(shapes, order, fresh) + standing
-        took = np.stack([np.stack([shape.ticks for shape in some], axis=1) for some in shapes])
-        stage_ticks = took[:, :, self._which]  # [K, 4, S]
-        seconds = self._seconds(stage_ticks, np.stack(sends), zeros, order.microbatches)
-        return memory.max(axis=1), seconds
+    def price(self, layouts: Sequence[Layout], order: Order, room: float) -> tuple[Floats, Floats]:
+        """Memory [B] and bound [s] of layouts that differ in habits only, float64[K] each.
+
+        What does not fit is found out as early as can be: model states alone come before activations, and both before any time.
+        """
+        count = len(layouts)
+        memory, bound = np.empty(count), np.full(count, np.inf)
+        standing = np.stack([self._standing(layout, order.microbatches) for layout in layouts])
+        memory[:] = standing.max(axis=1)
+        left = np.flatnonzero(memory <= room)
+        if not len(left):
+            return memory, bound
+        chosen = [layouts[place] for place in left.tolist()]
+        fresh = [self._fresh(layout.zero, order.microbatches) for layout in chosen]
+        kept = np.stack([self._kept(layout) for layout in chosen])
+        held = self._memory(kept, order, fresh) + standing[left]
+        memory[left] = held.max(axis=1)
+        left = left[memory[left] <= room]
+        if len(left):
+            chosen = [layouts[place] for place in left.tolist()]
+            zeros = [self._at(layout.zero) for layout in chosen]
+            took, sends = zip(*(self._times(layout) for layout in chosen), strict=True)
+            ticks = np.moveaxis(np.stack(took)[:, self._which], 1, 2)  # [K, 4, S]
+            bound[left] = self._seconds(ticks, np.stack(sends), zeros, order.microbatches)
+        return memory, bound
+
+    def _standing(self, layout: Layout, microbatches: int) -> Floats:
+        """Memory of each rank that does not depend on the order of actions, float64[P] [B]."""
+        held = self._states(layout.zero) - self._fresh(layout.zero, microbatches).total
+        return held + self._room(layout)
+
+    def _fresh(self, zero: int, microbatches: int) -> Fresh:
+        """Gradients that are not there before the backward of the only microbatch of a step."""
+        key = (zero, microbatches)
+        if key not in self._by_batch:
+            self._by_batch[key] = fresh_gradients(self._zeroed(zero), microbatches)
+        return self._by_batch[key]
 
     def _room(self, layout: Layout) -> Floats:
         """Buffers and scratch of each rank, float64[P] [B]."""
         key = (layout.micro_batch, layout.sequence_parallel, layout.zero)
         if key not in self._by_room:
             plan = varied(
-                self._at(layout.zero).plan,
+                self._zeroed(layout.zero),
                 micro_batch=layout.micro_batch,
                 sequence_parallel=layout.sequence_parallel,
             )
             self._by_room[key] = buffers(plan) + self._scratch
         return self._by_room[key]
 
-    def _divided(self, layout: Layout) -> tuple[list[Shape], Floats]:
-        """Shape and ticks of messages of a layout."""
-        key = (layout.micro_batch, layout.sequence_parallel, layout.recompute)
-        if key not in self._by_division:
-            plan = varied(
-                self._plan,
-                micro_batch=layout.micro_batch,
-                sequence_parallel=layout.sequence_parallel,
-                recompute=self._plan.recompute.at(layout.recompute),
-            )
-            shapes = self._bounder.shapes
-            self._by_division[key] = (
-                shapes.of(plan, self._distinct, self._actions),
-                shapes.sends(plan),
-            )
-        return self._by_division[key]
+    def _divided(self, layout: Layout) -> Plan:
+        """The plan with the microbatch and the habits of a layout that decide the time of its actions."""
+        return varied(
+            self._plan,
+            micro_batch=layout.micro_batch,
+            sequence_parallel=layout.sequence_parallel,
+            recompute=self._plan.recompute.at(layout.recompute),
+        )
 
-    def _memory(
-        self, shapes: Sequence[Sequence[Shape]], order: Order, fresh: Sequence[Fresh]
-    ) -> Floats:
+    def _kept(self, layout: Layout) -> Floats:
+        """Bytes that distinct stages keep, float64[D, 7]."""
+        key = (layout.micro_batch, layout.sequence_parallel, layout.recompute)
+        if key not in self._by_keeping:
+            plan = self._divided(layout)
+            self._by_keeping[key] = self._bounder.shapes.kept(plan, self._distinct)
+        return self._by_keeping[key]
+
+    def _times(self, layout: Layout) -> tuple[Floats, Floats]:
+        """Ticks of actions of distinct stages, float64[D, 4], and of messages, float64[2, P]."""
+        key = (layout.micro_batch, layout.sequence_parallel, layout.recompute)
+        if key not in self._by_timing:
+            plan, shapes = self._divided(layout), self._bounder.shapes
+            ticks = shapes.ticks(plan, self._distinct, self._actions)
+            self._by_timing[key] = ticks, shapes.sends(plan)
+        return self._by_timing[key]
+
+    def _memory(self, kept: Floats, order: Order, fresh: Sequence[Fresh]) -> Floats:
         """Activations, gradients that come in a backward, `fresh` ones among them, and overhead of each rank, float64[K, P] [B]."""
-        kept = np.stack([np.stack([shape.kept for shape in some], axis=1) for some in shapes])
-        by_stage = dict(zip(KEPT, np.moveaxis(kept[:, :, self._which], 1, 0), strict=True))
+        by_stage = dict(zip(KEPT, np.moveaxis(kept[:, self._which], 2, 0), strict=True))
         peaks, collected = order.flight().peaks(by_stage, fresh)
         constants = self._bounder.constants
         held: Floats = peaks + fragments(peaks, collected) + constants["context"]
@@ -351,10 +387,21 @@ class _Around:
     def _at(self, zero: int) -> _Zero:
         """Consequences of a ZeRO stage, worked out once."""
         if zero not in self._by_zero:
-            plan = dataclasses.replace(self._plan, zero=zero)
+            plan = self._zeroed(zero)
             costs = self._bounder.shapes.costs(plan)
             done, overhead = self._bounder.step(plan, costs)
-            reduces = self._held.exposed(plan, costs)
-            states = self._bounder.standing(plan)
-            self._by_zero[zero] = _Zero(plan, states, done, overhead, reduces)
+            self._by_zero[zero] = _Zero(done, overhead, self._held.exposed(plan, costs))
         return self._by_zero[zero]
+
+    def _zeroed(self, zero: int) -> Plan:
+        return self._of_zero(zero)[0]
+
+    def _states(self, zero: int) -> Floats:
+        """Model states of each rank, float64[P] [B]."""
+        return self._of_zero(zero)[1]
+
+    def _of_zero(self, zero: int) -> tuple[Plan, Floats]:
+        if zero not in self._by_states:
+            plan = dataclasses.replace(self._plan, zero=zero)
+            self._by_states[zero] = plan, self._bounder.standing(plan)
+        return self._by_states[zero]

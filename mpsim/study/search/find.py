@@ -27,6 +27,7 @@ from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
 from mpsim.study.search.limits import Clock, Limits, price_per_hour
 from mpsim.study.search.outcome import OBJECTIVES, Found, Search
+from mpsim.study.search.queue import Queue, WaitingFrame
 from mpsim.study.search.space import AXES, Layout, Space, defaults, split_axes
 from mpsim.training.intervals import setting_of
 from mpsim.training.planning import Division
@@ -164,62 +165,6 @@ class _Candidate:
         return {**self.machine.values, **self.layout.values()}
 
 
-class _Frame:
-    """Layouts of one frame that wait to be bounded, a few of them ahead as a sample.
-
-    Parameters
-    ----------
-    place : int
-        Number of the combination of keys that are no axes.
-    machine : callable
-        Gives the machine of any of the layouts; None where a limit refuses it.
-    layouts : list of Layout
-        At least one.
-    """
-
-    def __init__(
-        self, place: int, machine: Callable[[Layout], _Machine | None], layouts: list[Layout]
-    ) -> None:
-        frame = layouts[0].frame
-        self.family = (place, frame.tp, frame.cp, frame.pp, frame.ep)  # of all schedules
-        self.machine, self.layouts, self.sampled = machine, layouts, False
-        self._parts: list[list[Layout]] = []
-
-    def sample(self) -> list[Layout]:
-        """The layouts of each recomputation that need least memory otherwise: if none of these fits, none of the frame does."""
-        self.sampled = True
-        leanest: dict[str, Layout] = {}
-        for layout in self.layouts:
-            known = leanest.get(layout.recompute)
-            if known is None or _leanness(layout) < _leanness(known):
-                leanest[layout.recompute] = layout
-        chosen = list(leanest.values())
-        by_batch: dict[int, list[Layout]] = {}
-        for layout in self.layouts:
-            if leanest[layout.recompute] is not layout:
-                by_batch.setdefault(layout.micro_batch, []).append(layout)
-        self._parts = list(reversed(by_batch.values()))
-        return chosen
-
-    def part(self) -> list[Layout]:
-        """The next layouts that were not sampled, of one microbatch; empty when there are none."""
-        return self._parts.pop() if self._parts else []
-
-
-def _scattered(families: list[list[_Frame]]) -> list[list[_Frame]]:
-    """Families so that any first few of them lie all over the space: by the reversed bits of their number."""
-    width = max(1, (len(families) - 1).bit_length())
-    return [
-        families[place]
-        for place in sorted(range(len(families)), key=lambda n: int(f"{n:0{width}b}"[::-1], 2))
-    ]
-
-
-def _leanness(layout: Layout) -> tuple[int, bool, int]:
-    """Order of layouts of one frame and recomputation by what they hold, the least first."""
-    return (layout.micro_batch, not layout.sequence_parallel, -layout.zero)
-
-
 class _Run:
     """One search under way."""
 
@@ -259,65 +204,46 @@ class _Run:
         with self._journal.writing():
             try:
                 self._look(over)
-                self._simulate()
+                self._simulate_others()
             except KeyboardInterrupt:
                 self._interrupted = True
         return self._outcome()
 
     def _look(self, over: Mapping[str, Sequence[object]]) -> None:
-        """Bound every legal layout, the most promising family first, and simulate the best of them by turns.
-
-        One frame of every family is sampled first. What is left waits in a heap under the best bound that its frame, or else its
-        family, has shown; so a search that is cut short has looked where the best layouts are.
-        """
+        """Bound every legal layout, the most promising family first, and simulate the best of them by turns."""
         frames = list(self._frames(over))
         total = sum(len(frame.layouts) for frame in frames)
         if not total:
             raise ScenarioError(
                 f"{self._scenario.name}: no legal layout{self._undivided()}; loosen the values given, or see 'mpsim check'"
             )
-        families: dict[tuple[object, ...], list[_Frame]] = {}
-        for frame in frames:
-            families.setdefault(frame.family, []).append(frame)
-        waiting: list[tuple[float, int, _Frame]] = []
         self._total = total
-        turns, number = 0, itertools.count()
-        sampling, share, every = (
-            float(defaults("search")[key])
-            for key in ("sampling_share", "bounding_share", "bounded_a_turn")
-        )
+        queue = Queue(frames)
+        usual = defaults("search")
+        for share in (float(usual["bounding_share"]), float(usual["bounding_share_at_last"])):
+            self._look_until(queue, share)
+            self._simulate_best()
 
-        def look(frame: _Frame, layouts: list[Layout]) -> float:
-            nonlocal turns
+    def _look_until(self, queue: Queue, share: float) -> None:
+        """Look at layouts until a share of the time budget has gone, and simulate the best of them by turns."""
+        turn = int(defaults("search")["bounded_a_turn"])
+        begun = self._bounded
+
+        def look(frame: WaitingFrame, layouts: list[Layout]) -> float:
+            nonlocal begun
             best = self._bound_layouts(frame.machine, layouts)
             self._bounded += len(layouts)
-            self._report("bounded", self._bounded, total)
-            if self._bounded >= (turns + 1) * every and not self._clock.spent(share):
-                turns += 1
+            self._report("bounded", self._bounded, self._total)
+            if self._bounded >= begun + turn and not self._clock.spent(share):
+                begun = self._bounded
                 self._simulate_some()
             return best
 
-        scores: list[float] = []
-        for family in _scattered(list(families.values())):
-            if self._clock.spent(sampling) and scores:
-                # no time to sample them all: the others wait in the middle of those that were
-                score = scores[len(scores) // 2]
-            else:
-                score = look(family[0], family[0].sample())
-                bisect.insort(scores, score)
-            for frame in family:
-                heapq.heappush(waiting, (score, next(number), frame))
-        self._simulate_some()
-        while waiting and not self._clock.spent(share):
-            score, _, frame = heapq.heappop(waiting)
-            if not frame.sampled:
-                score = look(frame, frame.sample())
-                heapq.heappush(waiting, (score, next(number), frame))
-            elif part := frame.part():
-                look(frame, part)
-                heapq.heappush(waiting, (score, next(number), frame))
+        # whatever the budget is, something is looked at
+        while (not self._clock.spent(share) or not self._bounded) and (frame := queue.next()):
+            queue.back(frame, frame.look(look))
 
-    def _frames(self, over: Mapping[str, Sequence[object]]) -> Iterator[_Frame]:
+    def _frames(self, over: Mapping[str, Sequence[object]]) -> Iterator[WaitingFrame]:
         """Every frame that has layouts, with what makes its machine."""
         if "parallelism.dp" in over:
             raise ScenarioError(
@@ -344,7 +270,7 @@ class _Run:
 
             for frame in space.frames():
                 if layouts := space.layouts(frame):
-                    yield _Frame(place, machine, layouts)
+                    yield WaitingFrame(place, machine, layouts)
             self._lost += space.undivided
 
     def _machine(
@@ -391,13 +317,13 @@ class _Run:
         self._counts["schedule"] += len(layouts) - len(runs)
         if not runs:
             return math.inf
+        most = machine.scenario.hardware.accelerator.memory_bytes * self._usable
+        most = min(most, self._limits.max_memory or most)
         try:
-            known = machine.bounder.bound(runs)
+            known = machine.bounder.bound(runs, room=most)
         except MpsimError:
             self._counts["refused"] += len(runs)
             return math.inf
-        most = machine.scenario.hardware.accelerator.memory_bytes * self._usable
-        most = min(most, self._limits.max_memory or most)
         fits = known.memory <= most
         self._counts["memory"] += int((~fits).sum())
         weight = machine.weight(self._objective)
@@ -418,9 +344,9 @@ class _Run:
             batch.append(heapq.heappop(self._waiting)[2])
         self._time(batch)
 
-    def _simulate(self) -> None:
-        """Simulate candidates in the order of their bounds, as long as one could be among the best; then those that may lead in memory."""
-        size, aside = int(defaults("search")["batch"]), 0
+    def _simulate_best(self) -> None:
+        """Simulate candidates in the order of their bounds, as long as one could be among the best."""
+        size = int(defaults("search")["batch"])
         while self._waiting and not self._clock.spent():
             worst = self._scores[self._top - 1] if len(self._scores) >= self._top else math.inf
             if self._waiting[0][0] > worst:
@@ -430,10 +356,14 @@ class _Run:
                 batch.append(heapq.heappop(self._waiting)[2])
             self._time(batch)
             self._report("simulated", len(self._timed), len(self._timed) + len(self._waiting))
+
+    def _simulate_others(self) -> None:
+        """Simulate candidates that lead in something else: with one value of a key that is searched beside the layout, or in memory."""
+        size, aside = int(defaults("search")["batch"]), 0
         if self._keys:
             self._simulate_each()
         while self._waiting and not self._clock.spent():
-            batch = []
+            batch: list[_Candidate] = []
             while self._waiting and len(batch) < size:
                 candidate = heapq.heappop(self._waiting)[2]
                 if self._may_lead(candidate):

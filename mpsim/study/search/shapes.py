@@ -1,4 +1,4 @@
-"""Shapes: what a stage takes and keeps of one microbatch, for every distinct content and way to divide it.
+"""Shapes: what a stage keeps and takes of one microbatch, for every distinct content and way to divide it.
 
 Layouts with the same microbatch, the same division of a layer and the same recomputation share these, whatever their pipeline is.
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,27 +22,12 @@ from mpsim.training.memory import Kept, kept_by_stage
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import TRAINING
 
-__all__ = ["KEPT", "Shape", "Shapes", "content", "part_names", "varied"]
+__all__ = ["KEPT", "Shapes", "content", "part_names", "varied"]
 
 Floats = NDArray[np.float64]
 
 KEPT = tuple(field.name for field in dataclasses.fields(Kept))
 """Columns of what stages keep."""
-
-
-class Shape(NamedTuple):
-    """One stage, divided in one way.
-
-    Parameters
-    ----------
-    ticks : float64[4]
-        Time of each `Action` [ticks]; where a block hides actions in each other, that of its kernels only.
-    kept : float64[7]
-        Fields of `mpsim.training.memory.Kept` [B].
-    """
-
-    ticks: Floats
-    kept: Floats
 
 
 def part_names(plan: Plan) -> tuple[str, ...]:
@@ -72,7 +56,7 @@ class Shapes:
 
     def __init__(self, plan: Plan) -> None:
         self._models = PlanCosts(plan)
-        self._shapes: dict[tuple[object, ...], Shape] = {}
+        self._kept: dict[tuple[object, ...], Floats] = {}
         self._ticks: dict[tuple[object, ...], float] = {}
         self._blocks: dict[tuple[object, ...], Blocks] = {}
         self._sends: dict[tuple[object, ...], Floats] = {}
@@ -88,10 +72,29 @@ class Shapes:
             self._blocks[key] = Blocks(plan, costs)
         return Blocks(plan, costs, like=self._blocks[key])
 
-    def of(
+    def kept(self, plan: Plan, stages: Mapping[tuple[object, ...], Stage]) -> Floats:
+        """Bytes that stages keep of a microbatch, float64[D, 7]: fields of `mpsim.training.memory.Kept` [B].
+
+        Parameters
+        ----------
+        plan : Plan
+        stages : mapping of tuple to Stage
+            Distinct stages of the plan by `content`.
+        """
+        division = _division(plan)
+        missing = [key for key in stages if (*division, *key) not in self._kept]
+        if missing:
+            few = plan.on(
+                dataclasses.replace(plan.layout, stages=tuple(stages[key] for key in missing))
+            )
+            for key, kept in zip(missing, kept_by_stage(few), strict=True):
+                self._kept[(*division, *key)] = np.array([getattr(kept, field) for field in KEPT])
+        return np.stack([self._kept[(*division, *key)] for key in stages])
+
+    def ticks(
         self, plan: Plan, stages: Mapping[tuple[object, ...], Stage], actions: tuple[Action, ...]
-    ) -> list[Shape]:
-        """Shapes of stages.
+    ) -> Floats:
+        """Time of each `Action` of stages, float64[D, 4] [ticks]; where a block hides actions in each other, that of its kernels only.
 
         Parameters
         ----------
@@ -101,20 +104,22 @@ class Shapes:
         actions : tuple of Action
             Those that occur; others take no time.
         """
-        division = (*_division(plan), actions)
-        if any((*division, *key) not in self._shapes for key in stages):
+        columns = {action: _division(plan, recompute=action is not Action.F) for action in actions}
+        wanted = [
+            (column, (*division, *key, action), stage, action)
+            for action, division in columns.items()
+            for column, (key, stage) in enumerate(stages.items())
+        ]
+        result = np.zeros((len(stages), len(Action)))
+        if any(key not in self._ticks for _, key, _, _ in wanted):
             few = plan.on(dataclasses.replace(plan.layout, stages=tuple(stages.values())))
             blocks = self.blocks(few, self.costs(few))
-            for (key, stage), kept in zip(stages.items(), kept_by_stage(few), strict=True):
-                ticks = np.zeros(len(Action))
-                for action in actions:
-                    known = (*_division(few, recompute=action is not Action.F), *key, action)
-                    if known not in self._ticks:
-                        self._ticks[known] = _ticks(few, blocks.of(stage, action))
-                    ticks[action] = self._ticks[known]
-                fields = [getattr(kept, field) for field in KEPT]
-                self._shapes[(*division, *key)] = Shape(ticks, np.array(fields))
-        return [self._shapes[(*division, *key)] for key in stages]
+            for _, key, stage, action in wanted:
+                if key not in self._ticks:
+                    self._ticks[key] = _ticks(few, blocks.of(stage, action))
+        for row, key, _, action in wanted:
+            result[row, action] = self._ticks[key]
+        return result
 
     def sends(self, plan: Plan) -> Floats:
         """Ticks of a message from every pipeline rank to the next and to the one before, float64[2, P]."""

@@ -87,6 +87,7 @@ _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_zero": ("pp", "zero"),
     "check_shard": (*_MESH, "zero"),
     "check_offload": ("zero",),
+    "check_steps_in_backward": (*_MESH, "micro_batch"),
     "check_size": (*_MESH, "schedule", "virtual_stages", "micro_batch"),
 }
 """Axes that each check looks at; one that is not listed is asked about every layout."""

@@ -103,17 +103,19 @@ SIGNS = {
 
 def kept_by_stage(plan: Plan) -> list[Kept]:
     """Bytes that each stage keeps of a microbatch, and needs beside that while it runs backward."""
-    parts = kept_by_part(plan)
+    expansions = _expansions(plan)
+    ends = _ends(plan, expansions)
+    layers = _Layers(plan, expansions)
     stacks = {
-        kinds: _layers(plan, kinds)
+        kinds: layers.of(kinds)
         for kinds in dict.fromkeys(plan.layout.layer_kinds(stage) for stage in plan.layout.stages)
     }
     result = []
     for stage in plan.layout.stages:
         kept = stacks[plan.layout.layer_kinds(stage)]
-        kept = kept + parts["embedding"] if stage.embedding else kept
+        kept = kept + ends["embedding"] if stage.embedding else kept
         kept = dataclasses.replace(kept, collected=_collected(plan, stage))
-        result.append(kept + parts["head"] if stage.head else kept)
+        result.append(kept + ends["head"] if stage.head else kept)
     return result
 
 
@@ -123,11 +125,16 @@ def kept_by_part(plan: Plan) -> dict[str, Kept]:
     again = plan.recompute.of_layer(0, 1)
     kinds = dict.fromkeys(plan.layout.model.layer_kinds)
     layers = {kind: _layer(parts[kind], sharding, again) for kind in kinds}
-    ends = {
+    return layers | _ends(plan, parts)
+
+
+def _ends(plan: Plan, parts: Mapping[str, Expansion]) -> dict[str, Kept]:
+    """Bytes that embedding and head keep of a microbatch."""
+    sharding = _sharding(plan)
+    return {
         "embedding": _all(parts["embedding"], sharding),
         "head": _head(parts["head"], sharding, plan.layout.framework.lowering.loss_peak_bytes),
     }
-    return layers | ends
 
 
 def _expansions(plan: Plan) -> Mapping[str, Expansion]:
@@ -226,21 +233,36 @@ def _collected(plan: Plan, stage: Stage) -> float:
     return float(element * held)
 
 
-def _layers(plan: Plan, kinds: Sequence[str]) -> Kept:
-    """All layers of a stage: chunks that run again together, and the others one by one."""
-    recompute, parts, total = plan.recompute, _expansions(plan), Kept()
-    chunks, sharding = recompute.chunks(len(kinds)), _sharding(plan)
-    together: dict[tuple[str, ...], Kept] = {}
-    for chunk in chunks:
-        content = tuple(kinds[layer] for layer in chunk)
-        if content not in together:
-            together[content] = _together([parts[kind] for kind in content], sharding)
-        total += together[content]
-    whole = {layer for chunk in chunks for layer in chunk}
-    left = [kind for layer, kind in enumerate(kinds) if layer not in whole]
-    alone = NOTHING if chunks or recompute.granularity == "full" else recompute
-    known = {kind: _layer(parts[kind], sharding, alone) for kind in dict.fromkeys(left)}
-    return sum((known[kind] for kind in left), total)
+class _Layers:
+    """Layers of the stages of one plan, each kind worked out once."""
+
+    def __init__(self, plan: Plan, parts: Mapping[str, Expansion]) -> None:
+        self._recompute, self._parts, self._sharding = plan.recompute, parts, _sharding(plan)
+        self._chunks: dict[tuple[str, ...], Kept] = {}
+        self._alone: dict[tuple[str, Recompute], Kept] = {}
+
+    def of(self, kinds: Sequence[str]) -> Kept:
+        """All layers of a stage: chunks that run again together, and the others one by one."""
+        recompute, total = self._recompute, Kept()
+        chunks = recompute.chunks(len(kinds))
+        for chunk in chunks:
+            total += self._chunk(tuple(kinds[layer] for layer in chunk))
+        whole = {layer for chunk in chunks for layer in chunk}
+        alone = NOTHING if chunks or recompute.granularity == "full" else recompute
+        left = (kind for layer, kind in enumerate(kinds) if layer not in whole)
+        return sum((self._layer(kind, alone) for kind in left), total)
+
+    def _chunk(self, content: tuple[str, ...]) -> Kept:
+        if content not in self._chunks:
+            layers = [self._parts[kind] for kind in content]
+            self._chunks[content] = _together(layers, self._sharding)
+        return self._chunks[content]
+
+    def _layer(self, kind: str, recompute: Recompute) -> Kept:
+        key = (kind, recompute)
+        if key not in self._alone:
+            self._alone[key] = _layer(self._parts[kind], self._sharding, recompute)
+        return self._alone[key]
 
 
 def _together(layers: Sequence[Expansion], sharding: Sharding) -> Kept:

@@ -1,0 +1,174 @@
+"""The queue of a search: which layouts are looked at next, so that one that is cut short has looked where the best are.
+
+Families are the degrees (tp, cp, pp, ep) on one machine. Those scattered over the whole space are looked at first; from what they show, a step time is
+foreseen for every other family, as a product of one factor for each degree. Then the most promising of all goes first, foreseen or looked at.
+Only the order hangs on what is foreseen: a search that runs to its end has looked at everything.
+
+Shapes: F families that were looked at, E effects.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from mpsim.study.search.space import Layout, defaults
+
+__all__ = ["Queue", "WaitingFrame"]
+
+Family = tuple[object, ...]
+Look = Callable[["WaitingFrame", list[Layout]], float]
+_MISSES: Final = 2.0  # a family in which nothing fits counts as so many times the slowest that does
+_RIDGE: Final = 0.1  # of an effect, against one observation of its family
+
+
+class WaitingFrame:
+    """Layouts of one frame that wait to be bounded, the leanest of each recomputation ahead as a sample.
+
+    Parameters
+    ----------
+    place : int
+        Number of the combination of keys that are no axes.
+    machine : callable
+        Gives the machine of any of the layouts; None where a limit refuses it.
+    layouts : list of Layout
+        At least one.
+    """
+
+    def __init__(self, place: int, machine: Callable[[Layout], Any], layouts: list[Layout]) -> None:
+        frame = layouts[0].frame
+        self.family: Family = (place, frame.tp, frame.cp, frame.pp, frame.ep)  # of all schedules
+        self.machine, self.layouts = machine, layouts
+        self._parts: list[list[Layout]] | None = None
+
+    def look(self, look: Look) -> float | None:
+        """Look at some more layouts of the frame; the least that `look` said of them, or None where there were none left."""
+        if self._parts is None:
+            return self._sample(look)
+        return look(self, self._parts.pop()) if self._parts else None
+
+    def _sample(self, look: Look) -> float:
+        """Look at the leanest layout of each recomputation, until one fits; what is left is divided by microbatch."""
+        leanest: dict[str, Layout] = {}
+        for layout in self.layouts:
+            known = leanest.get(layout.recompute)
+            if known is None or _leanness(layout) < _leanness(known):
+                leanest[layout.recompute] = layout
+        looked, best = [], math.inf
+        for layout in leanest.values():
+            looked.append(layout)
+            best = look(self, [layout])
+            if best < math.inf:
+                break
+        by_batch: dict[int, list[Layout]] = {}
+        for layout in self.layouts:
+            if not any(layout is other for other in looked):
+                by_batch.setdefault(layout.micro_batch, []).append(layout)
+        self._parts = list(reversed(by_batch.values()))
+        return best
+
+
+class Queue:
+    """Frames in the order in which they are looked at.
+
+    Parameters
+    ----------
+    frames : sequence of WaitingFrame
+    """
+
+    def __init__(self, frames: Sequence[WaitingFrame]) -> None:
+        families: dict[Family, list[WaitingFrame]] = {}
+        for frame in frames:
+            families.setdefault(frame.family, []).append(frame)
+        usual = defaults("search")
+        first = max(int(usual["scattered_at_least"]), int(usual["scattered_share"] * len(families)))
+        self._again = int(usual["foreseen_every"])
+        self._scattered = list(_scattered(list(families)))[:first][::-1]
+        self._new = families  # families that nobody has looked at
+        self._known: list[tuple[float, int, WaitingFrame]] = []  # heap of the others' frames
+        self._scores: dict[Family, float] = {}
+        self._foreseen: list[tuple[float, Family]] = []  # the most promising last
+        self._number = itertools.count()
+        self._siblings: list[WaitingFrame] = []  # of the frame that is looked at
+
+    def next(self) -> WaitingFrame | None:
+        """The frame to look at next; None when there are none."""
+        while self._scattered:
+            family = self._scattered.pop()
+            if family in self._new:
+                return self._open(family)
+        if self._new and (not self._foreseen or not len(self._scores) % self._again):
+            self._foresee()
+        while self._foreseen and self._foreseen[-1][1] not in self._new:
+            self._foreseen.pop()
+        if self._foreseen and (not self._known or self._foreseen[-1][0] <= self._known[0][0]):
+            return self._open(self._foreseen.pop()[1])
+        return heapq.heappop(self._known)[2] if self._known else None
+
+    def back(self, frame: WaitingFrame, score: float | None) -> None:
+        """Take back a frame and the least that its layouts may have; it goes again unless there was nothing left (None)."""
+        if score is None:
+            return
+        if frame.family not in self._scores:
+            self._scores[frame.family] = score
+            for other in self._siblings:  # look where their schedules are better, too
+                heapq.heappush(self._known, (score, next(self._number), other))
+            self._siblings = []
+        heapq.heappush(self._known, (score, next(self._number), frame))
+
+    def _open(self, family: Family) -> WaitingFrame:
+        frame, *self._siblings = self._new.pop(family)
+        return frame
+
+    def _foresee(self) -> None:
+        """Foresee the score of every family that is left, from those that were looked at.
+
+        Notes
+        -----
+        log(score) is a sum of one effect for each value of each part of the family's key, by ridge regression.
+        """
+        fits = [score for score in self._scores.values() if score < math.inf]
+        if not fits:
+            self._foreseen = [(math.inf, family) for family in reversed(self._new)]
+            return
+        most = _MISSES * max(fits)
+        values = dict.fromkeys(
+            (place, value)
+            for family in (*self._scores, *self._new)
+            for place, value in enumerate(family)
+        )
+        effects = {value: column for column, value in enumerate(values)}
+
+        def columns(family: Family) -> list[int]:
+            return [effects[value] for value in enumerate(family)]
+
+        seen = np.zeros((len(self._scores), len(effects)))  # [F, E]
+        for row, family in enumerate(self._scores):
+            seen[row, columns(family)] = 1.0
+        logs = np.log([min(score, most) for score in self._scores.values()])
+        mean = logs.mean()
+        square = seen.T @ seen + _RIDGE * np.eye(len(effects))
+        effect = np.linalg.solve(square, seen.T @ (logs - mean))
+        foreseen = [
+            (math.exp(mean + effect[columns(family)].sum()), place, family)
+            for place, family in enumerate(self._new)
+        ]
+        foreseen.sort(reverse=True, key=lambda entry: entry[:2])
+        self._foreseen = [(score, family) for score, _, family in foreseen]
+
+
+def _scattered(families: Sequence[Family]) -> Iterator[Family]:
+    """Families so that any first few of them lie all over the space: by the reversed bits of their number."""
+    width = max(1, (len(families) - 1).bit_length())
+    for place in sorted(range(len(families)), key=lambda n: int(f"{n:0{width}b}"[::-1], 2)):
+        yield families[place]
+
+
+def _leanness(layout: Layout) -> tuple[int, bool, int]:
+    """Order of layouts of one frame and recomputation by what they hold, the least first."""
+    return (layout.micro_batch, not layout.sequence_parallel, -layout.zero)
