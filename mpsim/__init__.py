@@ -90,7 +90,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__all__", "__doc__", "__version__"])
 
 
 def _offer(name: str, home: str, function: str) -> None:

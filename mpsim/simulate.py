@@ -60,7 +60,7 @@ class Support:
         return not self.reason
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Prepared:
     """A step that is ready to run.
 
@@ -81,6 +81,9 @@ class Prepared:
     costs: PlanCosts
     program: Program
     known_memory: Memory | None = None
+
+    def __repr__(self) -> str:
+        return f"Prepared({self.plan!r}, {self.program!r})"
 
     @classmethod
     def of(cls, result: Result) -> Prepared:

@@ -17,7 +17,14 @@ from types import MappingProxyType
 
 from mpsim.errors import UnitError
 
-__all__ = ["Dimension", "format_exact", "format_quantity", "parse_quantity", "units_of"]
+__all__ = [
+    "Dimension",
+    "format_exact",
+    "format_quantity",
+    "parse_quantity",
+    "percent",
+    "units_of",
+]
 
 
 class Dimension(enum.StrEnum):
@@ -211,6 +218,17 @@ def format_quantity(value: float, dimension: Dimension, *, digits: int = 4) -> s
         return f"{value:g} {dimension.value}"
     unit, scale = _rung(value, dimension)
     return f"{value / scale:.{digits}g} {unit}"
+
+
+def percent(share: float, *, digits: int = 1, signed: bool = False) -> str:
+    """A share as a percentage.
+
+    Examples
+    --------
+    >>> percent(0.4567), percent(-0.02, signed=True)
+    ('45.7 %', '-2.0 %')
+    """
+    return f"{100 * share:{'+' if signed else ''}.{digits}f} %"
 
 
 def format_exact(value: float, dimension: Dimension) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Report every mistake of a scenario at once, or say what was derived from it."""
-    from mpsim.cli.console import print_json, print_text
+    from mpsim.cli.console import print_json, print_table, print_text
     from mpsim.cli.emit import emitted, write_emitted
 
     scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
@@ -35,9 +36,50 @@ def check(
         data: dict[str, object] = {"scenario": scenario.name, "ok": True, "derived": derived}
         print_json(data | ({"emitted": [item.to_json() for item in files]} if files else {}))
     else:
-        lines = (f"  {key}: {value}" for key, value in derived.items())
-        print_text("\n".join([f"{file}: ok", *lines]))
+        print_text(f"{file}: ok")
+        print_table(_words(derived))
     write_emitted(files)
+
+
+def _words(derived: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Derived values as a person writes them: name, and figure with its unit."""
+    from mpsim.units import Dimension, format_quantity
+
+    rows = []
+    for key, value in derived.items():
+        name, text = key.replace("_", " "), str(value)
+        if key.endswith("_bytes"):
+            name = name.removesuffix(" bytes")
+            text = format_quantity(float(text), Dimension.BYTES)
+        elif "parameters" in key:
+            text = f"{float(text) / 1e9:.4g} B"
+        elif isinstance(value, bool):
+            text = "yes" if value else "no"
+        elif isinstance(value, int):
+            text = f"{value:,}"
+        elif isinstance(value, list):
+            text = _stages(value) if key == "layers_per_stage" else "; ".join(map(str, value))
+        rows.append((f"  {name}", text))
+    return rows
+
+
+def _stages(layers: Sequence[int]) -> str:
+    """How many layers neighbouring stages have.
+
+    Examples
+    --------
+    >>> _stages([2, 2, 3]), _stages([4])
+    ('2 on each of 2 stages, 3 on 1 stage', '4 on 1 stage')
+    """
+    import itertools
+
+    from mpsim.table import plural
+
+    runs = ((count, len(list(group))) for count, group in itertools.groupby(layers))
+    return ", ".join(
+        f"{count} on {'each of ' if stages > 1 else ''}{plural(stages, 'stage')}"
+        for count, stages in runs
+    )
 
 
 def _derived(scenario: Scenario) -> dict[str, object]:

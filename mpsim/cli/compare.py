@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,6 @@ from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, load_
 if TYPE_CHECKING:
     from mpsim.errors import ScenarioError
     from mpsim.scenario import Scenario
-    from mpsim.study import Comparison
     from mpsim.study.recorded import RecordedComparison
 
 __all__ = ["compare"]
@@ -49,7 +48,7 @@ def compare(
 ) -> None:
     """Set two results side by side and say which part of the step explains the difference; or a recorded step beside the simulated one."""
     from mpsim.archive import is_archive
-    from mpsim.cli.console import print_json, print_text, wrote
+    from mpsim.cli.console import print_json, print_sheet, print_text, wrote
     from mpsim.study import compare as compare_results
 
     others = b or []
@@ -89,7 +88,7 @@ def compare(
         for number, comparison in enumerate(comparisons):
             if number:
                 print_text("")
-            _print(comparison)
+            print_sheet(comparison.sheet())
     if plot is not None:
         from mpsim.plot import ComparisonDisplay
 
@@ -153,14 +152,15 @@ def _beside_recording(
 
 def _print_recorded(comparison: RecordedComparison) -> None:
     from mpsim.cli.console import print_table, print_text
+    from mpsim.study.words import figure_text, part_text, share_text
 
     rows = [
         (
-            figure.name,
-            _figure(figure.name, figure.a),
-            _figure(figure.name, figure.b),
-            _figure(figure.name, figure.difference),
-            _share(figure.relative),
+            figure.name.replace("_", " "),
+            figure_text(figure.name, figure.a),
+            figure_text(figure.name, figure.b),
+            figure_text(figure.name, figure.difference, signed=True),
+            share_text(figure.relative),
         )
         for figure in (comparison.step, *comparison.parts)
     ]
@@ -168,7 +168,7 @@ def _print_recorded(comparison: RecordedComparison) -> None:
     print_table(rows, header=header, right=(1, 2, 3, 4))
     if comparison.actions:
         each = [
-            (name, str(count), _figure("", ours), _figure("", theirs), _share(theirs / ours - 1))
+            (name, str(count), part_text(ours), part_text(theirs), share_text(theirs / ours - 1))
             for name, count, ours, theirs in comparison.by_kind()
             if ours
         ]
@@ -242,74 +242,3 @@ def _no_result(file: Path, message: str, key: str = "") -> ScenarioError:
 
     mend = "give the object that 'mpsim run --json' printed for one scenario"
     return ScenarioError([Problem(f"{message}; {mend}", key=key, file=str(file))])
-
-
-def _print(comparison: Comparison) -> None:
-    from mpsim.cli.console import print_table, print_text
-
-    rows = [
-        (
-            _name(figure.name),
-            _figure(figure.name, figure.a),
-            _figure(figure.name, figure.b),
-            _figure(figure.name, figure.difference),
-            _share(figure.relative),
-            _range(figure.name, figure.intervals, 0),
-            _range(figure.name, figure.intervals, 1),
-        )
-        for figure in (*comparison.figures, *comparison.parts)
-        if figure.a or figure.b
-    ]
-    header = (
-        "",
-        f"A: {comparison.a}",
-        f"B: {comparison.b}",
-        "B - A",
-        "of A",
-        "80 % of A",
-        "80 % of B",
-    )
-    print_table(rows, header=header, right=(1, 2, 3, 4, 5, 6))
-    print_text(comparison.explanation)
-
-
-_ENDINGS = {"_bytes": "BYTES", "_j_per_step": "ENERGY", "_s": "TIME"}
-_SHARES = ("mfu", "hfu", "tensor_utilisation", "bubble_fraction")
-
-
-def _name(name: str) -> str:
-    """A figure as `mpsim run` calls it, its unit beside the value."""
-    for ending in _ENDINGS:
-        if name.endswith(ending) and not name.endswith("_per_s"):
-            return name.removesuffix(ending).replace("_", " ")
-    words = name.replace("tokens_per_s_per_accelerator", "tokens/s per accelerator")
-    words = words.replace("tokens_per_s", "tokens/s").replace("cost_per_step", "USD a step")
-    return words.upper() if words in ("mfu", "hfu") else words.replace("_", " ")
-
-
-def _figure(name: str, value: float | None) -> str:
-    """A figure with the unit that a person would write; parts of a step are times."""
-    from mpsim.cli.summary import percent
-    from mpsim.study.comparison import FIGURES, SERVICE_FIGURES
-    from mpsim.units import Dimension, format_quantity
-
-    if value is None:
-        return "-"
-    if name in _SHARES:
-        return percent(value)
-    if name not in (*FIGURES, *SERVICE_FIGURES):
-        return format_quantity(value, Dimension.TIME)
-    for ending, dimension in _ENDINGS.items():
-        if name.endswith(ending) and not name.endswith("_per_s"):
-            return format_quantity(value, Dimension[dimension])
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.5g}"
-
-
-def _range(name: str, intervals: tuple[Sequence[float], Sequence[float]] | None, place: int) -> str:
-    if intervals is None:
-        return ""
-    return " - ".join(_figure(name, value) for value in intervals[place])
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:+.1f} %"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
+import shutil
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Final
 
 from mpsim.output import printable
+from mpsim.sheet import Sheet
+from mpsim.table import RULE, WIDTH, lay_out
 
 __all__ = [
     "BAD_INPUT",
@@ -21,6 +22,7 @@ __all__ = [
     "note",
     "phases_bar",
     "print_json",
+    "print_sheet",
     "print_table",
     "print_text",
     "progress_bar",
@@ -31,7 +33,7 @@ FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 STDOUT = "standard output"
-_RULE = "\u2500"  # under the header of a table
+_NARROWEST: Final = 40  # columns of a terminal below which tables run over
 
 
 def note(text: str) -> None:
@@ -75,7 +77,7 @@ def _encodable(text: str) -> str:
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        return text.replace(_RULE, "-").encode(encoding, "replace").decode(encoding)
+        return text.replace(RULE, "-").encode(encoding, "replace").decode(encoding)
     return text
 
 
@@ -98,7 +100,7 @@ def print_table(
     title: str = "",
     right: Iterable[int] = (),
 ) -> None:
-    """A table on stdout, as wide as it needs to be.
+    """A table on stdout, no wider than the terminal, or than a page where it goes elsewhere.
 
     Parameters
     ----------
@@ -109,78 +111,21 @@ def print_table(
     right : iterable of int
         Columns set flush right.
     """
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
-    count = max([len(header), *map(len, cells)], default=0)
-    for row in cells:
-        row.extend([""] * (count - len(row)))
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    draw = _on_terminal if terminal else _in_file
     if title:
         print_text(title)
-    lines = draw(cells, [*header, *[""] * (count - len(header))] if header else [], set(right))
-    _write("\n".join(line.rstrip() for line in lines))
+    _write("\n".join(lay_out(rows, header=header, right=right, room=_room())))
 
 
-def _in_file(rows: list[list[str]], header: list[str], right: set[int]) -> Iterator[str]:
-    """Lines of a table, nothing folded: as `_on_terminal` draws it where there is room."""
-    lines = [_lines_of(row) for row in rows]
-    head = _lines_of(header) if header else []
-    width = [
-        max(map(_width, column)) for column in zip(*itertools.chain(head, *lines), strict=True)
-    ]
-    flush = [column in right for column in range(len(width))]
-    apart = "   " if header else "  "
-    for line in head:
-        yield apart.join(map(_fill, line, width, flush))
-    if header:
-        yield _RULE * (sum(width) + len(apart) * (len(width) - 1))
-    for line in itertools.chain.from_iterable(lines):
-        yield apart.join(map(_fill, line, width, flush))
+def print_sheet(sheet: Sheet) -> None:
+    """Tables and sentences on stdout."""
+    _write(sheet.text(_room()))
 
 
-def _lines_of(row: list[str]) -> list[tuple[str, ...]]:
-    """A row of cells, one line of each at a time."""
-    if not any("\n" in cell for cell in row):
-        return [tuple(row)]
-    return list(itertools.zip_longest(*(cell.split("\n") for cell in row), fillvalue=""))
-
-
-def _width(text: str) -> int:
-    """Columns that a text takes: two for a wide letter, none for a mark on another one."""
-    if text.isascii():
-        return len(text)
-    wide = (2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-    return sum(wide) - sum(unicodedata.combining(letter) > 0 for letter in text)
-
-
-def _fill(text: str, width: int, right: bool) -> str:
-    blank = " " * (width - _width(text))
-    return blank + text if right else text + blank
-
-
-def _on_terminal(rows: list[list[str]], header: list[str], right: set[int]) -> Iterable[str]:
-    """Lines of a table as wide as the terminal, long cells folded."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        box=box.SIMPLE_HEAD if header else None,
-        show_header=bool(header),
-        show_edge=False,
-        pad_edge=False,
-    )
-    count = len(header or (rows[0] if rows else ()))
-    for column in range(count):
-        justify: Literal["left", "right"] = "right" if column in right else "left"
-        table.add_column(Text(header[column] if header else ""), justify=justify, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console(file=sys.stdout, highlight=False)
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get().splitlines()
+def _room() -> int:
+    """Columns of the page: those of the terminal, or what a page has."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        return max(_NARROWEST, shutil.get_terminal_size().columns)
+    return WIDTH
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,9 +21,6 @@ from mpsim.cli.options import (
     load_scenario,
     quantity,
 )
-
-if TYPE_CHECKING:
-    from mpsim.study.goodput import Goodput
 
 __all__ = ["goodput"]
 
@@ -82,7 +79,7 @@ def goodput(
     as_json: AsJson = False,
 ) -> None:
     """Say how much of days of training is progress, when components fail and checkpoints take time."""
-    from mpsim.cli.console import print_json, wrote
+    from mpsim.cli.console import print_json, print_sheet, wrote
     from mpsim.simulate import simulate_step
     from mpsim.study.goodput import simulate_goodput
     from mpsim.study.reliability import Checkpoint, Reliability
@@ -126,24 +123,4 @@ def goodput(
             }
         )
     else:
-        _print(result.scenario.name, outcome, tokens)
-
-
-def _print(name: str, outcome: Goodput, tokens: float) -> None:
-    from mpsim.cli.console import print_table, print_text
-    from mpsim.study.reliability import daly_interval, young_interval
-
-    rows = [(part, f"{share:.2%}") for part, share in outcome.mean.items()]
-    title = f"{name}: {outcome.days:g} days, {len(outcome.shares)} trials"
-    print_table(rows, header=("where the time goes", "share"), right=(1,), title=title)
-    low, high = outcome.confidence
-    mean, blocking = outcome.reliability.mean_time_between, outcome.checkpoint.blocking
-    print_text(
-        f"{outcome.effective:.2%} of the time is progress (95 % confidence {low:.2%} to {high:.2%}; one run in "
-        f"ten is outside {outcome.percentile(5):.2%} to {outcome.percentile(95):.2%}): "
-        f"{tokens * outcome.effective:.4g} of {tokens:.4g} tokens/s.\n"
-        f"One interruption every {mean / 3600:.3g} h; a checkpoint of {outcome.checkpoint.size / 1e12:.3g} TB "
-        f"every {outcome.interval / 60:.3g} min stops training for {blocking:.3g} s "
-        f"(best interval by Young {young_interval(blocking, mean) / 60:.3g} min, by Daly "
-        f"{daly_interval(blocking, mean) / 60:.3g} min)."
-    )
+        print_sheet(outcome.sheet(name=result.scenario.name, tokens_per_s=tokens))

@@ -278,7 +278,7 @@ def _told(
 def _print_execution(execution: Execution) -> None:
     """Print what a program did, as ``mpsim run`` prints a scenario."""
     from mpsim.cli.console import print_table
-    from mpsim.cli.summary import execution_rows
+    from mpsim.result.words import execution_rows
 
     print_table(execution_rows(execution.summary), title=execution.summary["scenario"])
 

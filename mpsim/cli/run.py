@@ -66,9 +66,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Simulate each scenario, a training step or a service, and say where the time goes."""
-    from mpsim.cli.console import print_json
-    from mpsim.cli.studies import print_jitter, print_sensitivity
-    from mpsim.cli.summary import print_summary
+    from mpsim.cli.console import print_json, print_sheet, print_text
     from mpsim.simulate import simulate_step
 
     if trace is not None and len(files) > 1:
@@ -100,11 +98,13 @@ def run(
             )
             print_json({**result.summary, **studies, **told})
         else:
-            print_summary(result.summary)
+            print_sheet(result.sheet())
             if answer is not None:
-                print_sensitivity(answer)
+                print_text("")
+                print_sheet(answer.sheet())
             if drawn is not None:
-                print_jitter(drawn)
+                print_text("")
+                print_sheet(drawn.sheet())
         _write(result, answer, folder, trace)
         for item in configurations:
             item.write()
@@ -131,15 +131,14 @@ def _refuse_studies(**options: object) -> None:
 
 def _serve(scenario: Scenario, plots: Path | None, trace: Path | None, *, as_json: bool) -> None:
     """Serve a stream of requests and print what became of them."""
-    from mpsim.cli.console import print_json, wrote
-    from mpsim.cli.service import print_service
+    from mpsim.cli.console import print_json, print_sheet, wrote
     from mpsim.serving import make_service, run_service
 
     result = run_service(scenario, make_service(scenario))
     if as_json:
         print_json(result.summary)
     else:
-        print_service(result.summary)
+        print_sheet(result.sheet())
     if plots is not None:
         for path in result.save_plots(plots):
             wrote(path)

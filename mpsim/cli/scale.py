@@ -86,8 +86,8 @@ def scale(
 
 def _print(scaled: Scale) -> None:
     from mpsim.cli.console import print_table
-    from mpsim.cli.summary import percent
     from mpsim.study.scaling import MODES
+    from mpsim.units import percent
 
     for mode in MODES:
         rows = scaled.of(mode)

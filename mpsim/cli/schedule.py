@@ -266,8 +266,8 @@ def _compare(
     as_json: bool,
 ) -> None:
     from mpsim.cli.console import print_json, print_table
-    from mpsim.cli.summary import percent
     from mpsim.study import compare_schedules
+    from mpsim.units import percent
 
     ranks, count = _required(pp, microbatches)
     comparison = compare_schedules(pp=ranks, microbatches=count, times=times, memory=memory)
@@ -310,7 +310,8 @@ def _compare(
 
 def _print(report: dict[str, object]) -> None:
     from mpsim.cli.console import print_table, print_text
-    from mpsim.cli.summary import percent
+    from mpsim.table import plural
+    from mpsim.units import percent
 
     orders, held, until = (
         report[key] for key in ("orders", "peak_inflight_activations", "peak_until_input_grad")
@@ -322,8 +323,8 @@ def _print(report: dict[str, object]) -> None:
     assert isinstance(fraction, float)
     assert isinstance(over_ideal, float)
     print_text(
-        f"{report['schedule']}: pp {report['pp']}, {report['microbatches']} microbatches, "
-        f"{report['virtual_stages']} virtual stages\n"
+        f"{report['schedule']}: pp {report['pp']}, {plural(int(str(report['microbatches'])), 'microbatch', 'microbatches')}, "
+        f"{plural(int(str(report['virtual_stages'])), 'virtual stage')}\n"
         f"makespan {report['makespan']:g}, longest rank {report['max_rank_span']:g} (unit of --times)\n"
         f"bubble {percent(fraction)} of the makespan, {percent(over_ideal)} over ideal"
     )
@@ -342,7 +343,7 @@ def _print(report: dict[str, object]) -> None:
 def _print_quality(report: dict[str, object]) -> None:
     """Say how good a synthesised order is."""
     from mpsim.cli.console import print_text
-    from mpsim.cli.summary import percent
+    from mpsim.units import percent
 
     gap, gain, best = report["gap"], report["gain"], report["best_named"]
     assert isinstance(gap, float)

@@ -25,7 +25,7 @@ from mpsim.cli.options import (
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
-    from mpsim.study import Found, Search
+    from mpsim.study import Search
 
 __all__ = ["search"]
 
@@ -121,7 +121,7 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Find the best layouts of a model on a cluster, and say what became of all others."""
-    from mpsim.cli.console import INTERRUPTED, note, phases_bar, print_json, wrote
+    from mpsim.cli.console import INTERRUPTED, note, phases_bar, print_json, print_sheet, wrote
     from mpsim.cli.emit import check_emit, emitted, write_emitted
     from mpsim.cli.sweep import values_of
     from mpsim.study import search as run_search
@@ -183,7 +183,7 @@ def search(
         told = {"emitted": [item.to_json() for item in files]} if files else {}
         print_json({**outcome.to_json(), **told})
     else:
-        _print(outcome, with_front=front)
+        print_sheet(outcome.sheet(front=front))
     write_emitted(files)
     for remark in outcome.remarks:
         note(remark)
@@ -221,129 +221,3 @@ def _draw(outcome: Search, path: Path) -> None:
     from mpsim.plot import SearchDisplay
 
     SearchDisplay.from_search(outcome).save(path)
-
-
-def _print(outcome: Search, *, with_front: bool) -> None:
-    from mpsim.cli.console import print_table, print_text
-    from mpsim.study.search import REASONS
-
-    priced = any(row.price_per_hour for row in outcome.leaders)
-    print_table(
-        (_line(rank, row) for rank, row in enumerate(outcome.leaders, start=1)),
-        header=(
-            *("#", "step (s)", "80 % between", "tokens/s/acc.", "MFU", "memory (GB)", "bubble"),
-            "exposed",
-            *(("USD/step",) if priced else ()),
-            "layout",
-        ),
-        right=range(8 + priced),
-    )
-    _print_others(outcome)
-    for key, chosen in outcome.best_by_value.items():
-        print_table(
-            (
-                (value, f"{row.step_time_s:.5g}", f"{row.tokens_per_s_per_accelerator:.5g}")
-                + ((f"{row.cost_per_step:.4g}",) if priced and row.cost_per_step else ())
-                + (row.name,)
-                for value, row in chosen.items()
-            ),
-            header=(key, "step (s)", "tokens/s/acc.", *(("USD/step",) if priced else ()), "layout"),
-            title="\nthe best for each value",
-            right=range(1, 3 + priced),
-        )
-    if outcome.ties:
-        what = "the other is" if outcome.ties == 1 else f"{outcome.ties} others are"
-        print_text(f"tie: {what} not slower beyond the error of such differences (80 % interval)")
-    rest = outcome.front
-    if with_front and len(rest) > 1:
-        print_table(
-            (_front_line(row) for row in rest),
-            header=("step (s)", "80 % between", "memory (GB)", "80 % between", "layout"),
-            title=f"\nno other {'' if outcome.front_complete else 'of those simulated '}is better in step time and memory",
-            right=(0, 1, 2, 3),
-        )
-    print_table(
-        ((str(count), REASONS[name]) for name, count in outcome.counts.items()),
-        title=f"\n{outcome.legal} legal layouts; {_proof(outcome)}",
-        right=(0,),
-    )
-    if outcome.undivided:
-        print_text(
-            f"{outcome.undivided:,} layouts: layers do not divide, and the framework needs that"
-        )
-    if not outcome.rows:
-        print_text("nothing was simulated: no layout is within the limits")
-
-
-_TOLD = 3  # parts of the step by which the second layout differs
-
-
-def _print_others(outcome: Search) -> None:
-    """Why the second loses, and where the scenario's own layout stands."""
-    from mpsim.cli.console import print_text
-    from mpsim.units import Dimension, format_quantity
-
-    def signed(seconds: float) -> str:
-        return ("+" if seconds > 0 else "") + format_quantity(seconds, Dimension.TIME, digits=3)
-
-    if parts := [(name, gap) for name, gap in outcome.runner_up.items() if gap][:_TOLD]:
-        gaps = ", ".join(f"{name.replace('_', ' ')} {signed(gap)}" for name, gap in parts)
-        print_text(f"second against best: {gaps}")
-    best, own = outcome.best, outcome.own_step_time_s
-    if outcome.own_reason:
-        took = f", in {format_quantity(own, Dimension.TIME)}" if own is not None else ""
-        print_text(f"the scenario's own layout: {outcome.own_reason}{took}")
-    elif best is not None and own is not None:
-        faster = sum(row.step_time_s < own for row in outcome.rows)
-        print_text(
-            f"the scenario's own layout: {format_quantity(own, Dimension.TIME)}, {own / best.step_time_s - 1:+.1%} against the best; "
-            f"{faster} of those simulated are faster"
-        )
-
-
-def _proof(outcome: Search) -> str:
-    """How far it is proved that nothing is better than the best."""
-    from mpsim.cli.summary import percent
-
-    if outcome.complete:
-        return "no other can be among the best"
-    if outcome.gap is None:
-        return "not all were looked at, so a better one may be among the others"
-    if outcome.best is not None and outcome.gap <= 0.0:
-        return "not all were simulated, but none can be better than the best"
-    return f"not all were simulated, and by its bound one of the others may be up to {percent(outcome.gap)} better"
-
-
-def _line(rank: int, row: Found) -> tuple[str, ...]:
-    from mpsim.cli.summary import percent
-
-    flat = row.flat()
-    exposed = sum(
-        float(value)
-        for key, value in flat.items()
-        if key.startswith("exposed_") and isinstance(value, int | float)
-    )
-    known = row.summary is not None
-    price = (f"{row.cost_per_step:.4g}",) if row.cost_per_step else ()
-    figures = (
-        str(rank),
-        f"{row.step_time_s:.5g}",
-        _range(row, "step_time_s", 1.0),
-        f"{row.tokens_per_s_per_accelerator:.5g}",
-        percent(float(str(flat["mfu"]))) if known else "-",
-        f"{row.memory_bytes / 1e9:.1f}",
-        percent(float(str(flat["bubble_fraction"]))) if known else "-",
-        percent(exposed / row.step_time_s) if known else "-",
-    )
-    return (*figures, *price, row.name)
-
-
-def _range(row: Found, figure: str, unit: float) -> str:
-    """The interval of a figure."""
-    ends = (row.interval or {}).get(figure)
-    return " - ".join(f"{end / unit:.4g}" for end in ends) if isinstance(ends, list) else "-"
-
-
-def _front_line(row: Found) -> tuple[str, ...]:
-    step, memory = _range(row, "step_time_s", 1.0), _range(row, "memory_bytes", 1e9)
-    return (f"{row.step_time_s:.5g}", step, f"{row.memory_bytes / 1e9:.1f}", memory, row.name)

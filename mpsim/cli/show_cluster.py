@@ -70,7 +70,7 @@ def _print(cluster: Cluster, counted: Inventory) -> None:
     from mpsim.cli.console import print_table, print_text
     from mpsim.units import Dimension, format_quantity
 
-    print_text(str(cluster))
+    _print_parts(cluster)
     if counted.tiers:
         rows = [
             (tier.name, str(tier.units), str(min(tier.nodes, cluster.nodes)), str(tier.switches), str(tier.cables),
@@ -79,6 +79,12 @@ def _print(cluster: Cluster, counted: Inventory) -> None:
         ]  # fmt: skip
         print_table(rows, header=TIERS, right=range(1, len(TIERS)))
     print_text(counted.describe())
+
+
+def _print_parts(cluster: Cluster) -> None:
+    from mpsim.cli.console import print_table
+
+    print_table(((f"  {name}", text) for name, text in cluster.parts.items()), title=cluster.size)
 
 
 def show_machine(path: str, *, as_json: bool) -> None:
@@ -95,7 +101,7 @@ def show_machine(path: str, *, as_json: bool) -> None:
         figures = [dict(zip(FIGURES, row, strict=True)) for row in rows]
         print_json({"catalog": "machine", "name": cluster.name, "figures": figures, **document})
         return
-    print_text(str(cluster))
+    _print_parts(cluster)
     print_text(f"\n{cluster.calibration.source} ({cluster.calibration.as_of})")
     title = f"measured, beside {document.get('datasheet', 'what mpsim assumes of a machine it does not know')}"
     print_table(rows, header=FIGURES, title=title, right=(1, 3))

@@ -21,7 +21,7 @@ from mpsim.cli.options import (
 
 if TYPE_CHECKING:
     from mpsim.scenario import Scenario
-    from mpsim.study import Row, Sweep
+    from mpsim.study import Sweep
 
 __all__ = ["sweep", "values_of"]
 
@@ -56,8 +56,9 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a scenario at every combination of some values; rows that cannot run keep their reason."""
-    from mpsim.cli.console import note, print_json, progress_bar, wrote
+    from mpsim.cli.console import note, print_json, print_sheet, progress_bar, wrote
     from mpsim.study import sweep as run_sweep
+    from mpsim.table import plural
 
     scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     values = values_of(over) if over else _block(scenario)
@@ -87,14 +88,12 @@ def sweep(
     if as_json:
         print_json(result.to_json())
     else:
-        _print(result)
+        print_sheet(result.sheet())
     for remark in result.remarks:
         note(remark)
-    for warning, count in result.warnings.items():
-        note(f"warning of {count} of {len(result)} rows: {warning}")
     lost = sum(row.summary is None for row in result)
     if lost:
-        note(f"{lost} of {len(result)} rows could not be simulated; their reasons are in the table")
+        note(f"{lost:,} of {plural(len(result), 'row')} could not be simulated; see their reasons")
 
 
 def values_of(over: list[str]) -> dict[str, list[object]]:
@@ -150,72 +149,3 @@ def _draw(result: Sweep, path: Path) -> None:
     serves = any(row.serves for row in result)
     metric = f"{'output_' if serves else ''}tokens_per_s_per_accelerator"
     SweepDisplay.from_sweep(result, metric=metric).save(path)
-
-
-def _print(result: Sweep) -> None:
-    from mpsim.cli.console import print_table, print_text
-
-    if any(row.serves for row in result):
-        _print_services(result)
-        return
-    header = (*result.keys, "step (s)", "tokens/s/acc.", "MFU", "bubble", "memory (GB)", "note")
-    first = len(result.keys)
-    print_table(map(_line, result), header=header, right=range(first, first + 5))
-    if result.best is not None:
-        best = ", ".join(f"{key} {value}" for key, value in result.best.values.items())
-        tied = len(result.ties)
-        tie = (
-            f"; tie with {tied} other{'s' if tied > 1 else ''} within the error of such differences"
-            if tied
-            else ""
-        )
-        print_text(f"most tokens/s per accelerator that fit: {best}{tie}")
-
-
-_SERVICE_FIGURES = {
-    "TTFT p99 (ms)": ("ttft_s.p99", 1e3),
-    "TPOT p99 (ms)": ("tpot_s.p99", 1e3),
-    "tokens/s": ("output_tokens_per_s", 1.0),
-    "tokens/s/acc.": ("output_tokens_per_s_per_accelerator", 1.0),
-    "goodput (1/s)": ("goodput_per_s", 1.0),
-}
-
-
-def _print_services(result: Sweep) -> None:
-    """Print a sweep of services."""
-    from mpsim.cli.console import print_table, print_text
-
-    rows = [
-        (
-            *(str(value) for value in row.values.values()),
-            *(
-                "-" if row.number(name) != row.number(name) else f"{row.number(name) * factor:.5g}"
-                for name, factor in _SERVICE_FIGURES.values()
-            ),
-            row.reason or "",
-        )
-        for row in result
-    ]
-    first = len(result.keys)
-    header = (*result.keys, *_SERVICE_FIGURES, "note")
-    print_table(rows, header=header, right=range(first, first + len(_SERVICE_FIGURES)))
-    if result.best is not None:
-        best = ", ".join(f"{key} {value}" for key, value in result.best.values.items())
-        print_text(f"most output tokens/s per accelerator within the limits: {best}")
-
-
-def _line(row: Row) -> tuple[str, ...]:
-    from mpsim.cli.summary import percent
-
-    values = tuple(str(value) for value in row.values.values())
-    if row.summary is None:
-        return (*values, "-", "-", "-", "-", "-", row.reason or "")
-    return (
-        *values,
-        f"{row.number('step_time_s'):.5g}",
-        f"{row.number('tokens_per_s_per_accelerator'):.5g}",
-        percent(row.number("mfu")),
-        percent(row.number("bubble_fraction")),
-        f"{row.number('peak_memory_bytes') / 1e9:.1f}",
-        row.reason or "",
-    )

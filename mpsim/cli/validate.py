@@ -121,7 +121,7 @@ def _print(validation: Validation) -> None:
 
 
 def _cells(family: Family) -> tuple[str, ...]:
-    from mpsim.cli.summary import percent
+    from mpsim.units import percent
 
     figures = (family.mean_abs_error, family.median_abs_error, family.p90_abs_error)
     signed = (family.bias, family.worst)

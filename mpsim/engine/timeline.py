@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.archive import Saved
 from mpsim.engine.traffic import Traffic
+from mpsim.frame import to_frame
+from mpsim.program.csr import owners
 from mpsim.program.program import TICK, Program, Stream
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Timeline"]
 
@@ -54,3 +60,26 @@ class Timeline(Saved):
         wanted = rank * len(Stream) + int(stream)
         hits = np.flatnonzero(program.slot == wanted)
         return np.searchsorted(program.slot_ptr, hits, side="right") - 1
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row an operation and (rank class, stream) that it occupies: names, and start and end [s].
+
+        Raises
+        ------
+        MissingExtraError
+            If pandas is not installed.
+        """
+        program = self.program
+        row = owners(program.slot_ptr)
+        rank, stream = np.divmod(program.slot, len(Stream))
+        return to_frame(
+            {
+                "rank": np.array(program.rank_name, object)[rank],
+                "stream": np.array([each.name.lower() for each in Stream], object)[stream],
+                "kind": np.array(program.vocabulary.kinds, object)[program.kind[row]],
+                "microbatch": program.microbatch[row],
+                "chunk": program.chunk[row],
+                "start_s": self.start[row] * TICK,
+                "end_s": self.end[row] * TICK,
+            }
+        )

@@ -22,6 +22,7 @@ from mpsim.hardware.fabric import (
     torus_shape,
 )
 from mpsim.hardware.placement import Placement, slots_of
+from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["Cluster"]
@@ -178,23 +179,27 @@ class Cluster:
         """Every figure of the cluster and its parts with its unit and source; `str` gives it in five lines."""
         return describe_fields(self, DIMENSIONS)
 
-    def __str__(self) -> str:
+    @property
+    def parts(self) -> dict[str, str]:
+        """Accelerator, links and fabric in a line each."""
         node = self.node
-        size = _count(self.accelerators, "accelerator")
-        domains = _count(self.domains, "domain")
+        return {
+            "accelerator": str(self.accelerator),
+            "scale-up": f"{node.scale_up}, {plural(self.domains, 'domain')} of {self.domain_size}",
+            "NICs": _nics(self),
+            "fabric": _fabric(self),
+        }
+
+    @property
+    def size(self) -> str:
+        """Nodes and accelerators in words."""
+        nodes, all_of_them = plural(self.nodes, "node"), plural(self.accelerators, "accelerator")
+        return f"{self.name}: {nodes} of {self.node.accelerators} = {all_of_them}"
+
+    def __str__(self) -> str:
         return "\n".join(
-            [
-                f"{self.name}: {_count(self.nodes, 'node')} of {node.accelerators} = {size}",
-                f"  accelerator  {self.accelerator}",
-                f"  scale-up     {node.scale_up}, {domains} of {self.domain_size}",
-                f"  NICs         {_nics(self)}",
-                f"  fabric       {_fabric(self)}",
-            ]
+            [self.size, *(f"  {name:<11}  {text}" for name, text in self.parts.items())]
         )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _nics(cluster: Cluster) -> str:

@@ -6,6 +6,7 @@ Figures are built without pyplot, so nothing here keeps state, opens a window or
 from __future__ import annotations
 
 import abc
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -107,6 +108,21 @@ class Display(abc.ABC):
         with mpl.rc_context(fname=STYLE), whole(path) as beside:
             self.figure_.savefig(beside, format=suffix[1:], metadata=dict(_NO_DATES[suffix]))
         return path
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: plot() draws it, save(path) writes it>"
+
+    def _repr_png_(self) -> bytes:
+        """The picture, as notebooks show it."""
+        import matplotlib as mpl
+
+        if self.figure_ is None:
+            self.plot()
+        assert self.figure_ is not None
+        picture = io.BytesIO()
+        with mpl.rc_context(fname=STYLE):
+            self.figure_.savefig(picture, format="png", metadata=dict(_NO_DATES[".png"]))
+        return picture.getvalue()
 
     @abc.abstractmethod
     def _size(self) -> tuple[float, float]:

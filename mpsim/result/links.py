@@ -16,14 +16,17 @@ from mpsim.engine.traffic import carried
 from mpsim.program import TICK, Program
 from mpsim.program.expand import expand
 from mpsim.program.links import Links
+from mpsim.sheet import Section, Sheet, Shown
+from mpsim.units import percent
 
 __all__ = ["LinkUse", "measure_links"]
 
 Floats = NDArray[np.float64]
+_SHOWN = 12  # links
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class LinkUse:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LinkUse(Shown):
     """Use of links over time.
 
     Parameters
@@ -62,11 +65,13 @@ class LinkUse:
     def __getitem__(self, name: str) -> Floats:
         return np.asarray(self.share[self.names.index(name)], dtype=np.float64)
 
-    def __repr__(self) -> str:
-        rows = [
-            f"{self.names[link]:<28} {self.mean[link]:6.1%}" for link in self.busiest(12).tolist()
-        ]
-        return "\n".join(["link                         mean use", *rows])
+    def sheet(self) -> Sheet:
+        """The busiest links and how busy they are."""
+        rows = tuple(
+            (self.names[link], percent(float(self.mean[link])))
+            for link in self.busiest(_SHOWN).tolist()
+        )
+        return Sheet("", (Section(rows, ("link", "mean use"), (1,)),))
 
 
 def measure_links(

@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.sheet import Section, Sheet, Shown
+from mpsim.units import Dimension, format_quantity
+
 __all__ = ["Memory", "MemoryCurve", "join_memory"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Memory:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Memory(Shown):
     """Bytes of every pipeline rank (of every class of replicas, where these differ) at its fullest moment.
 
     Parameters
@@ -54,6 +57,17 @@ class Memory:
     def fits(self) -> bool:
         """Whether every rank's total is within capacity."""
         return bool((self.total <= self.capacities).all())
+
+    def sheet(self) -> Sheet:
+        """Every component of each rank, a line a rank."""
+        columns = (*self.components.values(), self.total, self.capacities)
+        rows = tuple(
+            (str(rank), *(format_quantity(float(held), Dimension.BYTES, digits=3) for held in line))
+            for rank, line in enumerate(zip(*columns, strict=True))
+        )
+        header = ("rank", *self.components, "total", "of")
+        verdict = "every rank fits" if self.fits else "DOES NOT FIT"
+        return Sheet("", (Section(rows, header, tuple(range(len(header))), lines=(verdict,)),))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import html
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,9 @@ from mpsim.result.memory import Memory, MemoryCurve
 from mpsim.result.slices import CommunicationSlices, communication_slices
 from mpsim.result.utilisation import Utilisation, measure_utilisation
 from mpsim.result.waits import Waits
+from mpsim.result.words import summary_sheet
 from mpsim.scenario import Scenario
+from mpsim.sheet import Sheet, Shown
 
 __all__ = ["Job", "Pictures", "Result", "Summary"]
 
@@ -97,8 +98,8 @@ class Pictures(Protocol):
     def __getattr__(self, name: str) -> Callable[..., Any]: ...
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Result:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Result(Shown):
     """One simulated job.
 
     Parameters
@@ -272,41 +273,6 @@ class Result:
             saved_summary=summary,
         )
 
-    def __repr__(self) -> str:
-        return "\n".join(f"{name:<12} {value}" for name, value in self._lines())
-
-    def _repr_html_(self) -> str:
-        lines = ((html.escape(name), html.escape(value)) for name, value in self._lines())
-        rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in lines)
-        return f"<table>{rows}</table>"
-
-    def _lines(self) -> Sequence[tuple[str, str]]:
-        """Five lines, the same in text and HTML."""
-        summary = self.summary
-        memory = summary["memory"]
-        return (
-            (
-                "scenario",
-                f"{summary['scenario']}, {_accelerators(self)}",
-            ),
-            (
-                "step time",
-                f"{summary['step_time_s']:.4g} s, {summary['tokens_per_s']:.4g} tokens/s",
-            ),
-            ("MFU, HFU", f"{summary['mfu']:.1%}, {summary['hfu']:.1%}"),
-            ("bubble", f"{summary['bubble_fraction']:.1%}"),
-            (
-                "memory",
-                f"{memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB on rank {memory['rank']}",
-            ),
-        )
-
-
-def _accelerators(result: Result) -> str:
-    """Number and title of each kind of accelerator."""
-    counts: dict[str, int] = {}
-    clusters = result.job.class_clusters
-    for cluster, size in zip(clusters, result.program.class_size.tolist(), strict=True):
-        title = cluster.accelerator.title
-        counts[title] = counts.get(title, 0) + size
-    return " + ".join(f"{count} x {title}" for title, count in counts.items())
+    def sheet(self) -> Sheet:
+        """The figures of the step with units, as ``mpsim run`` prints them."""
+        return summary_sheet(self.summary)

@@ -14,6 +14,8 @@ from mpsim.hardware import Cluster
 from mpsim.program import SEND, TICK, Stream
 from mpsim.program.csr import owners
 from mpsim.result.intervals import busy_ticks
+from mpsim.sheet import Section, Sheet, Shown
+from mpsim.units import percent
 
 __all__ = ["Series", "Utilisation", "measure_utilisation"]
 
@@ -34,8 +36,8 @@ class Series:
     shares: Mapping[str, NDArray[np.float64]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Utilisation:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Utilisation(Shown):
     """Share of the step in which each resource of a rank works, by rank class [R].
 
     Parameters
@@ -58,6 +60,16 @@ class Utilisation:
     timeline: Timeline
     speeds: Mapping[str, NDArray[np.float64]]
     bins: int
+
+    def sheet(self) -> Sheet:
+        """Shares of the step, a line a rank class."""
+        names = self.timeline.program.rank_name
+        columns = (self.compute, self.scale_up, self.scale_out)
+        rows = tuple(
+            (name, *map(percent, map(float, line)))
+            for name, line in zip(names, zip(*columns, strict=True), strict=True)
+        )
+        return Sheet("", (Section(rows, ("rank", "compute", "scale-up", "scale-out"), (1, 2, 3)),))
 
     @functools.cached_property
     def series(self) -> Series:

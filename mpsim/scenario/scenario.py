@@ -15,7 +15,7 @@ from pydantic import Field, PrivateAttr
 
 from mpsim import archive
 from mpsim.document import Document
-from mpsim.errors import Problem, ScenarioError
+from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.framework import Framework, framework
 from mpsim.hardware import Cluster
 from mpsim.scenario.balance import balanced_stages
@@ -39,15 +39,18 @@ from mpsim.scenario.sections import (
     factors,
 )
 from mpsim.scenario.serving import Serving
+from mpsim.scenario.short import long_keys
 from mpsim.scenario.sweep import SweepValues, points
 from mpsim.scenario.translate import translate
 from mpsim.scenario.variation import Variation
+from mpsim.sheet import Section as Part
+from mpsim.sheet import Sheet, Shown
 from mpsim.workload import Transformer
 
 __all__ = ["Scenario", "json_schema", "load"]
 
 
-class Scenario(Section):
+class Scenario(Shown, Section):
     """One run as a person describes it: model, cluster, how the work is divided, and what software runs it.
 
     Made by `load` or `Scenario.from_mapping`, which report every mistake at once.
@@ -315,9 +318,45 @@ class Scenario(Section):
         """
         return _build(lay_values(self.ground, values), checked=checked, like=self)
 
+    def replace(self, values: Mapping[str, object] | None = None, **short: object) -> Scenario:
+        """The scenario with some values replaced: `with_values` for people.
+
+        Parameters
+        ----------
+        values : mapping of str to object, optional
+            New value by dotted key.
+        **short
+            New value by the last part of a key that one section alone has, or by section.
+
+        Raises
+        ------
+        ScenarioError
+            If a key or a value is wrong, or values do not go together, as for a file.
+
+        Examples
+        --------
+        >>> base = Scenario.from_mapping({
+        ...     "schema": 1, "model": "gpt3-175b", "cluster": {"preset": "dgx-a100-80gb", "nodes": 8},
+        ...     "parallelism": {"tp": 8, "pp": 8},
+        ...     "training": {"global_batch": 64, "sequence_length": 2048}})
+        >>> base.replace(pp=4, schedule="gpipe").dp, base.replace({"cluster.nodes": 16}).dp
+        (2, 2)
+        """
+        job = "serving" if self.serves else "training"
+        return self.with_values(long_keys(type(self), {**(values or {}), **short}, job=job))
+
     def points(self) -> Iterator[dict[str, object]]:
         """Values by dotted key of every point of the sweep, the last key changing fastest."""
         return points(self.sweep) if self.sweep else iter(())
+
+    def sheet(self) -> Sheet:
+        """The sections as they were written, a line each."""
+        title = self.name
+        with contextlib.suppress(MpsimError):  # a scenario that was not checked may have no cluster
+            title = str(self)
+        written = {key: value for key, value in self._source.data.items() if key not in _UNTOLD}
+        rows = tuple((str(key), _words(value)) for key, value in written.items())
+        return Sheet(title, (Part(rows),))
 
     def __str__(self) -> str:
         if self.serving is not None:
@@ -348,6 +387,17 @@ class Scenario(Section):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made from: resolved presets hold read-only views, which do not pickle."""
         return _rebuild, (self._source,)
+
+
+_UNTOLD = ("schema", "name", "include")  # keys of a file that say nothing of the run
+
+
+def _words(value: object, prefix: str = "") -> str:
+    """Keys and values of a section in one line."""
+    if not isinstance(value, Mapping):
+        return f"{prefix} {value}" if prefix else f"{value}"
+    inner = (_words(part, f"{prefix}.{key}" if prefix else str(key)) for key, part in value.items())
+    return ", ".join(inner)
 
 
 def _distinct(clusters: Iterable[Cluster]) -> list[Cluster]:

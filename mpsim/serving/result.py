@@ -6,12 +6,14 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpsim import accessors
 from mpsim.errors import ScenarioError
+from mpsim.frame import to_frame
+from mpsim.result.result import Summary
 from mpsim.scenario import Scenario
 from mpsim.serving.intervals import intervals, setting_of
 from mpsim.serving.plan import ServicePlan
@@ -19,12 +21,17 @@ from mpsim.serving.requests import Requests
 from mpsim.serving.service import Served, serve
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.summary import summarise
+from mpsim.serving.words import service_sheet
+from mpsim.sheet import Sheet, Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["ServiceResult", "run_service", "serve_requests"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ServiceResult:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ServiceResult(Shown):
     """One simulated service.
 
     Parameters
@@ -41,16 +48,16 @@ class ServiceResult:
     served: Served
 
     @functools.cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """The figures of the outside contract, SI units."""
         figures = summarise(self.plan, self.requests, self.served)
-        return {
-            "scenario": self.scenario.name,
-            "job": "serving",
-            "engine": self.plan.engine.name,
+        return Summary(
+            scenario=self.scenario.name,
+            job="serving",
+            engine=self.plan.engine.name,
             **figures,
-            "interval": intervals(setting_of(self.plan), figures),
-        }
+            interval=intervals(setting_of(self.plan), figures),
+        )
 
     @property
     def breakdown(self) -> dict[str, float]:
@@ -76,38 +83,29 @@ class ServiceResult:
         """The summary as one line of JSON; equal results give equal bytes."""
         return json.dumps(self.summary, allow_nan=False)
 
-    def __repr__(self) -> str:
-        return "\n".join(f"{name:<12} {value}" for name, value in self._lines())
+    def to_pandas(self) -> pd.DataFrame:
+        """One row a request: tokens, and when it arrived, was started, had its first and its last token [s].
 
-    def _lines(self) -> tuple[tuple[str, str], ...]:
-        figures = self.summary
-        ttft, tpot = figures["ttft_s"], figures["tpot_s"]
-        return (
-            (
-                "scenario",
-                f"{figures['scenario']}, {figures['accelerators']} x {self.plan.cluster.accelerator.title}",
-            ),
-            (
-                "TTFT",
-                f"mean {ttft['mean']:.4g} s, p99 {ttft['p99']:.4g} s"
-                if ttft
-                else "no request was served",
-            ),
-            (
-                "TPOT",
-                f"mean {tpot['mean'] * 1e3:.4g} ms, p99 {tpot['p99'] * 1e3:.4g} ms"
-                if tpot
-                else "one token a request",
-            ),
-            (
-                "throughput",
-                f"{figures['output_tokens_per_s']:.5g} output tokens/s, {figures['output_tokens_per_s_per_accelerator']:.4g} per accelerator",
-            ),
-            (
-                "cache",
-                f"{figures['memory']['tokens']:,} tokens in {figures['memory']['blocks']:,} blocks",
-            ),
+        Raises
+        ------
+        MissingExtraError
+            If pandas is not installed.
+        """
+        served = self.served
+        return to_frame(
+            {
+                "prompt_tokens": self.requests.prompt,
+                "output_tokens": self.requests.output,
+                "arrival_s": served.arrival,
+                "started_s": served.started,
+                "first_token_s": served.first,
+                "last_token_s": served.last,
+            }
         )
+
+    def sheet(self) -> Sheet:
+        """The figures of the service with units, as ``mpsim run`` prints them."""
+        return service_sheet(self.summary)
 
 
 def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:

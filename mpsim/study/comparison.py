@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpsim.errors import ScenarioError
+from mpsim.frame import Tabular
 from mpsim.result import Result
+from mpsim.sheet import Sheet, Shown
 from mpsim.study.ties import Ratio, ratio_of
+from mpsim.study.words import comparison_sheet, part_text
+from mpsim.units import percent
 
 if TYPE_CHECKING:
     from mpsim.serving import ServiceResult
@@ -88,8 +92,8 @@ class Difference:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Shown, Tabular):
     """Result b against result a.
 
     Parameters
@@ -119,8 +123,22 @@ class Comparison:
         """Whether it cannot be said which step is faster."""
         return self.ratio is not None and self.ratio.tie
 
-    def __repr__(self) -> str:
-        return f"<Comparison {self.b} against {self.a}: {self.explanation}>"
+    def table(self) -> list[dict[str, object]]:
+        """One mapping a figure or part: name, a, b, their difference and what share of a it is; SI units."""
+        return [
+            {
+                "name": figure.name,
+                "a": figure.a,
+                "b": figure.b,
+                "difference": figure.difference,
+                "relative": figure.relative,
+            }
+            for figure in (*self.figures, *self.parts)
+        ]
+
+    def sheet(self) -> Sheet:
+        """Both results side by side, as ``mpsim compare`` prints them."""
+        return comparison_sheet(self)
 
     @property
     def explanation(self) -> str:
@@ -132,15 +150,20 @@ class Comparison:
         serves = self.whole != "step_time_s"
         if not change:
             what = "of an accelerator a token" if serves else "a step"
-            return f"both take {step.a:.6g} s {what}"
+            return f"both take {part_text(step.a)} {what}"
         faster = "faster" if change < 0 else "slower"
         largest = next((part for part in self.parts if (part.difference or 0) * change > 0), None)
-        text = f"{self.b} is {abs(change):.4g} s ({abs(change) / step.a:.1%}) a step {faster} than {self.a}"
+        size = f"{part_text(abs(change))} ({percent(abs(change) / step.a)})"
+        text = f"{self.b} is {size} a step {faster} than {self.a}"
         if serves:
             less = "less" if change < 0 else "more"
-            text = f"{self.b} takes {abs(change):.4g} s ({abs(change) / step.a:.1%}) of an accelerator {less} for an output token than {self.a}"
+            text = (
+                f"{self.b} takes {size} of an accelerator {less} for an output token than {self.a}"
+            )
         if largest is not None and largest.difference is not None:
-            text = f"{text}; most of it is {largest.name} ({largest.difference:+.4g} s)"
+            sign = "+" if largest.difference > 0 else ""
+            name = largest.name.replace("_", " ")
+            text = f"{text}; most of it is {name} ({sign}{part_text(largest.difference)})"
         if self.ratio is None:
             return text
         low, high = 100 * (self.ratio.low - 1), 100 * (self.ratio.high - 1)

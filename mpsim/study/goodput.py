@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
+from mpsim.frame import Tabular
+from mpsim.sheet import Sheet, Shown
 from mpsim.study.reliability import (
     Checkpoint,
     Reliability,
@@ -25,6 +27,7 @@ from mpsim.study.reliability import (
     expected_share,
     young_interval,
 )
+from mpsim.study.words import goodput_sheet
 
 if TYPE_CHECKING:
     from mpsim.plot.goodput import GoodputDisplay
@@ -39,8 +42,8 @@ _CONFIDENCE = 0.95
 _POINTS = 200
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Goodput:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Goodput(Shown, Tabular):
     """Shares of the time by what became of it.
 
     Parameters
@@ -86,6 +89,17 @@ class Goodput:
     def percentile(self, percent: float) -> float:
         """Percentile of the effective share over trials."""
         return float(np.percentile(self.shares[:, _PROGRESS], percent))
+
+    def table(self) -> list[dict[str, object]]:
+        """One mapping a trial: the share of each of `PARTS`, and interruptions."""
+        return [
+            {**dict(zip(PARTS, shares, strict=True)), "interruptions": count}
+            for shares, count in zip(self.shares.tolist(), self.interruptions.tolist(), strict=True)
+        ]
+
+    def sheet(self, *, name: str = "", tokens_per_s: float | None = None) -> Sheet:
+        """Shares of the time and what interrupts it, as ``mpsim goodput`` prints them; `name` and rate [tokens/s] of the step that is repeated."""
+        return goodput_sheet(self, name=name, tokens_per_s=tokens_per_s)
 
     def display(self) -> GoodputDisplay:
         """The expected goodput over checkpoint intervals, and this simulation on it."""

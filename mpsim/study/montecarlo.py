@@ -17,6 +17,7 @@ from mpsim.errors import ScenarioError
 from mpsim.program import TICK
 from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
+from mpsim.sheet import Sheet, Shown
 from mpsim.simulate import Prepared
 from mpsim.study.draws import (
     COMPUTE,
@@ -28,6 +29,7 @@ from mpsim.study.draws import (
     peers_of,
     sigma_of,
 )
+from mpsim.study.words import jitter_sheet
 from mpsim.training.job import plan_of
 
 __all__ = ["Jitter", "Percentile", "simulate_jitter"]
@@ -57,8 +59,8 @@ class Percentile:
     high_s: float | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Jitter:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Jitter(Shown):
     """Step times of many steps.
 
     Parameters
@@ -125,17 +127,9 @@ class Jitter:
             "percentiles": [dataclasses.asdict(percentile) for percentile in self.percentiles()],
         }
 
-    def __repr__(self) -> str:
-        rows = [
-            f"p{percentile.percent:<4g} {percentile.seconds:.5g} s  [{_text(percentile.low_s)}, {_text(percentile.high_s)}]"
-            for percentile in self.percentiles()
-        ]
-        head = f"{self.scenario}: mean {self.mean_s:.5g} s, {self.slowdown:.4f} of undisturbed"
-        return "\n".join([head, *rows])
-
-
-def _text(seconds: float | None) -> str:
-    return "?" if seconds is None else f"{seconds:.5g}"
+    def sheet(self) -> Sheet:
+        """Percentiles of the step time, as ``mpsim run --jitter`` prints them."""
+        return jitter_sheet(self)
 
 
 def simulate_jitter(

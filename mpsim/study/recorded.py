@@ -12,6 +12,8 @@ from mpsim.importers.recorded_step import RecordedStep
 from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.study.comparison import Difference
+from mpsim.study.words import figure_text, part_text
+from mpsim.units import percent
 
 __all__ = ["ActionPair", "RecordedComparison", "compare_recorded"]
 
@@ -78,13 +80,14 @@ class RecordedComparison:
         """One sentence: how the step times differ and which part makes up most of it."""
         change, simulated = self.step.difference or 0.0, self.step.a or 0.0
         if not change or not simulated:
-            return f"the recorded step takes as long as the simulated one, {simulated:.6g} s"
+            return f"the recorded step takes as long as the simulated one, {part_text(simulated)}"
         longer = "longer" if change > 0 else "shorter"
-        text = f"the recorded step is {abs(change):.4g} s ({abs(change) / simulated:.1%}) {longer} than the simulated one"
+        text = f"the recorded step is {part_text(abs(change))} ({percent(abs(change) / simulated)}) {longer} than the simulated one"
         largest = next((part for part in self.parts if (part.difference or 0) * change > 0), None)
         if largest is None or largest.difference is None:
             return text
-        return f"{text}; most of it is {largest.name} ({largest.difference:+.4g} s)"
+        more = figure_text(largest.name, largest.difference, signed=True)
+        return f"{text}; most of it is {largest.name.replace('_', ' ')} ({more})"
 
     def by_kind(self) -> list[tuple[str, int, float, float]]:
         """Mean durations of the actions by stage and kind: name, how many, simulated and recorded [s]."""

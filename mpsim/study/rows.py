@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import overload
 
 from mpsim.errors import MpsimError
+from mpsim.frame import Tabular
 from mpsim.output import write_whole
+from mpsim.sheet import Sheet, Shown
 from mpsim.stamp import stamp
 from mpsim.study.journal import Journal
 from mpsim.study.ties import ties
+from mpsim.study.words import assigned, sweep_sheet
 
 __all__ = [
     "COLUMNS",
@@ -55,7 +58,7 @@ SERVICE_COLUMNS = (
 """The same of a service; after a dot a figure of a latency."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Row:
     """One combination of a sweep.
 
@@ -94,6 +97,10 @@ class Row:
         value = _figure(self.summary, column) if self.summary is not None else None
         return float(value) if isinstance(value, int | float) else float("nan")
 
+    def __repr__(self) -> str:
+        what = self.reason or f"{len(self.summary or {})} figures"
+        return f"<Row {assigned(self.values)}: {what[:200]}>"
+
     def flat(self, *, serves: bool | None = None) -> dict[str, object]:
         """Values, figures and reason in one mapping, in the order of the columns: those of a service if it `serves`, which a row without a summary cannot know."""
         summary = self.summary or {}
@@ -107,8 +114,8 @@ class Row:
         return {**self.values, **figures, **times, "warnings": warnings, "reason": self.reason}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sweep:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Sweep(Shown, Tabular):
     """The results of a sweep, one row a combination.
 
     Parameters
@@ -133,11 +140,9 @@ class Sweep:
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
-    def __repr__(self) -> str:
-        best = self.best
-        lead = f", best {dict(best.values)}" if best else ""
-        usable = sum(row.usable for row in self.rows)
-        return f"<Sweep {self.scenario}: {len(self.rows)} rows, {usable} usable{lead}>"
+    def sheet(self) -> Sheet:
+        """One line a combination, as ``mpsim sweep`` prints them."""
+        return sweep_sheet(self)
 
     @property
     def best(self) -> Row | None:

@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from mpsim.engine import Structure
 from mpsim.errors import ScenarioError
+from mpsim.frame import Tabular
 from mpsim.program import TICK, Program
 from mpsim.result import Result
+from mpsim.sheet import Sheet, Shown
 from mpsim.simulate import Prepared
 from mpsim.study.parameters import parameters
+from mpsim.study.words import sensitivity_sheet
 
 if TYPE_CHECKING:
     from mpsim.plot import SensitivityDisplay
@@ -52,8 +55,8 @@ class Elasticity:
     elasticity: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sensitivity:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Sensitivity(Shown, Tabular):
     """Elasticities of one step, the strongest first.
 
     Parameters
@@ -84,9 +87,13 @@ class Sensitivity:
 
         return SensitivityDisplay.from_sensitivity(self).plot(ax)
 
-    def __repr__(self) -> str:
-        lines = [f"{row.name:<32} {row.elasticity:+.3f}  {row.value}" for row in self.rows]
-        return "\n".join([f"elasticity of the step time of {self.scenario}", *lines])
+    def table(self) -> list[dict[str, object]]:
+        """One mapping a parameter."""
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def sheet(self) -> Sheet:
+        """Elasticities, the strongest first, as ``mpsim run --sensitivity`` prints them."""
+        return sensitivity_sheet(self)
 
 
 def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:

@@ -26,6 +26,7 @@ from mpsim.program.links import links_of
 from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
 from mpsim.scenario.variation import Variation
+from mpsim.sheet import Sheet, Shown
 from mpsim.simulate import Prepared
 from mpsim.study.blame import Blame, measure_blame
 from mpsim.study.draws import (
@@ -39,6 +40,7 @@ from mpsim.study.draws import (
     sigma_of,
 )
 from mpsim.study.montecarlo import Jitter, Percentile
+from mpsim.study.words import jitter_sheet, part_text
 
 if TYPE_CHECKING:
     from mpsim.plot.blame import BlameDisplay
@@ -54,8 +56,8 @@ _FOLDED = "".join(f" {axis.name} 0" for axis in reversed(FOLDED) if axis.name !=
 _EXPERTS = "experts"  # how the names of their kernels begin
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class VariedSteps:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+class VariedSteps(Shown):
     """Step times that vary, and who is to blame for waiting in the first of them.
 
     Parameters
@@ -109,9 +111,12 @@ class VariedSteps:
         blame = self.blame
         return BlameDisplay.with_most(blame.causes, blame.names, blame.matrix).plot()
 
-    def __repr__(self) -> str:
-        worst = ", ".join(f"{name} {seconds:.3g}" for name, seconds in self.blame.worst(3))
-        return f"{self.steps!r}\nwaiting caused, rank-seconds: {worst}"
+    def sheet(self) -> Sheet:
+        """Percentiles of the step time, and who made others wait most."""
+        worst = ", ".join(f"{name} {part_text(seconds)}" for name, seconds in self.blame.worst(3))
+        return jitter_sheet(
+            self.steps, [f"waiting of all ranks caused by: {worst}"] if worst else []
+        )
 
 
 def simulate_variation(

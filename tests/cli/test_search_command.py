@@ -112,7 +112,7 @@ def test_a_search_that_is_terminated_prints_the_best_so_far(scenarios, tmp_path)
         run.terminate()
         out, err = run.communicate()
     assert run.returncode == INTERRUPTED
-    assert "tokens/s/acc." in out
+    assert "memory (GB)" in out
     assert "not looked at" in out
     assert "Traceback" not in err
 

@@ -7,12 +7,16 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from mpsim.frame import Tabular
 from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import LEVEL, Setting, residuals
+from mpsim.sheet import Sheet, Shown
 from mpsim.study.rows import write_csv
 from mpsim.study.search.space import ALWAYS_SAID
+from mpsim.study.search.words import search_sheet
 from mpsim.study.ties import ties
 from mpsim.training.intervals import residuals_of
+from mpsim.units import Dimension, format_quantity
 
 __all__ = ["OBJECTIVES", "REASONS", "Found", "Search"]
 
@@ -34,7 +38,7 @@ REASONS: Mapping[str, str] = {
 """What can become of a legal layout, in words."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Found:
     """One simulated layout.
 
@@ -82,6 +86,11 @@ class Found:
             "memory_bytes": memory.to_json(),
             "level": LEVEL,
         }
+
+    def __repr__(self) -> str:
+        step = format_quantity(self.step_time_s, Dimension.TIME)
+        memory = format_quantity(self.memory_bytes, Dimension.BYTES)
+        return f"<Found {self.name}: {step} a step, {memory}>"
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -134,8 +143,8 @@ class Found:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Search:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Search(Shown, Tabular):
     """Outcome of a search.
 
     Parameters
@@ -193,10 +202,9 @@ class Search:
     def __iter__(self) -> Iterator[Found]:
         return iter(self.rows)
 
-    def __repr__(self) -> str:
-        lead = f", best {self.best.step_time_s:.5g} s" if self.best else ""
-        state = "" if self.complete else ", not complete"
-        return f"<Search {self.scenario}: {self.legal} legal layouts{lead}{state}>"
+    def sheet(self, *, front: bool = False) -> Sheet:
+        """Ranking, `front` and what became of all others, as ``mpsim search`` prints them."""
+        return search_sheet(self, REASONS, front=front)
 
     @property
     def legal(self) -> int:

@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mpsim.frame import Tabular
+from mpsim.sheet import Sheet, Shown
 from mpsim.study.rows import write_csv
+from mpsim.study.service_search.words import service_search_sheet
 
 __all__ = ["SERVICE_OBJECTIVES", "SERVICE_REASONS", "FoundService", "ServiceSearch", "score_of"]
 
@@ -35,7 +38,7 @@ SERVICE_REASONS: Mapping[str, str] = {
 """What can become of a layout, in words."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class FoundService:
     """One simulated service.
 
@@ -78,6 +81,11 @@ class FoundService:
         """Output tokens/s of an accelerator."""
         return float(self.summary["output_tokens_per_s_per_accelerator"])
 
+    def __repr__(self) -> str:
+        limits = "keeps" if self.meets_slo else "misses"
+        rates = f"{self.per_user:.4g} tokens/s a user, {self.per_accelerator:.4g} an accelerator"
+        return f"<FoundService {self.name}: {rates}, {limits} the limits>"
+
     def flat(self) -> dict[str, object]:
         """Values and figures in one mapping, units in the names."""
         latencies = {
@@ -102,8 +110,8 @@ class FoundService:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ServiceSearch:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class ServiceSearch(Shown, Tabular):
     """Outcome of a search of services.
 
     Parameters
@@ -141,9 +149,9 @@ class ServiceSearch:
     def __iter__(self) -> Iterator[FoundService]:
         return iter(self.rows)
 
-    def __repr__(self) -> str:
-        lead = f", best {self.best.objective:.5g} ({self.best.name})" if self.best else ""
-        return f"<ServiceSearch {self.scenario}: {self.looked_at} layouts{lead}>"
+    def sheet(self) -> Sheet:
+        """Ranking, front and what became of all others, as ``mpsim search`` prints them."""
+        return service_search_sheet(self, SERVICE_OBJECTIVES, SERVICE_REASONS)
 
     @property
     def looked_at(self) -> int:

@@ -1,25 +1,24 @@
-"""The lines that ``mpsim run`` prints of a service."""
+"""A service in words: the lines that ``mpsim run`` prints and a notebook shows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim.cli.console import print_table, print_text
-from mpsim.cli.summary import percent
-from mpsim.units import Dimension, format_quantity
+from mpsim.sheet import Section, Sheet
+from mpsim.table import plural
+from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["print_service"]
+__all__ = ["service_sheet"]
 
 _PARTS = {"exposed_kv": "waiting for transfers", "idle_cache": "idle for lack of cache"}
 _LEAST = 0.0005  # share of the time below which a part is not printed
 
 
-def print_service(summary: Mapping[str, Any]) -> None:
-    """Print the result of one service as a table, then its warnings."""
-    print_table(_rows(summary), title=f"{summary['scenario']}")
-    for warning in summary["warnings"]:
-        print_text(f"warning: {warning}")
+def service_sheet(summary: Mapping[str, Any]) -> Sheet:
+    """The figures of one service, then its warnings."""
+    warnings = tuple(f"warning: {warning}" for warning in summary["warnings"])
+    return Sheet(str(summary["scenario"]), (Section(tuple(_rows(summary)), lines=warnings),))
 
 
 def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -27,7 +26,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         summary["output_tokens_per_s"],
         summary["output_tokens_per_s_per_accelerator"],
     )
-    served = f"{summary['requests']:,} requests in {_time(summary['measured_s'])}, {summary['request_rate_per_s']:.4g} a second"
+    served = f"{plural(summary['requests'], 'request')} in {_time(summary['measured_s'])}, {summary['request_rate_per_s']:.4g} a second"
     if summary["measured_s"] < summary["duration_s"]:
         served += f", after {_time(summary['duration_s'] - summary['measured_s'])} of warm-up"
     return [
@@ -130,7 +129,7 @@ def _cache(summary: Mapping[str, Any]) -> str:
     if summary["prefix_hit_share"]:
         text += f"; {percent(summary['prefix_hit_share'])} of prompt tokens cached"
     if summary["preemptions"]:
-        text += f"; {summary['preemptions']} preemptions"
+        text += f"; {plural(summary['preemptions'], 'preemption')}"
     return text
 
 

@@ -1,34 +1,23 @@
-"""The lines that ``mpsim run`` prints for a person."""
+"""A result in words: the lines that ``mpsim run`` prints and a notebook shows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim.cli.console import print_table, print_text
-from mpsim.units import Dimension, format_quantity
+from mpsim.sheet import Section, Sheet
+from mpsim.table import plural
+from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["execution_rows", "percent", "print_summary", "summary_rows"]
+__all__ = ["execution_rows", "summary_rows", "summary_sheet"]
 
 _LEAST_SHARE = 0.0005  # that is told
 
 
-def percent(share: float) -> str:
-    """A share as a percentage with one decimal.
-
-    Examples
-    --------
-    >>> percent(0.4567)
-    '45.7 %'
-    """
-    return f"{100 * share:.1f} %"
-
-
-def print_summary(summary: Mapping[str, Any]) -> None:
-    """Print the result of one scenario as a table, then its warnings."""
-    print_table(summary_rows(summary), title=f"{summary['scenario']}")
-    for warning in summary["warnings"]:
-        print_text(f"warning: {warning}")
+def summary_sheet(summary: Mapping[str, Any]) -> Sheet:
+    """The figures of one scenario, then its warnings."""
+    warnings = tuple(f"warning: {warning}" for warning in summary["warnings"])
+    return Sheet(str(summary["scenario"]), (Section(tuple(summary_rows(summary)), lines=warnings),))
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -128,7 +117,7 @@ def _validated(nearest: Mapping[str, Any] | None) -> str:
     """Measured runs nearest to the scenario, and the error of their predictions with names hidden."""
     if nearest is None:
         return "nothing like it"
-    runs = f"{nearest['rows']} runs of {nearest['framework']} on {nearest['smallest']}"
+    runs = f"{plural(nearest['rows'], 'run')} of {nearest['framework']} on {nearest['smallest']}"
     runs += f" to {nearest['largest']}" if nearest["largest"] != nearest["smallest"] else ""
     error = f"off by {percent(nearest['mean_abs_error'])} in the mean"
     other = f"; other {', '.join(nearest['differs'])}" if nearest["differs"] else ""
@@ -228,4 +217,6 @@ def _energy_parts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _calibration(calibration: Mapping[str, Any]) -> str:
     """How many constants were fitted on measurements, and how many were not."""
     counts = [(key, calibration[key]) for key in ("calibrated", "family_default", "datasheet")]
-    return ", ".join(f"{count} constants {key.replace('_', ' ')}" for key, count in counts if count)
+    return ", ".join(
+        f"{plural(count, 'constant')} {key.replace('_', ' ')}" for key, count in counts if count
+    )

@@ -1,0 +1,48 @@
+"""Rows as a pandas DataFrame, where pandas is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpsim.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Tabular", "to_frame"]
+
+
+def to_frame(rows: Sequence[Mapping[str, object]] | Mapping[str, Any]) -> pd.DataFrame:
+    """A table of rows, or of columns by name.
+
+    Raises
+    ------
+    MissingExtraError
+        If pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError("pandas", "data") from error
+    return pd.DataFrame(dict(rows) if isinstance(rows, Mapping) else list(rows))
+
+
+class Tabular:
+    """A value whose rows are flat mappings."""
+
+    __slots__ = ()
+
+    def table(self) -> Sequence[Mapping[str, object]]:
+        """One flat mapping a row, units in the names."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The table as a DataFrame, units in the names of its columns.
+
+        Raises
+        ------
+        MissingExtraError
+            If pandas is not installed.
+        """
+        return to_frame(self.table())

@@ -1,0 +1,168 @@
+"""A search of layouts in words: the ranking, the front, and what became of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from mpsim.sheet import Section, Sheet
+from mpsim.table import plural
+from mpsim.units import Dimension, format_quantity, percent
+
+if TYPE_CHECKING:
+    from mpsim.study.search.outcome import Found, Search
+
+__all__ = ["search_sheet"]
+
+_TOLD = 3  # parts of the step by which the second layout differs
+
+
+def search_sheet(outcome: Search, reasons: Mapping[str, str], *, front: bool = True) -> Sheet:
+    """Tables and sentences of a search.
+
+    Parameters
+    ----------
+    outcome : Search
+    reasons : mapping of str to str
+        What can become of a layout, in words.
+    front : bool
+        Whether to tell the front of time and memory.
+    """
+    varied = outcome.objective == "cost" or bool(outcome.keys)  # else MFU says it all
+    priced = varied and any(row.price_per_hour for row in outcome.leaders)
+    return Sheet(
+        "",
+        (
+            _ranking(outcome, varied=varied, priced=priced),
+            *_by_value(outcome, priced=priced),
+            *(_front(outcome) if front else ()),
+            _others(outcome, reasons),
+        ),
+    )
+
+
+def _ranking(outcome: Search, *, varied: bool, priced: bool) -> Section:
+    header = (
+        *("#", "step (s)", "80 % between", *(("tokens/s/acc.",) if varied else ()), "MFU"),
+        *("memory (GB)", "bubble", "exposed", *(("USD/step",) if priced else ()), "layout"),
+    )
+    rows = tuple(
+        _line(rank, row, varied=varied, priced=priced)
+        for rank, row in enumerate(outcome.leaders, start=1)
+    )
+    return Section(rows, header, tuple(range(7 + varied + priced)), lines=tuple(_beside(outcome)))
+
+
+def _line(rank: int, row: Found, *, varied: bool, priced: bool) -> tuple[str, ...]:
+    flat = row.flat()
+    exposed = sum(
+        float(value)
+        for key, value in flat.items()
+        if key.startswith("exposed_") and isinstance(value, int | float)
+    )
+    known = row.summary is not None
+    figures = (
+        str(rank),
+        f"{row.step_time_s:.4g}",
+        _range(row, "step_time_s", 1.0),
+        *((f"{row.tokens_per_s_per_accelerator:.5g}",) if varied else ()),
+        percent(float(str(flat["mfu"]))) if known else "-",
+        f"{row.memory_bytes / 1e9:.1f}",
+        percent(float(str(flat["bubble_fraction"]))) if known else "-",
+        percent(exposed / row.step_time_s) if known else "-",
+    )
+    return (*figures, *_price(row, priced=priced), row.name)
+
+
+def _price(row: Found, *, priced: bool) -> tuple[str, ...]:
+    if not priced:
+        return ()
+    return (f"{row.cost_per_step:.4g}" if row.cost_per_step else "-",)
+
+
+def _by_value(outcome: Search, *, priced: bool) -> Iterator[Section]:
+    """The best layout for each value of each key searched beside the layout."""
+    for key, chosen in outcome.best_by_value.items():
+        rows = tuple(
+            (
+                value,
+                f"{row.step_time_s:.5g}",
+                f"{row.tokens_per_s_per_accelerator:.5g}",
+                *_price(row, priced=priced),
+                row.name,
+            )
+            for value, row in chosen.items()
+        )
+        header = (key, "step (s)", "tokens/s/acc.", *(("USD/step",) if priced else ()), "layout")
+        yield Section(rows, header, tuple(range(1, 3 + priced)), title="the best for each value")
+
+
+def _front(outcome: Search) -> Iterator[Section]:
+    if len(outcome.front) > 1:
+        among = "" if outcome.front_complete else "of those simulated "
+        yield Section(
+            tuple(map(_front_line, outcome.front)),
+            ("step (s)", "80 % between", "memory (GB)", "80 % between", "layout"),
+            (0, 1, 2, 3),
+            title=f"no other {among}is better in step time and memory",
+        )
+
+
+def _front_line(row: Found) -> tuple[str, ...]:
+    step, memory = _range(row, "step_time_s", 1.0), _range(row, "memory_bytes", 1e9)
+    return (f"{row.step_time_s:.5g}", step, f"{row.memory_bytes / 1e9:.1f}", memory, row.name)
+
+
+def _range(row: Found, figure: str, unit: float) -> str:
+    """The interval of a figure."""
+    ends = (row.interval or {}).get(figure)
+    return " - ".join(f"{end / unit:.3g}" for end in ends) if isinstance(ends, list) else "-"
+
+
+def _beside(outcome: Search) -> Iterator[str]:
+    """Why the second loses, where the scenario's own layout stands, and who ties with the best."""
+    if parts := [(name, gap) for name, gap in outcome.runner_up.items() if gap][:_TOLD]:
+        gaps = ", ".join(f"{name.replace('_', ' ')} {_signed(gap)}" for name, gap in parts)
+        yield f"second against best: {gaps}"
+    best, own = outcome.best, outcome.own_step_time_s
+    if outcome.own_reason:
+        took = f", in {format_quantity(own, Dimension.TIME)}" if own is not None else ""
+        yield f"the scenario's own layout: {outcome.own_reason}{took}"
+    elif best is not None and own is not None:
+        faster = sum(row.step_time_s < own for row in outcome.rows)
+        yield (
+            f"the scenario's own layout: {format_quantity(own, Dimension.TIME)}, "
+            f"{percent(own / best.step_time_s - 1, signed=True)} against the best; {faster:,} of those simulated are faster"
+        )
+    if outcome.ties:
+        what = "the other is" if outcome.ties == 1 else f"{outcome.ties} others are"
+        yield f"tie: {what} not slower beyond the error of such differences (80 % interval)"
+
+
+def _signed(seconds: float) -> str:
+    return ("+" if seconds > 0 else "") + format_quantity(seconds, Dimension.TIME, digits=3)
+
+
+def _others(outcome: Search, reasons: Mapping[str, str]) -> Section:
+    """All layouts by what became of them."""
+    lines = []
+    if outcome.undivided:
+        lines.append(
+            f"{plural(outcome.undivided, 'layout')} more: layers do not divide, and the framework needs that"
+        )
+    if not outcome.rows:
+        lines.append("nothing was simulated: no layout is within the limits")
+    rows = tuple((f"{count:,}", reasons[name]) for name, count in outcome.counts.items())
+    title = f"{plural(outcome.legal, 'legal layout')}; {_proof(outcome)}"
+    return Section(rows, (), (0,), title, tuple(lines))
+
+
+def _proof(outcome: Search) -> str:
+    """How far it is proved that nothing is better than the best."""
+    if outcome.complete:
+        return "no other can be among the best"
+    if outcome.gap is None:
+        return "not all were looked at, so a better one may be among the others"
+    if outcome.best is not None and outcome.gap <= 0.0:
+        return "not all were simulated, but none can be better than the best"
+    return f"not all were simulated, and by its bound one of the others may be up to {percent(outcome.gap)} better"

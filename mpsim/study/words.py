@@ -1,0 +1,265 @@
+"""Studies in words: the tables and sentences that commands print and notebooks show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from mpsim.sheet import Section, Sheet
+from mpsim.study.reliability import daly_interval, young_interval
+from mpsim.table import plural
+from mpsim.units import Dimension, format_quantity, percent
+
+if TYPE_CHECKING:
+    from mpsim.study.comparison import Comparison, Difference
+    from mpsim.study.goodput import Goodput
+    from mpsim.study.montecarlo import Jitter
+    from mpsim.study.rows import Row, Sweep
+    from mpsim.study.sensitivity import Sensitivity
+
+__all__ = [
+    "assigned",
+    "comparison_sheet",
+    "figure_text",
+    "goodput_sheet",
+    "jitter_sheet",
+    "part_text",
+    "sensitivity_sheet",
+    "share_text",
+    "sweep_sheet",
+]
+
+_SHARE, _COUNT, _PRICE = "share", "count", "USD"
+_USUAL: Final = 4  # digits of a figure; counts have another
+_FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = MappingProxyType(
+    {
+        "accelerators": ("accelerators", _COUNT),
+        "step_time_s": ("step time", Dimension.TIME),
+        "tokens_per_s": ("tokens/s", _COUNT),
+        "tokens_per_s_per_accelerator": ("tokens/s per accelerator", _COUNT),
+        "mfu": ("MFU", _SHARE),
+        "hfu": ("HFU", _SHARE),
+        "tensor_utilisation": ("matrix units", _SHARE),
+        "bubble_fraction": ("pipeline bubble", _SHARE),
+        "peak_memory_bytes": ("peak memory", Dimension.BYTES),
+        "energy_j_per_step": ("energy a step", Dimension.ENERGY),
+        "cost_per_step": ("price a step", _PRICE),
+        "accelerator_s_per_output_token": ("accelerator time an output token", Dimension.TIME),
+        "output_tokens_per_s": ("output tokens/s", _COUNT),
+        "output_tokens_per_s_per_accelerator": ("output tokens/s per accelerator", _COUNT),
+        "output_tokens_per_s_per_user": ("output tokens/s per user", _COUNT),
+        "ttft_mean_s": ("TTFT, mean", Dimension.TIME),
+        "ttft_p99_s": ("TTFT, p99", Dimension.TIME),
+        "tpot_mean_s": ("TPOT, mean", Dimension.TIME),
+        "tpot_p99_s": ("TPOT, p99", Dimension.TIME),
+        "e2e_mean_s": ("E2E, mean", Dimension.TIME),
+        "goodput_per_s": ("goodput, requests/s", _COUNT),
+        "requests_within_slo": ("requests within limits", _SHARE),
+        "utilisation": ("utilisation", _SHARE),
+        "energy_j_per_output_token": ("energy an output token", Dimension.ENERGY),
+        "cost_per_million_output_tokens": ("price a million output tokens", _PRICE),
+    }
+)
+"""Words and kind of each figure of a comparison; parts of a step, which are times, have none."""
+
+
+def comparison_sheet(comparison: Comparison) -> Sheet:
+    """Both results figure by figure, then part by part, then why they differ."""
+    rows: tuple[tuple[str, ...], ...] = tuple(
+        (
+            _FIGURES[figure.name][0] if figure.name in _FIGURES else figure.name.replace("_", " "),
+            figure_text(figure.name, figure.a),
+            figure_text(figure.name, figure.b),
+            figure_text(figure.name, figure.difference, signed=True),
+            share_text(figure.relative),
+            *(_range(figure, place) for place in (0, 1)),
+        )
+        for figure in (*comparison.figures, *comparison.parts)
+        if figure.a or figure.b
+    )
+    header: tuple[str, ...] = ("", "A", "B", "B - A", "of A", "80 % of A", "80 % of B")
+    if not any(row[-1] for row in rows):
+        rows, header = tuple(row[:-2] for row in rows), header[:-2]
+    names = Section((("A", comparison.a), ("B", comparison.b)))
+    figures = Section(rows, header, tuple(range(1, len(header))), lines=(comparison.explanation,))
+    return Sheet("", (names, figures))
+
+
+def figure_text(name: str, value: float | None, *, signed: bool = False, digits: int = 4) -> str:
+    """A figure as people write it; parts of a step are times. Differences are `signed`, those of shares in points."""
+    if value is None:
+        return "-"
+    kind = _FIGURES[name][1] if name in _FIGURES else Dimension.TIME
+    sign = "+" if signed and value > 0 else ""
+    if kind == _SHARE:
+        return f"{100 * value:+.1f} points" if signed else percent(value)
+    if isinstance(kind, Dimension):
+        return sign + format_quantity(value, kind, digits=digits)
+    if kind == _PRICE:
+        return f"{sign}{value:.4g} USD"
+    if value == int(value) or abs(value) >= 10 ** (digits if digits < _USUAL else 4):
+        return f"{sign}{value:,.0f}"
+    return f"{sign}{value:,.{digits + 1}g}"
+
+
+def part_text(seconds: float | None) -> str:
+    """Seconds as people write them."""
+    return "?" if seconds is None else format_quantity(seconds, Dimension.TIME)
+
+
+def share_text(value: float | None) -> str:
+    """A relative difference."""
+    return "-" if value is None else percent(value, signed=True)
+
+
+def _range(figure: Difference, place: int) -> str:
+    if figure.intervals is None:
+        return ""
+    return " - ".join(
+        figure_text(figure.name, value, digits=3) for value in figure.intervals[place]
+    )
+
+
+def assigned(values: Mapping[str, object]) -> str:
+    """Values by dotted key in one line."""
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+_STEP_COLUMNS = ("step (s)", "tokens/s/acc.", "MFU", "bubble", "memory (GB)")
+_SERVICE_COLUMNS: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
+    {
+        "TTFT p99 (ms)": ("ttft_s.p99", 1e3),
+        "TPOT p99 (ms)": ("tpot_s.p99", 1e3),
+        "tokens/s": ("output_tokens_per_s", 1.0),
+        "tokens/s/acc.": ("output_tokens_per_s_per_accelerator", 1.0),
+        "goodput (1/s)": ("goodput_per_s", 1.0),
+    }
+)
+
+
+def sweep_sheet(sweep: Sweep) -> Sheet:
+    """One line a combination, the best, then why some cannot run and what others warn of."""
+    serves = any(row.serves for row in sweep)
+    notes: dict[str, int] = {}
+    rows = []
+    for row in sweep:
+        figures = _service_figures(row) if serves else _step_figures(row)
+        reason = row.reason or ""
+        mark = f"[{notes.setdefault(reason, len(notes) + 1)}]" if reason else ""
+        rows.append((*map(str, row.values.values()), *figures, mark))
+    names = tuple(_SERVICE_COLUMNS) if serves else _STEP_COLUMNS
+    first = len(sweep.keys)
+    right = tuple(range(first, first + len(names)))
+    header = (*sweep.keys, *names, *(("note",) if notes else ()))
+    lines = [f"[{number}] {reason}" for reason, number in notes.items()]
+    if sweep.best is not None:
+        what = (
+            "output tokens/s per accelerator within the limits"
+            if serves
+            else "tokens/s per accelerator that fit"
+        )
+        lines.append(f"most {what}: {assigned(sweep.best.values)}{_tie(sweep)}")
+    for warning, count in sweep.warnings.items():
+        lines.append(f"warning of {count:,} of {plural(len(sweep), 'row')}: {warning}")
+    return Sheet("", (Section(tuple(rows), header, right, lines=tuple(lines)),))
+
+
+def _tie(sweep: Sweep) -> str:
+    tied = 0 if any(row.serves for row in sweep) else len(sweep.ties)
+    return (
+        f"; tie with {plural(tied, 'other')} within the error of such differences" if tied else ""
+    )
+
+
+def _step_figures(row: Row) -> tuple[str, ...]:
+    if row.summary is None:
+        return ("-",) * len(_STEP_COLUMNS)
+    return (
+        f"{row.number('step_time_s'):.5g}",
+        f"{row.number('tokens_per_s_per_accelerator'):.5g}",
+        percent(row.number("mfu")),
+        percent(row.number("bubble_fraction")),
+        f"{row.number('peak_memory_bytes') / 1e9:.1f}",
+    )
+
+
+def _service_figures(row: Row) -> tuple[str, ...]:
+    return tuple(
+        "-" if math.isnan(row.number(name)) else f"{row.number(name) * factor:.5g}"
+        for name, factor in _SERVICE_COLUMNS.values()
+    )
+
+
+def goodput_sheet(goodput: Goodput, *, name: str = "", tokens_per_s: float | None = None) -> Sheet:
+    """Shares of the time, then what interrupts it and how often it is saved.
+
+    Parameters
+    ----------
+    goodput : Goodput
+    name : str
+        Of the scenario.
+    tokens_per_s : float, optional
+        Without failures.
+    """
+    rows = tuple((part, percent(share, digits=2)) for part, share in goodput.mean.items())
+    low, high = goodput.confidence
+    rate = ""
+    if tokens_per_s is not None:
+        rate = f": {tokens_per_s * goodput.effective:,.0f} of {tokens_per_s:,.0f} tokens/s"
+    spread = " to ".join(percent(goodput.percentile(tail), digits=2) for tail in (5, 95))
+    between = " to ".join(percent(end, digits=2) for end in (low, high))
+    progress = (
+        f"{percent(goodput.effective, digits=2)} of the time is progress (95 % confidence {between}; one run in ten is outside "
+        f"{spread}){rate}."
+    )
+    mean, blocking = goodput.reliability.mean_time_between, goodput.checkpoint.blocking
+    size = format_quantity(goodput.checkpoint.size, Dimension.BYTES, digits=3)
+    saved = (
+        f"One interruption every {_span(mean)}; a checkpoint of {size} every {_span(goodput.interval)} stops training for "
+        f"{_span(blocking)} (best interval by Young {_span(young_interval(blocking, mean))}, by Daly {_span(daly_interval(blocking, mean))})."
+    )
+    lead = f"{name}: " if name else ""
+    title = f"{lead}{goodput.days:g} days, {plural(len(goodput.shares), 'trial')}"
+    section = Section(rows, ("where the time goes", "share"), (1,), lines=(progress, saved))
+    return Sheet(title, (section,))
+
+
+_LADDER = (("d", 86400.0), ("h", 3600.0), ("min", 60.0))
+
+
+def _span(seconds: float) -> str:
+    """A time of any length: 3.09 h, 2.31 s."""
+    for unit, scale in _LADDER:
+        if seconds >= 2 * scale or (unit != "d" and seconds >= scale):
+            return f"{seconds / scale:.3g} {unit}" if math.isfinite(seconds) else "ever"
+    return format_quantity(seconds, Dimension.TIME, digits=3)
+
+
+def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
+    """Elasticities, the strongest first."""
+    rows = tuple(
+        (row.name, row.kind, row.value, f"{row.elasticity:+.4f}") for row in sensitivity.rows
+    )
+    header = ("parameter", "of the", "value", "% of step time for 1 % more")
+    title = f"sensitivity of {sensitivity.scenario}"
+    return Sheet("", (Section(rows, header, (2, 3), title=title),))
+
+
+def jitter_sheet(jitter: Jitter, more: Sequence[str] = ()) -> Sheet:
+    """Percentiles of the step time; `more` sentences below them."""
+    rows = tuple(
+        (
+            f"{percentile.percent:g} %",
+            part_text(percentile.seconds),
+            f"{part_text(percentile.low_s)} to {part_text(percentile.high_s)}",
+        )
+        for percentile in jitter.percentiles()
+    )
+    title = (
+        f"{jitter.scenario}: jitter of {jitter.compute:g}, {plural(len(jitter.step_times_s), 'step')} drawn: "
+        f"mean {part_text(jitter.mean_s)}, {jitter.slowdown:.4f} of undisturbed"
+    )
+    header = ("steps", "up to", "95 % confidence")
+    return Sheet("", (Section(rows, header, (0, 1), title=title, lines=tuple(more)),))

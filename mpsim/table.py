@@ -1,0 +1,184 @@
+"""Tables as plain text: columns side by side in the room there is, long cells folded at words.
+
+Consoles and reports lay the same rows out; what a page holds decides the room, never the rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from mpsim.output import printable
+
+__all__ = ["RULE", "WIDTH", "lay_out", "plural"]
+
+WIDTH: Final = 100
+"""Columns of a page that is no terminal: what people read, mail and paste without scrolling sideways."""
+RULE: Final = "\u2500"
+"""Under the header of a table."""
+
+_BETWEEN_WORDS: Final = re.compile(
+    r" (?!(?<=\d )[%A-Za-z])"
+)  # a number keeps its unit: 932.9 ms, 40 %
+_INSIDE: Final = re.compile(r"(?<=[._/,;:=+-])(?=.)")  # where a word too long may be cut
+_APART: Final = "   "  # between columns with names
+_NARROW: Final = "  "  # between others, and where there is little room
+_LEAST: Final = 18  # columns that a cell of words keeps as long as others can give way
+_LAST: Final = 8  # columns that it keeps where nothing else helps
+
+Cell = tuple[str, ...]
+
+
+def lay_out(
+    rows: Iterable[Sequence[str]],
+    *,
+    header: Sequence[str] = (),
+    right: Iterable[int] = (),
+    room: int = WIDTH,
+) -> list[str]:
+    r"""Lines of a table that is no wider than `room` unless its figures alone are.
+
+    Parameters
+    ----------
+    rows : iterable of sequence of str
+        Short ones are filled up.
+    header : sequence of str
+        Column names, with units.
+    right : iterable of int
+        Columns set flush right; figures, which are folded last.
+    room : int
+        Columns of the page.
+
+    Examples
+    --------
+    >>> print("\n".join(lay_out([("step", "932.9 ms a step, 40 % MFU")], room=18)))
+    step  932.9 ms a
+          step, 40 %
+          MFU
+    """
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    count = max([len(header), *map(len, cells)], default=0)
+    for row in cells:
+        row.extend([""] * (count - len(row)))
+    head = [printable(cell) for cell in [*header, *[""] * (count - len(header))]]
+    flush = [column in set(right) for column in range(count)]
+    apart = _APART if header else _NARROW
+    columns = [[row[column] for row in cells] for column in range(count)]
+    whole = sum(_natural([name, *column]) for name, column in zip(head, columns, strict=True))
+    if whole + len(apart) * (count - 1) > room:
+        apart = _NARROW
+    widths = _widths(columns, head, flush, room - len(apart) * (count - 1))
+    lines = list(_lines(cells, widths, flush, apart))
+    if header:
+        rule = RULE * (sum(widths) + len(apart) * (count - 1))
+        lines = [*_lines([head], widths, flush, apart), rule, *lines]
+    return [line.rstrip() for line in lines]
+
+
+def plural(count: float, noun: str, many: str = "") -> str:
+    """A number with its noun.
+
+    Examples
+    --------
+    >>> plural(1, "row"), plural(1200, "row"), plural(2, "batch", "batches")
+    ('1 row', '1,200 rows', '2 batches')
+    """
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def _widths(columns: list[list[str]], head: list[str], flush: list[bool], room: int) -> list[int]:
+    """Width of each column: what it needs, less where all together need more than there is."""
+    widths = [_natural([name, *cells]) for name, cells in zip(head, columns, strict=True)]
+    names = [_longest_piece(name) for name in head]
+    words = [max(map(_longest_word, cells), default=0) for cells in columns]
+    figures = [
+        max(_natural(cells), name) for cells, name in zip(columns, names, strict=True)
+    ]  # whole: their names alone are folded
+    folded = [
+        (figure if right else min(width, _LEAST), min(max(word, name), _LAST))
+        for figure, word, name, width, right in zip(
+            figures, words, names, widths, flush, strict=True
+        )
+    ]
+    for least in (0, 1):
+        floors = [floor[least] for floor in folded]
+        while sum(widths) > room:
+            loose = [c for c, width in enumerate(widths) if width > floors[c]]
+            if not loose:
+                break
+            widest = max(loose, key=widths.__getitem__)
+            widths[widest] -= 1
+    return widths
+
+
+def _natural(cells: Iterable[str]) -> int:
+    """Width of the widest line of some cells."""
+    return max((_width(line) for cell in cells for line in cell.split("\n")), default=0)
+
+
+def _longest_word(cell: str) -> int:
+    return max(map(_width, _BETWEEN_WORDS.split(cell.replace("\n", " "))), default=0)
+
+
+def _longest_piece(name: str) -> int:
+    """Width of the longest part of a column's name that stays in one piece."""
+    words = name.replace("\n", " ").split(" ")
+    return max((_width(piece) for word in words for piece in _INSIDE.split(word)), default=0)
+
+
+def _lines(
+    rows: list[list[str]], widths: list[int], flush: list[bool], apart: str
+) -> Iterator[str]:
+    for row in rows:
+        folded = [_fold(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for line in itertools.zip_longest(*folded, fillvalue=""):
+            yield apart.join(map(_fill, line, widths, flush))
+
+
+def _fold(cell: str, width: int) -> list[str]:
+    """Lines of a cell that are no wider than the column."""
+    if "\n" not in cell and _width(cell) <= width:
+        return [cell]
+    return [line for part in cell.split("\n") for line in _fold_line(part, width)]
+
+
+def _fold_line(text: str, width: int) -> list[str]:
+    lines = [""]
+    for word in _BETWEEN_WORDS.split(text):
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if _width(joined) <= width:
+            lines[-1] = joined
+            continue
+        pieces = [word] if _width(word) <= width else _cut(word, width)
+        lines = pieces if lines == [""] else [*lines, *pieces]
+    return lines
+
+
+def _cut(word: str, width: int) -> list[str]:
+    """Pieces of a word that is wider than its column: at spaces and marks in it, else anywhere."""
+    lines = [""]
+    for piece in (part for bit in re.split(r"(?<= )", word) for part in _INSIDE.split(bit)):
+        if _width(lines[-1] + piece) <= width:
+            lines[-1] += piece
+            continue
+        for letter in piece if _width(piece) > width else [piece]:
+            if lines[-1] and _width(lines[-1] + letter) > width:
+                lines.append("")
+            lines[-1] += letter
+    return [line.strip() for line in lines]
+
+
+def _width(text: str) -> int:
+    """Columns that a text takes: two for a wide letter, none for a mark on another one."""
+    if text.isascii():
+        return len(text)
+    wide = (2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+    return sum(wide) - sum(unicodedata.combining(letter) > 0 for letter in text)
+
+
+def _fill(text: str, width: int, right: bool) -> str:
+    blank = " " * (width - _width(text))
+    return blank + text if right else text + blank
