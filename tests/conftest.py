@@ -14,6 +14,8 @@ from hypothesis import settings
 # The same examples on every run: a red test is a change of the code, never of the dice.
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
+# On a busy machine a command may take so long that it says how far it is; tests of that turn it on.
+os.environ["MPSIM_PROGRESS"] = "off"
 
 MACHINE = "this machine: "
 """How the reason of a skip begins where the machine, not a missing package, is why."""

@@ -21,6 +21,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from mpsim.cli.console import BAD_INPUT, FAILED, INTERRUPTED, note, print_text
+from mpsim.cli.progress import working
 from mpsim.errors import (
     CalibrationError,
     DeadlockError,
@@ -94,7 +95,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with working(f"mpsim {command.__name__.rstrip('_')}"):
+                command(*args, **kwargs)
         except (KeyboardInterrupt, BrokenPipeError, MpsimError, Exception) as error:
             if isinstance(error, (typer.Exit, UsageError)):
                 raise

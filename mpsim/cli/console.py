@@ -1,4 +1,4 @@
-"""Output of the commands: results on stdout, notes and progress on stderr."""
+"""Output of the commands: results on stdout, notes on stderr."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import errno
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,13 +18,12 @@ __all__ = [
     "BAD_INPUT",
     "FAILED",
     "INTERRUPTED",
+    "end_early",
     "note",
-    "phases_bar",
     "print_json",
     "print_sheet",
     "print_table",
     "print_text",
-    "progress_bar",
     "wrote",
 ]
 
@@ -128,42 +126,10 @@ def _room() -> int:
     return WIDTH
 
 
-@contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, shown on a terminal only; yields ``report(done, total)``."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+def end_early(interrupted: bool) -> None:
+    """Say so and leave, where Ctrl-C or SIGTERM cut the work short and what there was has been printed."""
+    if interrupted:
+        from typer import Exit
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("remaining"),
-        TimeRemainingColumn(),
-    )
-    console = Console(file=sys.stderr)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(what, total=None)
-
-        def report(done: int, total: int, phase: str = what) -> None:
-            bar.update(task, description=phase, completed=done, total=total)
-
-        yield report
-
-
-@contextmanager
-def phases_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for work in phases; yields ``report(phase, done, total)``."""
-    with progress_bar(what) as report:
-        phased: Callable[..., None] = report
-        yield lambda phase, done, total: phased(done, total, f"{what}: {phase}")
+        note("mpsim: interrupted; this is what was found until then")
+        raise Exit(INTERRUPTED)

@@ -125,7 +125,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say how many days, accelerator-hours, dollars, MWh and tonnes of CO2 a whole training takes."""
-    from mpsim.cli.console import note, print_json, progress_bar, wrote
+    from mpsim.cli.console import note, print_json, wrote
+    from mpsim.cli.progress import progress_bar
     from mpsim.cli.sweep import values_of
     from mpsim.study.facility import Facility, read_rates
     from mpsim.study.plan import Assumptions

@@ -60,7 +60,8 @@ def scale(
     as_json: AsJson = False,
 ) -> None:
     """Say what throughput, MFU and the parts of the step become on more accelerators."""
-    from mpsim.cli.console import note, print_json, progress_bar, wrote
+    from mpsim.cli.console import note, print_json, wrote
+    from mpsim.cli.progress import progress_bar
     from mpsim.study.scaling import MODES
     from mpsim.study.scaling import scale as run_scale
 

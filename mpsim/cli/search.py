@@ -121,7 +121,8 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Find the best layouts of a model on a cluster, and say what became of all others."""
-    from mpsim.cli.console import INTERRUPTED, note, phases_bar, print_json, print_sheet, wrote
+    from mpsim.cli.console import INTERRUPTED, note, print_json, print_sheet, wrote
+    from mpsim.cli.progress import phases_bar
     from mpsim.cli.emit import check_emit, emitted, write_emitted
     from mpsim.cli.sweep import values_of
     from mpsim.study import search as run_search

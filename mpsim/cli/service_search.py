@@ -22,7 +22,8 @@ def search_service(
     **options: Any,
 ) -> bool:
     """Search layouts of a service and print them; whether somebody interrupted it."""
-    from mpsim.cli.console import note, phases_bar, print_json, print_sheet, wrote
+    from mpsim.cli.console import note, print_json, print_sheet, wrote
+    from mpsim.cli.progress import phases_bar
     from mpsim.study.service_search import search_services
 
     with phases_bar(scenario.name) as report:

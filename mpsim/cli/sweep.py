@@ -56,7 +56,8 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a scenario at every combination of some values; rows that cannot run keep their reason."""
-    from mpsim.cli.console import note, print_json, print_sheet, progress_bar, wrote
+    from mpsim.cli.console import note, print_json, print_sheet, wrote
+    from mpsim.cli.progress import progress_bar
     from mpsim.study import sweep as run_sweep
     from mpsim.table import plural
 

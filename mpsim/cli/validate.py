@@ -67,7 +67,8 @@ def validate(
         return
     if trace is not None:
         raise typer.BadParameter("needs --runs: CSV rows have no timeline", param_hint="--trace")
-    from mpsim.cli.console import print_json, progress_bar
+    from mpsim.cli.console import print_json
+    from mpsim.cli.progress import progress_bar
     from mpsim.errors import CalibrationError, HardwareError
     from mpsim.hardware import read_machine
     from mpsim.validate import validate_files
@@ -218,7 +219,8 @@ def _validate_runs(
     as_json: bool,
 ) -> None:
     """Predict every measured step on the machine file, and print how far off that is."""
-    from mpsim.cli.console import note, print_json, progress_bar, wrote
+    from mpsim.cli.console import note, print_json, wrote
+    from mpsim.cli.progress import progress_bar
     from mpsim.errors import CalibrationError, HardwareError
     from mpsim.hardware import read_machine
     from mpsim.validate import compare_runs, write_both

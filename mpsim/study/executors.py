@@ -11,15 +11,18 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import signal
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from multiprocessing import resource_tracker
+from typing import Any, ParamSpec, TypeVar
 
 from mpsim.errors import MissingExtraError, MpsimError, ScenarioError
 
 __all__ = ["dask_cluster", "executor_for", "local_processes", "lost"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://")
 _PATIENCE = "30s"  # for the scheduler to answer
 
@@ -56,18 +59,46 @@ def executor_for(
 
 @contextmanager
 def local_processes(jobs: int) -> Iterator[Executor]:
-    """Processes on this machine; an interrupt is left to this process."""
-    pool = ProcessPoolExecutor(
-        max_workers=jobs,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_leave_interrupts_to_the_parent,
-    )
+    """Processes on this machine; an interrupt is left to this process, which ends them at once."""
+    pool = _Processes(max_workers=jobs, mp_context=multiprocessing.get_context("spawn"))
     try:
         yield pool
     except BaseException:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.kill()
         raise
     pool.shutdown()
+
+
+class _Processes(ProcessPoolExecutor):
+    """Processes to which Ctrl-C means nothing from their first instruction on."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Submit a task; the process that is started for it inherits that interrupts are blocked."""
+        resource_tracker.ensure_running()  # it would unblock them
+        with _interrupts_blocked():
+            return super().submit(fn, *args, **kwargs)
+
+    def kill(self) -> None:
+        """End every process, whatever it does; nothing that they compute is kept by them."""
+        workers = list((self._processes or {}).values())
+        self.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.join()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Hold back Ctrl-C in this thread, where the system can."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -108,8 +139,3 @@ def lost(error: BaseException) -> MpsimError:
     return MpsimError(
         f"workers went away ({type(error).__name__}: {error}); what was finished is kept with --resume: run it again"
     )
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,137 @@
+"""Progress of a command on stderr, from its second second on: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from mpsim.cli.console import note
+
+__all__ = ["phases_bar", "progress_bar", "working"]
+
+_LINES: Final = (1.5, 10.0, 30.0, 60.0)
+"""Seconds of work after which a line says how far it is; then at every further minute."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Work:
+    """How far a command is."""
+
+    what: str
+    begun: float = dataclasses.field(default_factory=time.monotonic)
+    done: int = 0
+    total: int | None = None
+    has_bar: bool = False
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.begun
+        if not self.total:
+            return f"{self.what}: at work for {_duration(seconds)}"
+        line = f"{self.what}: {self.done:,} of {self.total:,} in {_duration(seconds)}"
+        if not 0 < self.done < self.total:
+            return line
+        return f"{line}, about {_duration(seconds * (self.total / self.done - 1))} more"
+
+
+_at_work: list[_Work] = []  # the innermost last; one command at a time
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Lines on stderr while a command works longer than people wait without a sign; none with ``MPSIM_PROGRESS=off``."""
+    if os.environ.get("MPSIM_PROGRESS") == "off":
+        yield
+        return
+    ended = threading.Event()
+    _at_work.append(_Work(what))
+    watch = threading.Thread(target=_tell, args=(ended,), daemon=True, name="progress")
+    watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        _at_work.pop()
+
+
+def _tell(ended: threading.Event) -> None:
+    begun = time.monotonic()
+    for at in itertools.chain(_LINES, itertools.count(2 * _LINES[-1], _LINES[-1])):
+        if ended.wait(begun + at - time.monotonic()):
+            return
+        work = _at_work[-1] if _at_work else None
+        if work is not None and not work.has_bar:
+            note(str(work))
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Say how far a command is; yields ``report(done, total)``."""
+    with phases_bar(what) as report:
+        yield lambda done, total: report("", done, total)
+
+
+@contextmanager
+def phases_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Say how far work in phases is; yields ``report(phase, done, total)``."""
+    work = _Work(what, has_bar=sys.stderr is not None and sys.stderr.isatty())
+    _at_work.append(work)
+    try:
+        with _bar(what) if work.has_bar else _no_bar() as draw:
+
+            def report(phase: str, done: int, total: int) -> None:
+                work.what = f"{what}: {phase}" if phase else what
+                work.done, work.total = done, total
+                draw(work)
+
+            yield report
+    finally:
+        _at_work.remove(work)
+
+
+@contextmanager
+def _no_bar() -> Iterator[Callable[[_Work], None]]:
+    yield lambda work: None
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[_Work], None]]:
+    """A bar on the terminal, gone when the work has ended."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def draw(work: _Work) -> None:
+            bar.update(task, description=work.what, completed=work.done, total=work.total)
+
+        yield draw
+
+
+def _duration(seconds: float) -> str:
+    """Seconds, minutes or hours, as people say them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
