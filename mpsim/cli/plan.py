@@ -125,7 +125,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say how many days, accelerator-hours, dollars, MWh and tonnes of CO2 a whole training takes."""
-    from mpsim.cli.console import note, print_json, wrote
+    from mpsim.cli.console import end_early, note, print_json, wrote
     from mpsim.cli.progress import progress_bar
     from mpsim.cli.sweep import values_of
     from mpsim.study.facility import Facility, read_rates
@@ -160,6 +160,7 @@ def plan(
         wrote(plot)
     if as_json:
         print_json(plans.to_json())
+        end_early(plans.interrupted)
         return
     if len(plans.rows) > 1:
         _print_rows(plans)
@@ -171,6 +172,7 @@ def plan(
         note("mpsim plan: no plan fits into memory, the deadline and the budget")
     for failed, why in plans.failed:
         note(f"not planned: {_words(failed)}: {why}")
+    end_early(plans.interrupted)
 
 
 def _words(values: object) -> str:

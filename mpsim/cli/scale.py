@@ -60,7 +60,7 @@ def scale(
     as_json: AsJson = False,
 ) -> None:
     """Say what throughput, MFU and the parts of the step become on more accelerators."""
-    from mpsim.cli.console import note, print_json, wrote
+    from mpsim.cli.console import end_early, note, print_json, wrote
     from mpsim.cli.progress import progress_bar
     from mpsim.study.scaling import MODES
     from mpsim.study.scaling import scale as run_scale
@@ -83,6 +83,7 @@ def scale(
     for row in scaled.rows:
         if row.summary is None:
             note(f"{row.mode}, {row.accelerators:,} accelerators: {row.reason}")
+    end_early(scaled.interrupted)
 
 
 def _print(scaled: Scale) -> None:

@@ -121,9 +121,10 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Find the best layouts of a model on a cluster, and say what became of all others."""
-    from mpsim.cli.console import INTERRUPTED, note, print_json, print_sheet, wrote
+    from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.progress import phases_bar
     from mpsim.cli.emit import check_emit, emitted, write_emitted
+    from mpsim.cli.progress import phases_bar
     from mpsim.cli.sweep import values_of
     from mpsim.study import search as run_search
 
@@ -188,9 +189,7 @@ def search(
     write_emitted(files)
     for remark in outcome.remarks:
         note(remark)
-    if outcome.interrupted:
-        note("mpsim: interrupted; this is what was found until then")
-        raise typer.Exit(INTERRUPTED)
+    end_early(outcome.interrupted)
 
 
 def _refuse_training_options(
@@ -210,12 +209,10 @@ def _refuse_training_options(
 
 
 def _search_service(scenario: Scenario, values: dict[str, list[object]], **options: Any) -> None:
-    from mpsim.cli.console import INTERRUPTED, note
+    from mpsim.cli.console import end_early
     from mpsim.cli.service_search import search_service
 
-    if search_service(scenario, values, **options):
-        note("mpsim: interrupted; this is what was found until then")
-        raise typer.Exit(INTERRUPTED)
+    end_early(search_service(scenario, values, **options))
 
 
 def _draw(outcome: Search, path: Path) -> None:

@@ -67,7 +67,7 @@ def validate(
         return
     if trace is not None:
         raise typer.BadParameter("needs --runs: CSV rows have no timeline", param_hint="--trace")
-    from mpsim.cli.console import print_json
+    from mpsim.cli.console import end_early, print_json
     from mpsim.cli.progress import progress_bar
     from mpsim.errors import CalibrationError, HardwareError
     from mpsim.hardware import read_machine
@@ -89,6 +89,7 @@ def validate(
         print_json(validation.to_json())
     else:
         _print(validation)
+    end_early(validation.interrupted)
 
 
 def _warn_of_bugs(validation: Validation) -> None:

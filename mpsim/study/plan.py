@@ -239,12 +239,15 @@ class Plans:
         Days that a plan may take.
     budget : float or None
         Dollars that it may cost.
+    interrupted : bool
+        Whether a KeyboardInterrupt left combinations out.
     """
 
     rows: tuple[Training, ...]
     failed: tuple[tuple[Mapping[str, object], str], ...] = ()
     deadline: float | None = None
     budget: float | None = None
+    interrupted: bool = False
 
     def meets(self, row: Training) -> bool:
         """Whether a plan fits into memory, the days and the dollars."""
@@ -321,6 +324,8 @@ def plan(
     ------
     ScenarioError
         If an argument is out of range, or no combination can be planned.
+    KeyboardInterrupt
+        If nothing was planned until then; else what was is returned.
     """
     for name, value in (("deadline", deadline), ("budget", budget)):
         if value is not None and not value > 0:
@@ -330,6 +335,7 @@ def plan(
     combinations = list(itertools.product(*keys.values()))
     rows: list[Training] = []
     failed: list[tuple[Mapping[str, object], str]] = []
+    interrupted = False
     for done, chosen in enumerate(combinations):
         values = dict(zip(keys, chosen, strict=True))
         try:
@@ -341,13 +347,18 @@ def plan(
             if len(combinations) == 1:
                 raise
             failed.append((values, str(error).partition("\n")[0]))
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            interrupted = True
+            break
         if progress:
             progress(done + 1, len(combinations))
     if not rows:
         raise ScenarioError(
             f"{scenario.name}: none of {len(failed)} combinations can be planned; the first: {failed[0][1]}"
         )
-    return Plans(tuple(rows), tuple(failed), deadline, budget)
+    return Plans(tuple(rows), tuple(failed), deadline, budget, interrupted)
 
 
 def _step(

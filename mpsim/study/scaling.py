@@ -63,10 +63,13 @@ class Scale:
     scenario : str
     rows : tuple of Scaled
         By mode, the fewest accelerators first.
+    interrupted : bool
+        Whether a KeyboardInterrupt left sizes out.
     """
 
     scenario: str
     rows: tuple[Scaled, ...]
+    interrupted: bool = False
 
     def of(self, mode: str) -> list[Scaled]:
         """Sizes of one mode that can run, the smallest first."""
@@ -113,7 +116,7 @@ class Scale:
                     "interval": row.summary.get("interval"),
                 }
             )
-        return {"scenario": self.scenario, "rows": rows}
+        return {"scenario": self.scenario, "rows": rows, "interrupted": self.interrupted}
 
 
 def doublings(first: int, last: int) -> list[int]:
@@ -156,6 +159,8 @@ def scale(
     ------
     ScenarioError
         For no or unknown modes, for sizes that are no whole nodes, and where no size can run.
+    KeyboardInterrupt
+        If nothing was simulated until then; else the sizes that were are returned.
     """
     for mode in modes:
         if mode not in MODES:
@@ -171,12 +176,16 @@ def scale(
             f"got {', '.join(map(str, wrong)) or 'no'} accelerators; needed multiples of the {each} of a node"
         )
     rows: list[Scaled] = []
-    for mode in modes:
-        for size in sorted(dict.fromkeys(accelerators)):
+    wanted = [(mode, size) for mode in modes for size in sorted(set(accelerators))]
+    try:
+        for mode, size in wanted:
             rows.append(_scaled(scenario, mode, size, size // each))
             if progress:
-                progress(len(rows), len(modes) * len(set(accelerators)))
-    found = Scale(scenario.name, tuple(rows))
+                progress(len(rows), len(wanted))
+    except KeyboardInterrupt:
+        if not any(row.summary for row in rows):
+            raise
+    found = Scale(scenario.name, tuple(rows), interrupted=len(rows) < len(wanted))
     if not any(row.summary for row in rows):
         raise ScenarioError(f"{scenario.name}: no size can run; the first: {rows[0].reason}")
     return found

@@ -93,17 +93,22 @@ def validate_files(
         If a file holds none of the known kinds.
     OSError
         If a file cannot be read.
+    KeyboardInterrupt
+        If no row was predicted until then; else the records of those that were are returned.
     """
     files = [_opened(Path(path), machine) for path in paths]
     total, done = sum(len(rows) for _, rows in files), 0
     records: list[Record] = []
-    for kind, rows in files:
-        for row in rows:
+    try:
+        for kind, row in ((kind, row) for kind, rows in files for row in rows):
             records += predict_row(kind, row)
             done += 1
             if progress is not None:
                 progress(done, total)
-    return Validation(tuple(records))
+    except KeyboardInterrupt:
+        if not records:
+            raise
+    return Validation(tuple(records), interrupted=done < total)
 
 
 def recognise(path: Path, columns: Iterable[str]) -> FileKind:

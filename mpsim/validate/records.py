@@ -170,9 +170,10 @@ class Family:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Validation:
-    """Every record of some files."""
+    """Every record of some files, or those before a KeyboardInterrupt."""
 
     records: tuple[Record, ...]
+    interrupted: bool = False
 
     @property
     def families(self) -> tuple[Family, ...]:
