@@ -34,6 +34,7 @@ __all__ = ["COMMANDS", "application", "command_of", "execute"]
 
 P = ParamSpec("P")
 _DEBUG: contextvars.ContextVar[bool] = contextvars.ContextVar("debug", default=False)
+_INTERRUPTED = threading.Event()
 FAILURES = (DeadlockError, CalibrationError, MissingExtraError)
 _CLICK = (base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 UsageError: type[Exception] = next(base for base in _CLICK if issubclass(base, Exception))
@@ -119,8 +120,13 @@ def _report(error: BaseException) -> int:
     """Print `error` and say which exit code it means."""
     if _DEBUG.get():
         traceback.print_exception(error)
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+    # a library may turn an interrupt into an error of its own, as pydantic does where it builds a schema
+    unexpected = not isinstance(error, (MpsimError, OSError))
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)) or (
+        unexpected and _INTERRUPTED.is_set()
+    ):
         note("mpsim: interrupted")
+        _forget_interrupt()
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -136,6 +142,15 @@ def _report(error: BaseException) -> int:
         "'mpsim --debug COMMAND ...' shows where; please report it with the scenario"
     )
     return FAILED
+
+
+def _forget_interrupt() -> None:
+    """Let Python end with our exit code.
+
+    CPython takes an interrupt for unhandled for ever if it came within an ``exec`` of text (dataclasses are made by one), and then dies of SIGINT at exit
+    whoever handled it; the next ``exec`` begins anew.
+    """
+    exec("")  # noqa: S102 (nothing)
 
 
 def application(*names: str) -> typer.Typer:
@@ -170,7 +185,8 @@ def _asked_for(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """End as Ctrl-C does: with what there is, and without a traceback."""
+    """End with what there is, and without a traceback."""
+    _INTERRUPTED.set()
     raise KeyboardInterrupt
 
 
@@ -178,7 +194,9 @@ def execute(arguments: Sequence[str] | None = None) -> int:
     """Run the application on `arguments` and return the exit code instead of leaving the process."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)
+        _INTERRUPTED.clear()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
     try:
         app = application(*_asked_for(given))
         code = app(args=given, prog_name="mpsim", standalone_mode=False)

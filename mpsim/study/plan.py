@@ -335,25 +335,24 @@ def plan(
     combinations = list(itertools.product(*keys.values()))
     rows: list[Training] = []
     failed: list[tuple[Mapping[str, object], str]] = []
-    interrupted = False
-    for done, chosen in enumerate(combinations):
-        values = dict(zip(keys, chosen, strict=True))
-        try:
-            step, laid = _step(scenario, values, search)
-            rows.append(
-                dataclasses.replace(plan_training(step, tokens, assumed), values={**values, **laid})
-            )
-        except MpsimError as error:
-            if len(combinations) == 1:
-                raise
-            failed.append((values, str(error).partition("\n")[0]))
-        except KeyboardInterrupt:
-            if not rows:
-                raise
-            interrupted = True
-            break
-        if progress:
-            progress(done + 1, len(combinations))
+    try:
+        for chosen in combinations:
+            values = dict(zip(keys, chosen, strict=True))
+            try:
+                step, laid = _step(scenario, values, search)
+                row = plan_training(step, tokens, assumed)
+            except MpsimError as error:
+                if len(combinations) == 1:
+                    raise
+                failed.append((values, str(error).partition("\n")[0]))
+            else:
+                rows.append(dataclasses.replace(row, values={**values, **laid}))
+            if progress:
+                progress(len(rows) + len(failed), len(combinations))
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+    interrupted = len(rows) + len(failed) < len(combinations)
     if not rows:
         raise ScenarioError(
             f"{scenario.name}: none of {len(failed)} combinations can be planned; the first: {failed[0][1]}"

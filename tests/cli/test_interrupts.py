@@ -1,0 +1,136 @@
+"""Ctrl-C and SIGTERM: a command ends with what it has, its workers with it, and says how far it is before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mpsim.errors import MpsimError
+from mpsim.scenario import load
+from mpsim.study.executors import local_processes
+from mpsim.study.plan import plan
+from mpsim.study.scaling import scale
+from mpsim.validate import validate_files
+
+LONG = (
+    *("--over", "parallelism.tp=1,2,4,8", "--over", "parallelism.pp=1,2,3,4"),
+    *("--over", "training.micro_batch=1,2,4", "--over", "parallelism.zero=0,1,2"),
+    *("--over", "training.global_batch=64,128,256,512"),
+)
+
+
+def interrupt_after(count):
+    """A report of progress that is interrupted at the `count`-th call."""
+    calls = iter(range(1, 10**6))
+
+    def report(done, total):
+        if next(calls) == count:
+            raise KeyboardInterrupt
+
+    return report
+
+
+def is_there(group):
+    """Whether a group of processes has any."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_scale_keeps_the_sizes_it_has(scenarios):
+    """Two of four rows; before the first there is nothing to keep."""
+    scenario = load(scenarios / "quickstart.yaml")
+    found = scale(scenario, [8, 16], progress=interrupt_after(2))
+    assert (len(found.rows), found.interrupted) == (2, True)
+    assert not scale(scenario, [8, 16]).interrupted
+
+
+def test_plan_keeps_the_combinations_it_has(scenarios):
+    """The first of two."""
+    scenario = load(scenarios / "quickstart.yaml")
+    over = {"training.global_batch": [32, 64]}
+    found = plan(scenario, 1e9, over, progress=interrupt_after(1))
+    assert ([row.values for row in found.rows], found.interrupted) == (
+        [{"training.global_batch": 32}],
+        True,
+    )
+    assert not plan(scenario, 1e9, over).interrupted
+
+
+def test_validate_keeps_the_rows_it_has(tmp_path):
+    """Three of nine schedules; the exit code of the command says that it was cut short."""
+    table = tmp_path / "collectives.csv"
+    head = "record_id,system,collective,nodes,gpus,gpus_per_node,bytes,time_us,busbw_gbps\n"
+    row = "{0},dgx-h100,all_reduce,1,8,8,{0}000000,100,50\n"
+    table.write_text(head + "".join(row.format(number) for number in range(1, 10)))
+    found = validate_files([table], progress=interrupt_after(3))
+    assert (len(found.records), found.interrupted) == (3, True)
+
+
+def test_a_command_cut_short_prints_what_it_has(mpsim_cli, scenarios, monkeypatch):
+    """The rows on stdout, one line on stderr, and the exit code of an interrupt."""
+    from mpsim.study import scaling
+
+    real, sizes = scaling.simulate_step, []
+
+    def interrupted(scenario):
+        sizes.append(scenario)
+        if len(sizes) > 1:
+            raise KeyboardInterrupt
+        return real(scenario)
+
+    monkeypatch.setattr(scaling, "simulate_step", interrupted)
+    done = mpsim_cli("scale", scenarios / "quickstart.yaml", "--gpus", "8..32")
+    assert done.code == 130
+    assert done.out.splitlines()[-1].split()[0] == "8"
+    assert done.err.endswith("mpsim: interrupted; this is what was found until then\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_end_with_the_sweep_and_say_nothing(scenarios, number):
+    """The signal reaches the whole group as a terminal sends it; no process of it is left, and none prints a traceback."""
+    command = [sys.executable, "-m", "mpsim", "sweep", scenarios / "quickstart.yaml", "-j", "2"]
+    process = subprocess.Popen(
+        [*command, *LONG],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"MPSIM_PROGRESS": "on"},
+    )
+    first = process.stderr.readline()  # it is at work
+    assert first.startswith(("mpsim sweep: at work for", "quickstart: "))
+    os.killpg(process.pid, number)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert said.rstrip().splitlines()[-1].startswith("mpsim: interrupted")
+    assert "Traceback" not in said
+    while is_there(
+        process.pid
+    ):  # until its last process is reaped; the limit of the test ends it otherwise
+        time.sleep(0.05)
+
+
+def test_a_pool_that_is_left_by_an_error_leaves_no_process():
+    """Whatever its workers do."""
+    workers = []
+
+    def leave():
+        with local_processes(2) as pool:
+            busy = [pool.submit(time.sleep, 1000) for _ in range(2)]
+            while not all(future.running() for future in busy):
+                time.sleep(0.01)
+            workers.extend(pool._processes.values())
+            raise MpsimError("out of work")
+
+    with pytest.raises(MpsimError):
+        leave()
+    assert workers
+    assert not any(worker.is_alive() for worker in workers)
