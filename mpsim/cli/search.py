@@ -122,7 +122,6 @@ def search(
 ) -> None:
     """Find the best layouts of a model on a cluster, and say what became of all others."""
     from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
-    from mpsim.cli.progress import phases_bar
     from mpsim.cli.emit import check_emit, emitted, write_emitted
     from mpsim.cli.progress import phases_bar
     from mpsim.cli.sweep import values_of
