@@ -1,201 +1,128 @@
-"""Hours of published trainings against plans of mpsim: ``python validation/plans.py`` writes plans.md.
+"""Hours of published trainings against plans of mpsim: ``python validation/plans.py [FILE]`` writes plans.md, or prints the page of another table.
 
-A row becomes a training run in the layout of published-runs.csv, is predicted by the rules of `mpsim validate` as any stranger's run (no name is
-read), and its hours are those of the steps; where the source counts an allocation or days, hours of the steps are divided by the expected
-goodput.
+Rows are read and predicted as `mpsim validate` does, as any stranger's (no name is read). Those that their source marks as leads or as of energy alone are predicted, not
+scored.
 """
 
 from __future__ import annotations
 
 import csv
-import math
+import dataclasses
 import statistics
-import tempfile
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpsim.hardware import lookup
-from mpsim.study.reliability import Checkpoint, Reliability, daly_interval, expected_share
 from mpsim.validate import validate_files
+from mpsim.validate.records import Record
 
 ROOT = Path(__file__).parent
-PLANS, RUNS = ROOT / "data" / "training-plans.csv", ROOT / "data" / "published-runs.csv"
-NODE = 8
-BYTES_A_PARAMETER = 14  # of a checkpoint: bf16 weights, fp32 master copy, two moments
-COMPUTING = ("logged iteration time", "compute hours", "steps x", "tokens/s per GPU")
-ASSUMED_COUNT = 256
-SPELLINGS = {
-    "A100-SXM-80": ("A100-SXM4-80GB", "80"),
-    "A100-SXM-40": ("A100-SXM4-40GB", "40"),
-    "A100": ("A100-SXM4-80GB", "80"),
-    "H100-SXM": ("H100-SXM5-80GB", "80"),
-    "H800-SXM": ("H800-SXM5-80GB", "80"),
-    "TPUv4": ("TPU v4", "32"),
-    "TPUv3": ("TPU v3", "32"),
-}
-SAME = (
-    *(
-        "model",
-        "layers",
-        "hidden",
-        "heads",
-        "kv_heads",
-        "ffn_hidden",
-        "gated_mlp",
-        "vocab",
-        "seq_len",
-    ),
-    *("tp", "pp", "dp", "ep", "precision", "framework"),
-)
-
-
-def run_of(row: Mapping[str, str], columns: list[str]) -> dict[str, str] | str:
-    """A plan as a published run, its mean step time measured; the reason where that is not possible."""
-    if not row["accelerator_hours"]:
-        return "no hours stated"
-    if row["use"].startswith(("lead", "energy")):
-        return row["use"]
-    if row["accelerator"] not in SPELLINGS:
-        return f"no spelling of {row['accelerator']}"
-    needed = ("layers", "hidden", "heads", "seq_len", "tokens_b", "global_batch_tokens_m")
-    if missing := [name for name in needed if not row[name]]:
-        return f"not stated: {', '.join(missing)}"
-    accelerator, memory = SPELLINGS[row["accelerator"]]
-    count = int(row["accel_count"] or ASSUMED_COUNT)
-    sequences = round(float(row["global_batch_tokens_m"]) * 1e6 / float(row["seq_len"]))
-    # sources round batches to 4M tokens and the like; the nearest batch that replicas share
-    replicas = count // (int(row["tp"] or 1) * int(row["pp"] or 1))
-    each = max(1, round(sequences / replicas)) * replicas * float(row["seq_len"])
-    steps = math.ceil(float(row["tokens_b"]) * 1e9 / each)
-    run = dict.fromkeys(columns, "")
-    run |= {name: row[name] for name in SAME}
-    run |= {
-        "id": row["id"],
-        "accelerator": accelerator,
-        "accel_mem_gb": memory,
-        "num_accel": str(count),
-        "accel_per_node": str(NODE),
-        "micro_batch_seqs": row["micro_batch"],
-        "global_batch_seqs": str(round(each / float(row["seq_len"]))),
-        "vp_chunks_per_rank": row["vpp"],
-        "measured_date": row["date"],
-        "overlap_notes": row["zero_or_fsdp"],
-        "zero_stage": _zero(row["zero_or_fsdp"]),
-        "iter_time_s": f"{float(row['accelerator_hours']) * 3600 / count / steps:.9g}",
-        "iter_time_stat": "mean",
-        "complete": "no",
-    }
-    return run
-
-
-def _zero(words: str) -> str:
-    return next(
-        (
-            stage
-            for word, stage in (("ZeRO-1", "1"), ("ZeRO-3", "3"), ("FSDP", "3"))
-            if word in words
-        ),
-        "",
-    )
-
-
-def goodput_of(row: Mapping[str, str]) -> float:
-    """Expected share of an allocation that computes, 1 where the hours are those of the steps."""
-    if any(words in row["hours_definition"] for words in COMPUTING):
-        return 1.0
-    count = int(row["accel_count"] or ASSUMED_COUNT)
-    cluster = lookup.system(row["mpsim_system"] or "dgx-a100-80gb", nodes=max(1, count // NODE))
-    reliability = Reliability.of(cluster)
-    size = float(row["params_total_b"]) * 1e9 * BYTES_A_PARAMETER
-    checkpoint = Checkpoint.of(size, count, in_background=False)
-    interval = daly_interval(checkpoint.blocking, reliability.mean_time_between)
-    return expected_share(reliability, checkpoint, interval)
-
-
-def predicted() -> Iterator[tuple[dict[str, str], float | None, tuple[float, float] | None, str]]:
-    """Every plan with its predicted hours, their interval, and what was assumed or why there are none."""
-    plans = list(csv.DictReader(PLANS.open()))
-    with RUNS.open() as file:
-        columns = next(csv.reader(file))
-    runs = {row["id"]: run_of(row, columns) for row in plans}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plans.csv"
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(run for run in runs.values() if isinstance(run, dict))
-        records = {
-            record.id: record
-            for record in validate_files([path]).records
-            if record.kind == "training"
-        }
-    for row in plans:
-        run = runs[row["id"]]
-        if isinstance(run, str):
-            yield row, None, None, run
-            continue
-        record = records[row["id"]]
-        if record.predicted is None:
-            yield row, None, None, record.skipped_because or ""
-            continue
-        scale = float(row["accelerator_hours"]) / record.measured / goodput_of(row)
-        low, high = (
-            (record.interval.low, record.interval.high)
-            if record.interval
-            else (record.predicted,) * 2
-        )
-        said = f"assumed {len(record.assumed)}" + (
-            "" if row["accel_count"] else f", {ASSUMED_COUNT} accelerators"
-        )
-        yield row, record.predicted * scale, (low * scale, high * scale), said
-
-
+PLANS = ROOT / "data" / "training-plans.csv"
+NOT_SCORED = ("lead", "energy")
+BOUND = "upper bound"
 HEAD = """# Published trainings, planned
 
 Accelerator-hours of whole trainings (`validation/data/training-plans.csv`), predicted as `mpsim plan` does: steps of a simulated step time, over the expected goodput where the source
-counts an allocation or days and not steps. Rows are read as any stranger's run; most state neither microbatch nor recomputation nor layout, and the column "assumed" counts what was put
-in their place. The interval is the 80 % interval of the step time. Written by `python validation/plans.py`.
+counts an allocation or days and not steps. Rows are read as any stranger's; most state neither microbatch nor recomputation nor layout, and the column "guessed" counts which of the settings
+that matter nobody states. The interval is the one of the plan: that of the step time, wider by every guess and for software that nothing is known of, joined with that of goodput. Nothing here
+was fitted on these rows, so every interval is one of a row left out; the rules that read them (software, version, date, words) were written with the rows in view. Written by
+`python validation/plans.py`, which takes another table of the same columns as its argument.
 
 """
 
 
-def report() -> str:
-    """The page."""
-    rows = list(predicted())
-    lines = [HEAD]
-    scored: dict[str, list[tuple[float, bool]]] = {"layout stated": [], "layout not stated": []}
-    table = [
-        "| training | layout from | hours | predicted | error | interval holds it | assumed |",
-        "| --- | --- | ---: | ---: | ---: | --- | --- |",
-    ]
-    skipped = []
-    for row, hours, interval, said in rows:
-        if hours is None or interval is None:
-            skipped.append(f"* {row['id']}: {said}")
+@dataclasses.dataclass(frozen=True, slots=True)
+class Planned:
+    """A row with its prediction."""
+
+    row: Mapping[str, str]
+    record: Record
+
+    @property
+    def error(self) -> float:
+        return self.record.error or 0.0
+
+    @property
+    def held(self) -> bool:
+        interval = self.record.interval
+        return interval is not None and (self.record.measured or 0.0) in interval
+
+    @property
+    def stated(self) -> bool:
+        return bool(self.row["tp"] and self.row["pp"])
+
+    @property
+    def scored(self) -> bool:
+        return not self.row["use"].startswith(NOT_SCORED)
+
+
+def planned(path: Path) -> tuple[list[Planned], list[Record]]:
+    """Rows with hours and a prediction, and records without."""
+    with path.open(encoding="utf-8") as file:
+        rows = {row["id"]: row for row in csv.DictReader(file)}
+    records = validate_files([path]).records
+    whole = [Planned(rows[record.id], record) for record in records if record.error is not None]
+    return whole, [record for record in records if record.error is None]
+
+
+def summary(plans: Sequence[Planned]) -> Iterator[str]:
+    """Lines of the table of errors."""
+    scored = [plan for plan in plans if plan.scored]
+    groups = {
+        "layout stated": [plan for plan in scored if plan.stated],
+        "layout stated, bounds left out": [
+            plan for plan in scored if plan.stated and plan.row["hours_kind"] != BOUND
+        ],
+        "layout not stated": [plan for plan in scored if not plan.stated],
+        "all": scored,
+    }
+    yield "| | rows | mean error | median | bias | interval holds |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for name, group in groups.items():
+        if not group:
             continue
-        measured = float(row["accelerator_hours"])
-        holds = interval[0] <= measured <= interval[1]
-        stated = bool(row["tp"] and row["pp"])
-        scored["layout stated" if stated else "layout not stated"].append(
-            (hours / measured - 1, holds)
+        errors = [plan.error for plan in group]
+        sizes = [abs(error) for error in errors]
+        yield (
+            f"| {name} | {len(group)} | {statistics.fmean(sizes):.0%} | {statistics.median(sizes):.0%} | {statistics.fmean(errors):+.0%} | "
+            f"{sum(plan.held for plan in group)} of {len(group)} |"
         )
-        table.append(
-            f"| {row['id']} | {row['layout_from'].split(':')[0] or 'not stated'} | {measured:,.0f} | {hours:,.0f} | {hours / measured - 1:+.0%} | "
-            f"{'yes' if holds else 'no'} | {said} |"
+
+
+def table(plans: Sequence[Planned]) -> Iterator[str]:
+    """Lines of the table of rows."""
+    yield "| training | layout from | hours | predicted | error | interval | holds it | guessed |"
+    yield "| --- | --- | ---: | ---: | ---: | --- | --- | ---: |"
+    for plan in plans:
+        record, row = plan.record, plan.row
+        interval, setting = record.interval, record.setting
+        assert interval is not None, "a predicted row has one"
+        assert setting is not None, "a predicted row has one"
+        yield (
+            f"| {record.id} | {row['layout_from'].split(':')[0] or 'not stated'} | {record.measured:,.0f} | {record.predicted:,.0f} | {plan.error:+.0%} | "
+            f"{interval.low:,.0f} to {interval.high:,.0f} | {'yes' if plan.held else 'no'} | {setting.guessed} |"
         )
-    lines += [
-        "| | rows | mean error | median | interval holds |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    for name, errors in scored.items():
-        sizes = [abs(error) for error, _ in errors]
-        lines.append(
-            f"| {name} | {len(errors)} | {statistics.fmean(sizes):.0%} | {statistics.median(sizes):.0%} | "
-            f"{sum(holds for _, holds in errors)} of {len(errors)} |"
-        )
-    lines += ["", *table, "", f"{len(skipped)} rows are not predicted:", "", *skipped, ""]
-    return "\n".join(lines)
+
+
+def report(path: Path = PLANS) -> str:
+    """The page."""
+    plans, rest = planned(path)
+    leads = [plan for plan in plans if not plan.scored]
+    lines = [HEAD, *summary(plans), "", *table([plan for plan in plans if plan.scored])]
+    if leads:
+        lines += [
+            "",
+            f"{len(leads)} leads, whose hours or models are in doubt, are not scored:",
+            "",
+        ]
+        lines += table(leads)
+    lines += ["", f"{len(rest)} rows are not compared:", ""]
+    lines += [f"* {record.id}: {record.skipped_because or 'no hours stated'}" for record in rest]
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":
-    (ROOT / "plans.md").write_text(report(), encoding="utf-8")
+    if sys.argv[1:]:
+        sys.stdout.write(report(Path(sys.argv[1])))
+    else:
+        (ROOT / "plans.md").write_text(report(), encoding="utf-8")

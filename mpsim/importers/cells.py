@@ -29,6 +29,9 @@ TABLES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         ),
         "collectives": frozenset({"collective", "bytes", "time_us", "gpus", "nodes"}),
         "kernels": frozenset({"gpu", "op", "dtype", "time_us", "tflops", "GBps"}),
+        "whole trainings": frozenset(
+            {"id", "tokens_b", "global_batch_tokens_m", "accel_count", "accelerator_hours"}
+        ),
         "inference": frozenset(
             {"id", "regime", "engine", "input_tokens", "output_tokens", "ttft_ms"}
         ),

@@ -60,6 +60,12 @@ class Reliability:
         rate = self.hardware_rate + self.job_rate
         return 1.0 / rate if rate else math.inf
 
+    def failing(self, times: float) -> Reliability:
+        """The same with so many times the failures."""
+        return dataclasses.replace(
+            self, hardware_rate=times * self.hardware_rate, job_rate=times * self.job_rate
+        )
+
     @classmethod
     def of(
         cls,

@@ -19,6 +19,7 @@ Sections = dict[str, Any]
 _CUT = ("decomposed", "micro-pipeline")  # products cut in chunks of tokens
 _INSTEAD = {"bf16": ("fp16",), "fp16": ("bf16",), "nvfp4": ("mxfp8", "bf16"), "tf32": ("fp32",)}
 _INSTEAD |= dict.fromkeys(("fp8", "mxfp8", "fp8_block"), ("bf16", "fp16"))
+_WIDEST = {"flash1": 128}  # FlashAttention 0.2 to 1.0 (README: head dimensions up to 128)
 _HIDING = "microbatch"  # overlap of experts that needs a forward beside a backward
 
 
@@ -137,6 +138,20 @@ def _context(scenario: Sections) -> Assumed | None:
     return Assumed("fused_attention", "true", "context parallelism needs a fused kernel")
 
 
+def _kernel(scenario: Sections) -> Assumed | None:
+    """Heads no wider than the fused kernel takes."""
+    software, model = _software(scenario), scenario["model"]
+    most = _WIDEST.get(software.kernels.attention_kernel)
+    if most is None or not software.lowering.fused_attention or "heads" not in model:
+        return None
+    width = model.get("head_dim") or model["hidden"] // model["heads"]
+    if width <= most or scenario["parallelism"]["cp"] > 1:
+        return None
+    scenario["framework"]["fused_attention"] = False
+    why = f"{software.kernels.attention_kernel} takes heads up to {most}, not of {width}"
+    return Assumed("fused_attention", "false", why)
+
+
 def _tensor_chunks(scenario: Sections) -> Assumed | None:
     """All-reduces are not cut into chunks."""
     mesh, overlap = scenario["parallelism"], _software(scenario).tensor.tensor_overlap
@@ -223,6 +238,7 @@ _STEPS: tuple[Callable[[Sections], Assumed | None], ...] = (
     _expert_tensor,
     _expert_tokens,
     _sequence,
+    _kernel,
     _context,
     _tensor_chunks,
     _sharers,

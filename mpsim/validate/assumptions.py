@@ -11,6 +11,7 @@ from typing import Any
 from mpsim.importers import Assumed
 from mpsim.importers.cells import Cells
 from mpsim.parallel import AXES
+from mpsim.validate.shapes import gate_of, head_of
 from mpsim.validate.tables import table
 
 __all__ = [
@@ -73,7 +74,7 @@ def fill_in(cells: Cells, rule: Mapping[str, Any]) -> Filled:
     for column, value in rule.get("assume", {}).items():
         text = cells.text(value["same_as"]) if isinstance(value, Mapping) else str(value)
         row = row.with_column(column, text, BY_FAMILY)
-    row = _network(_inner(_shape(_degree(_division(row)))))
+    row = _network(_head(_inner(_gate(_shape(_degree(_division(row)))))))
     for column, entries in table("assumptions")["columns"].items():
         for entry in entries:
             if not row.cells.text(column) and _fits(row.cells, entry["where"]):
@@ -194,6 +195,22 @@ def _shape(row: Filled) -> Filled:
     if cells.text("heads") or not width or width % usual:
         return row
     return row.with_column("heads", str(int(width / usual)), "heads of 128")
+
+
+def _gate(row: Filled) -> Filled:
+    """MLPs with a gate or without, as their parameters tell."""
+    gated = gate_of(row.cells)
+    if gated is None:
+        return row
+    return row.with_column("gated_mlp", str(int(gated)), "as the parameters tell")
+
+
+def _head(row: Filled) -> Filled:
+    """Width of a head, where the parameters tell that it is not the usual one."""
+    width = head_of(row.cells)
+    return (
+        row if width is None else row.with_column("head_dim", str(width), "as the parameters tell")
+    )
 
 
 def _inner(row: Filled) -> Filled:

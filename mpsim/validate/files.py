@@ -10,7 +10,7 @@ from mpsim.errors import CalibrationError, MpsimError
 from mpsim.hardware import Cluster
 from mpsim.importers.cells import TABLES, Cells, read_rows, table_kind
 from mpsim.serving.measurable import ServedPoint
-from mpsim.validate import collectives, inference, kernels, peaks, schedules, training
+from mpsim.validate import collectives, inference, kernels, peaks, plans, schedules, training
 from mpsim.validate.records import Record, Row, Validation
 
 __all__ = ["KINDS", "FileKind", "recognise", "served_points", "validate_files"]
@@ -53,6 +53,7 @@ KINDS: tuple[FileKind, ...] = (
             ("schedules", schedules),
             ("inference", inference),
             ("peak memory", peaks),
+            ("whole trainings", plans),
         )
     ),
     FileKind(

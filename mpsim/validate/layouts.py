@@ -59,7 +59,7 @@ def _group(cells: Cells, entry: Mapping[str, Any], text: str) -> int | None:
     if entry.get("groups") == "node":
         return math.gcd(cells.required("accel_per_node"), cells.required("dp"))
     if entry.get("groups"):
-        match = re.fullmatch(entry["pattern"], text)
+        match = re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE)
         assert match is not None, "the pattern that was looked up fits"
         return int(match[1])
     return None

@@ -82,6 +82,8 @@ class Record:
         Of `mpsim.result.residuals.FIGURES`: whose residuals give the interval. "" for what is exact.
     setting : Setting or None
         What the residual depends on; None without a prediction.
+    ends : Interval or None
+        The interval where it is not that of the figure's residuals alone.
     """
 
     id: str
@@ -98,12 +100,13 @@ class Record:
     sequences: float = 0.0
     figure: str = ""
     setting: Setting | None = None
+    ends: Interval | None = None
 
     @property
     def interval(self) -> Interval | None:
         """Range that holds the measured figure in four cases of five; None without a prediction."""
-        if self.predicted is None:
-            return None
+        if self.predicted is None or self.ends is not None:
+            return self.ends
         if not self.figure or self.setting is None or not self.predicted:
             return Interval(self.predicted, self.predicted, EXACT)
         return residuals(self.figure).interval(self.predicted, self.setting)

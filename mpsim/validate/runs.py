@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mpsim.errors import CalibrationError
+from mpsim.errors import CalibrationError, MpsimError
 from mpsim.importers import Assumed, Imported
 from mpsim.importers.cells import Cells
 from mpsim.memo import remembered
@@ -21,15 +21,21 @@ from mpsim.validate.adapt import adapted
 from mpsim.validate.assumptions import BY_FAMILY, Filled, fill_in
 from mpsim.validate.clusters import cluster_of
 from mpsim.validate.layouts import parallelism_of, schedule_of
+from mpsim.validate.shapes import counted, stated
 from mpsim.validate.tables import lookup, on_top, rule_of, table
+from mpsim.workload import model_names
 
 __all__ = ["Simulated", "described", "filled", "fitting", "scenario_of", "simulated"]
 
 _ALSO_TOLD = {"attention": "attention_type", "schedules": "schedule", "sharding": "zero_stage"}
-_DIVIDED = ("tp", "pp", "zero_stage")  # columns that say how a model is divided
-_WHOLE = {"tp": 1, "pp": 1, "zero": 0}
+_WHOLE = {
+    "tp": ("tp", 1),
+    "pp": ("pp", 1),
+    "zero": ("zero_stage", 0),
+}  # degrees that divide nothing
 _TOO_LARGE = "no accelerator holds the whole model"
 _AGAIN = ("none", "selective", "full")
+_MOST = 0.8  # of the parameters of a dense model are in its layers
 _LAYER_PARTS = ("forward", "backward", "weight_gradient", "recompute", "exposed_tp")
 
 
@@ -83,21 +89,48 @@ def read_run(cells: Cells) -> tuple[Mapping[str, Any], Imported]:
     """
     rule = rule_of(cells)
     run = fitting(described(cells, rule))
-    if any(cells.text(column) for column in _DIVIDED) or _fits(run):
+    if cells.text("tp") or _fits(run):
         return rule, run
-    if any(run.scenario["parallelism"][degree] > usual for degree, usual in _WHOLE.items()):
+    parts = run.scenario["parallelism"]
+    if any(
+        parts[name] > usual and not cells.text(column) for name, (column, usual) in _WHOLE.items()
+    ):
         return rule, run
     for division in table("assumptions")["divisions"]:
-        more = Cells({**cells.values, **division})
+        usual = rule.get(
+            "assume", {}
+        )  # of its software, which comes before what divides models elsewhere
+        asked = {name: value for name, value in division.items() if name not in usual}
+        if (columns := _columns_of(asked, cells)) is None:
+            continue
+        more = Cells({**cells.values, **columns})
         meant = rule_of(more)
         try:
             divided = fitting(described(more, meant))
-        except CalibrationError:
-            continue
-        if _fits(divided):
-            told = (Assumed(column, value, _TOO_LARGE) for column, value in division.items())
+            fits = _fits(divided)
+        except MpsimError:
+            continue  # heads or replicas do not divide so
+        if fits:
+            told = (Assumed(column, value, _TOO_LARGE) for column, value in columns.items())
             return meant, dataclasses.replace(divided, assumed=(*divided.assumed, *told))
     return rule, run
+
+
+def _columns_of(division: Mapping[str, Any], cells: Cells) -> dict[str, str] | None:
+    """Columns that a division fills in; None where it is for other rows, or not what the row states."""
+    if any(
+        not re.fullmatch(pattern, cells.text(column))
+        for column, pattern in division.get("where", {}).items()
+    ):
+        return None
+    values = {column: value for column, value in division.items() if column != "where"}
+    columns = {
+        column: cells.text(value["same_as"]) if isinstance(value, Mapping) else str(value)
+        for column, value in values.items()
+    }
+    if any(cells.text(name) not in ("", value) for name, value in columns.items()):
+        return None
+    return {name: value for name, value in columns.items() if not cells.text(name)} or None
 
 
 def _fits(run: Imported) -> bool:
@@ -255,6 +288,8 @@ def _refuse(cells: Cells, rule: Mapping[str, Any]) -> None:
 def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     if "preset" in rule["model"]:
         return {**rule["model"], "layers": cells.required("layers")}
+    if (known := cells.text("mpsim_model")) in model_names():
+        return {"preset": known, "layers": cells.required("layers"), **_habits(rule)}
     gated = cells.flag("gated_mlp")
     if gated is None:
         raise CalibrationError("gated_mlp is not stated")
@@ -276,6 +311,11 @@ def _model(cells: Cells, rule: Mapping[str, Any]) -> dict[str, Any]:
     return on_top(read, rule["model"])
 
 
+def _habits(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Habits of a rule's software in a model whose shape is known."""
+    return {name: value for name, value in rule["model"].items() if name == "dropout"}
+
+
 def _attention(cells: Cells) -> dict[str, Any]:
     """Latent attention or a window, where the words of the row give one."""
     text = cells.text("attention_type")
@@ -295,7 +335,7 @@ def _attention(cells: Cells) -> dict[str, Any]:
 def _experts(cells: Cells) -> dict[str, Any]:
     """Mixture of experts, where the row has one."""
     if not cells.whole("moe_experts"):
-        if "deepseek" in cells.text("model").lower():
+        if "deepseek" in cells.text("model").lower() and not _explained(cells):
             raise CalibrationError("the experts of the model are not stated")
         return {}
     experts = {
@@ -305,7 +345,14 @@ def _experts(cells: Cells) -> dict[str, Any]:
         "shared_experts": cells.whole("moe_shared_experts") or 0,
         "dense_layers": cells.whole("moe_dense_layers") or 0,
     }
-    return {"moe": experts}
+    every = cells.whole("moe_every") or 1  # left out where all layers have them
+    return {"moe": experts | ({"every": every} if every > 1 else {})}
+
+
+def _explained(cells: Cells) -> bool:
+    """Whether layers without experts hold most of the parameters that a row states."""
+    dense = counted(cells, gated=bool(cells.flag("gated_mlp")))
+    return 0 < _MOST * stated(cells) < dense
 
 
 def _meant(cells: Cells, meant: object) -> dict[str, Any]:

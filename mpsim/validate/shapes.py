@@ -1,0 +1,83 @@
+"""Shapes of models that a row's columns leave open, told by the parameters that it states."""
+
+from __future__ import annotations
+
+import itertools
+
+from mpsim.importers.cells import Cells
+
+__all__ = ["counted", "gate_of", "head_of", "stated", "tables"]
+
+_HEADS = (64, 128, 256)  # widths of a head that published models have
+_EXPLAINED = 0.05  # columns that come this close leave nothing open
+_BILLION = 1e9
+
+
+def counted(cells: Cells, *, gated: bool, head_dim: int | None = None) -> float:
+    """Parameters of the layers that the columns of a row describe, norms and biases left out [1].
+
+    Notes
+    -----
+    ``L (2 h d (a + k) + g h f)`` with layers L, width h, heads a of width d, keys and values k, matrices of an MLP g (3 gated, else 2) and its inner width f; where a layer
+    has experts, all of them in place of the MLP.
+    """
+    layers, width, heads = (cells.required(name) for name in ("layers", "hidden", "heads"))
+    each = head_dim or cells.whole("head_dim") or width // heads
+    shared = cells.whole("kv_heads") or heads
+    matrices = 3 if gated else 2
+    dense = matrices * width * (cells.whole("ffn_hidden") or 4 * width)
+    experts, mixed = cells.whole("moe_experts") or 0, 0
+    if experts:
+        of_all = layers - (cells.whole("moe_dense_layers") or 0)
+        mixed = of_all // (cells.whole("moe_every") or 1)
+    expert = matrices * width * (cells.whole("moe_ffn_hidden") or 0)
+    experts += cells.whole("moe_shared_experts") or 0
+    attention = 2 * width * each * (heads + shared)
+    return float(layers * attention + (layers - mixed) * dense + mixed * experts * expert)
+
+
+def tables(cells: Cells) -> float:
+    """Parameters of the table of tokens [1]; of the head as many, where it has a matrix of its own."""
+    return float(cells.required("hidden") * (cells.whole("vocab") or 0))
+
+
+def stated(cells: Cells) -> float:
+    """Parameters that a row states, of a run or of a whole training [1]; 0 where it states none."""
+    billions = cells.number("params_billion") or cells.number("params_total_b") or 0.0
+    return billions * _BILLION
+
+
+def gate_of(cells: Cells) -> bool | None:
+    """Whether the parameters that a row states are those of gated MLPs; None where it states none, or all its columns."""
+    if cells.text("gated_mlp"):
+        return None
+    best = _nearest(cells)
+    return None if best is None else best[0]
+
+
+def head_of(cells: Cells) -> int | None:
+    """Width of a head where heads of the usual width do not explain the parameters that a row states, None where they do."""
+    if cells.text("head_dim"):
+        return None
+    best = _nearest(cells)
+    return None if best is None else best[1]
+
+
+def _nearest(cells: Cells) -> tuple[bool, int | None] | None:
+    """Gate and width of a head (None for the usual one) whose parameters come nearest to the stated ones."""
+    known = stated(cells)
+    if not known or not all(cells.whole(name) for name in ("layers", "hidden", "heads")):
+        return None
+    gates = (False, True) if not cells.text("gated_mlp") else (bool(cells.flag("gated_mlp")),)
+
+    def off(gated: bool, head: int | None) -> float:
+        layers, table = counted(cells, gated=gated, head_dim=head), tables(cells)
+        # some count the table once, which the head shares or which they leave out with the positions
+        return min(abs((layers + times * table) / known - 1) for times in (1, 2))
+
+    usual = min(gates, key=lambda gated: off(gated, None))
+    if cells.text("head_dim") or off(usual, None) <= _EXPLAINED:
+        return usual, None
+    # a narrower or wider head has to explain them to be believed
+    best = min(itertools.product(gates, _HEADS), key=lambda shape: off(*shape))
+    return best if off(*best) <= _EXPLAINED else (usual, None)
