@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,30 @@ class Plots:
     def __init__(self, result: Result) -> None:
         self._result = result
 
-    def timeline(self, ax: Axes | None = None, *, communication: bool = True) -> TimelineDisplay:
-        """Draw ranks by time, a bar an action; with sends and collectives under them."""
-        timeline = self._result.timeline
-        return TimelineDisplay.from_timeline(timeline, communication=communication).plot(ax)
+    def timeline(
+        self,
+        ax: Axes | None = None,
+        *,
+        communication: bool = True,
+        ranks: Sequence[int] | None = None,
+        window: tuple[float, float] | None = None,
+    ) -> TimelineDisplay:
+        """Draw ranks by time, a bar an action, and under it what they communicate, hatched where kernels wait for it.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+        communication : bool
+            Whether to draw communication; without it, all ranks and the whole step.
+        ranks : sequence of int, optional
+            Rank classes from top to bottom; all when left out.
+        window : tuple of float, optional
+            Part of the step to draw [s]; a short one shows layers.
+        """
+        if not communication:
+            timeline = self._result.timeline
+            return TimelineDisplay.from_timeline(timeline, communication=False).plot(ax)
+        return TimelineDisplay.from_result(self._result, ranks=ranks, window=window).plot(ax)
 
     def bubbles(self, ax: Axes | None = None) -> BubbleDisplay:
         """Draw the bubble of each rank in percent of the step."""

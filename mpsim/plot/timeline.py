@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import AXES
+from mpsim.parallel import AXES, AXIS_NAMES
 from mpsim.plot.display import Display, event_patches, legend_above, thin
+from mpsim.plot.lanes import (
+    Bands,
+    Lanes,
+    add_bands,
+    add_lanes,
+    add_waits,
+    are_wide,
+    key_patch,
+    lanes_of,
+)
 from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, event_of_part, shades
 from mpsim.program import COLLECTIVE, TICK, Program, Stream
 from mpsim.units import Dimension
@@ -22,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from mpsim.engine import Timeline
+    from mpsim.result import Result
 
 __all__ = ["Bars", "TimelineDisplay", "draw_timeline", "time_unit"]
 
@@ -34,6 +45,8 @@ _OF_STREAM = {axis.streams[0]: axis.name for axis in AXES}
 
 _ROW_INCHES, _WIDTH_INCHES, _TALLEST_INCHES = 0.36, 12.0, 13.0
 _COMPUTE_LANE, _COMMUNICATION_LANE, _ALONE_LANE = (-0.42, 0.52), (0.14, 0.24), (-0.42, 0.84)
+_UPPER_LANE, _LANES, _LANE_INCHES = (-0.47, 0.48), (0.05, 0.4), 0.14
+_COLUMNS, _COLUMNS_WITH_LANES = 11, 7  # of the legend
 _DIGIT_WIDTH = 0.62  # of the font size, DejaVu Sans
 _FONT_POINTS = (4.5, 7.0)
 _MOST_NUMBERS = 4000
@@ -69,6 +82,10 @@ class Bars:
     def __len__(self) -> int:
         return len(self.rank)
 
+    def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Bars:
+        """Some of them."""
+        return Bars(**{f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)})
+
     @property
     def events(self) -> set[str]:
         """Kinds of event that occur."""
@@ -88,6 +105,10 @@ class TimelineDisplay(Display):
         Of time, as the axis says it.
     labels : mapping of str to str, optional
         What the legend calls kinds of event, where it is not the palette's own words.
+    inside : tuple of Lanes and Bands, optional
+        Communication inside actions and between them, drawn instead of `communication`.
+    window : tuple of float, optional
+        Part of the time axis to draw, in `unit`; all of it when left out.
     """
 
     def __init__(
@@ -98,12 +119,52 @@ class TimelineDisplay(Display):
         *,
         unit: str = "s",
         labels: Mapping[str, str] | None = None,
+        inside: tuple[Lanes, Bands] | None = None,
+        window: tuple[float, float] | None = None,
     ) -> None:
         self.rank_names = tuple(rank_names)
         self.compute = compute
         self.communication = communication
         self.unit = unit
         self.labels = dict(labels or {})
+        self.inside, self.window = inside, window
+
+    @classmethod
+    def from_result(
+        cls,
+        result: Result,
+        *,
+        ranks: Sequence[int] | None = None,
+        window: tuple[float, float] | None = None,
+    ) -> TimelineDisplay:
+        """Collect the actions of a result, and what ranks communicate inside them and between them.
+
+        Parameters
+        ----------
+        result : Result
+        ranks : sequence of int, optional
+            Rank classes from top to bottom; all when left out.
+        window : tuple of float, optional
+            Part of the step to draw [s].
+        """
+        timeline = result.timeline
+        program = timeline.program
+        shown = list(range(program.ranks) if ranks is None else ranks)
+        begin, end = window or (0.0, timeline.makespan * TICK)
+        unit, seconds = time_unit(end - begin)
+        tick = TICK / seconds
+        rows = np.flatnonzero(
+            (timeline.end > timeline.start)
+            & (program.stream == Stream.COMPUTE)
+            & np.isin(program.rank, shown)
+        )
+        part = begin / seconds, end / seconds
+        bars = _placed(_bars(timeline, rows, tick, across=True), shown)
+        bars = bars.where((bars.end > part[0]) & (bars.start < part[1]))
+        inside = lanes_of(result, shown, (bars.rank, bars.start, bars.end), tick=tick, window=part)
+        names = [program.rank_name[rank] for rank in shown]
+        nothing = _bars(timeline, rows[:0], tick)
+        return cls(names, bars, nothing, unit=unit, inside=inside, window=part if window else None)
 
     @classmethod
     def from_timeline(
@@ -144,7 +205,8 @@ class TimelineDisplay(Display):
         )
 
     def _size(self) -> tuple[float, float]:
-        rows = len(self.rank_names) * _ROW_INCHES
+        lanes = len(self.inside[0].axes) if self.inside else 0
+        rows = len(self.rank_names) * (_ROW_INCHES + lanes * _LANE_INCHES)
         return _WIDTH_INCHES, min(1.2 + rows, _TALLEST_INCHES)
 
     def _draw(self, ax: Axes) -> None:
@@ -153,10 +215,11 @@ class TimelineDisplay(Display):
             not ax.get_autoscalex_on()
         ):  # limits were set, by another timeline on a shared axis: keep them in view
             end = max(end, ax.get_xlim()[1])
-        ax.set_xlim(0.0, end or 1.0)
+        ax.set_xlim(*(self.window or (0.0, end or 1.0)))
         ax.set_ylim(len(self.rank_names) - 0.5, -0.5)
-        split = len(self.communication) > 0
-        lane = _COMPUTE_LANE if split else _ALONE_LANE
+        lane = _COMPUTE_LANE if len(self.communication) else _ALONE_LANE
+        if self.inside:
+            lane = _UPPER_LANE
         self._label(ax)
         figure = ax.get_figure(root=True)
         if figure is not None and figure.get_layout_engine() is not None:
@@ -168,7 +231,19 @@ class TimelineDisplay(Display):
         )
         _add_bars(ax, self.compute, lane, separate=wide)
         _add_bars(ax, self.communication, _COMMUNICATION_LANE, separate=False)
-        _add_numbers(ax, self.compute, lane)
+        _add_numbers(ax, self.compute, lane, self._add_inside(ax, lane))
+
+    def _add_inside(self, ax: Axes, lane: tuple[float, float]) -> NDArray[np.float64]:
+        """Draw communication, and return the share of each bar that stays free for its number."""
+        if not self.inside:
+            return np.ones(len(self.compute))
+        lanes, bands = self.inside
+        add_lanes(ax, lanes, _LANES)
+        if are_wide(ax, lanes):
+            add_waits(ax, lanes, lane)
+            return np.ones(len(self.compute))
+        add_bands(ax, bands, (self.compute.rank, self.compute.start, self.compute.end), lane)
+        return bands.free
 
     def _label(self, ax: Axes) -> None:
         named = thin(len(self.rank_names), 32)
@@ -177,8 +252,11 @@ class TimelineDisplay(Display):
         ax.set_xlabel(f"time ({self.unit})")
         ax.set_ylabel("rank")
         events = self.compute.events | self.communication.events
+        lanes = [self.inside[0]] if self.inside else []
+        events |= {AXIS_NAMES[axis] for each in lanes for axis in each.axes}
         handles = event_patches(events, labels=self.labels) + _chunk_patches(self.compute)
-        legend_above(ax, handles, columns=11)
+        handles += [patch for each in lanes for patch in key_patch(each.kinds)]
+        legend_above(ax, handles, columns=_COLUMNS_WITH_LANES if lanes else _COLUMNS)
 
 
 def draw_timeline(timeline: Timeline, labels: Mapping[str, str] | None = None) -> TimelineDisplay:
@@ -219,13 +297,24 @@ def _events(program: Program) -> NDArray[np.int64]:
     return result
 
 
-def _bars(timeline: Timeline, rows: NDArray[np.int64], tick: float) -> Bars:
-    """One bar for all rows of an action that follow each other without a gap."""
+def _placed(bars: Bars, ranks: Sequence[int]) -> Bars:
+    """Bars of ranks by the row of the picture that each rank has, in order."""
+    place = np.argsort(np.argsort(ranks)) if len(ranks) else np.zeros(0, dtype=np.int64)
+    row = place[np.searchsorted(np.sort(ranks), bars.rank)]
+    order = np.lexsort((bars.start, row))
+    columns = {field.name: getattr(bars, field.name)[order] for field in dataclasses.fields(bars)}
+    return Bars(**columns | {"rank": row[order]})
+
+
+def _bars(
+    timeline: Timeline, rows: NDArray[np.int64], tick: float, *, across: bool = False
+) -> Bars:
+    """One bar for all rows of an action that follow each other without a gap, or `across` gaps too."""
     program, start, end = timeline.program, timeline.start, timeline.end
     # by rank, stream and then row (the last key counts first), so that rows of a lane are neighbours
     rows = rows[np.lexsort((rows, program.stream[rows], program.rank[rows]))]
     before, after = rows[:-1], rows[1:]
-    joined = (end[before] == start[after]) & (program.microbatch[after] >= 0)
+    joined = (across | (end[before] == start[after])) & (program.microbatch[after] >= 0)
     for column in (program.rank, program.stream, program.kind, program.stage, program.microbatch):
         joined &= column[before] == column[after]
     first = np.concatenate([[True], ~joined])[: len(rows)]
@@ -282,8 +371,10 @@ def _widths(ax: Axes, bars: Bars) -> NDArray[np.float64]:
     return result
 
 
-def _add_numbers(ax: Axes, bars: Bars, lane: tuple[float, float]) -> None:
-    """Write microbatch numbers into the bars that are wide enough, all of one size."""
+def _add_numbers(
+    ax: Axes, bars: Bars, lane: tuple[float, float], free: NDArray[np.float64]
+) -> None:
+    """Write microbatch numbers into the free upper share of bars that are wide enough, all of one size."""
     numbered = np.flatnonzero(bars.microbatch >= 0)
     bottom, top = ax.get_ylim()
     row = ax.get_window_extent().height / ax.figure.dpi * _POINTS_PER_INCH / abs(bottom - top)
@@ -293,7 +384,7 @@ def _add_numbers(ax: Axes, bars: Bars, lane: tuple[float, float]) -> None:
         return
     size = min(max(float(np.quantile(room, _FITTING)), _FONT_POINTS[0]), _FONT_POINTS[1])
     size = min(size, 0.8 * lane[1] * row)
-    fits = numbered[room >= size]
+    fits = numbered[(room >= size) & (0.9 * free[numbered] * lane[1] * row >= size)]
     if len(fits) > _MOST_NUMBERS or len(fits) < _WORTH_WRITING * len(numbered):
         return
     dark = _colours(bars) @ LUMINANCE < DARK
@@ -302,7 +393,7 @@ def _add_numbers(ax: Axes, bars: Bars, lane: tuple[float, float]) -> None:
     for bar in fits.tolist():
         ax.text(
             middle[bar],
-            bars.rank[bar] + lane[0] + lane[1] / 2,
+            bars.rank[bar] + lane[0] + free[bar] * lane[1] / 2,
             str(bars.microbatch[bar]),
             color="white" if dark[bar] else "black",
             clip_on=True,
@@ -311,12 +402,11 @@ def _add_numbers(ax: Axes, bars: Bars, lane: tuple[float, float]) -> None:
 
 
 def _chunk_patches(bars: Bars) -> list[Any]:
-    """Legend entries that say which shade is which chunk; none where there is one chunk."""
+    """Legend entries that say which shade is which chunk; the first has the colours of the events themselves."""
     from matplotlib.patches import Patch
 
     chunks = int(bars.chunk.max(initial=0)) + 1
-    if chunks == 1:
-        return []
+    later = [chunk for chunk in np.unique(bars.chunk).tolist() if chunk > 0]
     colour = shades(EVENTS["forward"], chunks)
-    shown = range(chunks) if chunks <= 4 else (0, chunks - 1)
+    shown = later if len(later) < 4 else later[-1:]
     return [Patch(facecolor=tuple(colour[chunk]), label=f"chunk {chunk}") for chunk in shown]
