@@ -40,7 +40,7 @@ KERNELS = (Load.PRODUCTS, Load.ATTENTION, Load.STREAMS)
 
 
 def load_of(operator: Operator) -> Load:
-    """What a kernel draws power for."""
+    """The load that a kernel is."""
     if operator.kind in (OperatorKind.GEMM, OperatorKind.GROUPED_GEMM):
         return Load.PRODUCTS
     return Load.ATTENTION if operator.kind is OperatorKind.ATTENTION else Load.STREAMS
@@ -70,7 +70,7 @@ class PowerCurve:
 
     Examples
     --------
-    >>> curve = PowerCurve(static=0.23, least_voltage=0.77, slope=1.33)
+    >>> curve = PowerCurve(static=0.23, least_voltage=0.77, slope=1.5)
     >>> round(curve.clock(0.6, 1.0), 3), curve.clock(1.0, 1.0)
     (0.811, 1.0)
     """

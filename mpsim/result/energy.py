@@ -122,7 +122,7 @@ def _alone(result: Result) -> NDArray[np.float64]:
 
 @remembered(1)
 def meter_constants() -> dict[str, Any]:
-    """What stands between accelerators and the meter, with sources: ``host``, ``nic``, ``network``, ``pue``."""
+    """Constants from accelerators to the meter, with sources: ``host``, ``nic``, ``network``, ``pue``."""
     return dict(read_shipped("mpsim.result.data", "meter.yaml"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,10 +44,13 @@ COLUMNS = (
     "energy_j_per_step",
     "energy_j_per_token",
     "accelerator_power_w",
+    "meter_energy_j_per_token",
     "cost_per_step",
     "engine",
 )
 """What a table of results shows of each summary of a training step."""
+
+_AT_METER = "meter_energy_j_per_token"
 
 SERVICE_COLUMNS = (
     *("accelerators", "output_tokens_per_s", "output_tokens_per_s_per_accelerator"),
@@ -153,6 +157,12 @@ class Sweep(Shown, Tabular):
             figure = "output_tokens_per_s_per_accelerator"
             return max(kept, key=lambda row: row.number(figure), default=None)
         return max(usable, key=lambda row: row.number("tokens_per_s_per_accelerator"), default=None)
+
+    @property
+    def thriftiest(self) -> Row | None:
+        """The usable row of a training step that takes the least energy a token, as the meter sees it; the first of equals, None of services."""
+        usable = [row for row in self.rows if row.usable and not math.isnan(row.number(_AT_METER))]
+        return min(usable, key=lambda row: row.number(_AT_METER), default=None)
 
     @property
     def ties(self) -> tuple[Row, ...]:

@@ -45,6 +45,9 @@ _FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = MappingProxyType(
         "bubble_fraction": ("pipeline bubble", _SHARE),
         "peak_memory_bytes": ("peak memory", Dimension.BYTES),
         "energy_j_per_step": ("energy a step", Dimension.ENERGY),
+        "energy_j_per_token": ("energy a token", Dimension.ENERGY),
+        "accelerator_power_w": ("mean power", Dimension.POWER),
+        "meter_energy_j_per_step": ("at the meter", Dimension.ENERGY),
         "cost_per_step": ("price a step", _PRICE),
         "accelerator_s_per_output_token": ("accelerator time an output token", Dimension.TIME),
         "output_tokens_per_s": ("output tokens/s", _COUNT),
@@ -128,6 +131,9 @@ def assigned(values: Mapping[str, object]) -> str:
 
 
 _STEP_COLUMNS = ("step (s)", "tokens/s/acc.", "MFU", "bubble", "memory (GB)")
+_ENERGIES: Final[Mapping[str, str]] = MappingProxyType(
+    {"J/token": "energy_j_per_token", "at meter": "meter_energy_j_per_token"}
+)
 _SERVICE_COLUMNS: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
     {
         "TTFT p99 (ms)": ("ttft_s.p99", 1e3),
@@ -142,14 +148,18 @@ _SERVICE_COLUMNS: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
 def sweep_sheet(sweep: Sweep) -> Sheet:
     """One line a combination, the best, then why some cannot run and what others warn of."""
     serves = any(row.serves for row in sweep)
+    # layouts of one cluster differ little in energy, and their keys need the room
+    hardware = not serves and any(key.startswith("cluster.") for key in sweep.keys)
+    energies = tuple(_ENERGIES) if hardware else ()
     notes: dict[str, int] = {}
     rows = []
     for row in sweep:
         figures = _service_figures(row) if serves else _step_figures(row)
+        figures += tuple(_joules(row.number(_ENERGIES[name])) for name in energies)
         reason = row.reason or ""
         mark = f"[{notes.setdefault(reason, len(notes) + 1)}]" if reason else ""
         rows.append((*map(str, row.values.values()), *figures, mark))
-    names = tuple(_SERVICE_COLUMNS) if serves else _STEP_COLUMNS
+    names = (*(_SERVICE_COLUMNS if serves else _STEP_COLUMNS), *energies)
     first = len(sweep.keys)
     right = tuple(range(first, first + len(names)))
     header = (*sweep.keys, *names, *(("note",) if notes else ()))
@@ -161,6 +171,9 @@ def sweep_sheet(sweep: Sweep) -> Sheet:
             else "tokens/s per accelerator that fit"
         )
         lines.append(f"most {what}: {assigned(sweep.best.values)}{_tie(sweep)}")
+    least = sweep.thriftiest
+    if hardware and least is not None and (sweep.best is None or least.values != sweep.best.values):
+        lines.append(f"least energy a token at the meter: {assigned(least.values)}")
     for warning, count in sweep.warnings.items():
         lines.append(f"warning of {count:,} of {plural(len(sweep), 'row')}: {warning}")
     return Sheet("", (Section(tuple(rows), header, right, lines=tuple(lines)),))
@@ -183,6 +196,11 @@ def _step_figures(row: Row) -> tuple[str, ...]:
         percent(row.number("bubble_fraction")),
         f"{row.number('peak_memory_bytes') / 1e9:.1f}",
     )
+
+
+def _joules(value: float) -> str:
+    """Energy a token; rows that were stored before it was kept lack it."""
+    return "-" if math.isnan(value) else f"{value:.3g}"
 
 
 def _service_figures(row: Row) -> tuple[str, ...]:

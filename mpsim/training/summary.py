@@ -62,6 +62,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "energy_parts_j": dict(energy.accelerators),
         "accelerator_power_w": energy.total / each,
         "meter_energy_j_per_step": energy.at_meter,
+        "meter_energy_j_per_token": energy.at_meter / plan.tokens_per_step,
         "meter_parts_j": dict(energy.meter),
         "meter_power_w": energy.at_meter / step,
         "cost_per_step": figures.price(result),

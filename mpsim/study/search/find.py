@@ -439,6 +439,16 @@ class _Run:
         fits = float(summary["peak_memory_bytes"]) <= min(most, self._limits.max_memory or most)
         return float(summary["step_time_s"]), "" if fits else "does not fit into memory"
 
+    def _shown(self, rows: Sequence[Found]) -> list[int]:
+        """Places of the rows that are printed: the best, and the best of each value of each key."""
+        places = set(range(min(self._top, len(rows))))
+        for key in self._keys:
+            first: dict[str, int] = {}
+            for place, row in enumerate(rows):
+                first.setdefault(str(row.values[key]), place)
+            places.update(first.values())
+        return sorted(places)
+
     def _outcome(self) -> Search:
         worst = self._scores[self._top - 1] if len(self._scores) >= self._top else math.inf
         late = sum(score <= worst for score, _, _ in self._waiting)
@@ -457,7 +467,8 @@ class _Run:
         rows = [_found(candidate, took) for candidate, took in order]
         try:
             # somebody who stops a search does not wait for whole results
-            for place, (candidate, _) in enumerate(order[: 0 if self._interrupted else self._top]):
+            for place in () if self._interrupted else self._shown(rows):
+                candidate = order[place][0]
                 summary = simulate_step(self._scenario.with_values(candidate.values())).summary
                 rows[place] = dataclasses.replace(rows[place], summary=summary)
         except KeyboardInterrupt:

@@ -137,6 +137,8 @@ class Found:
             "tokens_per_s_per_accelerator": self.tokens_per_s_per_accelerator,
             "price_per_hour": self.price_per_hour,
             "cost_per_step": self.cost_per_step,
+            "energy_j_per_token": summary.get("energy_j_per_token"),
+            "meter_energy_j_per_token": summary.get("meter_energy_j_per_token"),
             "mfu": summary.get("mfu"),
             "bubble_fraction": summary.get("bubble_fraction"),
             **times,

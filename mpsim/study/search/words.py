@@ -88,13 +88,25 @@ def _by_value(outcome: Search, *, priced: bool) -> Iterator[Section]:
                 value,
                 f"{row.step_time_s:.5g}",
                 f"{row.tokens_per_s_per_accelerator:.5g}",
+                *_energies(row),
                 *_price(row, priced=priced),
                 row.name,
             )
             for value, row in chosen.items()
         )
-        header = (key, "step (s)", "tokens/s/acc.", *(("USD/step",) if priced else ()), "layout")
-        yield Section(rows, header, tuple(range(1, 3 + priced)), title="the best for each value")
+        header = (
+            *(key, "step (s)", "tokens/s/acc.", "J/token", "at meter"),
+            *(("USD/step",) if priced else ()),
+            "layout",
+        )
+        yield Section(rows, header, tuple(range(1, 5 + priced)), title="the best for each value")
+
+
+def _energies(row: Found) -> tuple[str, ...]:
+    """Energy a token of the accelerators and at the meter; unknown where only the step was simulated."""
+    flat = row.flat()
+    known = (flat[f"{name}energy_j_per_token"] for name in ("", "meter_"))
+    return tuple(f"{each:.3g}" if isinstance(each, float) else "-" for each in known)
 
 
 def _front(outcome: Search) -> Iterator[Section]:
