@@ -85,6 +85,7 @@ def _stages(layers: Sequence[int]) -> str:
 def _derived(scenario: Scenario) -> dict[str, object]:
     """The values that a scenario leaves to be worked out; planning finds what only a plan can."""
     from mpsim.cost import CollectiveModel
+    from mpsim.scenario.settled import in_words, settled_by
     from mpsim.simulate import resolve
     from mpsim.training.memory import account_memory
 
@@ -111,6 +112,8 @@ def _derived(scenario: Scenario) -> dict[str, object]:
 
         changes = [str(change) for change in changes_that_fit(scenario)]
         derived["would_fit_with"] = changes or "no change of one or two keys"
+    if settled := settled_by(scenario.source.data):
+        derived["set_by_framework"] = in_words(settled)
     return derived
 
 

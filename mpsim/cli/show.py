@@ -257,7 +257,8 @@ def _show_framework(name: str, *, as_json: bool) -> None:
         If the preset is unknown; it names the nearest.
     """
     from mpsim.cli.console import print_json, print_table, print_text
-    from mpsim.framework import AREAS, framework
+    from mpsim.framework import AREAS, framework, settled_keys
+    from mpsim.scenario.settled import in_words
 
     software = framework(name)
     figures = software.describe().figures
@@ -278,6 +279,7 @@ def _show_framework(name: str, *, as_json: bool) -> None:
                 "title": software.title,
                 "figures": plain,
                 "suits": dict(software.suits),
+                "settles": [dict(group) for group in settled_keys(name)],
                 "notes": list(software.notes),
                 "recalled": [],
             }
@@ -298,6 +300,9 @@ def _show_framework(name: str, *, as_json: bool) -> None:
     ]
     if suits:
         print_text(f"written for {', '.join(suits)} (a description: the scenario decides)")
+    settled = {key: value for group in settled_keys(name) for key, value in group.items()}
+    if settled:
+        print_text(f"where the scenario leaves them out, it sets {', '.join(in_words(settled))}")
     for note in software.notes:
         print_text(f"- {note}")
 

@@ -33,6 +33,7 @@ from mpsim.framework.presets import (
     framework_aliases,
     framework_line,
     framework_names,
+    settled_keys,
 )
 
 __all__ = [
@@ -64,4 +65,5 @@ __all__ = [
     "framework_line",
     "framework_names",
     "from_mapping",
+    "settled_keys",
 ]

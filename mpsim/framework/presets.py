@@ -10,9 +10,16 @@ from mpsim.framework.framework import Framework, from_mapping
 from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 
-__all__ = ["framework", "framework_aliases", "framework_line", "framework_names"]
+__all__ = [
+    "framework",
+    "framework_aliases",
+    "framework_line",
+    "framework_names",
+    "settled_keys",
+]
 
 _PERSONAL = ("suits", "notes")  # what a preset says of itself alone
+_SETTLES = "settles"  # of a preset, not of a framework: keys of the scenario
 
 
 @remembered(1)
@@ -44,6 +51,19 @@ def framework_line(name: str) -> tuple[str, str]:
     preset = _catalog()[1].get(name, name)
     line = _lines().get(preset)
     return ("", "") if line is None else (preset, line)
+
+
+def settled_keys(preset: str) -> tuple[Mapping[str, Any], ...]:
+    """Groups of values by dotted key of a scenario that a preset settles where none of the group is written; none of a name that is no preset.
+
+    Examples
+    --------
+    >>> settled_keys("deepseek-2024")[0], settled_keys("megatron-lm")
+    ({'schedule': 'dualpipe'}, ())
+    """
+    presets, aliases = _catalog()
+    known = presets.get(aliases.get(preset, preset), {})
+    return tuple(known.get(_SETTLES, ()))
 
 
 def framework_names() -> tuple[str, ...]:
@@ -98,7 +118,7 @@ def framework(
 
 def _inherited(presets: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
     """Fields of a preset on top of those of the preset it is `like`."""
-    own = dict(presets[name])
+    own = {key: value for key, value in presets[name].items() if key != _SETTLES}
     parent = own.pop("like", None)
     if not parent:
         return own

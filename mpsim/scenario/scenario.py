@@ -39,6 +39,7 @@ from mpsim.scenario.sections import (
     factors,
 )
 from mpsim.scenario.serving import Serving
+from mpsim.scenario.settled import settle
 from mpsim.scenario.short import long_keys
 from mpsim.scenario.sweep import SweepValues, points
 from mpsim.scenario.translate import translate
@@ -456,7 +457,7 @@ def _build(document: Document, *, checked: bool, like: Scenario | None = None) -
     """Make a scenario of a document; what it has in common with `like` is looked up once."""
     problems = list(document.problems)
     try:
-        scenario = Scenario.model_validate(document.data)
+        scenario = Scenario.model_validate(settle(document.data))
     except pydantic.ValidationError as error:
         reported = {problem.key for problem in problems}
         wrong = [
@@ -499,7 +500,7 @@ def _folder(document: Document, key: str) -> Path:
 
 def _other_problems(document: Document, error: pydantic.ValidationError) -> list[Problem]:
     """Problems that `check` finds in the well-formed sections, though others are not."""
-    scenario = fragment(Scenario, document.data, error)
+    scenario = fragment(Scenario, settle(document.data), error)
     scenario._source = document
     problems: list[Problem] = []
     if is_read(scenario, "framework") and not is_read(scenario, "cluster"):

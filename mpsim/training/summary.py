@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from mpsim.framework import ExpertOverlap
 from mpsim.hardware.routes import routes_of
 from mpsim.program import TICK
 from mpsim.result import Result, figures
@@ -18,7 +17,6 @@ from mpsim.workload import model_flops
 
 __all__ = ["summarise"]
 
-_MADE_TO_OVERLAP = ("dualpipe", "dualpipe-v")
 _FULL = 1.001  # of a link: what ticks round is not told
 
 
@@ -128,15 +126,11 @@ def _warnings(result: Result, plan: Plan) -> list[str]:
             "links of the fabric are thinner than the NICs below them, and network: analytic lets stages use them without "
             "meeting each other; set simulation.network to flow"
         )
-    overlap = plan.layout.framework.experts.expert_overlap
-    if (
-        plan.schedule in _MADE_TO_OVERLAP
-        and plan.layout.mesh.ep > 1
-        and overlap is not ExpertOverlap.MICROBATCH
-    ):
+    if plan.orders.fused.any() and plan.layout.mesh.ep > 1 and not plan.fuses_blocks:
+        order = plan.schedule or "this order of actions"
         warnings.append(
-            f"{plan.schedule} was made to run the exchange of experts beside the other direction's kernels, and nothing does; set "
-            "framework.expert_overlap to microbatch"
+            f"{order} has forwards beside backwards to run the exchange of experts of one beside the kernels of the other, and nothing "
+            "does; set framework.expert_overlap to microbatch"
         )
     if (load := _link_load(result)) > _FULL:
         warnings.append(

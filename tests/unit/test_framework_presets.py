@@ -9,7 +9,14 @@ import pytest
 
 import mpsim
 from mpsim.errors import ScenarioError
-from mpsim.framework import AREAS, DIMENSIONS, framework, framework_aliases, framework_names
+from mpsim.framework import (
+    AREAS,
+    DIMENSIONS,
+    framework,
+    framework_aliases,
+    framework_names,
+    settled_keys,
+)
 from mpsim.scenario.sections import Parallelism, ScheduleChoice, Training
 from mpsim.units import Dimension
 
@@ -102,6 +109,18 @@ def test_what_a_preset_suits_is_a_key_of_a_scenario_with_a_value_it_takes():
             section, _, field = key.partition(".")
             parsed = FIELDS[section].model_validate({field: value, **REQUIRED.get(section, {})})
             assert getattr(parsed, field) == value
+
+
+def test_a_settled_key_is_one_of_a_scenario_with_a_value_it_takes():
+    """A preset settles keys as they would be written, each group one section's."""
+    settling = {name: settled_keys(name) for name in PRESETS if settled_keys(name)}
+    assert settling
+    for groups in settling.values():
+        for group in groups:
+            for key, value in group.items():
+                section, _, field = key.partition(".")
+                given = {field: value} if field else {"name": value}
+                FIELDS[section].model_validate({**given, **REQUIRED.get(section, {})})
 
 
 @pytest.mark.parametrize(
