@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -29,19 +30,23 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Write a commented scenario file to start from."""
-    from mpsim.cli.console import print_json, print_text
+    from mpsim.cli.console import print_json, print_table, print_text
     from mpsim.errors import ScenarioError
-    from mpsim.scenario import template_names, template_text
+    from mpsim.scenario import template_names, template_text, template_title
 
     if list_ and file is not None:
         raise typer.BadParameter("with --list nothing is written; leave one out", param_hint="FILE")
     if list_:
         names = list(template_names())
-        print_json({"templates": names}) if as_json else print_text("\n".join(names))
+        if as_json:
+            print_json({"templates": names})
+        else:
+            print_table((name, template_title(name)) for name in names)
         return
     if file is None:
         raise typer.BadParameter("give a file to write, or --list", param_hint="FILE")
-    text = template_text(template)
+    quoted = shlex.quote(str(file))
+    text = template_text(template, quoted)
     try:
         with file.open("x", encoding="utf-8") as out:
             out.write(text)
@@ -52,4 +57,4 @@ def new(
     if as_json:
         print_json({"file": str(file), "template": template})
     else:
-        print_text(f"{file}: written from template {template}; next: mpsim run {file}")
+        print_text(f"{file}: written from template {template}; next: mpsim run {quoted}")

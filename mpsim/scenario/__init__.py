@@ -1,7 +1,7 @@
 """Scenarios: the YAML file a person writes, read strictly, every mistake reported with its line."""
 
 from mpsim.scenario.checks import check, wrong_values
-from mpsim.scenario.examples import template_names, template_text
+from mpsim.scenario.examples import template_names, template_text, template_title
 from mpsim.scenario.scenario import Scenario, json_schema, load
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "load",
     "template_names",
     "template_text",
+    "template_title",
     "wrong_values",
 ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 
 from mpsim.errors import ScenarioError, nearest
 
-__all__ = ["template_names", "template_text"]
+__all__ = ["template_names", "template_text", "template_title"]
 
 PACKAGE = "mpsim.scenario"
+_FILE = re.compile(r"\bFILE\b")  # of the command lines of a template
 
 
 def template_names() -> tuple[str, ...]:
@@ -23,8 +25,14 @@ def template_names() -> tuple[str, ...]:
     )
 
 
-def template_text(name: str) -> str:
-    """The commented YAML of one template; ScenarioError with the nearest names if there is none."""
+def template_title(name: str) -> str:
+    """The first line of one template: whom it is for."""
+    return template_text(name).partition("\n")[0].removeprefix("#").strip()
+
+
+def template_text(name: str, file: str = "FILE") -> str:
+    """The commented YAML of one template, its command lines for `file`; ScenarioError with the nearest names if there is none."""
     if name not in template_names():
         raise ScenarioError(f"unknown template {name!r}; {nearest(name, template_names())}")
-    return (resources.files(PACKAGE) / "templates" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (resources.files(PACKAGE) / "templates" / f"{name}.yaml").read_text(encoding="utf-8")
+    return _FILE.sub(lambda _: file, text)
