@@ -4,7 +4,7 @@ Hidden is the time in which a message or collective of a rank runs while a kerne
 parts of the step (`mpsim.training.account`), these count every transfer by itself: two at once count twice, and what is exposed here may still be
 waited for by nobody.
 
-Shapes: R rank classes, A axes, Q kernels of a template, W windows of time.
+Shapes: R rank classes, A axes, Q kernels of a template, W windows of time, B spans.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mpsim.program.csr import owners
 from mpsim.program.devices import AXIS_OF_STREAM
 from mpsim.result.intervals import Cover, compute_rows
 
-__all__ = ["CommunicationTime", "communication_time"]
+__all__ = ["CommunicationTime", "communication_time", "kernel_share"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -72,6 +72,32 @@ def communication_time(timeline: Timeline) -> CommunicationTime:
         np.add.at(total[number], axis, end - start)
         np.add.at(hidden[number], axis, busy.within(start, end))
     return CommunicationTime(hidden, total - hidden)
+
+
+def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
+    """Share of each span of time in which kernels of each rank class run, waits inside actions left out.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    edges : float64[B + 1]
+        Edges of spans, ascending [ticks].
+
+    Returns
+    -------
+    float64[R, B]
+        In [0, 1].
+    """
+    program = timeline.program
+    host = program.vocabulary.part("host")
+    inside = [_inside(template, host) for template in program.templates]
+    rank, row = compute_rows(program)
+    begins = np.searchsorted(rank, np.arange(program.ranks + 1))
+    busy = [
+        np.diff(_Busy(timeline, row[first:last], inside).until(edges))
+        for first, last in itertools.pairwise(begins.tolist())
+    ]
+    return np.clip(np.stack(busy) / np.diff(edges), 0.0, 1.0)
 
 
 def _windows(program: Program) -> list[tuple[Ints, Ints]]:

@@ -13,6 +13,7 @@ from mpsim.engine.timeline import Timeline
 from mpsim.hardware import Cluster
 from mpsim.program import SEND, TICK, Stream
 from mpsim.program.csr import owners
+from mpsim.result.communication import kernel_share
 from mpsim.result.intervals import busy_ticks
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.units import percent
@@ -82,6 +83,12 @@ class Utilisation(Shown):
             for name, speed in self.speeds.items()
         }
         return Series(edges_s=edges * TICK, shares=shares)
+
+    @functools.cached_property
+    def kernels(self) -> NDArray[np.float64]:
+        """Share of each bin of the series in which kernels run, by rank class [R, bins]."""
+        edges = np.linspace(0.0, self.timeline.makespan, self.bins + 1)
+        return kernel_share(self.timeline, edges)
 
 
 def measure_utilisation(

@@ -1,0 +1,156 @@
+"""Roofline of a step: what its kernels compute and move, and how close each comes to the accelerator's peaks.
+
+A kernel of arithmetic intensity I [FLOP/B] can at most do ``min(peak, I * bandwidth)`` [FLOP/s]; what it achieves is its work over the time it takes alone.
+
+References
+----------
+S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for multicore architectures", CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.cost.executed import executed_flops
+from mpsim.parallel import Compute, Item
+from mpsim.program.program import Template
+from mpsim.schedule import Action
+from mpsim.training.blocks import Blocks
+from mpsim.training.costs import PlanCosts, StageCosts
+from mpsim.training.plan import Plan
+from mpsim.training.vocabulary import PARTS, part_of
+from mpsim.workload import Operator
+
+__all__ = ["Roofline", "roofline"]
+
+Floats = NDArray[np.float64]
+
+_WIDE = "bf16"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Roofline:
+    """Kernels of a step, one point a name and part of the step.
+
+    Shapes: K points.
+
+    Parameters
+    ----------
+    names, parts : tuple of str
+        Such as ``fc1``, and the part of the step its time counts as.
+    count : float64[K]
+        Launches in a step, mean over pipeline ranks.
+    seconds : float64[K]
+        Of all of them, each alone on the device [s].
+    flops : float64[K]
+        That they execute; 0 for kernels that only move [FLOP].
+    moved : float64[K]
+        To and from device memory, every operand once [B].
+    peaks : mapping of str to float
+        Dense peak of each precision that products run in [FLOP/s].
+    bandwidth : float
+        Of device memory [B/s].
+    """
+
+    names: tuple[str, ...]
+    parts: tuple[str, ...]
+    count: Floats
+    seconds: Floats
+    flops: Floats
+    moved: Floats
+    peaks: Mapping[str, float]
+    bandwidth: float
+
+    @property
+    def intensity(self) -> Floats:
+        """Work over bytes moved [FLOP/B]."""
+        return np.divide(
+            self.flops, self.moved, out=np.zeros_like(self.flops), where=self.moved > 0
+        )
+
+    @property
+    def achieved(self) -> Floats:
+        """Work over time [FLOP/s]."""
+        return np.divide(
+            self.flops, self.seconds, out=np.zeros_like(self.flops), where=self.seconds > 0
+        )
+
+    @property
+    def bandwidth_share(self) -> Floats:
+        """Bytes moved over what memory could have moved in the time, in [0, 1]."""
+        could = self.seconds * self.bandwidth
+        return np.divide(self.moved, could, out=np.zeros_like(could), where=could > 0)
+
+
+class _Watched(Blocks):
+    """Blocks that remember the items of their templates."""
+
+    def __init__(self, plan: Plan, costs: PlanCosts) -> None:
+        super().__init__(plan, costs)
+        self.items: dict[Template, list[Item]] = {}
+
+    def _timed(
+        self, name: str, items: list[Item], costs: StageCosts, launches: float, *, is_layer: bool
+    ) -> Template:
+        template = super()._timed(name, items, costs, launches, is_layer=is_layer)
+        self.items[template] = items
+        return template
+
+
+def roofline(plan: Plan) -> Roofline:
+    """Collect the kernels of forwards and backwards of a step, mean over pipeline ranks.
+
+    Parameters
+    ----------
+    plan : Plan
+
+    Notes
+    -----
+    Copies around exchanges of gradients and the optimizer are no kernels of layers, and are left out. Where replicas differ, these are those of the first.
+    """
+    plan = plan.parts[0]
+    costs = PlanCosts(plan)
+    blocks, orders = _Watched(plan, costs), plan.orders
+    pairs = np.stack([orders.kind.astype(np.int64), orders.stage.astype(np.int64)])
+    distinct, counts = np.unique(pairs, axis=1, return_counts=True)
+    total: dict[tuple[str, str], Floats] = {}
+    known: dict[tuple[Template, int], dict[tuple[str, str], Floats]] = {}
+    for (kind, number), times in zip(distinct.T.tolist(), counts.tolist(), strict=True):
+        stage = plan.layout.stages[number]
+        for block in blocks.of(stage, Action(kind)):
+            key = block.template, stage.rank
+            if key not in known:
+                known[key] = _kernels(blocks.items[block.template], costs.stage(stage.rank))
+            for place, figures in known[key].items():
+                total[place] = total.get(place, np.zeros(4)) + times * figures
+    table = np.array([*total.values()]).reshape(-1, 4) / plan.layout.mesh.pp
+    chip, precision = plan.layout.cluster.accelerator, plan.layout.precision
+    formats = dict.fromkeys((precision, *([_WIDE] if _WIDE in chip.peak_flops else [])))
+    count, seconds, flops, moved = table.T
+    return Roofline(
+        names=tuple(name for name, _ in total),
+        parts=tuple(part for _, part in total),
+        count=count,
+        seconds=seconds,
+        flops=flops,
+        moved=moved,
+        peaks={name: chip.peak(name) for name in formats},
+        bandwidth=chip.memory_bandwidth,
+    )
+
+
+def _kernels(items: Sequence[Item], costs: StageCosts) -> dict[tuple[str, str], Floats]:
+    """Launches, seconds, work and bytes of a block's kernels by name and part."""
+    kernels = [item for item in items if isinstance(item, Compute)]
+    operators: list[Operator] = [kernel.operator for kernel in kernels]
+    seconds, work = costs.kernels(operators), executed_flops(operators)
+    result: dict[tuple[str, str], Floats] = {}
+    for kernel, took, flops in zip(kernels, seconds.tolist(), work.tolist(), strict=True):
+        place = kernel.operator.name, PARTS[part_of(kernel)]
+        moved = kernel.operator.bytes + kernel.operator.repeated_bytes
+        result[place] = result.get(place, np.zeros(4)) + np.array([1.0, took, flops, moved])
+    return result
