@@ -56,7 +56,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a scenario at every combination of some values; rows that cannot run keep their reason."""
-    from mpsim.cli.console import note, print_json, print_sheet, wrote
+    from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.progress import progress_bar
     from mpsim.study import sweep as run_sweep
     from mpsim.table import plural
@@ -95,6 +95,7 @@ def sweep(
     lost = sum(row.summary is None for row in result)
     if lost:
         note(f"{lost:,} of {plural(len(result), 'row')} could not be simulated; see their reasons")
+    end_early(result.interrupted)
 
 
 def values_of(over: list[str]) -> dict[str, list[object]]:

@@ -9,22 +9,35 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any, ParamSpec, TypeVar
 
 from mpsim.errors import MissingExtraError, MpsimError, ScenarioError
 
-__all__ = ["dask_cluster", "executor_for", "local_processes", "lost"]
+__all__ = ["dask_cluster", "executor_for", "finished", "local_processes"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://")
 _PATIENCE = "30s"  # for the scheduler to answer
+_LOOK = 1.0  # between looks after workers [s]
+_AWAY = 10.0  # without a worker or the scheduler, where there were some [s]
+_UNTIL_FIRST = 60.0  # for the first worker to come [s]
+_MEND = "what was finished is kept with --resume: run it again"
 
 
 @contextmanager
@@ -127,15 +140,63 @@ def dask_cluster(address: str) -> Iterator[Executor]:
         client: Any = distributed.Client(address, timeout=_PATIENCE, set_as_default=False)
     except (OSError, TimeoutError) as error:
         raise ScenarioError(f"no dask scheduler answers at {address}: {error}") from error
+    # what is wrong is said in one line by `finished`; the client's own pages come late, some after it is closed
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     try:
-        # tasks depend on their arguments only, so one that was lost can run again
-        yield client.get_executor(pure=False, retries=3)
+        yield _Remote(client, address)
     finally:
-        client.close()
+        client.close(timeout=1)
 
 
-def lost(error: BaseException) -> MpsimError:
-    """The error for a person whose workers went away."""
-    return MpsimError(
-        f"workers went away ({type(error).__name__}: {error}); what was finished is kept with --resume: run it again"
-    )
+class _Remote(Executor):
+    """The workers of a scheduler, which can be asked whether anybody is there."""
+
+    def __init__(self, client: Any, address: str) -> None:
+        self._client = client
+        self._address = address
+        # tasks depend on their arguments only, so one that was lost can run again
+        self._pool: Executor = client.get_executor(pure=False, retries=3)
+        self._seen = time.monotonic()
+        self._had_workers = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Submit a task to whoever is free."""
+        return self._pool.submit(fn, *args, **kwargs)
+
+    def check(self) -> None:
+        """Raise MpsimError once the scheduler or the last worker has been away for long."""
+        running = self._client.status == "running"
+        workers = running and bool(self._client.scheduler_info(n_workers=-1)["workers"])
+        self._had_workers |= workers
+        now = time.monotonic()
+        if workers:
+            self._seen = now
+        elif now - self._seen > (_AWAY if self._had_workers else _UNTIL_FIRST):
+            who = "no worker is" if running else "the scheduler is no longer"
+            who += " left" if running and self._had_workers else ""
+            raise MpsimError(f"{who} at {self._address}; {_MEND}")
+
+
+def finished(waiting: Iterable[Future[T]], pool: Executor) -> Iterator[Future[T]]:
+    """Futures as they end, as `concurrent.futures.as_completed` gives them; none is waited for whose workers are gone.
+
+    Raises
+    ------
+    MpsimError
+        If the workers went away, or nobody has come for long.
+    """
+    left = set(waiting)
+    while left:
+        done, left = wait(left, timeout=_LOOK, return_when=FIRST_COMPLETED)
+        if isinstance(pool, _Remote) and not done:
+            pool.check()
+        for future in done:
+            error = None if future.cancelled() else future.exception()
+            if future.cancelled() or isinstance(error, BrokenExecutor) or _is_of_dask(error):
+                cause = "the scheduler is gone" if error is None else type(error).__name__
+                raise MpsimError(f"workers went away ({cause}); {_MEND}") from error
+            yield future
+
+
+def _is_of_dask(error: BaseException | None) -> bool:
+    return error is not None and type(error).__module__.partition(".")[0] == "distributed"

@@ -10,13 +10,12 @@ together, and a journal gets its lines in that order whoever finishes first, so 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 from mpsim.scenario import Scenario
-from mpsim.study.executors import executor_for, lost
+from mpsim.study.executors import executor_for, finished
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.points import Points, combinations, named
 from mpsim.study.rows import StoredRows, Sweep
@@ -68,6 +67,10 @@ def sweep(
     ------
     ScenarioError
         If there is nothing to sweep over. Mistakes of single rows are kept in the rows.
+    MpsimError
+        If the workers that compute went away.
+    KeyboardInterrupt
+        If no row was finished until then; else those that were are returned.
 
     Examples
     --------
@@ -84,27 +87,49 @@ def sweep(
     missing = [place for place in points.order if points.names[place] not in journal]
     total = len(points.order)
     report(total - len(missing), total)
-    with (
-        journal.writing(),
-        executor_for(jobs, len(missing), executor=executor, cluster=cluster) as pool,
-    ):
-        size = _chunk(len(missing), jobs)
-        chunks = [missing[at : at + size] for at in range(0, len(missing), size)]
-        done = total - len(missing)
-        for chunk, outcomes in _computed(points, chunks, pool):
-            for place, outcome in zip(chunk, outcomes, strict=True):
-                row = {"base": base, "values": dict(points.values[place]), **outcome}
-                journal.add(points.names[place], row)
-            journal.flush()
-            done += len(chunk)
-            report(done, total)
-    rows = StoredRows(points.values, points.names, journal)
-    return Sweep(scenario=scenario.name, keys=tuple(values), rows=rows, remarks=journal.remarks)
+    done = total - len(missing)
+    interrupted = False
+    try:
+        with (
+            journal.writing(),
+            executor_for(jobs, len(missing), executor=executor, cluster=cluster) as pool,
+        ):
+            for chunk, outcomes in _computed(points, _chunks(missing, jobs), pool):
+                for place, outcome in zip(chunk, outcomes, strict=True):
+                    row = {"base": base, "values": dict(points.values[place]), **outcome}
+                    journal.add(points.names[place], row)
+                journal.flush()
+                done += len(chunk)
+                report(done, total)
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        interrupted = True
+    there = [place for place, name in enumerate(points.names) if name in journal]
+    rows = StoredRows(
+        [points.values[place] for place in there],
+        [points.names[place] for place in there],
+        journal,
+    )
+    return Sweep(
+        scenario=scenario.name,
+        keys=tuple(values),
+        rows=rows,
+        remarks=journal.remarks,
+        interrupted=interrupted,
+    )
 
 
-def _chunk(missing: int, jobs: int) -> int:
-    """Points computed together: several chunks for every process, and few enough to lose."""
-    return max(1, min(_TOGETHER, missing // (4 * max(jobs, 1))))
+def _chunks(missing: Sequence[int], jobs: int) -> list[Sequence[int]]:
+    """Points computed together: few at first, so that there is something to see, then more; several chunks for every process, and few enough to lose."""
+    most = max(1, min(_TOGETHER, len(missing) // (4 * max(jobs, 1))))
+    chunks: list[Sequence[int]] = []
+    at = 0
+    while at < len(missing):
+        size = min(most, 1 << min(16, len(chunks) // max(jobs, 1)))
+        chunks.append(missing[at : at + size])
+        at += size
+    return chunks
 
 
 def _computed(
@@ -120,22 +145,22 @@ def _computed(
         return
     waiting = {pool.submit(compute_rows, points.scenario, task): i for i, task in enumerate(tasks)}
     try:
-        yield from _in_order(waiting, chunks)
-    except BrokenProcessPool as error:
-        raise lost(error) from error
+        yield from _in_order(waiting, chunks, pool)
     finally:
         for future in waiting:
             future.cancel()
 
 
 def _in_order(
-    waiting: Mapping[Future[list[dict[str, Any]]], int], chunks: Sequence[Sequence[int]]
+    waiting: Mapping[Future[list[dict[str, Any]]], int],
+    chunks: Sequence[Sequence[int]],
+    pool: Executor,
 ) -> Iterator[tuple[Sequence[int], list[dict[str, Any]]]]:
     """Chunks as soon as they and all before them have finished."""
-    finished: dict[int, list[dict[str, Any]]] = {}
+    computed: dict[int, list[dict[str, Any]]] = {}
     following = 0
-    for future in as_completed(waiting):
-        finished[waiting[future]] = future.result()
-        while following in finished:
-            yield chunks[following], finished.pop(following)
+    for future in finished(waiting, pool):
+        computed[waiting[future]] = future.result()
+        while following in computed:
+            yield chunks[following], computed.pop(following)
             following += 1

@@ -131,12 +131,15 @@ class Sweep(Shown, Tabular):
     rows : sequence of Row
     remarks : tuple of str
         Rows of a resumed file that were computed again, and why.
+    interrupted : bool
+        Whether a KeyboardInterrupt left rows out.
     """
 
     scenario: str
     keys: tuple[str, ...]
     rows: Sequence[Row]
     remarks: tuple[str, ...] = ()
+    interrupted: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -11,7 +11,8 @@ import time
 import pytest
 
 import mpsim
-from mpsim.errors import ScenarioError
+from mpsim.errors import MpsimError, ScenarioError
+from mpsim.study import executors
 
 pytestmark = pytest.mark.dask
 AXES = {"parallelism.tp": [1, 2, 4], "parallelism.pp": [1, 2, 4], "training.micro_batch": [1, 2]}
@@ -55,7 +56,7 @@ def cluster(tmp_path):
     ]
     import json
 
-    yield json.loads(at.read_text())["address"], workers
+    yield json.loads(at.read_text())["address"], workers, scheduler
     for process in (*workers, scheduler):
         process.kill()
         process.wait()
@@ -65,7 +66,7 @@ def cluster(tmp_path):
 def test_a_sweep_survives_the_death_of_a_worker(request, cluster):
     """What the dead worker was at is computed by the other; the rows are those of one process."""
     scenario = mpsim.load(request.config.rootpath / "scenarios" / "quickstart.yaml")
-    address, workers = cluster
+    address, workers, _ = cluster
     killed = threading.Event()
 
     def kill(done, total):
@@ -77,6 +78,24 @@ def test_a_sweep_survives_the_death_of_a_worker(request, cluster):
     assert killed.is_set()
     assert workers[0].wait() != 0
     assert rows == mpsim.sweep(scenario, AXES).rows
+
+
+@pytest.mark.filterwarnings("default")  # of dask's own making
+@pytest.mark.parametrize("who", ["workers", "scheduler"])
+def test_a_sweep_whose_cluster_goes_away_says_so(request, cluster, monkeypatch, who):
+    """In one line, soon, with the mend; it does not wait for ever."""
+    monkeypatch.setattr(executors, "_AWAY", 0.5)
+    scenario = mpsim.load(request.config.rootpath / "scenarios" / "quickstart.yaml")
+    address, workers, scheduler = cluster
+    gone = workers if who == "workers" else [scheduler]
+
+    def kill(done, total):
+        if 0 < done < total:
+            for process in gone:
+                process.kill()
+
+    with pytest.raises(MpsimError, match=r"(is left|no longer|went away).* --resume"):
+        mpsim.sweep(scenario, AXES, cluster=address, jobs=2, progress=kill)
 
 
 def test_an_address_that_is_none_is_refused(request):

@@ -12,6 +12,7 @@ import pytest
 
 from mpsim.errors import MpsimError
 from mpsim.scenario import load
+from mpsim.study import sweep
 from mpsim.study.executors import local_processes
 from mpsim.study.plan import plan
 from mpsim.study.scaling import scale
@@ -50,6 +51,17 @@ def test_scale_keeps_the_sizes_it_has(scenarios):
     found = scale(scenario, [8, 16], progress=interrupt_after(2))
     assert (len(found.rows), found.interrupted) == (2, True)
     assert not scale(scenario, [8, 16]).interrupted
+
+
+def test_a_sweep_keeps_the_rows_it_has(scenarios, tmp_path):
+    """In memory and in its journal, with which it ends as if nothing had been."""
+    scenario, axes = load(scenarios / "quickstart.yaml"), {"training.global_batch": [32, 64, 96]}
+    journal = tmp_path / "rows.jsonl"
+    found = sweep(scenario, axes, resume=journal, progress=interrupt_after(4))  # two of none done
+    whole = sweep(scenario, axes)
+    assert (list(found.rows), found.interrupted) == (list(whole.rows)[:2], True)
+    resumed = sweep(scenario, axes, resume=journal)
+    assert (list(resumed.rows), resumed.interrupted) == (list(whole.rows), False)
 
 
 def test_plan_keeps_the_combinations_it_has(scenarios):
