@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from mpsim.cost import Constants
 from mpsim.engine import Timeline, run, run_interfering
 from mpsim.errors import DeadlockError, MpsimError, Problem, ScenarioError, nearest
+from mpsim.framework import BlockingSends
 from mpsim.program.devices import devices_of, interference_constants
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
@@ -27,7 +28,7 @@ from mpsim.training.planning import make_plan
 from mpsim.training.timed_orders import with_timed_orders
 
 if TYPE_CHECKING:
-    from mpsim.serving import ServiceResult
+    from mpsim.serving import ServicePlan, ServiceResult
 
 __all__ = [
     "Prepared",
@@ -35,6 +36,7 @@ __all__ = [
     "check_order",
     "job_class",
     "prepare",
+    "ready",
     "resolve",
     "simulate",
     "simulate_step",
@@ -96,7 +98,45 @@ class Prepared:
         return self.result(self.timeline())
 
     def timeline(self) -> Timeline:
-        """Run the program on the engine that the scenario asks for."""
+        """Run the program on the engine that the scenario asks for.
+
+        Raises
+        ------
+        ScenarioError
+            If operations wait for each other, as they may where messages block and a schedule was not made for that.
+        """
+        try:
+            return self._run()
+        except DeadlockError as error:
+            self.check_order()  # which names actions, where the run was of kernels
+            raise self._stuck(error) from None
+
+    def check_order(self) -> None:
+        """Refuse a step whose operations wait for each other, without simulating anything else.
+
+        Raises
+        ------
+        ScenarioError
+            As `timeline` does.
+        """
+        try:
+            run(self.program, "replay")
+        except DeadlockError as error:
+            raise self._stuck(error) from None
+
+    def _stuck(self, error: DeadlockError) -> ScenarioError:
+        """The refusal of an order of actions, at its place in the file."""
+        sends = self.plan.layout.framework.pipeline.blocking_sends
+        mend = ""
+        if sends is not BlockingSends.NEVER:
+            mend = (
+                f"\n{self.plan.layout.framework.name} lets a rank wait for its messages (blocking_sends: {sends}), which this order was not "
+                "made for: set framework.blocking_sends to never, or take another schedule, such as 1f1b"
+            )
+        problem = Problem(f"the order cannot run: {error}{mend}", key="schedule")
+        return ScenarioError(self.scenario.locate([problem]))
+
+    def _run(self) -> Timeline:
         program, plan = self.program, self.plan
         if plan.interference:
             devices = devices_of(program, plan)
@@ -187,6 +227,31 @@ def prepare(scenario: Scenario, *, build: Build = build_program) -> Prepared:
         raise
     except MpsimError as error:
         raise ScenarioError(f"{plan.name}: {error}") from error
+
+
+def ready(scenario: Scenario) -> Prepared | ServicePlan:
+    """Go as far as it takes to refuse all that `simulate` refuses: what ``mpsim check`` does.
+
+    Returns
+    -------
+    Prepared or ServicePlan
+
+    Raises
+    ------
+    ScenarioError
+        With every problem of the scenario.
+    """
+    if scenario.serves:
+        from mpsim.serving import make_service
+
+        plan = make_service(scenario)
+        plan.requests()
+        for pool in plan.pools.values():
+            _ = pool.prices  # which no library or rate may be missing for
+        return plan
+    prepared = prepare(scenario)
+    prepared.check_order()
+    return prepared
 
 
 def simulate(scenario: Scenario) -> Result | ServiceResult:

@@ -11,8 +11,8 @@ import typer
 from mpsim.cli.options import AllowInclude, AsJson, Emit, Overrides, Sets, load_scenario
 
 if TYPE_CHECKING:
-    from mpsim.scenario import Scenario
     from mpsim.serving import ServicePlan
+    from mpsim.simulate import Prepared
 
 __all__ = ["check"]
 
@@ -28,9 +28,11 @@ def check(
     """Report every mistake of a scenario at once, or say what was derived from it."""
     from mpsim.cli.console import print_json, print_table, print_text
     from mpsim.cli.emit import emitted, write_emitted
+    from mpsim.simulate import Prepared, ready
 
     scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
-    derived = _derived_service(scenario) if scenario.serving is not None else _derived(scenario)
+    able = ready(scenario)
+    derived = _derived(able) if isinstance(able, Prepared) else _derived_service(able)
     files = emitted(scenario, emit)
     if as_json:
         data: dict[str, object] = {"scenario": scenario.name, "ok": True, "derived": derived}
@@ -82,14 +84,13 @@ def _stages(layers: Sequence[int]) -> str:
     )
 
 
-def _derived(scenario: Scenario) -> dict[str, object]:
-    """The values that a scenario leaves to be worked out; planning finds what only a plan can."""
+def _derived(prepared: Prepared) -> dict[str, object]:
+    """The values that a scenario leaves to be worked out."""
     from mpsim.cost import CollectiveModel
     from mpsim.scenario.settled import in_words, settled_by
-    from mpsim.simulate import resolve
     from mpsim.training.memory import account_memory
 
-    plan = resolve(scenario)
+    scenario, plan = prepared.scenario, prepared.plan
     libraries = [CollectiveModel(cluster).library.name for cluster in scenario.clusters]
     memory = account_memory(plan)
     derived: dict[str, object] = {
@@ -117,11 +118,8 @@ def _derived(scenario: Scenario) -> dict[str, object]:
     return derived
 
 
-def _derived_service(scenario: Scenario) -> dict[str, object]:
+def _derived_service(plan: ServicePlan) -> dict[str, object]:
     """Memory of an instance and how much cache is left."""
-    from mpsim.serving import make_service
-
-    plan = make_service(scenario)
     if plan.prefill is None:
         return _derived_pool(plan)
     pools = {

@@ -161,12 +161,13 @@ class KernelModel:
                 seen[shape] = time  # noqa: PERF403 # a Memo takes entries one by one
         return np.array([seen[shape] for shape in shapes], dtype=np.float64)
 
-    def work(self, operators: Sequence[Operator]) -> tuple[float, float]:
-        """FLOPs that operators really execute together, and seconds they would take at the dense peak of the format that each runs in."""
+    def work(self, operators: Sequence[Operator]) -> tuple[float, float, float]:
+        """FLOPs that operators really execute together, seconds they would take at the dense peak of the format that each runs in, and seconds in which memory moves their bytes."""
         products = [operator for operator in operators if operator.flops > 0]
         flops = executed_flops(products)
         peaks = np.array([self._gemm[self._format_of(product)][0] for product in products])
-        return float(flops.sum()), float((flops / peaks).sum())
+        moved = sum(operator.bytes for operator in operators)
+        return float(flops.sum()), float((flops / peaks).sum()), moved / self._bandwidth
 
     def quantisation_seconds(self, elements: ArrayLike, *, from_bytes: float = 2.0) -> Floats:
         """Time of casting tensors of so many elements to this model's narrow format [s]; 0 in a wide precision."""
@@ -367,7 +368,10 @@ class KernelModel:
             causal=np.array([o.causal for o in operators]),
             forward=np.array([o.phase is Phase.FORWARD for o in operators]),
         )
-        return self._attention.seconds(work)
+        (moved,) = _columns(operators, "bytes")
+        # a short window leaves so little to compute that queries, keys and values themselves take longest
+        result: Floats = np.maximum(self._attention.seconds(work), moved / self._bandwidth)
+        return result
 
     def _streams(self, operators: Sequence[Operator]) -> Floats:
         """Memory-bound kernels of one kind; each class and pass may have a measured curve of its own."""

@@ -223,8 +223,8 @@ class StageCosts:
         """Seconds of sharded operators [s]."""
         return self._costs.kernels.seconds(operators)
 
-    def work(self, operators: Sequence[Operator]) -> tuple[float, float]:
-        """FLOPs that sharded operators execute, and seconds they would take at the peaks of their formats."""
+    def work(self, operators: Sequence[Operator]) -> tuple[float, float, float]:
+        """FLOPs that sharded operators execute, seconds they would take at the peaks of their formats, and seconds in which memory moves their bytes."""
         return self._costs.kernels.work(operators)
 
     def collective(self, item: Communication) -> tuple[float, float, float]:

@@ -46,12 +46,17 @@ class Timeline(Saved):
 
     @property
     def makespan(self) -> float:
+        """End of the last operation, or when links can have carried all they were given, if that is later [ticks]."""
+        return max(self.last, self.program.least)
+
+    @property
+    def last(self) -> float:
         """End of the last operation [ticks]."""
         return float(self.end.max(initial=0.0))
 
     @property
     def step_time_s(self) -> float:
-        """End of the last operation [s]."""
+        """The same as `makespan` [s]."""
         return self.makespan * TICK
 
     def rows(self, rank: int, stream: Stream = Stream.COMPUTE) -> NDArray[np.int64]:

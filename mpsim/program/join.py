@@ -23,7 +23,7 @@ __all__ = ["UnequalCollectivesError", "join"]
 
 Ints = NDArray[np.int64]
 
-_SHARED = ("vocabulary", "labels", "class_size", "rank_name", "templates")
+_SHARED = ("vocabulary", "labels", "class_size", "rank_name", "templates", "least", "least_part")
 _LISTS = ("dep_ptr", "dep", "slot_ptr", "slot")
 
 

@@ -25,7 +25,7 @@ from mpsim.parallel import Layout
 from mpsim.parallel.crossing import Flows, exchange, load, messages, ring
 from mpsim.program.program import SEND, TICK, Program, Stream
 
-__all__ = ["Deployment", "Links", "links_of"]
+__all__ = ["Deployment", "Links", "links_of", "port_rates"]
 
 _DIRECTIONS = ("out", "in")
 _DIGITS = 9  # of a load: what agrees to so many is one link
@@ -183,6 +183,11 @@ def _kinds(cluster: Cluster) -> Iterator[tuple[str, float, bool]]:
     yield "scale-up", node.scale_up.bandwidth * node.scale_up.efficiency * TICK, False
     if node.nics:
         yield "NIC", node.nic_bandwidth_per_accelerator * node.nic.efficiency * TICK, True
+
+
+def port_rates(cluster: Cluster) -> dict[str, float]:
+    """Usable rate of each kind of port of one rank, in one direction [B/tick]."""
+    return {name: rate for name, rate, _ in _kinds(cluster)}
 
 
 def _receiver(program: Program) -> NDArray[np.int64]:

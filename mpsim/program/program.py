@@ -120,6 +120,8 @@ class Template:
         where it began late. Sums by part to `parts` exactly. Empty where nobody knows, as in results of versions that did not record it.
     load_seconds : tuple of float
         Time alone of the kernels inside by what they draw power for, in the order of `KERNELS`; empty where it is not known [s].
+    memory_seconds : float
+        Time in which memory moves what all kernels read and write, each on its own [s].
 
     Notes
     -----
@@ -146,6 +148,7 @@ class Template:
     peak_seconds: float = 0.0
     exposed: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
     load_seconds: tuple[float, ...] = ()
+    memory_seconds: float = 0.0
 
     def __repr__(self) -> str:
         return f"Template({self.name!r}, {len(self.stream)} kernels, {self.parts.sum():.0f} ticks)"
@@ -194,6 +197,10 @@ class Program(Saved):
         Rows that must have ended, CSR.
     slot_ptr, slot : int64[N + 1], int32[K]
         Occupied (rank, stream) pairs as ``rank * len(Stream) + stream``, CSR.
+    least : float
+        Ticks that the whole takes at least, because its links cannot carry it sooner; 0 where engines follow how they are shared.
+    least_part : int
+        Part of the vocabulary that what is waited for that counts as.
     """
 
     vocabulary: Vocabulary
@@ -221,6 +228,8 @@ class Program(Saved):
     slot_ptr: NDArray[np.int64]
     slot: NDArray[np.int32]
     templates: tuple[Template, ...] = ()
+    least: float = 0.0
+    least_part: int = 0
 
     def __len__(self) -> int:
         return len(self.duration)

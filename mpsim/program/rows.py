@@ -126,6 +126,7 @@ class Rows:
         """Freeze into a Program."""
         dep_ptr, dep = self._lists(self._edges)
         slot_ptr, slot = self._lists(self._slots)
+        columns: dict[str, Any] = {name: self._column(name) for name in _COLUMNS}
         return Program(
             vocabulary=self.vocabulary,
             labels=tuple(self._labels),
@@ -136,7 +137,7 @@ class Rows:
             slot_ptr=slot_ptr,
             slot=slot,
             templates=templates,
-            **{name: self._column(name) for name in _COLUMNS},
+            **columns,
         )
 
     def _column(self, name: str) -> NDArray[Any]:

@@ -42,8 +42,8 @@ class BlockCosts(Protocol):
         """Seconds of sharded operators [s]."""
         ...
 
-    def work(self, operators: Sequence[Operator]) -> tuple[float, float]:
-        """FLOPs that sharded operators execute, and seconds they would take at the peaks of their formats."""
+    def work(self, operators: Sequence[Operator]) -> tuple[float, float, float]:
+        """FLOPs that sharded operators execute, seconds they would take at the peaks of their formats, and seconds in which memory moves their bytes."""
         ...
 
     def collective(self, item: Communication) -> tuple[float, float, float]:
@@ -220,6 +220,12 @@ class _Block:
             )
             self._idle("host launch", missing, before)
 
+    def nothing(self) -> None:
+        """Issue a kernel that takes no time."""
+        self.kernel = len(self.placed)
+        part = self.vocabulary.part("other")
+        self.placed.append(_Placed("nothing", Stream.COMPUTE, part, self.now, 0.0, ()))
+
     def _idle(self, name: str, duration: float, before: tuple[int, ...]) -> None:
         self.kernel = len(self.placed)
         host = self.vocabulary.part("host")
@@ -292,13 +298,18 @@ def evaluate_block(
             if launch_blocking:
                 block.block_launches()
     block.drain()
+    if (
+        not block.placed
+    ):  # a kernel of no time, so that what waits for the block still has something to wait for
+        block.nothing()
     block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
-    executed, at_peak = costs.work(kernels)
+    executed, at_peak, at_bandwidth = costs.work(kernels)
     return dataclasses.replace(
         _as_template(name, block),
         executed_flops=executed,
         peak_seconds=at_peak,
         load_seconds=_by_load(kernels, alone),
+        memory_seconds=at_bandwidth,
     )
 
 
@@ -398,6 +409,7 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
         load_seconds=tuple(
             map(sum, zip(*(block.load_seconds for block in templates), strict=False))
         ),
+        memory_seconds=sum(block.memory_seconds for block in templates),
     )
 
 

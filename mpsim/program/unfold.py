@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 _AXES = tuple((axis.name, axis.span) for axis in reversed(FOLDED))  # slowest first
 _NOT_BY_ROW = frozenset(
-    "vocabulary labels class_size rank_name dep_ptr dep slot_ptr slot templates".split()
+    "vocabulary labels class_size rank_name dep_ptr dep slot_ptr slot templates least least_part".split()
 )
 
 
@@ -223,6 +223,8 @@ class Unfolding:
             dep=dependencies.value,
             slot_ptr=slots.ptr,
             slot=slots.value,
+            least=folded.least,
+            least_part=folded.least_part,
             **each,
         )
 

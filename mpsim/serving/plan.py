@@ -16,8 +16,10 @@ from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.rates import Rates, Reductions, rates_of
+from mpsim.serving.requests import Requests
 from mpsim.serving.service import Handover, Pool
 from mpsim.serving.speculation import HEADS, N_GRAM, Draft
+from mpsim.serving.stream import draw_requests
 from mpsim.serving.transfers import CacheNetwork, Instance
 from mpsim.serving.trouble import outages_of, paces_of
 from mpsim.serving.work import FORMATS, Format, RankWork
@@ -416,8 +418,30 @@ class ServicePlan:
             )
         return None
 
-    def require(self) -> None:
-        """Refuse a service that cannot hold its weights or one request.
+    def requests(self, count: int | None = None) -> Requests:
+        """The stream of requests, if the service can hold it.
+
+        Parameters
+        ----------
+        count : int, optional
+            How many, whatever the workload says; see `mpsim.serving.stream.draw_requests`.
+
+        Raises
+        ------
+        ScenarioError
+            If the service cannot hold its weights, or a request.
+        """
+        drawn = draw_requests(self.workload, seed=self.seed, folder=self.folder, count=count)
+        self.require(drawn)
+        return drawn
+
+    def require(self, requests: Requests | None = None) -> None:
+        """Refuse a service that cannot hold its weights or one request, and a prompt that fits no iteration.
+
+        Parameters
+        ----------
+        requests : Requests, optional
+            Whose prompts have to fit.
 
         Raises
         ------
@@ -425,3 +449,10 @@ class ServicePlan:
         """
         if problems := self.problems():
             raise ScenarioError(problems)
+        rules = (self.prefill or self).rules
+        longest = 0 if requests is None else int(requests.prompt.max(initial=0))
+        if not rules.chunked and rules.scheduler != "static" and longest > rules.max_tokens:
+            raise ScenarioError(
+                f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {rules.max_tokens:,} with chunked: false; "
+                "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"
+            )

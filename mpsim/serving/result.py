@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpsim import accessors
-from mpsim.errors import ScenarioError
 from mpsim.frame import to_frame
 from mpsim.result.result import Summary
 from mpsim.scenario import Scenario
@@ -19,7 +18,6 @@ from mpsim.serving.intervals import intervals, setting_of
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.service import Served, serve
-from mpsim.serving.stream import draw_requests
 from mpsim.serving.summary import summarise
 from mpsim.serving.words import service_sheet
 from mpsim.sheet import Sheet, Shown
@@ -116,7 +114,6 @@ def run_service(scenario: Scenario, plan: ServicePlan) -> ServiceResult:
     ScenarioError
         If the service cannot hold its weights, or a request.
     """
-    plan.require()
     requests, served = _serve(plan, None)
     return ServiceResult(scenario, plan, requests, served)
 
@@ -129,14 +126,14 @@ def serve_requests(scenario: Scenario, plan: ServicePlan, requests: Requests) ->
     ScenarioError
         If the service cannot hold its weights, or a request.
     """
-    plan.require()
+    plan.require(requests)
     return ServiceResult(scenario, plan, requests, _run(plan, requests))
 
 
 def _serve(plan: ServicePlan, count: int | None) -> tuple[Requests, Served]:
     """Serve a workload; of a closed loop with a duration twice as many requests as before, if those were not enough."""
     workload = plan.workload
-    requests = draw_requests(workload, seed=plan.seed, folder=plan.folder, count=count)
+    requests = plan.requests(count)
     served = _run(plan, requests)
     if workload.concurrency is None or workload.duration is None:
         return requests, served
@@ -149,13 +146,6 @@ def _serve(plan: ServicePlan, count: int | None) -> tuple[Requests, Served]:
 
 
 def _run(plan: ServicePlan, requests: Requests) -> Served:
-    plan_of_prompts = plan.prefill or plan
-    rules, longest = plan_of_prompts.rules, int(requests.prompt.max(initial=0))
-    if not rules.chunked and rules.scheduler != "static" and longest > rules.max_tokens:
-        raise ScenarioError(
-            f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {rules.max_tokens:,} with chunked: false; "
-            "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"
-        )
     return serve(
         requests,
         plan.prices,

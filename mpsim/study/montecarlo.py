@@ -194,6 +194,7 @@ class _Draws:
         folded = folded_actions(program)
         unfolding = Unfolding(folded, {"dp": replicas})
         self._duration = np.repeat(program.duration, unfolding.count)
+        self._least = program.least
         if prepared.replays:
             self._structure = Structure.unfolded(folded, unfolding)
             self._steps = None
@@ -219,7 +220,8 @@ class _Draws:
             steps = self._steps
             return np.array([steps.timeline(step[steps.coarse]).makespan for step in factor.T])
         factor *= self._duration[:, None]
-        return self._structure.makespans(np.rint(factor, out=factor).T)
+        spans = self._structure.makespans(np.rint(factor, out=factor).T)
+        return np.maximum(spans, self._least)
 
 
 def _enclosing(count: int, share: float) -> tuple[int | None, int | None]:

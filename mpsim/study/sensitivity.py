@@ -150,6 +150,7 @@ def _step_times(base: Prepared, variants: Sequence[Prepared]) -> NDArray[np.floa
     if base.replays and all(_alike(base.program, program) for program in programs):
         durations = np.stack([program.duration for program in programs])
         spans = Structure.of(base.program).makespans(durations)
+        spans = np.maximum(spans, [program.least for program in programs])
     else:  # rates change while a step runs, or a cost decided how something is cut
         spans = np.array([variant.timeline().makespan for variant in variants])
     return spans * TICK

@@ -49,8 +49,9 @@ class Graphs:
             return run(program, "replay").makespan
 
         def together(structure: Structure, same: Sequence[Program]) -> list[float]:
-            spans: list[float] = structure.makespans(_durations(same)).tolist()
-            return spans
+            spans = structure.makespans(_durations(same))
+            held: list[float] = np.maximum(spans, [program.least for program in same]).tolist()
+            return held
 
         return self._each(programs, alone, together)
 

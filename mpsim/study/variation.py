@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import Structure, Timeline, reduce_template
-from mpsim.errors import Problem, ScenarioError
+from mpsim.errors import ScenarioError
 from mpsim.memo import remembered
 from mpsim.parallel import FOLDED
 from mpsim.program import TICK, Program, Stream
 from mpsim.program.links import links_of
 from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
+from mpsim.scenario.checks import absent_parts
 from mpsim.scenario.variation import Variation
 from mpsim.sheet import Sheet, Shown
 from mpsim.simulate import Prepared
@@ -251,7 +252,8 @@ class _Machine:
     def makespans(self, draws: Sequence[_Draw]) -> Floats:
         """Makespans of several steps [ticks]."""
         if self._steps is None:
-            return self._structure.makespans(np.stack([self._durations(draw) for draw in draws]))
+            spans = self._structure.makespans(np.stack([self._durations(draw) for draw in draws]))
+            return np.maximum(spans, self.program.least)
         return np.array([self.timeline(draw).makespan for draw in draws])
 
     def _replayed(self, duration: Floats) -> Timeline:
@@ -327,7 +329,7 @@ class _Machine:
             durations = self._loaded_with(draw, self._slowed(draw.slow, np.ones_like(draw.thin)))
             scale[whole] *= durations[coarse] / self.base[coarse]
         else:
-            names = np.array([name.startswith(_EXPERTS) for name in program.labels])
+            names = np.array([name.startswith(_EXPERTS) for name in program.labels], dtype=bool)
             routed = (program.stream == Stream.EP) | names[program.label]
             routed &= self._template[steps.coarse] >= 0
             scale[routed] *= draw.load[steps.coarse[routed]]
@@ -399,7 +401,7 @@ class _Machine:
         loads = np.linspace(table[0], table[-1], _GRID)
         result = {}
         for number, template in enumerate(self._templates):
-            names = np.array([name.startswith(_EXPERTS) for name in template.names])
+            names = np.array([name.startswith(_EXPERTS) for name in template.names], dtype=bool)
             routed = (template.stream == Stream.EP) | names[template.name_index]
             if routed.any():
                 scale = np.where(routed, loads[:, None], 1.0)
@@ -418,21 +420,14 @@ def _given(result: Result, variation: Variation) -> tuple[Floats, list[tuple[Flo
     plan, cluster = result.plan, result.plan.layout.cluster
     ranks = plan.layout.mesh.ranks
     node = cluster.node_of(ranks)
-    slow = np.ones(ranks.shape)
-    problems = []
-    for number, part in enumerate(variation.slow):
-        wanted = node == part.node if part.ranks is None else np.isin(ranks, part.ranks)
-        expected = 1 if part.ranks is None else len(set(part.ranks))
-        if int(wanted.sum()) < expected:
-            message = f"names a rank or node that is not there; ranks are 0 to {ranks.size - 1}, nodes 0 to {node.max()}"
-            problems.append(Problem(message, key=f"variation.slow.{number}"))
-        slow = np.where(wanted, np.maximum(slow, 1 / part.speed), slow)
-    thin = []
-    for number, link in enumerate(variation.links):
-        if not (node == link.node).any():
-            message = f"names node {link.node}; nodes are 0 to {node.max()}"
-            problems.append(Problem(message, key=f"variation.links.{number}"))
-        thin.append((np.where(node == link.node, 1 / link.bandwidth, 1.0), link.time))
-    if problems:
+    if problems := absent_parts(variation, cluster.nodes, cluster.accelerators):
         raise ScenarioError(result.scenario.locate(problems))
+    slow = np.ones(ranks.shape)
+    for part in variation.slow:
+        wanted = node == part.node if part.ranks is None else np.isin(ranks, part.ranks)
+        slow = np.where(wanted, np.maximum(slow, 1 / part.speed), slow)
+    thin = [
+        (np.where(node == link.node, 1 / link.bandwidth, 1.0), link.time)
+        for link in variation.links
+    ]
     return slow, thin

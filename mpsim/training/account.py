@@ -8,7 +8,8 @@ what ended it:
   all earlier idle time is ``bubble``, waiting for another stage to compute;
 * after a rank's last action: what its own gradient collectives and copies to the host cover is ``exposed_dp``, what an optimizer on its
   host covers ``optimizer``; what lies before the last pipeline action anywhere is ``bubble``; of the rest what any rank's cover is
-  counted likewise, and what remains ``other`` (waiting for a slower optimizer).
+  counted likewise, and what remains ``other`` (waiting for a slower optimizer);
+* after the last row of all, where links need longer than transfers that do not meet (`Program.least`): the communication that needs it.
 
 The parts of a rank are whole ticks and sum to the step time exactly. `idle_waits` gives the same idle time as intervals.
 """
@@ -79,14 +80,24 @@ def _waits_at_end(timeline: Timeline, gaps: Gaps) -> Iterator[Waits]:
     program = timeline.program
     pipeline = np.isin(program.kind, PIPELINE)
     flush = float(timeline.end[pipeline].max(initial=0.0))
+    held = timeline.last  # what lies behind the last row waits for links to have carried all
     states = _States(timeline)
     anybody = states.covers(states.row)
     for rank in sorted(set(gaps.rank.tolist())):
         mine = gaps.rank == rank
-        start, end = gaps.start[mine], gaps.end[mine]
+        start, end = gaps.start[mine], np.minimum(gaps.end[mine], held)
+        yield _held(rank, np.maximum(start, end), gaps.end[mine], program.least_part)
         split = np.clip(flush, start, end)
         yield _labelled(rank, start, split, states.covers(states.of(rank)), _BUBBLE)
         yield _labelled(rank, split, end, anybody, _OTHER)
+
+
+def _held(rank: int, start: Floats, end: Floats, part: int) -> Waits:
+    """Waits of one rank for links to have carried all they were given."""
+    some = end > start
+    count = int(some.sum())
+    none = np.full(count, -1)
+    return Waits(np.full(count, rank), start[some], end[some], np.full(count, part), none)
 
 
 def _labelled(

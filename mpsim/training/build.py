@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
 from mpsim.framework import BlockingSends
+from mpsim.program.floors import held_to_links
 from mpsim.program.join import UnequalCollectivesError, join
 from mpsim.program.program import Program
 from mpsim.program.rows import Rows
@@ -47,7 +48,15 @@ def build_program(
     """
     costs = costs or PlanCosts(plan)
     if plan.classes:
-        return _joined(plan, [build_program(part.plan, part) for part in costs.parts])
+        program = _joined(plan, [_build(part.plan, part, None) for part in costs.parts])
+    else:
+        program = _build(plan, costs, blocks)
+    # where transfers share links, what these can carry comes out of the run
+    return program if plan.network == "flow" else held_to_links(program, plan)
+
+
+def _build(plan: Plan, costs: PlanCosts, blocks: Blocks | None) -> Program:
+    """The program of replicas that are alike."""
     rows = Rows(TRAINING)
     step = StepRows(rows, plan, costs)
     actions = ActionVariants(plan, costs, blocks)

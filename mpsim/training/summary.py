@@ -10,14 +10,13 @@ from mpsim.hardware.routes import routes_of
 from mpsim.program import TICK
 from mpsim.result import Result, figures
 from mpsim.result.energy import measure_energy
+from mpsim.training.floors import floor_warnings, floors_of
 from mpsim.training.intervals import intervals, nearest_measured, setting_of
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import model_flops
 
 __all__ = ["summarise"]
-
-_FULL = 1.001  # of a link: what ticks round is not told
 
 
 def summarise(result: Result, plan: Plan) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     breakdown = dict(zip(PARTS, mean.tolist(), strict=True))
     tokens = plan.tokens_per_step / step
     each = accelerators * step
-    setting = setting_of(plan)
+    setting, floors = setting_of(plan), floors_of(result, plan)
     energy = measure_energy(result)
     summary = {
         "scenario": plan.name,
@@ -50,6 +49,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "tensor_utilisation": at_peak / each,
         "bubble_fraction": breakdown["bubble"] / step,
         "breakdown_s": breakdown,
+        "floors_s": floors,
         "communication_s": figures.communication(result),
         "parameters": _parameters(plan),
         "memory": _memory(result, plan),
@@ -67,7 +67,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "utilisation": figures.utilisation(result),
         "calibration": figures.calibration(result.constants),
         "validated": nearest_measured(setting),
-        "warnings": _warnings(result, plan),
+        "warnings": _warnings(result, plan, floors),
         **({"variation": result.variation.to_json()} if result.scenario.variation else {}),
     }
     return {**summary, "interval": intervals(setting, summary)}
@@ -108,13 +108,7 @@ def _memory(result: Result, plan: Plan) -> dict[str, float | int]:
     return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": stage}
 
 
-def _link_load(result: Result) -> float:
-    """Bytes that the busiest rank sends over what its links carry in the step; above 1 where the step is below its floor."""
-    use = result.utilisation
-    return float(max(use.scale_up.max(), use.scale_out.max()))
-
-
-def _warnings(result: Result, plan: Plan) -> list[str]:
+def _warnings(result: Result, plan: Plan, floors: dict[str, float]) -> list[str]:
     memory = result.memory
     warnings = []
     if (
@@ -132,11 +126,7 @@ def _warnings(result: Result, plan: Plan) -> list[str]:
             f"{order} has forwards beside backwards to run the exchange of experts of one beside the kernels of the other, and nothing "
             "does; set framework.expert_overlap to microbatch"
         )
-    if (load := _link_load(result)) > _FULL:
-        warnings.append(
-            f"moves {load:.2f} times the bytes that its links can carry in the step, so no step is this short: transfers of network: analytic "
-            "do not meet; set simulation.network to flow"
-        )
+    warnings += floor_warnings(result, plan, floors)
     if not memory.fits:
         warnings.append(
             f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB of "

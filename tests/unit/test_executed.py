@@ -49,7 +49,7 @@ def test_every_format_counts_against_its_own_peak() -> None:
     chip = accelerator("h100-sxm")
     model = KernelModel(chip, "fp8")
     logits = make_gemm(Role.LOGITS, Phase.FORWARD, m=128, n=256, k=512)
-    flops, seconds = model.work([_product(), logits, _attention()])
+    flops, seconds, _ = model.work([_product(), logits, _attention()])
     attention = FULL * 9 / 16
     assert flops == pytest.approx(2 * GEMM + attention, rel=1e-12)
     narrow, wide = chip.peak("fp8"), chip.peak("bf16")

@@ -143,9 +143,9 @@ def test_experts_vary_only_where_there_are_some(result, scenarios):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"slow": [{"node": 9, "speed": 0.5}]}, "not there"),
-        ({"slow": [{"ranks": [99], "speed": 0.5}]}, "not there"),
-        ({"links": [{"node": 9, "bandwidth": 0.5}]}, "nodes are 0 to 3"),
+        ({"slow": [{"node": 9, "speed": 0.5}]}, "got node 9, but the cluster has 4"),
+        ({"slow": [{"ranks": [99], "speed": 0.5}]}, "got rank 99, but the cluster has 32"),
+        ({"links": [{"node": 9, "bandwidth": 0.5}]}, "needed 0 to 3"),
     ],
 )
 def test_parts_that_are_not_there_are_refused(result, section, message):
@@ -191,8 +191,9 @@ def test_replicas_that_differ_do_not_vary_yet():
     parts = [{"count": 2}, {"count": 2, "nic": "ib-hdr", "price_per_hour": "1 USD/h"}]
     cluster = {**DATA["cluster"], "replicas": parts}
     data = {**DATA, "cluster": cluster, "variation": {"jitter": 0.1}}
-    prepared = mpsim.prepare(mpsim.Scenario.from_mapping(data))
-    assert not prepared.supports("variation")
-    assert prepared.supports("jitter")
+    with pytest.raises(ScenarioError, match=r"variation: got a variation where .* alike"):
+        mpsim.Scenario.from_mapping(data)
+    result = mpsim.simulate(mpsim.Scenario.from_mapping({**DATA, "cluster": cluster}))
+    assert mpsim.Prepared.of(result).supports("jitter")
     with pytest.raises(ScenarioError, match="alike"):
-        _ = prepared.run().summary
+        varied(result, jitter=0.1)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import LinkShape
 from mpsim.memo import remembered
 from mpsim.parallel.group import GroupShape
 from mpsim.shipped import read_shipped
@@ -98,20 +99,21 @@ def _fits(name: str, cluster: Cluster) -> bool:
     return all(facts[key] == value for key, value in _conditions()[name].items())
 
 
-def _facts(cluster: Cluster) -> Mapping[str, str]:
+def _facts(cluster: Cluster) -> Mapping[str, object]:
     chip = cluster.accelerator
     shape = cluster.node.scale_up.shape.value
-    return {"vendor": chip.vendor, "family": chip.family, "shape": shape}
+    is_torus = cluster.node.scale_up.shape is LinkShape.TORUS
+    return {"vendor": chip.vendor, "family": chip.family, "shape": shape, "is_torus": is_torus}
 
 
 @remembered(1)
-def _defaults() -> tuple[Mapping[str, str], ...]:
+def _defaults() -> tuple[Mapping[str, object], ...]:
     return tuple(_document()["defaults"])
 
 
 @remembered(1)
-def _conditions() -> Mapping[str, Mapping[str, str]]:
-    libraries: Mapping[str, Mapping[str, str]] = _document()["libraries"]
+def _conditions() -> Mapping[str, Mapping[str, object]]:
+    libraries: Mapping[str, Mapping[str, object]] = _document()["libraries"]
     return libraries
 
 

@@ -47,7 +47,6 @@ from mpsim.scenario.checks.schedule import (
 from mpsim.scenario.checks.serving import (
     check_instances,
     check_job,
-    check_outages,
     check_pools,
     check_service_experts,
     check_service_heads,
@@ -59,10 +58,12 @@ from mpsim.scenario.checks.simulation import check_network
 from mpsim.scenario.checks.stacks import check_stacks
 from mpsim.scenario.checks.training import check_batch, check_precision
 from mpsim.scenario.checks.variants import check_overrides, check_sweep, wrong_values
+from mpsim.scenario.checks.variation import absent_parts, check_outages, check_variation
 from mpsim.scenario.described import Described
 
 __all__ = [
     "CHECKS",
+    "absent_parts",
     "check",
     "check_batch",
     "check_cluster",
@@ -96,6 +97,7 @@ __all__ = [
     "check_steps_in_backward",
     "check_sweep",
     "check_tensor_overlap",
+    "check_variation",
     "check_virtual_stages",
     "check_world",
     "check_zero",
@@ -135,6 +137,7 @@ CHECKS: Final[tuple[Callable[[Described], list[Problem]], ...]] = (
     check_steps_in_backward,
     check_network,
     check_size,
+    check_variation,
     check_outages,
     check_sweep,
     check_overrides,

@@ -6,13 +6,13 @@ import dataclasses
 from typing import Final
 
 from mpsim.errors import Problem
+from mpsim.scenario.checks.variation import absent_parts
 from mpsim.scenario.described import Described
 from mpsim.scenario.serving import PoolChoice
 
 __all__ = [
     "check_instances",
     "check_job",
-    "check_outages",
     "check_pools",
     "check_service_experts",
     "check_service_heads",
@@ -21,7 +21,14 @@ __all__ = [
     "check_training_keys",
 ]
 
-_COMPUTE: Final = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "int8": "int8"}
+_COMPUTE: Final = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "nvfp4": "fp4",
+    "int8": "int8",
+}
 _TRAINING_KEYS: Final = (
     *(
         "dp",
@@ -99,19 +106,6 @@ def _pools(scenario: Described) -> list[_Instances]:
     return found
 
 
-def check_outages(scenario: Described) -> list[Problem]:
-    """Refuse outages in training, which has checkpoints to go back to."""
-    variation = scenario.variation
-    if variation is None or not variation.outages:
-        return []
-    return [
-        Problem(
-            "got outages, which services have; leave them out, and see 'mpsim goodput' for failures in training",
-            key="variation.outages",
-        )
-    ]
-
-
 _DRAWN: Final = ("jitter", "network_jitter", "experts", "links")
 
 
@@ -135,26 +129,7 @@ def check_service_variation(scenario: Described) -> list[Problem]:
                 key="variation.outages",
             )
         )
-    nodes = [
-        *((f"slow.{i}", part.node) for i, part in enumerate(variation.slow)),
-        *((f"outages.{i}", outage.node) for i, outage in enumerate(variation.outages)),
-    ]
-    problems += [
-        Problem(
-            f"got node {node}, but the cluster has {cluster.nodes}; needed 0 to {cluster.nodes - 1}",
-            key=f"variation.{key}.node",
-        )
-        for key, node in nodes
-        if node is not None and node >= cluster.nodes
-    ]
-    problems += [
-        Problem(
-            f"got rank {max(part.ranks)}, but the cluster has {cluster.accelerators}; needed 0 to {cluster.accelerators - 1}",
-            key=f"variation.slow.{i}.ranks",
-        )
-        for i, part in enumerate(variation.slow)
-        if part.ranks and max(part.ranks) >= cluster.accelerators
-    ]
+    problems += absent_parts(variation, cluster.nodes, cluster.accelerators)
     return problems
 
 
@@ -303,7 +278,7 @@ def check_service_precision(scenario: Described) -> list[Problem]:
     """Refuse weights in a format that the accelerator cannot multiply."""
     chip = scenario.hardware.accelerator
     has = [name for name, compute in _COMPUTE.items() if compute in chip.peak_flops]
-    usable = ", ".join(["bf16", *has, "w4a16 or mxfp4 (weights alone are narrow)"])
+    usable = ", ".join([*has, "w4a16 or mxfp4 (weights alone are narrow)"])
     return [
         Problem(
             f"got {pool.weights}, but {chip.name} has no {need}; needed one of {usable}",

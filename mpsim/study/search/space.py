@@ -53,6 +53,7 @@ _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_precision": (),
     "check_schedule_file": (),
     "check_network": (),
+    "check_variation": _MESH,
     "check_outages": (),
     "check_sweep": (),
     "check_overrides": (),

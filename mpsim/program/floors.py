@@ -1,0 +1,231 @@
+"""Floors: the least time in which links can carry what a program puts on them, whatever runs beside what.
+
+Where nobody follows how transfers share links, each takes the time that it has alone, and two of different communicators may run beside each other at full rate
+each: a step of which communication is most could then be shorter than its links need for the bytes. `link_floors` says how long they need; a program that knows
+it (`Program.least`) ends no sooner on any engine.
+
+Shapes: R rank classes, D directions (out, in), M templates, Q kernels of one, E links of the fabric.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.hardware import Cluster
+from mpsim.hardware.routes import routes_of
+from mpsim.program.csr import owners
+from mpsim.program.expand import expand
+from mpsim.program.links import Deployment, links_of, port_rates
+from mpsim.program.program import SEND, Program, Stream, Template
+
+__all__ = ["Floor", "held_to_links", "link_floors"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Floor:
+    """Least time of what a program puts on links of one kind.
+
+    Parameters
+    ----------
+    name : str
+        ``scale_up``, ``nic`` or ``fabric``.
+    ticks : float
+        That its busiest link needs.
+    where : str
+        The busiest link, such as ``pp 3 NIC out``.
+    rank : int
+        Rank class whose port that is; -1 for a link of the fabric.
+    """
+
+    name: str
+    ticks: float
+    where: str = ""
+    rank: int = -1
+
+
+def link_floors(program: Program, deployment: Deployment) -> tuple[Floor, ...]:
+    """Floors of the ports of rank classes towards their scale-up domain and towards NICs, and of links of the fabric.
+
+    Parameters
+    ----------
+    program : Program
+        Of the deployment, with templates or expanded.
+    deployment : Deployment
+
+    Notes
+    -----
+    A transfer counts as at most the time it has: a measured rate above what the link's figures say counts as a full link, as it does under ``network: flow``.
+    """
+    clusters = deployment.class_clusters
+    ports = [_port_floor(program, clusters, far=far) for far in (False, True)]
+    return (*ports, _fabric_floor(program, deployment))
+
+
+def held_to_links(program: Program, deployment: Deployment) -> Program:
+    """The same program, which ends no sooner than its links can carry what it sends."""
+    busy = np.where(program.stream == Stream.COMPUTE, program.duration, 0.0)
+    # no program is shorter than what a rank does one after the other
+    shortest = float(np.bincount(program.rank, weights=busy, minlength=1).max())
+    ports = _most_of_ports(program, deployment.class_clusters)
+    if ports <= shortest and not routes_of(deployment.layout.cluster).names:
+        return program
+    floor = max(link_floors(program, deployment), key=lambda each: each.ticks)
+    if floor.ticks <= shortest:
+        return program
+    least = float(np.ceil(floor.ticks))
+    return dataclasses.replace(program, least=least, least_part=_most_of(program, floor))
+
+
+def _most_of_ports(program: Program, clusters: tuple[Cluster, ...]) -> float:
+    """Ticks that no port is busy for longer than: quickly found, and in most steps less than they compute."""
+    met = (np.diff(program.slot_ptr) > 1) & (program.kind != SEND)
+    arrives = program.kind == SEND
+    most = 0.0
+    for far, sent in ((False, program.up_bytes), (True, program.out_bytes)):
+        rate = _rates(clusters, far=far)
+        leaves = np.bincount(program.rank, weights=sent, minlength=program.ranks)
+        comes = np.bincount(program.peer[arrives], weights=sent[arrives], minlength=program.ranks)
+        # collectives in which classes meet count as if each class were in all of them
+        amount = leaves + comes + float(sent[met].sum())
+        some = rate > 0
+        most = max(most, float((amount[some] / rate[some]).max(initial=0.0)))
+    return most
+
+
+def _rates(clusters: tuple[Cluster, ...], *, far: bool) -> Floats:
+    """Usable rate of a port of each rank class, 0 where there is none [B/tick]."""
+    return np.array(
+        [port_rates(cluster).get("NIC" if far else "scale-up", 0.0) for cluster in clusters]
+    )
+
+
+def _port_floor(program: Program, clusters: tuple[Cluster, ...], *, far: bool) -> Floor:
+    """The busiest port of any rank class, towards NICs (`far`) or the scale-up domain."""
+    name = "nic" if far else "scale_up"
+    rate = _rates(clusters, far=far)
+    sent = program.out_bytes if far else program.up_bytes
+    rows = np.flatnonzero((sent > 0) & (rate[program.rank] > 0))
+    if not len(rows):
+        return Floor(name, 0.0)
+    took = np.zeros(len(program))
+    home, template = program.rank[rows], program.template[rows]
+    took[rows] = np.minimum(sent[rows] / rate[home], program.duration[rows])
+    if program.templates:
+        inside = np.stack([_inside(each, rate, far=far) for each in program.templates])
+        tiled = template >= 0
+        took[rows[tiled]] = inside[template[tiled], home[tiled]]
+    busy = np.zeros((2, program.ranks))
+    row, rank = _ranks(program, took > 0)
+    sends = program.kind[row] == SEND
+    for direction, takes in enumerate(
+        (~sends | (rank == program.rank[row]), ~sends | (rank == program.peer[row]))
+    ):
+        busy[direction] = np.bincount(
+            rank[takes], weights=took[row[takes]], minlength=program.ranks
+        )
+    direction, most = divmod(int(busy.argmax()), program.ranks)
+    label = "NIC" if far else "scale-up"
+    return Floor(
+        name,
+        float(busy[direction, most]),
+        f"{program.rank_name[most]} {label} {('out', 'in')[direction]}",
+        most,
+    )
+
+
+def _inside(template: Template, rate: Floats, *, far: bool) -> Floats:
+    """Time that transfers inside a template keep the port of each rank class busy [R]."""
+    sent = template.out_bytes if far else template.up_bytes
+    moving = sent > 0
+    alone = sent[moving] / np.where(rate > 0, rate, np.inf)[:, None]
+    busy: Floats = np.minimum(alone, template.duration[moving]).sum(axis=1)
+    return busy
+
+
+def _ranks(program: Program, chosen: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Pairs of a chosen row and a rank class that it occupies a stream of, each pair once."""
+    row = owners(program.slot_ptr)
+    mine = chosen[row]
+    row, rank = row[mine], program.slot[mine].astype(np.int64) // len(Stream)
+    # slots of a row ascend, so that streams of one rank stand next to each other
+    first = np.ones(len(row), dtype=bool)
+    first[1:] = (row[1:] != row[:-1]) | (rank[1:] != rank[:-1])
+    return row[first], rank[first]
+
+
+def _most_of(program: Program, floor: Floor) -> int:
+    """Part of the account that most of the bytes on a floor's link count as: of its rank class, or of all for a link of the fabric."""
+    far = floor.name != "scale_up"
+    sent = program.out_bytes if far else program.up_bytes
+    row, rank = _ranks(program, sent > 0)
+    mine = row if floor.rank < 0 else row[rank == floor.rank]
+    width = len(program.vocabulary.parts)
+    plain = mine[program.template[mine] < 0]
+    parts = np.bincount(program.part[plain], weights=sent[plain], minlength=width)
+    times = np.bincount(program.template[mine] + 1, minlength=len(program.templates) + 1)[1:]
+    for count, template in zip(times.tolist(), program.templates, strict=True):
+        if count:
+            inside = template.out_bytes if far else template.up_bytes
+            parts += count * np.bincount(template.part, weights=inside, minlength=width)
+    return int(parts.argmax())
+
+
+def _fabric_floor(program: Program, deployment: Deployment) -> Floor:
+    """The busiest link of a fabric that could be too thin."""
+    nothing = Floor("fabric", 0.0)
+    if not routes_of(deployment.layout.cluster).names:
+        return nothing
+    few, count = _distinct_rows(program)
+    if not len(few):
+        return nothing
+    times = np.array([len(template.stream) for template in few.templates] + [1])[few.template]
+    fine = expand(few)
+    links = links_of(fine, deployment)
+    chosen = links.link >= links.ports
+    if not chosen.any():
+        return nothing
+    row, link = links.row[chosen], links.link[chosen]
+    carried = links.use[chosen] * links.cap[row] * links.work[row] * np.repeat(count, times)[row]
+    busy = np.bincount(link, weights=carried, minlength=len(links.names)) / links.capacity
+    most = int(busy.argmax())
+    return Floor("fabric", float(busy[most]), links.names[most])
+
+
+def _distinct_rows(program: Program) -> tuple[Program, Floats]:
+    """A program of the rows that send over NICs, one of each template on a rank class, and how often each runs."""
+    inside = np.array([template.out_bytes.any() for template in program.templates] + [False])
+    tiled = np.flatnonzero(inside[program.template])
+    plain = np.flatnonzero((program.template < 0) & (program.out_bytes > 0))
+    key = (
+        program.rank[tiled].astype(np.int64) * (len(program.templates) + 1)
+        + program.template[tiled]
+    )
+    _, first, counts = np.unique(key, return_index=True, return_counts=True)
+    rows = np.concatenate([plain, tiled[first]])
+    order = np.argsort(rows, kind="stable")
+    rows = rows[order]
+    count = np.concatenate([np.ones(len(plain)), counts.astype(np.float64)])[order]
+    columns = {name: getattr(program, name)[rows] for name in _BY_ROW}
+    slot = program.rank[rows] * np.int32(len(Stream)) + program.stream[rows]
+    return (
+        dataclasses.replace(
+            program,
+            **columns,
+            dep_ptr=np.zeros(len(rows) + 1, dtype=np.int64),
+            dep=np.zeros(0, dtype=np.int32),
+            slot_ptr=np.arange(len(rows) + 1, dtype=np.int64),
+            slot=slot.astype(np.int32),
+        ),
+        count,
+    )
+
+
+_BY_ROW = tuple(
+    "rank stream kind stage chunk microbatch peer label part span template duration up_bytes out_bytes collective size".split()
+)
