@@ -134,6 +134,9 @@ _STEP_COLUMNS = ("step (s)", "tokens/s/acc.", "MFU", "bubble", "memory (GB)")
 _ENERGIES: Final[Mapping[str, str]] = MappingProxyType(
     {"J/token": "energy_j_per_token", "at meter": "meter_energy_j_per_token"}
 )
+_SERVICE_ENERGIES: Final[Mapping[str, str]] = MappingProxyType(
+    {"J/token": "energy_j_per_output_token"}
+)
 _SERVICE_COLUMNS: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
     {
         "TTFT p99 (ms)": ("ttft_s.p99", 1e3),
@@ -149,13 +152,13 @@ def sweep_sheet(sweep: Sweep) -> Sheet:
     """One line a combination, the best, then why some cannot run and what others warn of."""
     serves = any(row.serves for row in sweep)
     # layouts of one cluster differ little in energy, and their keys need the room
-    hardware = not serves and any(key.startswith("cluster.") for key in sweep.keys)
-    energies = tuple(_ENERGIES) if hardware else ()
+    hardware = any(key.startswith("cluster.") for key in sweep.keys)
+    energies = (_SERVICE_ENERGIES if serves else _ENERGIES) if hardware else {}
     notes: dict[str, int] = {}
     rows = []
     for row in sweep:
         figures = _service_figures(row) if serves else _step_figures(row)
-        figures += tuple(_joules(row.number(_ENERGIES[name])) for name in energies)
+        figures += tuple(_joules(row.number(name)) for name in energies.values())
         reason = row.reason or ""
         mark = f"[{notes.setdefault(reason, len(notes) + 1)}]" if reason else ""
         rows.append((*map(str, row.values.values()), *figures, mark))
@@ -172,7 +175,12 @@ def sweep_sheet(sweep: Sweep) -> Sheet:
         )
         lines.append(f"most {what}: {assigned(sweep.best.values)}{_tie(sweep)}")
     least = sweep.thriftiest
-    if hardware and least is not None and (sweep.best is None or least.values != sweep.best.values):
+    if (
+        hardware
+        and not serves
+        and least is not None
+        and (sweep.best is None or least.values != sweep.best.values)
+    ):
         lines.append(f"least energy a token at the meter: {assigned(least.values)}")
     for warning, count in sweep.warnings.items():
         lines.append(f"warning of {count:,} of {plural(len(sweep), 'row')}: {warning}")
