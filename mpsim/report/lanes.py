@@ -1,7 +1,8 @@
 """Lanes: the bars of a timeline, packed for a page that zooms into them.
 
-Each lane is what one stream of a rank does, in order of time. Columns are packed as differences of whole numbers, compressed and spelled in base 64: a
-hundred thousand bars take a few hundred kilobytes.
+Each lane is what one rank computes, or communicates over one axis, in order of time: actions of the schedule, and under them the transfers inside and between
+actions, exposed ones apart. Columns are packed as differences of whole numbers, compressed and spelled in base 64: a hundred thousand bars take a few hundred
+kilobytes.
 
 Shapes: N bars.
 """
@@ -11,25 +12,29 @@ from __future__ import annotations
 import base64
 import dataclasses
 import gzip
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.parallel import AXIS_NAMES
 from mpsim.plot.palette import EVENTS
 from mpsim.plot.timeline import TimelineDisplay
 from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["Lanes", "lanes_of", "packed"]
+__all__ = ["MOST", "Lanes", "lanes_of", "packed"]
 
-MOST = 150_000
+MOST = 200_000
 """Bars on one page; of more, the lanes of some ranks are left out."""
 
-_EVENTS = tuple(EVENTS)
+_EVENTS = (*EVENTS, *(f"exposed {axis}" for axis in AXIS_NAMES))
 _FINEST, _WIDEST = 1e-9, 2**31 - 1  # of the unit of times [s], and of the numbers that hold them
+_COMPUTES = -1  # lane of a rank's actions; its others are numbered by axis
+
+Columns = Mapping[str, NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +47,9 @@ class Lanes:
     names : sequence of str
         Of the lanes, from top to bottom.
     events : sequence of str
-        Kinds of bars, which the column of that name counts.
+        Kinds of bars, which the column of that name counts; communication is ``exposed tp`` where its rank waits for it, else ``tp``.
+    words : sequence of str
+        Names of transfers, which the column ``word`` counts.
     unit_s : float
         Of the times [s].
     end_s : float
@@ -50,7 +57,7 @@ class Lanes:
     count : int
         Bars.
     columns : mapping of str to str
-        ``lane``, ``start``, ``length``, ``event``, ``microbatch`` and ``chunk``, each packed.
+        ``lane``, ``start``, ``length``, ``event``, ``microbatch``, ``chunk``, ``layer`` and ``word``, each packed; -1 where a bar has none.
     left_out : str
         What is not shown; empty if all is.
     """
@@ -60,6 +67,7 @@ class Lanes:
     alt: str
     names: Sequence[str]
     events: Sequence[str]
+    words: Sequence[str]
     unit_s: float
     end_s: float
     count: int
@@ -77,26 +85,36 @@ def packed(column: NDArray[Any]) -> str:
 
 
 def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
-    """The lanes of a result: what each rank computes, and under it what it sends and reduces, by axis.
+    """The lanes of a result.
 
     Parameters
     ----------
     result : Result
     most : int
-        Bars; of more, ranks are left out evenly, the first and the last never.
+        Bars; of more, communication inside ranks is left out first, then ranks, evenly, the first and the last never.
     """
-    display = TimelineDisplay.from_timeline(result.timeline, tick=TICK, unit="s")
-    bars = [display.compute, display.communication]
-    ranks, left_out = _chosen(len(display.rank_names), sum(map(len, bars)), most)
-    column = {
-        name: np.concatenate([getattr(each, name) for each in bars])
-        for name in ("rank", "start", "end", "event", "chunk", "microbatch")
+    actions = TimelineDisplay.from_timeline(
+        result.timeline, communication=False, tick=TICK, unit="s"
+    )
+    names = actions.rank_names
+    ranks = _evenly(len(names), most, np.bincount(actions.compute.rank, minlength=len(names)))
+    shown = np.isin(actions.compute.rank, ranks)
+    computing = {
+        "rank": actions.compute.rank,
+        "of": np.full(len(shown), _COMPUTES),
+        "word": np.full(len(shown), -1),
+        "layer": np.full(len(shown), -1),
+        **{
+            name: getattr(actions.compute, name)
+            for name in ("start", "end", "event", "chunk", "microbatch")
+        },
     }
-    # a lane is a rank's kernels (-1) or its communication of one kind
-    kind = np.concatenate([np.full(len(bars[0]), -1), bars[1].event])
-    shown = np.isin(column["rank"], ranks)
-    column, kind = {name: values[shown] for name, values in column.items()}, kind[shown]
-    lanes, lane = np.unique(np.stack([column["rank"], kind], axis=1), axis=0, return_inverse=True)
+    computing = {name: column[shown] for name, column in computing.items()}
+    within, words = _transfers(result, ranks, most - int(shown.sum()))
+    parts = [computing, within]
+    column = {name: np.concatenate([part[name] for part in parts]) for name in computing}
+    pairs = np.stack([column["rank"], column["of"]], axis=1)
+    lanes, lane = np.unique(pairs, axis=0, return_inverse=True)
     order = np.lexsort((column["start"], lane.ravel()))
     end_s = result.timeline.step_time_s
     unit = _FINEST * 10.0 ** max(0, int(np.ceil(np.log10(max(end_s, _FINEST) / _FINEST / _WIDEST))))
@@ -105,35 +123,70 @@ def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
         "lane": lane.ravel(),
         "start": start,
         "length": np.rint(column["end"] / unit) - start,
-        "event": column["event"],
-        "microbatch": column["microbatch"],
-        "chunk": column["chunk"],
+        **{name: column[name] for name in ("event", "microbatch", "chunk", "layer", "word")},
     }
-    names = [
-        display.rank_names[rank] + ("" if event < 0 else f" {_EVENTS[event]}")
-        for rank, event in lanes.tolist()
-    ]
+    inside = np.unique(within["rank"])
     return Lanes(
         title="Ranks by time",
         alt=f"{len(order):,} actions and transfers of {len(ranks)} ranks over {format_quantity(end_s, Dimension.TIME)}.",
-        names=names,
+        names=[
+            names[rank] + ("" if of == _COMPUTES else f" {AXIS_NAMES[of]}")
+            for rank, of in lanes.tolist()
+        ],
         events=_EVENTS,
+        words=words,
         unit_s=unit,
         end_s=end_s,
         count=len(order),
         columns={name: packed(values[order]) for name, values in columns.items()},
-        left_out=left_out,
+        left_out=_told(len(names), len(ranks), len(inside)),
     )
 
 
-def _chosen(ranks: int, bars: int, most: int) -> tuple[NDArray[np.int64], str]:
-    """Ranks that are shown, and what is said of the others."""
-    everyone = np.arange(ranks)
-    if bars <= most or ranks <= 1:
-        return everyone, ""
-    count = max(2, int(ranks * most / bars))
-    chosen = np.unique(np.linspace(0, ranks - 1, count).round().astype(np.int64))
-    return (
-        chosen,
-        f"{len(chosen)} of {ranks} ranks are shown, evenly chosen; all have {bars:,} bars",
-    )
+def _transfers(result: Result, ranks: NDArray[np.int64], most: int) -> tuple[Columns, list[str]]:
+    """Communication of as many of some ranks as there is room for, and the names of its transfers."""
+    first = result.communication_slices([int(ranks[0])])
+    room = max(1, most // max(1, len(first)))  # ranks communicate about as often as each other
+    chosen = ranks if room >= len(ranks) else ranks[_spread(len(ranks), room)]
+    slices = result.communication_slices(chosen.tolist())
+    words, word = np.unique(np.array(slices.names or [""], dtype=str), return_inverse=True)
+    exposed = np.array([_EVENTS.index(f"exposed {axis}") for axis in AXIS_NAMES])
+    hidden = np.array([_EVENTS.index(axis) for axis in AXIS_NAMES])
+    return {
+        "rank": slices.rank,
+        "of": slices.axis,
+        "word": word[: len(slices)],
+        "layer": slices.layer,
+        "start": slices.start * TICK,
+        "end": slices.end * TICK,
+        "event": np.where(slices.exposed, exposed[slices.axis], hidden[slices.axis]),
+        "chunk": np.full(len(slices), -1),
+        "microbatch": slices.microbatch,
+    }, words.tolist()
+
+
+def _evenly(ranks: int, most: int, bars: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Ranks whose actions are shown."""
+    total = int(bars.sum())
+    if total <= most or ranks <= 1:
+        return np.arange(ranks)
+    return _spread(ranks, max(2, ranks * most // total))
+
+
+def _spread(count: int, chosen: int) -> NDArray[np.int64]:
+    """So many of `count` places, evenly, the first and the last among them where they are two or more."""
+    return np.unique(np.linspace(0, count - 1, chosen).round().astype(np.int64))
+
+
+def _told(ranks: int, shown: int, inside: int) -> str:
+    """A sentence on what is left out; empty if nothing is."""
+    told = []
+    if shown < ranks:
+        told.append(f"{shown} of {ranks} ranks are shown, evenly chosen")
+    if inside < shown:
+        told.append(
+            f"communication of {inside} of them"
+            if shown < ranks
+            else f"communication is shown of {inside} of {ranks} ranks"
+        )
+    return "; ".join(told)

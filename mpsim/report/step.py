@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.errors import MpsimError
 from mpsim.plot.attribution import AttributionDisplay
@@ -34,6 +35,7 @@ from mpsim.units import Dimension, format_quantity
 __all__ = ["headline", "step_sections"]
 
 _BUSIEST = 32  # links with a row of their own over time
+_POINTS = 800  # of a line over time
 _SHARE = Column("share of the time", "share")
 _TIME = Column("time", "s")
 
@@ -190,10 +192,6 @@ def _memory(result: Result) -> Section:
     capacity = Limit(
         display.capacity, f"capacity {format_quantity(display.capacity, Dimension.BYTES)}"
     )
-    lines = [
-        Series(f"{name}", curve.time_s, curve.held, step=True)
-        for name, curve in curves.curves.items()
-    ]
     return Section(
         "memory",
         "Memory",
@@ -213,16 +211,40 @@ def _memory(result: Result) -> Section:
                 axis="memory",
                 limit=capacity,
             ),
-            Lines(
-                title="Memory over time",
-                alt=f"What {', '.join(curves.curves)} hold over the step, against {format_quantity(display.capacity, Dimension.BYTES)}.",
-                series=lines,
-                x=_TIME,
-                y=Column("memory held", "B"),
-                limit=capacity,
-            ),
+            *_memory_over_time(curves, capacity),
         ],
     )
+
+
+def _memory_over_time(curves: MemoryCurveDisplay, capacity: Limit) -> Iterator[Lines]:
+    """Everything that the first, the fullest and the last rank hold, by kind."""
+    for name, curve in curves.curves.items():
+        kept = _thinned(curve.held)
+        top = float(curve.held.max())
+        yield Lines(
+            title=f"Memory of {name} over time",
+            alt=f"{name} holds {format_quantity(top, Dimension.BYTES)} at most, {format_quantity(curve.standing, Dimension.BYTES)} of it all the time.",
+            series=[
+                Series(kind, curve.time_s[kept], held[kept], f"memory.{kind}", step=True)
+                for kind, held in curve.components.items()
+                if held.any()
+            ],
+            x=_TIME,
+            y=Column("memory held", "B"),
+            limit=capacity,
+            stacked=True,
+        )
+
+
+def _thinned(held: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Places of at most so many points as a screen shows, the fullest of neighbours among them."""
+    if len(held) <= _POINTS:
+        return np.arange(len(held))
+    groups = np.array_split(np.arange(len(held)), _POINTS // 2)
+    kept = {0, len(held) - 1}
+    for group in groups:
+        kept |= {int(group[np.argmax(held[group])]), int(group[np.argmin(held[group])])}
+    return np.array(sorted(kept))
 
 
 def _links(result: Result) -> Section:

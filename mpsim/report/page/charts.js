@@ -24,7 +24,7 @@ function layout(more) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: text },
     margin: { l: 8, r: 16, t: 8, b: 40 },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 12 }, traceorder: "normal" },
+    showlegend: false,
     hoverlabel: { bgcolor: css("--panel"), bordercolor: line, font: { color: text } },
     dragmode: narrow() ? false : "zoom",
     ...rest,
@@ -43,11 +43,13 @@ function scaleOf(values, unit) {
 const named = (column, unit) => (unit ? `${column} (${unit})` : column);
 const every = (lists) => lists.reduce((all, list) => all.concat(Array.from(list)), []);
 
-// Height of a legend over a chart, by how long its words are.
-function legendRoom(series) {
-  const widest = 46 + 7 * Math.max(...series.map((each) => each.name.length));
-  const across = Math.max(1, Math.floor((Math.min(window.innerWidth, 1500) - (window.innerWidth > 900 ? 340 : 90)) / widest));
-  return 10 + 20 * Math.ceil(series.length / across);
+// The legend of a chart as a list, which wraps as text does; of one kind there is nothing to tell apart.
+function fillLegend(node, entries) {
+  node.replaceChildren(...(entries.length > 1 || entries.some((entry) => entry.line === "limit") ? entries : []).map((entry) => {
+    const swatch = make("span", { class: `swatch ${entry.line || "fill"}${entry.hatched ? " hatched" : ""}`, "aria-hidden": "true" });
+    swatch.style.setProperty("--swatch", entry.colour);
+    return make("li", {}, swatch, entry.name);
+  }));
 }
 
 function limitOf(limit, scale, vertical) {
@@ -56,15 +58,14 @@ function limitOf(limit, scale, vertical) {
   const line = { type: "line", line: { color: colour, width: 2, dash: "dash" } };
   return vertical
     ? { shapes: [{ ...line, x0: value, x1: value, yref: "paper", y0: 0, y1: 1 }],
-        annotations: [{ x: value, yref: "paper", y: 0.5, yanchor: "middle", xanchor: "right", textangle: -90, showarrow: false, bgcolor: css("--panel"), text: literal(limit.label), font: { color: colour } }] }
-    : { shapes: [{ ...line, xref: "paper", x0: 0, x1: 1, y0: value, y1: value }],
-        annotations: [{ xref: "paper", x: 1, xanchor: "right", y: value, yanchor: "bottom", showarrow: false, text: literal(limit.label), font: { color: colour } }] };
+      }
+    : { shapes: [{ ...line, xref: "paper", x0: 0, x1: 1, y0: value, y1: value }], };
 }
 
 const CHARTS = {
   bars(block) {
     const [unit, scale] = scaleOf(every(block.parts.map((part) => part.values)), block.unit);
-    const names = block.names.map((name, i) => i), single = block.parts.length === 1;
+    const names = block.names.map((name, i) => i);
     const traces = block.parts.map((part, i) => ({
       type: "bar", orientation: "h", name: literal(part.name), y: names, x: part.values.map((value) => value / scale),
       customdata: part.values.map((value) => format(value, block.unit)), text: block.names.map(literal),
@@ -77,8 +78,7 @@ const CHARTS = {
     const rows = block.names.length, step = Math.ceil(rows / 32);
     const ticks = names.filter((i) => i % step === 0);
     return [traces, layout({
-      barmode: "relative", bargap: rows > 40 ? 0 : 0.15, showlegend: !single,
-      height: 66 + Math.max(50, Math.min(rows * 26, 620)) + (single ? 0 : legendRoom(block.parts)),
+      barmode: "relative", bargap: rows > 40 ? 0 : 0.15, height: 66 + Math.max(50, Math.min(rows * 26, 620)),
       xaxis: { title: { text: named(block.axis, unit) } }, ...limitOf(block.limit, scale, true),
       yaxis: { autorange: "reversed", zeroline: false, tickvals: ticks, ticktext: ticks.map((i) => literal(cut(block.names[i]))), showgrid: false },
     })];
@@ -98,7 +98,7 @@ const CHARTS = {
       };
     });
     return [traces, layout({
-      height: 360, showlegend: block.series.length > 1,
+      height: 330,
       xaxis: { title: { text: named(block.x.name, xUnit) }, type: block.log_x ? "log" : "linear" },
       yaxis: { title: { text: named(block.y.name, yUnit) }, rangemode: "tozero" }, ...limitOf(block.limit, yScale, false),
     })];
@@ -143,7 +143,7 @@ const CHARTS = {
     }));
     const type = block.log ? "log" : "linear";
     return [[...lines, ...marks], layout({
-      height: 420, showlegend: lines.length + marks.length > 1,
+      height: 420,
       xaxis: { title: { text: named(block.x.name, xUnit) }, type }, yaxis: { title: { text: named(block.y.name, yUnit) }, type },
     })];
   },
@@ -177,14 +177,27 @@ function thinned(list, most) {
   return list.map((value, i) => i).filter((i) => i % step === 0 || i === list.length - 1);
 }
 
+// What the legend of each kind of chart says.
+const LEGENDS = {
+  bars: (block) => block.parts.map((part, i) => ({ name: part.name, colour: part.colour ? palette(part.colour) : nth(i), hatched: part.hatched })).concat(limitEntry(block)),
+  lines: (block) => block.series.map((series, i) => ({
+    name: series.name, colour: series.colour ? palette(series.colour) : nth(i), line: block.stacked ? "" : DASHES[i % DASHES.length],
+  })).concat(limitEntry(block)),
+  heat: () => [],
+  scatter: (block) => block.lines.map((line, i) => ({ name: line.name, colour: line.colour ? palette(line.colour) : css("--quiet"), line: DASHES[i % DASHES.length] }))
+    .concat(Object.keys(block.groups).map((name, i) => ({ name, colour: nth(i), line: MARKS[i % MARKS.length] }))),
+};
+const limitEntry = (block) => (block.limit ? [{ name: block.limit.label, colour: css("--warning"), line: "limit" }] : []);
+
 const DRAWN = []; // [node, function that draws it again]
 
 // A figure: title, one sentence, the drawing, its table.
 function makeChart(block) {
   const plot = make("div", { class: "plot", role: "img", "aria-label": `${block.title}. ${block.alt}` });
+  const legend = make("ul", { class: "legend" });
   const [columns, rows] = TABLES[block.block](block);
   const figure = make("figure", { class: `chart ${block.block}` }, make("figcaption", {}, make("h3", {}, block.title), make("p", { class: "quiet" }, block.alt)),
-    plot, make("details", {}, make("summary", {}, "These numbers as a table"), makeTable(columns, rows, block.title)));
-  DRAWN.push([plot, () => { const [traces, form] = CHARTS[block.block](block); return Plotly.react(plot, traces, form, CONFIG); }]);
+    legend, plot, make("details", {}, make("summary", {}, "These numbers as a table"), makeTable(columns, rows, block.title)));
+  DRAWN.push([plot, () => { fillLegend(legend, LEGENDS[block.block](block)); const [traces, form] = CHARTS[block.block](block); return Plotly.react(plot, traces, form, CONFIG); }]);
   return figure;
 }

@@ -79,6 +79,7 @@ async function begin() {
   setTheme(prefers.matches ? "dark" : "light");
   prefers.addEventListener("change", (event) => { setTheme(event.matches ? "dark" : "light"); drawAll(); });
   document.getElementById("theme").onclick = () => { setTheme(dark() ? "light" : "dark"); drawAll(); };
+  document.getElementById("menu").open = window.innerWidth > 900;
   layOut();
   document.documentElement.dataset.laid = "yes";
   if (typeof DecompressionStream === "undefined") {

@@ -2,7 +2,10 @@
 // However many bars there are, what is drawn depends on the pixels of the screen.
 
 const FEW = 1200, NUMBERED = 400; // bars that are drawn one by one, and with their numbers
-const HATCHED = ["tp", "cp", "ep", "dp", "pp"];
+const EXPOSED = "exposed ", AXES = ["tp", "cp", "ep", "dp", "pp"];
+const axisOf = (event) => (event.startsWith(EXPOSED) ? event.slice(EXPOSED.length) : event);
+// Hidden communication is paler than what a rank waits for.
+const colourOf = (event) => (AXES.includes(event) ? mix(palette(event), css("--panel"), 0.55) : palette(axisOf(event)));
 
 // Whole numbers from differences of int32 in planes of bytes, compressed, in base 64.
 async function unpack(text, count) {
@@ -25,13 +28,14 @@ class Timeline {
   constructor(block) {
     this.block = block;
     this.node = make("div", { class: "plot lanes", tabindex: "0", role: "application", "aria-label": `${block.title}. ${block.alt}` });
+    this.legend = make("ul", { class: "legend" });
     this.told = make("p", { class: "readout", "aria-live": "polite" }, "Point at a bar, or step through them with the arrow keys.");
     this.table = make("div", {});
     const button = (label, name, action) => make("button", { type: "button", "aria-label": name, title: name, onclick: action }, label);
     const tools = make("div", { class: "tools" }, button("+", "zoom in", () => this.zoom(0.4)), button("−", "zoom out", () => this.zoom(2.5)),
       button("◀", "earlier", () => this.move(-0.5)), button("▶", "later", () => this.move(0.5)), button("all", "show the whole step", () => this.show(0, this.end)));
     this.figure = make("figure", { class: "chart timeline" }, make("figcaption", {}, make("h3", {}, block.title), make("p", { class: "quiet" }, block.alt),
-      block.left_out ? make("p", { class: "quiet" }, block.left_out) : null), tools, this.node, this.told,
+      block.left_out ? make("p", { class: "quiet" }, block.left_out) : null), tools, this.legend, this.node, this.told,
       make("details", {}, make("summary", {}, "These numbers as a table"), this.table));
     this.end = block.end_s / block.unit_s;
     this.from = 0;
@@ -50,6 +54,11 @@ class Timeline {
     this.tell = this.block.end_s / this.scale / this.end; // of a unit, in what the axis shows
     this.chunks = 1;
     for (let i = 0; i < count; i++) if (this.chunk[i] >= this.chunks) this.chunks = this.chunk[i] + 1;
+    this.reach = new Float64Array(count); // of what began before: bars of a lane may overlap
+    for (let i = 0; i < count; i++) {
+      const end = this.start[i] + this.length[i];
+      this.reach[i] = i > this.first[this.lane[i]] ? Math.max(this.reach[i - 1], end) : end;
+    }
     this.fill();
     await this.draw();
     this.node.on("plotly_relayout", (change) => this.relaid(change));
@@ -72,7 +81,7 @@ class Timeline {
     let low = this.first[lane], high = this.first[lane + 1];
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.start[middle] + this.length[middle] > time) high = middle;
+      if (this.reach[middle] > time) high = middle;
       else low = middle + 1;
     }
     return low;
@@ -110,13 +119,14 @@ class Timeline {
       trace.y.push(lane);
       trace.text.push(this.microbatch[i] >= 0 ? String(this.microbatch[i]) : "");
       trace.customdata.push(i);
-      trace.colours.push(this.chunk[i] > 0 ? mix(palette(events[event]), panel, (0.5 * this.chunk[i]) / (this.chunks - 1)) : palette(events[event]));
+      trace.colours.push(this.chunk[i] > 0 ? mix(palette(events[event]), panel, (0.5 * this.chunk[i]) / (this.chunks - 1)) : colourOf(events[event]));
     }
+    this.seen = [...by.keys()];
     return [...by].sort((a, b) => a[0] - b[0]).map(([event, trace]) => {
-      const hatched = HATCHED.includes(events[event]);
+      const hatched = events[event].startsWith(EXPOSED), moves = AXES.includes(axisOf(events[event]));
       return {
-        type: "bar", orientation: "h", name: this.label(events[event]), base: trace.base, x: trace.x, y: trace.y, width: hatched ? 0.6 : 0.86,
-        customdata: trace.customdata, text: count <= NUMBERED && !hatched ? trace.text : undefined, textposition: "inside", insidetextanchor: "middle", textangle: 0,
+        type: "bar", orientation: "h", base: trace.base, x: trace.x, y: trace.y, width: moves ? 0.6 : 0.86,
+        customdata: trace.customdata, text: count <= NUMBERED && !moves ? trace.text : undefined, textposition: "inside", insidetextanchor: "middle", textangle: 0,
         marker: { color: trace.colours, line: { width: 0.5, color: panel }, pattern: hatched ? { shape: "/", size: 5, solidity: 0.25, fgcolor: panel, fillmode: "overlay" } : undefined },
         hoverinfo: "none",
       };
@@ -152,12 +162,9 @@ class Timeline {
       z.push(row);
       y.push(lane);
     }
-    const colours = events.flatMap((event, i) => [[i / kinds, palette(event)], [(i + 1) / kinds, palette(event)]]);
-    const seen = new Set(z.flat().filter((kind) => kind !== null));
-    const legend = [...seen].sort((a, b) => a - b).map((kind) => ({
-      type: "scatter", mode: "markers", x: [null], y: [null], name: this.label(events[kind]), marker: { symbol: "square", size: 11, color: palette(events[kind]) },
-    }));
-    return [{ type: "heatmap", z, y, x0: (this.from + cell / 2) * this.tell, dx: cell * this.tell, zmin: -0.5, zmax: kinds - 0.5, colorscale: colours, showscale: false, hoverinfo: "none", ygap: lanes.length < 80 ? 1 : 0, name: "" }, ...legend];
+    const colours = events.flatMap((event, i) => [[i / kinds, colourOf(event)], [(i + 1) / kinds, colourOf(event)]]);
+    this.seen = [...new Set(z.flat().filter((kind) => kind !== null))];
+    return [{ type: "heatmap", z, y, x0: (this.from + cell / 2) * this.tell, dx: cell * this.tell, zmin: -0.5, zmax: kinds - 0.5, colorscale: colours, showscale: false, hoverinfo: "none", ygap: lanes.length < 80 ? 1 : 0, name: "" }];
   }
 
   // The kind that covers most of a cell.
@@ -168,20 +175,28 @@ class Timeline {
   }
 
   label(event) {
-    return literal(DOCUMENT.palette.labels[event] || event.replace("_", " "));
+    const axis = axisOf(event), words = DOCUMENT.palette.labels[axis] || axis.replace("_", " ");
+    return event === axis ? (AXES.includes(axis) ? `${words}, hidden` : words) : `${words}, exposed`;
   }
 
   draw() {
     const { names } = this.block, rows = names.length, [top, bottom] = this.range || [-0.5, rows - 0.5];
-    const step = Math.ceil((bottom - top) / (narrow() ? 24 : 48));
-    const ticks = names.map((name, i) => i).filter((i) => i % step === 0);
+    const all = names.map((name, i) => i), room = narrow() ? 24 : 48;
+    const ranks = all.filter((i) => !AXES.includes(names[i].split(" ").pop())); // lanes of actions, named where there is no room for all
+    const shown = bottom - top <= room ? all : ranks, step = Math.ceil((shown.length * (bottom - top)) / rows / room);
+    const ticks = shown.filter((lane, i) => i % step === 0);
     const form = layout({
-      barmode: "overlay", height: 110 + Math.max(80, Math.min(rows * 20, 760)), showlegend: true, margin: { l: 8, r: 16, t: 8, b: 40 },
+      barmode: "overlay", height: 110 + Math.max(80, Math.min(rows * 20, 760)), margin: { l: 8, r: 16, t: 8, b: 40 },
       uniformtext: { mode: "hide", minsize: 8 }, shapes: this.mark(),
       xaxis: { title: { text: `time (${this.word})` }, range: [this.from * this.tell, this.to * this.tell], showgrid: false },
       yaxis: { range: [bottom, top], tickvals: ticks, ticktext: ticks.map((i) => literal(cut(names[i]))), showgrid: false, zeroline: false, fixedrange: rows <= 24 || narrow() },
     });
-    return Plotly.react(this.node, this.traces(), form, CONFIG);
+    const traces = this.traces();
+    fillLegend(this.legend, this.seen.sort((a, b) => a - b).map((kind) => {
+      const event = this.block.events[kind];
+      return { name: this.label(event), colour: colourOf(event), hatched: event.startsWith(EXPOSED) };
+    }));
+    return Plotly.react(this.node, traces, form, CONFIG);
   }
 
   // A frame around the bar that the keys stand on.
@@ -224,8 +239,9 @@ class Timeline {
   }
   say(i) {
     const event = this.block.events[this.event[i]], unit = this.block.unit_s;
+    const word = this.word[i] >= 0 ? ` ${this.block.words[this.word[i]]}` : "", layer = this.layer[i] >= 0 ? ` in layer ${this.layer[i]} of the stage` : "";
     const of = this.microbatch[i] >= 0 ? ` of microbatch ${this.microbatch[i]}` : "", chunk = this.chunks > 1 && this.chunk[i] >= 0 ? `, chunk ${this.chunk[i]}` : "";
-    this.told.textContent = `${this.block.names[this.lane[i]]}: ${DOCUMENT.palette.labels[event] || event.replace("_", " ")}${of}${chunk}, ${format(this.length[i] * unit, "s")} from ${format(this.start[i] * unit, "s")} to ${format((this.start[i] + this.length[i]) * unit, "s")}`;
+    this.told.textContent = `${this.block.names[this.lane[i]]}: ${event.replaceAll("_", " ")}${word}${of}${chunk}${layer}, ${format(this.length[i] * unit, "s")} from ${format(this.start[i] * unit, "s")} to ${format((this.start[i] + this.length[i]) * unit, "s")}`;
   }
 
   pressed(event) {
@@ -258,7 +274,7 @@ class Timeline {
 
 // A colour on its way to another.
 function mix(from, to, share) {
-  const read = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+  const read = (colour) => (colour[0] === "#" ? [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)) : colour.match(/\d+/g).map(Number));
   const [a, b] = [read(from), read(to)];
   return `rgb(${a.map((value, i) => Math.round(value + (b[i] - value) * share)).join(",")})`;
 }
