@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,8 @@ from mpsim.cli.paths import check_page
 
 if TYPE_CHECKING:
     from mpsim.report import AnyResult
+    from mpsim.scenario import Scenario
+    from mpsim.study import Sweep
 
 __all__ = ["report"]
 
@@ -21,7 +24,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="Scenarios (.yaml) or saved results; several are set side by side.",
+            help="Scenarios (.yaml), saved results, or what 'mpsim search --json' printed (.json); several are set side by side.",
         ),
     ],
     output: Annotated[
@@ -31,6 +34,14 @@ def report(
     title: Annotated[
         str, typer.Option("--title", help="Of the page; left out: the names of the scenarios.")
     ] = "",
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="KEY=A,B,C",
+            help="Values that sliders on the page choose among, every combination simulated; repeatable.",
+        ),
+    ] = None,
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
@@ -46,7 +57,8 @@ def report(
     from mpsim.report import report as document_of
 
     results = [_result(file, sets, overrides, allow_include=allow_include) for file in files]
-    document = document_of(results, title=title)
+    sweeps = [_sweep(results, what_if)] if what_if else []
+    document = document_of(results, title=title, sweeps=sweeps)
     write_whole(output, page(document))
     wrote(output)
     if as_json:
@@ -55,14 +67,47 @@ def report(
 
 def _result(
     file: Path, sets: list[str] | None, overrides: list[str] | None, *, allow_include: bool
-) -> AnyResult:
-    """The result that a file holds, or that simulating a scenario file gives."""
+) -> AnyResult | Mapping[str, Any]:
+    """The result or search that a file holds, or that simulating a scenario file gives."""
     from mpsim.archive import is_archive
     from mpsim.result import Result
     from mpsim.simulate import simulate
 
     if is_archive(file):
         return Result.load(file)
+    if file.suffix == ".json":
+        return _stored(file)
     return simulate(
         load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     )
+
+
+def _stored(file: Path) -> Mapping[str, Any]:
+    """The search that a file holds."""
+    from mpsim.errors import Problem, ScenarioError
+    from mpsim.inputs import read_json
+    from mpsim.report import is_search
+
+    data = read_json(file, needed="what 'mpsim search --json' printed", error=ScenarioError)
+    if not isinstance(data, Mapping) or not is_search(data):
+        problem = "is not a search; give what 'mpsim search --json' printed, a scenario (.yaml) or a saved result"
+        raise ScenarioError([Problem(problem, file=str(file))])
+    return data
+
+
+def _sweep(
+    results: list[AnyResult | Mapping[str, Any]], what_if: list[str]
+) -> tuple[Scenario, Sweep]:
+    """The first scenario at every combination of the values of the sliders."""
+    from mpsim.cli.console import progress_bar
+    from mpsim.cli.options import check_over
+    from mpsim.cli.sweep import values_of
+    from mpsim.study import sweep
+
+    scenario = next((each.scenario for each in results if not isinstance(each, Mapping)), None)
+    if scenario is None:
+        raise typer.BadParameter("varies a scenario, and there is none", param_hint="--what-if")
+    values = values_of(what_if)
+    check_over(scenario, values)
+    with progress_bar(scenario.name) as progress:
+        return scenario, sweep(scenario, values, progress=progress)

@@ -22,15 +22,19 @@ from mpsim.report.blocks import (
     Series,
     Table,
 )
+from mpsim.report.choices import Answer, Choices, Slider
 from mpsim.report.document import AnyResult, Page, document, page_of, report
 from mpsim.report.page import LARGEST, page
+from mpsim.report.search import is_search, search_page
 
 __all__ = [
     "LARGEST",
+    "Answer",
     "AnyResult",
     "Bars",
     "Block",
     "Chart",
+    "Choices",
     "Column",
     "Figure",
     "Figures",
@@ -44,9 +48,12 @@ __all__ = [
     "Scatter",
     "Section",
     "Series",
+    "Slider",
     "Table",
     "document",
+    "is_search",
     "page",
     "page_of",
     "report",
+    "search_page",
 ]

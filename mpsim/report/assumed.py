@@ -9,7 +9,7 @@ from typing import Any
 from mpsim.report.blocks import Column, Note, Section, Table
 from mpsim.scenario import Scenario
 
-__all__ = ["assumed_section", "constants_section", "warnings_section"]
+__all__ = ["assumed_section", "constants_section", "settings_of", "warnings_section"]
 
 _SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "serving", "simulation")
 _NO_HABITS = ("name", "title", "source", "as_of")
@@ -56,6 +56,12 @@ def assumed_section(scenario: Scenario) -> Section:
             ),
         ],
     )
+
+
+def settings_of(scenario: Scenario) -> dict[str, object]:
+    """Every setting by dotted key, as it was written, or else as it is resolved."""
+    resolved = dict(_leaves(scenario.resolved()))
+    return {**resolved, **dict(_leaves(scenario.source.data))}
 
 
 def _origin(key: str, written: Mapping[str, object]) -> str:

@@ -6,13 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mpsim.plot.palette import EVENTS, LABELS, MEMORY, RESOURCES, SERIES
+from mpsim.report.assumed import settings_of
 from mpsim.report.blocks import Section, plain
+from mpsim.report.choices import what_if
 from mpsim.report.comparison import comparison_section
+from mpsim.report.search import search_page
 from mpsim.report.service import service_sections
 from mpsim.report.step import step_sections
 from mpsim.result import Result
+from mpsim.scenario import Scenario
 from mpsim.serving import ServiceResult
 from mpsim.stamp import stamp
+from mpsim.study import Sweep
 
 __all__ = ["AnyResult", "Page", "document", "page_of", "report"]
 
@@ -63,19 +68,44 @@ def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:
     }
 
 
-def report(results: Sequence[AnyResult], *, title: str = "") -> Page:
+def report(
+    results: Sequence[AnyResult | Mapping[str, Any]],
+    *,
+    title: str = "",
+    sweeps: Sequence[tuple[Scenario, Sweep]] = (),
+) -> Page:
     """The document of some results: what sets them side by side, where there are several of a kind, and each by itself.
 
     Parameters
     ----------
-    results : sequence of Result or ServiceResult
+    results : sequence of Result, ServiceResult or mapping
+        A mapping is what ``mpsim search --json`` printed.
     title : str
         Left out: their names.
+    sweeps : sequence of (Scenario, Sweep)
+        Scenarios and their sweeps, whose rows the page's sliders choose among.
     """
-    parts = [page_of(result, number=number) for number, result in enumerate(results)]
-    summaries = [result.summary for result in results]
-    names = _distinct([str(part["title"]) for part in parts])
-    return document(parts, title=title, shared=comparison_section(summaries, names))
+    parts = [
+        search_page(result, number=number)
+        if isinstance(result, Mapping)
+        else page_of(result, number=number)
+        for number, result in enumerate(results)
+    ]
+    single = [number for number, result in enumerate(results) if not isinstance(result, Mapping)]
+    summaries = [parts[number]["summary"] for number in single]
+    names = _distinct([str(parts[number]["title"]) for number in single])
+    shared = [*comparison_section(summaries, names), *(_what_if(*each) for each in sweeps)]
+    return document(parts, title=title, shared=shared)
+
+
+def _what_if(scenario: Scenario, sweep: Sweep) -> Section:
+    """The sliders over the rows of a sweep, as the scenario has them at first."""
+    known = settings_of(scenario)
+    return what_if(
+        ((row.values, row.summary, row.reason or "") for row in sweep),
+        start={key: known[key] for key in sweep.keys if key in known},
+        lead=f"Each combination was simulated; the figures are those of 'mpsim run --json' of {sweep.scenario} with these settings.",
+    )
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

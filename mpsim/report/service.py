@@ -31,7 +31,7 @@ from mpsim.serving import ServiceResult
 from mpsim.serving.summary import ACCOUNT, itl, latencies
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["service_sections"]
+__all__ = ["HEADLINE", "service_sections"]
 
 Floats = NDArray[np.float64]
 
@@ -53,6 +53,30 @@ _COLOURS = {
 }
 
 
+HEADLINE = (
+    Figure(
+        "output tokens/s per accelerator",
+        "output_tokens_per_s_per_accelerator",
+        "",
+    ),
+    Figure(
+        "output tokens/s",
+        "output_tokens_per_s",
+        "",
+        "interval.output_tokens_per_s",
+    ),
+    Figure("TTFT, mean", "ttft_s.mean", "s", "interval.ttft_s"),
+    Figure("TTFT, 99th percentile", "ttft_s.p99", "s", "ttft_s.p99_interval"),
+    Figure("TPOT, mean", "tpot_s.mean", "s", "interval.tpot_s"),
+    Figure("TPOT, 99th percentile", "tpot_s.p99", "s", "tpot_s.p99_interval"),
+    Figure("goodput, requests/s", "goodput_per_s", "", note="within every limit"),
+    Figure("requests within limits", "requests_within_slo", "share"),
+    Figure("energy of an output token", "energy_j_per_output_token", "J"),
+    Figure("price of a million output tokens", "cost_per_million_output_tokens", "USD"),
+)
+"""Headline figures of a service."""
+
+
 def service_sections(result: ServiceResult, *, whole: bool = True) -> list[Section]:
     """Every section of one service, the headline first; without what happens over time unless `whole`."""
     summary = result.summary
@@ -70,28 +94,7 @@ def service_sections(result: ServiceResult, *, whole: bool = True) -> list[Secti
 
 def _headline(result: ServiceResult) -> Section:
     summary = result.summary
-    items = [
-        Figure(
-            "output tokens/s per accelerator",
-            "output_tokens_per_s_per_accelerator",
-            "",
-        ),
-        Figure(
-            "output tokens/s",
-            "output_tokens_per_s",
-            "",
-            "interval.output_tokens_per_s",
-        ),
-        Figure("TTFT, mean", "ttft_s.mean", "s", "interval.ttft_s"),
-        Figure("TTFT, 99th percentile", "ttft_s.p99", "s", "ttft_s.p99_interval"),
-        Figure("TPOT, mean", "tpot_s.mean", "s", "interval.tpot_s"),
-        Figure("TPOT, 99th percentile", "tpot_s.p99", "s", "tpot_s.p99_interval"),
-        Figure("goodput, requests/s", "goodput_per_s", "", note="within every limit"),
-        Figure("requests within limits", "requests_within_slo", "share"),
-        Figure("energy of an output token", "energy_j_per_output_token", "J"),
-        Figure("price of a million output tokens", "cost_per_million_output_tokens", "USD"),
-    ]
-    shown = [item for item in items if _at(summary, item.key) is not None]
+    shown = [item for item in HEADLINE if _at(summary, item.key) is not None]
     chip = result.plan.cluster.accelerator.title
     return Section(
         "headline",

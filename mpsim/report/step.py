@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,36 @@ from mpsim.report.lanes import lanes_of
 from mpsim.result import Result
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["headline", "step_sections"]
+__all__ = ["HEADLINE", "headline", "step_sections"]
 
 _BUSIEST = 32  # links with a row of their own over time
 _POINTS = 800  # of a line over time
 _SHARE = Column("share of the time", "share")
 _TIME = Column("time", "s")
+
+
+HEADLINE = (
+    Figure("step time", "step_time_s", "s", "interval.step_time_s"),
+    Figure(
+        "tokens/s per accelerator",
+        "tokens_per_s_per_accelerator",
+        "",
+        "interval.tokens_per_s_per_accelerator",
+    ),
+    Figure("MFU", "mfu", "share", "interval.mfu"),
+    Figure(
+        "memory of the fullest rank",
+        "peak_memory_bytes",
+        "B",
+        "interval.peak_memory_bytes",
+    ),
+    Figure("pipeline bubble", "bubble_fraction", "share", note="of all rank time"),
+    Figure("tokens/s", "tokens_per_s", "", "interval.tokens_per_s"),
+    Figure("HFU", "hfu", "share", "interval.hfu"),
+    Figure("energy of a step", "energy_j_per_step", "J"),
+    Figure("price of a step", "cost_per_step", "USD"),
+)
+"""Headline figures of a step."""
 
 
 def step_sections(result: Result, *, whole: bool = True) -> list[Section]:
@@ -66,29 +91,12 @@ def step_sections(result: Result, *, whole: bool = True) -> list[Section]:
 def headline(summary: Mapping[str, Any]) -> Section:
     """The figures that a reader wants first, and how far to trust them."""
     memory = summary["memory"]
-    items = [
-        Figure("step time", "step_time_s", "s", "interval.step_time_s"),
-        Figure(
-            "tokens/s per accelerator",
-            "tokens_per_s_per_accelerator",
-            "",
-            "interval.tokens_per_s_per_accelerator",
-        ),
-        Figure("MFU", "mfu", "share", "interval.mfu"),
-        Figure(
-            "memory of the fullest rank",
-            "peak_memory_bytes",
-            "B",
-            "interval.peak_memory_bytes",
-            note=f"of {format_quantity(memory['capacity'], Dimension.BYTES)}, rank {memory['rank']}",
-        ),
-        Figure("pipeline bubble", "bubble_fraction", "share", note="of all rank time"),
-        Figure("tokens/s", "tokens_per_s", "", "interval.tokens_per_s"),
-        Figure("HFU", "hfu", "share", "interval.hfu"),
-        Figure("energy of a step", "energy_j_per_step", "J"),
-        Figure("price of a step", "cost_per_step", "USD"),
+    of = f"of {format_quantity(memory['capacity'], Dimension.BYTES)}, rank {memory['rank']}"
+    shown = [
+        dataclasses.replace(item, note=of) if item.key == "peak_memory_bytes" else item
+        for item in HEADLINE
+        if summary.get(item.key) is not None
     ]
-    shown = [item for item in items if summary.get(item.key) is not None]
     return Section(
         "headline",
         "Headline",

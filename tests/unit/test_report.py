@@ -17,6 +17,7 @@ import mpsim
 from mpsim.errors import MissingExtraError, ScenarioError
 from mpsim.memo import forget
 from mpsim.report import LARGEST, document, page, page_of, report
+from mpsim.report.choices import what_if
 from mpsim.report.lanes import lanes_of, packed
 from mpsim.serving import make_service, run_service
 
@@ -225,14 +226,27 @@ def test_lanes_end_where_the_step_ends(result):
     assert (start[1:] >= start[:-1])[same].all()
 
 
-def test_more_bars_than_fit_leave_out_ranks_and_say_so(result):
-    """The first and the last rank stay, and a sentence says how many are shown."""
-    whole, part = lanes_of(result), lanes_of(result, most=lanes_of(result).count // 2)
+def test_more_bars_than_fit_leave_out_transfers_then_ranks_and_say_so(result):
+    """Transfers of some ranks go first, then ranks; the first and the last stay, and a sentence says so."""
+    whole = lanes_of(result)
+    half, few = lanes_of(result, most=whole.count // 2), lanes_of(result, most=10)
     assert not whole.left_out
-    assert part.left_out.startswith("2 of 4 ranks")
-    shown = {name.split(" dp")[0].split(" pp")[0] for name in part.names}
-    assert {part.names[0], whole.names[0]} == {whole.names[0]}
-    assert part.names[-1] == whole.names[-1], shown
+    assert half.left_out == "communication is shown of 1 of 4 ranks"
+    assert {"pp 0", "pp 1", "pp 2", "pp 3", "pp 0 tp"} <= set(half.names)
+    assert few.left_out.startswith("2 of 4 ranks are shown")
+    assert few.names[0] == "pp 0"
+    assert few.names[-1] == "pp 3"
+
+
+def test_exposed_bars_sum_to_the_account(result):
+    """Hatched bars of an axis sum to what the account says is exposed, to a nanosecond a bar."""
+    lanes = lanes_of(result)
+    event, length = (_column(lanes, name) for name in ("event", "length"))
+    for axis in ("tp", "pp", "dp"):
+        mine = event == lanes.events.index(f"exposed {axis}")
+        mean = length[mine].sum() * lanes.unit_s / 4
+        expected = result.summary["breakdown_s"][f"exposed_{axis}"]
+        assert mean == pytest.approx(expected, abs=lanes.unit_s * max(1, mine.sum()))
 
 
 def test_settings_are_told_apart_by_who_made_them(result):
@@ -264,3 +278,67 @@ def test_without_plotly_the_command_says_what_to_install(monkeypatch, result):
     with pytest.raises(MissingExtraError, match=r"pip install 'mpsim\[report\]'"):
         page(report([result]))
     forget()
+
+
+def test_what_if_answers_are_those_of_single_runs(result):
+    """Every combination under the sliders has the figures that the same scenario gives by itself, digit for digit."""
+    scenario = _small()
+    values = {"parallelism.tp": [1, 2, 3], "cluster.nic.bandwidth": ["100 Gb/s", "200 Gb/s"]}
+    page_data = report([result], sweeps=[(scenario, mpsim.sweep(scenario, values))])
+    (choices,) = [block for section in page_data["shared"] for block in section["blocks"]]
+    assert [slider["key"] for slider in choices["sliders"]] == list(values)
+    assert [slider["values"][slider["start"]] for slider in choices["sliders"]] == ["2", "200 Gb/s"]
+    assert len(choices["answers"]) == 6
+    for answer in choices["answers"]:
+        chosen = {
+            key: each[place]
+            for (key, each), place in zip(values.items(), answer["places"], strict=True)
+        }
+        if chosen["parallelism.tp"] == 3:
+            assert answer["summary"] is None
+            assert answer["reason"]
+            continue
+        alone = json.loads(mpsim.simulate(scenario.with_values(chosen)).to_json())
+        for key, value in answer["summary"].items():
+            if key != "interval":
+                assert value == alone[key], key
+
+
+def test_too_many_combinations_are_refused(result):
+    """A page does not hold more answers than it can, and says so before anything is written."""
+    rows = [({"parallelism.tp": n}, dict(result.summary), "") for n in range(2001)]
+    with pytest.raises(ScenarioError, match="at most 2,000"):
+        what_if(rows, lead="")
+
+
+def test_a_search_shows_its_front_and_best(result):
+    """The page of a search has the layouts of its JSON: names, step times, memory, what became of the others."""
+    found = mpsim.search(_small(), top=3)
+    data = json.loads(json.dumps(found.to_json()))
+    part = report([data])["parts"][0]
+    blocks = {block["block"]: block for block in _blocks([part])}
+    leaders = blocks["scatter"]["groups"]["among the best"]
+    assert leaders == [[row.name, row.step_time_s, row.memory_bytes] for row in found.leaders]
+    front = blocks["scatter"]["groups"]["no other is better in time, memory and price"]
+    assert len(front) == len(found.front)
+    answers = blocks["choices"]["answers"]
+    assert [answer["summary"]["step_time_s"] for answer in answers] == [
+        row.step_time_s for row in found.leaders
+    ]
+
+
+@pytest.mark.parametrize("spoil", ["rows", "front", "counts"])
+def test_what_is_no_search_is_refused(spoil):
+    """An object that lacks what a search has is named as such."""
+    data = {
+        "scenario": "x",
+        "objective": "time",
+        "rows": [{}],
+        "front": [],
+        "counts": {},
+        "legal": 0,
+        "complete": True,
+    }
+    del data[spoil]
+    with pytest.raises(ScenarioError, match=spoil):
+        report([data])

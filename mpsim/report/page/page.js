@@ -9,6 +9,7 @@ const MAKERS = {
     const table = makeTable(block.columns, block.rows, block.title);
     return block.folded ? make("details", { class: "fold" }, make("summary", {}, block.title), table) : table;
   },
+  choices: (block) => makeChoices(block),
   timeline: (block) => {
     const timeline = new Timeline(block);
     TIMELINES.push(timeline);
