@@ -5,6 +5,7 @@ Only the command that is asked for is imported; help is about all of them.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import errno
 import functools
@@ -58,9 +59,12 @@ COMMANDS = (
     "import",
     "export",
     "report",
+    "explore",
     "show",
 )
 """Each is a function in the module of its name; a word that Python keeps for itself has ``_`` behind it there."""
+LASTING = ("explore",)
+"""Commands that last until somebody ends them."""
 
 
 def _options(
@@ -96,7 +100,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with working(f"mpsim {command.__name__.rstrip('_')}"):
+            name = command.__name__.rstrip("_")
+            with contextlib.nullcontext() if name in LASTING else working(f"mpsim {name}"):
                 command(*args, **kwargs)
         except (KeyboardInterrupt, BrokenPipeError, MpsimError, Exception) as error:
             if isinstance(error, (typer.Exit, UsageError)):

@@ -99,8 +99,8 @@ def _sweep(
     results: list[AnyResult | Mapping[str, Any]], what_if: list[str]
 ) -> tuple[Scenario, Sweep]:
     """The first scenario at every combination of the values of the sliders."""
-    from mpsim.cli.console import progress_bar
     from mpsim.cli.options import check_over
+    from mpsim.cli.progress import progress_bar
     from mpsim.cli.sweep import values_of
     from mpsim.study import sweep
 

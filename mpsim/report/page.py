@@ -24,7 +24,7 @@ __all__ = ["LARGEST", "page", "policy"]
 LARGEST: Final = 5_000_000
 """Bytes that a page may have."""
 
-_SCRIPTS = ("format.js", "charts.js", "timeline.js", "choices.js", "page.js")
+_SCRIPTS = ("format.js", "charts.js", "timeline.js", "choices.js", "explore.js", "page.js")
 
 
 def page(document: Mapping[str, Any], *, live: bool = False) -> str:

@@ -99,11 +99,17 @@ class Browser:
 
     def settle(self) -> None:
         """Wait until every figure is drawn."""
-        until = time.monotonic() + PATIENCE
-        while self.run("return document.documentElement.dataset.drawn") != "yes":
-            assert time.monotonic() < until, f"not drawn after {PATIENCE} s: {self.complaints()}"
-            time.sleep(0.05)
+        self.wait("return document.documentElement.dataset.drawn === 'yes'")
         self.run("return new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)))")
+
+    def wait(self, script: str) -> None:
+        """Wait until a script of the page returns something true."""
+        until = time.monotonic() + PATIENCE
+        while not self.run(script):
+            assert time.monotonic() < until, (
+                f"{script}: not within {PATIENCE} s: {self.complaints()}"
+            )
+            time.sleep(0.05)
 
     def run(self, script: str, *arguments):
         """What a script of the page returns."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 
 import pytest
 
 import mpsim
 from mpsim.report import page, report
+from mpsim.report.explorer import Explorer
+from mpsim.report.server import Server
 from mpsim.serving import make_service, run_service
 from tests.browser.browser import Browser, browser
 
@@ -173,4 +176,75 @@ def test_a_hundred_thousand_bars_are_drawn_within_the_pixels_of_a_screen(tmp_pat
     window.run("TIMELINES[0].show(TIMELINES[0].end * 0.5, TIMELINES[0].end * 0.5002)")
     window.settle()
     assert 0 < window.run("return document.querySelectorAll('.lanes .bars path').length") <= 2500
+    assert window.complaints() == []
+
+
+@pytest.fixture
+def explored(scenarios):
+    """An explorer of GPT-3 at work."""
+    explorer = Explorer(mpsim.load(scenarios / "gpt3-175b-a100.yaml"))
+    with Server(explorer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def _move(window, key, value):
+    """Move a setting as a hand would, and wait for the answer."""
+    before = window.run("return document.documentElement.dataset.answered || '0'")
+    window.run(
+        "const node = document.querySelector(`#settings [data-key='${arguments[0]}']`);"
+        "const own = DOCUMENT.live.sliders.find((slider) => slider.key === arguments[0]);"
+        "node.value = String(own.values.indexOf(arguments[1])); node.dispatchEvent(new Event('input'));",
+        *(key, value),
+    )
+    window.wait(f"return (document.documentElement.dataset.answered || '0') !== '{before}'")
+    window.settle()
+
+
+def test_the_explorer_shows_what_run_prints(explored, window, scenarios):
+    """Moved settings show the figures of ``run --json`` with the same ``--set``; only the explorer itself is asked."""
+    window.open(explored.address)
+    _move(window, "parallelism.pp", "8")
+    _move(window, "cluster.nic.bandwidth", "50 GB/s")
+    values = {"parallelism.pp": 8, "cluster.nic.bandwidth": "50 GB/s", "parallelism.dp": None}
+    alone = mpsim.simulate(mpsim.load(scenarios / "gpt3-175b-a100.yaml").with_values(values))
+    shown = window.run("return document.querySelector('[data-key=step_time_s]').dataset.value")
+    assert float(shown) == alone.summary["step_time_s"]
+    asked = {url.removeprefix(explored.address) for url in window.requests()}
+    assert asked == {"answer"}
+    assert window.complaints() == []
+
+
+def test_settings_that_do_not_go_together_are_told_on_the_page(explored, window):
+    """The page keeps what it showed and says what is wrong."""
+    window.open(explored.address)
+    shown = window.text("[data-key=step_time_s]")
+    _move(window, "parallelism.tp", "512")
+    assert "parallelism" in window.text("#settings .warning")
+    assert window.text("[data-key=step_time_s]") == shown
+    assert window.complaints() == []
+
+
+def test_sliders_of_a_report_give_the_answers_of_single_runs(tmp_path, window, scenarios):
+    """What-if: each place of a slider shows what the command line prints for it."""
+    scenario = mpsim.load(scenarios / "quickstart.yaml")
+    swept = mpsim.sweep(scenario, {"parallelism.tp": [1, 2, 4], "training.micro_batch": [1, 2]})
+    text = page(report([mpsim.simulate(scenario)], sweeps=[(scenario, swept)]))
+    file = tmp_path / "what-if.html"
+    file.write_text(text, encoding="utf-8")
+    window.open(file.as_uri())
+    for place, tp in enumerate([1, 2, 4]):
+        window.run(
+            "const node = document.querySelector(`.choices [data-key='parallelism.tp']`);"
+            "node.value = String(arguments[0]); node.dispatchEvent(new Event('input'));",
+            place,
+        )
+        shown = window.run(
+            "return document.querySelector('.choices dd[data-key=step_time_s]').dataset.value"
+        )
+        alone = mpsim.simulate(scenario.with_values({"parallelism.tp": tp}))
+        assert float(shown) == alone.summary["step_time_s"]
     assert window.complaints() == []

@@ -81,6 +81,7 @@ async function begin() {
   prefers.addEventListener("change", (event) => { setTheme(event.matches ? "dark" : "light"); drawAll(); });
   document.getElementById("theme").onclick = () => { setTheme(dark() ? "light" : "dark"); drawAll(); };
   document.getElementById("menu").open = window.innerWidth > 900;
+  if (DOCUMENT.live) document.getElementById("live").append(makeExplorer());
   layOut();
   document.documentElement.dataset.laid = "yes";
   if (typeof DecompressionStream === "undefined") {

@@ -1,0 +1,53 @@
+"""``mpsim explore``: the page of a scenario with live settings, on this machine only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, load_scenario
+
+__all__ = ["explore"]
+
+
+def explore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Scenario file.")],
+    port: Annotated[
+        int,
+        typer.Option("--port", metavar="N", min=0, max=65535, help="0 for any that is free."),
+    ] = 0,
+    browser: Annotated[
+        bool, typer.Option("--open", help="Open the page in this machine's browser.")
+    ] = False,
+    sets: Sets = None,
+    overrides: Overrides = None,
+    allow_include: AllowInclude = False,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a scenario's page with sliders for model, layout, hardware and schedule, until Ctrl-C.
+
+    Only this machine can reach it, and only who knows the address, which has a token in it.
+    """
+    from mpsim.cli.console import note, print_json, print_text
+    from mpsim.report.explorer import Explorer
+    from mpsim.report.server import Server
+
+    scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
+    explorer = Explorer(scenario)
+    explorer.page()  # a scenario that cannot be simulated, or a missing extra, is told here
+    with Server(explorer, port) as server:
+        if as_json:
+            print_json({"address": server.address})
+        else:
+            print_text(server.address)
+        note("Ctrl-C ends it")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(server.address)
+        try:
+            server.serve_forever(poll_interval=0.1)
+        except KeyboardInterrupt:
+            note("ended")
