@@ -46,7 +46,7 @@ def explore(
         if browser:
             import webbrowser
 
-            webbrowser.open(server.address)
+            webbrowser.open_new(server.address)
         try:
             server.serve_forever(poll_interval=0.1)
         except KeyboardInterrupt:

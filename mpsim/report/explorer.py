@@ -93,7 +93,7 @@ class Explorer:
         return self.scenario.with_values({**follows, **chosen})
 
     def answer(self, places: Sequence[object], *, whole: bool = False) -> dict[str, Any]:
-        """What becomes of the scenario with these settings.
+        """Simulate the scenario with these settings.
 
         Parameters
         ----------
