@@ -165,7 +165,6 @@ def application(*names: str) -> typer.Typer:
         help="Simulate one training step of a transformer on a model-parallel cluster, and say where every GPU-second goes.",
         epilog="Results go to stdout, progress to stderr. Exit codes: 0 done, 1 failed, 2 usage or bad input.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         callback=_options,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mpsim.cli.complete import keys
 from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, load_scenario
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def compare(
         list[str] | None,
         typer.Option(
             "--vs",
+            autocompletion=keys,
             metavar="KEY=VALUE",
             help="Set A against itself with these values instead of a second file, e.g. cluster.nic.bandwidth='200 Gb/s'; repeatable.",
         ),

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mpsim.cli.complete import templates
 from mpsim.cli.options import AsJson
 from mpsim.cli.paths import check_file
 
@@ -22,7 +23,8 @@ def new(
         ),
     ] = None,
     template: Annotated[
-        str, typer.Option("--template", "-t", help="Which one to start from.")
+        str,
+        typer.Option("--template", "-t", autocompletion=templates, help="Which one to start from."),
     ] = "quickstart",
     list_: Annotated[
         bool, typer.Option("--list", help="Print the names of the templates.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpsim.cli.complete import keys
 from mpsim.cli.paths import check_file, check_folder, check_picture, check_trace
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
+        autocompletion=keys,
         help="Change one dotted key, e.g. parallelism.tp=4; repeatable.",
     ),
 ]

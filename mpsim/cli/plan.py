@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpsim.cli.complete import keys
 from mpsim.cli.options import (
     AllowInclude,
     AsJson,
@@ -67,6 +68,7 @@ def plan(
         list[str] | None,
         typer.Option(
             "--over",
+            autocompletion=keys,
             metavar="KEY=A,B,C",
             help="Plan every value of a key, e.g. cluster.nodes=64,128,256; repeatable.",
         ),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mpsim.cli.complete import keys
 from mpsim.cli.options import (
     AllowInclude,
     AsJson,
@@ -48,7 +49,10 @@ def search(
     over: Annotated[
         list[str] | None,
         typer.Option(
-            "--over", metavar="KEY=A,B,C", help="Values of one key instead of all; repeatable."
+            "--over",
+            metavar="KEY=A,B,C",
+            autocompletion=keys,
+            help="Values of one key instead of all; repeatable.",
         ),
     ] = None,
     objective: Annotated[

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from mpsim.cli.complete import catalogs, entries
 from mpsim.cli.options import AsJson, Plot
 from mpsim.cli.show_cost import QUESTIONS, Asked, answer
 
 if TYPE_CHECKING:
     from mpsim.description import Description
 
-__all__ = ["show"]
+__all__ = ["names_of", "show"]
 
 
 class Catalog(enum.StrEnum):
@@ -51,6 +52,7 @@ def show(
         str | None,
         typer.Argument(
             metavar="CATALOG",
+            autocompletion=catalogs,
             help=f"One of {', '.join(Catalog)}; left out: all names. Or kernel, collective, fabric: one question; formats: what files can be read and written; engine: serving engines.",
         ),
     ] = None,
@@ -58,6 +60,7 @@ def show(
         str | None,
         typer.Argument(
             metavar="NAME",
+            autocompletion=entries,
             help="One entry of it, or the path of a machine file; left out: all names. Of a kernel gemm=4096x4096x4096, of a collective "
             "all_reduce='256 MiB'. Of a fabric: a system, or a scenario file.",
         ),
@@ -140,13 +143,13 @@ def show(
         show_machine(name, as_json=as_json)
         return
     if name is None:
-        names = {kind.value: list(_names(kind)) for kind in chosen}
+        names = {kind.value: list(names_of(kind)) for kind in chosen}
         print_json(names, stamped=False) if as_json else _print_names(names)
         return
     if chosen == [Catalog.FRAMEWORK]:
         _show_framework(name, as_json=as_json)
         return
-    kind = next((kind for kind in chosen if name in _names(kind)), chosen[0])
+    kind = next((kind for kind in chosen if name in names_of(kind)), chosen[0])
     described = _noun(kind, name).describe()
     if as_json:
         print_json(_plain(kind, name, described))
@@ -206,8 +209,11 @@ def _is_machine(chosen: list[Catalog], name: str) -> bool:
 
 
 def _print_names(names: Mapping[str, list[str]]) -> None:
-    from mpsim.cli.console import print_text
+    from mpsim.cli.console import print_table, print_text
 
+    if len(names) > 1:
+        print_table((f"{kind}s", ", ".join(known)) for kind, known in names.items())
+        return
     titles = _framework_titles() if set(names) == {Catalog.FRAMEWORK.value} else {}
     lines = [
         (f"{kind}: {name}", titles.get(name, "")) for kind, known in names.items() for name in known
@@ -332,7 +338,8 @@ def _mark(source: str, used: list[str]) -> str:
     return f"[{used.index(source) + 1}] {label}".rstrip()
 
 
-def _names(catalog: Catalog) -> tuple[str, ...]:
+def names_of(catalog: Catalog) -> tuple[str, ...]:
+    """Entries of a catalog, in its order."""
     from mpsim import framework, hardware, schedule, workload
 
     listing: dict[Catalog, Callable[[], tuple[str, ...]]] = {
@@ -358,7 +365,7 @@ def _noun(catalog: Catalog, name: str) -> Noun:
         Catalog.FRAMEWORK: framework.framework,
         Catalog.SCHEDULE: schedule.schedule,
     }
-    known = _names(catalog)
+    known = names_of(catalog)
     if catalog is Catalog.SCHEDULE and name not in known:
         raise ScheduleError(f"got schedule {name!r}; {nearest(name, known)}")
     return lookup[catalog](name)

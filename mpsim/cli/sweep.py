@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpsim.cli.complete import keys
 from mpsim.cli.options import (
     AllowInclude,
     AsJson,
@@ -33,7 +34,12 @@ def sweep(
     ],
     over: Annotated[
         list[str] | None,
-        typer.Option("--over", metavar="KEY=A,B,C", help="Values of one dotted key; repeatable."),
+        typer.Option(
+            "--over",
+            metavar="KEY=A,B,C",
+            autocompletion=keys,
+            help="Values of one dotted key; repeatable.",
+        ),
     ] = None,
     csv: Csv = None,
     plot: Plot = None,

@@ -11,7 +11,7 @@ import pytest
 
 from mpsim.cli.app import COMMANDS
 
-HEAVY = ["matplotlib", "torch", "numba", "pandas", "dask", "distributed", "optuna", "networkx"]
+HEAVY = ["matplotlib", "torch", "numba", "pandas", "dask", "distributed", "plotly", "networkx"]
 NOT_ASKED_FOR = [
     "simpy",
     "mpsim.plot",
