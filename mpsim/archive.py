@@ -13,6 +13,7 @@ import math
 import types
 import typing
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -48,6 +49,9 @@ _WRONG = (
     IndexError,
     RecursionError,
     MemoryError,
+    EOFError,
+    NotImplementedError,  # a way of packing that zipfile has no word for
+    zlib.error,
 )
 """What a file that is damaged or made up can lead to."""
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}

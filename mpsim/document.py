@@ -17,7 +17,7 @@ from typing import Any, Final
 import yaml
 
 from mpsim.errors import Problem, ScenarioError
-from mpsim.inputs import read_bytes
+from mpsim.inputs import read_bytes, shown
 from mpsim.scalars import resolve
 
 __all__ = [
@@ -32,6 +32,7 @@ MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 48
 MAX_VALUES: Final = 100_000  # after aliases are expanded
 
+_LARGEST: Final = 1e300  # of a number: larger ones overflow in the next product
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE = object()  # a plain "<<"; a quoted one is a key like any other
 
@@ -250,8 +251,8 @@ class _Reader:
         if node.kind is dict:
             return self._mapping(node, head)
         value = "<<" if node.value is _MERGE else node.value
-        if isinstance(value, float) and not abs(value) < float("inf"):
-            message = f"got {value}; needed a finite number"
+        if isinstance(value, int | float) and not abs(value) < _LARGEST:
+            message = f"got {shown(value)}; needed a finite number"
             self.problems.append(Problem(message, key, self.file, node.line, node.column))
         return value
 

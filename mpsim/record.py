@@ -52,6 +52,9 @@ class Record:
     def __contains__(self, key: str) -> bool:
         return self._data.get(key) is not None
 
+    def __len__(self) -> int:
+        return len(self._data)
+
     def wrong(self, key: str, needed: str) -> MpsimError:
         """The error of a value that is not what is needed."""
         if key not in self._data:

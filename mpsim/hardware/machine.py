@@ -19,12 +19,13 @@ from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.entries import parse_accelerator, parse_link
 from mpsim.hardware.lookup import GENERIC_NIC, build_cluster, link
-from mpsim.inputs import check_regular
+from mpsim.inputs import check_regular, shown
 from mpsim.memo import remembered
 
 __all__ = ["MACHINE_SCHEMA", "is_machine_path", "machine_of", "read_machine"]
 
 MACHINE_SCHEMA = 1
+_MOST_RANKS = 10_000_000
 _SUFFIXES = (".yaml", ".yml")
 _REQUIRED = (
     "schema",
@@ -87,7 +88,7 @@ def machine_of(data: Mapping[str, Any], document: Document | None = None) -> Clu
         With every mistake found.
     """
     origin = document or Document(data, {}, "cluster.machine")
-    problems = [*origin.problems, *_problems(data)]
+    problems = list(origin.problems) or list(_problems(data))
     if problems:
         raise HardwareError("\n".join(str(origin.locate(problem)) for problem in problems))
     try:
@@ -151,6 +152,11 @@ def _curve(curve: Mapping[str, Any]) -> MeasuredCurve:
 
 
 def _problems(data: Mapping[str, Any]) -> Iterator[Problem]:
+    if (
+        "machine" not in data and "accelerator" not in data
+    ):  # nothing is told of a file that is none
+        yield Problem("is no machine file; needed a file of 'mpsim calibrate'")
+        return
     for key in data:
         if key not in (*_REQUIRED, *_OPTIONAL):
             yield Problem(f"unknown key; {nearest(str(key), (*_REQUIRED, *_OPTIONAL))}", str(key))
@@ -159,11 +165,11 @@ def _problems(data: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem("missing; needed a file of 'mpsim calibrate'", key)
     if data.get("schema", MACHINE_SCHEMA) != MACHINE_SCHEMA:
         yield Problem(
-            f"got {data['schema']!r}; this version reads schema {MACHINE_SCHEMA}", "schema"
+            f"got {shown(data['schema'])}; this version reads schema {MACHINE_SCHEMA}", "schema"
         )
     for key in ("accelerators_per_node", "nodes", "nics_per_node"):
         if key in data and (type(data[key]) is not int or data[key] < 0):
-            yield Problem(f"got {data[key]!r}; needed a whole number", key)
+            yield Problem(f"got {shown(data[key])}; needed a whole number", key)
     yield from _measured_problems(data)
 
 
@@ -176,7 +182,7 @@ def _measured_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
         ("collective_curves", list, "a list of curves"),
     ):
         if not isinstance(data.get(key, kind()), kind):
-            yield Problem(f"got {data[key]!r}; needed {needed}", key)
+            yield Problem(f"got {shown(data[key])}; needed {needed}", key)
             return
     for name, entry in data.get("constants", {}).items():
         yield from _constant_problems(f"constants.{name}", entry)
@@ -192,13 +198,16 @@ def _constant_problems(key: str, constant: object) -> Iterator[Problem]:
     for figure in ("value", "low", "high"):
         number = constant.get(figure, 1.0)
         if type(number) not in (int, float) or not math.isfinite(number):
-            yield Problem(f"{figure} is {number!r}; needed a finite number", key)
+            yield Problem(f"{figure} is {shown(number)}; needed a finite number", key)
 
 
 def _curve_problems(key: str, curve: object) -> Iterator[Problem]:
     if not isinstance(curve, Mapping) or not {"kind", "bytes", "seconds"} <= set(curve) <= _CURVE:
         yield Problem("needed kind, bytes and seconds", key)
         return
+    for name in ("ranks", "domains"):
+        if type(curve.get(name, 1)) is not int or not 0 <= curve.get(name, 1) <= _MOST_RANKS:
+            yield Problem(f"{name} is {shown(curve[name])}; needed a whole number", key)
     sizes, times = curve["bytes"], curve["seconds"]
     plain = all(
         isinstance(values, list)

@@ -19,8 +19,9 @@ __all__ = ["json_config", "json_lines", "toml_config", "yaml_config"]
 LARGEST: Final = 4_000_000
 """Characters of a configuration: the longest that people keep hold a few thousand keys."""
 DEEPEST: Final = 48
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\n', re.DOTALL)
-_SECTION = re.compile(r"\s*\[\[?\s*([^\]#]+?)\s*\]\]?\s*(?:#.*)?$")
+# a quote that nothing closes takes the rest: looked for from every later quote, its end would never be found
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|[{}\[\],:]|\n', re.DOTALL)
+_SECTION = re.compile(r"\s*\[\[?([^\]#]+)\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+?)\s*=")
 
 

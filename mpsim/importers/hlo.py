@@ -27,7 +27,7 @@ def _is_module(head: Head) -> bool:
 def _is_other(text: str) -> str:
     return (
         "StableHLO or MLIR"
-        if re.search(r"^\s*(module @|func\.func|stablehlo\.)", text, re.MULTILINE)
+        if re.search(r"^[ \t]*(module @|func\.func|stablehlo\.)", text, re.MULTILINE)
         else ""
     )
 

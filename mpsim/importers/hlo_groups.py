@@ -97,14 +97,14 @@ def named_meshes(rest: str) -> list[list[tuple[str, int]]]:
     [[('data', 2), ('tensor', 4)]]
     """
     return [
-        _axes(match[1]) for match in re.finditer(r"mesh\[([^\]]*)\](?!\s*,?\s*device_ids)", rest)
+        _axes(match[1]) for match in re.finditer(r"mesh\[([^\[\]]*)\](?!\s*,?\s*device_ids)", rest)
     ]
 
 
 def _axes(text: str) -> list[tuple[str, int]]:
     return [
         (name.strip("'\" "), int(size))
-        for name, size in re.findall(r"('[^']*'|\"[^\"]*\"|\w+)\s*=\s*(\d+)", text)
+        for name, size in re.findall(r"('[^']*'|\"[^\"]*\"|(?<!\w)\w+)\s*=\s*(\d{1,9})", text)
     ]
 
 

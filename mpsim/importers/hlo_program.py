@@ -62,7 +62,7 @@ _KINDS = {
     "collective-broadcast": "broadcast",
 }
 _GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=.*?(?=, (?!device_ids)\w+=|$)")
-_PAIRS = re.compile(r'_xla_send_recv_source_target_pairs="?(\{.*?\}\})')
+_PAIRS = re.compile(r'_xla_send_recv_source_target_pairs="?(\{[^_]*?\}\})')
 _MESSAGES = "source_target_pairs"
 _NUMBERED = re.compile(r"(\.\d+|\.clone|\.remat\d*)+$")
 _QUEUES = ("collective", "message", "copy")

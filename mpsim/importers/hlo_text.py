@@ -334,7 +334,8 @@ _PARENTHESIS = re.compile(r"[()]")
 def _operands(text: str) -> Iterator[tuple[str, str]]:
     """Names and types of operands; commas inside brackets part nothing."""
     depth, start = 0, 0
-    text = re.sub(r"/\*.*?\*/", "", text)
+    last = text.rfind("*/") + 1  # behind it a search for the end of a comment would never end
+    text = re.sub(r"/\*.*?\*/", "", text[: last + 1]) + text[last + 1 :]
     for match in re.finditer(r"[,()\[\]{}]", text + ","):
         letter = match[0]
         if letter in "([{":

@@ -347,11 +347,11 @@ def library_product(module: Module, computation: str, line: Instruction) -> Prod
         return None
     left = arrays(module.operand_type(computation, line.operands[0]))
     result = arrays(line.type)
-    dims = re.search(r'"lhs_contracting_dimensions":\s*\[([^\]]*)\]', line.rest)
+    dims = re.search(r'"lhs_contracting_dimensions":\s*\[([^\[\]]*)\]', line.rest)
     if dims is None or not left or not result:
         return None
     shape = left[0][1]
-    batch = re.search(r'"lhs_batch_dimensions":\s*\[([^\]]*)\]', line.rest)
+    batch = re.search(r'"lhs_batch_dimensions":\s*\[([^\[\]]*)\]', line.rest)
     places = [int(item) for item in re.findall(r"\d+", dims[1])]
     batches = [int(item) for item in re.findall(r"\d+", batch[1])] if batch else []
     return _shaped(shape, result[0][1], _picked(shape, places), _picked(shape, batches), left[0][0])
@@ -359,11 +359,11 @@ def library_product(module: Module, computation: str, line: Instruction) -> Prod
 
 def _attention(module: Module, computation: str, line: Instruction, moved: float) -> Work:
     """Fused attention: queries against keys and the result against values, five products of that size in two backward ones."""
-    first = re.search(r'"bmm1[^"]*dot_dimension_numbers":\s*\{(.*?)\}', line.rest)
+    first = re.search(r'"bmm1[^"]*dot_dimension_numbers":\s*\{([^{}]*)\}', line.rest)
     if first is None or len(line.operands) < 2:
         return Work((), moved, known=False)
     queries, keys = (arrays(module.operand_type(computation, item)) for item in line.operands[:2])
-    lists = dict(re.findall(r'"(\w+)":\s*\[([^\]]*)\]', first[1]))
+    lists = dict(re.findall(r'"(\w+)":\s*\[([^\[\]]*)\]', first[1]))
     contracted, batch, other = (
         [int(item) for item in re.findall(r"\d+", lists.get(word, ""))]
         for word in ("lhs_contracting_dimensions", "lhs_batch_dimensions", "rhs_batch_dimensions")

@@ -56,20 +56,20 @@ def _read_horovod(head: Head, options: Options) -> Recorded:
         if phase == "M":
             args = event.get("args")
             if event.get("name") == "process_name" and isinstance(args, dict):
-                names[place] = str(args.get("name", ""))
+                names[place] = _text(args.get("name"))
             continue
         time = event.get("ts")
         if not is_number(time):
             continue
         assert isinstance(time, int | float)
-        name = str(event.get("name", ""))
+        name = _text(event.get("name"))
         if phase == "B":
             stacks.setdefault(place, []).append((name, time))
         elif phase == "E" and stacks.get(place):
             opened, start = stacks[place].pop()
-            _span(opened, (start, time), spans, negotiated)
-        elif phase == "X" and is_number(event.get("dur")):
-            _span(name, (time, time + event["dur"]), spans, negotiated)
+            _span(opened, (start, max(start, time)), spans, negotiated)
+        elif phase == "X" and is_number(length := event.get("dur")) and length >= 0:
+            _span(name, (time, time + length), spans, negotiated)
     tensors = {place: name for place, name in names.items() if place or stacks.get(place)}
     if not tensors and not spans:
         raise FormatError(f"{head.path}: names no tensor; needed a timeline of Horovod")
@@ -128,6 +128,10 @@ def _span(
         negotiated.append(interval)
 
 
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
 def _lines(path: Path) -> Iterator[Event]:
     """Events of a list, one a line; the last may be cut."""
     decode = json.JSONDecoder().raw_decode
@@ -140,7 +144,7 @@ def _lines(path: Path) -> Iterator[Event]:
             while place < len(text):
                 try:
                     event, place = decode(text, place)
-                except (json.JSONDecodeError, RecursionError) as error:
+                except (ValueError, RecursionError) as error:
                     if stream.readline(_LARGEST_LINE):
                         raise FormatError(
                             f"{path}:{number}: is no event; the file is damaged"

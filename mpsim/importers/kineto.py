@@ -12,7 +12,6 @@ pytorch/kineto, ``libkineto/src/output_json.cpp``: cat ``cpu_op`` with args ``In
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +26,8 @@ from mpsim.importers.imported import (
     kernel_point,
 )
 from mpsim.importers.source import Head, Options, open_text
+from mpsim.inputs import shown
+from mpsim.record import MOST
 from mpsim.workload import gemm_flops
 
 __all__ = ["Event", "is_kineto", "read_points", "stream_events"]
@@ -36,6 +37,7 @@ _LONGEST_HEAD = 1 << 26
 _LONGEST_EVENT = 1 << 25
 _SHOWN = 60  # characters of what cannot be read
 _MICRO = 1e-6
+_LONGEST_US = 1e15  # a recording of thirty years
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _MOST_SAMPLES = 200  # of one shape: more say nothing new
 _ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2, "double": 8, "int": 4, "long": 8, "byte": 1}
@@ -47,6 +49,8 @@ _TYPES = {
 }
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 _FEWEST_DIMS = 2
+_LONGEST_SIDE = 1 << 40
+_MOST_RANKS = 1_000_000
 
 Event = dict[str, Any]
 
@@ -70,8 +74,9 @@ def stream_events(path: Path) -> Iterator[Event]:
 
 
 def _events(path: Path, stream: IO[str]) -> Iterator[Event]:
-    buffer = stream.read(_CHUNK)
-    while (found := _EVENTS.search(buffer)) is None:
+    buffer, place = stream.read(_CHUNK), 0
+    while (found := _EVENTS.search(buffer, place)) is None:
+        place = max(0, len(buffer) - _CHUNK)  # what was looked at is not looked at again
         chunk_text = stream.read(_CHUNK)
         if not chunk_text or len(buffer) > _LONGEST_HEAD:
             raise CalibrationError(
@@ -101,7 +106,7 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
         except json.JSONDecodeError as error:
             if len(buffer) - place > _LONGEST_EVENT:
                 raise CalibrationError(
-                    f"{path}: event {count + 1} is no JSON object: {buffer[place : place + _SHOWN]!r}"
+                    f"{path}: event {count + 1} is no JSON object: {shown(buffer[place : place + _SHOWN])}"
                 ) from error
             chunk_text = stream.read(chunk)
             if not chunk_text:
@@ -110,6 +115,10 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
                 ) from error
             buffer, place, chunk = buffer[place:] + chunk_text, 0, 2 * chunk
             continue
+        except ValueError as error:  # Python reads no integers of thousands of digits
+            raise CalibrationError(
+                f"{path}: event {count + 1} has a number too long to read"
+            ) from error
         if isinstance(event, dict):
             yield event
 
@@ -147,12 +156,13 @@ def read_points(source: Head, options: Options) -> Points:
             continue
         if event.get("ph") != "X":
             continue
-        args = event.get("args") or {}
+        args = event.get("args")
+        args = args if isinstance(args, dict) else {}
         category = event.get("cat")
         if category == "cpu_op" and event.get("name") in _PRODUCTS:
             shape = _product(str(event["name"]), args)
             if shape is not None:
-                operators[args.get("External id")] = shape
+                operators[_external(args)] = shape
                 if not on_gpu:
                     samples.add(shape, _duration(path, event))
         elif category == "kernel":
@@ -187,9 +197,15 @@ def _take_kernel(
         if key is not None:
             samples.add(key, _duration(path, event))
         return
-    shape = operators.get(args.get("External id"))
+    shape = operators.get(_external(args))
     if shape is not None and _is_product(str(event.get("name", ""))):
         samples.add(shape, _duration(path, event))
+
+
+def _external(args: Mapping[str, Any]) -> int | str:
+    """What joins a kernel to its operator."""
+    number = args.get("External id")
+    return number if isinstance(number, int | str) else ""
 
 
 def _is_product(name: str) -> bool:
@@ -199,11 +215,18 @@ def _is_product(name: str) -> bool:
 
 def _duration(path: Path, event: Event) -> float:
     value: Any = event.get("dur")
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+    if type(value) not in (int, float) or not 0 <= value < _LONGEST_US:
         raise CalibrationError(
-            f"{path}: event {event.get('name')!r} has dur {value!r}; needed a number of microseconds"
+            f"{path}: event {shown(event.get('name'))} has dur {shown(value)}; needed a number of microseconds"
         )
     return float(value) * _MICRO
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= _LONGEST_SIDE
+        for side in value
+    )
 
 
 def _product(name: str, args: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -211,13 +234,13 @@ def _product(name: str, args: Mapping[str, Any]) -> tuple[Any, ...] | None:
     dims, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(dims, list) or not isinstance(types, list):
         return None
-    sides = [shape for shape in dims if isinstance(shape, list) and len(shape) >= _FEWEST_DIMS]
+    sides = [shape for shape in dims if _is_shape(shape) and len(shape) >= _FEWEST_DIMS]
     if len(sides) < _FEWEST_DIMS:
         return None
     a, b = sides[-2], sides[-1]
     batch = a[0] if name == "aten::bmm" else 1
-    named = [str(kind).lower() for kind in types if str(kind).lower() in _TYPES]
-    if not named or min(*a, *b) < 1:
+    named = [kind.lower() for kind in types if isinstance(kind, str) and kind.lower() in _TYPES]
+    if not named:
         return None
     return ("gemm", _TYPES[named[-1]], int(batch), int(a[-2]), int(b[-1]), int(a[-1]))
 
@@ -228,9 +251,9 @@ def _message(args: Mapping[str, Any]) -> tuple[Any, ...] | None:
     element = _ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
     sent, received = args.get("In msg nelems"), args.get("Out msg nelems")
     ranks = args.get("Group size")
-    if name is None or element is None or not isinstance(ranks, int) or ranks <= 1:
+    if name is None or element is None or not isinstance(ranks, int) or not 1 < ranks < _MOST_RANKS:
         return None
-    counts = [count for count in (sent, received) if isinstance(count, int)]
+    counts = [count for count in (sent, received) if isinstance(count, int) and count < MOST]
     if not counts or max(counts) < 1:
         return None
     return ("collective", name, max(counts) * element, ranks)
@@ -260,5 +283,6 @@ def _points(samples: _Samples) -> Iterator[MeasuredPoint]:
 
 
 def _device(head: str) -> str:
-    match = re.search(r'"deviceProperties"\s*:\s*\[.*?"name"\s*:\s*"([^"]*)"', head, re.DOTALL)
+    start = re.search(r'"deviceProperties"\s*:\s*\[', head)
+    match = start and re.search(r'"name"\s*:\s*"([^"]{0,200})"', head[start.end() :])
     return match[1] if match else ""

@@ -30,11 +30,14 @@ from mpsim.importers.spans import (
     joined,
     kernel_class,
 )
+from mpsim.record import MOST
 
 __all__ = ["KINETO", "read_trace"]
 
 _MICRO = 1e-6
-_RANGE = re.compile(r"PP:(\d+)(F|I|B|W|UNSHARD|REDUCE_GRAD|SEND_F|SEND_B|RECV_F|RECV_B)(\d*)$")
+_RANGE = re.compile(
+    r"PP:(\d{1,6})(F|I|B|W|UNSHARD|REDUCE_GRAD|SEND_F|SEND_B|RECV_F|RECV_B)(\d{0,9})$"
+)
 _STEP = re.compile(r"(?:ProfilerStep|\w*[sS]tep)#(\d+)$")
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _KINDS = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
@@ -92,14 +95,19 @@ def _header(text: str) -> tuple[Mapping[str, Any], int | None]:
     block = re.search(r'"distributedInfo"\s*:\s*(\{)', text)
     info: Any = {}
     if block is not None:
-        with contextlib.suppress(json.JSONDecodeError, RecursionError):
+        with contextlib.suppress(ValueError, RecursionError):
             info, _ = json.JSONDecoder().raw_decode(text, block.start(1))
     base = re.search(r'"baseTimeNanoseconds"\s*:\s*(\d{1,20})', text)
     return info if isinstance(info, dict) else {}, int(base[1]) if base else None
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST
+    return value if fits else None  # type: ignore[return-value] # a number, as `fits` says
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _groups(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -111,7 +119,7 @@ def _groups(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             continue
         ranks = entry.get("ranks")
         if isinstance(ranks, list) and ranks and all(_whole(rank) is not None for rank in ranks):
-            found[str(entry.get("pg_name", len(found)))] = tuple(ranks)
+            found[_text(entry.get("pg_name")) or str(len(found))] = tuple(ranks)
     return found
 
 
@@ -151,8 +159,8 @@ class _Trace:
         if not (is_number(start) and is_number(length)) or length < 0:
             self.wrong += 1
             return
-        name, category = str(event.get("name", "")), event.get("cat")
-        if category in _KERNELS:
+        name, category = _text(event.get("name")), event.get("cat")
+        if isinstance(category, str) and category in _KERNELS:
             self._kernel(event, name, start, start + length)
         elif category in ("user_annotation", "gpu_user_annotation"):
             where = "device" if category == "gpu_user_annotation" else "host"
@@ -182,28 +190,28 @@ class _Trace:
         args = args if isinstance(args, dict) else {}
         device = args.get("device", event.get("pid"))
         kind = kernel_class(name)
-        if str(device).isdigit():
+        if _whole(device) is not None or (isinstance(device, str) and device.isdigit()):
             times = self.kernels.setdefault(device, {}).setdefault(kind, array.array("d"))
             times.extend((start, end))
         if kind == "communication":
             size, group = _whole(args.get("In msg nelems")), _whole(args.get("Group size"))
-            stated = str(args.get("Collective name", "")) or _kernel_word(name)
+            stated = _text(args.get("Collective name")) or _kernel_word(name)
             word = collective_name(stated.strip("_")) or stated[:40]
             if "Collective name" in args:
                 self.collectives[word, size or 0, group or 0] += 1
             if self.keeps:
                 described = args.get("Process Group Description") or args.get("Process Group Name")
-                self._call(word, start, end, size or 0, group or 0, str(described or ""))
+                self._call(word, start, end, size or 0, group or 0, _text(described))
 
     def _collective(self, word: str, args: object, start: float, end: float) -> None:
         dims = args.get("Input Dims") if isinstance(args, dict) else None
         count = 0
         for shape in dims if isinstance(dims, list) else []:
-            if isinstance(shape, list) and shape and all(isinstance(size, int) for size in shape):
+            if isinstance(shape, list) and shape and all(_whole(size) for size in shape):
                 product = 1
                 for size in shape:
                     product *= size
-                count += product
+                count = min(count + product, MOST)
         name = collective_name(word) or word[:40]
         self.launched[name, count] += 1
         if self.keeps:

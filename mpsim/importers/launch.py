@@ -30,7 +30,8 @@ _KINDS: Final = {
     "srun": "sbatch", "mpirun": "mpirun", "mpiexec": "mpirun", "mpirun.openmpi": "mpirun", "torchrun": "torchrun", "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun", "deepspeed": "deepspeed", "deepspeed.launcher.runner": "deepspeed", "accelerate": "accelerate",
 }  # fmt: skip
-_PROGRAM = re.compile(r".*\.py|.*pretrain_\w+|finetune\w*|.*/train")
+_LONGEST = 200  # characters of a number of nodes or ranks, with what stands behind it
+_PROGRAM = re.compile(r".*\.py|.*pretrain_\w{1,100}|finetune\w*|.*/train")
 _SWITCHES = frozenset(
     {
         "standalone",
@@ -201,7 +202,11 @@ def _take(kind: str, name: str, options: Mapping[str, Word], numbers: dict[str, 
     taken: dict[str, Stated] = {}
     for key, word in options.items():
         role = _LAUNCHERS[kind].get(key.lstrip("-").replace("_", "-"))
-        count = re.search(r"\b(\d{1,9})(?:\(.*\))?$", word.text) if role is not None else None
+        count = (
+            re.search(r"\b(\d{1,9})(?:\(.*\))?$", word.text[-_LONGEST:])
+            if role is not None
+            else None
+        )
         if role is None or count is None or word.unknown:
             continue
         if role == "map_by":

@@ -62,7 +62,7 @@ def _mentions_megatron(text: str) -> bool:
 
 
 def _is_batch_script(head: Head) -> bool:
-    return re.search(r"^\s*#SBATCH\b", head.text, re.MULTILINE) is not None
+    return re.search(r"^[ \t]*#SBATCH\b", head.text, re.MULTILINE) is not None
 
 
 def _read_script(head: Head, options: Options) -> Imported:

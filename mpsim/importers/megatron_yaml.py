@@ -47,7 +47,7 @@ def _is_bridge(head: Head) -> bool:
     )
     return (
         blocks >= 3
-        and re.search(r"^\s+tensor_model_parallel_size:", head.text, re.MULTILINE) is not None
+        and re.search(r"^[ \t]+tensor_model_parallel_size:", head.text, re.MULTILINE) is not None
         and not _is_nemo(head)
     )
 

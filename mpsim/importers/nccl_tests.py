@@ -21,6 +21,7 @@ from typing import Any, Final
 from mpsim.errors import CalibrationError
 from mpsim.importers.imported import MeasuredPoint, Points, collective_name, collective_point
 from mpsim.importers.source import Format, Head, Options, read_text
+from mpsim.record import Record
 
 __all__ = ["NCCL_TESTS", "NCCL_TESTS_JSON"]
 
@@ -28,16 +29,17 @@ _MICRO = 1e-6
 _GIGA = 1e9
 _VERSION = re.compile(r"(?:nccl-tests version|rccl-tests: Version)\s+(\S+)")
 _RANK = re.compile(
-    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s+(.*)"
+    r"#\s+Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s+(.*)"
 )
-_PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b")
-_ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+(.*)")
-_OLD_ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)()\s+(.*)")
+_PROGRAM = re.compile(r"(\w{1,40}?)_perf(?:_mpi)?\b")
+_ROW = re.compile(r"\s*(\d{1,18})\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+(.*)")
+_OLD_ROW = re.compile(r"\s*(\d{1,18})\s+(\d+)\s+(\w+)\s+(\w+)()\s+(.*)")
 """Rows of before 2.11: no root, and the largest error where there is now a count of wrong elements."""
 _HALF, _SPREAD = 4, 4
 """Columns of one run, and those more that -I adds to it (least, most, 99th percentile, variation)."""
 _LARGEST_ERROR = 1e-2
 _JSON_VERSIONS = (1, 2, 3)
+_MOST_RANKS = 1_000_000
 
 
 def _is_text_report(head: Head) -> bool:
@@ -104,6 +106,12 @@ def _plain(cells: Sequence[str]) -> Mapping[str, Any]:
     return {"time": cells[0], "alg_bw": cells[1], "bus_bw": cells[2]}
 
 
+def _words(run: Record) -> Mapping[str, Any]:
+    """Figures of one half of a row of the JSON; empty where the half is absent."""
+    known = ("time", "cpu_time", "alg_bw", "bus_bw")
+    return {word: run.value(word) for word in known if word in run} if run else {}
+
+
 def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Times and bandwidths of a row in SI units: those of the out-of-place run, or of the in-place one where there is no other."""
     first = "out_of_place" if halves.get("out_of_place") else "in_place"
@@ -116,7 +124,7 @@ def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             ("bus_bw", "busbw_Bps", _GIGA),
         ):
             value = figures.get(word, figures.get("cpu_time") if word == "time" else None)
-            with contextlib.suppress(TypeError, ValueError):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
                 if math.isfinite(number := float(value)):
                     told[head + key] = number * unit
     return told
@@ -138,50 +146,31 @@ def _read_json_report(head: Head, options: Options) -> Points:
         If it is of another version, has no results, a rank is missing, or results were wrong.
     """
     del options  # the file names its devices
-    path, data = head.path, head.document
-    version = data.get("version", _JSON_VERSIONS[0])
+    path = head.path
+    report = Record(head.document, str(path), error=CalibrationError)
+    version = report.whole("version", _JSON_VERSIONS[0])
     if version not in _JSON_VERSIONS:
         raise CalibrationError(
             f"{path}: JSON version {version!r} of nccl-tests; this version of mpsim reads {', '.join(map(str, _JSON_VERSIONS))}"
         )
-    if "end_time" not in data or not isinstance(data.get("results"), list):
+    if "end_time" not in report or not isinstance(report.value("results"), list):
         raise CalibrationError(f"{path}: truncated, it has no end_time; run it to its end")
-    config = data["config"]
-    threads = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
-    devices = config.get("devices", [])
-    places = [
-        (
-            int(entry["rank"]),
-            int(entry.get("group", 0)),
-            str(entry["hostname"]),
-            str(entry.get("device_info", "")),
-        )
-        for entry in devices
-    ]
-    spread = [
-        (rank + i, group, host, info) for rank, group, host, info in places for i in range(threads)
-    ]
-    members, hosts, device = _places(path, spread)
-    program = _PROGRAM.search(" ".join(map(str, data.get("args", []))))
+    members, hosts, device = _places(path, _ranks(report.record("config")))
+    program = _PROGRAM.search(" ".join(map(str, report.items("args", []))))
     name = _named(path, program[1] if program else "")
     points: dict[int, MeasuredPoint] = {}
     rows: list[dict[str, Any]] = []
-    for index, row in enumerate(data["results"]):
-        place = f"{path}: results.{index}"
-        run = row.get("out_of_place") or row.get("in_place")
-        if not isinstance(run, Mapping):
-            raise CalibrationError(f"{place}: has no time; run it to its end")
-        _check_right(place, str(run.get("nwrong", "N/A")))
-        times = _json_times(place, row, run)
-        size = int(row.get("size", 0))
-        halves = {half: row.get(half) or {} for half in ("out_of_place", "in_place")}
-        told = {
-            "collective": name,
-            "bytes": size,
-            "ranks": members,
-            "dtype": str(row.get("type", ""))[:20],
-        }
-        rows.append(told | _told(halves))
+    for index, row in enumerate(report.records("results")):
+        halves = {half: row.record(half, {}) for half in ("out_of_place", "in_place")}
+        run = halves["out_of_place"] or halves["in_place"]
+        if not run:
+            raise CalibrationError(f"{row.place}: has no time; run it to its end")
+        _check_right(row.place, str(run.value("nwrong")))
+        times = _json_times(row, run)
+        size = row.whole("size", 0)
+        dtype = row.text("type", "")[:20]
+        told = {"collective": name, "bytes": size, "ranks": members, "dtype": dtype}
+        rows.append(told | _told({half: _words(figures) for half, figures in halves.items()}))
         if size:
             where = f"{path.name}#{index}"
             points[size] = collective_point(
@@ -192,12 +181,31 @@ def _read_json_report(head: Head, options: Options) -> Points:
     )
 
 
-def _json_times(place: str, row: Mapping[str, Any], run: Mapping[str, Any]) -> list[float]:
+def _ranks(config: Record) -> list[tuple[int, int, str, str]]:
+    """Rank, group, host and GPU of every process; each has as many ranks as threads and GPUs a thread."""
+    each = config.whole("nthreads", 1, least=1, most=_MOST_RANKS) * config.whole(
+        "ngpus", 1, least=1, most=_MOST_RANKS
+    )
+    devices = config.records("devices", [])
+    if each * len(devices) > _MOST_RANKS:
+        raise config.wrong("devices", f"{_MOST_RANKS:,} ranks or fewer")
+    return [
+        (
+            device.whole("rank", most=_MOST_RANKS) + index,
+            device.whole("group", 0),
+            device.text("hostname"),
+            device.text("device_info", ""),
+        )
+        for device in devices
+        for index in range(each)
+    ]
+
+
+def _json_times(row: Record, run: Record) -> list[float]:
     """Times of every iteration where they were kept, else the mean [s]."""
-    each = row.get("out_of_place_per_iter")
-    samples = each.get("times_us") if isinstance(each, Mapping) else None
-    times = samples or [run.get("time", run.get("cpu_time"))]
-    return [_time(place, sample) * _MICRO for sample in times]
+    each = row.record("out_of_place_per_iter", {})
+    times = each.items("times_us", []) or [run.value("time") or run.value("cpu_time")]
+    return [_time(row.place, sample) * _MICRO for sample in times]
 
 
 def _time(place: str, value: object) -> float:
@@ -216,8 +224,14 @@ def _is_header(line: str) -> bool:
 
 
 def _check_right(place: str, wrong: str, *, most: float = 0.0) -> None:
-    if wrong not in ("N/A", "None", "null") and not float(wrong) <= most:
-        raise CalibrationError(f"{place}: {wrong} elements were wrong; do not calibrate on it")
+    if wrong in ("N/A", "None", "null"):
+        return
+    try:
+        right = float(wrong) <= most
+    except ValueError:
+        right = False
+    if not right:
+        raise CalibrationError(f"{place}: {wrong[:20]} elements were wrong; do not calibrate on it")
 
 
 def _named(path: Path, word: str) -> str:
@@ -245,11 +259,11 @@ def _places(path: Path, ranks: Sequence[tuple[int, int, str, str]]) -> tuple[int
     """Ranks of a communicator, nodes they sit on, and the name of their GPU, of (rank, group, host, GPU)."""
     if not ranks:
         raise CalibrationError(f"{path}: names no rank; needed the lines '#  Rank 0 Pid ...'")
-    numbers = sorted(rank for rank, _, _, _ in ranks)
-    missing = sorted(set(range(numbers[-1] + 1)) - set(numbers))
-    if missing:
+    numbers = sorted({rank for rank, _, _, _ in ranks})
+    missing = next((index for index, rank in enumerate(numbers) if rank != index), None)
+    if missing is not None:
         raise CalibrationError(
-            f"{path}: rank {missing[0]} of {numbers[-1] + 1} is missing; join the output of all ranks"
+            f"{path}: rank {missing} of {numbers[-1] + 1} is missing; join the output of all ranks"
         )
     devices = {info for _, _, _, info in ranks if info}
     if len(devices) > 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from mpsim.errors import FormatError
@@ -23,6 +24,7 @@ from mpsim.importers.source import Format, Head, Options, read_text
 __all__ = ["OSU"]
 
 LARGEST: Final = 4_000_000
+_LONGEST_LINE: Final = 1000
 _TITLE = re.compile(r"#\s*OSU\s+(\S+)\s+(.*?)\s+Test\s*(?:v?([\d.]+\w*))?\s*$")
 _MEGA, _MICRO = 1e6, 1e-6
 _COUNTS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
@@ -51,6 +53,17 @@ def _is_report(head: Head) -> bool:
     return any(_TITLE.match(line.strip()) for line in head.text.splitlines()[:40])
 
 
+def _lines(path: Path, text: str) -> list[str]:
+    """Lines of a report, none of which is long."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if len(line) > _LONGEST_LINE:
+            raise FormatError(
+                f"{path}:{number}: a line of over {_LONGEST_LINE} characters; the file is damaged"
+            )
+    return lines
+
+
 def _read_report(head: Head, options: Options) -> Points:
     """Read the tables of one run.
 
@@ -67,7 +80,7 @@ def _read_report(head: Head, options: Options) -> Points:
     title, version, rows, points = "", "", [], {}
     columns: Sequence[str] = ()
     dtype, extra = "", dict[str, Any]()
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(_lines(head.path, text), start=1):
         stripped = line.strip()
         place = f"{head.path}:{number}"
         if match := _TITLE.match(stripped):

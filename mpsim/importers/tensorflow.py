@@ -23,9 +23,10 @@ __all__ = ["TENSORFLOW", "is_graph"]
 
 _HEAD: Final = 1 << 22
 _NODE = re.compile(
-    r'^\s*(node|node_def)\s*\{|"?tf(?:_executor|_device)?\.\w+"?\(|^\s*tf_executor', re.MULTILINE
+    r'^[ \t]*(node|node_def)[ \t]*\{|"?tf(?:_executor|_device)?\.\w+"?\(|^[ \t]*tf_executor',
+    re.MULTILINE,
 )
-_OPERATION = re.compile(r'^\s*op:\s*"\w+"', re.MULTILINE)
+_OPERATION = re.compile(r'^[ \t]*op:[ \t]*"\w+"', re.MULTILINE)
 _COLLECTIVE = re.compile(
     r"Collective(?:Reduce|Gather|AllToAll|Bcast)\w*|NcclAllReduce|XlaAllReduce|DTensor\w+"
 )

@@ -39,7 +39,7 @@ def _is_torchtitan(head: Head) -> bool:
             '"data_parallel_shard_degree"' in head.text
             or '"data_parallel_replicate_degree"' in head.text
         )
-    sections = set(re.findall(r"^\s*\[(\w+)[.\]]", head.text, re.MULTILINE))
+    sections = set(re.findall(r"^[ \t]*\[(\w+)[.\]]", head.text, re.MULTILINE))
     return "training" in sections and bool(
         sections & {"parallelism", "activation_checkpoint", "experimental", "model", "job"}
     )

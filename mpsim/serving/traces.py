@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -165,7 +166,10 @@ def _recognise(names: Any) -> _Columns | None:
 
 
 def _row(arrival: float, prompt: Any, output: Any, hashes: tuple[int, ...] = ()) -> _Row:
-    lengths = int(float(prompt)), int(float(output))
+    sizes = float(prompt), float(output)
+    if not all(map(math.isfinite, sizes)):
+        raise ValueError(_WANTED)
+    lengths = int(sizes[0]), int(sizes[1])
     if not (abs(arrival) < _LATEST and 1 <= lengths[0] <= _LONGEST and 0 <= lengths[1] <= _LONGEST):
         raise ValueError(_WANTED)
     return _Row(float(arrival), *lengths, hashes)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mpsim.errors import ScenarioError
-from mpsim.inputs import RECORDING, read_bytes
+from mpsim.inputs import open_regular
 from mpsim.stamp import stamp
 
 __all__ = ["Journal", "name_of"]
@@ -136,7 +136,8 @@ class Journal:
         self._fresh.clear()
 
     def _read(self, path: Path, what: str) -> None:
-        raw = read_bytes(path, needed="a journal", error=ScenarioError, largest=RECORDING)
+        with open_regular(path, needed="a journal", error=ScenarioError) as file:
+            raw = file.read()
         whole = raw.rfind(b"\n") + 1
         lines = raw[:whole].splitlines()
         entries = [_entry(line) for line in lines]
@@ -156,6 +157,8 @@ class Journal:
 
 def _entry(line: bytes) -> dict[str, Any] | None:
     """The entry of a line; None where the line is none, or its checksum is another."""
+    if not line.startswith(_OPENING):  # a file of something else is not parsed line by line
+        return None
     try:
         entry: dict[str, Any] = json.loads(line)
         body = {key: value for key, value in entry.items() if key != _CHECKSUM}
