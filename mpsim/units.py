@@ -96,6 +96,7 @@ _EXAMPLES: Mapping[Dimension, tuple[str, ...]] = MappingProxyType(
     }
 )
 
+_LONGEST = 200  # characters of a quantity: blanks without end would be gone over again and again
 _NUMBER = r"[+-]?(?:[0-9]+(?:_[0-9]+)*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(\S.*?)?\s*")
 
@@ -137,7 +138,7 @@ def parse_quantity(value: object, dimension: Dimension) -> float:
         if type(value) in (int, float) and value == 0:
             return 0.0
         raise UnitError(_complaint(value, dimension, "no unit"))
-    match = _QUANTITY.fullmatch(value)
+    match = _QUANTITY.fullmatch(value) if len(value) <= _LONGEST else None
     if match is None:
         raise UnitError(_complaint(value, dimension, "not a number with a unit"))
     number, unit = match.groups()

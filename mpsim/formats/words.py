@@ -12,6 +12,8 @@ from mpsim.shipped import read_shipped
 
 __all__ = ["lookup", "table"]
 
+_LONGEST = 300  # characters of a word: patterns go over it again and again
+
 
 @remembered(64)
 def table(package: str, name: str) -> Mapping[str, Any]:
@@ -38,7 +40,7 @@ def lookup(package: str, name: str, section: str, text: str) -> Mapping[str, Any
         If none fits, or the entry says why it cannot be used (``refused``).
     """
     for entry in table(package, name)[section]:
-        if re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE):
+        if len(text) <= _LONGEST and re.fullmatch(entry["pattern"], text, flags=re.IGNORECASE):
             if "refused" in entry:
                 raise CalibrationError(entry["refused"])
             found: Mapping[str, Any] = entry
@@ -46,4 +48,6 @@ def lookup(package: str, name: str, section: str, text: str) -> Mapping[str, Any
     what = section.removesuffix("s")
     if not text:
         raise CalibrationError(f"{what} is not stated")
-    raise CalibrationError(f"{what} {text!r} is not known; it would stand in {name}.yaml")
+    raise CalibrationError(
+        f"{what} {text[:_LONGEST]!r} is not known; it would stand in {name}.yaml"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,10 +13,24 @@ from typing import Final, TypeVar
 
 from mpsim.errors import CalibrationError
 from mpsim.importers.source import open_text
+from mpsim.inputs import shown
 
 __all__ = ["TABLES", "Cells", "read_rows", "table_kind"]
 
 T = TypeVar("T")
+MOST: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        **dict.fromkeys(("layers", "pp", "vp_chunks_per_rank", "interleave_chunks_per_stage", "cp"), 4096.0),
+        **dict.fromkeys(("tp", "ep", "moe_experts", "gpus_per_node", "accel_per_node"), 65_536.0),
+        **dict.fromkeys(("microbatches", "num_microbatches", "grad_accum"), 100_000.0),
+        **dict.fromkeys(("num_accel", "gpus", "nodes", "dp", "num_requests", "concurrency"), 1e6),
+        **dict.fromkeys(("global_batch_seqs", "micro_batch_seqs", "batch_per_instance"), 1e7),
+    }
+)  # fmt: skip
+"""Largest numbers of columns that lists and simulations grow with: what is larger is damage, ten times the largest of published rows."""
+_LARGEST: Final = 1e30  # of all others
+_MOST_ROWS: Final = 500_000
+_LONGEST_CELL: Final = 10_000
 _TRUE = ("1", "true", "yes")
 _FALSE = ("0", "false", "no")
 
@@ -72,8 +87,13 @@ class Cells:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value >= 0):
-            raise CalibrationError(f"{column} is {text!r}; needed a finite number of at least 0")
+        if not value >= 0:
+            raise CalibrationError(
+                f"{column} is {shown(text)}; needed a finite number of at least 0"
+            )
+        if value > MOST.get(column, _LARGEST):
+            needed = f"{MOST[column]:,.0f} or less" if column in MOST else "a finite number"
+            raise CalibrationError(f"{column} is {shown(text)}; needed {needed}")
         return value
 
     def whole(self, column: str) -> int | None:
@@ -91,7 +111,7 @@ class Cells:
         if not text:
             return None
         if text not in (*_TRUE, *_FALSE):
-            raise CalibrationError(f"{column} is {text!r}; needed 0 or 1")
+            raise CalibrationError(f"{column} is {shown(text)}; needed 0 or 1")
         return text in _TRUE
 
     def required_number(self, column: str) -> float:
@@ -123,13 +143,25 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     try:
         with open_text(path, needed="a CSV file", newline="") as file:
             reader = csv.DictReader(file)
-            rows = [{key: value or "" for key, value in row.items() if key} for row in reader]
+            rows = [
+                {key: _cell(value) for key, value in row.items() if key}
+                for row in itertools.islice(reader, _MOST_ROWS + 1)
+            ]
             columns = reader.fieldnames
     except csv.Error as error:
         raise CalibrationError(f"{path} is not a CSV file in UTF-8: {error}") from error
+    if len(rows) > _MOST_ROWS:
+        raise CalibrationError(f"{path} has over {_MOST_ROWS:,} rows; split it")
     if not columns or not rows:
         raise CalibrationError(f"{path} has no rows; needed a header and a row or more")
     return rows
+
+
+def _cell(text: str | None) -> str:
+    """Text of a cell, which patterns go over: as long as a long remark and no longer."""
+    if text is not None and len(text) > _LONGEST_CELL:
+        raise csv.Error(f"a cell of over {_LONGEST_CELL} characters")
+    return text or ""
 
 
 def table_kind(path: Path, columns: Iterable[str]) -> str:

@@ -309,10 +309,10 @@ def read_ranks(path: Path) -> Trace:
     files = siblings(path)
     if not files:
         raise FormatError(f"{path}: no file is named prefix.RANK.et; needed one a rank")
-    missing = sorted(set(range(max(files) + 1)) - files.keys())
-    if missing:
+    missing = next((index for index, rank in enumerate(sorted(files)) if rank != index), None)
+    if missing is not None:
         raise FormatError(
-            f"{path}: rank {missing[0]} of {max(files) + 1} has no file; needed one a rank"
+            f"{path}: rank {missing} of {max(files) + 1} has no file; needed one a rank"
         )
     prefix = re.sub(r"\.\d+\.et$", "", files[0].name)
     groups = _groups(files[0].parent, prefix)

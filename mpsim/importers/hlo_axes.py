@@ -98,7 +98,7 @@ def device_axes(
         for group in list(groups)[:2]:
             cuts |= _cuts(sorted(group), devices)
     for messages in pairs:
-        cuts.add(math.gcd(*(there - here for here, there in messages if here != there)) or 1)
+        cuts.add(math.gcd(*(pair[-1] - pair[0] for pair in messages if pair)) or 1)
     named = list(named)
     for mesh in named:
         if math.prod(size for _, size in mesh) == devices and not _generated(mesh):
@@ -136,7 +136,12 @@ def _cuts(group: Sequence[int], devices: int) -> set[int]:
             size += 1
         block = offsets[:covered]
         whole = [at * stride + inner for at in range(size) for inner in block]
-        if size < 2 or offsets[: size * covered] != whole or devices % (stride * size):
+        if (
+            stride < 1
+            or size < 2
+            or offsets[: size * covered] != whole
+            or devices % (stride * size)
+        ):
             return found
         found |= {stride, stride * size}
         covered *= size

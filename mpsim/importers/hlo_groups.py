@@ -14,7 +14,7 @@ from typing import Final
 
 from mpsim.errors import FormatError
 
-__all__ = ["groups_of", "named_meshes"]
+__all__ = ["MOST_DEVICES", "groups_of", "named_meshes"]
 
 MOST_DEVICES: Final = 1_000_000
 
@@ -44,10 +44,12 @@ def groups_of(rest: str, devices: int, file: str = "") -> list[list[int]]:
     [[0, 4], [1, 5], [2, 6], [3, 7]]
     """
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest):
-        return [[int(item) for item in pair] for pair in re.findall(r"\{(\d+),(\d+)\}", pairs[1])]
+        return [_wholes(pair, file) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1])]
+    if "source_target_pairs={{" in rest:
+        raise FormatError(f"{file}: source_target_pairs that are no pairs; the file is damaged")
     if listed := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest):
         found = [
-            [int(item) for item in group.split(",") if item]
+            _wholes(group.strip(","), file) if group.strip(",") else []
             for group in re.findall(r"\{([\d,]*)\}", listed[1])
         ]
         return found or [list(range(devices))]
@@ -65,10 +67,18 @@ def groups_of(rest: str, devices: int, file: str = "") -> list[list[int]]:
     return [list(range(devices))]
 
 
+def _wholes(text: str, file: str) -> list[int]:
+    """Whole numbers between commas."""
+    items = text.split(",")
+    if not all(re.fullmatch(r"\d{1,9}", item) for item in items):
+        raise FormatError(f"{file}: groups of {text[:60]!r}; needed numbers of devices")
+    return [int(item) for item in items]
+
+
 def _iota(shape: str, tile: str, order: str | None, *, file: str) -> list[list[int]]:
-    rows, columns = ([int(size) for size in shape.split(",")] + [1])[:2]
-    sizes = [int(size) for size in tile.split(",")]
-    axes = [int(axis) for axis in order.split(",")] if order else list(range(len(sizes)))
+    rows, columns = [*_wholes(shape, file), 1][:2]
+    sizes = _wholes(tile, file)
+    axes = _wholes(order, file) if order else list(range(len(sizes)))
     if (
         math.prod(sizes) != rows * columns
         or sorted(axes) != list(range(len(sizes)))
@@ -115,14 +125,14 @@ def _mesh(
     names, sizes = [name for name, _ in axes], [size for _, size in axes]
     total = math.prod(sizes)
     wanted = [name.strip("'\" ") for name in along.split(",") if name.strip()]
-    if total > MOST_DEVICES or any(name not in names for name in wanted):
+    if not 0 < total <= MOST_DEVICES or any(name not in names for name in wanted):
         raise FormatError(
             f"{file}: replica_groups of mesh [{axes_text[:60]}] along {along[:60]}: needed axes of the mesh"
         )
     ids = list(range(total))
     if tile is not None:
-        shape = [int(size) for size in tile.split(",")]
-        turn = [int(axis) for axis in order.split(",")] if order else list(range(len(shape)))
+        shape = _wholes(tile, file)
+        turn = _wholes(order, file) if order else list(range(len(shape)))
         if math.prod(shape) != total or sorted(turn) != list(range(len(shape))):
             raise FormatError(
                 f"{file}: device_ids [{tile}] do not multiply to the {total} devices of the mesh"

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mpsim.errors import FormatError
+from mpsim.importers.hlo_groups import MOST_DEVICES
 from mpsim.memo import remembered
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
 
 DEEPEST: Final = 64  # computations that call computations
 _LONGEST_CONSTANT: Final = 1 << 20
+_MOST_ROWS: Final = 2000  # of one constant: they are read again with every row
+_LONGEST_NUMBER: Final = 100  # digits
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "c64": 64, "c128": 128}
 _ARRAY = re.compile(r"\b(pred|token|opaque|bf16|c64|c128|[sufi]\d+\w*)\[([\d,<= ]*)\]")
 _PLACED = re.compile(
@@ -235,10 +238,13 @@ def parse_module(text: str, file: str) -> Module:
     FormatError
         If it has no entry, or breaks off inside a computation.
     """
+    if re.search(rf"\d{{{_LONGEST_NUMBER}}}", text):
+        raise FormatError(f"{file}: a number of over {_LONGEST_NUMBER} digits; the file is damaged")
     computations: dict[str, dict[str, Instruction]] = {}
     roots: dict[str, str] = {}
     current: dict[str, Instruction] | None = None
     entry = inside = unfinished = ""
+    rows = 0
     for number, line in enumerate(text.splitlines(), start=1):
         if current is None:
             header = (
@@ -257,11 +263,14 @@ def parse_module(text: str, file: str) -> Module:
             found = _instruction(whole)
             if found is not None:
                 current[found.name] = found
-                unfinished = ""
+                unfinished, rows = "", 0
                 if whole.lstrip().startswith("ROOT "):
                     roots[inside] = found.name
-            elif " constant({" in whole and len(whole) < _LONGEST_CONSTANT:
-                unfinished = whole  # older printers give every row of a constant a line
+            elif " constant({" in whole and len(whole) < _LONGEST_CONSTANT and rows < _MOST_ROWS:
+                unfinished, rows = (
+                    whole,
+                    rows + 1,
+                )  # older printers give every row of a constant a line
             elif _LINE.match(whole):
                 raise FormatError(f"{file}:{number}: an instruction breaks off; the file is cut")
     if current is not None:
@@ -269,22 +278,30 @@ def parse_module(text: str, file: str) -> Module:
     if not entry:
         raise FormatError(f"{file}: has no ENTRY computation; needed the text of a compiled module")
     head = text[: text.find("\n")]
-    sizes = [
-        int(match[1])
-        for word in ("num_partitions", "replica_count")
-        if (match := re.search(rf"\b{word}=(\d+)", head))
-    ]
     name = re.match(r"HloModule\s+([\w.\-]+)", head)
     partitions = re.search(r"\bnum_partitions=(\d+)", head)
     return Module(
         name=name[1] if name else "",
-        devices=math.prod(sizes),
+        devices=_devices(head, file),
         computations=computations,
         entry=entry,
         is_scheduled="is_scheduled=true" in head,
         partitions=int(partitions[1]) if partitions else 1,
         roots=roots,
     )
+
+
+def _devices(head: str, file: str) -> int:
+    """Devices that the first line of a module states."""
+    sizes = [
+        int(match[1])
+        for word in ("num_partitions", "replica_count")
+        if (match := re.search(rf"\b{word}=(\d+)", head))
+    ]
+    devices = math.prod(sizes)
+    if not 0 < devices <= MOST_DEVICES:
+        raise FormatError(f"{file}: {devices} devices; needed 1 to {MOST_DEVICES:,}")
+    return devices
 
 
 def _instruction(line: str) -> Instruction | None:

@@ -139,6 +139,8 @@ def _lines(path: Path) -> Iterator[Event]:
         number = 0
         while line := stream.readline(_LARGEST_LINE):
             number += 1
+            if line == "\n":
+                continue
             place = 0
             text = line.strip().lstrip("[").strip().rstrip(",]").strip()
             while place < len(text):

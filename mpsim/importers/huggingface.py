@@ -20,7 +20,7 @@ from mpsim.formats.words import table
 from mpsim.importers.configs import json_config
 from mpsim.importers.huggingface_counts import difference
 from mpsim.importers.imported import Imported
-from mpsim.importers.ledger import Ledger, flat, nested, shortened
+from mpsim.importers.ledger import MOST_LAYERS, Ledger, flat, nested, shortened
 from mpsim.importers.source import Format, Head, Options
 from mpsim.scenario.model import ModelChoice
 from mpsim.workload import Transformer
@@ -235,6 +235,9 @@ class _Reader:
         self.ledger.ignore(self.head + "word_embed_proj_dim", "width of the token table")
         self._dropout(defaults)
         if sizes is None:
+            return
+        if sizes["layers"] > MOST_LAYERS:
+            self.ledger.refuse(f"got {sizes['layers']} layers; needed {MOST_LAYERS} or fewer")
             return
         self._window(entry.get("window"), sizes)
         if "moe" in entry:

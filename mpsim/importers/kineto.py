@@ -203,7 +203,7 @@ def _take_kernel(
 
 
 def _external(args: Mapping[str, Any]) -> int | str:
-    """What joins a kernel to its operator."""
+    """Number that joins a kernel to its operator."""
     number = args.get("External id")
     return number if isinstance(number, int | str) else ""
 

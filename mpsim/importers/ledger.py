@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mpsim.errors import FormatError
 from mpsim.importers.imported import Assumed, Imported, Mapped
 
-__all__ = ["Ledger", "flat", "laid", "nested", "shortened"]
+__all__ = ["MOST_LAYERS", "Ledger", "flat", "laid", "nested", "shortened"]
+
+MOST_LAYERS: Final = 4096
+"""Layers, stages and experts that a configuration may state: lists are made of them, and no model has so many."""
 
 _NEEDED = ("model", "cluster", "training.global_batch", "training.sequence_length")
 LONGEST = 60  # characters of a value of somebody's file that a message repeats
@@ -126,7 +129,7 @@ class Ledger:
         line = self._lines.get(key, 0)
         return f"{Path(self.file).name}:{line} {key}" if line else f"{Path(self.file).name} {key}"
 
-    def integer(self, key: str, *, least: int = 0) -> int | None:
+    def integer(self, key: str, *, least: int = 0, most: int = 10**15) -> int | None:
         """A whole number of the file; None where the key is absent or null, and refused by name where it is none.
 
         Parameters
@@ -134,13 +137,16 @@ class Ledger:
         key : str
         least : int
             The smallest that makes sense.
+        most : int
+            The largest.
         """
         value = self.get(key)
         if value is None:
             return None
         number = _whole(value)
-        if number is None or not least <= number <= 10**15:
+        if number is None or not least <= number <= most:
             needed = f"needed a whole number of at least {least}"
+            needed += f" and at most {most}" if number is not None and number > most else ""
             self.refuse(f"{self.place(key)}: got {shortened(value)}; {needed}")
             return None
         return number

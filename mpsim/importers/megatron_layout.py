@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from mpsim.importers.ledger import shortened
+from mpsim.importers.ledger import MOST_LAYERS, shortened
 from mpsim.importers.megatron_settings import Settings
 
 __all__ = ["check_mesh", "put_parallelism", "put_schedule"]
@@ -158,6 +158,8 @@ _ENDS: Final = (
 
 def _uneven(s: Settings, pp: int, chunks: int, layers: int) -> None:
     """Fewer or more layers on the first and the last pipeline rank; each rank's are divided evenly among its chunks."""
+    if max(pp, chunks) > MOST_LAYERS:  # said where the degrees are put
+        return
     first = next((s.integer(name, least=1) for name in _ENDS[::2] if name in s.keys), None)
     last = next((s.integer(name, least=1) for name in _ENDS[1::2] if name in s.keys), None)
     inner = pp - (first is not None) - (last is not None)

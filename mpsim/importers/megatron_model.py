@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from mpsim.formats.words import table
-from mpsim.importers.ledger import shortened
+from mpsim.importers.ledger import MOST_LAYERS, shortened
 from mpsim.importers.megatron_settings import Settings
 from mpsim.workload import model
 
@@ -14,7 +14,7 @@ __all__ = ["put_model", "put_named"]
 
 def put_named(settings: Settings, name: str) -> int:
     """Take the model of a preset, with as many layers as the settings say; returns them."""
-    layers = settings.integer("num-layers", least=1)
+    layers = settings.integer("num-layers", least=1, most=MOST_LAYERS)
     if layers is not None:
         settings.put("num-layers", "model.layers", layers)
     return layers or model(name).layers
@@ -32,7 +32,7 @@ def put_model(settings: Settings) -> int | None:
         ],
     )
     for name in names[:1]:
-        layers = s.integer(name, least=1)
+        layers = s.integer(name, least=1, most=MOST_LAYERS)
     further = s.integer("mtp-num-layers") or 0
     if layers is not None:
         s.put(

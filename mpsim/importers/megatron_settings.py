@@ -71,13 +71,13 @@ class Settings:
             else str(value)
         )
 
-    def integer(self, name: str, *, least: int = 0) -> int | None:
+    def integer(self, name: str, *, least: int = 0, most: int = 10**12) -> int | None:
         """A whole number; None where it is absent, refused by name where it is none."""
         value = self.values.get(name)
         if value is None:
             return None
         number = _whole(value)
-        if number is None or not least <= number <= 10**12:
+        if number is None or not least <= number <= most:
             self.ledger.refuse(
                 f"{self.place(name)}: got {shortened(value)}; needed a whole number of at least {least}"
             )

@@ -18,7 +18,7 @@ from mpsim.formats.words import table
 from mpsim.framework import framework
 from mpsim.importers.configs import json_config, toml_config
 from mpsim.importers.imported import Imported
-from mpsim.importers.ledger import Ledger, flat, shortened
+from mpsim.importers.ledger import MOST_LAYERS, Ledger, flat, shortened
 from mpsim.importers.source import Format, Head, Options
 from mpsim.importers.world import put_ranks
 
@@ -289,7 +289,7 @@ class _Reader:
             self.ledger.scenario.get("schedule.virtual_stages")
             or (2 if self.ledger.scenario.get("schedule.name") in ("zb-v", "dualpipe-v") else 1)
         )
-        if layers is None or (layers + sum(ends)) % stages == 0:
+        if layers is None or stages > MOST_LAYERS or (layers + sum(ends)) % stages == 0:
             return
         base, extra = divmod(layers + sum(ends), stages)
         counts = [base + (stage < extra) for stage in range(stages)]

@@ -26,9 +26,10 @@ from mpsim.serving.work import FORMATS, Format, RankWork
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
 
-__all__ = ["ServiceMemory", "ServicePlan"]
+__all__ = ["CACHE_BYTES", "ServiceMemory", "ServicePlan"]
 
-_CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
+CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
+"""Bytes of an element of the key-value cache, by its format."""
 _LATENT_FORMATS = (
     "nvfp4",
     "mxfp4",
@@ -185,7 +186,7 @@ class ServicePlan:
                 first += each
             instances.append(row)
         layers = sum(block.layers for block in self.work.attention)
-        per_layer = self.work.cache_elements / layers * _CACHE_BYTES[self.kv]
+        per_layer = self.work.cache_elements / layers * CACHE_BYTES[self.kv]
         served = self.model.layers - self.model.mtp_layers
         return Handover(
             self.prefill.pool,
@@ -241,7 +242,7 @@ class ServicePlan:
             self.rates,
             self.engine,
             reductions,
-            _CACHE_BYTES[self.kv],
+            CACHE_BYTES[self.kv],
             send_seconds=link.latency,
             send_rate=link.bandwidth * link.efficiency,
             draft=self.draft,
@@ -296,7 +297,7 @@ class ServicePlan:
             usable = fixed + engine.memory_fraction * max(0.0, capacity - fixed)
         else:
             usable = engine.memory_fraction * capacity
-        block_bytes = engine.block * elements * _CACHE_BYTES[self.kv]
+        block_bytes = engine.block * elements * CACHE_BYTES[self.kv]
         return ServiceMemory(
             weights=weights,
             activations=activations,

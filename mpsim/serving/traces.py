@@ -86,7 +86,10 @@ def read_trace(path: Path) -> Requests:
             ]
         )
     problems: list[Problem] = []
-    rows = list(itertools.islice(_rows(path, problems), _MOST + 1))
+    try:
+        rows = list(itertools.islice(_rows(path, problems), _MOST + 1))
+    except csv.Error as error:
+        raise ScenarioError(f"{path} is no CSV: {error}; needed {_NEEDED}") from error
     if len(rows) > _MOST:
         problems.append(
             _problem(path, _MOST, f"is not the last; needed {_MOST:,} requests or fewer")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpsim.errors import CalibrationError
+from mpsim.errors import CalibrationError, nearest
 from mpsim.hardware import Cluster, build_cluster
 from mpsim.importers import Assumed
 from mpsim.importers.cells import Cells
@@ -18,7 +18,7 @@ from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload
 from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_for
 from mpsim.serving.intervals import setting_of
 from mpsim.serving.measurable import ServedPoint, measurable
-from mpsim.serving.plan import ServicePlan
+from mpsim.serving.plan import CACHE_BYTES, ServicePlan
 from mpsim.validate.assumptions import network_of
 from mpsim.validate.instances import layout_of, pools_of
 from mpsim.validate.records import Record, Row
@@ -180,6 +180,8 @@ def _weights(cells: Cells) -> str:
 def _cache(cells: Cells, assumed: list[Assumed]) -> str:
     stated = cells.text("kv_dtype")
     if stated:
+        if stated not in CACHE_BYTES:
+            raise CalibrationError(f"kv_dtype is {stated[:40]!r}; {nearest(stated, CACHE_BYTES)}")
         return stated
     entry = _first("caches", cells)
     assumed.append(Assumed("kv_dtype", entry["kv"], entry["why"]))
