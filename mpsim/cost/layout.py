@@ -17,6 +17,7 @@ from mpsim.cost.kernels import KernelModel
 from mpsim.cost.places import Places
 from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
+from mpsim.hardware import Cluster
 from mpsim.memo import Memo
 from mpsim.parallel import AXES, Communication, GroupShape, Layout
 from mpsim.parallel.axes import Communicator
@@ -54,7 +55,11 @@ class LayoutCosts:
         self._messages = Memo[tuple[object, ...], tuple[float, float, float]](_MESSAGES)
         if like is not None:
             self.kernels, self.collectives = like.kernels, like.collectives
-            self.places, self._others = like.places, like._others
+            self.places = like.places
+            self._others = {
+                rank: LayoutCosts(_elsewhere(layout, clusters[rank]), like=other)
+                for rank, other in like._others.items()
+            }
             return
         _check_casts(layout)
         self.kernels = KernelModel(
@@ -65,7 +70,7 @@ class LayoutCosts:
         )
         self.collectives, self.places = CollectiveModel(layout.cluster), Places(layout.cluster)
         self._others = {
-            rank: LayoutCosts(dataclasses.replace(layout, cluster=cluster, stage_clusters=()))
+            rank: LayoutCosts(_elsewhere(layout, cluster))
             for rank, cluster in enumerate(clusters)
             if rank and self._first[rank] == rank
         }
@@ -209,6 +214,11 @@ class LayoutCosts:
             up, out = up + gathered[0], out + gathered[1]
         self._messages[key] = seconds, float(up), float(out)
         return self._messages[key]
+
+
+def _elsewhere(layout: Layout, cluster: Cluster) -> Layout:
+    """A layout as if all of its nodes were others."""
+    return dataclasses.replace(layout, cluster=cluster, stage_clusters=())
 
 
 class StageCosts:

@@ -17,7 +17,7 @@ from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.recompute import Recompute
 from mpsim.workload import Transformer
 
-__all__ = ["Division", "make_plan", "place_layers", "runs_beside", "step_orders"]
+__all__ = ["Division", "make_plan", "place_layers", "recompute_of", "runs_beside", "step_orders"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def make_plan(scenario: Scenario) -> Plan:
         micro_batch=training.micro_batch,
         global_batch=training.global_batch,
         sequence_length=training.sequence_length,
-        recompute=_recompute(scenario),
+        recompute=recompute_of(scenario),
         zero=parallelism.zero,
         engine=scenario.simulation.engine,
         seed=scenario.simulation.seed,
@@ -187,7 +187,8 @@ def _classes(scenario: Scenario) -> tuple[ReplicaClass, ...]:
 _FP4 = ("fp4", "nvfp4")
 
 
-def _recompute(scenario: Scenario) -> Recompute:
+def recompute_of(scenario: Scenario) -> Recompute:
+    """What every stage runs again, as a scenario and its framework say."""
     training, usual = scenario.training_step, Recompute()
     layers = training.recompute_layers
     return Recompute(

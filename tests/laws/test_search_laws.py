@@ -14,10 +14,11 @@ from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
+from mpsim.study.search.further import further, pipelines
 from mpsim.study.search.order import Order
-from mpsim.study.search.space import AXES, Space
+from mpsim.study.search.space import AXES, Space, split_axes
 from mpsim.training.memory import Flight, account_memory
-from mpsim.training.planning import Division, make_plan
+from mpsim.training.planning import Division, make_plan, recompute_of
 
 DENSE = {
     "schema": 1,
@@ -36,6 +37,10 @@ VARIANTS = {
     "zero3": {"framework": "deepspeed-zero3"},
     "ddp": {"framework": "torch-ddp"},
     "experts": {"model": {"preset": "mixtral-8x7b", "layers": 8}},
+    "latent": {
+        "model": {"preset": "deepseek-v3", "layers": 8, "mtp_layers": 0},
+        "framework": "megatron-core-2025",
+    },
 }
 SCHEDULES = [
     "1f1b",
@@ -66,7 +71,41 @@ def legal_layouts(scenario, given=None):
 def test_what_is_known_before_is_what_simulating_says(name):
     """Of random layouts: the memory to rounding, the step time bit for bit, and a bound that is not above it."""
     scenario = scenario_of(name)
-    layouts = legal_layouts(scenario, {"schedule": SCHEDULES})
+    check_layouts(name, scenario, legal_layouts(scenario, {"schedule": SCHEDULES}))
+
+
+@pytest.mark.parametrize("name", ["dense", "sharded", "zero3", "experts", "latent"])
+def test_what_is_searched_by_words_is_known_as_well(name):
+    """Orders of axes, offload and modules that run again are part of a layout like the others."""
+    scenario = scenario_of(name)
+    own, other = split_axes(further(scenario, ["order", "recompute-modules", "offload"]), AXES)
+    assert not other
+    layouts = legal_layouts(scenario, own)
+    check_layouts(name, scenario, [layout for layout in layouts if layout.frame.order])
+    chosen = [layout for layout in layouts if layout.modules or layout.offload != "none"]
+    check_layouts(name, scenario, chosen)
+
+
+@pytest.mark.parametrize("stages", [[{}, {"accelerator": "a100-sxm-80"}], [{"count": 3}, {}]])
+def test_a_pipeline_over_nodes_that_differ_is_known_as_well(stages):
+    """Parts keep their shares of the ranks, and every rank has the memory and the speed of its own nodes."""
+    stages[-1] = {"nic": "ib-hdr", **stages[-1]}
+    mixed = {"preset": "dgx-h100", "nodes": 4, "stages": stages}
+    scenario = Scenario.from_mapping({**DENSE, "cluster": mixed}, checked=False)
+    lengths = []
+    for parts, given in pipelines(scenario, {"schedule": ("1f1b", "interleaved-1f1b")}):
+        varied = scenario.with_values(parts, checked=False)
+        counts = [part["count"] for part in parts["cluster.stages"]]
+        assert sum(counts) == given["pp"][0]
+        assert counts[0] * stages[1].get("count", 1) == counts[1] * stages[0].get("count", 1)
+        if layouts := legal_layouts(varied, given):
+            check_layouts(str(stages), varied, layouts, at_least=2)
+            lengths += given["pp"]
+    assert lengths
+
+
+def check_layouts(name, scenario, layouts, *, at_least=5):
+    """Check what is known of random layouts against simulating them."""
     chosen = random.Random(name).sample(layouts, min(14, len(layouts)))
     known = {}
     for layout in chosen:
@@ -77,9 +116,9 @@ def test_what_is_known_before_is_what_simulating_says(name):
             continue  # schedules have rules of their own
         known[layout] = varied, plan
     _, plan = next(iter(known.values()))
-    bounder = Bounder(plan)
+    bounder = Bounder(plan, Division.of(scenario), recompute_of(scenario))
     timer = Timer(bounder, scenario)
-    assert len(known) >= 5
+    assert len(known) >= at_least
     for layout, (varied, plan) in known.items():
         assert bounder.order(layout).runs()
         bounded = bounder.bound([layout])
@@ -90,7 +129,8 @@ def test_what_is_known_before_is_what_simulating_says(name):
                 timer.seconds([layout])
             continue
         assert timer.seconds([layout]) == [step]
-        assert bounded.memory[0] == pytest.approx(account_memory(plan).total.max(), rel=1e-12)
+        memory = account_memory(plan)
+        assert bounded.memory[0] == pytest.approx(memory.total.max(), rel=1e-12)
         assert bounded.bound[0] <= step * (1 + 1e-12), layout
 
 
@@ -114,7 +154,11 @@ def test_the_space_is_what_the_checks_accept(name):
     space = Space(scenario, given)
     accepted = set()
     for choice in itertools.product(*(space.choices[axis] for axis in AXES)):
-        point = dict(zip(AXES, choice, strict=True))
+        point = {
+            axis: value
+            for axis, value in zip(AXES, choice, strict=True)
+            if axis not in ("order", "offload", "modules")
+        }
         plain = point["schedule"] == "1f1b"
         twice = [
             plain and point["virtual_stages"] != 2,

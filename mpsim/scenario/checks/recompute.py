@@ -8,7 +8,7 @@ from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap
 from mpsim.scenario.described import Described
 
-__all__ = ["check_recompute", "check_recompute_layers", "check_recompute_modules"]
+__all__ = ["check_recompute", "check_recompute_layers", "check_recompute_modules", "legal_modules"]
 
 _SHARDED_PARAMETERS = 3
 _OF_GRANULARITY = {
@@ -92,23 +92,33 @@ def check_recompute_modules(scenario: Described) -> list[Problem]:
     modules = scenario.training_step.recompute_modules or ()
     if scenario.training_step.recompute != "selective":
         return []
-    missing = dict(_missing(scenario))
+    missing, hidden = dict(_missing(scenario)), _hidden(scenario)
     overlap = scenario.software.experts.expert_overlap
-    hidden = {
-        "moe": overlap is ExpertOverlap.MICROBATCH,
-        "shared_experts": overlap is ExpertOverlap.SHARED_EXPERT,
-    }
     faults = [f"{module}: {missing[module]}" for module in modules if module in missing]
     faults += [
         f"{module}: expert_overlap {overlap.value} runs it beside an exchange"
         for module in modules
-        if hidden.get(module) and module not in missing
+        if module in hidden and module not in missing
     ]
     if not faults:
         return []
-    legal = [module for module in _MODULES if module not in missing and not hidden.get(module)]
-    message = f"got {'; '.join(faults)}; this model can run again {', '.join(legal)}"
+    message = (
+        f"got {'; '.join(faults)}; this model can run again {', '.join(legal_modules(scenario))}"
+    )
     return [Problem(message, key="training.recompute_modules")]
+
+
+def legal_modules(scenario: Described) -> tuple[str, ...]:
+    """Modules that selective recomputation can run again in this model on this stack."""
+    out = {*dict(_missing(scenario)), *_hidden(scenario)}
+    return tuple(module for module in _MODULES if module not in out)
+
+
+def _hidden(scenario: Described) -> tuple[str, ...]:
+    """Modules that run beside an exchange of experts."""
+    overlap = scenario.software.experts.expert_overlap
+    beside = {ExpertOverlap.MICROBATCH: ("moe",), ExpertOverlap.SHARED_EXPERT: ("shared_experts",)}
+    return beside.get(overlap, ())
 
 
 _MODULES = ("core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj")

@@ -43,6 +43,7 @@ from mpsim.training.memory import (
 )
 from mpsim.training.plan import Plan
 from mpsim.training.planning import Division, place_layers, runs_beside
+from mpsim.training.recompute import Recompute
 from mpsim.training.step_end import StepRows, host_overhead
 from mpsim.training.vocabulary import TRAINING
 
@@ -79,18 +80,22 @@ class Bounder:
         Of any legal layout: all but the layout is taken from it.
     division : Division, optional
         How layers are divided among stages.
+    recompute : Recompute, optional
+        That of the scenario, with its modules and chunks; that of the plan by default.
     """
 
     def __init__(
         self,
         plan: Plan,
         division: Division | None = None,
+        recompute: Recompute | None = None,
     ) -> None:
         self._plan = plan
+        self._recompute = recompute or plan.recompute
         self._division = division or Division()
         self.shapes = Shapes(plan)
         self._around: dict[Frame, _Around] = {}
-        self._meshes: dict[tuple[int, ...], Mesh] = {}
+        self._meshes: dict[tuple[object, ...], Mesh] = {}
         self._steps: dict[tuple[object, ...], tuple[Floats, float]] = {}
         self.constants = memory_constants()
 
@@ -121,17 +126,29 @@ class Bounder:
             schedule=layout.frame.schedule,
             micro_batch=layout.micro_batch,
             zero=layout.zero,
-            recompute=self._plan.recompute.at(layout.recompute),
+            offload=self._plan.offload if layout.offload is None else layout.offload,
+            recompute=self.recompute(layout),
         )
 
-    def bound(self, layouts: Sequence[Layout], *, room: float = math.inf) -> Bounded:
+    def recompute(self, layout: Layout) -> Recompute:
+        """Recomputation of a layout."""
+        known = self._recompute.at(layout.recompute)
+        return (
+            known if layout.modules is None else dataclasses.replace(known, modules=layout.modules)
+        )
+
+    def bound(
+        self, layouts: Sequence[Layout], *, usable: float = math.inf, most: float = math.inf
+    ) -> Bounded:
         """Memory and bound of layouts of one frame.
 
         Parameters
         ----------
         layouts : sequence of Layout
-        room : float
-            Memory of an accelerator [B]: layouts that need more are not looked at any further.
+        usable : float
+            Share of each accelerator's memory that may be full.
+        most : float
+            Memory that any accelerator may use at most [B]. Layouts that need more are not looked at any further.
 
         Raises
         ------
@@ -143,6 +160,7 @@ class Bounder:
             plan = self.plan(first, self.order(first).stage_map())
             self._around[first.frame] = _Around(self, first.frame, plan)
         around = self._around[first.frame]
+        room = np.array([min(most, usable * size) for size in around.capacity])
         memory, bound = np.empty(len(layouts)), np.empty(len(layouts))
         by_batch: dict[int, list[int]] = {}
         for place, layout in enumerate(layouts):
@@ -154,7 +172,7 @@ class Bounder:
 
     def step(self, plan: Plan, costs: PlanCosts) -> tuple[Floats, float]:
         """Ticks after which each rank is done once all gradients are reduced, float64[P], and host time before the first action."""
-        key = (plan.layout.mesh, plan.zero, plan.layout.rank_parameters.tobytes())
+        key = (plan.layout.mesh, plan.zero, plan.offload, plan.layout.rank_parameters.tobytes())
         if key not in self._steps:
             rows = Rows(TRAINING)
             closing = StepRows(rows, plan, costs)
@@ -178,15 +196,16 @@ class Bounder:
         return states
 
     def _mesh(self, frame: Frame) -> Mesh:
-        key = tuple(frame.degrees.values())
+        mesh = self._plan.layout.mesh
+        order = mesh.order if frame.order is None else tuple(frame.order.split("-"))
+        key = (order, *frame.degrees.values())
         if key not in self._meshes:
-            mesh = self._plan.layout.mesh
-            self._meshes[key] = Mesh(order=mesh.order, etp=mesh.etp, **frame.degrees)
+            self._meshes[key] = Mesh(order=order, etp=mesh.etp, **frame.degrees)
         return self._meshes[key]
 
 
-class _Zero(NamedTuple):
-    """Consequences of a ZeRO stage: ticks of the step's end and begin, exchanges."""
+class _Ends(NamedTuple):
+    """Consequences of where model states are: ticks of the step's end and begin, exchanges."""
 
     done: Floats
     overhead: float
@@ -198,6 +217,10 @@ class _Around:
 
     def __init__(self, bounder: Bounder, frame: Frame, plan: Plan) -> None:
         self._bounder, self._frame, self._plan = bounder, frame, plan
+        self.capacity = [
+            plan.layout.cluster_of(rank).accelerator.memory_bytes
+            for rank in range(plan.layout.mesh.pp)
+        ]
         costs = bounder.shapes.costs(plan)
         keys = [content(plan, costs, stage) for stage in plan.layout.stages]
         self._distinct = dict(zip(reversed(keys), reversed(plan.layout.stages), strict=True))
@@ -219,13 +242,13 @@ class _Around:
         self._scratch = gradient_scratch(plan)
         self._by_keeping: dict[tuple[object, ...], Floats] = {}
         self._by_timing: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
-        self._by_batch: dict[tuple[int, int], Fresh] = {}
-        self._by_states: dict[int, tuple[Plan, Floats]] = {}
+        self._by_batch: dict[tuple[object, ...], Fresh] = {}
+        self._by_states: dict[tuple[int, str | None], tuple[Plan, Floats]] = {}
         self._by_room: dict[tuple[object, ...], Floats] = {}
-        self._by_zero: dict[int, _Zero] = {}
+        self._by_sharing: dict[tuple[int, str | None], _Ends] = {}
 
-    def price(self, layouts: Sequence[Layout], order: Order, room: float) -> tuple[Floats, Floats]:
-        """Memory [B] and bound [s] of layouts that differ in habits only, float64[K] each.
+    def price(self, layouts: Sequence[Layout], order: Order, room: Floats) -> tuple[Floats, Floats]:
+        """Memory [B] and bound [s] of layouts that differ in habits only, float64[K] each; of what does not fit into `room`, float64[P], no bound.
 
         What does not fit is found out as early as can be: model states alone come before activations, and both before any time.
         """
@@ -233,18 +256,18 @@ class _Around:
         memory, bound = np.empty(count), np.full(count, np.inf)
         standing = np.stack([self._standing(layout, order.microbatches) for layout in layouts])
         memory[:] = standing.max(axis=1)
-        left = np.flatnonzero(memory <= room)
+        left = np.flatnonzero((standing <= room).all(axis=1))
         if not len(left):
             return memory, bound
         chosen = [layouts[place] for place in left.tolist()]
-        fresh = [self._fresh(layout.zero, order.microbatches) for layout in chosen]
+        fresh = [self._fresh(layout.sharing, order.microbatches) for layout in chosen]
         kept = np.stack([self._kept(layout) for layout in chosen])
         held = self._memory(kept, order, fresh) + standing[left]
         memory[left] = held.max(axis=1)
-        left = left[memory[left] <= room]
+        left = left[(held <= room).all(axis=1)]
         if len(left):
             chosen = [layouts[place] for place in left.tolist()]
-            zeros = [self._at(layout.zero) for layout in chosen]
+            zeros = [self._at(layout.sharing) for layout in chosen]
             took, sends = zip(*(self._times(layout) for layout in chosen), strict=True)
             ticks = np.moveaxis(np.stack(took)[:, self._which], 1, 2)  # [K, 4, S]
             bound[left] = self._seconds(ticks, np.stack(sends), zeros, order.microbatches)
@@ -252,22 +275,22 @@ class _Around:
 
     def _standing(self, layout: Layout, microbatches: int) -> Floats:
         """Memory of each rank that does not depend on the order of actions, float64[P] [B]."""
-        held = self._states(layout.zero) - self._fresh(layout.zero, microbatches).total
+        held = self._states(layout.sharing) - self._fresh(layout.sharing, microbatches).total
         return held + self._room(layout)
 
-    def _fresh(self, zero: int, microbatches: int) -> Fresh:
+    def _fresh(self, sharing: tuple[int, str | None], microbatches: int) -> Fresh:
         """Gradients that are not there before the backward of the only microbatch of a step."""
-        key = (zero, microbatches)
+        key = (sharing, microbatches)
         if key not in self._by_batch:
-            self._by_batch[key] = fresh_gradients(self._zeroed(zero), microbatches)
+            self._by_batch[key] = fresh_gradients(self._shared(sharing), microbatches)
         return self._by_batch[key]
 
     def _room(self, layout: Layout) -> Floats:
         """Buffers and scratch of each rank, float64[P] [B]."""
-        key = (layout.micro_batch, layout.sequence_parallel, layout.zero)
+        key = (layout.micro_batch, layout.sequence_parallel, layout.sharing)
         if key not in self._by_room:
             plan = varied(
-                self._zeroed(layout.zero),
+                self._shared(layout.sharing),
                 micro_batch=layout.micro_batch,
                 sequence_parallel=layout.sequence_parallel,
             )
@@ -280,12 +303,12 @@ class _Around:
             self._plan,
             micro_batch=layout.micro_batch,
             sequence_parallel=layout.sequence_parallel,
-            recompute=self._plan.recompute.at(layout.recompute),
+            recompute=self._bounder.recompute(layout),
         )
 
     def _kept(self, layout: Layout) -> Floats:
         """Bytes that distinct stages keep, float64[D, 7]."""
-        key = (layout.micro_batch, layout.sequence_parallel, layout.recompute)
+        key = (layout.micro_batch, layout.sequence_parallel, layout.again)
         if key not in self._by_keeping:
             plan = self._divided(layout)
             self._by_keeping[key] = self._bounder.shapes.kept(plan, self._distinct)
@@ -293,7 +316,7 @@ class _Around:
 
     def _times(self, layout: Layout) -> tuple[Floats, Floats]:
         """Ticks of actions of distinct stages, float64[D, 4], and of messages, float64[2, P]."""
-        key = (layout.micro_batch, layout.sequence_parallel, layout.recompute)
+        key = (layout.micro_batch, layout.sequence_parallel, layout.again)
         if key not in self._by_timing:
             plan, shapes = self._divided(layout), self._bounder.shapes
             ticks = shapes.ticks(plan, self._distinct, self._actions)
@@ -312,7 +335,7 @@ class _Around:
         self,
         stage_ticks: Floats,
         sends: Floats,
-        zeros: Sequence[_Zero],
+        zeros: Sequence[_Ends],
         microbatches: int,
     ) -> Floats:
         """Bound of each layout, float64[K] [s]."""
@@ -384,24 +407,26 @@ class _Around:
         summed: Floats = total - before[:, self._chain]
         return summed
 
-    def _at(self, zero: int) -> _Zero:
-        """Consequences of a ZeRO stage, worked out once."""
-        if zero not in self._by_zero:
-            plan = self._zeroed(zero)
+    def _at(self, sharing: tuple[int, str | None]) -> _Ends:
+        """What a step does once, for a ZeRO stage and what the host keeps."""
+        if sharing not in self._by_sharing:
+            plan = self._shared(sharing)
             costs = self._bounder.shapes.costs(plan)
             done, overhead = self._bounder.step(plan, costs)
-            self._by_zero[zero] = _Zero(done, overhead, self._held.exposed(plan, costs))
-        return self._by_zero[zero]
+            self._by_sharing[sharing] = _Ends(done, overhead, self._held.exposed(plan, costs))
+        return self._by_sharing[sharing]
 
-    def _zeroed(self, zero: int) -> Plan:
-        return self._of_zero(zero)[0]
+    def _shared(self, sharing: tuple[int, str | None]) -> Plan:
+        return self._of_sharing(sharing)[0]
 
-    def _states(self, zero: int) -> Floats:
+    def _states(self, sharing: tuple[int, str | None]) -> Floats:
         """Model states of each rank, float64[P] [B]."""
-        return self._of_zero(zero)[1]
+        return self._of_sharing(sharing)[1]
 
-    def _of_zero(self, zero: int) -> tuple[Plan, Floats]:
-        if zero not in self._by_states:
-            plan = dataclasses.replace(self._plan, zero=zero)
-            self._by_states[zero] = plan, self._bounder.standing(plan)
-        return self._by_states[zero]
+    def _of_sharing(self, sharing: tuple[int, str | None]) -> tuple[Plan, Floats]:
+        if sharing not in self._by_states:
+            zero, offload = sharing
+            kept = self._plan.offload if offload is None else offload
+            plan = dataclasses.replace(self._plan, zero=zero, offload=kept)
+            self._by_states[sharing] = plan, self._bounder.standing(plan)
+        return self._by_states[sharing]

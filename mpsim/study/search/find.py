@@ -25,24 +25,27 @@ from mpsim.simulate import resolve, simulate_step
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.exact import Timer
-from mpsim.study.search.limits import Clock, Limits, price_per_hour
+from mpsim.study.search.further import further, pipelines
+from mpsim.study.search.limits import Clock, Limits, price_of
 from mpsim.study.search.outcome import OBJECTIVES, Found, Search
 from mpsim.study.search.queue import Queue, WaitingFrame
 from mpsim.study.search.space import AXES, Layout, Space, defaults, split_axes
 from mpsim.training.intervals import setting_of
-from mpsim.training.planning import Division
+from mpsim.training.planning import Division, recompute_of
 
 __all__ = ["search"]
 
 Progress = Callable[[str, int, int], None]
 
 _HOUR = 3600.0
+_OVERLAP = "framework.expert_overlap"
 
 
 def search(
     scenario: Scenario,
     over: Mapping[str, Sequence[object]] | None = None,
     *,
+    also: Sequence[str] = (),
     objective: str = "time",
     top: int | None = None,
     front: bool = True,
@@ -62,6 +65,8 @@ def search(
         Its model, cluster, batch and framework; its own layout is only a place to start from.
     over : mapping of str to sequence, optional
         Values of single axes (``parallelism.tp``: [4, 8]) instead of all; other keys of a scenario (``cluster.nodes``) are searched as well.
+    also : sequence of str
+        Words of `FURTHER`: what is searched beside the layout's usual axes, or ``all``.
     objective : str
         ``time``: seconds a token, or ``cost``: dollars a token, for which the accelerators need a price.
     top : int, optional
@@ -102,9 +107,9 @@ def search(
     """
     if objective not in OBJECTIVES:
         raise ScenarioError(f"got objective {objective!r}; {nearest(objective, OBJECTIVES)}")
-    if scenario.is_mixed or scenario.training_step.batch_per_replica is not None:
+    if scenario.has_uneven_replicas or scenario.training_step.batch_per_replica is not None:
         raise ScenarioError(
-            f"{scenario.name}: got a mixed cluster or uneven batches, which belong to one layout; search with nodes that are alike"
+            f"{scenario.name}: got replicas that differ or uneven batches, which belong to one layout; search with nodes that are alike, or that differ along the pipeline (cluster.stages)"
         )
     free = float(defaults("search")["margin"]) if margin is None else margin
     if not 0.0 <= free < 1.0:
@@ -115,6 +120,7 @@ def search(
     run = _Run(
         scenario,
         objective=objective,
+        also=also,
         top=int(defaults("search")["top"]) if top is None else top,
         front=front,
         limits=limits,
@@ -173,6 +179,7 @@ class _Run:
         scenario: Scenario,
         *,
         objective: str,
+        also: Sequence[str],
         top: int,
         front: bool,
         limits: Limits,
@@ -184,6 +191,7 @@ class _Run:
         if top < 1:
             raise ScenarioError(f"top is {top}; needed at least 1")
         self._scenario, self._objective, self._top = scenario, objective, top
+        self._also = also
         self._front, self._limits, self._clock = front, limits, clock
         self._usable = 1.0 - margin
         self._journal, self._report = journal, report
@@ -195,8 +203,10 @@ class _Run:
         self._timed: list[tuple[_Candidate, float]] = []
         self._scores: list[float] = []  # objectives of what was simulated, the best first
         self._keys: tuple[str, ...] = ()
-        self._total, self._bounded, self._lost, self._interrupted = 0, 0, 0, False
+        self._total, self._bounded, self._interrupted = 0, 0, False
+        self._lost, self._unbatched = 0, 0
         self._refused = ""
+        self._hides_nothing_too = False
         self._machines = 0
 
     def search(self, over: Mapping[str, Sequence[object]]) -> Search:
@@ -249,29 +259,43 @@ class _Run:
             raise ScenarioError(
                 "parallelism.dp follows from the cluster and the other degrees; give values of tp, pp or cp"
             )
-        own, other = split_axes(over, AXES)
-        self._keys = tuple(other)
+        own, other = split_axes({**further(self._scenario, self._also), **over}, AXES)
+        self._keys = tuple(key for key in other if key in over)
+        self._hides_nothing_too = "none" in other.get(_OVERLAP, ())
         _check_schedules(own.get("schedule", ()))
-        for place, chosen in enumerate(itertools.product(*other.values())):
+        places = itertools.count()
+        for chosen in itertools.product(*other.values()):
             values = dict(zip(other, chosen, strict=True))
             base = self._scenario.with_values(values, checked=False) if values else self._scenario
-            space = Space(base, own)
-            made: list[_Machine | None] = []
+            for parts, given in pipelines(base, own):
+                yield from self._frames_of(next(places), base, {**values, **parts}, given)
 
-            def machine(
-                layout: Layout,
-                base: Scenario = base,
-                values: Mapping[str, object] = values,
-                made: list[_Machine | None] = made,
-            ) -> _Machine | None:
-                if not made:
-                    made.append(self._machine(base, values, layout))
-                return made[0]
+    def _frames_of(
+        self,
+        place: int,
+        base: Scenario,
+        values: Mapping[str, object],
+        given: Mapping[str, Sequence[object]],
+    ) -> Iterator[WaitingFrame]:
+        """Every frame of one combination of keys that are no axes."""
+        if values:
+            base = self._scenario.with_values(values, checked=False)
+        space = Space(base, given)
+        made: list[_Machine | None] = []
 
-            for frame in space.frames():
-                if layouts := space.layouts(frame):
-                    yield WaitingFrame(place, machine, layouts)
-            self._lost += space.undivided
+        def machine(layout: Layout) -> _Machine | None:
+            if not made:
+                made.append(self._machine(base, values, layout))
+            return made[0]
+
+        hides = values.get(_OVERLAP, "none") != "none" and self._hides_nothing_too
+        for frame in space.frames():
+            if hides and frame.ep == 1:
+                continue  # no exchange to hide: the same as without
+            if layouts := space.layouts(frame):
+                yield WaitingFrame(place, machine, layouts)
+        self._lost += space.undivided
+        self._unbatched += space.unbatched
 
     def _machine(
         self, base: Scenario, values: Mapping[str, object], layout: Layout
@@ -280,14 +304,14 @@ class _Run:
         if reason := self._limits.refuses(base):
             self._refused = reason
             return None
-        price = price_per_hour(base.hardware)
+        price = price_of(base)
         if self._objective == "cost" and price is None:
             raise ScenarioError(
                 f"{base.hardware.accelerator.name} has no price; give cluster.price_per_hour, or search for time"
             )
         first = base.with_values(layout.values())
         plan = resolve(first)
-        bounder = Bounder(plan, Division.of(base))
+        bounder = Bounder(plan, Division.of(base), recompute_of(base))
         self._machines += 1
         return _Machine(
             self._machines,
@@ -317,14 +341,13 @@ class _Run:
         self._counts["schedule"] += len(layouts) - len(runs)
         if not runs:
             return math.inf
-        most = machine.scenario.hardware.accelerator.memory_bytes * self._usable
-        most = min(most, self._limits.max_memory or most)
+        most = self._limits.max_memory or math.inf
         try:
-            known = machine.bounder.bound(runs, room=most)
+            known = machine.bounder.bound(runs, usable=self._usable, most=most)
         except MpsimError:
             self._counts["refused"] += len(runs)
             return math.inf
-        fits = known.memory <= most
+        fits = known.bound < math.inf
         self._counts["memory"] += int((~fits).sum())
         weight = machine.weight(self._objective)
         best = math.inf
@@ -486,6 +509,7 @@ class _Run:
             complete=complete,
             front_complete=complete and not self._waiting,
             undivided=self._lost,
+            unbatched=self._unbatched,
             remarks=self._journal.remarks,
             floor=min(score for score, _, _ in self._waiting) if late and not unseen else None,
             interrupted=self._interrupted,

@@ -10,7 +10,7 @@ from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
 from mpsim.scenario import Scenario
 
-__all__ = ["Clock", "Limits", "nameplate_power", "price_per_hour"]
+__all__ = ["Clock", "Limits", "nameplate_power", "power_of", "price_of", "price_per_hour"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +29,15 @@ class Limits:
 
     def refuses(self, scenario: Scenario) -> str | None:
         """The limit that refuses all layouts of this scenario, as `REASONS` names it."""
-        cluster = scenario.hardware
-        price = price_per_hour(cluster)
+        price = price_of(scenario)
         if self.max_price is not None:
             if price is None:
                 raise ScenarioError(
-                    f"{cluster.accelerator.name} has no price; give cluster.price_per_hour, or leave max_price out"
+                    f"{scenario.hardware.accelerator.name} has no price; give cluster.price_per_hour, or leave max_price out"
                 )
             if price > self.max_price:
                 return "price"
-        if self.max_power is not None and nameplate_power(cluster) > self.max_power:
+        if self.max_power is not None and power_of(scenario) > self.max_power:
             return "power"
         return None
 
@@ -57,6 +56,24 @@ class Clock:
         if self._budget is None:
             return False
         return self._now() - self._begin > share * self._budget
+
+
+def price_of(scenario: Scenario) -> float | None:
+    """Price of all accelerators, those of other nodes along the pipeline included [USD/h]; None where one has none."""
+    prices = [price_per_hour(cluster) for cluster in _clusters(scenario)]
+    known = [price for price in prices if price is not None]
+    return sum(known) / len(prices) if len(known) == len(prices) else None
+
+
+def power_of(scenario: Scenario) -> float:
+    """Most that the nodes take, those of other nodes along the pipeline included [W]."""
+    powers = [nameplate_power(cluster) for cluster in _clusters(scenario)]
+    return sum(powers) / len(powers)
+
+
+def _clusters(scenario: Scenario) -> tuple[Cluster, ...]:
+    """The cluster as each pipeline rank has it, all of which have as many nodes."""
+    return scenario.stage_clusters or (scenario.hardware,)
 
 
 def price_per_hour(cluster: Cluster) -> float | None:

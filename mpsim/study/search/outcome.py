@@ -171,6 +171,8 @@ class Search(Shown, Tabular):
     undivided : int
         Layouts that are not legal for one reason alone: their layers do not divide among the stages, and the framework runs no split
         that holds them.
+    unbatched : int
+        Layouts that fell away since the batch does not divide among their replicas.
     remarks : tuple of str
         Layouts of a resumed file that were simulated again, and why.
     interrupted : bool
@@ -192,6 +194,7 @@ class Search(Shown, Tabular):
     front_complete: bool = True
     floor: float | None = None
     undivided: int = 0
+    unbatched: int = 0
     remarks: tuple[str, ...] = ()
     interrupted: bool = False
     keys: tuple[str, ...] = ()
@@ -285,6 +288,7 @@ class Search(Shown, Tabular):
             "complete": self.complete,
             "gap": self.gap,
             "undivided": self.undivided,
+            "unbatched": self.unbatched,
             "own": {"step_time_s": self.own_step_time_s, "reason": self.own_reason},
             "runner_up": self.runner_up,
             "best_by_value": {

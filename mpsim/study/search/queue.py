@@ -54,11 +54,11 @@ class WaitingFrame:
 
     def _sample(self, look: Look) -> float:
         """Look at the leanest layout of each recomputation, until one fits; what is left is divided by microbatch."""
-        leanest: dict[str, Layout] = {}
+        leanest: dict[object, Layout] = {}
         for layout in self.layouts:
-            known = leanest.get(layout.recompute)
+            known = leanest.get(layout.again)
             if known is None or _leanness(layout) < _leanness(known):
-                leanest[layout.recompute] = layout
+                leanest[layout.again] = layout
         looked, best = [], math.inf
         for layout in leanest.values():
             looked.append(layout)
@@ -169,6 +169,7 @@ def _scattered(families: Sequence[Family]) -> Iterator[Family]:
         yield families[place]
 
 
-def _leanness(layout: Layout) -> tuple[int, bool, int]:
-    """Order of layouts of one frame and recomputation by what they hold, the least first."""
-    return (layout.micro_batch, not layout.sequence_parallel, -layout.zero)
+def _leanness(layout: Layout) -> tuple[int, bool, bool, int]:
+    """Order of layouts of one frame and recomputation by what they hold, the least first; those that the host holds for them last."""
+    offloads = layout.offload not in (None, "none")
+    return (layout.micro_batch, offloads, not layout.sequence_parallel, -layout.zero)

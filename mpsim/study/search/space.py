@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mpsim.errors import MpsimError, Problem, ScenarioError
 from mpsim.framework import StageSplit
@@ -32,20 +32,27 @@ _DEGREES = (*_MESH, *(axis.name for axis in MESH_AXES if not axis.multiplies))
 
 AXES: Final[Mapping[str, str]] = {
     **{axis: f"parallelism.{axis}" for axis in _DEGREES},
+    "order": "parallelism.order",
     "schedule": "schedule.name",
     "virtual_stages": "schedule.virtual_stages",
     "layers_per_stage": "parallelism.layers_per_stage",
     "micro_batch": "training.micro_batch",
     "sequence_parallel": "parallelism.sequence_parallel",
     "zero": "parallelism.zero",
+    "offload": "parallelism.offload",
     "recompute": "training.recompute",
+    "modules": "training.recompute_modules",
 }
 """What a search varies: name of each axis, and its key in a scenario."""
 
-_FRAME = (*_DEGREES, "schedule", "virtual_stages", "layers_per_stage")
+_FRAME = (*_DEGREES, "order", "schedule", "virtual_stages", "layers_per_stage")
 ALWAYS_SAID = ("tp", "pp", "dp")
 """Degrees that every description of a layout has, also where they are 1."""
-_HABITS = ("sequence_parallel", "zero", "recompute")
+_HABITS = ("sequence_parallel", "zero", "offload", "recompute", "modules")
+_ASIDE = ("order", "offload", "modules")
+"""Axes that are as the scenario has them unless asked for."""
+_SELECTIVE = "selective"
+_OF_RECOMPUTE = ("recompute_modules", "recompute_method", "recompute_layers")
 _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_model": (),
     "check_cluster": (),
@@ -61,7 +68,7 @@ _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_parts": _MESH,
     "check_batch": (*_MESH, "micro_batch"),
     "check_replica_batches": (*_MESH, "micro_batch"),
-    "check_mixture": (*_MESH, "ep"),
+    "check_mixture": (*_MESH, "ep", "offload"),
     "check_virtual_stages": ("schedule", "virtual_stages"),
     "check_stages": ("pp", "schedule", "virtual_stages", "layers_per_stage"),
     "check_stacks": ("cp", "pp"),
@@ -75,7 +82,7 @@ _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
     "check_expert_ranks": (*_MESH, "ep"),
     "check_expert_tokens": ("tp", "sequence_parallel"),
     "check_expert_overlap": ("pp", "schedule", "recompute"),
-    "check_recompute": ("recompute",),
+    "check_recompute": ("recompute", "modules"),
     "check_recompute_layers": (
         "pp",
         "schedule",
@@ -84,10 +91,10 @@ _DEPENDS: Final[Mapping[str, tuple[str, ...]]] = {
         "recompute",
         "zero",
     ),
-    "check_recompute_modules": ("recompute",),
+    "check_recompute_modules": ("recompute", "modules"),
     "check_zero": ("pp", "zero"),
     "check_shard": (*_MESH, "zero"),
-    "check_offload": ("zero",),
+    "check_offload": ("zero", "offload"),
     "check_steps_in_backward": (*_MESH, "micro_batch"),
     "check_size": (*_MESH, "schedule", "virtual_stages", "micro_batch"),
 }
@@ -106,6 +113,8 @@ class Frame:
         None where the schedule has a number of its own.
     layers_per_stage : tuple of int or None
         None where layers are divided as the scenario says, or else evenly.
+    order : str or None
+        Axes in the order they are laid on accelerators; None for that of the scenario.
     """
 
     tp: int
@@ -116,6 +125,7 @@ class Frame:
     virtual_stages: int | None
     layers_per_stage: tuple[int, ...] | None
     dp: int
+    order: str | None = None
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -134,6 +144,12 @@ class Layout:
     sequence_parallel : bool
     zero : int
     recompute : str
+    modules : tuple of str or None
+        That selective recomputation runs again; None for those of the scenario, or else the usual ones.
+    offload : str or None
+        What the host keeps; None for what the scenario says.
+    cleared : tuple of str
+        Keys of the scenario that belong to another recomputation.
     """
 
     frame: Frame
@@ -141,11 +157,29 @@ class Layout:
     sequence_parallel: bool
     zero: int
     recompute: str
+    modules: tuple[str, ...] | None = None
+    offload: str | None = None
+    cleared: tuple[str, ...] = ()
+
+    @property
+    def again(self) -> tuple[str, tuple[str, ...] | None]:
+        """Recomputation: its granularity and modules."""
+        return self.recompute, self.modules
+
+    @property
+    def sharing(self) -> tuple[int, str | None]:
+        """Where model states are: ZeRO stage and what the host keeps."""
+        return self.zero, self.offload
 
     def values(self) -> dict[str, object]:
         """Values by dotted key that `Scenario.with_values` takes."""
         frame = self.frame
-        split = frame.layers_per_stage
+        aside = {
+            "parallelism.layers_per_stage": frame.layers_per_stage,
+            "parallelism.order": frame.order,
+            "parallelism.offload": self.offload,
+            "training.recompute_modules": self.modules,
+        }
         return {
             **{
                 f"parallelism.{axis}": frame.degrees[axis]
@@ -157,7 +191,8 @@ class Layout:
             "schedule.virtual_stages": frame.virtual_stages,
             "training.micro_batch": self.micro_batch,
             "training.recompute": self.recompute,
-            **({} if split is None else {"parallelism.layers_per_stage": split}),
+            **dict.fromkeys(self.cleared),
+            **{key: value for key, value in aside.items() if value is not None},
         }
 
 
@@ -226,9 +261,11 @@ class Space:
         self._batch_axes = self._seen(self._batch_rules, *_MESH)
         self._habit_axes = self._seen(self._habit_rules)
         self._batches: dict[tuple[object, ...], list[int]] = {}
-        self._habits: dict[tuple[object, ...], list[tuple[bool, int, str]]] = {}
+        self._habits: dict[tuple[object, ...], list[_Habit]] = {}
         self.undivided = 0
         """Layouts that fell away since their layers do not divide, as far as frames were asked for."""
+        self.unbatched = 0
+        """Layouts that fell away since the batch does not divide among their replicas, as far as their frames were asked for layouts."""
 
     def frames(self) -> Iterator[Frame]:
         """Frames that break no rule, by axis in the order of `AXES`."""
@@ -247,21 +284,6 @@ class Space:
             ]
         return self._batches[key]
 
-    def habits(self, frame: Frame) -> list[tuple[bool, int, str]]:
-        """Sequence parallelism, ZeRO stage and recomputation that a frame can have."""
-        values = _values(frame)
-        ranges = [self._habit(axis, frame) for axis in _HABITS]
-        key = (*map(len, ranges), *(values[axis] for axis in self._habit_axes))
-        if key not in self._habits:
-            self._habits[key] = [
-                (bool(choice[0]), int(choice[1]), str(choice[2]))
-                for choice in itertools.product(*ranges)
-                if self._obeys(
-                    {**values, **dict(zip(_HABITS, choice, strict=True))}, self._habit_rules
-                )
-            ]
-        return self._habits[key]
-
     def layouts(self, frame: Frame) -> list[Layout]:
         """Every legal layout of a frame, as far as the checks can say."""
         rest = [
@@ -269,28 +291,54 @@ class Space:
             for name, axes in self._rules.items()
             if not (set(axes) <= {*_FRAME, "micro_batch"} or set(axes) <= {*_FRAME, *_HABITS})
         ]
+        sizes, habits = self.micro_batches(frame), self.habits(frame)
+        self.unbatched += 0 if sizes else len(habits)
         return [
-            Layout(frame, micro_batch, *habit)
-            for micro_batch in self.micro_batches(frame)
-            for habit in self.habits(frame)
-            if not rest
-            or self._obeys(
-                {
-                    **_values(frame),
-                    "micro_batch": micro_batch,
-                    **dict(zip(_HABITS, habit, strict=True)),
-                },
-                rest,
+            Layout(
+                frame,
+                size,
+                habit.sequence_parallel,
+                habit.zero,
+                habit.recompute,
+                habit.modules,
+                habit.offload,
+                self._cleared(habit.recompute),
             )
+            for size in sizes
+            for habit in habits
+            if not rest
+            or self._obeys({**_values(frame), "micro_batch": size, **habit._asdict()}, rest)
         ]
+
+    def habits(self, frame: Frame) -> list[_Habit]:
+        """Sequence parallelism, ZeRO stage, offload and recomputation that a frame can have."""
+        values = _values(frame)
+        ranges = [self._habit(axis, frame) for axis in _HABITS]
+        key = (*map(len, ranges), *(values[axis] for axis in self._habit_axes))
+        if key not in self._habits:
+            every = itertools.starmap(_Habit, itertools.product(*ranges))
+            self._habits[key] = [
+                habit
+                for habit in every
+                if (habit.modules is None or habit.recompute == _SELECTIVE)
+                and self._obeys({**values, **habit._asdict()}, self._habit_rules)
+            ]
+        return self._habits[key]
+
+    def _cleared(self, recompute: str) -> tuple[str, ...]:
+        """Keys of the scenario that stand beside its own recomputation, and have no place beside another."""
+        own = self._base.training_step
+        if recompute == own.recompute:
+            return ()
+        return tuple(f"training.{name}" for name in _OF_RECOMPUTE if getattr(own, name) is not None)
 
     def scenario(self, values: Mapping[str, Any]) -> Scenario:
         """The scenario with axes replaced, not checked."""
         base = self._base
         parallel = {
             axis: values[axis]
-            for axis in (*_DEGREES, "sequence_parallel", "zero")
-            if axis in values
+            for axis in (*_DEGREES, "sequence_parallel", "zero", "order", "offload")
+            if values.get(axis) is not None
         }
         if not self._divided:
             parallel["layers_per_stage"] = values.get("layers_per_stage")
@@ -300,6 +348,10 @@ class Space:
             "file": None,
         }
         training = {axis: values[axis] for axis in ("micro_batch", "recompute") if axis in values}
+        if values.get("recompute", base.training_step.recompute) != base.training_step.recompute:
+            training |= dict.fromkeys(_OF_RECOMPUTE)
+        if values.get("modules") is not None:
+            training["recompute_modules"] = values["modules"]
         return base.model_copy(
             update={
                 "parallelism": base.parallelism.model_copy(update={**parallel, "dp": None}),
@@ -320,10 +372,24 @@ class Space:
             yield Frame(**values, dp=self._replicas(values))
             return
         axis = _FRAME[depth]
+        if axis == "order":
+            yield from self._orders(values, rules)
+            return
         for choice in self._frame_choices(axis, values):
             grown = {**values, axis: choice}
             if self._obeys(grown, rules[depth]):
                 yield from self._grow(grown, rules)
+
+    def _orders(self, values: dict[str, Any], rules: Sequence[Sequence[str]]) -> Iterator[Frame]:
+        """Orders of axes that lay the ranks in different ways: axes of one rank may stand anywhere."""
+        degrees = {**values, "dp": self._replicas(values)}
+        known: set[tuple[str, ...]] = set()
+        for order in self.choices["order"]:
+            axes = (order or self._base.parallelism.order).split("-")
+            laid = tuple(axis for axis in axes if degrees[axis] > 1)
+            if laid not in known:
+                known.add(laid)
+                yield from self._grow({**values, "order": order}, rules)
 
     def _splits(self, values: Mapping[str, Any]) -> list[tuple[int, ...] | None]:
         """Splits of layers among stages that are legal and worth a look: even, or as given, and balanced where that is better."""
@@ -370,9 +436,8 @@ class Space:
         alone = {
             "sequence_parallel": frame.tp == 1,
             "zero": math.prod(frame.degrees[axis] for axis in REPLICATING) == 1,
-            "recompute": False,
         }
-        return choices[:1] if alone[axis] else choices
+        return choices[:1] if alone.get(axis) else choices
 
     def _micro_batches(self, frame: Frame) -> Sequence[Any]:
         if "micro_batch" in self._given:
@@ -411,7 +476,11 @@ class Space:
 
     def _choose(self, axis: str) -> tuple[Any, ...]:
         if axis in self._given:
-            return tuple(self._given[axis])
+            return tuple(
+                tuple(value) if isinstance(value, list) else value for value in self._given[axis]
+            )
+        if axis in _ASIDE:
+            return (None,)
         base, usual = self._base, defaults("axes")
         world, model = base.world_size, base.transformer
         if axis == "tp":
@@ -432,6 +501,16 @@ class Space:
         own = {"schedule": (base.schedule.name,)} if base.schedule.name else {}
         plural = {"schedule": "schedules"}.get(axis, axis)
         return tuple(dict.fromkeys((*usual[plural], *own.get(axis, ()))))
+
+
+class _Habit(NamedTuple):
+    """What a layout has beside its frame and its microbatch, in the order of `_HABITS`."""
+
+    sequence_parallel: bool
+    zero: int
+    offload: str | None
+    recompute: str
+    modules: tuple[str, ...] | None
 
 
 def _values(frame: Frame) -> dict[str, Any]:
