@@ -55,6 +55,14 @@ def search(
             help="Values of one key instead of all; repeatable.",
         ),
     ] = None,
+    also: Annotated[
+        str | None,
+        typer.Option(
+            "--also",
+            metavar="WORDS",
+            help="Search further: order, recompute-modules, offload, schedules, placement, expert-overlap, or all.",
+        ),
+    ] = None,
     objective: Annotated[
         Objective | None,
         typer.Option(
@@ -115,6 +123,10 @@ def search(
     front: Annotated[
         bool, typer.Option("--front/--no-front", help="Time against memory, too.")
     ] = True,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="The decisions that matter most, and what each is worth."),
+    ] = False,
     csv: Csv = None,
     plot: Plot = None,
     resume: Resume = None,
@@ -136,7 +148,7 @@ def search(
     values = values_of(over or [])
     check_over(scenario, values)
     if scenario.serves:
-        _refuse_training_options(objective, emit, margin)
+        _refuse_training_options(objective, emit, margin, also=also, explain=explain)
         _search_service(
             scenario,
             values,
@@ -162,9 +174,11 @@ def search(
         outcome = run_search(
             scenario,
             values,
+            also=[word.strip() for word in (also or "").split(",") if word.strip()],
             objective="time" if objective is None else objective.value,
             top=top,
             front=front,
+            explain=explain,
             max_memory=max_memory,
             max_price=max_price,
             max_power=max_power,
@@ -196,7 +210,12 @@ def search(
 
 
 def _refuse_training_options(
-    objective: Objective | None, emit: list[str] | None, margin: float | None
+    objective: Objective | None,
+    emit: list[str] | None,
+    margin: float | None,
+    *,
+    also: str | None,
+    explain: bool,
 ) -> None:
     """Refuse options that say nothing of a service."""
     if objective is Objective.TIME:
@@ -204,10 +223,15 @@ def _refuse_training_options(
             "ranks training steps; give goodput, throughput, cost or rate",
             param_hint="--objective",
         )
-    if emit or margin is not None:
+    given = {
+        "--emit": bool(emit),
+        "--margin": margin is not None,
+        "--also": also is not None,
+        "--explain": explain,
+    }
+    if stray := [name for name, there in given.items() if there]:
         raise typer.BadParameter(
-            "is for training steps, and the scenario serves; leave it out",
-            param_hint="--emit" if emit else "--margin",
+            "is for training steps, and the scenario serves; leave it out", param_hint=stray[0]
         )
 
 

@@ -35,6 +35,7 @@ __all__ = [
 _PACKAGE = "mpsim.result.data"
 _PLACES = 256  # settings whose nearest runs are kept
 _HALF = 1.2816  # half-width of an 80 % interval of the normal distribution over its sigma
+_PAIRED = ("rest", "layout", "format")
 _NARROW = ("fp8", "fp4", "int8", "int4")
 LEVEL = 0.8
 """Share of measured figures that lie in their interval."""
@@ -241,11 +242,13 @@ class Residuals:
         differ in (framework, accelerator, ...) adds twice its variance, once for each. ``layout`` was measured on runs that differ in the ``rest`` as well and stands for it.
         No difference is known worse than that of two runs that share nothing.
         """
-        apart = {name for name in self.pairs if a.level(name, b.labels.get(name, ()))}
+        apart = {name for name in _PAIRED if a.level(name, b.labels.get(name, ()))}
         apart -= {"rest"} if "layout" in apart else set()
-        square = max(
-            [self.pairs.get("same", 0.0) ** 2, sum(self.pairs[name] ** 2 for name in apart)]
-        )
+        apart = apart if self.pairs else set()
+        # a difference that no pair was measured with is no better known than that of layouts, or than the best known one
+        halves = [self.pairs.get(name, self.pairs.get("layout", 0.0)) for name in apart]
+        least = self.pairs.get("same", min(self.pairs.values(), default=0.0))
+        square = max(least**2, sum(half**2 for half in halves))
         for name, levels in self.attributes.items():
             if name not in apart:
                 level = a.level(name, b.labels.get(name, ()))

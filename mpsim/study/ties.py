@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from mpsim.result.residuals import LEVEL, Setting
 from mpsim.training.intervals import residuals_of
 
-__all__ = ["Ratio", "ratio_of", "ties"]
+__all__ = ["Ratio", "ratio_between", "ratio_of", "ties"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +65,11 @@ def ratio_of(
     first, second = _setting(a), _setting(b)
     if first is None or second is None:
         return None
-    value = _number(b, figure) / _number(a, figure)
+    return ratio_between(first, second, _number(b, figure) / _number(a, figure))
+
+
+def ratio_between(first: Setting, second: Setting, value: float) -> Ratio:
+    """The ratio of figures of two settings, of which `value` is predicted, with its interval."""
     if value == 1.0 and first == second:
         return Ratio(1.0, 1.0, 1.0)
     known, other = residuals_of(first), residuals_of(second)

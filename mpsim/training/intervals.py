@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from mpsim.framework import framework_line
+from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import (
     LEVEL,
     Interval,
@@ -17,7 +19,7 @@ from mpsim.result.residuals import (
 )
 from mpsim.training.plan import Plan
 
-__all__ = ["intervals", "nearest_measured", "residuals_of", "setting_of"]
+__all__ = ["intervals", "nearest_measured", "of_layout", "residuals_of", "setting_of"]
 
 _LONG = 16_384  # tokens from which attention is a large part of a step, whatever the model
 
@@ -25,21 +27,43 @@ _LONG = 16_384  # tokens from which attention is a large part of a step, whateve
 def setting_of(plan: Plan) -> Setting:
     """The setting of a step: ``layout`` and ``rest`` matter for the difference of two alone."""
     layout = plan.layout
-    mesh = layout.mesh
-    axes = f"tp {mesh.tp}, pp {mesh.pp}, cp {mesh.cp}, ep {mesh.ep}, dp {mesh.dp}"
-    rest = f"{plan.micro_batch} a microbatch, zero {plan.zero}, {plan.schedule}, recompute {plan.recompute.granularity}"
-    return Setting(
+    setting = Setting(
         {
             "framework": framework_line(layout.framework.name),
             "stack": ("stated",),
             "accelerator": chip_names(layout.cluster.accelerator),
             "format": format_names(layout.precision),
             "length": ("long" if plan.sequence_length > _LONG else "short",),
-            "layout": (axes,),
-            "rest": (rest,),
+            "layout": (),
+            "rest": (),
             "model": ("experts" if layout.model.moe is not None else "dense",),
         },
-        mesh.world,
+        layout.mesh.world,
+    )
+    return of_layout(
+        setting,
+        {axis: layout.mesh.degree(axis) for axis in AXIS_NAMES},
+        micro_batch=plan.micro_batch,
+        zero=plan.zero,
+        schedule=plan.schedule,
+        recompute=plan.recompute.granularity,
+    )
+
+
+def of_layout(
+    setting: Setting,
+    degrees: Mapping[str, int],
+    *,
+    micro_batch: int,
+    zero: int,
+    schedule: str,
+    recompute: str,
+) -> Setting:
+    """The setting of the same model, machine and software in another layout."""
+    axes = ", ".join(f"{axis} {degrees[axis]}" for axis in ("tp", "pp", "cp", "ep", "dp"))
+    rest = f"{micro_batch} a microbatch, zero {zero}, {schedule}, recompute {recompute}"
+    return dataclasses.replace(
+        setting, labels={**setting.labels, "layout": (axes,), "rest": (rest,)}
     )
 
 

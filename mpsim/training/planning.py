@@ -188,7 +188,7 @@ _FP4 = ("fp4", "nvfp4")
 
 
 def recompute_of(scenario: Scenario) -> Recompute:
-    """What every stage runs again, as a scenario and its framework say."""
+    """Recomputation of every stage, as a scenario and its framework say."""
     training, usual = scenario.training_step, Recompute()
     layers = training.recompute_layers
     return Recompute(

@@ -408,7 +408,7 @@ class _Around:
         return summed
 
     def _at(self, sharing: tuple[int, str | None]) -> _Ends:
-        """What a step does once, for a ZeRO stage and what the host keeps."""
+        """Work of a step that is done once, for a ZeRO stage and what the host keeps."""
         if sharing not in self._by_sharing:
             plan = self._shared(sharing)
             costs = self._bounder.shapes.costs(plan)

@@ -24,13 +24,14 @@ from mpsim.schedule import schedule
 from mpsim.simulate import resolve, simulate_step
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.bound import Bounder
+from mpsim.study.search.decisions import choices, decisions_of, turned
 from mpsim.study.search.exact import Timer
 from mpsim.study.search.further import further, pipelines
 from mpsim.study.search.limits import Clock, Limits, price_of
 from mpsim.study.search.outcome import OBJECTIVES, Found, Search
 from mpsim.study.search.queue import Queue, WaitingFrame
 from mpsim.study.search.space import AXES, Layout, Space, defaults, split_axes
-from mpsim.training.intervals import setting_of
+from mpsim.training.intervals import of_layout, setting_of
 from mpsim.training.planning import Division, recompute_of
 
 __all__ = ["search"]
@@ -49,6 +50,7 @@ def search(
     objective: str = "time",
     top: int | None = None,
     front: bool = True,
+    explain: bool = False,
     max_memory: float | None = None,
     max_price: float | None = None,
     max_power: float | None = None,
@@ -73,6 +75,8 @@ def search(
         How many layouts to rank, 10 by default.
     front : bool
         Whether to simulate what no other layout beats in step time and memory at once, too.
+    explain : bool
+        Whether to find the best layout without each decision of the best one, too: `Search.decisions`.
     max_memory : float, optional
         Of the fullest rank, at most that of the accelerator [B].
     max_price : float, optional
@@ -123,6 +127,7 @@ def search(
         also=also,
         top=int(defaults("search")["top"]) if top is None else top,
         front=front,
+        explain=explain,
         limits=limits,
         margin=free,
         clock=clock,
@@ -182,6 +187,7 @@ class _Run:
         also: Sequence[str],
         top: int,
         front: bool,
+        explain: bool,
         limits: Limits,
         margin: float,
         clock: Clock,
@@ -191,7 +197,7 @@ class _Run:
         if top < 1:
             raise ScenarioError(f"top is {top}; needed at least 1")
         self._scenario, self._objective, self._top = scenario, objective, top
-        self._also = also
+        self._also, self._explain = also, explain
         self._front, self._limits, self._clock = front, limits, clock
         self._usable = 1.0 - margin
         self._journal, self._report = journal, report
@@ -203,6 +209,8 @@ class _Run:
         self._timed: list[tuple[_Candidate, float]] = []
         self._scores: list[float] = []  # objectives of what was simulated, the best first
         self._keys: tuple[str, ...] = ()
+        self._legal: dict[str, set[str]] = {}
+        self._explained = False
         self._total, self._bounded, self._interrupted = 0, 0, False
         self._lost, self._unbatched = 0, 0
         self._refused = ""
@@ -337,6 +345,9 @@ class _Run:
         if machine is None:
             self._counts[self._refused] += len(layouts)
             return math.inf
+        for layout in layouts if self._explain else ():
+            for key, value in choices({**machine.values, **layout.values()}).items():
+                self._legal.setdefault(key, set()).add(value)
         runs = [layout for layout in layouts if machine.bounder.order(layout).runs()]
         self._counts["schedule"] += len(layouts) - len(runs)
         if not runs:
@@ -385,6 +396,9 @@ class _Run:
         size, aside = int(defaults("search")["batch"]), 0
         if self._keys:
             self._simulate_each()
+        if self._explain:
+            self._simulate_alternatives()
+            self._explained = not self._clock.spent()
         while self._waiting and not self._clock.spent():
             batch: list[_Candidate] = []
             while self._waiting and len(batch) < size:
@@ -399,24 +413,58 @@ class _Run:
         self._report("simulated", len(self._timed), len(self._timed))
 
     def _simulate_each(self) -> None:
-        """Simulate until the best layout of each machine is known, however far it is behind the best of all."""
-        best: dict[int, float] = {}
-        for candidate, took in self._timed:
-            number = candidate.machine.number
-            score = took * candidate.machine.weight(self._objective)
-            best[number] = min(score, best.get(number, math.inf))
+        """Simulate until the best layout of each value of the keys searched beside it is known, however far it is behind the best of all."""
+        self._settle(lambda candidate: [self._beside(candidate)])
+
+    def _simulate_alternatives(self) -> None:
+        """Simulate until the best layout without each decision of the best one is known."""
+        chosen: dict[str, str] = {}
+        # a search that was cut short may find a better one on the way
+        while self._timed and not self._clock.spent():
+            best = min(self._timed, key=self._score)[0]
+            if choices(best.values()) == chosen:
+                break
+            chosen, beside = choices(best.values()), self._beside(best)
+
+            def labels(
+                candidate: _Candidate,
+                chosen: Mapping[str, str] = chosen,
+                beside: tuple[object, ...] = beside,
+            ) -> Sequence[object]:
+                alike = self._beside(candidate) == beside
+                return turned(chosen, candidate.values()) if alike else ()
+
+            self._settle(labels)
+
+    def _settle(self, labels: Callable[[_Candidate], Sequence[object]]) -> None:
+        """Simulate until the best layout of each label is known."""
+        best: dict[object, float] = {}
+
+        def note(pair: tuple[_Candidate, float]) -> None:
+            for label in labels(pair[0]):
+                best[label] = min(self._score(pair), best.get(label, math.inf))
+
+        for pair in self._timed:
+            note(pair)
         left = []
         for entry in sorted(self._waiting, key=lambda entry: entry[:2]):
             score, _, candidate = entry
-            machine, known = candidate.machine, len(self._timed)
-            if score >= best.get(machine.number, math.inf) or self._clock.spent():
+            promising = any(score < best.get(label, math.inf) for label in labels(candidate))
+            if not promising or self._clock.spent():
                 left.append(entry)
                 continue
+            known = len(self._timed)
             self._time([candidate])
-            if len(self._timed) > known:
-                took = self._timed[-1][1] * machine.weight(self._objective)
-                best[machine.number] = min(took, best.get(machine.number, math.inf))
+            for pair in self._timed[known:]:
+                note(pair)
         self._waiting = left  # sorted, so it is a heap
+
+    def _score(self, pair: tuple[_Candidate, float]) -> float:
+        return pair[1] * pair[0].machine.weight(self._objective)
+
+    def _beside(self, candidate: _Candidate) -> tuple[object, ...]:
+        """Values of the keys that are searched beside the layout."""
+        return tuple(candidate.machine.values[key] for key in self._keys)
 
     def _may_lead(self, candidate: _Candidate) -> bool:
         """Whether a layout may be one that no simulated one beats in everything."""
@@ -483,10 +531,7 @@ class _Run:
             unseen=unseen,
         )
         complete = not late and not unseen
-        order = sorted(
-            self._timed,
-            key=lambda pair: (pair[1] * pair[0].machine.weight(self._objective), pair[0].memory),
-        )
+        order = sorted(self._timed, key=lambda pair: (self._score(pair), pair[0].memory))
         rows = [_found(candidate, took) for candidate, took in order]
         try:
             # somebody who stops a search does not wait for whole results
@@ -510,6 +555,11 @@ class _Run:
             front_complete=complete and not self._waiting,
             undivided=self._lost,
             unbatched=self._unbatched,
+            decisions=decisions_of(
+                rows, self._legal, keys=self._keys, proved=self._explained and not unseen
+            )
+            if self._explain
+            else (),
             remarks=self._journal.remarks,
             floor=min(score for score, _, _ in self._waiting) if late and not unseen else None,
             interrupted=self._interrupted,
@@ -539,7 +589,14 @@ def _found(candidate: _Candidate, took: float) -> Found:
         accelerators=candidate.machine.scenario.world_size,
         tokens=candidate.machine.tokens,
         price_per_hour=candidate.machine.price,
-        setting=candidate.machine.setting,
+        setting=of_layout(
+            candidate.machine.setting,
+            candidate.layout.frame.degrees,
+            micro_batch=candidate.layout.micro_batch,
+            zero=candidate.layout.zero,
+            schedule=candidate.layout.frame.schedule,
+            recompute=candidate.layout.recompute,
+        ),
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mpsim.frame import Tabular
@@ -12,13 +11,15 @@ from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import LEVEL, Setting, residuals
 from mpsim.sheet import Sheet, Shown
 from mpsim.study.rows import write_csv
-from mpsim.study.search.space import ALWAYS_SAID
+from mpsim.study.search.decisions import Decision
+from mpsim.study.search.naming import words_of
+from mpsim.study.search.space import AXES
 from mpsim.study.search.words import search_sheet
-from mpsim.study.ties import ties
+from mpsim.study.ties import ratio_between
 from mpsim.training.intervals import residuals_of
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["OBJECTIVES", "REASONS", "Found", "Search"]
+__all__ = ["OBJECTIVES", "REASONS", "Found", "Line", "Search"]
 
 OBJECTIVES = ("time", "cost")
 """What the best layout has least of: seconds, or US dollars, a token."""
@@ -100,7 +101,7 @@ class Found:
     @property
     def name(self) -> str:
         """The layout in a few words, what is usual left out."""
-        return ", ".join(f"{short} {value}".strip() for short, value in _words(self.values))
+        return ", ".join(f"{short} {value}".strip() for short, value in words_of(self.values))
 
     @property
     def tokens_per_s_per_accelerator(self) -> float:
@@ -145,6 +146,44 @@ class Found:
         }
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """A layout with its twins.
+
+    Parameters
+    ----------
+    rank : int
+        Of the layout, from 1.
+    row : Found
+    twins : tuple of Found
+        Layouts of the same degrees whose time cannot be told from its own.
+    """
+
+    rank: int
+    row: Found
+    twins: tuple[Found, ...]
+
+    @property
+    def varies(self) -> dict[str, tuple[object, ...]]:
+        """Values that the twins have, by the keys in which any of them differs."""
+        varied: dict[str, dict[object, None]] = {}
+        for twin in self.twins:
+            for key in dict.fromkeys((*self.row.values, *twin.values)):
+                value = twin.values.get(key)
+                if value != self.row.values.get(key):
+                    varied.setdefault(key, {})[value] = None
+        return {key: tuple(values) for key, values in varied.items()}
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "rank": self.rank,
+            "layout": dict(self.row.values),
+            "twins": len(self.twins),
+            "varies": {key: list(values) for key, values in self.varies.items()},
+        }
+
+
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Search(Shown, Tabular):
     """Outcome of a search.
@@ -173,6 +212,9 @@ class Search(Shown, Tabular):
         that holds them.
     unbatched : int
         Layouts that fell away since the batch does not divide among their replicas.
+    decisions : tuple of Decision
+        Choices of the best layout with the best layout without each, those that nothing fits without first, then the dearest; empty
+        unless asked for.
     remarks : tuple of str
         Layouts of a resumed file that were simulated again, and why.
     interrupted : bool
@@ -195,6 +237,7 @@ class Search(Shown, Tabular):
     floor: float | None = None
     undivided: int = 0
     unbatched: int = 0
+    decisions: tuple[Decision, ...] = ()
     remarks: tuple[str, ...] = ()
     interrupted: bool = False
     keys: tuple[str, ...] = ()
@@ -251,8 +294,22 @@ class Search(Shown, Tabular):
     @property
     def ties(self) -> int:
         """How many of the leaders cannot be told from the best: the interval of the difference holds zero."""
-        summaries = [row.summary for row in self.leaders if row.summary is not None]
-        return ties(summaries[0], summaries[1:]) if summaries else 0
+        return sum(self.best is not None and _tie(self.best, row) for row in self.leaders[1:])
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The leaders, twins folded into the line of the first: the same degrees, and times that cannot be told apart."""
+        folded: list[list[tuple[int, Found]]] = []
+        for rank, row in enumerate(self.leaders, start=1):
+            same = (line for line in folded if _twin(line[0][1], row))
+            line = next(same, None)
+            if line is None:
+                folded.append([(rank, row)])
+            else:
+                line.append((rank, row))
+        return tuple(
+            Line(line[0][0], line[0][1], tuple(row for _, row in line[1:])) for line in folded
+        )
 
     @property
     def best_by_value(self) -> dict[str, dict[str, Found]]:
@@ -289,6 +346,8 @@ class Search(Shown, Tabular):
             "gap": self.gap,
             "undivided": self.undivided,
             "unbatched": self.unbatched,
+            "lines": [line.to_json() for line in self.lines],
+            "decisions": [decision.to_json() for decision in self.decisions],
             "own": {"step_time_s": self.own_step_time_s, "reason": self.own_reason},
             "runner_up": self.runner_up,
             "best_by_value": {
@@ -307,6 +366,22 @@ class Search(Shown, Tabular):
         return write_csv(self.table(), path)
 
 
+def _tie(best: Found, row: Found) -> bool:
+    """Whether it cannot be said which makes more tokens a second and accelerator."""
+    if best.setting is None or row.setting is None:
+        return False
+    value = row.tokens_per_s_per_accelerator / best.tokens_per_s_per_accelerator
+    return ratio_between(best.setting, row.setting, value).tie
+
+
+def _twin(row: Found, other: Found) -> bool:
+    """Whether layouts tie that share their degrees and what else was searched of the machine."""
+    keys = {key for key in row.values if key not in AXES.values()} | {
+        AXES[axis] for axis in AXES if axis in AXIS_NAMES
+    }
+    return all(row.values[key] == other.values.get(key) for key in keys) and _tie(row, other)
+
+
 def _covers(layout: Found, other: Found) -> bool:
     """Whether `layout` is at least as good in everything."""
     prices = layout.price_per_hour or 0.0, other.price_per_hour or 0.0
@@ -317,35 +392,4 @@ def _covers(layout: Found, other: Found) -> bool:
     )
 
 
-def _runs(counts: Sequence[int]) -> str:
-    """Counts in a row, equal neighbours as 14x8."""
-    parts = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
-    return "-".join(f"{times}x{value}" if times > 1 else str(value) for value, times in parts)
-
-
 _TWO = 2
-_SHORT: Mapping[str, str] = {
-    "layers_per_stage": "layers",
-    "virtual_stages": "v",
-    "micro_batch": "mb",
-    "sequence_parallel": "sp",
-    "name": "",
-}
-_USUAL: Mapping[str, object] = {
-    **{axis: 1 for axis in AXIS_NAMES if axis not in ALWAYS_SAID},
-    "sequence_parallel": False,
-    "zero": 0,
-    "virtual_stages": None,
-    "layers_per_stage": None,
-    "recompute": "none",
-}
-"""What goes without saying."""
-
-
-def _words(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Short names and values; switches that are on have no value."""
-    for key, value in values.items():
-        last = key.rpartition(".")[2]
-        if last not in _USUAL or value != _USUAL[last]:
-            words = _runs(value) if isinstance(value, list | tuple) else value
-            yield _SHORT.get(last, last), "" if value is True else words

@@ -504,7 +504,7 @@ class Space:
 
 
 class _Habit(NamedTuple):
-    """What a layout has beside its frame and its microbatch, in the order of `_HABITS`."""
+    """Habits: all that a layout has beside its frame and its microbatch, in the order of `_HABITS`."""
 
     sequence_parallel: bool
     zero: int

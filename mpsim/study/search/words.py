@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from mpsim.sheet import Section, Sheet
+from mpsim.study.search.naming import SHORT, runs
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
 if TYPE_CHECKING:
-    from mpsim.study.search.outcome import Found, Search
+    from mpsim.study.search.decisions import Decision
+    from mpsim.study.search.outcome import Found, Line, Search
 
 __all__ = ["search_sheet"]
 
@@ -34,6 +36,7 @@ def search_sheet(outcome: Search, reasons: Mapping[str, str], *, front: bool = T
         "",
         (
             _ranking(outcome, varied=varied, priced=priced),
+            *_decisions(outcome),
             *_by_value(outcome, priced=priced),
             *(_front(outcome) if front else ()),
             _others(outcome, reasons),
@@ -46,14 +49,12 @@ def _ranking(outcome: Search, *, varied: bool, priced: bool) -> Section:
         *("#", "step (s)", "80 % between", *(("tokens/s/acc.",) if varied else ()), "MFU"),
         *("memory (GB)", "bubble", "exposed", *(("USD/step",) if priced else ()), "layout"),
     )
-    rows = tuple(
-        _line(rank, row, varied=varied, priced=priced)
-        for rank, row in enumerate(outcome.leaders, start=1)
-    )
+    rows = tuple(_line(line, varied=varied, priced=priced) for line in outcome.lines)
     return Section(rows, header, tuple(range(7 + varied + priced)), lines=tuple(_beside(outcome)))
 
 
-def _line(rank: int, row: Found, *, varied: bool, priced: bool) -> tuple[str, ...]:
+def _line(line: Line, *, varied: bool, priced: bool) -> tuple[str, ...]:
+    row = line.row
     flat = row.flat()
     exposed = sum(
         float(value)
@@ -62,7 +63,7 @@ def _line(rank: int, row: Found, *, varied: bool, priced: bool) -> tuple[str, ..
     )
     known = row.summary is not None
     figures = (
-        str(rank),
+        str(line.rank),
         f"{row.step_time_s:.4g}",
         _range(row, "step_time_s", 1.0),
         *((f"{row.tokens_per_s_per_accelerator:.5g}",) if varied else ()),
@@ -71,7 +72,61 @@ def _line(rank: int, row: Found, *, varied: bool, priced: bool) -> tuple[str, ..
         percent(float(str(flat["bubble_fraction"]))) if known else "-",
         percent(exposed / row.step_time_s) if known else "-",
     )
-    return (*figures, *_price(row, priced=priced), row.name)
+    return (*figures, *_price(row, priced=priced), f"{row.name}{_twins(line)}")
+
+
+def _twins(line: Line) -> str:
+    """How many layouts are as good for all that is known, and what varies among them."""
+    if not line.twins:
+        return ""
+    count = len(line.twins)
+    varied = "; ".join(
+        f"{SHORT.get(last, last.replace('_', ' ')) or 'schedule'} {', '.join(map(_value, values))}"
+        for last, values in ((key.rpartition(".")[2], each) for key, each in line.varies.items())
+    )
+    return f" (+{count} {'twin' if count == 1 else 'twins'}: {varied})"
+
+
+def _value(value: object) -> str:
+    """A value in a list of others."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return (
+        "usual" if value is None else runs(value) if isinstance(value, list | tuple) else str(value)
+    )
+
+
+def _decisions(outcome: Search) -> Iterator[Section]:
+    """The decisions of the best layout that matter most."""
+    if not outcome.decisions or outcome.best is None:
+        return
+    step = outcome.best.step_time_s
+    priced = [item for item in outcome.decisions if item.cost_s is not None][:_TOLD]
+    rows = tuple(
+        (
+            _said(item),
+            ("" if item.proved else "at most ") + _signed(item.cost_s or 0.0),
+            percent((item.cost_s or 0.0) / step, signed=True),
+            item.without.name if item.without else "",
+        )
+        for item in priced
+    )
+    forced = ", ".join(_said(item) for item in outcome.decisions if item.without is None)
+    lines = (f"without these nothing fits into memory: {forced}",) if forced else ()
+    yield Section(
+        rows,
+        ("decision", "without it", "", "the best without it"),
+        (1, 2),
+        "decisions of the best layout that matter most",
+        lines,
+    )
+
+
+def _said(decision: Decision) -> str:
+    last = decision.key.rpartition(".")[2]
+    name = "schedule" if decision.key == "schedule.name" else last.replace("_", " ")
+    value = {"True": "on", "False": "off"}.get(decision.value, decision.value)
+    return f"{name} {value}"
 
 
 def _price(row: Found, *, priced: bool) -> tuple[str, ...]:
@@ -161,6 +216,10 @@ def _others(outcome: Search, reasons: Mapping[str, str]) -> Section:
     if outcome.undivided:
         lines.append(
             f"{plural(outcome.undivided, 'layout')} more: layers do not divide, and the framework needs that"
+        )
+    if outcome.unbatched:
+        lines.append(
+            f"{plural(outcome.unbatched, 'layout')} more: the batch does not divide among their replicas"
         )
     if not outcome.rows:
         lines.append("nothing was simulated: no layout is within the limits")

@@ -1,0 +1,118 @@
+"""Decisions: what each choice of the best layout is worth, by the best layout that chooses otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from mpsim.study.search.further import FURTHER
+from mpsim.study.search.space import AXES
+
+if TYPE_CHECKING:
+    from mpsim.study.search.outcome import Found
+
+__all__ = ["Decision", "choices", "decisions_of", "turned"]
+
+_SPLIT: Final = AXES["layers_per_stage"]
+_OF_PIPELINES: Final = (AXES["schedule"], AXES["virtual_stages"], _SPLIT)
+_OF_OTHERS: Final = (AXES["virtual_stages"], AXES["modules"])
+"""Choices that only some values of another one have: a layout without them did not choose them."""
+_KEYS: Final = tuple(dict.fromkeys((*AXES.values(), *FURTHER.values())))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """One choice of the best layout, and the best layout that chooses otherwise.
+
+    Parameters
+    ----------
+    key : str
+        Dotted key of a scenario.
+    value : str
+        Chosen; of ``parallelism.layers_per_stage`` *balanced*.
+    without : Found or None
+        The best layout with another value, all else free; None where none fits.
+    cost_s : float or None
+        Time by which its step is longer [s].
+    proved : bool
+        Whether everything that could cost less was simulated or ruled out.
+    """
+
+    key: str
+    value: str
+    without: Found | None
+    cost_s: float | None
+    proved: bool
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "key": self.key,
+            "value": self.value,
+            "cost_s": self.cost_s,
+            "proved": self.proved,
+            "without": None if self.without is None else self.without.to_json(),
+        }
+
+
+def choices(values: Mapping[str, object]) -> dict[str, str]:
+    """Choices of a layout by key; keys that say nothing of it are left out."""
+    left = _OF_PIPELINES if values[AXES["pp"]] == 1 else ()
+    chosen: dict[str, str] = {}
+    for key in _KEYS:
+        value = values.get(key)
+        if key in left or (value is None and key in _OF_OTHERS):
+            continue
+        if key == _SPLIT:
+            # who divides layers evenly has decided nothing
+            chosen |= {} if value is None else {key: "balanced"}
+        elif value is not None:
+            chosen[key] = str(value)
+    return chosen
+
+
+def turned(best: Mapping[str, str], values: Mapping[str, object]) -> tuple[str, ...]:
+    """Keys of the choices of the best layout that another one does not share."""
+    other = choices(values)
+    return tuple(key for key, value in best.items() if other.get(key) != value)
+
+
+def decisions_of(
+    rows: Sequence[Found],
+    legal: Mapping[str, set[str]],
+    *,
+    keys: Sequence[str],
+    proved: bool,
+) -> tuple[Decision, ...]:
+    """Decisions of the best layout, those without an alternative that fits first, then by their cost.
+
+    Parameters
+    ----------
+    rows : sequence of Found
+        Simulated layouts, the best first.
+    legal : mapping of str to set of str
+        Values of each key that legal layouts have, whether they fit or not.
+    keys : sequence of str
+        Further keys of a scenario that were searched; alternatives share their values.
+    proved : bool
+        Whether no layout that was not simulated may cost less.
+    """
+    if not rows:
+        return ()
+    best, chosen = rows[0], choices(rows[0].values)
+    found: dict[str, Found] = {}
+    for row in rows[1:]:
+        if all(row.values[key] == best.values[key] for key in keys):
+            for key in turned(chosen, row.values):
+                found.setdefault(key, row)
+    decisions = []
+    for key, value in chosen.items():
+        if key in found:
+            cost = found[key].step_time_s - best.step_time_s
+            decisions.append(Decision(key, value, found[key], cost, proved))
+        elif legal.get(key, set()) - {value}:
+            decisions.append(Decision(key, value, None, None, proved))
+    return tuple(
+        sorted(decisions, key=lambda item: (item.cost_s is not None, -(item.cost_s or 0.0)))
+    )
