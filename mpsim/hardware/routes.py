@@ -44,6 +44,8 @@ class Routes:
         [B/s].
     route : callable
         Nodes that send and that receive and the weight of each flow (int64[F], int64[F], float64[F]) to the load of every link.
+    tiers : tuple of str
+        Tier that each link belongs to, or the kind of the fabric.
     """
 
     def __init__(
@@ -51,8 +53,9 @@ class Routes:
         names: tuple[str, ...],
         capacity: Floats,
         route: Callable[[Ints, Ints, Floats], Floats],
+        tiers: tuple[str, ...] = (),
     ) -> None:
-        self.names = names
+        self.names, self.tiers = names, tiers
         self.capacity = capacity
         self._route = route
 
@@ -104,6 +107,7 @@ def _tier_routes(cluster: Cluster) -> Routes:
     ]
     ways = [_ways(tier, cluster) if static else 1 for tier in tiers]
     names: list[str] = []
+    of_tier: list[str] = []
     capacity: list[Floats] = []
     for tier, count in zip(tiers, ways, strict=True):
         links = [(unit, way) for unit in range(tier.units) for way in range(count)]
@@ -112,6 +116,7 @@ def _tier_routes(cluster: Cluster) -> Routes:
                 f"{tier.name} {unit} {end}" + (f" way {way}" if count > 1 else "")
                 for unit, way in links
             ]
+        of_tier += [tier.name] * (2 * len(links))
         capacity.append(np.full(2 * len(links), tier.up_bandwidth / count))
 
     def route(source: Ints, target: Ints, weight: Floats) -> Floats:
@@ -125,7 +130,7 @@ def _tier_routes(cluster: Cluster) -> Routes:
                 loads.append(np.bincount(link, weights=weight[climbs], minlength=size))
         return np.concatenate(loads).astype(np.float64)
 
-    return Routes(tuple(names), np.concatenate([np.zeros(0), *capacity]), route)
+    return Routes(tuple(names), np.concatenate([np.zeros(0), *capacity]), route, tuple(of_tier))
 
 
 def _ways(tier: Tier, cluster: Cluster) -> int:
@@ -161,7 +166,7 @@ def _graph_routes(cluster: Cluster) -> Routes:
             load[links] += amount * part
         return load
 
-    return Routes(names, capacity, route)
+    return Routes(names, capacity, route, (cluster.fabric.kind.value,) * len(names))
 
 
 def _name(vertex: Vertex) -> str:

@@ -8,11 +8,13 @@ from mpsim.plot.attribution import AttributionDisplay
 from mpsim.plot.bubbles import BubbleDisplay
 from mpsim.plot.comparison import ComparisonDisplay
 from mpsim.plot.display import FORMATS, Display
+from mpsim.plot.heat import HeatDisplay
 from mpsim.plot.links import LinksDisplay
-from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
+from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay, MemoryKindsDisplay
 from mpsim.plot.plan import PlanDisplay
 from mpsim.plot.plots import Plots
 from mpsim.plot.recorded import TimelinesDisplay
+from mpsim.plot.roofline import RooflineDisplay
 from mpsim.plot.scaling import ScalingDisplay
 from mpsim.plot.search import SearchDisplay
 from mpsim.plot.sensitivity import SensitivityDisplay
@@ -32,13 +34,16 @@ __all__ = [
     "ComparisonDisplay",
     "Display",
     "ErrorDisplay",
+    "HeatDisplay",
     "LatencyDisplay",
     "LinksDisplay",
     "MemoryCurveDisplay",
     "MemoryDisplay",
+    "MemoryKindsDisplay",
     "OccupancyDisplay",
     "PlanDisplay",
     "Plots",
+    "RooflineDisplay",
     "ScalingDisplay",
     "SearchDisplay",
     "SensitivityDisplay",

@@ -1,34 +1,36 @@
-"""Pipeline bubbles of every rank, in percent of the step.
+"""Pipeline bubbles of every rank by cause, in percent of the step.
 
-Shapes: R ranks.
+Shapes: R ranks, C causes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.plot.display import Display, thin
-from mpsim.plot.palette import EVENTS
-from mpsim.training.vocabulary import PARTS
+from mpsim.plot.display import Display, legend_above, thin
+from mpsim.plot.palette import BUBBLE, EVENTS
+from mpsim.training.account import idle_waits
+from mpsim.training.bubbles import CAUSES, bubble_causes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from mpsim.engine import Timeline
-    from mpsim.result import Result
+    from mpsim.result import Result, Waits
 
 __all__ = ["BubbleDisplay"]
 
-_BUBBLE = PARTS.index("bubble")
 _MOST_LABELLED = 24
+_VISIBLE = 1e-3  # share of the step whose bar has any height
+_NARROW = 7.0  # width under which the legend takes two rows [inch]
 
 
 class BubbleDisplay(Display):
-    """One bar a rank class: its bubble in percent of the step, and the mean over ranks as a line.
+    """One bar a rank class: its bubble in percent of the step, stacked by cause, and the mean over ranks as a line.
 
     Parameters
     ----------
@@ -38,6 +40,8 @@ class BubbleDisplay(Display):
         Bubble over step time, in [0, 1].
     class_size : int64[R], optional
         Ranks each bar stands for; left out, one each.
+    causes : mapping of str to float64[R], optional
+        Cause (`mpsim.training.bubbles.CAUSES`) to its share of the step; they sum to `fraction`. Left out, bars are not divided.
     """
 
     def __init__(
@@ -45,45 +49,67 @@ class BubbleDisplay(Display):
         names: Sequence[str],
         fraction: NDArray[np.float64],
         class_size: NDArray[np.int64] | None = None,
+        *,
+        causes: Mapping[str, NDArray[np.float64]] | None = None,
     ) -> None:
         self.names = tuple(names)
         self.fraction = np.asarray(fraction, dtype=np.float64)
+        self.causes = dict(causes or {"bubble": self.fraction})
         self.mean = float(np.average(self.fraction, weights=class_size))
 
     @classmethod
     def from_result(cls, result: Result) -> BubbleDisplay:
         """Bubbles of a result."""
-        return cls._from_ticks(result.timeline, result.parts)
+        return cls._from_waits(result.timeline, result.idle)
 
     @classmethod
     def from_timeline(cls, timeline: Timeline) -> BubbleDisplay:
         """Bubbles of a timeline."""
-        from mpsim.training.account import attribute
-
-        return cls._from_ticks(timeline, attribute(timeline))
+        return cls._from_waits(timeline, idle_waits(timeline))
 
     @classmethod
-    def _from_ticks(cls, timeline: Timeline, parts: NDArray[np.float64]) -> BubbleDisplay:
-        program = timeline.program
-        return cls(program.rank_name, parts[:, _BUBBLE] / timeline.makespan, program.class_size)
+    def _from_waits(cls, timeline: Timeline, idle: Waits) -> BubbleDisplay:
+        program, ticks = timeline.program, bubble_causes(timeline, idle).ticks
+        causes = dict(zip(CAUSES, ticks.T / timeline.makespan, strict=True))
+        share = ticks.sum(axis=1) / timeline.makespan
+        return cls(program.rank_name, share, program.class_size, causes=causes)
 
     def _size(self) -> tuple[float, float]:
-        return float(np.clip(2.0 + 0.35 * len(self.names), 5.0, 12.0)), 3.2
+        return float(np.clip(2.0 + 0.35 * len(self.names), 6.0, 12.0)), 3.6
 
     def _draw(self, ax: Axes) -> None:
-        percent = 100 * self.fraction
-        place = np.arange(len(percent))
-        ax.bar(place, percent, color=EVENTS["bubble"], edgecolor=EVENTS["other"], linewidth=0.8)
-        if len(percent) <= _MOST_LABELLED:
-            for x, height in zip(place.tolist(), percent.tolist(), strict=True):
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        place, base = np.arange(len(self.names)), np.zeros(len(self.names))
+        handles: list[Any] = []
+        for name, share in self.causes.items():
+            if not share.any():
+                continue
+            colour = BUBBLE.get(name, EVENTS["bubble"])
+            ax.bar(
+                place,
+                100 * share,
+                bottom=base,
+                color=colour,
+                edgecolor="white",
+                linewidth=0.3,
+            )
+            if share.max() > _VISIBLE:
+                handles.append(Patch(facecolor=colour, label=name))
+            base = base + 100 * share
+        if len(base) <= _MOST_LABELLED:
+            for x, height in zip(place.tolist(), base.tolist(), strict=True):
                 ax.text(x, height, f"{height:.1f}", ha="center", va="bottom", fontsize=7)
         mean = 100 * self.mean
         ax.axhline(mean, color=EVENTS["forward"], linestyle="--", linewidth=1.2)
-        ax.set_title(f"mean over ranks {mean:.1f} %", color=EVENTS["forward"])
+        words = f"mean over ranks {mean:.1f} %"
+        handles.append(Line2D([], [], color=EVENTS["forward"], linestyle="--", label=words))
+        legend_above(ax, handles, columns=len(handles) if self._size()[0] > _NARROW else 3)
         named = thin(len(self.names), 16)
         ax.set_xticks(named, [self.names[rank] for rank in named])
         ax.set_xlabel("rank")
         ax.set_ylabel("bubble (% of the step)")
-        ax.set_xlim(-0.6, len(percent) - 0.4)
-        ax.set_ylim(0.0, 1.12 * max(float(percent.max(initial=0.0)), mean) or 1.0)
+        ax.set_xlim(-0.6, len(base) - 0.4)
+        ax.set_ylim(0.0, 1.12 * max(float(base.max(initial=0.0)), mean) or 1.0)
         ax.grid(axis="y")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import io
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +38,7 @@ STYLE = Path(__file__).with_name("mpsim.mplstyle")
 FORMATS = (".png", ".svg", ".pdf")
 """Suffixes of the pictures that `Display.save` writes."""
 
+_TITLE_POINTS, _LETTERS_PER_INCH = 10, 13.5
 _NO_DATES: Mapping[str, Mapping[str, None]] = MappingProxyType(
     {
         ".png": {"Software": None},
@@ -53,8 +55,11 @@ class Display(abc.ABC):
     ----------
     figure_, ax_ : Figure, Axes
         What `plot` drew on last.
+    title : str
+        Written over a figure of its own: what is shown, and its headline. On axes of others nothing is.
     """
 
+    title: str = ""
     figure_: Figure | None = None
     ax_: Axes | None = None
 
@@ -76,7 +81,11 @@ class Display(abc.ABC):
 
         with mpl.rc_context(fname=STYLE):
             if ax is None:
-                ax = Figure(figsize=self._size(), layout="constrained").add_subplot()
+                figure = Figure(figsize=self._size(), layout="constrained")
+                ax = figure.add_subplot()
+                if self.title:
+                    title = _wrapped(self.title, self._size()[0])
+                    figure.suptitle(title, x=0.008, ha="left", fontsize=_TITLE_POINTS)
             self.ax_, self.figure_ = ax, ax.get_figure(root=True)
             self._draw(ax)
         return self
@@ -124,6 +133,11 @@ class Display(abc.ABC):
             self.figure_.savefig(picture, format="png", metadata=dict(_NO_DATES[".png"]))
         return picture.getvalue()
 
+    def titled(self, title: str) -> Self:
+        """The same display with a title."""
+        self.title = title
+        return self
+
     @abc.abstractmethod
     def _size(self) -> tuple[float, float]:
         """Width and height of a figure that suits the data [inch]."""
@@ -131,6 +145,12 @@ class Display(abc.ABC):
     @abc.abstractmethod
     def _draw(self, ax: Axes) -> None:
         """Draw on `ax`, labels included."""
+
+
+def _wrapped(title: str, width: float) -> str:
+    """A title whose lines fit a figure of so many inches."""
+    letters = int(_LETTERS_PER_INCH * width)
+    return "\n".join(part for line in title.splitlines() for part in textwrap.wrap(line, letters))
 
 
 def event_patches(

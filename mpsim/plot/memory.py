@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mpsim.errors import ScenarioError
 from mpsim.plot.display import Display, legend_above, short_number, thin
 from mpsim.plot.palette import EVENTS, MEMORY
+from mpsim.plot.timeline import time_unit
 from mpsim.units import Dimension, parse_quantity
 
 if TYPE_CHECKING:
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
     from mpsim.result import MemoryCurve, Result
 
-__all__ = ["MemoryCurveDisplay", "MemoryDisplay"]
+__all__ = ["MemoryCurveDisplay", "MemoryDisplay", "MemoryKindsDisplay"]
 
 _MOST_LABELLED = 24
 _NARROW = 8.0  # width under which the legend takes two rows [inch]
+_MOST_MOMENTS = 2000
 _CLEAR = 2  # between a line and the words over it [point]
 _GB = parse_quantity("1 GB", Dimension.BYTES)
 
@@ -172,3 +174,81 @@ class MemoryCurveDisplay(Display):
         most = max(self.capacity, *(float(curve.held.max()) for curve in self.curves.values()))
         ax.set_ylim(0.0, 1.08 * most / _GB)
         ax.grid(axis="y")
+
+
+class MemoryKindsDisplay(Display):
+    """What one rank holds over time, stacked by kind, under the capacity.
+
+    Parameters
+    ----------
+    name : str
+        Of the rank.
+    curve : MemoryCurve
+    capacity : float
+        Of its accelerator [B].
+
+    Raises
+    ------
+    ScenarioError
+        If the curve does not say what it consists of.
+    """
+
+    def __init__(self, name: str, curve: MemoryCurve, capacity: float) -> None:
+        if not curve.components:
+            raise ScenarioError("this memory is not known by kind; simulate the scenario again")
+        self.name, self.curve, self.capacity = name, curve, capacity
+
+    @classmethod
+    def from_result(cls, result: Result, *, rank: int | None = None) -> MemoryKindsDisplay:
+        """A rank class of a result; the fullest when left out."""
+        memory = result.memory
+        rank = memory.fullest if rank is None else rank
+        name, capacity = result.program.rank_name[rank], float(memory.capacities[rank])
+        return cls(name, result.memory_curve(rank), capacity)
+
+    def _size(self) -> tuple[float, float]:
+        return 9.0, 4.0
+
+    def _draw(self, ax: Axes) -> None:
+        from matplotlib.patches import Patch
+
+        curve = self.curve
+        chosen = _fullest_moments(curve.held)
+        time = curve.time_s[chosen]
+        unit, length = time_unit(float(curve.time_s[-1]))
+        base, handles = np.zeros(len(time)), []
+        # what changes stands on top, where its edge is the sum
+        kinds = sorted(curve.components, key=lambda kind: float(np.ptp(curve.components[kind])))
+        for kind in kinds:
+            held = curve.components[kind][chosen] / _GB
+            if not held.any():
+                continue
+            colour = MEMORY.get(kind, EVENTS["other"])
+            ax.fill_between(
+                time / length,
+                base,
+                base + held,
+                step="post",
+                color=colour,
+                linewidth=0,
+                rasterized=True,
+            )
+            base = base + held
+            handles.append(Patch(color=colour, label=kind))
+        legend_above(ax, handles, columns=7)
+        _capacity_line(ax, self.capacity)
+        ax.set_xlabel(f"time ({unit})")
+        ax.set_ylabel(f"memory held by {self.name} (GB)")
+        ax.set_xlim(0.0, float(curve.time_s[-1]) / length)
+        ax.set_ylim(0.0, 1.08 * max(self.capacity / _GB, float(base.max(initial=0.0))))
+        ax.grid(axis="y")
+
+
+def _fullest_moments(held: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Moments to draw: all, or of many the fullest of each of so many spans."""
+    moments = np.arange(len(held))
+    if len(held) <= _MOST_MOMENTS:
+        return moments
+    return np.array(
+        [span[np.argmax(held[span])] for span in np.array_split(moments, _MOST_MOMENTS)]
+    )

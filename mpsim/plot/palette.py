@@ -16,6 +16,7 @@ from mpsim.parallel import ACCOUNTED, AXIS_NAMES
 from mpsim.training.vocabulary import PARTS
 
 __all__ = [
+    "BUBBLE",
     "COMMUNICATION",
     "EVENTS",
     "LABELS",
@@ -90,6 +91,16 @@ MEMORY: Mapping[str, str] = MappingProxyType(
     }
 )
 """Component of memory to colour."""
+
+BUBBLE: Mapping[str, str] = MappingProxyType(
+    {
+        "warm-up": "#D9D9D9",
+        "drain": "#969696",
+        "imbalance": "#C0504D",
+        "message": EVENTS["pp"],
+    }
+)
+"""Cause of the bubble to colour."""
 
 LUMINANCE = np.array([0.299, 0.587, 0.114])
 """Weights of red, green and blue in how bright a colour looks (ITU-R BT.601)."""

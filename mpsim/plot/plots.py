@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mpsim.plot.attribution import AttributionDisplay
 from mpsim.plot.blame import BlameDisplay
 from mpsim.plot.bubbles import BubbleDisplay
 from mpsim.plot.display import Display
+from mpsim.plot.heat import HeatDisplay
 from mpsim.plot.links import LinksDisplay
-from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
+from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay, MemoryKindsDisplay
+from mpsim.plot.roofline import RooflineDisplay
 from mpsim.plot.timeline import TimelineDisplay
 from mpsim.plot.utilisation import UtilisationDisplay
 
@@ -21,6 +23,19 @@ if TYPE_CHECKING:
     from mpsim.result import Result
 
 __all__ = ["Plots"]
+
+Shown = TypeVar("Shown", bound=Display)
+
+
+def headline(result: Result) -> str:
+    """The figures of a step that every one of its pictures says."""
+    summary = result.summary
+    memory = summary["memory"]
+    return (
+        f"{summary['step_time_s']:.4g} s a step on {summary['accelerators']:,} accelerators, "
+        f"{summary['tokens_per_s_per_accelerator']:,.0f} tokens/s each, MFU {summary['mfu']:.1%}, "
+        f"bubble {summary['bubble_fraction']:.1%}, memory {memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB"
+    )
 
 
 class Plots:
@@ -33,6 +48,10 @@ class Plots:
 
     def __init__(self, result: Result) -> None:
         self._result = result
+
+    def _titled(self, display: Shown, what: str) -> Shown:
+        """A display under the scenario, what the picture shows, and the headline of the step."""
+        return display.titled(f"{self._result.scenario.name}: {what}\n{headline(self._result)}")
 
     def timeline(
         self,
@@ -56,37 +75,62 @@ class Plots:
         """
         if not communication:
             timeline = self._result.timeline
-            return TimelineDisplay.from_timeline(timeline, communication=False).plot(ax)
-        return TimelineDisplay.from_result(self._result, ranks=ranks, window=window).plot(ax)
+            display = TimelineDisplay.from_timeline(timeline, communication=False)
+        else:
+            display = TimelineDisplay.from_result(self._result, ranks=ranks, window=window)
+        return self._titled(display, "timeline").plot(ax)
 
     def bubbles(self, ax: Axes | None = None) -> BubbleDisplay:
         """Draw the bubble of each rank in percent of the step."""
-        return BubbleDisplay.from_result(self._result).plot(ax)
+        display = BubbleDisplay.from_result(self._result)
+        return self._titled(display, "bubble by cause").plot(ax)
 
     def attribution(self, ax: Axes | None = None, *, ranks: bool = True) -> AttributionDisplay:
         """Draw where the time goes: the mean and, with `ranks`, each rank."""
-        return AttributionDisplay.from_result(self._result, ranks=ranks).plot(ax)
+        display = AttributionDisplay.from_result(self._result, ranks=ranks)
+        return self._titled(display, "where the time goes").plot(ax)
 
     def utilisation(self, ax: Axes | None = None) -> UtilisationDisplay:
         """Draw how busy compute and links are over time."""
-        return UtilisationDisplay.from_result(self._result).plot(ax)
+        display = UtilisationDisplay.from_result(self._result)
+        return self._titled(display, "use of compute and links").plot(ax)
+
+    def heat(self, ax: Axes | None = None) -> HeatDisplay:
+        """Draw on which ranks kernels run when."""
+        return self._titled(HeatDisplay.from_result(self._result), "kernels by rank").plot(ax)
+
+    def roofline(self, ax: Axes | None = None) -> RooflineDisplay:
+        """Draw what kernels achieve under the peaks of matrix units and memory."""
+        display = RooflineDisplay.from_result(self._result)
+        return self._titled(display, "roofline of its kernels").plot(ax)
 
     def links(self, ax: Axes | None = None, *, most: int = 12) -> LinksDisplay:
         """Draw how busy the `most` busiest links are over time."""
-        return LinksDisplay.from_result(self._result, most=most).plot(ax)
+        display = LinksDisplay.from_result(self._result, most=most)
+        return self._titled(display, "use of links by tier").plot(ax)
 
     def memory(self, ax: Axes | None = None) -> MemoryDisplay:
         """Draw what fills the memory of each rank."""
-        return MemoryDisplay.from_result(self._result).plot(ax)
+        display = MemoryDisplay.from_result(self._result)
+        return self._titled(display, "memory at its fullest").plot(ax)
 
     def memory_over_time(self, ax: Axes | None = None) -> MemoryCurveDisplay:
         """Draw what the first, the fullest and the last rank hold over time."""
-        return MemoryCurveDisplay.from_result(self._result).plot(ax)
+        display = MemoryCurveDisplay.from_result(self._result)
+        return self._titled(display, "memory over time").plot(ax)
+
+    def memory_by_kind(
+        self, ax: Axes | None = None, *, rank: int | None = None
+    ) -> MemoryKindsDisplay:
+        """Draw what one rank holds over time by kind, the fullest when left out."""
+        display = MemoryKindsDisplay.from_result(self._result, rank=rank)
+        return self._titled(display, "memory by kind").plot(ax)
 
     def blame(self, ax: Axes | None = None) -> BlameDisplay:
         """Draw who waited for whom because of it, under the scenario's ``variation:``."""
         blame = self._result.variation.blame
-        return BlameDisplay.with_most(blame.causes, blame.names, blame.matrix).plot(ax)
+        display = BlameDisplay.with_most(blame.causes, blame.names, blame.matrix)
+        return self._titled(display, "who waited for whom").plot(ax)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
@@ -97,9 +141,12 @@ class Plots:
             "bubbles": self.bubbles,
             "attribution": self.attribution,
             "utilisation": self.utilisation,
+            "heat": self.heat,
+            "roofline": self.roofline,
             "links": self.links,
             "memory": self.memory,
             "memory_over_time": self.memory_over_time,
+            "memory_by_kind": self.memory_by_kind,
         }
         if self._result.scenario.variation is not None:
             pictures["blame"] = self.blame

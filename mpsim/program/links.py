@@ -69,6 +69,8 @@ class Links:
         The part of the row's duration in which it moves at that rate [ticks]; latency goes before it and uses nothing.
     ports : int
         Links that belong to rank classes and come first, as many of each class: out and in of the scale-up domain, then of the NICs if there are any.
+    tiers : tuple of str
+        Of each link: ``scale-up``, ``NIC``, or the tier of the fabric; empty where nobody asks.
     """
 
     names: tuple[str, ...]
@@ -79,6 +81,7 @@ class Links:
     cap: NDArray[np.float64]
     work: NDArray[np.float64]
     ports: int = 0
+    tiers: tuple[str, ...] = ()
 
     def uses(self) -> list[dict[int, float]]:
         """Links of every row with what it takes of each."""
@@ -133,7 +136,9 @@ def links_of(program: Program, deployment: Deployment) -> Links:
     # what a measured rate above the link's own would take beyond it counts as a full link
     use = np.minimum(amount, capacity[link] * work[row]) / unit[row]
     names = tuple(name for part in parts for name in part.names)
-    return Links(names, capacity, row, link, use, cap, work, ports=len(parts[0].names))
+    tiers = tuple(tier for part in parts for tier in part.tiers)
+    ports = len(parts[0].names)
+    return Links(names, capacity, row, link, use, cap, work, ports=ports, tiers=tiers)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,6 +146,7 @@ class _Part:
     """Links of one kind, and how many bytes rows put on them."""
 
     names: tuple[str, ...]
+    tiers: tuple[str, ...]
     capacity: NDArray[np.float64]
     row: NDArray[np.int64]
     link: NDArray[np.int64]
@@ -170,6 +176,7 @@ def _ports(program: Program, rows: NDArray[np.int64], deployment: Deployment) ->
             for name, _, _ in kinds
             for direction in _DIRECTIONS
         ),
+        tiers=tuple(name for _ in program.rank_name for name, _, _ in kinds for _ in _DIRECTIONS),
         capacity=np.repeat(np.array(rates, dtype=np.float64).ravel(), len(_DIRECTIONS)),
         row=np.concatenate(row),
         link=np.concatenate(link),
@@ -202,7 +209,7 @@ def _fabric(program: Program, rows: NDArray[np.int64], deployment: Deployment) -
     rows = rows[program.out_bytes[rows] > 0]
     nothing = np.zeros(0, dtype=np.int64)
     if not routes.names or not len(rows):
-        return _Part((), np.zeros(0), nothing, nothing, np.zeros(0))
+        return _Part((), (), np.zeros(0), nothing, nothing, np.zeros(0))
     sends = program.kind[rows] == SEND
     stream = np.where(sends, -1, program.stream[rows])
     traffic = np.stack([stream, program.rank[rows], program.peer[rows]])
@@ -213,11 +220,12 @@ def _fabric(program: Program, rows: NDArray[np.int64], deployment: Deployment) -
         axis=1,
     )  # E, P
     rate = routes.capacity * deployment.layout.cluster.node.nic.efficiency * TICK
-    names, capacity, loads = _alike(routes.names, rate, loads)
+    names, first, loads = _alike(routes.names, rate, loads)
     which, link = np.nonzero(loads.T[pattern.reshape(-1)])
     return _Part(
         names=names,
-        capacity=capacity,
+        tiers=tuple(routes.tiers[link] for link in first.tolist()),
+        capacity=rate[first],
         row=rows[which],
         link=link,
         amount=program.out_bytes[rows[which]] * loads.T[pattern.reshape(-1)[which], link],
@@ -226,8 +234,8 @@ def _fabric(program: Program, rows: NDArray[np.int64], deployment: Deployment) -
 
 def _alike(
     names: tuple[str, ...], capacity: NDArray[np.float64], loads: NDArray[np.float64]
-) -> tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.float64]]:
-    """One of all links that every pattern loads alike, without those that carry nothing."""
+) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.float64]]:
+    """One of all links that every pattern loads alike, without those that carry nothing: name, number and loads."""
     # rounded, so that sums that differ in their last bits are alike; where nothing is loaded, 1e-300 avoids 0 / 0
     share = np.round(
         loads / capacity[:, None] / np.max(loads / capacity[:, None], initial=1e-300), _DIGITS
@@ -240,7 +248,7 @@ def _alike(
         names[link] + (f" and {members - 1} alike" if members > 1 else "")
         for link, members in zip(first.tolist(), count.tolist(), strict=True)
     )
-    return labels, capacity[first], loads[first]
+    return labels, first, loads[first]
 
 
 def _flows(deployment: Deployment, stream: int, rank: int, peer: int) -> Flows:

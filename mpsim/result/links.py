@@ -43,6 +43,8 @@ class LinkUse(Shown):
         Carried over what could have been carried. Above 1 where ``network: analytic`` let transfers overlap that share a link.
     ports : int
         Links that come first and belong to rank classes, as many of each; the others are of the fabric.
+    tiers : tuple of str
+        Of each link: ``scale-up``, ``NIC``, or the tier of the fabric.
     """
 
     names: tuple[str, ...]
@@ -51,6 +53,7 @@ class LinkUse(Shown):
     edges_s: Floats
     share: Floats
     ports: int = 0
+    tiers: tuple[str, ...] = ()
 
     @property
     def mean(self) -> Floats:
@@ -117,6 +120,7 @@ def measure_links(
         edges_s=edges * TICK,
         share=np.divide(np.diff(amount), could, out=np.zeros(could.shape), where=could > 0),
         ports=links.ports,
+        tiers=links.tiers,
     )
 
 
