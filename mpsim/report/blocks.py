@@ -311,8 +311,8 @@ class Scatter(Chart):
     lines : sequence of Series
     log : bool
         Whether both axes are logarithmic.
-    named : sequence of str
-        Groups whose points bear their names in the chart.
+    labelled : sequence of str
+        Names of points that are written beside them.
     """
 
     block: ClassVar[str] = "scatter"
@@ -321,7 +321,7 @@ class Scatter(Chart):
     y: Column
     lines: Sequence[Series] = ()
     log: bool = False
-    named: Sequence[str] = ()
+    labelled: Sequence[str] = ()
 
 
 Block: TypeAlias = Any
@@ -366,7 +366,7 @@ def plain(value: object) -> Any:
         kind = getattr(value, "block", None)
         return fields if kind is None else {"block": kind, **fields}
     if isinstance(value, np.ndarray):
-        return [_short(item) for item in value.tolist()]
+        return _short(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -376,10 +376,14 @@ def plain(value: object) -> Any:
     return value
 
 
-def _short(value: Any) -> Any:
-    """A number of a chart, rounded to what can be seen."""
-    if isinstance(value, list):
-        return [_short(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
-    return value
+def _short(column: NDArray[Any]) -> list[Any]:
+    """Numbers of a chart, rounded to what can be seen."""
+    if column.ndim > 1:
+        return [_short(row) for row in column]
+    values: list[Any] = column.tolist()
+    if column.dtype.kind != "f":
+        return values
+    if not np.isfinite(column).all():
+        return [_short(np.array([value]))[0] if math.isfinite(value) else None for value in values]
+    # one formatting of all is several times faster than one of each
+    return list(map(float, (f"%.{_DIGITS}g " * len(values) % tuple(values)).split()))

@@ -38,7 +38,15 @@ _DARK: Mapping[str, str] = {
 }
 """Colours that a dark page lightens or darkens, so that they stay apart from it."""
 
-_CHARTS: Mapping[str, str] = {"exposed": EVENTS["tp"], "hidden": EVENTS["bubble"]}
+_CHARTS: Mapping[str, str] = {
+    "exposed": EVENTS["tp"],
+    "hidden": EVENTS["bubble"],
+    "cause.warm-up": EVENTS["forward"],
+    "cause.drain": EVENTS["backward"],
+    "cause.imbalance": EVENTS["recompute"],
+    "cause.message": EVENTS["pp"],
+}
+"""Words that only pages colour."""
 
 
 def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:

@@ -7,39 +7,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpsim.errors import MpsimError
 from mpsim.plot.attribution import AttributionDisplay
-from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
 from mpsim.plot.palette import COMMUNICATION, LABELS, event_of_part
+from mpsim.program import TICK
 from mpsim.report.assumed import assumed_section, constants_section, warnings_section
 from mpsim.report.blocks import (
     Bars,
-    Block,
-    Column,
     Figure,
     Figures,
-    Heat,
-    Limit,
-    Lines,
     Note,
     Part,
     Section,
-    Series,
-    Table,
 )
 from mpsim.report.lanes import lanes_of
+from mpsim.report.machine import (
+    energy_section,
+    kernels_section,
+    links_section,
+    memory_section,
+)
 from mpsim.result import Result
+from mpsim.result.figures import mean_over_ranks
+from mpsim.training.bubbles import CAUSES, bubble_causes
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["HEADLINE", "headline", "step_sections"]
 
-_BUSIEST = 32  # links with a row of their own over time
-_POINTS = 800  # of a line over time
-_SHARE = Column("share of the time", "share")
-_TIME = Column("time", "s")
-
+_CAUSES = ("cause.warm-up", "cause.drain", "cause.imbalance", "cause.message")
 
 HEADLINE = (
     Figure("step time", "step_time_s", "s", "interval.step_time_s"),
@@ -72,15 +68,18 @@ def step_sections(result: Result, *, whole: bool = True) -> list[Section]:
     ----------
     result : Result
     whole : bool
-        False leaves out what takes longer than an answer to a slider may: the timeline, links and the sensitivity.
+        False leaves out what takes longer than an answer to a slider may: the timeline, bubbles, memory over time, kernels, links and the sensitivity.
     """
     summary = result.summary
     sections = [
         headline(summary),
         _time(result),
         *([_timeline(result)] if whole else []),
-        _memory(result),
-        *([_links(result), *_sensitivity(result)] if whole else []),
+        *([_bubbles(result)] if whole else []),
+        memory_section(result, whole=whole),
+        *([kernels_section(result), links_section(result)] if whole else []),
+        energy_section(result),
+        *(_sensitivity(result) if whole else ()),
         assumed_section(result.scenario),
         constants_section(summary),
         warnings_section(summary),
@@ -194,128 +193,35 @@ def _timeline(result: Result) -> Section:
     )
 
 
-def _memory(result: Result) -> Section:
-    display, curves = MemoryDisplay.from_result(result), MemoryCurveDisplay.from_result(result)
-    full = int(np.argmax(display.total))
-    capacity = Limit(
-        display.capacity, f"capacity {format_quantity(display.capacity, Dimension.BYTES)}"
-    )
-    return Section(
-        "memory",
-        "Memory",
-        "What each rank holds when it is fullest, and over the step.",
-        [
-            Bars(
-                title="Memory at its fullest",
-                alt=f"{display.names[full]} is fullest with {format_quantity(float(display.total[full]), Dimension.BYTES)} "
-                f"of {format_quantity(display.capacity, Dimension.BYTES)}.",
-                names=display.names,
-                parts=[
-                    Part(name, sizes, f"memory.{name}")
-                    for name, sizes in display.components.items()
-                    if sizes.any()
-                ],
-                unit="B",
-                axis="memory",
-                limit=capacity,
-            ),
-            *_memory_over_time(curves, capacity),
-        ],
-    )
-
-
-def _memory_over_time(curves: MemoryCurveDisplay, capacity: Limit) -> Iterator[Lines]:
-    """Everything that the first, the fullest and the last rank hold, by kind."""
-    for name, curve in curves.curves.items():
-        kept = _thinned(curve.held)
-        top = float(curve.held.max())
-        yield Lines(
-            title=f"Memory of {name} over time",
-            alt=f"{name} holds {format_quantity(top, Dimension.BYTES)} at most, {format_quantity(curve.standing, Dimension.BYTES)} of it all the time.",
-            series=[
-                Series(kind, curve.time_s[kept], held[kept], f"memory.{kind}", step=True)
-                for kind, held in curve.components.items()
-                if held.any()
-            ],
-            x=_TIME,
-            y=Column("memory held", "B"),
-            limit=capacity,
-            stacked=True,
-        )
-
-
-def _thinned(held: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Places of at most so many points as a screen shows, the fullest of neighbours among them."""
-    if len(held) <= _POINTS:
-        return np.arange(len(held))
-    groups = np.array_split(np.arange(len(held)), _POINTS // 2)
-    kept = {0, len(held) - 1}
-    for group in groups:
-        kept |= {int(group[np.argmax(held[group])]), int(group[np.argmin(held[group])])}
-    return np.array(sorted(kept))
-
-
-def _links(result: Result) -> Section:
-    use, series = result.links, result.utilisation.series
-    busy = use.busiest(_BUSIEST).tolist()
-    rows = sorted(busy)  # neighbours in the list of links are neighbours in the picture
-    means = use.mean
-    middle = (series.edges_s[1:] + series.edges_s[:-1]) / 2
-    shares = [
-        Series(name.replace("_", "-"), middle, values, f"resource.{name}")
-        for name, values in series.shares.items()
-    ]
-    blocks: list[Block] = [
-        Lines(
-            title="Compute and links over time",
-            alt=", ".join(
-                f"{name.replace('_', '-')} works {100 * share:.1f} % of the time in the mean"
-                for name, share in result.summary["utilisation"].items()
-            )
-            + ".",
-            series=shares,
-            x=_TIME,
-            y=_SHARE,
-        )
-    ]
-    if busy:
+def _bubbles(result: Result) -> Section:
+    """Why ranks wait for the pipeline; nothing where none does."""
+    ticks = bubble_causes(result.timeline, result.idle).ticks
+    seconds, names = ticks * TICK, list(result.program.rank_name)
+    mean = mean_over_ranks(result, seconds)
+    blocks = []
+    if mean.sum() > 0:
+        table = np.vstack([mean, seconds])
+        most = int(np.argmax(mean))
         blocks.append(
-            Heat(
-                title=f"The {len(busy)} busiest links over time",
-                alt=f"Busiest is {use.names[busy[0]]}, which carries {100 * means[busy[0]]:.1f} % of what it could.",
-                names=[use.names[link] for link in rows],
-                edges=use.edges_s,
-                values=use.share[rows],
-                x=_TIME,
-                z=Column("share of the bandwidth", "share"),
+            Bars(
+                title="Bubble by cause",
+                alt=f"{100 * mean[most] / mean.sum():.1f} % of the bubble of the mean rank is {CAUSES[most]}.",
+                names=["mean", *names],
+                parts=[
+                    Part(cause, table[:, place], colour)
+                    for place, (cause, colour) in enumerate(zip(CAUSES, _CAUSES, strict=True))
+                    if table[:, place].any()
+                ],
+                unit="s",
+                axis="time in which a rank waits for the pipeline",
             )
         )
-        blocks.append(_link_table(result))
     return Section(
-        "links",
-        "Links and fabric",
-        "How much of its bandwidth each link carries: ports of the ranks, and links of the fabric where they could be too thin.",
+        "bubbles",
+        "Bubble by cause",
+        "Warm-up and drain: the pipeline fills and empties. Imbalance: another stage computes longer. Message: a transfer held up the stage that is waited for.",
         blocks,
     )
-
-
-def _link_table(result: Result) -> Table:
-    use = result.links
-    used = use.busiest(len(use.names)).tolist()
-    rows = [
-        (
-            use.names[link],
-            float(use.mean[link]),
-            float(use.carried[link]),
-            float(use.capacity[link]),
-        )
-        for link in used
-    ]
-    columns = (
-        *(Column("link"), Column("mean use", "share")),
-        *(Column("carried in a step", "B"), Column("bandwidth, one direction", "B/s")),
-    )
-    return Table(f"Links that carry anything ({len(used)})", columns, rows, folded=True)
 
 
 def _sensitivity(result: Result) -> Sequence[Section]:

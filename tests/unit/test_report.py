@@ -17,6 +17,7 @@ import mpsim
 from mpsim.errors import MissingExtraError, ScenarioError
 from mpsim.memo import forget
 from mpsim.report import LARGEST, document, page, page_of, report
+from mpsim.report.blocks import plain
 from mpsim.report.choices import what_if
 from mpsim.report.lanes import lanes_of, packed
 from mpsim.serving import make_service, run_service
@@ -265,7 +266,8 @@ def test_settings_are_told_apart_by_who_made_them(result):
 def test_quick_pages_leave_out_what_takes_long(result):
     """An answer to a slider has no timeline and no sensitivity, and the same headline."""
     quick, whole = page_of(result, whole=False), page_of(result)
-    assert {"timeline", "links", "sensitivity"} == {each["id"] for each in whole["sections"]} - {
+    later = {"timeline", "bubbles", "kernels", "links", "sensitivity"}
+    assert later == {each["id"] for each in whole["sections"]} - {
         each["id"] for each in quick["sections"]
     }
     assert quick["summary"] == whole["summary"]
@@ -342,3 +344,41 @@ def test_what_is_no_search_is_refused(spoil):
     del data[spoil]
     with pytest.raises(ScenarioError, match=spoil):
         report([data])
+
+
+def test_bubble_by_cause_sums_to_the_bubble(result):
+    """Causes of the mean rank sum to the part of the account that is the bubble."""
+    bars = next(
+        block
+        for block in _blocks(report([result])["parts"])
+        if block.get("title") == "Bubble by cause"
+    )
+    mean = sum(part["values"][0] for part in bars["parts"])
+    assert mean == pytest.approx(result.summary["breakdown_s"]["bubble"], rel=1e-6)
+
+
+def test_no_kernel_is_over_the_roof(result):
+    """Each point of the roofline is under the line of its precision or of memory."""
+    (block,) = [
+        block for block in _blocks(report([result])["parts"]) if block["block"] == "scatter"
+    ]
+    tops = [np.array([line["x"], line["y"]]) for line in block["lines"]]
+    for _, x, y in (point for group in block["groups"].values() for point in group):
+        assert y <= 1.001 * max(np.interp(x, *top) for top in tops)
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        (np.array([1 / 3, 1e-30, 0.0]), [0.3333333, 1e-30, 0.0]),
+        (np.array([np.nan, 1.0, np.inf]), [None, 1.0, None]),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (np.array([[0.5], [np.nan]]), [[0.5], [None]]),
+        (np.array([True]), [True]),
+        (np.array([]), []),
+        ((float("inf"), 1 / 3, "a", None), [None, 1 / 3, "a", None]),
+    ],
+)
+def test_numbers_of_charts_are_plain_data(given, held):
+    """Arrays are lists of seven digits; what is not finite is none; single numbers keep all digits."""
+    assert plain(given) == held

@@ -99,7 +99,7 @@ const CHARTS = {
     });
     return [traces, layout({
       height: 330,
-      xaxis: { title: { text: named(block.x.name, xUnit) }, type: block.log_x ? "log" : "linear" },
+      xaxis: { title: { text: named(block.x.name, xUnit) }, type: block.log_x ? "log" : "linear", ...(block.log_x ? decades() : {}) },
       yaxis: { title: { text: named(block.y.name, yUnit) }, rangemode: "tozero" }, ...limitOf(block.limit, yScale, false),
     })];
   },
@@ -108,13 +108,14 @@ const CHARTS = {
     const [xUnit, xScale] = scaleOf(block.edges, block.x.unit);
     const [zUnit, zScale] = scaleOf(every(block.values), block.z.unit);
     const rows = block.names.length, step = Math.ceil(rows / 40);
-    const low = css("--panel"), middle = dark() ? "#3d7fb5" : "#7fb8df", high = dark() ? "#ffe08a" : "#0b3a5c";
+    // small loads must be seen beside large ones: what is not nothing is never of the colour of nothing
+    const shades = dark() ? ["#1d3448", "#2a587d", "#4f9fd6", "#ffe08a"] : ["#e3f0fa", "#a9d0ea", "#3d8ac0", "#08304f"];
     const trace = {
       type: "heatmap", x: block.edges.map((value) => value / xScale), y: block.names.map((name, i) => i),
       z: block.values.map((row) => row.map((value) => value / zScale)), zmin: 0,
-      // small loads must be seen beside large ones: half of the scale is for a tenth of the most
-      colorscale: [[0, low], [0.001, dark() ? "#23445e" : "#dcecf7"], [0.1, middle], [1, high]],
+      colorscale: [[0, css("--panel")], [0.001, shades[0]], [0.1, shades[1]], [0.5, shades[2]], [1, shades[3]]],
       colorbar: { title: { text: zUnit, side: "top" }, thickness: 12, outlinewidth: 0 },
+      zmax: block.z.unit === "share" ? Math.max(100, ...block.values.map((row) => 100 * Math.max(...row))) : undefined,
       customdata: block.values.map((row, i) => row.map(() => literal(block.names[i]))),
       hovertemplate: `%{customdata}: %{z:.3g} ${literal(zUnit)} at %{x:.4g} ${literal(xUnit)}<extra></extra>`,
     };
@@ -134,20 +135,41 @@ const CHARTS = {
       type: "scatter", mode: "lines", name: literal(line.name), x: line.x.map((value) => value / xScale), y: line.y.map((value) => value / yScale),
       line: { color: line.colour ? palette(line.colour) : css("--quiet"), width: 1.5, dash: DASHES[i % DASHES.length] }, hoverinfo: "skip",
     }));
+    const labelled = apart(points, points.filter((point) => block.labelled.includes(point[0])), block.log);
     const marks = groups.map(([group, list], i) => ({
-      type: "scatter", mode: block.named.includes(group) && !narrow() ? "markers+text" : "markers", name: literal(group),
-      x: list.map((point) => point[1] / xScale), y: list.map((point) => point[2] / yScale), text: list.map((point) => literal(cut(point[0]))),
+      type: "scatter", mode: block.labelled.length && !narrow() ? "markers+text" : "markers", name: literal(group),
+      x: list.map((point) => point[1] / xScale), y: list.map((point) => point[2] / yScale), text: list.map((point) => (labelled.has(point) ? literal(cut(point[0])) : "")),
       textposition: "top center", textfont: { size: 10 }, customdata: list.map((point) => literal(point[0])),
-      marker: { color: nth(i), symbol: MARKS[i % MARKS.length], size: 9, line: { color: css("--panel"), width: 1 } }, cliponaxis: false,
+      marker: { color: nth(i), symbol: `${MARKS[i % MARKS.length]}${block.log ? "-open" : ""}`, size: block.log ? Math.max(6, 15 - 3 * i) : 10, line: { color: block.log ? nth(i) : css("--panel"), width: block.log ? 2 : 1 } }, cliponaxis: false,
       hovertemplate: `%{customdata}<br>${literal(block.x.name)} %{x:.4g} ${literal(xUnit)}<br>${literal(block.y.name)} %{y:.4g} ${literal(yUnit)}<extra></extra>`,
     }));
     const type = block.log ? "log" : "linear";
     return [[...lines, ...marks], layout({
       height: 420,
-      xaxis: { title: { text: named(block.x.name, xUnit) }, type }, yaxis: { title: { text: named(block.y.name, yUnit) }, type },
+      xaxis: { title: { text: named(block.x.name, xUnit) }, type, ...(block.log ? decades() : {}) },
+      yaxis: { title: { text: named(block.y.name, yUnit) }, type, ...(block.log ? decades() : {}) },
     })];
   },
 };
+
+// Marks of a logarithmic axis at 1, 2 and 5.
+function decades() {
+  const values = [];
+  for (let power = -12; power <= 21; power++) for (const digit of [1, 2, 5]) values.push(digit * 10 ** power);
+  return { tickvals: values, ticktext: values.map((value) => digits(value, 3)) };
+}
+
+// Some of the chosen points, of which no two are so close that their names would cover each other.
+function apart(points, chosen, log) {
+  const place = (value) => (log ? Math.log10(Math.max(value, 1e-30)) : value);
+  const span = (k) => Math.max(...points.map((point) => place(point[k]))) - Math.min(...points.map((point) => place(point[k]))) || 1;
+  const wide = span(1), high = span(2), kept = new Set();
+  for (const point of chosen) {
+    const free = [...kept].every((other) => Math.abs(place(point[1]) - place(other[1])) > 0.3 * wide || Math.abs(place(point[2]) - place(other[2])) > 0.08 * high);
+    if (free) kept.add(point);
+  }
+  return kept;
+}
 
 // The same numbers as rows.
 const TABLES = {
