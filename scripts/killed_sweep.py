@@ -1,10 +1,11 @@
-"""Kill a large sweep at random and resume it: the journal must end with the bytes of an undisturbed one.
+"""Disturb a large sweep and resume it: kills, a full disk, damaged lines, a second writer. Journal and table must end with the bytes of an undisturbed one.
 
-    python scripts/killed_sweep.py                       # 20,000 points, five kills, some minutes
+    python scripts/killed_sweep.py                       # 20,000 points, ten kills, some minutes
     python scripts/killed_sweep.py --points 2000 --jobs 1
 
 The points differ in the rates and latencies of links and memory, so most of them share the structure of their program. SIGKILL comes at a random number of lines and is
-followed by half a line on disk, as a full disk or a lost machine would leave it. Prints times, points per second, memory, and what the kills cost; exits 1 where bytes differ.
+followed by half a line on disk, as a lost machine would leave it. The disk is full where the system refuses to let a file grow. A damaged line is computed again and
+comes last in the journal, so there the table is compared. Prints times, points per second, memory, and what the kills cost; exits 1 where bytes differ.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import dataclasses
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -51,16 +53,48 @@ def axes(points: int) -> dict[str, list[str]]:
     }
 
 
-def start(journal: Path, over: dict[str, list[str]], jobs: int) -> subprocess.Popen[bytes]:
-    """A sweep in processes of its own."""
+def start(
+    journal: Path, over: dict[str, list[str]], jobs: int, *, room: int | None = None
+) -> subprocess.Popen[bytes]:
+    """A sweep in processes of its own, whose files cannot grow beyond `room` bytes; its table lies beside the journal."""
     options = [f"--over={key}={','.join(values)}" for key, values in over.items()]
     settings = [part for one in SETTINGS for part in ("--set", one)]
     command = [sys.executable, "-m", "mpsim", "sweep", SCENARIO, *settings, *options]
     return subprocess.Popen(
-        [*map(str, command), "--resume", str(journal), "--jobs", str(jobs)],
+        [
+            *map(str, command),
+            *("--resume", str(journal), "--csv", str(table(journal)), "--jobs", str(jobs)),
+        ],
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=None if room is None else lambda: limit(room),  # noqa: PLW1509 (no threads here)
     )
+
+
+def table(journal: Path) -> Path:
+    """CSV file beside a journal."""
+    return journal.with_suffix(".csv")
+
+
+def limit(room: int) -> None:
+    """Let no file of this process grow beyond `room` bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+
+def damage(journal: Path, count: int) -> None:
+    """Change a letter in so many lines."""
+    data = bytearray(journal.read_bytes())
+    for _ in range(count):
+        data[random.randrange(len(data))] ^= 0x15
+    journal.write_bytes(bytes(data))
+
+
+def said(process: subprocess.Popen[bytes]) -> str:
+    """Last line on stderr."""
+    text = process.stderr.read().decode() if process.stderr else ""
+    return (text.strip().splitlines() or [""])[-1]
 
 
 def lines(journal: Path) -> int:
@@ -94,7 +128,7 @@ def main() -> int:
     """Run both sweeps and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--points", type=int, default=20_000)
-    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=6)
     given = parser.parse_args()
@@ -125,7 +159,29 @@ def main() -> int:
         since = time.monotonic()
         again = finish(start(killed, over, given.jobs), since)
         print(f"run again with nothing to compute: {again.seconds:.1f} s")
-    return 0 if same and once.code == last.code == again.code == 0 else 1
+        good = [same, once.code == last.code == again.code == 0]
+
+        full = Path(folder) / "full.jsonl"
+        stopped = start(full, over, given.jobs, room=whole.stat().st_size // 3)
+        message = said(stopped)
+        good.append(stopped.wait() == 1 and "Traceback" not in message)
+        print(f"full disk at {lines(full)} rows: exit {stopped.returncode}, {message!r}")
+        both = [start(full, over, given.jobs) for _ in range(2)]
+        messages = [said(process) for process in both]
+        codes = [process.wait() for process in both]
+        print(f"two writers at once: exits {codes}, {messages}")
+        good.append(sorted(codes) == [0, 2])
+        good.append(full.read_bytes() == whole.read_bytes())
+        print(f"resumed: bytes {'are the same' if good[-1] else 'DIFFER'}")
+
+        damage(full, 100)
+        mended = start(full, over, given.jobs)
+        message = said(mended)
+        good.append(mended.wait() == 0 and table(full).read_bytes() == table(whole).read_bytes())
+        print(
+            f"100 letters changed: {message!r}; the table {'is the same' if good[-1] else 'DIFFERS'}"
+        )
+    return 0 if all(good) else 1
 
 
 if __name__ == "__main__":

@@ -208,7 +208,9 @@ def execute(arguments: Sequence[str] | None = None) -> int:
         return _report_usage(error)
     except (KeyboardInterrupt, OSError, typer.Abort) as error:
         return _report(error)
-    except ValueError as error:  # of a path with a null byte, where typer takes click from its package
+    except (
+        ValueError
+    ) as error:  # of a path with a null byte, where typer takes click from its package
         note(f"mpsim: {error}")
         return BAD_INPUT
     return code if isinstance(code, int) else 0

@@ -65,6 +65,7 @@ class Journal:
         self._fresh: list[bytes] = []
         self._lines: dict[str, bytes] = {}
         self.stale = self.damaged = 0
+        self._read_bytes = 0
         if self._path is not None and self._path.exists():
             self._read(self._path, what)
 
@@ -103,13 +104,17 @@ class Journal:
         Raises
         ------
         ScenarioError
-            If another process writes to it.
+            If another process writes to it, or has since it was read.
         """
         if self._path is None:
             yield
             return
         with self._path.open("ab") as file:
             _lock(file, self._path)
+            if file.tell() != self._read_bytes:
+                raise ScenarioError(
+                    f"{self._path}: another mpsim has written to it since it was read; run it again"
+                )
             try:
                 yield
             finally:
@@ -129,16 +134,20 @@ class Journal:
         """Write what is not on disk yet, and wait until it is."""
         if self._path is None or not self._fresh:
             return
-        with self._path.open("ab") as file:
-            file.write(b"".join(line + b"\n" for line in self._fresh))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self._path.open("ab") as file:
+                file.write(b"".join(line + b"\n" for line in self._fresh))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
         self._fresh.clear()
+        self._read_bytes = self._path.stat().st_size
 
     def _read(self, path: Path, what: str) -> None:
         with open_regular(path, needed="a journal", error=ScenarioError) as file:
             raw = file.read()
-        whole = raw.rfind(b"\n") + 1
+        whole = self._read_bytes = raw.rfind(b"\n") + 1
         lines = raw[:whole].splitlines()
         entries = [_entry(line) for line in lines]
         if raw and not raw.startswith(_OPENING[: len(raw)]) and not any(entries):

@@ -98,6 +98,35 @@ def test_two_writers_do_not_share_a_file(tmp_path):
     assert "one" in Journal(path)
 
 
+def test_who_read_before_another_wrote_does_not_write_the_same_again(tmp_path):
+    """Run again, it reads what is there."""
+    path = tmp_path / "a.jsonl"
+    late, first = Journal(path), Journal(path)
+    with first.writing():
+        first.add("one", {})
+    with pytest.raises(ScenarioError, match=r"since it was read; run it again"), late.writing():
+        pass
+    with Journal(path).writing() as again:
+        assert again is None
+
+
+def test_a_disk_that_is_full_is_told_with_the_name_of_the_file(tmp_path, monkeypatch):
+    """Nothing is lost of what was written before."""
+    path = tmp_path / "a.jsonl"
+    journal = Journal(path)
+    journal.add("one", {})
+    journal.flush()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    journal.add("two", {})
+    with pytest.raises(OSError, match=r"No space left on device: '.*a\.jsonl'"):
+        journal.flush()
+    assert "one" in Journal(path)
+
+
 def test_names_change_with_what_they_name():
     """And with nothing else."""
     assert name_of("a", 1) == name_of("a", 1)
