@@ -350,12 +350,23 @@ def _as_template(name: str, block: _Block) -> Template:
 
 
 def total(templates: Sequence[Template]) -> Template:
-    """A template that takes and sends as much as several, one after the other, without the kernels inside."""
+    """A template that takes and sends as much as several, one after the other, with nothing of its kernels but times and bytes."""
+    offset = np.cumsum([0.0, *(template.parts.sum() for template in templates)])
+
+    def joined(field: str) -> NDArray[Any]:
+        return np.concatenate([getattr(template, field) for template in templates])
+
     return dataclasses.replace(
         templates[0],
+        part=joined("part"),
+        start=np.concatenate(
+            [each.start + at for each, at in zip(templates, offset, strict=False)]
+        ),
+        duration=joined("duration"),
+        up_bytes=joined("up_bytes"),
+        out_bytes=joined("out_bytes"),
+        exposed=joined("exposed"),
         parts=np.sum([template.parts for template in templates], axis=0),
-        up_bytes=np.array([sum(template.up_bytes.sum() for template in templates)]),
-        out_bytes=np.array([sum(template.out_bytes.sum() for template in templates)]),
     )
 
 

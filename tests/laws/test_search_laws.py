@@ -13,6 +13,7 @@ from mpsim.errors import DeadlockError, ScenarioError
 from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders
 from mpsim.study.search.bound import Bounder
+from mpsim.study.search.decisions import choices, turned
 from mpsim.study.search.exact import Timer
 from mpsim.study.search.further import further, pipelines
 from mpsim.study.search.order import Order
@@ -205,7 +206,7 @@ def test_the_best_and_the_front_are_those_of_simulating_everything(name):
         "training.recompute": ["none", "full"],
         "schedule.virtual_stages": [2],
     }
-    found = mpsim.search(scenario, over, top=5)
+    found = mpsim.search(scenario, over, top=5, explain=True)
     given = {axis: tuple(over[key]) for axis, key in AXES.items() if key in over}
     everything = []
     for layout in legal_layouts(scenario, given):
@@ -216,20 +217,32 @@ def test_the_best_and_the_front_are_those_of_simulating_everything(name):
         memory = account_memory(plan)
         if memory.fits:
             result = mpsim.simulate(scenario.with_values(layout.values()))
-            everything.append((result.timeline.step_time_s, float(memory.total.max())))
+            time, values = result.timeline.step_time_s, layout.values()
+            everything.append((time, float(memory.total.max()), values))
     assert found.complete
     assert len(found.rows) < len(everything)
-    best = sorted(everything)[:5]
-    assert [row.step_time_s for row in found.leaders] == [time for time, _ in best]
+    best = sorted(time for time, _, _ in everything)[:5]
+    assert [row.step_time_s for row in found.leaders] == best
     front = {
         (time, memory)
-        for time, memory in everything
+        for time, memory, _ in everything
         if not any(
             (t <= time and m < memory * (1 - 1e-12)) or (t < time and m <= memory * (1 + 1e-12))
-            for t, m in everything
+            for t, m, _ in everything
         )
     }
     assert {row.step_time_s for row in found.front} == {time for time, _ in front}
+    chosen = choices(found.best.values)
+    assert found.decisions
+    for decision in found.decisions:
+        others = [time for time, _, values in everything if decision.key in turned(chosen, values)]
+        assert decision.proved
+        assert decision.value == chosen[decision.key]
+        if decision.without is None:
+            assert not others
+        else:
+            assert decision.without.step_time_s == min(others)
+            assert decision.cost_s == min(others) - best[0]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mpsim.hardware.routes import routes_of
 from mpsim.program.program import TICK, Program
 from mpsim.scenario import Scenario
 from mpsim.simulate import prepare
@@ -51,5 +52,7 @@ class Timer:
         plan = self._bounder.plan(layout, self._bounder.order(layout).orders())
         shapes = self._bounder.shapes
         costs = shapes.costs(plan)
-        blocks = Blocks(plan, costs, like=shapes.blocks(plan, costs), sums=True)
+        # where links of the fabric may be too thin, the kernels that send have to be known one by one
+        sums = not routes_of(plan.layout.cluster).names
+        blocks = Blocks(plan, costs, like=shapes.blocks(plan, costs), sums=sums)
         return build_program(plan, costs, blocks=blocks)
