@@ -42,12 +42,15 @@ class Slider:
         Place of the value that is shown first.
     group : str
         Settings of one group stand together.
+    label : str
+        Word for it on the page; empty for the key.
     """
 
     key: str
     values: Sequence[str]
     start: int = 0
     group: str = ""
+    label: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

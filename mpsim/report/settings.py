@@ -22,6 +22,13 @@ _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _CHUNKS = (1, 2, 3, 4, 5, 6, 8)
 _RECOMPUTE = ("none", "selective", "full")
 _MOST_NODES = 65_536
+_LABELS = {
+    "model.preset": "model",
+    "cluster.preset": "system",
+    "schedule.name": "schedule",
+    "framework.preset": "framework",
+}
+"""Words for settings whose section alone says what they are; others are called by their key in it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +54,10 @@ class Setting:
 
     def slider(self) -> Slider:
         """The setting as the page shows it."""
-        return Slider(self.key, [_text(value) for value in self.values], self.start, self.group)
+        label = _LABELS.get(self.key, self.key.partition(".")[2])
+        return Slider(
+            self.key, [_text(value) for value in self.values], self.start, self.group, label
+        )
 
 
 def settings(scenario: Scenario) -> list[Setting]:

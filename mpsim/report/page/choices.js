@@ -21,11 +21,13 @@ function makeSliders(sliders, chosen) {
     };
     input.oninput = () => { setters[i](Number(input.value)); changed(i); };
     const words = (slider.label || slider.key).split(/(?<=\.)/).flatMap((word) => [word, make("wbr")]);
-    return [slider.group || "", make("div", { class: "control" }, make("label", { for: id }, words), ordered ? shown : null, input)];
+    return [slider.group || "", make("div", { class: "control" }, make("label", { for: id, title: slider.key }, words), ordered ? shown : null, input)];
   });
   const groups = [...new Set(controls.map(([group]) => group))];
-  return make("div", { class: "controls" }, groups.map((group) => make("fieldset", {}, group ? make("legend", {}, group) : null,
-    controls.filter(([own]) => own === group).map(([, control]) => control))));
+  return make("div", { class: "controls" }, groups.map((group) => {
+    const own = controls.filter(([name]) => name === group).map(([, control]) => control);
+    return make("fieldset", {}, group ? make("legend", {}, group) : null, own);
+  }));
 }
 makeSliders.count = 0;
 

@@ -18,7 +18,7 @@ function makeExplorer() {
   let places = live.sliders.map((slider) => slider.start), waiting = 0;
   const told = make("p", { class: "told", role: "status" }, "As the scenario was written.");
   const problem = make("p", { class: "note warning", hidden: true });
-  const main = first.summary.job === "serving" ? ["output_tokens_per_s_per_accelerator", "tokens/s per accelerator"] : ["step_time_s", "step time"];
+  const main = first.summary.job === "serving" ? ["output_tokens_per_s_per_accelerator", "output tokens/s per accelerator", ""] : ["step_time_s", "step time", "s"];
 
   const show = (answer) => {
     if (answer.superseded) return;
@@ -28,7 +28,7 @@ function makeExplorer() {
     if (answer.error) { told.textContent = "These settings do not go together; the page still shows the last that did."; return; }
     DOCUMENT.parts = [answer.part];
     const change = at(answer.part.summary, main[0]) / at(first.summary, main[0]) - 1;
-    told.textContent = `${main[1]} ${change >= 0 ? "+" : ""}${(100 * change).toFixed(1)} % against the scenario as written; answered in ${format(answer.seconds, "s")}`;
+    told.textContent = `${main[1]} ${format(at(answer.part.summary, main[0]), main[2])}, ${change >= 0 ? "+" : ""}${(100 * change).toFixed(1)} % against the scenario as written; answered in ${format(answer.seconds, "s")}`;
     document.documentElement.dataset.drawn = "no";
     layOut();
     drawAll();

@@ -1,7 +1,7 @@
 // The timeline: lanes of bars that are drawn one by one where they are few, and as cells of a grid where they are many.
 // However many bars there are, what is drawn depends on the pixels of the screen.
 
-const FEW = 1200, NUMBERED = 400; // bars that are drawn one by one, and with their numbers
+const FEW = 1200, NUMBERED = 400, WIDE = 6; // bars that are drawn one by one, actions that bear their numbers, pixels that hatches take
 const EXPOSED = "exposed ", AXES = ["tp", "cp", "ep", "dp", "pp"];
 const axisOf = (event) => (event.startsWith(EXPOSED) ? event.slice(EXPOSED.length) : event);
 // Hidden communication is paler than what a rank waits for.
@@ -103,31 +103,34 @@ class Timeline {
 
   traces() {
     const [lanes, count] = this.visible();
-    return count <= FEW ? this.single(lanes, count) : this.grid(lanes);
+    return count <= FEW ? this.single(lanes) : this.grid(lanes);
   }
 
   // Every bar by itself, hatched where it is communication.
-  single(lanes, count) {
-    const { events, names } = this.block, panel = css("--panel");
+  single(lanes) {
+    const { events } = this.block, panel = css("--panel");
+    const pixel = (this.to - this.from) / (this.node.clientWidth || 900);
     const by = new Map();
     for (const [lane, since, until] of lanes) for (let i = since; i < until; i++) {
       const event = this.event[i];
-      if (!by.has(event)) by.set(event, { base: [], x: [], y: [], text: [], customdata: [], colours: [] });
+      if (!by.has(event)) by.set(event, { base: [], x: [], y: [], text: [], customdata: [], colours: [], hatches: [] });
       const trace = by.get(event);
       trace.base.push(this.start[i] * this.tell);
       trace.x.push(this.length[i] * this.tell);
       trace.y.push(lane);
       trace.text.push(this.microbatch[i] >= 0 ? String(this.microbatch[i]) : "");
       trace.customdata.push(i);
+      trace.hatches.push(this.length[i] > WIDE * pixel ? "/" : "");
       trace.colours.push(this.chunk[i] > 0 ? mix(palette(events[event]), panel, (0.5 * this.chunk[i]) / (this.chunks - 1)) : colourOf(events[event]));
     }
     this.seen = [...by.keys()];
+    const actions = [...by].reduce((sum, [event, trace]) => sum + (AXES.includes(axisOf(events[event])) ? 0 : trace.y.length), 0);
     return [...by].sort((a, b) => a[0] - b[0]).map(([event, trace]) => {
       const hatched = events[event].startsWith(EXPOSED), moves = AXES.includes(axisOf(events[event]));
       return {
         type: "bar", orientation: "h", base: trace.base, x: trace.x, y: trace.y, width: moves ? 0.6 : 0.86,
-        customdata: trace.customdata, text: count <= NUMBERED && !moves ? trace.text : undefined, textposition: "inside", insidetextanchor: "middle", textangle: 0,
-        marker: { color: trace.colours, line: { width: 0.5, color: panel }, pattern: hatched ? { shape: "/", size: 5, solidity: 0.25, fgcolor: panel, fillmode: "overlay" } : undefined },
+        customdata: trace.customdata, text: actions <= NUMBERED && !moves ? trace.text : undefined, textposition: "inside", insidetextanchor: "middle", textangle: 0,
+        marker: { color: trace.colours, line: { width: moves ? 0 : 0.5, color: panel }, pattern: hatched ? { shape: trace.hatches, size: 5, solidity: 0.25, fgcolor: panel, fillmode: "overlay" } : undefined },
         hoverinfo: "none",
       };
     });
@@ -196,6 +199,7 @@ class Timeline {
       const event = this.block.events[kind];
       return { name: this.label(event), colour: colourOf(event), hatched: event.startsWith(EXPOSED) };
     }));
+    if (this.chunks > 1) this.legend.append(make("li", {}, "paler actions: later chunks of a rank"));
     return Plotly.react(this.node, traces, form, CONFIG);
   }
 
