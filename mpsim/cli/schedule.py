@@ -108,7 +108,14 @@ def schedule(
         },
     )
     if name == "all":
-        _compare(pp=pp, microbatches=microbatches, times=given, memory=memory, as_json=as_json)
+        _compare(
+            pp=pp,
+            microbatches=microbatches,
+            times=given,
+            memory=memory,
+            plot=plot,
+            as_json=as_json,
+        )
         return
     options = _options(option or [])
     if _synthesises(name):
@@ -214,7 +221,7 @@ def _synthesises(name: str) -> bool:
 def _refuse_unused(name: str, given: Mapping[str, object]) -> None:
     """Refuse options that schedule `name` would not heed."""
     if name == "all":
-        unused = {*given} - {"--memory"}
+        unused = {*given} - {"--memory", "--plot"}
         mend = "'all' compares schedules as they are; leave it out, or name one schedule"
     elif name.endswith(".csv"):
         unused = {"--option", "--memory"}
@@ -263,14 +270,21 @@ def _compare(
     microbatches: int | None,
     times: Times,
     memory: float | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
-    from mpsim.cli.console import print_json, print_table
+    from mpsim.cli.console import print_json, print_table, wrote
     from mpsim.study import compare_schedules
     from mpsim.units import percent
 
     ranks, count = _required(pp, microbatches)
     comparison = compare_schedules(pp=ranks, microbatches=count, times=times, memory=memory)
+    if plot is not None:
+        from mpsim.plot import SchedulesDisplay
+
+        title = f"schedules of {ranks} ranks and {count} microbatches: bubble against memory"
+        SchedulesDisplay.from_choices(comparison, memory=memory).titled(title).save(plot)
+        wrote(plot)
     if as_json:
         print_json(
             {

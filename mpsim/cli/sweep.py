@@ -152,8 +152,8 @@ def _processes(jobs: int | None, values: dict[str, list[object]]) -> int:
 
 
 def _draw(result: Sweep, path: Path) -> None:
-    from mpsim.plot import SweepDisplay
+    from mpsim.plot import draw_sweep
 
     serves = any(row.serves for row in result)
     metric = f"{'output_' if serves else ''}tokens_per_s_per_accelerator"
-    SweepDisplay.from_sweep(result, metric=metric).save(path)
+    draw_sweep(result, metric=metric).save(path)

@@ -11,11 +11,13 @@ from mpsim.plot.display import FORMATS, Display
 from mpsim.plot.heat import HeatDisplay
 from mpsim.plot.links import LinksDisplay
 from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay, MemoryKindsDisplay
+from mpsim.plot.multiples import SweepMultiplesDisplay, draw_sweep
 from mpsim.plot.plan import PlanDisplay
 from mpsim.plot.plots import Plots
 from mpsim.plot.recorded import TimelinesDisplay
 from mpsim.plot.roofline import RooflineDisplay
 from mpsim.plot.scaling import ScalingDisplay
+from mpsim.plot.schedules import SchedulesDisplay
 from mpsim.plot.search import SearchDisplay
 from mpsim.plot.sensitivity import SensitivityDisplay
 from mpsim.plot.service import LatencyDisplay, OccupancyDisplay, ServicePlots
@@ -45,14 +47,17 @@ __all__ = [
     "Plots",
     "RooflineDisplay",
     "ScalingDisplay",
+    "SchedulesDisplay",
     "SearchDisplay",
     "SensitivityDisplay",
     "ServiceFrontDisplay",
     "ServicePlots",
     "ServiceRateDisplay",
     "SweepDisplay",
+    "SweepMultiplesDisplay",
     "TimelineDisplay",
     "TimelinesDisplay",
     "UtilisationDisplay",
+    "draw_sweep",
     "draw_timeline",
 ]

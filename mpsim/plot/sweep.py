@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-__all__ = ["METRICS", "SweepDisplay"]
+__all__ = ["METRICS", "SweepDisplay", "Swept", "SweptRow"]
 
 METRICS: Mapping[str, tuple[str, float]] = MappingProxyType(
     {
@@ -44,22 +44,33 @@ METRICS: Mapping[str, tuple[str, float]] = MappingProxyType(
 """Figures of a summary that can be drawn: what the axis says, and the factor from SI to that."""
 
 
-class _Row(Protocol):
+class SweptRow(Protocol):
     """The part of a `mpsim.study.Row` that a picture reads."""
 
     @property
-    def values(self) -> Mapping[str, object]: ...
+    def values(self) -> Mapping[str, object]:
+        """Dotted key to the value it was given."""
+        ...
+
     @property
-    def usable(self) -> bool: ...
-    def number(self, column: str) -> float: ...
+    def usable(self) -> bool:
+        """Whether it could be simulated and fits into memory."""
+        ...
+
+    def number(self, column: str) -> float:
+        """A figure of the summary; NaN where there is none."""
+        ...
 
 
-class _Sweep(Protocol):
+class Swept(Protocol):
     """The part of a `mpsim.study.Sweep` that a picture reads."""
 
     @property
-    def keys(self) -> tuple[str, ...]: ...
-    def __iter__(self) -> Iterator[_Row]: ...
+    def keys(self) -> tuple[str, ...]:
+        """Dotted keys that were varied."""
+        ...
+
+    def __iter__(self) -> Iterator[SweptRow]: ...
 
 
 class SweepDisplay(Display):
@@ -106,7 +117,7 @@ class SweepDisplay(Display):
     @classmethod
     def from_sweep(
         cls,
-        sweep: _Sweep,
+        sweep: Swept,
         *,
         metric: str = "tokens_per_s_per_accelerator",
         key: str | None = None,
@@ -145,20 +156,25 @@ class SweepDisplay(Display):
         return float(np.clip(3.0 + 0.5 * len(self.choices), 6.0, 12.0)), 4.0
 
     def _draw(self, ax: Axes) -> None:
-        label, factor = METRICS[self.metric]
+        handles = self.draw_into(ax)
+        legend_above(ax, handles, columns=3)
+        ax.set_xlabel(self.key)
+        ax.set_ylabel(METRICS[self.metric][0])
+
+    def draw_into(self, ax: Axes) -> list[Line2D]:
+        """Draw lines and ticks without names of the axes; return entries of a legend."""
+        _, factor = METRICS[self.metric]
         place = np.arange(len(self.choices))
         handles: list[Line2D] = []
         for number, (name, values) in enumerate(self.lines.items()):
             line = self._draw_line(ax, number, name, factor * values)
             handles += [line] if name else []
         handles += self._note_of_hollow_marks()
-        legend_above(ax, handles, columns=3)
         ax.set_xticks(place, self.choices)
         ax.set_xlim(-0.4, len(place) - 0.6)
-        ax.set_xlabel(self.key)
-        ax.set_ylabel(label)
         ax.set_ylim(bottom=0.0)
         ax.grid()
+        return handles
 
     def _draw_line(self, ax: Axes, number: int, name: str, values: NDArray[np.float64]) -> Line2D:
         """Draw one line with its marks; return its legend entry."""
@@ -192,7 +208,7 @@ class SweepDisplay(Display):
         return [mark]
 
 
-def _line_name(row: _Row, key: str) -> str:
+def _line_name(row: SweptRow, key: str) -> str:
     """The other keys of a row, by their last word: they tell its line apart."""
     others = {name: value for name, value in row.values.items() if name != key}
     return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in others.items())

@@ -129,12 +129,21 @@ def test_all_schedules_side_by_side(mpsim_cli):
     assert table.index("zb-v") < table.index("gpipe")
 
 
+def test_all_schedules_are_drawn_bubble_against_memory(mpsim_cli, tmp_path):
+    """The picture is written beside the table, or beside the JSON, which stays alone on its stream."""
+    path = tmp_path / "all.png"
+    options = ("--pp", 2, "--microbatches", 4, "--memory", 3, "--plot", path)
+    outcome = mpsim_cli("schedule", "all", *options, "--json")
+    assert len(outcome.json()["schedules"]) >= 17
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("name", "option"),
     [
         *(
             ("all", option)
-            for option in ("--plot p.png", "--csv c.csv", "--virtual 2", "--overlap fused", "--option segments=4")
+            for option in ("--csv c.csv", "--virtual 2", "--overlap fused", "--option segments=4")
         ),
         ("1f1b", "--memory 4"),
         ("orders.csv", "--memory 4"),
