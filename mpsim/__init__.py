@@ -26,10 +26,12 @@ if TYPE_CHECKING:
         MpsimError,
         ScenarioError,
         ScheduleError,
+        TooLargeError,
         UnitError,
         WorkloadError,
     )
     from mpsim.importers import read
+    from mpsim.limits import unlimited
     from mpsim.result import Result
     from mpsim.scenario import Scenario, check, load
     from mpsim.simulate import Prepared, prepare, simulate
@@ -50,6 +52,7 @@ __all__ = [
     "ScheduleError",
     "Search",
     "Sweep",
+    "TooLargeError",
     "UnitError",
     "WorkloadError",
     "check",
@@ -60,6 +63,7 @@ __all__ = [
     "search",
     "simulate",
     "sweep",
+    "unlimited",
 ]
 
 _HOMES = {
@@ -77,6 +81,7 @@ _HOMES = {
     "search": "mpsim.study",
     "simulate": "mpsim.simulate",
     "sweep": "mpsim.study",
+    "unlimited": "mpsim.limits",
 }
 
 

@@ -10,6 +10,7 @@
     ├── ScheduleError(ValueError)       an order of actions that no pipeline can execute as given
     ├── DeadlockError(RuntimeError)     operations that wait for each other
     ├── CalibrationError(ValueError)    measured data that cannot be used
+    ├── TooLargeError(RuntimeError)     a question that costs more than the limits, and nobody said that it is meant
     └── MissingExtraError(ImportError)  an optional dependency that is not installed
 
 A message says where, what was got, what is needed, and the change that mends it.
@@ -31,6 +32,7 @@ __all__ = [
     "Problem",
     "ScenarioError",
     "ScheduleError",
+    "TooLargeError",
     "UnitError",
     "WorkloadError",
     "nearest",
@@ -116,6 +118,27 @@ class CalibrationError(MpsimError, ValueError):
 
 class FormatError(MpsimError, ValueError):
     """A file of another tool that cannot be read as a scenario, points or a timeline."""
+
+
+class TooLargeError(MpsimError, RuntimeError):
+    """A question that costs more than the limits, and nobody said that it is meant (`mpsim.unlimited`).
+
+    Parameters
+    ----------
+    message : str
+    memory_bytes, seconds : float
+        Estimated cost [B], [s].
+    points : int
+        Simulations of a study, 0 for a single one.
+    """
+
+    def __init__(
+        self, message: str, *, memory_bytes: float = 0.0, seconds: float = 0.0, points: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.memory_bytes = memory_bytes
+        self.seconds = seconds
+        self.points = points
 
 
 class MissingExtraError(MpsimError, ImportError):

@@ -203,7 +203,9 @@ def execute(arguments: Sequence[str] | None = None) -> int:
             signal.signal(number, _interrupt)
     try:
         app = application(*_asked_for(given))
-        code = app(args=given, prog_name="mpsim", standalone_mode=False)
+        # what a command line says (--debug, --yes) ends with it, also where the process goes on
+        context = contextvars.copy_context()
+        code = context.run(app, args=given, prog_name="mpsim", standalone_mode=False)
     except UsageError as error:
         return _report_usage(error)
     except (KeyboardInterrupt, OSError, typer.Abort) as error:

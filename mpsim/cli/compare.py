@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mpsim.cli.complete import keys
-from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, load_scenario
+from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, Yes, load_scenario
 
 if TYPE_CHECKING:
     from mpsim.errors import ScenarioError
@@ -45,14 +45,17 @@ def compare(
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
+    yes: Yes = False,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Set two results side by side and say which part of the step explains the difference; or a recorded step beside the simulated one."""
     from mpsim.archive import is_archive
     from mpsim.cli.console import print_json, print_sheet, print_text, wrote
+    from mpsim.limits import set_unlimited
     from mpsim.study import compare as compare_results
 
+    set_unlimited(yes)
     others = b or []
     read = functools.partial(load_scenario, overrides=overrides, allow_include=allow_include)
     if any(map(_is_recording, others)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, load_scenario
+from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, Yes, load_scenario
 from mpsim.cli.paths import check_file, check_folder
 from mpsim.output import write_whole
 
@@ -47,11 +47,14 @@ def export(
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a scenario as another tool's configuration, and list every value that the format cannot hold."""
     from mpsim.cli.console import note, print_json, print_text, wrote
+    from mpsim.limits import set_unlimited
 
+    set_unlimited(yes)
     read = functools.partial(
         load_scenario, sets=sets, overrides=overrides, allow_include=allow_include
     )

@@ -17,6 +17,7 @@ from mpsim.cli.options import (
     Restart,
     Sets,
     Storage,
+    Yes,
     finite,
     load_scenario,
     quantity,
@@ -76,14 +77,17 @@ def goodput(
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Say how much of days of training is progress, when components fail and checkpoints take time."""
     from mpsim.cli.console import print_json, print_sheet, wrote
+    from mpsim.limits import set_unlimited
     from mpsim.simulate import simulate_step
     from mpsim.study.goodput import simulate_goodput
     from mpsim.study.reliability import Checkpoint, Reliability
 
+    set_unlimited(yes)
     result = simulate_step(
         load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     )

@@ -33,6 +33,7 @@ __all__ = [
     "Sets",
     "Storage",
     "Trace",
+    "Yes",
     "check_over",
     "finite",
     "load_scenario",
@@ -69,6 +70,10 @@ Overrides = Annotated[
 AllowInclude = Annotated[
     bool,
     typer.Option("--allow-include", help="Let a scenario include files outside its folder."),
+]
+Yes = Annotated[
+    bool,
+    typer.Option("--yes", help="Go on, however much memory and time it is estimated to take."),
 ]
 Plot = Annotated[
     Path | None,

@@ -19,6 +19,7 @@ from mpsim.cli.options import (
     Restart,
     Sets,
     Storage,
+    Yes,
     check_over,
     load_scenario,
     quantity,
@@ -124,16 +125,19 @@ def plan(
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Say how many days, accelerator-hours, dollars, MWh and tonnes of CO2 a whole training takes."""
     from mpsim.cli.console import end_early, note, print_json, wrote
     from mpsim.cli.progress import progress_bar
     from mpsim.cli.sweep import values_of
+    from mpsim.limits import set_unlimited
     from mpsim.study.facility import Facility, read_rates
     from mpsim.study.plan import Assumptions
     from mpsim.study.plan import plan as make_plan
 
+    set_unlimited(yes)
     scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     values = values_of(over or [])
     check_over(scenario, values)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, load_scenario
+from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, Yes, load_scenario
 from mpsim.cli.paths import check_page
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def report(
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Write results as one page to mail or to keep: where the time goes, the timeline, memory, links, what was assumed.
@@ -52,10 +53,12 @@ def report(
     The page needs no network and asks for nothing. With --json its document goes to stdout, too.
     """
     from mpsim.cli.console import print_json, wrote
+    from mpsim.limits import set_unlimited
     from mpsim.output import write_whole
     from mpsim.report import page
     from mpsim.report import report as document_of
 
+    set_unlimited(yes)
     results = [_result(file, sets, overrides, allow_include=allow_include) for file in files]
     sweeps = [_sweep(results, what_if)] if what_if else []
     document = document_of(results, title=title, sweeps=sweeps)

@@ -16,6 +16,7 @@ from mpsim.cli.options import (
     Plots,
     Sets,
     Trace,
+    Yes,
     load_scenarios,
     share,
 )
@@ -39,6 +40,7 @@ def run(
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
+    yes: Yes = False,
     engine: Annotated[
         Engine | None,
         typer.Option(
@@ -67,8 +69,10 @@ def run(
 ) -> None:
     """Simulate each scenario, a training step or a service, and say where the time goes."""
     from mpsim.cli.console import print_json, print_sheet, print_text
+    from mpsim.limits import set_unlimited
     from mpsim.simulate import simulate_step
 
+    set_unlimited(yes)
     if trace is not None and len(files) > 1:
         raise typer.BadParameter(
             f"one trace holds one scenario, got {len(files)}", param_hint="--trace"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, load_scenario
+from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, Yes, load_scenario
 
 if TYPE_CHECKING:
     from mpsim.study.scaling import Scale
@@ -57,14 +57,17 @@ def scale(
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what throughput, MFU and the parts of the step become on more accelerators."""
     from mpsim.cli.console import end_early, note, print_json, wrote
     from mpsim.cli.progress import progress_bar
+    from mpsim.limits import set_unlimited
     from mpsim.study.scaling import MODES
     from mpsim.study.scaling import scale as run_scale
 
+    set_unlimited(yes)
     scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     with progress_bar(scenario.name) as report:
         scaled = run_scale(

@@ -18,6 +18,7 @@ from mpsim.cli.options import (
     Plot,
     Resume,
     Sets,
+    Yes,
     check_over,
     load_scenario,
     quantity,
@@ -134,6 +135,7 @@ def search(
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the best layouts of a model on a cluster, and say what became of all others."""
@@ -141,8 +143,10 @@ def search(
     from mpsim.cli.emit import check_emit, emitted, write_emitted
     from mpsim.cli.progress import phases_bar
     from mpsim.cli.sweep import values_of
+    from mpsim.limits import set_unlimited
     from mpsim.study import search as run_search
 
+    set_unlimited(yes)
     scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     check_emit(emit or (), 1)
     values = values_of(over or [])

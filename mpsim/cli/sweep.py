@@ -16,6 +16,7 @@ from mpsim.cli.options import (
     Plot,
     Resume,
     Sets,
+    Yes,
     check_over,
     load_scenario,
 )
@@ -59,14 +60,17 @@ def sweep(
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a scenario at every combination of some values; rows that cannot run keep their reason."""
     from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.progress import progress_bar
+    from mpsim.limits import set_unlimited
     from mpsim.study import sweep as run_sweep
     from mpsim.table import plural
 
+    set_unlimited(yes)
     scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
     values = values_of(over) if over else _block(scenario)
     if over:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.scenario import Scenario, check
+from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.scenario.serving import PoolChoice
 from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_names, override
 from mpsim.serving.plan import ServicePlan
@@ -26,6 +27,7 @@ def make_service(scenario: Scenario) -> ServicePlan:
     """
     if problems := check(scenario):
         raise ScenarioError(problems)
+    refuse_large_scenario(scenario)
     serving, p = scenario.service, scenario.parallelism
     apart = serving.disaggregated
     if apart is None:

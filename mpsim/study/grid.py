@@ -14,6 +14,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+from mpsim.limits import is_unlimited
 from mpsim.scenario import Scenario
 from mpsim.study.executors import executor_for, finished
 from mpsim.study.journal import Journal, name_of
@@ -67,6 +68,8 @@ def sweep(
     ------
     ScenarioError
         If there is nothing to sweep over. Mistakes of single rows are kept in the rows.
+    TooLargeError
+        If there are more points than the limit.
     MpsimError
         If the workers that compute went away.
     KeyboardInterrupt
@@ -141,9 +144,13 @@ def _computed(
     ]
     if pool is None:
         for chunk, task in zip(chunks, tasks, strict=True):
-            yield chunk, compute_rows(points.scenario, task)
+            yield chunk, compute_rows(points.scenario, task, is_unlimited())
         return
-    waiting = {pool.submit(compute_rows, points.scenario, task): i for i, task in enumerate(tasks)}
+    any_size = is_unlimited()  # which workers have to be told
+    waiting = {
+        pool.submit(compute_rows, points.scenario, task, any_size): i
+        for i, task in enumerate(tasks)
+    }
     try:
         yield from _in_order(waiting, chunks, pool)
     finally:

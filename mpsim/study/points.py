@@ -3,32 +3,74 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import overload
 
 from mpsim.errors import MpsimError, ScenarioError
+from mpsim.limits import refuse_large
 from mpsim.scenario import Scenario
+from mpsim.scenario.extent import refuse_large_scenario
+from mpsim.shipped import read_shipped
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.rows import reason_of
 
-__all__ = ["Points", "combinations", "named"]
+__all__ = ["Points", "Product", "combinations", "named"]
 
 _QUANTITY = re.compile(r"[0-9][0-9.eE+-]* [^ .]+")
 
 
-def combinations(values: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
+class Product(Sequence[Mapping[str, object]]):
+    """Every combination of some values, the last key fastest, each made when it is asked for.
+
+    Parameters
+    ----------
+    values : mapping of str to sequence
+
+    Examples
+    --------
+    >>> grid = Product({"parallelism.tp": [1, 2], "parallelism.pp": [4, 8]})
+    >>> len(grid), grid[2]
+    (4, {'parallelism.tp': 2, 'parallelism.pp': 4})
+    """
+
+    def __init__(self, values: Mapping[str, Sequence[object]]) -> None:
+        self._values = {key: tuple(choices) for key, choices in values.items()}
+        self._length = math.prod(len(choices) for choices in self._values.values())
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, object]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Mapping[str, object]]: ...
+    def __getitem__(self, index: int | slice) -> Mapping[str, object] | list[Mapping[str, object]]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(self._length))]
+        left = range(self._length)[index]  # which refuses what is outside
+        chosen: list[tuple[str, object]] = []
+        for key, choices in reversed(self._values.items()):
+            left, place = divmod(left, len(choices))
+            chosen.append((key, choices[place]))
+        return dict(reversed(chosen))
+
+
+def combinations(values: Mapping[str, Sequence[object]]) -> Product:
     """Every combination of `values`, the last key fastest.
 
     Raises
     ------
     ScenarioError
         If there is no key, or a key without values.
+    TooLargeError
+        If there are more than anybody computes by accident.
 
     Examples
     --------
-    >>> combinations({"parallelism.tp": [1, 2], "parallelism.pp": [4]})
+    >>> list(combinations({"parallelism.tp": [1, 2], "parallelism.pp": [4]}))
     [{'parallelism.tp': 1, 'parallelism.pp': 4}, {'parallelism.tp': 2, 'parallelism.pp': 4}]
     """
     if not values:
@@ -36,9 +78,16 @@ def combinations(values: Mapping[str, Sequence[object]]) -> list[dict[str, objec
     empty = [key for key, choices in values.items() if not choices]
     if empty:
         raise ScenarioError(f"no values to sweep over for {', '.join(empty)}; give at least one")
-    return [
-        dict(zip(values, choice, strict=True)) for choice in itertools.product(*values.values())
-    ]
+    grid, each = Product(values), read_shipped("mpsim.scenario.data", "extent.yaml")["point"]
+    sizes = " x ".join(f"{len(choices)} of {key}" for key, choices in values.items())
+    refuse_large(
+        f"sweep over {sizes}: {len(grid):,} points",
+        memory_bytes=len(grid) * each["memory"],
+        seconds=len(grid) * each["time"],
+        points=len(grid),
+        smaller=("fewer values", "mpsim search, which prices only what is promising"),
+    )
+    return grid
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +151,7 @@ class Points:
                 continue
             try:
                 point = scenario.with_values(assignment)
+                refuse_large_scenario(point)
             except MpsimError as error:
                 wrong[place] = reason_of(error)
                 name = name_of("wrong", base, list(assignment.items()))
@@ -126,11 +176,13 @@ class Points:
 
 
 def named(journal: Journal, base: str) -> dict[str, str]:
-    """Names of points of the scenario `base` that are in the journal, by their values: numbers and quantities, which mean the same whatever files and catalogs hold."""
+    """Names of points of the scenario `base` that were simulated, by their values: numbers and quantities, which mean the same whatever files and catalogs hold."""
     return {
         _words(entry["values"]): name
         for name, entry in journal.items()
-        if entry.get("base") == base and all(map(_is_number, entry["values"].values()))
+        if entry.get("base") == base
+        and entry["summary"] is not None  # what was too large before may be meant now
+        and all(map(_is_number, entry["values"].values()))
     }
 
 

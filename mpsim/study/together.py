@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import threading
@@ -12,6 +13,7 @@ import numpy as np
 
 from mpsim.engine import Structure, Timeline, run
 from mpsim.errors import MpsimError
+from mpsim.limits import unlimited
 from mpsim.memo import Memo
 from mpsim.program.program import Program
 from mpsim.result import Memory, Result
@@ -177,7 +179,9 @@ def _digest(program: Program) -> str:
 
 
 def compute_rows(
-    scenario: Scenario, points: Sequence[tuple[Mapping[str, object], str | None]]
+    scenario: Scenario,
+    points: Sequence[tuple[Mapping[str, object], str | None]],
+    any_size: bool = False,
 ) -> list[dict[str, Any]]:
     """Simulate points of a sweep together; runs wherever an executor likes.
 
@@ -186,12 +190,21 @@ def compute_rows(
     scenario : Scenario
     points : sequence of (mapping, str or None)
         Values of each, and why it is none if that is known.
+    any_size : bool
+        Whether points above the limits are meant (`mpsim.limits`); else they are rows with a reason.
 
     Returns
     -------
     list of dict
         ``summary`` and ``reason`` of each.
     """
+    with unlimited() if any_size else contextlib.nullcontext():
+        return _rows(scenario, points)
+
+
+def _rows(
+    scenario: Scenario, points: Sequence[tuple[Mapping[str, object], str | None]]
+) -> list[dict[str, Any]]:
     chosen = [values for values, wrong in points if wrong is None]
     scenarios = [scenario.with_values(values) for values in chosen]
     if any(point.serves for point in scenarios):

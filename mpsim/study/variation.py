@@ -327,7 +327,11 @@ class _Machine:
         if whole.any():  # no action sends over NICs, so that it takes its own time
             coarse = steps.coarse[whole]
             durations = self._loaded_with(draw, self._slowed(draw.slow, np.ones_like(draw.thin)))
-            scale[whole] *= durations[coarse] / self.base[coarse]
+            base = self.base[coarse]
+            # what takes no time has no factor
+            scale[whole] *= np.divide(
+                durations[coarse], base, out=np.ones_like(base), where=base > 0
+            )
         else:
             names = np.array([name.startswith(_EXPERTS) for name in program.labels], dtype=bool)
             routed = (program.stream == Stream.EP) | names[program.label]

@@ -12,6 +12,7 @@ from mpsim.framework import ExpertOverlap, Framework
 from mpsim.hardware import Cluster
 from mpsim.parallel import Layout, Mesh, Stage, partition_layers, placed_stages
 from mpsim.scenario import Scenario, check
+from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
 from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.recompute import Recompute
@@ -99,9 +100,12 @@ def make_plan(scenario: Scenario) -> Plan:
     ------
     ScenarioError
         With every problem found, located in the scenario's file.
+    TooLargeError
+        If it costs more than the limits.
     """
     if problems := check(scenario):
         raise ScenarioError(problems)
+    refuse_large_scenario(scenario)
     parallelism, training = scenario.parallelism, scenario.training_step
     mesh = Mesh(
         **scenario.degrees,

@@ -1,0 +1,215 @@
+"""Extent: how much simulating a scenario costs, estimated from what is written before anything is built.
+
+Only sizes that a slip of the keyboard makes huge are counted: microbatches, kernels where each is a row, experts whose products are launched one by one,
+drawn steps and requests. Estimates are good within a factor of two or so (``mpsim/scenario/data/extent.yaml``); that is enough to tell a second from an hour.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from mpsim.limits import MEMORY_LIMIT, TIME_LIMIT, refuse_large
+from mpsim.scenario.described import Described
+from mpsim.schedule import schedule
+from mpsim.shipped import read_shipped
+
+__all__ = ["Extent", "extent_of", "refuse_large_scenario"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Extent:
+    """Estimated cost of simulating one scenario.
+
+    Parameters
+    ----------
+    rows : float
+        Operations that the engine follows, or requests of a service.
+    memory_bytes, seconds : float
+        [B], [s]
+    what : str
+        The sizes behind it in words.
+    smaller : tuple of str
+        Changes that make it smaller, the most effective first.
+    """
+
+    rows: float
+    memory_bytes: float
+    seconds: float
+    what: str
+    smaller: tuple[str, ...]
+
+
+def extent_of(scenario: Described) -> Extent:
+    """Estimate the cost of simulating a scenario that the checks found sound."""
+    return _service(scenario) if scenario.serves else _step(scenario)
+
+
+def refuse_large_scenario(scenario: Described) -> None:
+    """Refuse a scenario that costs more than the limits, unless it was said that it is meant.
+
+    Raises
+    ------
+    TooLargeError
+    """
+    extent = extent_of(scenario)
+    refuse_large(
+        f"{scenario.name or 'scenario'}: {extent.what}",
+        memory_bytes=extent.memory_bytes,
+        seconds=extent.seconds,
+        smaller=extent.smaller,
+    )
+
+
+def _constants() -> dict[str, Any]:
+    constants: dict[str, Any] = read_shipped("mpsim.scenario.data", "extent.yaml")
+    return constants
+
+
+def _step(scenario: Described) -> Extent:
+    constants, simulation = _constants(), scenario.simulation
+    layers = scenario.transformer.layers
+    stages = scenario.parallelism.pp * scenario.virtual_stages
+    kernels = _kernels_a_layer(scenario)
+    batches = scenario.training_step.batch_per_replica or (0,)
+    microbatches = scenario.microbatches * len(set(batches))
+    actions = microbatches * stages * (3 if _splits(scenario) else 2)
+    rows = actions * _segments(scenario) + 2 * microbatches * (stages - 1)
+    if (
+        scenario.replicas > 1
+    ):  # a first forward and a last backward fall apart where parameters and gradients travel
+        rows += 4 * layers
+    fine = microbatches * layers * kernels + 2 * microbatches * (stages - 1)
+    if simulation.interference:
+        runs, engine = fine, "interference"
+    elif simulation.network == "flow":
+        runs, engine = (fine if _leaves_domain(scenario) else rows), "flow"
+    else:
+        runs, engine = rows, "simpy" if simulation.engine == "simpy" else "replay"
+    row, inside = constants["rows"][engine], constants["kernel"]
+    # templates are made once: a forward and a backward of a layer, tiled over those of a stage, twice where gradients leave
+    tiled = 2.0 * kernels * -(-layers // stages)
+    memory = runs * row["memory"] + tiled * inside["memory"]
+    seconds = runs * row["time"] + tiled * inside["time"]
+    if _is_searched(scenario):
+        seconds += actions * constants["order"]
+    smaller: list[str] = []
+    if engine == "interference":
+        smaller.insert(0, "simulation.interference: false")
+    elif engine == "flow":
+        smaller.insert(0, "simulation.network: analytic")
+    if tiled * inside["memory"] > runs * row["memory"]:
+        smaller.insert(0, "framework.grouped_gemm: true, fewer model.moe.experts")
+    what = f"{microbatches:,} microbatches on {stages} stages, about {_count(runs)} operations"
+    drawn = _drawn(scenario)
+    if drawn > 1:
+        each = constants["sample"] if engine == "replay" else row["time"]
+        copies = _copies(scenario)
+        memory += runs * (copies - 1) * row["memory"]
+        seconds += drawn * copies * runs * each
+        what += f", drawn {drawn:,} times on {copies} replicas of their own"
+        most = drawn * min(1.0, TIME_LIMIT / seconds)
+        smaller.insert(0, f"variation.samples: at most about {_rounded(most):,}")
+    if tiled > runs:
+        what += f", {_count(tiled)} kernels in a stage"
+    elif drawn == 1:
+        most = scenario.training_step.global_batch * min(
+            MEMORY_LIMIT / memory, TIME_LIMIT / seconds
+        )
+        smaller.append(f"training.global_batch: at most about {_rounded(most):,}")
+    return Extent(runs, memory, seconds, what, tuple(smaller))
+
+
+def _kernels_a_layer(scenario: Described) -> float:
+    """Kernels of a layer, forward and backward."""
+    constants, model = _constants(), scenario.transformer
+    kernels = float(constants["kernels_a_layer"])
+    if scenario.training_step.recompute != "none":
+        kernels += constants["kernels_recomputed"]
+    if model.moe is not None:
+        kernels += constants["kernels_routed"]
+        if not scenario.software.experts.grouped_gemm:
+            mine = -(-model.moe.experts // scenario.parallelism.ep)
+            kernels += constants["products_an_expert"] * mine
+    return kernels
+
+
+def _splits(scenario: Described) -> bool:
+    name = scenario.schedule.name
+    return name is not None and schedule(name).splits
+
+
+def _is_searched(scenario: Described) -> bool:
+    """Whether the order is searched for the times of its actions."""
+    name = scenario.schedule.name
+    return name is not None and "times" in schedule(name).options
+
+
+def _segments(scenario: Described) -> float:
+    """Rows of an action: one, or one a unit of sharded parameters with its gather and reduction."""
+    data, parallelism = scenario.software.data, scenario.parallelism
+    stages = parallelism.pp * scenario.virtual_stages
+    keeps = parallelism.pp > 1 and data.pipeline_unsharded
+    if parallelism.zero < 3 or keeps or scenario.replicas == 1:
+        return 1.0
+    units = scenario.transformer.layers / stages / max(1, data.unit_layers) + 2
+    return 2.5 * units
+
+
+def _leaves_domain(scenario: Described) -> bool:
+    """Whether collectives inside layers may leave a scale-up domain, so that every kernel is a row."""
+    parallelism, cluster = scenario.parallelism, scenario.hardware
+    inside = parallelism.tp * parallelism.cp * parallelism.ep
+    return inside > cluster.domain_size or parallelism.order != "tp-cp-ep-dp-pp"
+
+
+def _drawn(scenario: Described) -> int:
+    """Steps that a variation draws."""
+    variation = scenario.variation
+    if variation is None:
+        return 1
+    return variation.samples if variation.is_random else 1
+
+
+def _copies(scenario: Described) -> int:
+    """Replicas that are followed apart."""
+    variation = scenario.variation
+    assert variation is not None, "something is drawn"
+    if any((variation.speed, variation.jitter, variation.network_jitter, variation.experts)):
+        return scenario.dp
+    return min(scenario.dp, 1 + len(variation.slow) + len(variation.links))
+
+
+def _service(scenario: Described) -> Extent:
+    constants, load = _constants()["request"], scenario.service.workload
+    expected = load.requests or 1000
+    if load.duration is not None and load.rate is not None:
+        expected = int(load.rate * load.duration)
+    most = min(MEMORY_LIMIT / constants["memory"], TIME_LIMIT / constants["time"])
+    smaller = f"serving.workload.requests: at most about {_rounded(most):,}"
+    if load.duration is not None:
+        smaller = f"serving.workload.duration: for about {_rounded(most):,} requests"
+    return Extent(
+        rows=float(expected),
+        memory_bytes=expected * constants["memory"],
+        seconds=expected * constants["time"],
+        what=f"{expected:,} requests",
+        smaller=(smaller,),
+    )
+
+
+def _rounded(number: float) -> int:
+    """A number of one digit and zeros, no larger and at least 1."""
+    if number < 1:
+        return 1
+    unit = int(10 ** math.floor(math.log10(number)))
+    return math.floor(number / unit) * unit
+
+
+def _count(number: float) -> str:
+    """A number as people say it."""
+    for unit, name in ((1e9, " billion"), (1e6, " million")):
+        if number >= unit:
+            return f"{number / unit:.2g}{name}"
+    return f"{number:,.0f}"

@@ -1,0 +1,163 @@
+"""Costs told before: what a question would take, which limit that is above, and how to go on all the same."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import mpsim
+from mpsim.cli.app import execute
+from mpsim.scenario import Scenario
+from mpsim.scenario.extent import extent_of
+from mpsim.simulate import prepare
+from mpsim.study.points import Product, combinations
+
+BASE: dict[str, Any] = {
+    "schema": 1,
+    "model": "llama2-7b",
+    "cluster": {"preset": "dgx-h100", "nodes": 2},
+    "parallelism": {"tp": 2, "pp": 4, "zero": 1},
+    "training": {"global_batch": 64, "sequence_length": 4096},
+}
+EXPERTS = {"experts": 1_000_000, "top_k": 2, "ffn_hidden": 512}
+LARGE: dict[str, tuple[dict[str, Any], str]] = {
+    "interference": (
+        {"training": {"global_batch": 20_000, "sequence_length": 4096}, "simulation": {"interference": True}},
+        r"10,000 microbatches .*simulation.interference: false or training.global_batch: at most about 2,000",
+    ),
+    "microbatches": (
+        {"training": {"global_batch": 5_000_000, "sequence_length": 4096}},
+        "2,500,000 microbatches .* 16 GB .* above the limit of 2 GB and 60 s",
+    ),
+    "experts": (
+        {"model": {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "moe": EXPERTS}, "parallelism": {}},
+        "million kernels in a stage.*framework.grouped_gemm: true",
+    ),
+    "samples": (
+        {"simulation": {"network": "flow"}, "variation": {"jitter": 0.1, "samples": 1_000_000}},
+        r"drawn 1,000,000 times .*variation.samples: at most about",
+    ),
+    "requests": (
+        {"training": None, "parallelism": {}, "serving": {"workload": {"rate": 20, "requests": 10_000_000}}},
+        "10,000,000 requests: would take about 30 GB",
+    ),
+}  # fmt: skip
+
+
+def _data(name: str) -> dict[str, Any]:
+    data = {**BASE, **LARGE[name][0]}
+    return {key: value for key, value in data.items() if value is not None}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_costs_more_says_so_before_it_starts(name: str) -> None:
+    """A second of processor time at most, nothing built, and how to make it smaller."""
+    begun = time.process_time()
+    with pytest.raises(mpsim.TooLargeError, match=LARGE[name][1]) as caught:
+        mpsim.simulate(Scenario.from_mapping(_data(name)))
+    assert time.process_time() - begun < 5  # which building any of these would pass
+    assert "--yes" in str(caught.value)
+    assert "mpsim.unlimited()" in str(caught.value)
+    assert caught.value.memory_bytes > 2e9 or caught.value.seconds > 60
+
+
+def test_whoever_means_it_goes_on() -> None:
+    """A variation of some 60 s by the estimate, in the block; the limits count again behind it."""
+    scenario = Scenario.from_mapping(
+        {**BASE, "training": {"global_batch": 4_000_000, "sequence_length": 4096}, "parallelism": {"tp": 16}}
+    )  # fmt: skip
+    with pytest.raises(mpsim.TooLargeError):
+        prepare(scenario)
+    with mpsim.unlimited():
+        assert prepare(scenario).plan.orders.microbatches == 4_000_000
+    with pytest.raises(mpsim.TooLargeError):
+        prepare(scenario)
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_command_exits_with_2_and_goes_on_with_yes(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stderr, nothing on stdout."""
+    path = tmp_path / "large.yaml"
+    data = {**BASE, "variation": {"jitter": 0.1, "samples": 1_000_000}}
+    path.write_text(yaml.safe_dump(data))
+    assert execute([command, str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "drawn 1,000,000 times" in captured.err
+    assert len(captured.err.splitlines()) == 1
+    if command == "check":  # which draws nothing
+        assert execute([command, str(path), "--yes"]) == 0
+
+
+def test_a_sweep_of_ten_million_points_is_told_at_once() -> None:
+    """The product is never laid out."""
+    values = {
+        "simulation.seed": range(1000),
+        "training.sequence_length": range(1000),
+        "training.micro_batch": range(10),
+    }
+    with pytest.raises(
+        mpsim.TooLargeError, match=r"10,000,000 points: .* about 26 GB of memory and 25 h"
+    ):
+        combinations(values)
+    with mpsim.unlimited():
+        assert len(combinations(values)) == 10_000_000
+        assert combinations(values)[-1]["simulation.seed"] == 999
+
+
+def test_a_product_is_the_product() -> None:
+    """Each point is that of itertools, in its order, from either end."""
+    grid = Product({"a": [1, 2], "b": ["x", "y", "z"]})
+    listed = [{"a": a, "b": b} for a in (1, 2) for b in "xyz"]
+    assert list(grid) == listed
+    assert grid[-1] == listed[-1]
+    assert grid[1:4] == listed[1:4]
+    with pytest.raises(IndexError):
+        grid[6]
+
+
+def test_a_sweep_keeps_its_small_points_and_computes_the_large_ones_when_meant(
+    tmp_path: Path,
+) -> None:
+    """A point above the limits is a row with its cost as the reason; resumed with the allowance it is simulated."""
+    path = tmp_path / "rows.jsonl"
+    scenario = Scenario.from_mapping({**BASE, "parallelism": {"tp": 16}})
+    values = {"training.global_batch": [64, 3_000_000]}
+    small, large = mpsim.sweep(scenario, values, resume=path)
+    assert small.usable
+    assert large.reason is not None
+    assert "3,000,000 microbatches" in large.reason
+    first = json.loads(path.read_text().splitlines()[0])
+    with mpsim.unlimited():
+        again = mpsim.sweep(scenario, {"training.global_batch": [64, 2_400_000]}, resume=path)
+    assert [row.summary is not None for row in again] == [True, True]
+    assert json.loads(path.read_text().splitlines()[0]) == first
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(Path("scenarios").glob("*.yaml")),
+    ids=lambda path: path.stem,
+)
+def test_estimates_are_of_the_right_size(path: Path) -> None:
+    """Operations of every shipped scenario within a factor of four, action by action and kernel by kernel; none is refused."""
+    scenario = mpsim.load(path)
+    program = prepare(scenario).program
+    estimate = extent_of(scenario)
+    assert estimate.rows / 4 < len(program) < estimate.rows * 4 + 40
+    inside = np.array([len(template.stream) for template in program.templates] + [1])
+    kernels = inside[program.template].sum()
+    fine = extent_of(
+        scenario.with_values(
+            {"simulation.interference": True, "simulation.engine": "auto"}, checked=False
+        )
+    )
+    assert fine.rows / 4 < kernels < fine.rows * 4
