@@ -14,7 +14,6 @@ openxla/xla, ``gpu/runtime/nccl_collective_thunk.cc`` (queues of asynchronous co
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from mpsim.importers.hlo_axes import DeviceAxes, device_axes
 from mpsim.importers.hlo_facts import COLLECTIVES, facts_of
 from mpsim.importers.hlo_groups import groups_of, named_meshes
 from mpsim.importers.hlo_memory import device_memory
+from mpsim.importers.hlo_pieces import Assembly, Piece
 from mpsim.importers.hlo_text import Instruction, Module, type_bytes
 from mpsim.importers.hlo_work import FREE, Product, work_of
 from mpsim.parallel import GroupShape
@@ -127,161 +127,13 @@ def hlo_program(module: Module, cluster: Cluster, path: Path) -> ImportedProgram
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
-    """Rows of a computation, N of them, with what they wait for inside it.
-
-    Parameters
-    ----------
-    cost, kind, axis, phase, label : int[N]
-        Number of the price; kind by the vocabulary; axis, or -1; phase; label.
-    times : float64[N]
-        Executions that the row stands for.
-    row, on : int64[edges]
-    entries, exits : int64[...]
-        Rows that wait for what comes before, and those that what follows waits for.
-    first, last : mapping of queue to row
-        The first and the last of each queue.
-    """
-
-    cost: Ints
-    kind: Ints
-    axis: Ints
-    phase: Ints
-    label: Ints
-    times: NDArray[np.float64]
-    row: Ints
-    on: Ints
-    entries: Ints
-    exits: Ints
-    first: dict[int, int]
-    last: dict[int, int]
-
-
-class _Assembly:
-    """A piece under construction."""
-
-    def __init__(self) -> None:
-        self.blocks: list[tuple[Ints, NDArray[np.float64]]] = []
-        self.edges: list[tuple[Ints, Ints]] = []
-        self.plain: list[tuple[int, int, int, int, int]] = []
-        self.row: list[int] = []
-        self.on: list[int] = []
-        self.count = 0
-        self.front: list[int] | None = None  # None: whatever comes before this piece
-        self.entries: list[int] = []
-        self.first: dict[int, int] = {}
-        self.last: dict[int, int] = {}
-        self.open: dict[str, int] = {}
-
-    def add(self, cost: int, kind: int, axis: int, phase: int, label: int) -> int:
-        """Append a row that waits for the front."""
-        row = self.count
-        self.count += 1
-        self.plain.append((cost, kind, axis, phase, label))
-        self._follow(row)
-        return row
-
-    def _follow(self, row: int) -> None:
-        if self.front is None:
-            self.entries.append(row)
-            return
-        self.row += [row] * len(self.front)
-        self.on += self.front
-
-    def queued(self, row: int, queue: int) -> None:
-        """Let a row wait for the one before it on a queue."""
-        if queue in self.last:
-            self.row.append(row)
-            self.on.append(self.last[queue])
-        self.first.setdefault(queue, row)
-        self.last[queue] = row
-
-    def wait(self, row: int) -> None:
-        """Let what follows wait for a row."""
-        if self.front is None:
-            self.front = []
-        if row not in self.front:
-            self.front = [*self.front, row]
-
-    def embed(self, piece: _Piece, times: int, scale: float) -> None:
-        """Append a piece so many times, one execution after the other."""
-        size = len(piece.cost)
-        if not size:
-            return
-        self._flush()
-        base = self.count
-        columns = np.stack([piece.cost, piece.kind, piece.axis, piece.phase, piece.label])
-        self.blocks.append((np.tile(columns, times), np.tile(piece.times * scale, times)))
-        shift = np.arange(times)[:, None] * size + base
-        self.edges.append(((piece.row + shift).ravel(), (piece.on + shift).ravel()))
-        self.count += size * times
-        if self.front is None:
-            self.entries += (piece.entries + base).tolist()
-        else:
-            self._connect(piece.entries + base, np.array(self.front, dtype=np.int64))
-        between = np.arange(1, times) * size + base
-        for entry in piece.entries.tolist():
-            for leave in piece.exits.tolist():
-                self.edges.append((between + entry, between - size + leave))
-        for queue, row in piece.first.items():
-            if queue in self.last:
-                self._connect(np.array([base + row]), np.array([self.last[queue]]))
-            self.first.setdefault(queue, base + row)
-        last = base + size * (times - 1)
-        for queue, row in piece.last.items():
-            self.last[queue] = last + row
-        self.front = (piece.exits + last).tolist()
-
-    def _connect(self, rows: Ints, before: Ints) -> None:
-        self.edges.append((np.repeat(rows, len(before)), np.tile(before, len(rows))))
-
-    def _flush(self) -> None:
-        if self.plain:
-            columns = np.array(self.plain, dtype=np.int64).T
-            self.blocks.append((columns, np.ones(columns.shape[1])))
-            self.plain = []
-        if self.row:
-            self.edges.append(
-                (np.array(self.row, dtype=np.int64), np.array(self.on, dtype=np.int64))
-            )
-            self.row, self.on = [], []
-
-    def finish(self) -> _Piece:
-        """Freeze; what was started and not awaited is waited for by what follows."""
-        for begun in self.last.values():
-            self.wait(begun)
-        self._flush()
-        nothing = np.zeros((5, 0), dtype=np.int64)
-        columns = np.concatenate([nothing, *(block for block, _ in self.blocks)], axis=1)
-        times = np.concatenate([np.zeros(0), *(scale for _, scale in self.blocks)])
-        none = np.zeros(0, dtype=np.int64)
-        row = np.concatenate([none, *(rows for rows, _ in self.edges)])
-        on = np.concatenate([none, *(before for _, before in self.edges)])
-        cost, kind, axis, phase, label = columns
-        return _Piece(
-            cost=cost,
-            kind=kind,
-            axis=axis,
-            phase=phase,
-            label=label,
-            times=times,
-            row=row,
-            on=on,
-            entries=np.array(self.entries, dtype=np.int64),
-            exits=np.array(self.front or [], dtype=np.int64),
-            first=self.first,
-            last=self.last,
-        )
-
-
 class _Builder:
     """A module being turned into rows and prices."""
 
     def __init__(self, module: Module, cluster: Cluster, file: str) -> None:
         self.module, self.cluster, self.file = module, cluster, file
         self.device = _device_of(module)
-        self._pieces: dict[str, _Piece] = {}
+        self._pieces: dict[str, Piece] = {}
         self._works: dict[tuple[object, ...], int] = {}
         self._fixed: dict[int, tuple[float, float, float]] = {}
         self._kinds: dict[int, tuple[int, float]] = {}
@@ -340,18 +192,18 @@ class _Builder:
 
     # --- rows
 
-    def piece(self, computation: str, depth: int) -> _Piece:
+    def piece(self, computation: str, depth: int) -> Piece:
         """Rows of a computation."""
         if computation not in self._pieces:
             if depth > _DEEPEST:
                 raise FormatError(f"{self.file}: computations call each other over {_DEEPEST} deep")
-            assembly = _Assembly()
+            assembly = Assembly()
             for line in self.module.computations.get(computation, {}).values():
                 self._take(assembly, computation, line, depth)
             self._pieces[computation] = assembly.finish()
         return self._pieces[computation]
 
-    def _take(self, assembly: _Assembly, computation: str, line: Instruction, depth: int) -> None:
+    def _take(self, assembly: Assembly, computation: str, line: Instruction, depth: int) -> None:
         kind = line.kind
         if kind.endswith("-done"):
             started = assembly.open.pop(line.operands[0][0], None) if line.operands else None
@@ -374,7 +226,7 @@ class _Builder:
             take = self._takes.get(kind, self._kernel)
             take(assembly, computation, line)
 
-    def _kernel(self, assembly: _Assembly, computation: str, line: Instruction) -> None:
+    def _kernel(self, assembly: Assembly, computation: str, line: Instruction) -> None:
         """A kernel, or a collective that is wrapped in what looks like one."""
         names = self.module.called(line)
         wrapped = self._wrapped(names[0]) if names else None
@@ -424,7 +276,7 @@ class _Builder:
 
     def _collective(
         self,
-        assembly: _Assembly,
+        assembly: Assembly,
         computation: str,
         line: Instruction,
         outer: Instruction,
@@ -449,7 +301,7 @@ class _Builder:
         else:
             assembly.open[outer.name] = assembly.open[_channel(line)] = row
 
-    def _send(self, assembly: _Assembly, computation: str, line: Instruction) -> None:
+    def _send(self, assembly: Assembly, computation: str, line: Instruction) -> None:
         """A message of a pipeline; transfers to the host use no link between devices."""
         text = _groups_text(line)
         if "is_host_transfer=true" in line.rest or not line.operands or not text:
@@ -461,7 +313,7 @@ class _Builder:
         assembly.queued(row, _QUEUES.index("message"))
         assembly.open[line.name] = row
 
-    def _copy(self, assembly: _Assembly, computation: str, line: Instruction) -> None:
+    def _copy(self, assembly: Assembly, computation: str, line: Instruction) -> None:
         """A copy beside the kernels, between memories of the device."""
         work = work_of(self.module, computation, line)
         if work.moved:
@@ -470,7 +322,7 @@ class _Builder:
             assembly.queued(row, _QUEUES.index("copy"))
             assembly.open[line.name] = row
 
-    def _loop(self, assembly: _Assembly, line: Instruction, depth: int) -> None:
+    def _loop(self, assembly: Assembly, line: Instruction, depth: int) -> None:
         for name in self.module.called(line)[:1]:
             piece, trips = self.piece(name, depth + 1), self.module.trips(line)
             if trips < 1:
@@ -481,7 +333,7 @@ class _Builder:
                 self._scaled = True
                 assembly.embed(piece, 1, float(trips))
 
-    def _weight(self, piece: _Piece) -> float:
+    def _weight(self, piece: Piece) -> float:
         """Rough time of a piece, to tell which branch is longer."""
         chip = self.cluster.accelerator
         keys = list(self._works)
@@ -583,7 +435,7 @@ class _Builder:
             np.add.at(seconds, numbers, model.seconds(operators))
         return seconds
 
-    def flops(self, piece: _Piece) -> float:
+    def flops(self, piece: Piece) -> float:
         """FLOPs of the products of one device, those of the longest branches [FLOP]."""
         each = np.array(
             [
@@ -594,7 +446,7 @@ class _Builder:
         )
         return float((each[piece.cost] * piece.times).sum())
 
-    def program(self, piece: _Piece) -> Program:
+    def program(self, piece: Piece) -> Program:
         """The rows as a Program of one rank class."""
         vocabulary = program_vocabulary(self.axis_names)
         streams = axis_streams(self.axis_names)

@@ -7,7 +7,8 @@ from mpsim.serving.plan import ServiceMemory, ServicePlan
 from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Lengths, Requests
 from mpsim.serving.result import ServiceResult, run_service
-from mpsim.serving.service import Served, serve
+from mpsim.serving.served import Served
+from mpsim.serving.service import serve
 from mpsim.serving.stream import draw_requests
 
 __all__ = [

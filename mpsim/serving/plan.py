@@ -14,10 +14,10 @@ from mpsim.scenario.variation import Variation
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
+from mpsim.serving.pools import Handover, Pool
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.rates import Rates, Reductions, rates_of
 from mpsim.serving.requests import Requests
-from mpsim.serving.service import Handover, Pool
 from mpsim.serving.speculation import HEADS, N_GRAM, Draft
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.transfers import CacheNetwork, Instance

@@ -17,7 +17,8 @@ from mpsim.scenario import Scenario
 from mpsim.serving.intervals import intervals, setting_of
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
-from mpsim.serving.service import Served, serve
+from mpsim.serving.served import Served
+from mpsim.serving.service import serve
 from mpsim.serving.summary import summarise
 from mpsim.serving.words import service_sheet
 from mpsim.sheet import Sheet, Shown

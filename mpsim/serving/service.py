@@ -11,172 +11,33 @@ Requests that arrive at the same time are handed out in their order; engines act
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
-from mpsim.serving.batching import BatchRules, Engine, Iteration
+from mpsim.serving.batching import BatchRules, Engine
+from mpsim.serving.lane import LONGEST_JUMP, Lane, within
+from mpsim.serving.pools import Handover, Pool
 from mpsim.serving.prices import IterationPrices
-from mpsim.serving.ranks import AttentionRanks, JointIteration
+from mpsim.serving.ranks import AttentionRanks
 from mpsim.serving.requests import Requests
-from mpsim.serving.transfers import CacheNetwork, Transfers
+from mpsim.serving.served import Served
+from mpsim.serving.transfers import Transfers
 
-__all__ = ["Handover", "Pool", "Served", "serve"]
+__all__ = ["serve"]
 
 Floats = NDArray[np.float64]
 Events = Generator[simpy.Event, object, None]
 
-_LONGEST_JUMP = 4096  # iterations, so that arrays stay small
-_COUNTING = np.arange(_LONGEST_JUMP)
 _UNEVEN = (
     32  # requests that loads differ by until a prefix is not followed any more: SGLang's router
 )
 _COLUMNS = ("start", "seconds", "count", "decodes", "context", "prompt_tokens", "used", "engine")
 _MOVES = ("request", "source", "target", "start", "end", "bytes")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pool:
-    """Equal instances that do the same.
-
-    Parameters
-    ----------
-    prices : IterationPrices
-        Of one instance.
-    rules : BatchRules
-    blocks : int
-        Blocks of cache of each instance.
-    replicas : int
-        Instances.
-    apart : bool
-        Whether ranks that keep requests of their own are simulated one by one, each with its part of sequences, tokens and blocks, not as one that spreads them evenly.
-    paces : tuple of float
-        Time of each instance over that of one without slow ranks; all 1 if empty.
-    outages : tuple of (int, float, float)
-        Instances that are down, from when to when [s].
-    """
-
-    prices: IterationPrices
-    rules: BatchRules
-    blocks: int
-    replicas: int = 1
-    apart: bool = False
-    paces: tuple[float, ...] = ()
-    outages: tuple[tuple[int, float, float], ...] = ()
-
-    def pace(self, replica: int) -> float:
-        """Time of an instance over that of one without slow ranks."""
-        return self.paces[replica] if self.paces else 1.0
-
-    @property
-    def ranks(self) -> int:
-        """Ranks of an instance that are simulated one by one."""
-        return self.prices.work.attention_dp if self.apart else 1
-
-    @property
-    def rank_rules(self) -> BatchRules:
-        """How one of them forms iterations."""
-        rules, ranks = self.rules, self.ranks
-        return dataclasses.replace(
-            rules,
-            max_sequences=max(1, rules.max_sequences // ranks),
-            max_tokens=max(1, rules.max_tokens // ranks),
-        )
-
-    @property
-    def lanes(self) -> int:
-        """Batches that run beside each other: one a pipeline stage of every instance."""
-        return self.replicas * self.prices.work.pp
-
-    @property
-    def room(self) -> int:
-        """Tokens that the cache of one batch holds, or of one rank of it that keeps requests of its own."""
-        return self.blocks // (self.prices.work.pp * self.ranks) * self.rules.block
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Handover:
-    """How prompts get from the pool that computes them to the one that decodes.
-
-    Parameters
-    ----------
-    prefill : Pool
-    network : CacheNetwork
-        From instances that compute prompts to those that decode.
-    token_bytes : float
-        Keys and values of a token, on all ranks that decode it [B].
-    samples_first : bool
-        Whether the pool that decodes gives the first token, not the one that computed the prompt.
-    """
-
-    prefill: Pool
-    network: CacheNetwork
-    token_bytes: float
-    samples_first: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """When every request was served, and every iteration ran.
-
-    Shapes: N requests, S iterations or jumps over equal ones, T transfers.
-
-    Parameters
-    ----------
-    arrival, started, first, last : float64[N]
-        Arrival, start of the first iteration that took part of its prompt, end of those that gave its first and its last token [s]. NaN where a closed loop ended before.
-    steps : mapping of str to float64[S]
-        ``start``, ``seconds`` (of all of a jump), ``count``, ``decodes``, ``context``, ``prompt_tokens``, ``used`` (blocks of cache), ``engine``.
-    preemptions, hit_tokens : int
-        Requests that were preempted, prompt tokens that the prefix cache had.
-    engines : int
-        Batches that run beside each other: replicas times pipeline stages.
-    end : float
-        End of the last iteration [s].
-    pools : tuple of int
-        Of these batches, those of each pool; prompts first where they have one.
-    stalled : tuple of mappings of str to float
-        For each pool: time in which its batches had requests but no ``cache`` for them, or waited for a ``transfer``, their sum [s].
-    transfers : mapping of str to float64[T]
-        ``request``, ``source`` and ``target`` (batches), ``start``, ``end``, ``bytes``.
-    moved : int
-        Requests that an instance lost to an outage, each time.
-    """
-
-    arrival: Floats
-    started: Floats
-    first: Floats
-    last: Floats
-    steps: Mapping[str, Floats]
-    preemptions: int
-    hit_tokens: int
-    engines: int
-    end: float
-    pools: tuple[int, ...]
-    stalled: tuple[Mapping[str, float], ...]
-    transfers: Mapping[str, Floats]
-    moved: int = 0
-
-    def first_requests(self, count: int) -> Served:
-        """The same run with the first so many requests: the others were never sent."""
-        names = ("arrival", "started", "first", "last")
-        return dataclasses.replace(self, **{name: getattr(self, name)[:count] for name in names})
-
-    @property
-    def engine_names(self) -> tuple[str, ...]:
-        """Names of the batches that run beside each other."""
-        kinds = ("engine",) if len(self.pools) == 1 else ("prefill", "decode")
-        return tuple(
-            f"{kind} {number}"
-            for kind, count in zip(kinds, self.pools, strict=True)
-            for number in range(count)
-        )
 
 
 def serve(
@@ -245,99 +106,6 @@ def _require_room(requests: Requests, pool: Pool, output: NDArray[np.int64], hol
         )
 
 
-def _within(steps: int, gap: float, first: float, more: float) -> tuple[int, float]:
-    """How many of equally growing iterations end before a gap does, the one that it ends in included, and their seconds.
-
-    The first takes `first`, each later one `more` than the one before: k of them take ``k first + more k (k - 1) / 2``.
-    """
-    half = more / 2.0
-    seconds = steps * (first + half * (steps - 1))
-    if gap >= seconds:
-        return steps, seconds
-    base = first - half
-    root = math.sqrt(base * base + 2.0 * more * gap)
-    count = max(
-        1, min(steps, int(2.0 * gap / (base + root)) - 1)
-    )  # one less than it takes, against rounding
-    while count < steps and count * (first + half * (count - 1)) < gap:
-        count += 1
-    return count, count * (first + half * (count - 1))
-
-
-class _Lane:
-    """One engine, or the ranks of an instance that act as one, with what wakes it."""
-
-    __slots__ = (
-        *("arrived", "asleep", "down", "engine", "entrance", "nudge"),
-        *("number", "pace", "pool", "prices"),
-    )
-
-    def __init__(
-        self,
-        number: int,
-        pool: int,
-        prices: IterationPrices,
-        engine: Engine | AttentionRanks,
-        entrance: simpy.Resource,
-        pace: float,
-    ) -> None:
-        self.pace = pace
-        self.down = 0  # outages under way
-        self.number, self.pool, self.prices, self.engine = number, pool, prices, engine
-        self.entrance = entrance  # to the first stage, shared by the batches of an instance
-        self.asleep: simpy.Event | None = None
-        self.nudge: simpy.Event | None = None  # cuts iterations short that are passed at once
-        self.arrived: list[
-            int
-        ] = []  # keys and values have come: taken up before the next iteration
-
-    def seconds(self, iteration: Iteration) -> float:
-        """Time of an iteration [s]."""
-        if isinstance(iteration, JointIteration):
-            loads = [
-                (part.decodes, part.context, part.prompt_tokens, part.pairs)
-                for _, part in iteration.parts
-            ]
-            return self.pace * float(self.prices.apart_seconds(loads, len(iteration.done)))
-        step = (iteration.decodes, iteration.context, iteration.prompt_tokens, iteration.pairs)
-        return self.pace * float(self.prices.seconds(*step, len(iteration.done)))
-
-    def line(self) -> tuple[float, float] | None:
-        """Time of the next decoding iteration, and how much longer each later one is [s]; None where these are no line."""
-        engine = self.engine
-        if isinstance(engine, AttentionRanks) or not engine.even:
-            return None
-        line = self.prices.decoding(engine.decodes, engine.context)
-        return None if line is None else (self.pace * line[0], self.pace * line[1])
-
-    def seconds_ahead(self, steps: int) -> Floats:
-        """Times of so many decoding iterations from now on, in which nothing begins or ends [s]."""
-        engine, ahead = self.engine, _COUNTING[:steps]
-        if isinstance(engine, AttentionRanks):
-            loads = [
-                (rank.decodes, _contexts(rank, ahead), 0, 0.0)
-                for rank in engine.engines
-                if rank.decodes
-            ]
-            return self.pace * np.asarray(self.prices.apart_seconds(loads, 0))
-        return self.pace * self.prices.seconds(engine.decodes, _contexts(engine, ahead))
-
-    def wake(self) -> None:
-        """Have it look again."""
-        if self.asleep is not None:
-            event, self.asleep = self.asleep, None
-            event.succeed()
-        elif self.nudge is not None:
-            event, self.nudge = self.nudge, None
-            event.succeed()
-
-
-def _contexts(engine: Engine, ahead: NDArray[np.int64]) -> Floats:
-    """Tokens of the contexts of an engine so many iterations from now."""
-    gains: Floats = engine.context + engine.decodes * engine.gains(ahead).astype(np.float64)
-    return gains
-
-
 class _Service:
     """One run."""
 
@@ -367,7 +135,7 @@ class _Service:
         self._prompt, self._output = requests.prompt.tolist(), requests.output.tolist()
         self._env = simpy.Environment()
         self._pools = [own] if handover is None else [handover.prefill, own]
-        self._lanes: list[list[_Lane]] = []
+        self._lanes: list[list[Lane]] = []
         for place, pool in enumerate(self._pools):
             self._lanes.append(self._open(place, pool))
         self._alone = len(self._lanes[0]) == 1
@@ -379,9 +147,9 @@ class _Service:
         self._moved = 0
         self._homeless: list[tuple[int, int]] = []  # while every instance is down
         self._moves: list[list[float]] = []
-        self._under_way: dict[int, tuple[_Lane, _Lane, int]] = {}  # source, target, row of a move
+        self._under_way: dict[int, tuple[Lane, Lane, int]] = {}  # source, target, row of a move
         self._computed: dict[
-            int, _Lane
+            int, Lane
         ] = {}  # where each prompt waits that is to be decoded elsewhere
         self._sent = 0
         self._handed = 0
@@ -389,13 +157,13 @@ class _Service:
         if handover is not None:
             self._transfers = Transfers(self._env, handover.network.capacity, self._come)
 
-    def _open(self, place: int, pool: Pool) -> list[_Lane]:
+    def _open(self, place: int, pool: Pool) -> list[Lane]:
         """The batches of a pool."""
         requests, stages = self._requests, pool.prices.work.pp
         computes = self._handover is not None and place == 0
         first = sum(len(lanes) for lanes in self._lanes)
         output = [1] * len(requests) if computes else self._output
-        lanes: list[_Lane] = []
+        lanes: list[Lane] = []
         for replica in range(pool.replicas):
             entrance = simpy.Resource(self._env)
             for _ in range(stages):
@@ -414,7 +182,7 @@ class _Service:
                 ]
                 engine = ranks[0] if len(ranks) == 1 else AttentionRanks(ranks)
                 lanes.append(
-                    _Lane(
+                    Lane(
                         first + len(lanes), place, pool.prices, engine, entrance, pool.pace(replica)
                     )
                 )
@@ -487,7 +255,7 @@ class _Service:
         for lane in lanes:
             lane.wake()
 
-    def _empty(self, lane: _Lane) -> None:
+    def _empty(self, lane: Lane) -> None:
         """Hand the requests of an instance that is down to others: what they had generated is computed again."""
         lost = lane.engine.clear()
         self._moved += len(lost)
@@ -503,7 +271,7 @@ class _Service:
         lane.engine.adopt(request, generated)
         lane.wake()
 
-    def _choose(self, lanes: Sequence[_Lane], turn: int, request: int) -> _Lane | None:
+    def _choose(self, lanes: Sequence[Lane], turn: int, request: int) -> Lane | None:
         """The batch that a request joins; None where all are down."""
         if self._fragile:
             lanes = [lane for lane in lanes if not lane.down]
@@ -519,7 +287,7 @@ class _Service:
                 return lanes[min(range(len(lanes)), key=lambda at: (-cached[at], loads[at]))]
         return lanes[min(range(len(lanes)), key=loads.__getitem__)]
 
-    def _gap(self, lane: _Lane) -> float | None:
+    def _gap(self, lane: Lane) -> float | None:
         """Seconds until the next request comes to a batch; None where only the others can tell."""
         if self._concurrency is not None:
             if self._alone:
@@ -531,7 +299,7 @@ class _Service:
         request = self._sent + (lane.number - self._sent) % lanes
         return self._arrival[request] - self._env.now if request < self._count else np.inf
 
-    def _work(self, lane: _Lane) -> Events:
+    def _work(self, lane: Lane) -> Events:
         """Run one engine, iteration after iteration, as long as something comes."""
         env, engine, prices = self._env, lane.engine, lane.prices
         entrance = lane.entrance if prices.work.pp > 1 else None
@@ -576,7 +344,7 @@ class _Service:
                 yield from self._go_on(lane, steps)
                 self._end = env.now
 
-    def _go_on(self, lane: _Lane, steps: int) -> Events:
+    def _go_on(self, lane: Lane, steps: int) -> Events:
         """Pass as many iterations at once as nothing disturbs."""
         if lane.down:  # since the iteration that has just ended
             return
@@ -586,7 +354,7 @@ class _Service:
         else:
             yield self._env.timeout(self._jump(lane, steps, gap))
 
-    def _sleep(self, lane: _Lane, why: str = "") -> Events:
+    def _sleep(self, lane: Lane, why: str = "") -> Events:
         """Wait until something changes, and note what for."""
         begin, reason = self._env.now, why or lane.engine.waits_for
         stalls = self._stalled[lane.pool]
@@ -595,18 +363,18 @@ class _Service:
         if reason:
             stalls[reason] += self._env.now - begin
 
-    def _jump(self, lane: _Lane, steps: int, gap: float) -> float:
+    def _jump(self, lane: Lane, steps: int, gap: float) -> float:
         """Pass iterations in which nothing begins or ends, to the end of the one during which the next request comes; their seconds."""
         line = lane.line()
         if line is not None:
-            steps, seconds = _within(min(steps, _LONGEST_JUMP), gap, *line)
+            steps, seconds = within(min(steps, LONGEST_JUMP), gap, *line)
             return self._pass(lane, steps, seconds, self._env.now)
         steps, times = self._ahead(lane, steps)
         if gap < times[-1]:
             steps = min(steps, int(np.searchsorted(times, gap)) + 1)
         return self._pass(lane, steps, float(times[steps - 1]), self._env.now)
 
-    def _jump_while_undisturbed(self, lane: _Lane, steps: int) -> Events:
+    def _jump_while_undisturbed(self, lane: Lane, steps: int) -> Events:
         """Pass iterations to the end of the one during which something comes, or the instance goes down."""
         begin = self._env.now
         steps, times = self._ahead(lane, steps)
@@ -620,12 +388,12 @@ class _Service:
                 yield self._env.timeout(rest)
         self._pass(lane, steps, float(times[steps - 1]), begin)
 
-    def _ahead(self, lane: _Lane, steps: int) -> tuple[int, Floats]:
+    def _ahead(self, lane: Lane, steps: int) -> tuple[int, Floats]:
         """How many iterations to look ahead, and when each ends, from now on [s]."""
-        steps = min(steps, _LONGEST_JUMP)
+        steps = min(steps, LONGEST_JUMP)
         return steps, lane.seconds_ahead(steps).cumsum()
 
-    def _pass(self, lane: _Lane, steps: int, seconds: float, begin: float) -> float:
+    def _pass(self, lane: Lane, steps: int, seconds: float, begin: float) -> float:
         """Write down iterations that are passed at once; their seconds."""
         engine = lane.engine
         row = (begin, seconds, steps, engine.decodes, engine.context, 0, engine.used, lane.number)
@@ -633,7 +401,7 @@ class _Service:
         engine.jump(steps)
         return seconds
 
-    def _note(self, lane: _Lane, first: Sequence[int], last: Sequence[int]) -> None:
+    def _note(self, lane: Lane, first: Sequence[int], last: Sequence[int]) -> None:
         """Write down first and last tokens; a user of a closed loop then sends the next request."""
         handover, now = self._handover, self._env.now
         if handover is not None and lane.pool == 0:
@@ -674,7 +442,7 @@ class _Service:
         self._arrival[self._sent] = self._due.popleft()
         self._hand_out()
 
-    def _offer(self, lane: _Lane, request: int) -> None:
+    def _offer(self, lane: Lane, request: int) -> None:
         """Offer a computed prompt to an engine that decodes."""
         target = self._choose(self._lanes[1], self._handed, request)
         assert target is not None, "pools have no outages"
@@ -683,7 +451,7 @@ class _Service:
         target.engine.offer(request)
         target.wake()
 
-    def _take_up(self, lane: _Lane) -> None:
+    def _take_up(self, lane: Lane) -> None:
         """Let requests decode whose keys and values have come, and fetch those of others."""
         handover, engine = self._handover, lane.engine
         assert handover is not None, "only a pool that decodes takes requests up"

@@ -18,7 +18,7 @@ from mpsim.cost.constants import constant_groups
 from mpsim.serving.confidence import distribution, steady_state
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
-from mpsim.serving.service import Served
+from mpsim.serving.served import Served
 
 __all__ = ["ACCOUNT", "account", "itl", "latencies", "pool_accounts", "summarise"]
 

@@ -14,7 +14,7 @@ from mpsim.serving.engines import EnginePreset
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.rates import Reductions
-from mpsim.serving.service import Served
+from mpsim.serving.served import Served
 from mpsim.serving.summary import account
 from mpsim.workload import model
 

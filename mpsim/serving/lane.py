@@ -1,0 +1,115 @@
+"""A lane: one engine of a service with what paces and wakes it, and the times of its iterations."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from mpsim.serving.batching import Engine, Iteration
+from mpsim.serving.prices import IterationPrices
+from mpsim.serving.ranks import AttentionRanks, JointIteration
+
+__all__ = ["LONGEST_JUMP", "Lane", "within"]
+
+Floats = NDArray[np.float64]
+
+LONGEST_JUMP: Final = 4096
+"""Iterations that are passed at once at most, so that arrays stay small."""
+_COUNTING = np.arange(LONGEST_JUMP)
+
+
+class Lane:
+    """One engine, or the ranks of an instance that act as one, with what wakes it."""
+
+    __slots__ = (
+        *("arrived", "asleep", "down", "engine", "entrance", "nudge"),
+        *("number", "pace", "pool", "prices"),
+    )
+
+    def __init__(
+        self,
+        number: int,
+        pool: int,
+        prices: IterationPrices,
+        engine: Engine | AttentionRanks,
+        entrance: simpy.Resource,
+        pace: float,
+    ) -> None:
+        self.pace = pace
+        self.down = 0  # outages under way
+        self.number, self.pool, self.prices, self.engine = number, pool, prices, engine
+        self.entrance = entrance  # to the first stage, shared by the batches of an instance
+        self.asleep: simpy.Event | None = None
+        self.nudge: simpy.Event | None = None  # cuts iterations short that are passed at once
+        self.arrived: list[
+            int
+        ] = []  # keys and values have come: taken up before the next iteration
+
+    def seconds(self, iteration: Iteration) -> float:
+        """Time of an iteration [s]."""
+        if isinstance(iteration, JointIteration):
+            loads = [
+                (part.decodes, part.context, part.prompt_tokens, part.pairs)
+                for _, part in iteration.parts
+            ]
+            return self.pace * float(self.prices.apart_seconds(loads, len(iteration.done)))
+        step = (iteration.decodes, iteration.context, iteration.prompt_tokens, iteration.pairs)
+        return self.pace * float(self.prices.seconds(*step, len(iteration.done)))
+
+    def line(self) -> tuple[float, float] | None:
+        """Time of the next decoding iteration, and how much longer each later one is [s]; None where these are no line."""
+        engine = self.engine
+        if isinstance(engine, AttentionRanks) or not engine.even:
+            return None
+        line = self.prices.decoding(engine.decodes, engine.context)
+        return None if line is None else (self.pace * line[0], self.pace * line[1])
+
+    def seconds_ahead(self, steps: int) -> Floats:
+        """Times of so many decoding iterations from now on, in which nothing begins or ends [s]."""
+        engine, ahead = self.engine, _COUNTING[:steps]
+        if isinstance(engine, AttentionRanks):
+            loads = [
+                (rank.decodes, _contexts(rank, ahead), 0, 0.0)
+                for rank in engine.engines
+                if rank.decodes
+            ]
+            return self.pace * np.asarray(self.prices.apart_seconds(loads, 0))
+        return self.pace * self.prices.seconds(engine.decodes, _contexts(engine, ahead))
+
+    def wake(self) -> None:
+        """Have it look again."""
+        if self.asleep is not None:
+            event, self.asleep = self.asleep, None
+            event.succeed()
+        elif self.nudge is not None:
+            event, self.nudge = self.nudge, None
+            event.succeed()
+
+
+def _contexts(engine: Engine, ahead: NDArray[np.int64]) -> Floats:
+    """Tokens of the contexts of an engine so many iterations from now."""
+    gains: Floats = engine.context + engine.decodes * engine.gains(ahead).astype(np.float64)
+    return gains
+
+
+def within(steps: int, gap: float, first: float, more: float) -> tuple[int, float]:
+    """How many of equally growing iterations end before a gap does, the one that it ends in included, and their seconds.
+
+    The first takes `first`, each later one `more` than the one before: k of them take ``k first + more k (k - 1) / 2``.
+    """
+    half = more / 2.0
+    seconds = steps * (first + half * (steps - 1))
+    if gap >= seconds:
+        return steps, seconds
+    base = first - half
+    root = math.sqrt(base * base + 2.0 * more * gap)
+    count = max(
+        1, min(steps, int(2.0 * gap / (base + root)) - 1)
+    )  # one less than it takes, against rounding
+    while count < steps and count * (first + half * (count - 1)) < gap:
+        count += 1
+    return count, count * (first + half * (count - 1))
