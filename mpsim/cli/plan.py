@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,9 +24,6 @@ from mpsim.cli.options import (
     load_scenario,
     quantity,
 )
-
-if TYPE_CHECKING:
-    from mpsim.study.plan import Plans, Training
 
 __all__ = ["plan"]
 
@@ -129,13 +126,14 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say how many days, accelerator-hours, dollars, MWh and tonnes of CO2 a whole training takes."""
-    from mpsim.cli.console import end_early, note, print_json, wrote
+    from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.progress import progress_bar
     from mpsim.cli.sweep import values_of
     from mpsim.limits import set_unlimited
     from mpsim.study.facility import Facility, read_rates
     from mpsim.study.plan import Assumptions
     from mpsim.study.plan import plan as make_plan
+    from mpsim.study.plan_words import changed
 
     set_unlimited(yes)
     scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
@@ -168,104 +166,10 @@ def plan(
         print_json(plans.to_json())
         end_early(plans.interrupted)
         return
-    if len(plans.rows) > 1:
-        _print_rows(plans)
-    if plans.best is not None:
-        _print_training(plans.best, assumed.facility.words)
-    elif len(plans.rows) == 1:
-        _print_training(plans.rows[0], assumed.facility.words)
+    if plans.rows:
+        print_sheet(plans.sheet())
     if plans.best is None:
         note("mpsim plan: no plan fits into memory, the deadline and the budget")
     for failed, why in plans.failed:
-        note(f"not planned: {_words(failed)}: {why}")
+        note(f"not planned: {changed(failed)}: {why}")
     end_early(plans.interrupted)
-
-
-def _words(values: object) -> str:
-    from collections.abc import Mapping
-
-    pairs = values.items() if isinstance(values, Mapping) else ()
-    return ", ".join(
-        f"{str(key).rpartition('.')[2]} {value}"
-        for key, value in pairs
-        if value not in (None, False)
-    )
-
-
-def _print_rows(plans: Plans) -> None:
-    from mpsim.cli.console import print_table
-
-    print_table(
-        (
-            (
-                f"{row.accelerators:,}",
-                f"{row.days:.1f}",
-                f"{row.hours:,.0f}",
-                "-" if row.cost is None else f"{row.cost / 1e6:.2f}",
-                f"{row.energy_j / 3.6e9:,.0f}",
-                f"{row.goodput:.1%}",
-                "yes" if plans.meets(row) else "no",
-                _words(row.values),
-            )
-            for row in plans.rows
-        ),
-        header=(
-            "accelerators",
-            "days",
-            "GPU-hours",
-            "million USD",
-            "MWh",
-            "goodput",
-            "possible",
-            "values",
-        ),
-        right=range(6),
-    )
-
-
-def _span(value: float, spread: tuple[float, float], form: str) -> str:
-    """A figure with its interval; the figure alone where none is known."""
-    text = format(value, form)
-    low, high = (format(value * side, form) for side in spread)
-    return text if spread[0] == spread[1] else f"{text} ({low} to {high})"
-
-
-def _print_training(row: Training, facility: str) -> None:
-    from mpsim.cli.console import print_table
-
-    rate = row.rate
-    price = "no public price; give --prices FILE"
-    if rate is not None and row.cost is not None:
-        price = (
-            f"{_span(row.cost, row.spread, ',.0f')} USD at {rate.usd_per_hour:.3g} USD an accelerator-hour, {rate.offer} "
-            f"({rate.low:.3g} to {rate.high:.3g}; {rate.source})"
-        )
-    print_table(
-        (
-            ("tokens", f"{row.tokens:.4g} in {row.steps:,} steps of {row.step_time_s:.4g} s"),
-            ("days", f"{_span(row.days, row.spread, '.3g')} on {row.accelerators:,} accelerators"),
-            (
-                "GPU-hours",
-                f"{_span(row.hours, row.spread, ',.0f')} of the allocation, {row.computing_hours:,.0f} of them computing",
-            ),
-            (
-                "goodput",
-                f"{row.goodput:.1%}, {row.interruptions:.3g} interruptions, a checkpoint every {row.checkpoint_interval_s / 60:.3g} min",
-            ),
-            ("price", price),
-            *(
-                (("", "spot offers are withdrawn at any time: what that costs is not counted"),)
-                if rate is not None and rate.offer == "spot"
-                else ()
-            ),
-            ("energy", f"{_span(row.energy_j / 3.6e9, row.spread, ',.4g')} MWh at the meter"),
-            (
-                "CO2",
-                f"{_span(row.carbon_kg / 1e3, row.spread, ',.3g')} t, embodied carbon left out",
-            ),
-            ("assumed", facility),
-            ("interval", f"80 %: {row.basis}"),
-            *((("memory", "does not fit: these figures are of no use"),) if not row.fits else ()),
-        ),
-        title=f"\n{row.scenario}{', ' + _words(row.values) if row.values else ''}",
-    )

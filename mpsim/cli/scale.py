@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mpsim.cli.options import AllowInclude, AsJson, Overrides, Plot, Sets, Yes, load_scenario
 
-if TYPE_CHECKING:
-    from mpsim.study.scaling import Scale
-
 __all__ = ["scale"]
-
-_EATERS = 3  # parts named in a row
 
 
 class Mode(enum.StrEnum):
@@ -61,7 +56,7 @@ def scale(
     as_json: AsJson = False,
 ) -> None:
     """Say what throughput, MFU and the parts of the step become on more accelerators."""
-    from mpsim.cli.console import end_early, note, print_json, wrote
+    from mpsim.cli.console import end_early, note, print_json, print_sheet, wrote
     from mpsim.cli.progress import progress_bar
     from mpsim.limits import set_unlimited
     from mpsim.study.scaling import MODES
@@ -82,43 +77,8 @@ def scale(
     if as_json:
         print_json(scaled.to_json())
     else:
-        _print(scaled)
+        print_sheet(scaled.sheet())
     for row in scaled.rows:
         if row.summary is None:
             note(f"{row.mode}, {row.accelerators:,} accelerators: {row.reason}")
     end_early(scaled.interrupted)
-
-
-def _print(scaled: Scale) -> None:
-    from mpsim.cli.console import print_table
-    from mpsim.study.scaling import MODES
-    from mpsim.units import percent
-
-    for mode in MODES:
-        rows = scaled.of(mode)
-        if not rows:
-            continue
-        print_table(
-            (
-                (
-                    f"{row.accelerators:,}",
-                    f"{row.figure('step_time_s'):.4g}",
-                    f"{row.figure('tokens_per_s'):,.0f}",
-                    f"{row.figure('tokens_per_s_per_accelerator'):,.1f}",
-                    percent(row.figure("mfu")),
-                    percent(scaled.efficiency(row)),
-                    ", ".join(
-                        f"{name.replace('_', ' ')} +{100 * more:.1f} points"
-                        for name, more in scaled.eaters(row)[:_EATERS]
-                        if more > 0.0005
-                    ),
-                )
-                for row in rows
-            ),
-            header=(
-                *("accelerators", "step (s)", "tokens/s", "tokens/s/acc."),
-                *("MFU", "efficiency", "grown since the smallest"),
-            ),
-            title=f"\n{scaled.scenario}, {mode} scaling",
-            right=range(6),
-        )

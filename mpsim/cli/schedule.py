@@ -315,7 +315,7 @@ def _compare(
             percent(candidate.timed.bubble_fraction),
             f"{candidate.activations:g}",
             f"x{candidate.weight_copies}",
-            candidate.reason,
+            f"needs over {memory:g}" if candidate.reason else "",
         )
         for candidate in comparison
     ]

@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpsim.errors import MpsimError, ScenarioError
+from mpsim.frame import Tabular
 from mpsim.result import Result
 from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
+from mpsim.sheet import Sheet, Shown
 from mpsim.simulate import simulate_step
 from mpsim.study.facility import Facility, Rate, rate_of
+from mpsim.study.plan_words import plans_sheet, training_sheet
 from mpsim.study.reliability import Checkpoint, Reliability, daly_interval, expected_share
 from mpsim.training.intervals import residuals_of, setting_of
 
@@ -58,8 +61,8 @@ class Assumptions:
     background: bool = True
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Training(Shown):
     """One whole training.
 
     Parameters
@@ -126,6 +129,10 @@ class Training:
     def cost(self) -> float | None:
         """Price of the hours [USD]."""
         return None if self.rate is None else self.hours * self.rate.usd_per_hour
+
+    def sheet(self) -> Sheet:
+        """The plan in full, as ``mpsim plan`` prints it."""
+        return training_sheet(self)
 
     def to_json(self) -> dict[str, object]:
         """Plain data: the figures of ``mpsim plan --json``."""
@@ -248,8 +255,8 @@ def _joined(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, floa
     return math.exp(-low), math.exp(high)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plans:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Plans(Shown, Tabular):
     """Plans of the same training on different hardware or layouts.
 
     Parameters
@@ -264,6 +271,8 @@ class Plans:
         Dollars that it may cost.
     interrupted : bool
         Whether a KeyboardInterrupt left combinations out.
+    facility : str
+        Assumed of the building and the grid, in words.
     """
 
     rows: tuple[Training, ...]
@@ -271,6 +280,7 @@ class Plans:
     deadline: float | None = None
     budget: float | None = None
     interrupted: bool = False
+    facility: str = ""
 
     def meets(self, row: Training) -> bool:
         """Whether a plan fits into memory, the days and the dollars."""
@@ -295,6 +305,23 @@ class Plans:
             if not front or (row.cost or 0.0) < (front[-1].cost or 0.0):
                 front.append(row)
         return tuple(front)
+
+    def table(self) -> list[dict[str, object]]:
+        """One mapping a plan: its values, figures, and whether it is possible."""
+        names = ("steps", "step_time_s", "accelerators", "days", "gpu_hours", "usd", "mwh", "tco2")
+        told = [(row, row.to_json()) for row in self.rows]
+        return [
+            {
+                **row.values,
+                **{name: figures[name] for name in (*names, "goodput", "fits_memory")},
+                "possible": self.meets(row),
+            }
+            for row, figures in told
+        ]
+
+    def sheet(self) -> Sheet:
+        """Plans side by side and the best in full, as ``mpsim plan`` prints them."""
+        return plans_sheet(self)
 
     def display(self) -> PlanDisplay:
         """Days against dollars."""
@@ -380,7 +407,8 @@ def plan(
         raise ScenarioError(
             f"{scenario.name}: none of {len(failed)} combinations can be planned; the first: {failed[0][1]}"
         )
-    return Plans(tuple(rows), tuple(failed), deadline, budget, interrupted)
+    words = assumed.facility.words
+    return Plans(tuple(rows), tuple(failed), deadline, budget, interrupted, words)
 
 
 def _step(

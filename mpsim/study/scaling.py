@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpsim.errors import MpsimError, ScenarioError, nearest
+from mpsim.frame import Tabular
 from mpsim.scenario import Scenario
+from mpsim.sheet import Sheet, Shown
 from mpsim.simulate import simulate_step
+from mpsim.study.words import scale_sheet
 
 if TYPE_CHECKING:
     from mpsim.plot.scaling import ScalingDisplay
@@ -54,8 +57,8 @@ class Scaled:
         return {name: float(seconds) / step for name, seconds in parts.items()}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scale:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Scale(Shown, Tabular):
     """A scenario at several sizes of its cluster.
 
     Parameters
@@ -89,6 +92,25 @@ class Scale:
             ((name, more) for name, more in grown.items() if more > 0),
             key=lambda item: -item[1],
         )
+
+    def table(self) -> list[dict[str, object]]:
+        """One mapping a size that can run: figures, and parts of the step as shares."""
+        names = ("step_time_s", "tokens_per_s", "tokens_per_s_per_accelerator", "mfu")
+        return [
+            {
+                "mode": row.mode,
+                "accelerators": row.accelerators,
+                **{name: row.figure(name) for name in names},
+                "efficiency": self.efficiency(row),
+                **{f"{name}_share": share for name, share in row.shares.items()},
+            }
+            for row in self.rows
+            if row.summary is not None
+        ]
+
+    def sheet(self) -> Sheet:
+        """One line a size, as ``mpsim scale`` prints them."""
+        return scale_sheet(self, MODES)
 
     def display(self) -> ScalingDisplay:
         """Throughput against accelerators, and the parts of the step at each size."""

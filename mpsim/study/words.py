@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mpsim.study.goodput import Goodput
     from mpsim.study.montecarlo import Jitter
     from mpsim.study.rows import Row, Sweep
+    from mpsim.study.scaling import Scale, Scaled
     from mpsim.study.sensitivity import Sensitivity
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "goodput_sheet",
     "jitter_sheet",
     "part_text",
+    "scale_sheet",
     "sensitivity_sheet",
     "share_text",
     "sweep_sheet",
@@ -289,3 +291,45 @@ def jitter_sheet(jitter: Jitter, more: Sequence[str] = ()) -> Sheet:
     )
     header = ("steps", "up to", "95 % confidence")
     return Sheet("", (Section(rows, header, (0, 1), title=title, lines=tuple(more)),))
+
+
+_GROWN = 3  # parts that are told
+_LEAST = 0.0005  # share of the step
+
+
+def scale_sheet(scaled: Scale, modes: Sequence[str]) -> Sheet:
+    """One line a size, a table a mode."""
+    header = (
+        *("accelerators", "step (s)", "tokens/s", "tokens/s/acc.", "MFU", "efficiency"),
+        "grown since the smallest",
+    )
+    return Sheet(
+        "",
+        tuple(
+            Section(
+                tuple(_size(scaled, row) for row in scaled.of(mode)),
+                header,
+                tuple(range(6)),
+                title=f"{scaled.scenario}, {mode} scaling",
+            )
+            for mode in modes
+            if scaled.of(mode)
+        ),
+    )
+
+
+def _size(scaled: Scale, row: Scaled) -> tuple[str, ...]:
+    grown = (
+        f"{name.replace('_', ' ')} +{100 * more:.1f} points"
+        for name, more in scaled.eaters(row)[:_GROWN]
+        if more > _LEAST
+    )
+    return (
+        f"{row.accelerators:,}",
+        f"{row.figure('step_time_s'):.4g}",
+        f"{row.figure('tokens_per_s'):,.0f}",
+        f"{row.figure('tokens_per_s_per_accelerator'):,.1f}",
+        percent(row.figure("mfu")),
+        percent(scaled.efficiency(row)),
+        ", ".join(grown),
+    )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mpsim.errors import Problem, ScenarioError
+from mpsim.framework import framework
 from mpsim.scenario.described import Described
 
 __all__ = ["check_cluster", "check_framework", "check_model"]
@@ -26,6 +27,9 @@ def check_cluster(scenario: Described) -> list[Problem]:
 
 def check_framework(scenario: Described) -> list[Problem]:
     """The framework's preset exists, and has the fields that are replaced."""
+    if _raised(lambda: scenario.hardware):  # no machine, no habits of its host
+        chosen = scenario.framework
+        return _raised(lambda: framework(chosen.preset, chosen.overrides))
     return _raised(lambda: scenario.software)
 
 
