@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 from mpsim.cli.complete import templates
 from mpsim.cli.options import AsJson
 from mpsim.cli.paths import check_file
+from mpsim.output import write_whole
 
 __all__ = ["new"]
 
@@ -49,13 +51,9 @@ def new(
         raise typer.BadParameter("give a file to write, or --list", param_hint="FILE")
     quoted = shlex.quote(str(file))
     text = template_text(template, quoted)
-    try:
-        with file.open("x", encoding="utf-8") as out:
-            out.write(text)
-    except FileExistsError:
-        raise ScenarioError(
-            f"{file}: exists already; choose another name or remove it first"
-        ) from None
+    if os.path.lexists(file):
+        raise ScenarioError(f"{file}: exists already; choose another name or remove it first")
+    write_whole(file, text)
     if as_json:
         print_json({"file": str(file), "template": template})
     else:

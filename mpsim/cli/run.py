@@ -20,6 +20,7 @@ from mpsim.cli.options import (
     load_scenarios,
     share,
 )
+from mpsim.inputs import shown
 from mpsim.output import safe_name
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ def run(
         from mpsim.cli.emit import check_emit
 
         check_emit(emit, len(scenarios))
-    for scenario in scenarios:
-        folder = plots if plots is None or len(files) == 1 else plots / safe_name(scenario.name)
+    for scenario, folder in zip(scenarios, _folders(scenarios, plots), strict=True):
         if scenario.serves:
             _refuse_studies(sensitivity=sensitivity, jitter=jitter, engine=engine, emit=emit)
             _serve(scenario, folder, trace, as_json=as_json)
@@ -112,6 +112,22 @@ def run(
         _write(result, answer, folder, trace)
         for item in configurations:
             item.write()
+
+
+def _folders(scenarios: list[Scenario], plots: Path | None) -> list[Path | None]:
+    """The folder that each scenario is drawn into: `plots` itself, or one in it for each of several."""
+    from mpsim.errors import ScenarioError
+
+    if plots is None or len(scenarios) == 1:
+        return [plots] * len(scenarios)
+    names: dict[str, str] = {}
+    for scenario in scenarios:
+        folder = safe_name(scenario.name)
+        if folder in names:
+            both = f"names {shown(names[folder])} and {shown(scenario.name)}"
+            raise ScenarioError(f"{both} both become the folder {folder!r}; change one of them")
+        names[folder] = scenario.name
+    return [plots / folder for folder in names]
 
 
 def _emitted(scenario: Scenario, emit: list[str] | None) -> list[Emitted]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -16,6 +17,8 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import yaml
+
+from mpsim.errors import FormatError
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTS = ROOT / "tests" / "imports" / "samples"
@@ -128,6 +131,23 @@ def _scenario(path: Path) -> object:
     from mpsim.scenario import load
 
     return load(path)
+
+
+def _check(path: Path) -> object:
+    """``mpsim check`` in this process: exit code 0 or 2, and plain lines."""
+    from mpsim.cli import main
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = main(["check", str(path)])
+    text = said.getvalue()
+    if code not in (0, 2) or "Traceback" in text or "internal error" in text:
+        raise AssertionError(f"exit code {code}: {text[-200:]}")
+    if any(ord(letter) < 32 and letter not in "\n\t" for letter in text):
+        raise Unsound("a control character reached the terminal")
+    if code == 2:
+        raise FormatError("refused")
+    return code
 
 
 def _machine(path: Path) -> object:
@@ -489,6 +509,7 @@ def _readers() -> Iterator[Reader]:
         path.name: path.read_bytes() for path in (ROOT / "scenarios").rglob("*") if path.is_file()
     }
     yield Reader("scenario", _scenario, scenarios, beside, 4)
+    yield Reader("mpsim check", _check, scenarios, beside, 1)
     yield Reader("configurations", _import, _imports("accelerate", "astra-sim", "deepspeed", "hf", "hf-v4", "maxtext", "torchtitan", "yaml"), share=4)  # fmt: skip
     yield Reader("launch scripts", _import, _imports("megatron", "recipes"), share=2)
     yield Reader("benchmarks", _benchmark, {**_imports("nccl-tests", "osu"), "report.json": json.dumps(REPORT).encode()}, share=3)  # fmt: skip

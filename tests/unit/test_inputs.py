@@ -32,7 +32,6 @@ OWN = {
     "importers/nsys.py": "SQLite opens what inputs looked at",
     "cli/about.py": "data that ships",
     "cli/app.py": "the null device",
-    "cli/new.py": "writes",
     "measured/files.py": "writes",
     "report/page.py": "data that ships",
     "schedule/csv_file.py": "writes",
