@@ -97,7 +97,9 @@ def compare(
     if plot is not None:
         from mpsim.plot import ComparisonDisplay
 
-        wrote(ComparisonDisplay.from_comparison(comparisons[0]).save(plot))
+        shown = comparisons[0]
+        display = ComparisonDisplay.from_comparison(shown)
+        wrote(display.titled(f"{shown.a} against {shown.b}: parts of the step").save(plot))
 
 
 def _is_recording(path: Path) -> bool:

@@ -114,7 +114,9 @@ def goodput(
         seed=seed,
     )
     if plot is not None:
-        outcome.display().save(plot)
+        low, high = outcome.confidence
+        title = f"{result.scenario.name}: {outcome.effective:.2%} of {days:g} days is progress ({low:.2%} to {high:.2%})"
+        outcome.display().titled(title).save(plot)
         wrote(plot)
     tokens = float(result.summary["tokens_per_s"])
     if as_json:

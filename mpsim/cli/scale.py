@@ -72,7 +72,8 @@ def scale(
             progress=report,
         )
     if plot is not None:
-        scaled.display().save(plot)
+        title = f"{scenario.name}: throughput and parts of the step from {gpus} accelerators"
+        scaled.display().titled(title).save(plot)
         wrote(plot)
     if as_json:
         print_json(scaled.to_json())

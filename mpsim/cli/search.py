@@ -249,4 +249,5 @@ def _search_service(scenario: Scenario, values: dict[str, list[object]], **optio
 def _draw(outcome: Search, path: Path) -> None:
     from mpsim.plot import SearchDisplay
 
-    SearchDisplay.from_search(outcome).save(path)
+    title = f"{outcome.scenario}: step time against memory of {len(outcome.rows):,} layouts"
+    SearchDisplay.from_search(outcome).titled(title).save(path)

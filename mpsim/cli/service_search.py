@@ -34,7 +34,8 @@ def search_service(
     if plot is not None and outcome.rows:
         from mpsim.plot import ServiceFrontDisplay
 
-        ServiceFrontDisplay.from_search(outcome).save(plot)
+        title = f"{scenario.name}: tokens/s of a user against tokens/s of an accelerator"
+        ServiceFrontDisplay.from_search(outcome).titled(title).save(plot)
         wrote(plot)
     elif plot is not None:
         note(f"nothing was simulated, so there is nothing to draw in {plot}")

@@ -94,7 +94,7 @@ def sweep(
         result.to_csv(csv)
         wrote(csv)
     if plot is not None:
-        _draw(result, plot)
+        _draw(result, plot, scenario.name)
         wrote(plot)
     if as_json:
         print_json(result.to_json())
@@ -155,9 +155,12 @@ def _processes(jobs: int | None, values: dict[str, list[object]]) -> int:
     return min(os.cpu_count() or 1, max(1, rows // 4))
 
 
-def _draw(result: Sweep, path: Path) -> None:
+def _draw(result: Sweep, path: Path, name: str) -> None:
     from mpsim.plot import draw_sweep
+    from mpsim.table import plural
 
     serves = any(row.serves for row in result)
     metric = f"{'output_' if serves else ''}tokens_per_s_per_accelerator"
-    draw_sweep(result, metric=metric).save(path)
+    keys = ", ".join(key.rpartition(".")[2] for key in result.keys)
+    title = f"{name}: {plural(len(result), 'point')} over {keys}"
+    draw_sweep(result, metric=metric).titled(title).save(path)

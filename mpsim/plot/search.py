@@ -19,6 +19,11 @@ __all__ = ["SearchDisplay"]
 
 _GB = 1e9
 _LABELLED = 3  # leaders whose layout is written beside their mark
+_LETTERS = "ABCDEFGH"
+_LETTERED, _LINE_INCHES = (
+    len(_LETTERS),
+    0.16,
+)  # of the front, and what the line of each adds to the height
 _ROOM = 1.25  # over the largest memory shown
 _BEFORE = 0.97  # of the shortest step, where the axis begins
 _REACH = 2.5  # times the shortest step, where it ends
@@ -58,7 +63,9 @@ class SearchDisplay(Display):
     leaders : int64[L]
         The best ones, best first.
     names : sequence of str
-        What to write beside the first of them.
+        Layouts of the first leaders, which are listed in a corner.
+    front_names : sequence of str
+        Layouts of the front; the most telling ones have a letter, and a line under the picture.
 
     Raises
     ------
@@ -73,12 +80,13 @@ class SearchDisplay(Display):
         front: NDArray[np.int64],
         leaders: NDArray[np.int64],
         names: Sequence[str] = (),
+        front_names: Sequence[str] = (),
     ) -> None:
         if not len(step_time):
             raise ScenarioError("no layout was simulated: nothing to draw")
         self.step_time, self.memory = np.asarray(step_time), np.asarray(memory)
         self.front, self.leaders = np.asarray(front), np.asarray(leaders)
-        self.names = tuple(names)
+        self.names, self.front_names = tuple(names), tuple(front_names)
 
     @classmethod
     def from_search(cls, search: _Search) -> SearchDisplay:
@@ -96,10 +104,25 @@ class SearchDisplay(Display):
             places(search.front),
             places(search.leaders),
             [row.name for row in search.leaders],
+            [row.name for row in search.front],
         )
 
+    @property
+    def lettered(self) -> list[int]:
+        """Places in the front that have a letter: both ends, and between them where memory falls most, by step time."""
+        if not self.front_names:
+            return []
+        memory = self.memory[self.front]
+        falls = np.concatenate([[0.0], memory[:-1] - memory[1:]])
+        between = [
+            place for place in np.argsort(-falls, kind="stable").tolist() if falls[place] > 0
+        ]
+        last = len(memory) - 1
+        chosen = dict.fromkeys([0, last, *between])
+        return sorted(list(chosen)[:_LETTERED])
+
     def _size(self) -> tuple[float, float]:
-        return 8.0, 4.5
+        return 8.0, 4.5 + _LINE_INCHES * len(self.lettered)
 
     def _draw(self, ax: Axes) -> None:
         memory = self.memory / _GB
@@ -135,9 +158,31 @@ class SearchDisplay(Display):
         ax.text(
             0.99, 0.97, "\n".join(lines), transform=ax.transAxes, ha="right", va="top", fontsize=8
         )
+        self._add_letters(ax, edge)
         ax.set_xlim(_BEFORE * shortest, edge)
         ax.set_xlabel("step time (s)")
         ax.set_ylabel("memory of the fullest rank (GB)")
         ax.set_ylim(0.0, _ROOM * float(memory.max()))
         ax.grid()
         legend_above(ax, [others, line, best], columns=3)
+
+    def _add_letters(self, ax: Axes, edge: float) -> None:
+        """Write a letter beside marks of the front, and under the picture which layouts they are."""
+        lines = []
+        for letter, place in zip(_LETTERS, self.lettered, strict=False):
+            at = int(self.front[place])
+            time, memory = float(self.step_time[at]), float(self.memory[at]) / _GB
+            lines.append(f"{letter}  {time:.4g} s, {memory:.3g} GB: {self.front_names[place]}")
+            if time <= edge:
+                ax.annotate(
+                    letter,
+                    (time, memory),
+                    xytext=(-3, -5),
+                    textcoords="offset points",
+                    ha="right",
+                    va="top",
+                    fontsize=8,
+                    weight="bold",
+                )
+        text = "\n".join(lines)
+        ax.text(0.0, -0.14, text, transform=ax.transAxes, va="top", fontsize=7.5, linespacing=1.3)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from mpsim.serving import ServiceResult
+
+Titled = TypeVar("Titled", bound=Display)
 
 __all__ = ["LatencyDisplay", "OccupancyDisplay", "ServicePlots"]
 
@@ -155,11 +157,12 @@ class ServicePlots:
     def itl(self, ax: Axes | None = None) -> LatencyDisplay:
         """Draw how the gaps between tokens spread over tokens."""
         gaps, weights = itl(self._result.served)
-        return LatencyDisplay("ITL", gaps, weights=weights, what="tokens").plot(ax)
+        display = LatencyDisplay("ITL", gaps, weights=weights, what="tokens")
+        return self._titled(display, "gaps between tokens").plot(ax)
 
     def batch(self, ax: Axes | None = None) -> OccupancyDisplay:
         """Draw how many sequences decode over time."""
-        return self.batch_display().plot(ax)
+        return self._titled(self.batch_display(), "batch over time").plot(ax)
 
     def batch_display(self) -> OccupancyDisplay:
         """The picture that `batch` draws."""
@@ -168,7 +171,7 @@ class ServicePlots:
 
     def cache(self, ax: Axes | None = None) -> OccupancyDisplay:
         """Draw how full the cache is over time."""
-        return self.cache_display().plot(ax)
+        return self._titled(self.cache_display(), "cache over time").plot(ax)
 
     def cache_display(self) -> OccupancyDisplay:
         """The picture that `cache` draws."""
@@ -187,4 +190,15 @@ class ServicePlots:
     def _latency(self, name: str, limit: float | None, ax: Axes | None) -> LatencyDisplay:
         result = self._result
         times = latencies(result.served, result.requests, result.plan.first_token_time)
-        return LatencyDisplay(name.upper(), times[name], limit).plot(ax)
+        display = LatencyDisplay(name.upper(), times[name], limit)
+        return self._titled(display, f"{name.upper()} over requests").plot(ax)
+
+    def _titled(self, display: Titled, what: str) -> Titled:
+        """A display under the scenario, what the picture shows, and the headline of the service."""
+        result, summary = self._result, self._result.summary
+        headline = (
+            f"{summary['request_rate_per_s']:.3g} requests/s on {summary['accelerators']:,} accelerators, "
+            f"{summary['output_tokens_per_s_per_accelerator']:,.0f} output tokens/s each, "
+            f"median TTFT {1e3 * summary['ttft_s']['p50']:,.0f} ms, TPOT {1e3 * summary['tpot_s']['p50']:,.1f} ms"
+        )
+        return display.titled(f"{result.scenario.name}: {what}\n{headline}")

@@ -112,9 +112,13 @@ class Goodput(Shown, Tabular):
         ]
         best = {"Young": young_interval(blocking, mean), "Daly": daly_interval(blocking, mean)}
         marks = {name: at for name, at in best.items() if 0 < at < math.inf}
-        return GoodputDisplay(
-            intervals, np.array(expected), marks, (self.interval, self.effective, *self.confidence)
+        simulated = (self.interval, self.effective, *self.confidence)
+        notes = (
+            "curve: long-run share for interruptions at random (Daly 2006, equation 20), with a node always at hand",
+            f"point: mean of {len(self.shares):,} simulated runs of {self.days:g} days, with spare nodes, their repair and checkpoints that are still being stored",
+            "lines: where the curve is highest by the formulas of Young (first order) and Daly (higher order)",
         )
+        return GoodputDisplay(intervals, np.array(expected), marks, simulated, notes=notes)
 
     def to_json(self) -> dict[str, object]:
         """Plain data, SI units."""
