@@ -51,7 +51,7 @@ def templates(incomplete: str) -> list[tuple[str, str]]:
 
 def catalogs(incomplete: str) -> list[str]:
     """Catalogs and questions of ``mpsim show``."""
-    from mpsim.cli.show import OPTIONS, Catalog
+    from mpsim.cli.catalogs import OPTIONS, Catalog
 
     known = [*map(str, Catalog), *OPTIONS, "engine", "formats"]
     return sorted(name for name in known if name.startswith(incomplete))
@@ -59,7 +59,7 @@ def catalogs(incomplete: str) -> list[str]:
 
 def entries(context: typer.Context, incomplete: str) -> list[str]:
     """Entries of the catalog that the command line names."""
-    from mpsim.cli.show import Catalog, names_of
+    from mpsim.cli.catalogs import Catalog, names_of
 
     word = str(context.params.get("catalog") or "").removesuffix("s")
     if word not in list(Catalog):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from mpsim.cli.catalogs import OPTIONS, Catalog, names_of
 from mpsim.cli.complete import catalogs, entries
 from mpsim.cli.options import AsJson, Plot
 from mpsim.cli.show_cost import QUESTIONS, Asked, answer
@@ -17,18 +17,7 @@ from mpsim.cli.show_cost import QUESTIONS, Asked, answer
 if TYPE_CHECKING:
     from mpsim.description import Description
 
-__all__ = ["names_of", "show"]
-
-
-class Catalog(enum.StrEnum):
-    """Catalogs that can be shown."""
-
-    ACCELERATOR = "accelerator"
-    LINK = "link"
-    SYSTEM = "system"
-    MODEL = "model"
-    FRAMEWORK = "framework"
-    SCHEDULE = "schedule"
+__all__ = ["show"]
 
 
 class Noun(Protocol):
@@ -38,12 +27,6 @@ class Noun(Protocol):
         """Its figures."""
 
 
-OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "kernel": ("--on", "--precision", "--attention", "--burst"),
-    "collective": ("--on", "--ranks", "--burst", "--library", "--calibration"),
-    "fabric": ("--nodes", "--plot"),
-}
-"""Options that a question heeds; catalogs heed none."""
 MOST = 10_000_000  # nodes or ranks: more is a slip of the keyboard
 
 
@@ -336,21 +319,6 @@ def _mark(source: str, used: list[str]) -> str:
         return ""
     label = next((word for word in ("recalled", "calibrated") if source.startswith(word)), "")
     return f"[{used.index(source) + 1}] {label}".rstrip()
-
-
-def names_of(catalog: Catalog) -> tuple[str, ...]:
-    """Entries of a catalog, in its order."""
-    from mpsim import framework, hardware, schedule, workload
-
-    listing: dict[Catalog, Callable[[], tuple[str, ...]]] = {
-        Catalog.ACCELERATOR: hardware.accelerator_names,
-        Catalog.LINK: hardware.link_names,
-        Catalog.SYSTEM: hardware.system_names,
-        Catalog.MODEL: workload.model_names,
-        Catalog.FRAMEWORK: framework.framework_names,
-        Catalog.SCHEDULE: schedule.schedule_names,
-    }
-    return listing[catalog]()
 
 
 def _noun(catalog: Catalog, name: str) -> Noun:

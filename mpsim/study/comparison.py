@@ -138,7 +138,7 @@ class Comparison(Shown, Tabular):
 
     def sheet(self) -> Sheet:
         """Both results side by side, as ``mpsim compare`` prints them."""
-        return comparison_sheet(self)
+        return comparison_sheet(self.to_json())
 
     @property
     def explanation(self) -> str:

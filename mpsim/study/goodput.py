@@ -99,7 +99,7 @@ class Goodput(Shown, Tabular):
 
     def sheet(self, *, name: str = "", tokens_per_s: float | None = None) -> Sheet:
         """Shares of the time and what interrupts it, as ``mpsim goodput`` prints them; `name` and rate [tokens/s] of the step that is repeated."""
-        return goodput_sheet(self, name=name, tokens_per_s=tokens_per_s)
+        return goodput_sheet(self.to_json(), name=name, tokens_per_s=tokens_per_s)
 
     def display(self) -> GoodputDisplay:
         """The expected goodput over checkpoint intervals, and this simulation on it."""

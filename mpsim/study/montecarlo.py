@@ -129,7 +129,7 @@ class Jitter(Shown):
 
     def sheet(self) -> Sheet:
         """Percentiles of the step time, as ``mpsim run --jitter`` prints them."""
-        return jitter_sheet(self)
+        return jitter_sheet(self.to_json())
 
 
 def simulate_jitter(

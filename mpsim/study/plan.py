@@ -132,7 +132,7 @@ class Training(Shown):
 
     def sheet(self) -> Sheet:
         """The plan in full, as ``mpsim plan`` prints it."""
-        return training_sheet(self)
+        return training_sheet(self.to_json())
 
     def to_json(self) -> dict[str, object]:
         """Plain data: the figures of ``mpsim plan --json``."""
@@ -321,7 +321,7 @@ class Plans(Shown, Tabular):
 
     def sheet(self) -> Sheet:
         """Plans side by side and the best in full, as ``mpsim plan`` prints them."""
-        return plans_sheet(self)
+        return plans_sheet(self.to_json(), facility=self.facility)
 
     def display(self) -> PlanDisplay:
         """Days against dollars."""

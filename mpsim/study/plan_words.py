@@ -1,48 +1,54 @@
-"""Plans of whole trainings in words: the tables that ``mpsim plan`` prints and notebooks show."""
+"""Plans of whole trainings in words: the tables that ``mpsim plan`` prints and notebooks show, from the data of ``mpsim plan --json``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import percent
 
-if TYPE_CHECKING:
-    from mpsim.study.plan import Plans, Training
-
 __all__ = ["changed", "plans_sheet", "training_sheet"]
 
-_JOULES, _KILOGRAMS, _MINUTE = 3.6e9, 1e3, 60.0  # of a MWh, of a tonne; seconds
+_MINUTE = 60.0  # [s]
 _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6))
 _WHOLE = 1000.0  # above it nobody writes decimals
 
 
-def plans_sheet(plans: Plans) -> Sheet:
-    """One line a plan where there are several, then the best in full."""
-    several = [_rows(plans)] if len(plans.rows) > 1 else []
-    lead = plans.best or (plans.rows[0] if len(plans.rows) == 1 else None)
-    told = training_sheet(lead, facility=plans.facility) if lead is not None else Sheet("", ())
+def plans_sheet(told: Mapping[str, Any], *, facility: str = "") -> Sheet:
+    """One line a plan where there are several, then the best in full.
+
+    Parameters
+    ----------
+    told : mapping
+        All plans, and the figures of the best.
+    facility : str
+        Assumed of the building and the grid, in words.
+    """
+    several = len(told["rows"]) > 1
+    best = Sheet("", ())
+    if told["possible"] or (told["rows"] and not several):
+        best = training_sheet(told, facility=facility)
     if not several:
-        return told
-    best = (Section(section.rows, title=told.title) for section in told.sections)
-    return Sheet("", (*several, *best))
+        return best
+    below = (Section(section.rows, title=best.title) for section in best.sections)
+    return Sheet("", (_rows(told["rows"]), *below))
 
 
-def _rows(plans: Plans) -> Section:
+def _rows(plans: Sequence[Mapping[str, Any]]) -> Section:
     rows = tuple(
         (
-            f"{row.accelerators:,}",
-            f"{row.days:.1f}",
-            f"{row.hours:,.0f}",
-            "-" if row.cost is None else f"{row.cost / 1e6:,.2f}",
-            f"{row.energy_j / _JOULES:,.0f}",
-            percent(row.goodput),
-            "yes" if plans.meets(row) else "no",
-            changed(row.values),
+            f"{row['accelerators']:,}",
+            f"{row['days']:.1f}",
+            f"{row['gpu_hours']:,.0f}",
+            "-" if row["usd"] is None else f"{row['usd'] / 1e6:,.2f}",
+            f"{row['mwh']:,.0f}",
+            percent(row["goodput"]),
+            "yes" if row["possible"] else "no",
+            changed(row["values"]),
         )
-        for row in plans.rows
+        for row in plans
     )
     header = (
         *("accelerators", "days", "GPU-hours", "million USD", "MWh", "goodput", "possible"),
@@ -57,58 +63,50 @@ def changed(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in pairs if value not in (None, False))
 
 
-def training_sheet(training: Training, *, facility: str = "") -> Sheet:
-    """One plan in full.
-
-    Parameters
-    ----------
-    training : Training
-    facility : str
-        Assumed of the building and the grid, in words.
-    """
-    values = changed(training.values)
-    title = f"{training.scenario}, {values}" if values else training.scenario
-    return Sheet(title, (Section(tuple(_lines(training, facility))),))
+def training_sheet(told: Mapping[str, Any], *, facility: str = "") -> Sheet:
+    """One plan in full; `facility` is assumed of the building and the grid, in words."""
+    values = changed(told["values"])
+    title = f"{told['scenario']}, {values}" if values else str(told["scenario"])
+    return Sheet(title, (Section(tuple(_lines(told, facility))),))
 
 
-def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
-    accelerators = plural(row.accelerators, "accelerator")
-    yield (
-        "tokens",
-        f"{_count(row.tokens)} in {plural(row.steps, 'step')} of {row.step_time_s:.4g} s",
-    )
-    yield "days", f"{_span(row.days, row.spread)} on {accelerators}"
-    computing = f"{row.computing_hours:,.0f} of them computing"
-    yield "GPU-hours", f"{_span(row.hours, row.spread)} of the allocation, {computing}"
-    every = f"a checkpoint every {row.checkpoint_interval_s / _MINUTE:.3g} min"
-    yield "goodput", f"{percent(row.goodput)}, {_number(row.interruptions)} interruptions, {every}"
-    yield "price", _price(row)
-    if row.rate is not None and row.rate.offer == "spot":
+def _lines(row: Mapping[str, Any], facility: str) -> Iterator[tuple[str, str]]:
+    accelerators = plural(row["accelerators"], "accelerator")
+    steps = plural(row["steps"], "step")
+    yield "tokens", f"{_count(row['tokens'])} in {steps} of {row['step_time_s']:.4g} s"
+    yield "days", f"{_span(row, 'days')} on {accelerators}"
+    computing = f"{row['computing_gpu_hours']:,.0f} of them computing"
+    yield "GPU-hours", f"{_span(row, 'gpu_hours')} of the allocation, {computing}"
+    every = f"a checkpoint every {row['checkpoint_interval_s'] / _MINUTE:.3g} min"
+    failures = f"{_number(row['interruptions'])} interruptions"
+    yield "goodput", f"{percent(row['goodput'])}, {failures}, {every}"
+    rate = row["usd_per_gpu_hour"]
+    yield "price", _price(row, rate)
+    if rate is not None and rate["offer"] == "spot":
         yield "", "spot offers are withdrawn at any time: what that costs is not counted"
-    yield "energy", f"{_span(row.energy_j / _JOULES, row.spread)} MWh at the meter"
-    yield "CO2", f"{_span(row.carbon_kg / _KILOGRAMS, row.spread)} t, embodied carbon left out"
+    yield "energy", f"{_span(row, 'mwh')} MWh at the meter"
+    yield "CO2", f"{_span(row, 'tco2')} t, embodied carbon left out"
     if facility:
         yield "assumed", facility
-    yield "interval", f"80 %: {row.basis}"
-    if not row.fits:
+    yield "interval", f"80 %: {row['interval']['basis']}"
+    if not row["fits_memory"]:
         yield "memory", "does not fit: these figures are of no use"
 
 
-def _price(row: Training) -> str:
-    rate = row.rate
-    if rate is None or row.cost is None:
+def _price(row: Mapping[str, Any], rate: Mapping[str, Any] | None) -> str:
+    if rate is None or row["usd"] is None:
         return "no public price; give --prices FILE"
-    each = f"{rate.usd_per_hour:.3g} USD an accelerator-hour, {rate.offer}"
-    public = f"({rate.low:.3g} to {rate.high:.3g}; {rate.source})"
-    return f"{_span(row.cost, row.spread)} USD at {each} {public}"
+    each = f"{rate['usd_per_hour']:.3g} USD an accelerator-hour, {rate['offer']}"
+    public = f"({rate['low']:.3g} to {rate['high']:.3g}; {rate['source']})"
+    return f"{_span(row, 'usd')} USD at {each} {public}"
 
 
-def _span(value: float, spread: tuple[float, float]) -> str:
+def _span(row: Mapping[str, Any], name: str) -> str:
     """A figure with its interval; the figure alone where none is known."""
-    if spread[0] == spread[1]:
-        return _number(value)
-    low, high = (_number(value * side) for side in spread)
-    return f"{_number(value)} ({low} to {high})"
+    low, high = row["interval"][name]
+    if low == high:
+        return _number(row[name])
+    return f"{_number(row[name])} ({_number(low)} to {_number(high)})"
 
 
 def _number(value: float) -> str:

@@ -17,8 +17,9 @@ from mpsim.output import write_whole
 from mpsim.sheet import Sheet, Shown
 from mpsim.stamp import stamp
 from mpsim.study.journal import Journal
+from mpsim.study.row import COLUMNS, SERVICE_COLUMNS, Row, figure_of
 from mpsim.study.ties import ties
-from mpsim.study.words import assigned, sweep_sheet
+from mpsim.study.words import sweep_sheet
 
 __all__ = [
     "COLUMNS",
@@ -30,92 +31,8 @@ __all__ = [
     "write_csv",
 ]
 
-COLUMNS = (
-    "accelerators",
-    "step_time_s",
-    "tokens_per_s",
-    "tokens_per_s_per_accelerator",
-    "mfu",
-    "hfu",
-    "tensor_utilisation",
-    "bubble_fraction",
-    "peak_memory_bytes",
-    "fits_memory",
-    "energy_j_per_step",
-    "energy_j_per_token",
-    "accelerator_power_w",
-    "meter_energy_j_per_token",
-    "cost_per_step",
-    "engine",
-)
-"""What a table of results shows of each summary of a training step."""
 
 _AT_METER = "meter_energy_j_per_token"
-
-SERVICE_COLUMNS = (
-    *("accelerators", "output_tokens_per_s", "output_tokens_per_s_per_accelerator"),
-    *("output_tokens_per_s_per_user", "goodput_per_s", "requests_within_slo"),
-    *("ttft_s.mean", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "itl_s.p99", "e2e_s.mean"),
-    *("preemptions", "prefix_hit_share", "cache_use.mean", "utilisation"),
-    *("energy_j_per_output_token", "cost_per_million_output_tokens", "engine"),
-)
-"""The same of a service; after a dot a figure of a latency."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Row:
-    """One combination of a sweep.
-
-    Parameters
-    ----------
-    values : mapping of str to object
-        Dotted key to the value it was given.
-    summary : mapping of str to object, or None
-        The result in the shape of ``mpsim run --json``, without ``calibration.constants``; None when it could not be simulated.
-    reason : str or None
-        Why it could not be simulated, or that it does not fit into memory; None for a good row.
-    """
-
-    values: Mapping[str, object]
-    summary: Mapping[str, object] | None
-    reason: str | None
-
-    @property
-    def usable(self) -> bool:
-        """Whether it was simulated and fits into memory."""
-        return self.summary is not None and self.reason is None
-
-    @property
-    def serves(self) -> bool:
-        """Whether it is of a service."""
-        return self.summary is not None and self.summary.get("job") == "serving"
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Warnings of the result; none where there is no result."""
-        known = (self.summary or {}).get("warnings")
-        return tuple(map(str, known)) if isinstance(known, Sequence) else ()
-
-    def number(self, column: str) -> float:
-        """One figure of the summary as a float; NaN when there is none."""
-        value = _figure(self.summary, column) if self.summary is not None else None
-        return float(value) if isinstance(value, int | float) else float("nan")
-
-    def __repr__(self) -> str:
-        what = self.reason or f"{len(self.summary or {})} figures"
-        return f"<Row {assigned(self.values)}: {what[:200]}>"
-
-    def flat(self, *, serves: bool | None = None) -> dict[str, object]:
-        """Values, figures and reason in one mapping, in the order of the columns: those of a service if it `serves`, which a row without a summary cannot know."""
-        summary = self.summary or {}
-        columns = SERVICE_COLUMNS if (self.serves if serves is None else serves) else COLUMNS
-        figures = {_column(name): _figure(summary, name) for name in columns}
-        parts = summary.get("account_s" if self.serves else "breakdown_s")
-        times = (
-            {f"{name}_s": part for name, part in parts.items()} if isinstance(parts, dict) else {}
-        )
-        warnings = "; ".join(self.warnings)
-        return {**self.values, **figures, **times, "warnings": warnings, "reason": self.reason}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -149,14 +66,21 @@ class Sweep(Shown, Tabular):
 
     def sheet(self) -> Sheet:
         """One line a combination, as ``mpsim sweep`` prints them."""
-        return sweep_sheet(self)
+        return sweep_sheet(
+            self.keys,
+            self.rows,
+            best=self.best,
+            thriftiest=self.thriftiest,
+            ties=0 if any(row.serves for row in self.rows) else len(self.ties),
+            warnings=self.warnings,
+        )
 
     @property
     def best(self) -> Row | None:
         """The usable row with the most tokens per second and accelerator (of services that keep their limits, with output tokens); the first of equals."""
         usable = [row for row in self.rows if row.usable]
         if any(row.serves for row in usable):
-            kept = [row for row in usable if _figure(row.summary or {}, "slo.met")]
+            kept = [row for row in usable if figure_of(row.summary or {}, "slo.met")]
             figure = "output_tokens_per_s_per_accelerator"
             return max(kept, key=lambda row: row.number(figure), default=None)
         return max(usable, key=lambda row: row.number("tokens_per_s_per_accelerator"), default=None)
@@ -245,22 +169,6 @@ class StoredRows(Sequence[Row]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} rows>"
-
-
-def _figure(summary: Mapping[str, object], name: str) -> object:
-    """A figure of a summary; after a dot one of a mapping in it."""
-    value: object = summary
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def _column(name: str) -> str:
-    """Name of a figure as a column, its unit at the end: ``ttft_p99_s``."""
-    head, dot, which = name.partition(".")
-    if not dot:
-        return name
-    return f"{head.removesuffix('_s')}_{which}_s" if head.endswith("_s") else f"{head}_{which}"
 
 
 def reason_of(error: MpsimError) -> str:

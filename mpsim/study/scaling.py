@@ -110,7 +110,7 @@ class Scale(Shown, Tabular):
 
     def sheet(self) -> Sheet:
         """One line a size, as ``mpsim scale`` prints them."""
-        return scale_sheet(self, MODES)
+        return scale_sheet(self.to_json())
 
     def display(self) -> ScalingDisplay:
         """Throughput against accelerators, and the parts of the step at each size."""

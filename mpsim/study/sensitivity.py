@@ -93,7 +93,7 @@ class Sensitivity(Shown, Tabular):
 
     def sheet(self) -> Sheet:
         """Elasticities, the strongest first, as ``mpsim run --sensitivity`` prints them."""
-        return sensitivity_sheet(self)
+        return sensitivity_sheet(self.to_json())
 
 
 def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:

@@ -116,7 +116,7 @@ class VariedSteps(Shown):
         """Percentiles of the step time, and who made others wait most."""
         worst = ", ".join(f"{name} {part_text(seconds)}" for name, seconds in self.blame.worst(3))
         return jitter_sheet(
-            self.steps, [f"waiting of all ranks caused by: {worst}"] if worst else []
+            self.steps.to_json(), [f"waiting of all ranks caused by: {worst}"] if worst else []
         )
 
 

@@ -1,24 +1,21 @@
-"""Studies in words: the tables and sentences that commands print and notebooks show."""
+"""Studies in words: the tables and sentences that commands print and notebooks show.
+
+Figures come as plain data, in the shape of ``--json``, so that whoever has stored them can show them too.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpsim.sheet import Section, Sheet
-from mpsim.study.reliability import daly_interval, young_interval
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
 if TYPE_CHECKING:
-    from mpsim.study.comparison import Comparison, Difference
-    from mpsim.study.goodput import Goodput
-    from mpsim.study.montecarlo import Jitter
-    from mpsim.study.rows import Row, Sweep
-    from mpsim.study.scaling import Scale, Scaled
-    from mpsim.study.sensitivity import Sensitivity
+    from mpsim.study.row import Row
 
 __all__ = [
     "assigned",
@@ -70,25 +67,25 @@ _FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = MappingProxyType(
 """Words and kind of each figure of a comparison; parts of a step, which are times, have none."""
 
 
-def comparison_sheet(comparison: Comparison) -> Sheet:
-    """Both results figure by figure, then part by part, then why they differ."""
+def comparison_sheet(told: Mapping[str, Any]) -> Sheet:
+    """Both results figure by figure, then part by part, then why they differ: the data of ``mpsim compare --json``."""
     rows: tuple[tuple[str, ...], ...] = tuple(
         (
-            _FIGURES[figure.name][0] if figure.name in _FIGURES else figure.name.replace("_", " "),
-            figure_text(figure.name, figure.a),
-            figure_text(figure.name, figure.b),
-            figure_text(figure.name, figure.difference, signed=True),
-            share_text(figure.relative),
-            *(_range(figure, place) for place in (0, 1)),
+            _FIGURES[name][0] if name in _FIGURES else name.replace("_", " "),
+            figure_text(name, figure["a"]),
+            figure_text(name, figure["b"]),
+            figure_text(name, figure["difference"], signed=True),
+            share_text(figure["relative"]),
+            *(_range(name, figure, side) for side in "ab"),
         )
-        for figure in (*comparison.figures, *comparison.parts)
-        if figure.a or figure.b
+        for name, figure in (*told["figures"].items(), *told["breakdown_s"].items())
+        if figure["a"] or figure["b"]
     )
     header: tuple[str, ...] = ("", "A", "B", "B - A", "of A", "80 % of A", "80 % of B")
     if not any(row[-1] for row in rows):
         rows, header = tuple(row[:-2] for row in rows), header[:-2]
-    names = Section((("A", comparison.a), ("B", comparison.b)))
-    figures = Section(rows, header, tuple(range(1, len(header))), lines=(comparison.explanation,))
+    names = Section((("A", told["a"]), ("B", told["b"])))
+    figures = Section(rows, header, tuple(range(1, len(header))), lines=(told["explanation"],))
     return Sheet("", (names, figures))
 
 
@@ -119,12 +116,9 @@ def share_text(value: float | None) -> str:
     return "-" if value is None else percent(value, signed=True)
 
 
-def _range(figure: Difference, place: int) -> str:
-    if figure.intervals is None:
-        return ""
-    return " - ".join(
-        figure_text(figure.name, value, digits=3) for value in figure.intervals[place]
-    )
+def _range(name: str, figure: Mapping[str, Any], side: str) -> str:
+    ends = figure.get("interval", {}).get(side, ())
+    return " - ".join(figure_text(name, end, digits=3) for end in ends)
 
 
 def assigned(values: Mapping[str, object]) -> str:
@@ -150,50 +144,60 @@ _SERVICE_COLUMNS: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
 )
 
 
-def sweep_sheet(sweep: Sweep) -> Sheet:
-    """One line a combination, the best, then why some cannot run and what others warn of."""
-    serves = any(row.serves for row in sweep)
+def sweep_sheet(
+    keys: Sequence[str],
+    rows: Sequence[Row],
+    *,
+    best: Row | None,
+    thriftiest: Row | None,
+    ties: int,
+    warnings: Mapping[str, int],
+) -> Sheet:
+    """One line a combination, the best, then why some cannot run and what others warn of.
+
+    Parameters
+    ----------
+    keys : sequence of str
+        Of the values, in their order.
+    rows : sequence of Row
+    best, thriftiest : Row or None
+        Of most tokens, and of least energy.
+    ties : int
+        Rows that cannot be told from the best.
+    warnings : mapping of str to int
+        And how many rows have each.
+    """
+    serves = any(row.serves for row in rows)
     # layouts of one cluster differ little in energy, and their keys need the room
-    hardware = any(key.startswith("cluster.") for key in sweep.keys)
+    hardware = any(key.startswith("cluster.") for key in keys)
     energies = (_SERVICE_ENERGIES if serves else _ENERGIES) if hardware else {}
     notes: dict[str, int] = {}
-    rows = []
-    for row in sweep:
+    lines = []
+    for row in rows:
         figures = _service_figures(row) if serves else _step_figures(row)
         figures += tuple(_joules(row.number(name)) for name in energies.values())
         reason = row.reason or ""
         mark = f"[{notes.setdefault(reason, len(notes) + 1)}]" if reason else ""
-        rows.append((*map(str, row.values.values()), *figures, mark))
+        lines.append((*map(str, row.values.values()), *figures, mark))
     names = (*(_SERVICE_COLUMNS if serves else _STEP_COLUMNS), *energies)
-    first = len(sweep.keys)
+    first = len(keys)
     right = tuple(range(first, first + len(names)))
-    header = (*sweep.keys, *names, *(("note",) if notes else ()))
-    lines = [f"[{number}] {reason}" for reason, number in notes.items()]
-    if sweep.best is not None:
+    header = (*keys, *names, *(("note",) if notes else ()))
+    below = [f"[{number}] {reason}" for reason, number in notes.items()]
+    if best is not None:
         what = (
             "output tokens/s per accelerator within the limits"
             if serves
             else "tokens/s per accelerator that fit"
         )
-        lines.append(f"most {what}: {assigned(sweep.best.values)}{_tie(sweep)}")
-    least = sweep.thriftiest
-    if (
-        hardware
-        and not serves
-        and least is not None
-        and (sweep.best is None or least.values != sweep.best.values)
-    ):
-        lines.append(f"least energy a token at the meter: {assigned(least.values)}")
-    for warning, count in sweep.warnings.items():
-        lines.append(f"warning of {count:,} of {plural(len(sweep), 'row')}: {warning}")
-    return Sheet("", (Section(tuple(rows), header, right, lines=tuple(lines)),))
-
-
-def _tie(sweep: Sweep) -> str:
-    tied = 0 if any(row.serves for row in sweep) else len(sweep.ties)
-    return (
-        f"; tie with {plural(tied, 'other')} within the error of such differences" if tied else ""
-    )
+        tie = f"; tie with {plural(ties, 'other')} within the error of such differences"
+        below.append(f"most {what}: {assigned(best.values)}{tie if ties else ''}")
+    other = best is None or thriftiest is None or thriftiest.values != best.values
+    if hardware and not serves and thriftiest is not None and other:
+        below.append(f"least energy a token at the meter: {assigned(thriftiest.values)}")
+    for warning, count in warnings.items():
+        below.append(f"warning of {count:,} of {plural(len(rows), 'row')}: {warning}")
+    return Sheet("", (Section(tuple(lines), header, right, lines=tuple(below)),))
 
 
 def _step_figures(row: Row) -> tuple[str, ...]:
@@ -220,36 +224,40 @@ def _service_figures(row: Row) -> tuple[str, ...]:
     )
 
 
-def goodput_sheet(goodput: Goodput, *, name: str = "", tokens_per_s: float | None = None) -> Sheet:
+def goodput_sheet(
+    told: Mapping[str, Any], *, name: str = "", tokens_per_s: float | None = None
+) -> Sheet:
     """Shares of the time, then what interrupts it and how often it is saved.
 
     Parameters
     ----------
-    goodput : Goodput
+    told : mapping
+        The data of ``mpsim goodput --json``.
     name : str
         Of the scenario.
     tokens_per_s : float, optional
         Without failures.
     """
-    rows = tuple((part, percent(share, digits=2)) for part, share in goodput.mean.items())
-    low, high = goodput.confidence
+    rows = tuple((part, percent(share, digits=2)) for part, share in told["shares"].items())
     rate = ""
     if tokens_per_s is not None:
-        rate = f": {tokens_per_s * goodput.effective:,.0f} of {tokens_per_s:,.0f} tokens/s"
-    spread = " to ".join(percent(goodput.percentile(tail), digits=2) for tail in (5, 95))
-    between = " to ".join(percent(end, digits=2) for end in (low, high))
+        rate = f": {tokens_per_s * told['effective']:,.0f} of {tokens_per_s:,.0f} tokens/s"
+    between, spread = (
+        " to ".join(percent(told[f"effective_{end}"], digits=2) for end in ends)
+        for ends in (("low", "high"), ("p5", "p95"))
+    )
     progress = (
-        f"{percent(goodput.effective, digits=2)} of the time is progress (95 % confidence {between}; one run in ten is outside "
+        f"{percent(told['effective'], digits=2)} of the time is progress (95 % confidence {between}; one run in ten is outside "
         f"{spread}){rate}."
     )
-    mean, blocking = goodput.reliability.mean_time_between, goodput.checkpoint.blocking
-    size = format_quantity(goodput.checkpoint.size, Dimension.BYTES, digits=3)
+    size = format_quantity(told["checkpoint_bytes"], Dimension.BYTES, digits=3)
     saved = (
-        f"One interruption every {_span(mean)}; a checkpoint of {size} every {_span(goodput.interval)} stops training for "
-        f"{_span(blocking)} (best interval by Young {_span(young_interval(blocking, mean))}, by Daly {_span(daly_interval(blocking, mean))})."
+        f"One interruption every {_span(told['mean_time_between_interruptions_s'])}; a checkpoint of {size} every "
+        f"{_span(told['interval_s'])} stops training for {_span(told['checkpoint_blocking_s'])} (best interval by Young "
+        f"{_span(told['young_interval_s'])}, by Daly {_span(told['daly_interval_s'])})."
     )
     lead = f"{name}: " if name else ""
-    title = f"{lead}{goodput.days:g} days, {plural(len(goodput.shares), 'trial')}"
+    title = f"{lead}{told['days']:g} days, {plural(told['trials'], 'trial')}"
     section = Section(rows, ("where the time goes", "share"), (1,), lines=(progress, saved))
     return Sheet(title, (section,))
 
@@ -257,37 +265,40 @@ def goodput_sheet(goodput: Goodput, *, name: str = "", tokens_per_s: float | Non
 _LADDER = (("d", 86400.0), ("h", 3600.0), ("min", 60.0))
 
 
-def _span(seconds: float) -> str:
-    """A time of any length: 3.09 h, 2.31 s."""
+def _span(seconds: float | None) -> str:
+    """A time of any length: 3.09 h, 2.31 s; without end where there is none."""
+    if seconds is None or not math.isfinite(seconds):
+        return "ever"
     for unit, scale in _LADDER:
         if seconds >= 2 * scale or (unit != "d" and seconds >= scale):
-            return f"{seconds / scale:.3g} {unit}" if math.isfinite(seconds) else "ever"
+            return f"{seconds / scale:.3g} {unit}"
     return format_quantity(seconds, Dimension.TIME, digits=3)
 
 
-def sensitivity_sheet(sensitivity: Sensitivity) -> Sheet:
+def sensitivity_sheet(told: Mapping[str, Any]) -> Sheet:
     """Elasticities, the strongest first."""
     rows = tuple(
-        (row.name, row.kind, row.value, f"{row.elasticity:+.4f}") for row in sensitivity.rows
+        (row["name"], row["kind"], row["value"], f"{row['elasticity']:+.4f}")
+        for row in told["rows"]
     )
     header = ("parameter", "of the", "value", "% of step time for 1 % more")
-    title = f"sensitivity of {sensitivity.scenario}"
+    title = f"sensitivity of {told['scenario']}"
     return Sheet("", (Section(rows, header, (2, 3), title=title),))
 
 
-def jitter_sheet(jitter: Jitter, more: Sequence[str] = ()) -> Sheet:
+def jitter_sheet(told: Mapping[str, Any], more: Sequence[str] = ()) -> Sheet:
     """Percentiles of the step time; `more` sentences below them."""
     rows = tuple(
         (
-            f"{percentile.percent:g} %",
-            part_text(percentile.seconds),
-            f"{part_text(percentile.low_s)} to {part_text(percentile.high_s)}",
+            f"{percentile['percent']:g} %",
+            part_text(percentile["seconds"]),
+            f"{part_text(percentile['low_s'])} to {part_text(percentile['high_s'])}",
         )
-        for percentile in jitter.percentiles()
+        for percentile in told["percentiles"]
     )
     title = (
-        f"{jitter.scenario}: jitter of {jitter.compute:g}, {plural(len(jitter.step_times_s), 'step')} drawn: "
-        f"mean {part_text(jitter.mean_s)}, {jitter.slowdown:.4f} of undisturbed"
+        f"{told['scenario']}: jitter of {told['compute']:g}, {plural(told['samples'], 'step')} drawn: "
+        f"mean {part_text(told['mean_s'])}, {told['slowdown']:.4f} of undisturbed"
     )
     header = ("steps", "up to", "95 % confidence")
     return Sheet("", (Section(rows, header, (0, 1), title=title, lines=tuple(more)),))
@@ -297,39 +308,35 @@ _GROWN = 3  # parts that are told
 _LEAST = 0.0005  # share of the step
 
 
-def scale_sheet(scaled: Scale, modes: Sequence[str]) -> Sheet:
-    """One line a size, a table a mode."""
+def scale_sheet(told: Mapping[str, Any]) -> Sheet:
+    """One line a size that can run, a table a mode: the data of ``mpsim scale --json``."""
     header = (
         *("accelerators", "step (s)", "tokens/s", "tokens/s/acc.", "MFU", "efficiency"),
         "grown since the smallest",
     )
-    return Sheet(
-        "",
-        tuple(
-            Section(
-                tuple(_size(scaled, row) for row in scaled.of(mode)),
-                header,
-                tuple(range(6)),
-                title=f"{scaled.scenario}, {mode} scaling",
-            )
-            for mode in modes
-            if scaled.of(mode)
-        ),
+    sizes: dict[str, list[tuple[str, ...]]] = {}
+    for row in told["rows"]:
+        if "reason" not in row:
+            sizes.setdefault(row["mode"], []).append(_size(row))
+    sections = (
+        Section(tuple(rows), header, tuple(range(6)), f"{told['scenario']}, {mode} scaling")
+        for mode, rows in sizes.items()
     )
+    return Sheet("", tuple(sections))
 
 
-def _size(scaled: Scale, row: Scaled) -> tuple[str, ...]:
+def _size(row: Mapping[str, Any]) -> tuple[str, ...]:
     grown = (
         f"{name.replace('_', ' ')} +{100 * more:.1f} points"
-        for name, more in scaled.eaters(row)[:_GROWN]
+        for name, more in list(row["eaten_by"].items())[:_GROWN]
         if more > _LEAST
     )
     return (
-        f"{row.accelerators:,}",
-        f"{row.figure('step_time_s'):.4g}",
-        f"{row.figure('tokens_per_s'):,.0f}",
-        f"{row.figure('tokens_per_s_per_accelerator'):,.1f}",
-        percent(row.figure("mfu")),
-        percent(scaled.efficiency(row)),
+        f"{row['accelerators']:,}",
+        f"{row['step_time_s']:.4g}",
+        f"{row['tokens_per_s']:,.0f}",
+        f"{row['tokens_per_s_per_accelerator']:,.1f}",
+        percent(row["mfu"]),
+        percent(row["efficiency"]),
         ", ".join(grown),
     )

@@ -151,7 +151,9 @@ class ServiceSearch(Shown, Tabular):
 
     def sheet(self) -> Sheet:
         """Ranking, front and what became of all others, as ``mpsim search`` prints them."""
-        return service_search_sheet(self, SERVICE_OBJECTIVES, SERVICE_REASONS)
+        leaders = [row.flat() for row in self.leaders]
+        told = {**self.to_json(), "leaders": leaders}
+        return service_search_sheet(told, SERVICE_OBJECTIVES, SERVICE_REASONS)
 
     @property
     def looked_at(self) -> int:
