@@ -177,7 +177,7 @@ class MemoryCurveDisplay(Display):
 
 
 class MemoryKindsDisplay(Display):
-    """What one rank holds over time, stacked by kind, under the capacity.
+    """Memory of one rank over time, stacked by kind, under the capacity.
 
     Parameters
     ----------

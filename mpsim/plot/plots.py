@@ -16,6 +16,7 @@ from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay, MemoryKindsDisp
 from mpsim.plot.roofline import RooflineDisplay
 from mpsim.plot.timeline import TimelineDisplay
 from mpsim.plot.utilisation import UtilisationDisplay
+from mpsim.table import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +33,7 @@ def headline(result: Result) -> str:
     summary = result.summary
     memory = summary["memory"]
     return (
-        f"{summary['step_time_s']:.4g} s a step on {summary['accelerators']:,} accelerators, "
+        f"{summary['step_time_s']:.4g} s a step on {plural(summary['accelerators'], 'accelerator')}, "
         f"{summary['tokens_per_s_per_accelerator']:,.0f} tokens/s each, MFU {summary['mfu']:.1%}, "
         f"bubble {summary['bubble_fraction']:.1%}, memory {memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB"
     )

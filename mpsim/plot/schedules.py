@@ -100,7 +100,7 @@ class SchedulesDisplay(Display):
     def from_choices(
         cls, choices: Sequence[_Choice], *, memory: float | None = None
     ) -> SchedulesDisplay:
-        """Those of a comparison that could be built; `memory` as the comparison had it."""
+        """Draw the schedules of a comparison that could be built; `memory` as the comparison had it."""
         built = [(choice, choice.timed) for choice in choices if choice.timed is not None]
         return cls(
             [choice.name for choice, _ in built],

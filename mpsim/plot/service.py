@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mpsim.plot.display import Display, legend_above
 from mpsim.plot.palette import SERIES
 from mpsim.serving.summary import itl, latencies
+from mpsim.table import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -197,7 +198,7 @@ class ServicePlots:
         """A display under the scenario, what the picture shows, and the headline of the service."""
         result, summary = self._result, self._result.summary
         headline = (
-            f"{summary['request_rate_per_s']:.3g} requests/s on {summary['accelerators']:,} accelerators, "
+            f"{summary['request_rate_per_s']:.3g} requests/s on {plural(summary['accelerators'], 'accelerator')}, "
             f"{summary['output_tokens_per_s_per_accelerator']:,.0f} output tokens/s each, "
             f"median TTFT {1e3 * summary['ttft_s']['p50']:,.0f} ms, TPOT {1e3 * summary['tpot_s']['p50']:,.1f} ms"
         )
