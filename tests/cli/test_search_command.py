@@ -143,3 +143,18 @@ def test_memory_that_stays_free_rules_layouts_out(mpsim_cli, scenarios):
     kept = [search["counts"].get("memory", 0) for search in found]
     assert kept[0] < kept[1]
     assert mpsim_cli("search", scenarios / "quickstart.yaml", "--margin", "1.5").code == 2
+
+
+def test_explain_and_also(mpsim_cli, scenarios):
+    """Decisions in the text and the JSON; a word that nobody knows is refused with the nearest."""
+    words = ("search", scenarios / "quickstart.yaml", *OVER, "--no-front", "--explain")
+    outcome = mpsim_cli(*words, "--also", "offload")
+    assert outcome.code == 0
+    assert "decisions of the best layout" in outcome.out
+    told = json.loads(mpsim_cli(*words, "--json").out)
+    assert told["decisions"]
+    assert told["lines"]
+    assert {"key", "value", "cost_s", "proved", "without"} == set(told["decisions"][0])
+    wrong = mpsim_cli(*words, "--also", "offlod")
+    assert wrong.code == 2
+    assert "offload" in wrong.err

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import random
 
 import pytest
 
@@ -13,6 +15,8 @@ from mpsim.errors import ScenarioError
 from mpsim.plot import SearchDisplay
 from mpsim.study.search import Found, Search
 from mpsim.study.search import find as finding
+from mpsim.study.search.queue import Queue, WaitingFrame
+from mpsim.study.search.space import Space
 
 OVER = {
     "parallelism.tp": [1, 2, 4],
@@ -225,3 +229,108 @@ def test_the_own_layout_and_the_second_are_set_against_the_best(scenario):
     small = mpsim.search(scenario, OVER, top=1, max_memory=own.summary["peak_memory_bytes"] / 2)
     assert small.own_reason == "does not fit into memory"
     assert small.runner_up == {}
+
+
+def test_twins_stand_in_one_line(found):
+    """Leaders of the same degrees that tie with the first of them: each leader is in one line, and the line says what varies."""
+    lines = found.lines
+    assert sum(1 + len(line.twins) for line in lines) == len(found.leaders)
+    assert len(lines) < len(found.leaders)
+    degrees = ("parallelism.tp", "parallelism.pp", "parallelism.cp", "parallelism.dp")
+    for line in lines:
+        for twin in line.twins:
+            assert [twin.values[key] for key in degrees] == [
+                line.row.values[key] for key in degrees
+            ]
+            assert twin.step_time_s >= line.row.step_time_s
+        assert bool(line.twins) == bool(line.varies)
+        for key, values in line.varies.items():
+            assert line.row.values.get(key) not in values
+    text = found.sheet().text()
+    assert "twin" in text
+
+
+def test_decisions_cost_what_the_best_without_them_costs(scenario, found):
+    """Asked for, they are told in text, JSON and Python; the ranking is the same."""
+    explained = mpsim.search(scenario, OVER, top=4, explain=True)
+    assert [row.step_time_s for row in explained.leaders] == [
+        row.step_time_s for row in found.leaders
+    ]
+    costs = [item.cost_s for item in explained.decisions if item.cost_s is not None]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] >= 0
+    assert not found.decisions
+    assert "decisions of the best layout" in explained.sheet().text()
+    told = explained.to_json()["decisions"]
+    assert [item["key"] for item in told] == [item.key for item in explained.decisions]
+
+
+def test_words_search_further_keys(request):
+    """An order of axes, a placement: the layouts of a usual search are among them, and no better one is lost."""
+    two = mpsim.load(request.config.rootpath / "scenarios" / "quickstart.yaml").with_values(
+        {"cluster.nodes": 2}
+    )
+    over = {**OVER, "training.micro_batch": [1], "parallelism.zero": [1]}
+    plain = mpsim.search(two, over, top=1, front=False)
+    further = mpsim.search(two, over, also=["order", "placement"], top=1, front=False)
+    assert further.complete
+    assert further.legal > plain.legal
+    assert further.best.step_time_s <= plain.best.step_time_s
+    assert further.keys == ()
+    again = mpsim.simulate(two.with_values(further.best.values))
+    assert again.timeline.step_time_s == further.best.step_time_s
+    with pytest.raises(ScenarioError, match="placement"):
+        mpsim.search(two, over, also=["placment"])
+
+
+def test_a_cluster_that_is_mixed_along_the_pipeline_is_searched():
+    """Parts keep their shares, stages are balanced by speed, and the ranked time is that of running the best layout."""
+    mixed = mpsim.Scenario.from_mapping(
+        {
+            "schema": 1,
+            "model": {"preset": "llama2-7b", "layers": 12},
+            "cluster": {
+                "preset": "dgx-h100",
+                "nodes": 4,
+                "stages": [{"count": 1}, {"count": 1, "accelerator": "a100-sxm-80"}],
+            },
+            "parallelism": {"pp": 2, "tp": 8},
+            "training": {"global_batch": 32, "sequence_length": 4096},
+            "framework": "megatron-core-2026",
+        }
+    )
+    over = {
+        "parallelism.tp": [4, 8],
+        "parallelism.cp": [1],
+        "parallelism.zero": [1],
+        "training.micro_batch": [1],
+        "training.recompute": ["none"],
+        "schedule.name": ["1f1b"],
+    }
+    found = mpsim.search(mixed, over, top=3)
+    assert found.complete
+    assert {row.values["parallelism.pp"] for row in found.rows} <= {2, 4, 8}
+    best = found.best
+    first, *_, last = best.values["parallelism.layers_per_stage"]
+    assert first > last  # an H100 does two to three times the work of an A100
+    again = mpsim.simulate(mixed.with_values(best.values))
+    assert again.timeline.step_time_s == best.step_time_s
+
+
+def test_every_layout_is_looked_at_once_whatever_is_foreseen(scenario):
+    """Only the order hangs on scores: random ones, none that fits, all alike."""
+    for seed, score in ((1, None), (2, None), (3, math.inf), (4, 1.0)):
+        draw = random.Random(seed)
+        space = Space(scenario, {})
+        frames = [WaitingFrame(0, None, space.layouts(frame)) for frame in space.frames()]
+        seen = []
+
+        def look(frame, layouts, seen=seen, draw=draw, score=score):
+            seen.extend(layouts)
+            return draw.choice([draw.random(), math.inf]) if score is None else score
+
+        queue = Queue(frames)
+        while frame := queue.next():
+            queue.back(frame, frame.look(look))
+        every = [layout for frame in frames for layout in frame.layouts]
+        assert sorted(map(id, seen)) == sorted(map(id, every))
