@@ -125,6 +125,9 @@ def show(
 
         show_machine(name, as_json=as_json)
         return
+    if name is None and chosen == [Catalog.MODEL]:
+        _show_models(as_json=as_json)
+        return
     if name is None:
         names = {kind.value: list(names_of(kind)) for kind in chosen}
         print_json(names, stamped=False) if as_json else _print_names(names)
@@ -134,10 +137,61 @@ def show(
         return
     kind = next((kind for kind in chosen if name in names_of(kind)), chosen[0])
     described = _noun(kind, name).describe()
+    if kind is Catalog.MODEL:
+        described = _dated(name, described)
     if as_json:
         print_json(_plain(kind, name, described))
     else:
         _print_figures(f"{kind.value} {name}", described)
+
+
+def _show_models(*, as_json: bool) -> None:
+    """Print every model with its size, active size, layers and year."""
+    from mpsim.cli.console import print_json, print_table
+    from mpsim.workload import model, model_names, model_year
+
+    names = model_names()
+    totals = {name: model(name).parameters().total for name in names}
+    active = {name: model(name).active_parameters(lookup=True) for name in names}
+    layers = {name: model(name).layers for name in names}
+    if as_json:
+        sizes = [
+            {
+                "name": name,
+                "parameters": totals[name],
+                "active_parameters": active[name],
+                "layers": layers[name],
+                "year": model_year(name),
+            }
+            for name in names
+        ]
+        print_json({"model": list(names), "models": sizes}, stamped=False)
+        return
+    print_table(
+        (
+            (
+                f"model: {name}",
+                f"{totals[name] / 1e9:,.4g} B",
+                f"{active[name] / 1e9:,.4g} B",
+                f"{layers[name]}",
+                f"{model_year(name)}",
+            )
+            for name in names
+        ),
+        header=("", "parameters", "active", "layers", "year"),
+        right=range(1, 5),
+    )
+
+
+def _dated(name: str, described: Description) -> Description:
+    """The figures of a model of the catalog, with the year it came out."""
+    import dataclasses
+
+    from mpsim.description import Figure
+    from mpsim.workload import model_year
+
+    year = Figure("year", model_year(name), str(model_year(name)))
+    return dataclasses.replace(described, figures=(*described.figures, year))
 
 
 def _show_engine(name: str | None, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.flops import model_flops, part_flops
 from mpsim.workload.layer import expand_layer
 from mpsim.workload.lowering import Lowering
-from mpsim.workload.models import model, model_names
+from mpsim.workload.models import model, model_names, model_year
 from mpsim.workload.operators import Module, Operator, OperatorKind, Phase, Role, Split
 from mpsim.workload.parameters import Count, Parameters
 from mpsim.workload.transformer import Transformer
@@ -46,6 +46,7 @@ __all__ = [
     "model",
     "model_flops",
     "model_names",
+    "model_year",
     "part_flops",
     "with_casts",
 ]

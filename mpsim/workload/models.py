@@ -13,7 +13,7 @@ from mpsim.shipped import load_catalog
 from mpsim.workload.experts import Experts, LatentAttention
 from mpsim.workload.transformer import Transformer
 
-__all__ = ["model", "model_names", "transformer_of"]
+__all__ = ["model", "model_names", "model_year", "transformer_of"]
 
 
 def model(name: str) -> Transformer:
@@ -38,10 +38,18 @@ def model(name: str) -> Transformer:
     >>> model("gpt3-175b").layers
     96
     """
-    try:
-        return _catalog()[name]
-    except KeyError:
-        raise WorkloadError(f"no model {name!r}; {nearest(name, model_names())}") from None
+    return _entry(name).transformer
+
+
+def model_year(name: str) -> int:
+    """Year in which the published model called `name` came out; WorkloadError if there is none of that name.
+
+    Examples
+    --------
+    >>> model_year("gpt3-175b")
+    2020
+    """
+    return _entry(name).year
 
 
 def model_names() -> tuple[str, ...]:
@@ -49,9 +57,24 @@ def model_names() -> tuple[str, ...]:
     return tuple(sorted(_catalog()))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Entry:
+    """A model of the catalog and the year it came out."""
+
+    transformer: Transformer
+    year: int
+
+
+def _entry(name: str) -> _Entry:
+    try:
+        return _catalog()[name]
+    except KeyError:
+        raise WorkloadError(f"no model {name!r}; {nearest(name, model_names())}") from None
+
+
 @remembered(1)
-def _catalog() -> Mapping[str, Transformer]:
-    models: dict[str, Transformer] = {}
+def _catalog() -> Mapping[str, _Entry]:
+    models: dict[str, _Entry] = {}
     for family, data in load_catalog("mpsim.workload.catalog"):
         for name, published in _read_family(family, data).items():
             if name in models:
@@ -60,16 +83,17 @@ def _catalog() -> Mapping[str, Transformer]:
     return MappingProxyType(models)
 
 
-def _read_family(family: str, data: object) -> dict[str, Transformer]:
+def _read_family(family: str, data: object) -> dict[str, _Entry]:
     """Build every model of one file: the fields in ``common``, overridden by its own."""
     content = cast(Mapping[str, Mapping[str, object]], data)
     models = {}
     for name, own in content["models"].items():
         fields = dict(content["common"]) | dict(cast(Mapping[str, object], own))
-        unsourced = [key for key in ("source", "as_of") if not fields.get(key)]
+        unsourced = [key for key in ("source", "as_of", "year") if not fields.get(key)]
         if unsourced:
             raise WorkloadError(f"catalog/{family}.yaml: model {name!r} lacks {unsourced}")
-        models[name] = transformer_of(name, fields)
+        year = int(cast(int, fields.pop("year")))
+        models[name] = _Entry(transformer_of(name, fields), year)
     return models
 
 

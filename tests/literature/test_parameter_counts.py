@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpsim.workload import model, model_names
+from mpsim.workload import model, model_names, model_year
 
 # name: (published parameters, half the last printed digit, source)
 PUBLISHED: dict[str, tuple[float, float, str]] = {
@@ -95,24 +95,55 @@ ACTIVE: dict[str, tuple[bool, float, float, str]] = {
     "glam-1.2t": (True, 96.6e9, 0.05e9, "GLaM, Table 4"),
 }
 
-# Exact counts of released checkpoints, from the index of their weight files.
+# Exact counts of released models: from the index of their weight files, or counted by transformers 5.23 on meta tensors of their config.json.
 EXACT = {
     "bloom-176b": 176_247_271_424,
+    "gpt2-small": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "opt-175b": 174_604_468_224,
     "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "llama4-scout": 107_769_861_120,  # text alone
+    "llama4-maverick": 400_711_848_960,
     "mistral-7b": 7_241_732_096,
-    "qwen2.5-7b": 7_615_616_512,
     "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_630_071_296,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
-    "qwen3-8b": 8_190_735_360,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-12b": 11_766_034_176,  # text alone
+    "gemma3-27b": 27_009_346_304,
     "deepseek-v2": 235_741_434_880,
     "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_404_352,  # transformers keeps the routers' corrections as buffers
+    "kimi-k2": 1_026_408_209_408,
+    "glm-4.5": 352_797_814_784,  # without the layer that predicts further tokens
+    "glm-4.5-air": 106_852_245_504,
     "dbrx-132b": 131_596_523_520,
     "t5-large": 737_668_096,
     "t5-3b": 2_851_598_336,
     "t5-11b": 11_307_321_344,
 }
+
+# What released models have beside: name, their count, and the rest
+BESIDE = {
+    "gpt-oss-20b": (20_914_757_184, 24 * 64, "an attention sink for each head"),
+    "gpt-oss-120b": (116_829_156_672, 36 * 64, "an attention sink for each head"),
+    "olmoe-1b-7b": (6_919_161_856, 16 * 2 * (2048 - 128), "norms of queries and keys as wide as all heads"),
+    "falcon-180b": (179_522_565_120, (80 * 3 + 1) * 14848, "a second norm in each layer, and biases of norms"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -141,6 +172,28 @@ def test_every_mixture_of_experts_has_a_published_active_count_or_a_reason() -> 
 def test_released_checkpoints_are_counted_exactly(name: str) -> None:
     """Biases, norms and tables of open checkpoints add up to the last parameter."""
     assert model(name).parameters().total == EXACT[name]
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_released_checkpoints_that_hold_more_hold_just_that(name: str) -> None:
+    """Sinks and norms that no layer here has are the whole difference."""
+    count, beside, what = BESIDE[name]
+    assert count - model(name).parameters().total == beside, what
+
+
+def test_models_without_an_exact_count_were_never_released_or_say_why() -> None:
+    """Of closed models no config exists; of GPT-J, BERT, Switch and Arctic the catalog says what is simplified."""
+    rest = set(model_names()) - EXACT.keys() - BESIDE.keys()
+    closed = {
+        name for name in rest if name.startswith(("gpt-", "gpt3", "megatron-", "palm", "glam"))
+    }
+    assert rest - closed == {"bert-large", "switch-c", "arctic-480b"}
+
+
+def test_every_model_has_the_year_of_its_source() -> None:
+    """No model came out after the source of its figures was read, nor before 2018."""
+    for name in model_names():
+        assert 2018 <= model_year(name) <= int(model(name).as_of[:4])
 
 
 @pytest.mark.parametrize(

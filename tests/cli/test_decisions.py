@@ -1,0 +1,42 @@
+"""The tutorial of decisions: every command runs, and prints what the page shows, whatever the figures are today."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "tutorial-decisions.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^```console\n\$ (mpsim .*)\n((?:.*\n)*?)^```", PAGE, re.MULTILINE)
+FIGURE = re.compile(r"\S*\d\S*|[-+%]+|\b(?:[um]?s|[kM]?J|[kM]?W|[GM]?B|points|tie|slower|faster)\b")
+
+
+def shape(line):
+    """A line without its figures, their units, and which way a comparison goes."""
+    return " ".join(FIGURE.sub(" ", line).split())
+
+
+def test_every_question_has_its_command():
+    """Search, emit, plan, a one-sided comparison, scale and power."""
+    asked = " ".join(command for command, _ in COMMANDS)
+    for word in ("search", "--emit", "plan", "--vs", "scale", "tdp"):
+        assert word in asked
+
+
+@pytest.mark.parametrize(("command", "shown"), COMMANDS)
+def test_a_command_prints_what_its_page_shows(mpsim_cli, tmp_path, monkeypatch, command, shown):
+    """Each line of the page, its figures aside, is printed, in the order of the page."""
+    (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    told = mpsim_cli(*shlex.split(command)[1:])
+    assert told.code == 0, told.err
+    printed = iter([shape(line) for line in told.out.splitlines()])
+    for line in shown.splitlines():
+        if line.strip() not in ("", "..."):
+            assert shape(line) in printed, line
+    for word in shlex.split(command):
+        file = word.partition("=")[2]
+        if file.endswith((".sh", ".toml")):
+            assert Path(file).stat().st_size > 0
