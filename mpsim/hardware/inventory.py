@@ -7,7 +7,7 @@ import math
 
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.fabric import FabricKind
-from mpsim.units import Dimension, format_quantity
+from mpsim.units import Dimension, format_quantity, percent
 
 __all__ = ["Inventory", "Row", "inventory_of"]
 
@@ -75,7 +75,9 @@ class Inventory:
         )
         middle = format_quantity(self.bisection, Dimension.BANDWIDTH) if self.bisection else "none"
         if self.full_bisection:
-            middle += f" ({self.bisection / self.full_bisection:.0%} of what NICs send)"
+            middle += (
+                f" ({percent(self.bisection / self.full_bisection, digits=0)} of what NICs send)"
+            )
         lines = [", ".join(parts), f"bisection {middle}"]
         if self.price is not None:
             lines.append(f"price of switches and cables {self.price:,.0f} USD")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 
@@ -271,3 +272,25 @@ def test_compare_sets_several_results_against_the_first(mpsim_cli, quickstart):
     found = json.loads(mpsim_cli("compare", quickstart, quickstart, quickstart, "--json").out)
     assert len(found["others"]) == 1
     assert mpsim_cli("compare", quickstart).code == 2
+
+
+def test_a_sweep_warns_of_what_run_warns_of(mpsim_cli, quickstart, tmp_path):
+    """Under the table with the number of rows, and in the CSV beside each row: links that the network does not share."""
+    thin = (
+        *("--set", "cluster.fabric={kind: fat-tree, oversubscription: 4}"),
+        *("--set", "cluster.nodes=64", "--set", "training.global_batch=512"),
+    )
+    warned = [
+        line.removeprefix("warning: ")
+        for line in mpsim_cli("run", quickstart, *thin).out.splitlines()
+        if line.startswith("warning: ")
+    ]
+    assert any("network: analytic" in warning for warning in warned)
+    table = tmp_path / "rows.csv"
+    over = ("--over", "parallelism.tp=2", "--csv", table, "--jobs", 1)
+    outcome = mpsim_cli("sweep", quickstart, *thin, *over)
+    with table.open(newline="") as rows:
+        written = next(csv.DictReader(rows))["warnings"]
+    for warning in warned:
+        assert f"warning of 1 of 1 row: {warning}" in outcome.out
+        assert warning in written
