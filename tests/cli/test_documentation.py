@@ -17,7 +17,12 @@ from mpsim.document import parse_scalar
 from mpsim.scenario import Scenario
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MADE = {"site", "_build"}  # what a build of the site leaves under docs/
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if not MADE & set(page.parts)),
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PLACEHOLDERS = re.compile(r"\.\.\.|…|\[|\b[A-Z]{2,}\b|\b[A-Z]\b|--(runs|csv|plots?|trace)$")
 QUICK = ("run", "check", "compare", "show", "schedule", "goodput", "new", "import")
