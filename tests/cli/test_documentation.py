@@ -21,7 +21,11 @@ MADE = {"site", "_build"}  # what a build of the site leaves under docs/
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if not MADE & set(page.relative_to(ROOT).parts)),
+    *(
+        page
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if not MADE & set(page.relative_to(ROOT).parts)
+    ),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PLACEHOLDERS = re.compile(r"\.\.\.|…|\[|\b[A-Z]{2,}\b|\b[A-Z]\b|--(runs|csv|plots?|trace)$")
