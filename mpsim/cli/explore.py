@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, load_scenario
+from mpsim.cli.options import AllowInclude, AsJson, Overrides, Sets, Yes, load_scenario
 
 __all__ = ["explore"]
 
@@ -24,6 +24,7 @@ def explore(
     sets: Sets = None,
     overrides: Overrides = None,
     allow_include: AllowInclude = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve a scenario's page with sliders for model, layout, hardware and schedule, until Ctrl-C.
@@ -35,7 +36,7 @@ def explore(
     from mpsim.report.server import Server
 
     scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)
-    explorer = Explorer(scenario)
+    explorer = Explorer(scenario, unlimited=yes)
     explorer.page()  # a scenario that cannot be simulated, or a missing extra, is told here
     with Server(explorer, port) as server:
         if as_json:

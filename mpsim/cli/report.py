@@ -24,7 +24,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="Scenarios (.yaml), saved results, or what 'mpsim search --json' printed (.json); several are set side by side.",
+            help="Scenarios (.yaml), saved results, or what search or sweep printed with --json (.json); several are set side by side.",
         ),
     ],
     output: Annotated[
@@ -86,14 +86,18 @@ def _result(
 
 
 def _stored(file: Path) -> Mapping[str, Any]:
-    """The search that a file holds."""
+    """The study that a file holds."""
     from mpsim.errors import Problem, ScenarioError
     from mpsim.inputs import read_json
-    from mpsim.report import is_search
+    from mpsim.report import is_study
 
-    data = read_json(file, needed="what 'mpsim search --json' printed", error=ScenarioError)
-    if not isinstance(data, Mapping) or not is_search(data):
-        problem = "is not a search; give what 'mpsim search --json' printed, a scenario (.yaml) or a saved result"
+    data = read_json(
+        file,
+        needed="what 'mpsim search --json' or 'mpsim sweep --json' printed",
+        error=ScenarioError,
+    )
+    if not isinstance(data, Mapping) or not is_study(data):
+        problem = "is no study; give what 'mpsim search --json' or 'mpsim sweep --json' printed, a scenario (.yaml) or a saved result"
         raise ScenarioError([Problem(problem, file=str(file))])
     return data
 

@@ -25,7 +25,7 @@ from mpsim.report.blocks import (
 from mpsim.report.choices import Answer, Choices, Slider
 from mpsim.report.document import AnyResult, Page, document, page_of, report
 from mpsim.report.page import LARGEST, page
-from mpsim.report.search import is_search, search_page
+from mpsim.report.studies import is_study, study_page
 
 __all__ = [
     "LARGEST",
@@ -51,9 +51,9 @@ __all__ = [
     "Slider",
     "Table",
     "document",
-    "is_search",
+    "is_study",
     "page",
     "page_of",
     "report",
-    "search_page",
+    "study_page",
 ]

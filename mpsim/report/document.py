@@ -10,9 +10,9 @@ from mpsim.report.assumed import settings_of
 from mpsim.report.blocks import Section, plain
 from mpsim.report.choices import what_if
 from mpsim.report.comparison import comparison_section
-from mpsim.report.search import search_page
 from mpsim.report.service import service_sections
 from mpsim.report.step import step_sections
+from mpsim.report.studies import study_page
 from mpsim.result import Result
 from mpsim.scenario import Scenario
 from mpsim.serving import ServiceResult
@@ -87,14 +87,14 @@ def report(
     Parameters
     ----------
     results : sequence of Result, ServiceResult or mapping
-        A mapping is what ``mpsim search --json`` printed.
+        A mapping is what ``mpsim search --json`` or ``mpsim sweep --json`` printed.
     title : str
         Left out: their names.
     sweeps : sequence of (Scenario, Sweep)
         Scenarios and their sweeps, whose rows the page's sliders choose among.
     """
     parts = [
-        search_page(result, number=number)
+        study_page(result, number=number)
         if isinstance(result, Mapping)
         else page_of(result, number=number)
         for number, result in enumerate(results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import yaml
 
 from mpsim.errors import MpsimError, ScenarioError
+from mpsim.limits import unlimited
 from mpsim.report.blocks import plain
-from mpsim.report.document import Page, document, page_of, report
+from mpsim.report.document import AnyResult, Page, document, page_of, report
 from mpsim.report.page import page
 from mpsim.report.settings import Setting, settings
 from mpsim.scenario import Scenario
@@ -29,6 +31,8 @@ class Explorer:
     Parameters
     ----------
     scenario : Scenario
+    unlimited : bool
+        Whether to compute whatever is asked, however much memory and time it takes.
 
     Attributes
     ----------
@@ -36,18 +40,23 @@ class Explorer:
         In the order in which places name their values.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, unlimited: bool = False) -> None:
         self.scenario = scenario
+        self._unlimited = unlimited
         self.settings: list[Setting] = settings(scenario)
         self._working = threading.Lock()
         self._last = 0  # number of the request that came last
 
     def page(self) -> str:
         """The page with the settings and the scenario as it was written."""
-        part = page_of(simulate(self.scenario), whole=False)
+        part = page_of(self._simulate(self.scenario), whole=False)
         sliders = [plain(setting.slider()) for setting in self.settings]
         told = document([part], live={"sliders": sliders})
         return page(told, live=True)
+
+    def _simulate(self, scenario: Scenario) -> AnyResult:
+        with unlimited() if self._unlimited else contextlib.nullcontext():
+            return simulate(scenario)
 
     def values(self, places: Sequence[object]) -> dict[str, object]:
         """Values that differ from the scenario's own, by dotted key.
@@ -111,7 +120,7 @@ class Explorer:
             if number != self._last:
                 return {"superseded": True}
             try:
-                part: Page = page_of(simulate(self.point(places)), whole=whole)
+                part: Page = page_of(self._simulate(self.point(places)), whole=whole)
             except MpsimError as error:
                 return {"error": str(error)}
         return {"part": part}
@@ -124,7 +133,7 @@ class Explorer:
     def report(self, places: Sequence[object]) -> str:
         """The report of the scenario with these settings, a page to mail."""
         with self._working:
-            return page(report([simulate(self.point(places))]))
+            return page(report([self._simulate(self.point(places))]))
 
 
 def _without_none(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -248,3 +248,21 @@ def test_sliders_of_a_report_give_the_answers_of_single_runs(tmp_path, window, s
         alone = mpsim.simulate(scenario.with_values({"parallelism.tp": tp}))
         assert float(shown) == alone.summary["step_time_s"]
     assert window.complaints() == []
+
+
+def test_the_policy_holds(pages, window):
+    """What the page forbids itself is refused by the browser: requests and other scripts; the tests above would see both."""
+    folder, _ = pages
+    window.open((folder / "step.html").as_uri())
+    asked = window.run(
+        "return fetch('http://127.0.0.1:9/').then(() => 'answered', (error) => error.name)"
+    )
+    assert asked == "TypeError"
+    window.run("document.body.append(make('img', { src: 'http://127.0.0.1:9/picture.png' }))")
+    window.run(
+        "const node = document.createElement('script'); node.textContent = 'window.other = 1'; document.body.append(node)"
+    )
+    assert window.run("return window.other === undefined")
+    told = window.complaints()
+    assert sum("Content Security Policy" in line for line in told) >= 3, told
+    assert window.requests() == ["http://127.0.0.1:9/picture.png"]  # tried, and blocked

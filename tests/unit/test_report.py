@@ -21,6 +21,7 @@ from mpsim.report.blocks import plain
 from mpsim.report.choices import what_if
 from mpsim.report.lanes import lanes_of, packed
 from mpsim.serving import make_service, run_service
+from mpsim.study.service_search import search_services
 
 pytest.importorskip("plotly", reason="needs the extra report")
 
@@ -329,9 +330,38 @@ def test_a_search_shows_its_front_and_best(result):
     ]
 
 
+def test_a_sweep_shows_its_rows_and_reasons():
+    """The page of a sweep has each row's figures and reason, and sliders over the same rows."""
+    swept = mpsim.sweep(_small(), {"parallelism.tp": [1, 2, 3]})
+    data = json.loads(json.dumps(swept.to_json()))
+    part = report([data])["parts"][0]
+    blocks = {block["block"]: block for block in _blocks([part])}
+    table = blocks["table"]["rows"]
+    assert [row[1] for row in table[:2]] == [row.summary["step_time_s"] for row in swept.rows[:2]]
+    assert table[2][-1] == swept.rows[2].reason
+    assert [answer["summary"] is None for answer in blocks["choices"]["answers"]] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_search_for_services_shows_the_best(scenarios):
+    """The page of a search for services has the figures of its JSON, and sliders over the services it kept."""
+    scenario = mpsim.load(
+        scenarios / "serving" / "llama3-8b-h100.yaml", set=["serving.workload.requests=20"]
+    )
+    found = search_services(scenario, {"parallelism.tp": [1, 2]}, top=2)
+    data = json.loads(json.dumps(found.to_json()))
+    blocks = _blocks(report([data])["parts"])
+    best = next(block for block in blocks if block.get("title") == "The best")
+    each = [row[4] for row in best["rows"]]
+    assert each == [row.summary["output_tokens_per_s_per_accelerator"] for row in found.leaders]
+
+
 @pytest.mark.parametrize("spoil", ["rows", "front", "counts"])
 def test_what_is_no_search_is_refused(spoil):
-    """An object that lacks what a search has is named as such."""
+    """An object that lacks what a search has is refused, and so is a study whose rows are none."""
     data = {
         "scenario": "x",
         "objective": "time",
@@ -342,8 +372,12 @@ def test_what_is_no_search_is_refused(spoil):
         "complete": True,
     }
     del data[spoil]
-    with pytest.raises(ScenarioError, match=spoil):
+    with pytest.raises(ScenarioError, match="no study"):
         report([data])
+    with pytest.raises(ScenarioError, match="a row of the"):
+        report(
+            [{"scenario": "x", "keys": [], "ties": [], "rows": [{"values": 3, "summary": None}]}]
+        )
 
 
 def test_bubble_by_cause_sums_to_the_bubble(result):
