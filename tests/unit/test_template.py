@@ -31,9 +31,9 @@ class _Costs:
     def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
         return np.array([one.flops * US for one in operators])
 
-    def work(self, operators: Sequence[Operator]) -> tuple[float, float]:
+    def work(self, operators: Sequence[Operator]) -> tuple[float, float, float]:
         flops = sum(one.flops for one in operators)
-        return flops, flops / 2 * US
+        return flops, flops / 2 * US, 0.0
 
     def collective(self, item: Communication) -> tuple[float, float, float]:
         return item.size * US, item.size, 0.0
