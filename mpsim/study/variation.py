@@ -203,7 +203,7 @@ class _Machine:
         self._variation, self._templates = variation, program.templates
         self._peers = peers_of(program, mesh)
         self._replicas = max(1, int(program.class_size.max(initial=1)) // self._peers)
-        self._shape = (mesh.pp, self._replicas, -1)
+        self._shape, self._dp = (mesh.pp, self._replicas, -1), mesh.dp
         slow, thin = _given(result, variation)
         self._slow = slow.reshape(self._shape)
         self._thin = [(share.reshape(self._shape), time) for share, time in thin]
@@ -231,7 +231,9 @@ class _Machine:
 
     def _named(self, unfolded: Program) -> Program:
         """A program whose rank classes are named by what differs, with the ranks that each stands for."""
-        names = tuple(name.replace(_FOLDED, "") for name in unfolded.rank_name)
+        # one class that stands for replicas which meet inside actions has the name of none of them
+        folded = f" dp 0{_FOLDED}" if self._replicas == 1 < self._dp else _FOLDED
+        names = tuple(name.replace(folded, "") for name in unfolded.rank_name)
         sizes = unfolded.class_size * self._peers
         return dataclasses.replace(unfolded, rank_name=names, class_size=sizes)
 

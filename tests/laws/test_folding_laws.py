@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.engine import Structure, kernel_times, run
+from mpsim.errors import ScenarioError
+from mpsim.parallel import FOLDED
 from mpsim.program import Program, Rows, Span, Stream, expand, unfold
 from mpsim.program.unfold import Unfolding
-from mpsim.schedule import make_orders
+from mpsim.scenario import Scenario
+from mpsim.schedule import make_orders, schedule, schedule_names
+from mpsim.simulate import prepare
 from mpsim.training import from_orders
 from mpsim.training.build import build_program
 from mpsim.training.vocabulary import TRAINING, Kind
@@ -179,3 +184,37 @@ def test_kernels_run_when_their_rows_say(
     assert np.array_equal(times.start, fine.start)
     assert np.array_equal(times.end, fine.end)
     assert len(times.row) == len(times.kernel) == len(fine.end)
+
+
+@pytest.mark.parametrize("name", [name for name in schedule_names() if schedule(name).trains])
+def test_every_schedule_takes_one_time_however_states_are_shared(name: str) -> None:
+    """Actions as rows, kernels as rows and every rank by itself: one step time with ZeRO 0 to 3, whether gathers and reductions hold kernels up or not."""
+    facts = schedule(name)
+    chunks = facts.chunks or 2
+    tried = 0
+    for zero, pp, nic in itertools.product(range(4), (1, 2), ("10 Gb/s", "400 Gb/s")):
+        scenario = {
+            "schema": 1,
+            "model": {"layers": 2 * pp * chunks, "hidden": 2048, "heads": 16, "vocab": 1024},
+            "cluster": {
+                "accelerator": "h100-sxm",
+                "accelerators_per_node": 4,
+                "nodes": 2,
+                "nic": nic,
+            },
+            "parallelism": {"tp": 2, "pp": pp, "zero": zero, "sequence_parallel": True},
+            "schedule": {"name": name, **({} if facts.chunks else {"virtual_stages": chunks})},
+            "training": {"global_batch": 16, "sequence_length": 2048},
+            "framework": {"preset": "llm-foundry-2023", "pipeline_unsharded": False},
+        }
+        try:
+            prepared = prepare(Scenario.from_mapping(scenario))
+        except ScenarioError:  # a schedule for pipelines alone, or of parts of sequences
+            continue
+        fine = expand(prepared.program)
+        mesh = prepared.plan.layout.mesh
+        everyone = unfold(fine, {axis.name: mesh.degree(axis.name) for axis in FOLDED})
+        spans = {run(program).makespan for program in (prepared.program, fine, everyone)}
+        assert len(spans) == 1, (zero, pp, nic, spans)
+        tried += 1
+    assert tried >= 4 or name == "seq-1f1b"

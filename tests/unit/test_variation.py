@@ -197,3 +197,18 @@ def test_replicas_that_differ_do_not_vary_yet():
     assert mpsim.Prepared.of(result).supports("jitter")
     with pytest.raises(ScenarioError, match="alike"):
         varied(result, jitter=0.1)
+
+
+def test_ranks_that_meet_in_their_experts_are_named_together():
+    """Rank 11 of pp 1 is in replica 3, but all eight replicas meet in the experts: one class, which is not called after its first."""
+    experts = {"experts": 8, "top_k": 2, "ffn_hidden": 512}
+    data = {
+        **DATA,
+        "model": {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "moe": experts},
+        "cluster": {"preset": "dgx-h100", "nodes": 2},
+        "parallelism": {"pp": 2, "ep": 4},
+        "variation": {"slow": [{"ranks": [11], "speed": 0.5}], "samples": 1},
+    }
+    blame = mpsim.simulate(mpsim.Scenario.from_mapping(data)).variation.blame
+    assert blame.names == ("pp 0", "pp 1")
+    assert blame.worst(1)[0][0] == "pp 1"
