@@ -39,6 +39,8 @@ __all__ = [
 ]
 
 LONGEST_KEY = 120  # characters of a key that are printed: nobody reads more
+MOST_PROBLEMS = 50  # mistakes of a file that are printed, one a line
+LONGEST_LINE = 2000  # characters of a line that are printed
 LONGEST_LIST = 24  # names that `nearest` prints when none is close
 
 
@@ -74,7 +76,13 @@ class Problem:
 
 
 class MpsimError(Exception):
-    """Root of everything mpsim raises on purpose."""
+    """Root of everything mpsim raises on purpose; no line of its text is longer than a person reads."""
+
+    def __str__(self) -> str:
+        lines = super().__str__().split("\n")
+        return "\n".join(
+            line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in lines
+        )
 
 
 class UnitError(MpsimError, ValueError):
@@ -93,7 +101,10 @@ class ScenarioError(MpsimError, ValueError):
     def __init__(self, problems: Iterable[Problem] | str) -> None:
         given = [Problem(problems)] if isinstance(problems, str) else list(problems)
         self.problems: tuple[Problem, ...] = tuple(given)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [str(problem) for problem in self.problems[:MOST_PROBLEMS]]
+        if len(self.problems) > MOST_PROBLEMS:
+            lines.append(f"and {len(self.problems) - MOST_PROBLEMS:,} more mistakes")
+        super().__init__("\n".join(lines))
 
 
 class HardwareError(MpsimError, ValueError):

@@ -38,7 +38,7 @@ def load_curves(path: str | Path) -> CollectiveCurves:
     if not problems:
         curves, problems = _curves(document)
     if problems:
-        raise CalibrationError("\n".join(str(document.locate(problem)) for problem in problems))
+        raise CalibrationError(str(ScenarioError(map(document.locate, problems))))
     texts = {key: str(document.data[key]) for key in _TEXTS if key in document.data}
     return CollectiveCurves(curves=curves, **texts)
 
@@ -46,6 +46,9 @@ def load_curves(path: str | Path) -> CollectiveCurves:
 def _problems(document: Document) -> Iterator[Problem]:
     """Mistakes in the form of the file."""
     data = document.data
+    if "curves" not in data:  # nothing is told of a file that is none
+        yield Problem("is no calibration file; needed schema, name, source, as_of and curves")
+        return
     yield from _wrong_keys(data, _KEYS, _REQUIRED, "")
     if data.get("schema", _SCHEMA) != _SCHEMA:
         yield Problem(f"got {data['schema']!r}; this version reads schema {_SCHEMA}", "schema")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpsim.document import Document, read_document
-from mpsim.errors import HardwareError, MpsimError, Problem, nearest
+from mpsim.errors import HardwareError, MpsimError, Problem, ScenarioError, nearest
 from mpsim.hardware.calibrated import Calibration, Fitted, MeasuredCurve
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.entries import parse_accelerator, parse_link
@@ -90,7 +90,7 @@ def machine_of(data: Mapping[str, Any], document: Document | None = None) -> Clu
     origin = document or Document(data, {}, "cluster.machine")
     problems = list(origin.problems) or list(_problems(data))
     if problems:
-        raise HardwareError("\n".join(str(origin.locate(problem)) for problem in problems))
+        raise HardwareError(str(ScenarioError(map(origin.locate, problems))))
     try:
         return _cluster(data)
     except HardwareError as error:

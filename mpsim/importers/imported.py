@@ -27,6 +27,7 @@ __all__ = [
     "recorded_program",
 ]
 
+_SHORTEST, _LONGEST = 1e-12, 1e9  # s, of a kernel or collective that somebody timed
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 Words: TypeAlias = "Mapping[str, str | int | float | bool]"
 
@@ -281,10 +282,18 @@ def collective_name(word: str) -> str | None:
     return _COLLECTIVES.get("".join(letter for letter in word.lower() if letter.isalnum()))
 
 
+def _check_times(seconds: Sequence[float], place: str) -> None:
+    """Refuse times that no machine takes, such as what is left of 1e-320 us."""
+    for time in seconds:
+        if not _SHORTEST <= time <= _LONGEST:
+            raise CalibrationError(f"{place}: a time of {time:g} s; needed more than 0")
+
+
 def collective_point(
     name: str, size: int, seconds: Sequence[float], *, ranks: int, domains: int, place: str
 ) -> MeasuredPoint:
     """A collective of `ranks` ranks on `domains` nodes; `place` makes its id unique."""
+    _check_times(seconds, place)
     return MeasuredPoint(
         id=f"{name}/{size}/{ranks}x{domains}/{place}",
         family="collectives",
@@ -309,6 +318,7 @@ def kernel_point(
     flops: float = 0.0,
 ) -> MeasuredPoint:
     """A kernel on one accelerator; `place` makes its id unique."""
+    _check_times(seconds, place)
     words = ",".join(f"{key}={value}" for key, value in {**shape, **variant}.items())
     return MeasuredPoint(
         id=f"{op}/{dtype}/{words}/{place}",

@@ -21,6 +21,7 @@ from typing import Any, Final
 from mpsim.errors import CalibrationError
 from mpsim.importers.imported import MeasuredPoint, Points, collective_name, collective_point
 from mpsim.importers.source import Format, Head, Options, read_text
+from mpsim.inputs import shown
 from mpsim.record import Record
 
 __all__ = ["NCCL_TESTS", "NCCL_TESTS_JSON"]
@@ -40,6 +41,8 @@ _HALF, _SPREAD = 4, 4
 _LARGEST_ERROR = 1e-2
 _JSON_VERSIONS = (1, 2, 3)
 _MOST_RANKS = 1_000_000
+_LARGEST = 1 << 24  # bytes: a size is a line of about 100
+_LONGEST_LINE = 10_000  # characters: patterns go over lines again and again
 
 
 def _is_text_report(head: Head) -> bool:
@@ -59,7 +62,11 @@ def _read_text_report(head: Head, options: Options) -> Points:
         If it breaks off, a rank is missing, results were wrong, or a time is no number.
     """
     path = head.path
-    lines = read_text(path, needed="a report of nccl-tests").splitlines()
+    lines = read_text(path, needed="a report of nccl-tests", largest=_LARGEST).splitlines()
+    if max(map(len, lines), default=0) > _LONGEST_LINE:
+        raise CalibrationError(
+            f"{path}: a line of over {_LONGEST_LINE:,} characters; the file is damaged"
+        )
     ranks = [seen for line in lines if (seen := _RANK.match(line))]
     head_line = next((line for line in lines if _is_header(line)), "")
     old = bool(head_line) and "root" not in head_line
@@ -214,7 +221,7 @@ def _time(place: str, value: object) -> float:
     except ValueError:
         time = math.nan
     if not (math.isfinite(time) and time > 0):
-        raise CalibrationError(f"{place}: time is {value!r}; needed a number above 0")
+        raise CalibrationError(f"{place}: time is {shown(value)}; needed a number above 0")
     return time
 
 

@@ -55,7 +55,7 @@ def _read_nsys(head: Head, options: Options) -> Recorded:
         ) as base:
             _bound(base)
             return _nsys(head.path, base, keeps=options.spans)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise FormatError(
             f"{head.path}: damaged, or no export of Nsight Systems: {error}"
         ) from error

@@ -7,6 +7,7 @@ The format is the one that ``_PipelineScheduleRuntime._load_csv(file, format="co
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ __all__ = ["read_csv", "write_csv"]
 _NUMBER = re.compile(r"\d+")
 _NEEDED = "text of comma-separated tokens, such as 3F0"
 _LARGEST = 1 << 26  # bytes: a token is about 6
+_MOST_RANKS = 100_000
 _DIGITS = 18  # of a number that are read: more are far beyond all bounds anyway
 
 
@@ -40,9 +42,12 @@ def read_csv(path: str | Path) -> Orders:
         with open_text(
             path, needed=_NEEDED, error=ScheduleError, largest=_LARGEST, newline=""
         ) as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+            lines = itertools.islice(csv.reader(file), _MOST_RANKS + 1)
+            rows = [[cell.strip() for cell in row] for row in lines]
     except csv.Error as error:
         raise ScheduleError(f"{path}: no {_NEEDED}: {error}") from error
+    if len(rows) > _MOST_RANKS:
+        raise ScheduleError(f"{path}: got over {_MOST_RANKS:,} rows; needed one a rank")
     try:
         tokens = [[cell for cell in row if cell] for row in rows]
         while tokens and not tokens[-1]:
@@ -51,6 +56,10 @@ def read_csv(path: str | Path) -> Orders:
         return Orders.from_tokens(tokens, schedule=Path(path).stem).validate()
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from error
+
+
+def _size(number: int) -> str:
+    return str(number) if number < 10 ** (_DIGITS - 1) else f"{_DIGITS} digits or more"
 
 
 def _check_numbers(tokens: list[list[str]]) -> None:
@@ -65,7 +74,7 @@ def _check_numbers(tokens: list[list[str]]) -> None:
     largest = max(numbers, default=0)
     if largest > most:
         raise ScheduleError(
-            f"got {numbers[largest][:60]!r} in {most // 2} cells; needed stages and microbatches numbered from 0 without a gap"
+            f"got a number of {_size(largest)} in {most // 2} cells; needed stages and microbatches numbered from 0 without a gap"
         )
 
 

@@ -31,6 +31,7 @@ class Action(enum.IntEnum):
     W = 3  # weight gradient alone
 
 
+_LIKE = re.compile(r"[\w();-]{1,24}")  # tokens that are shown
 _TOKEN = re.compile(rf"(\d+)([{''.join(Action.__members__)}])(\d+)")
 _BLOCK = re.compile(r"\(([^;]+);([^;]+)\)OVERLAP_F_B")
 _NAMED_AT_MOST = 5
@@ -329,6 +330,11 @@ class Orders:
         return _joined(shown, len(rows))
 
 
+def _shown(token: str) -> str:
+    """A token in a message; what is no slip of one is of a file that is no schedule, and not shown."""
+    return repr(token) if _LIKE.fullmatch(token) else "no action"
+
+
 def _parse(token: str, rank: int, place: int) -> list[tuple[int, Action, int, bool]]:
     """Token to (stage, kind, microbatch, whether fused with the next); two for a block."""
     block = _BLOCK.fullmatch(token)
@@ -341,7 +347,7 @@ def _parse(token: str, rank: int, place: int) -> list[tuple[int, Action, int, bo
     ]
     if len(actions) < len(parts):
         raise ScheduleError(
-            f"rank {rank}, place {place}: got {token!r}; needed <stage><F|B|I|W><microbatch> such as "
+            f"rank {rank}, place {place}: got {_shown(token)}; needed <stage><F|B|I|W><microbatch> such as "
             "'3F0', or a block such as '(0F3;7B1)OVERLAP_F_B'; leave out communication and memory actions"
         )
     return actions

@@ -159,3 +159,14 @@ def test_command_line_exits_2_with_nothing_on_stdout(name):
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     assert f":{line}:" in done.stderr
+
+
+def test_thousands_of_mistakes_are_counted_not_printed(tmp_path):
+    """A key that is repeated on 4,000 lines is 50 lines and a count; all of them are in `problems`."""
+    path = tmp_path / "scenario.yaml"
+    path.write_text(GOOD + "schema: 1\n" * 4000)
+    with pytest.raises(ScenarioError) as caught:
+        load(path)
+    lines = str(caught.value).splitlines()
+    assert (len(lines), lines[-1]) == (51, "and 3,950 more mistakes")
+    assert len(caught.value.problems) == 4000
