@@ -40,7 +40,7 @@ __all__ = [
 
 LONGEST_KEY = 120  # characters of a key that are printed: nobody reads more
 MOST_PROBLEMS = 50  # mistakes of a file that are printed, one a line
-LONGEST_LINE = 2000  # characters of a line that are printed
+LONGEST_LINE = 1000  # characters of a line that are printed
 LONGEST_LIST = 24  # names that `nearest` prints when none is close
 
 

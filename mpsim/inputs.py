@@ -48,7 +48,7 @@ _RATIO: Final = 300
 """Times that a packed file may grow: traces grow 10 to 50 times, a bomb 1000 times."""
 _FREE: Final = 1 << 24  # bytes unpacked before the ratio counts: a few repeated lines pack well
 _BUFFER: Final = 1 << 18
-_LONGEST_PATH: Final = 1000  # characters of it in a message
+_LONGEST_PATH: Final = 500  # characters of it in a message
 _SHOWN: Final = 40  # characters of somebody's value in a message
 _KINDS: Final = (
     (stat.S_ISDIR, "a folder"),
@@ -105,7 +105,8 @@ def check_regular(path: str | Path, *, needed: str, error: type[MpsimError]) -> 
     try:
         status = os.stat(path)  # noqa: PTH116 - a path that is no text is the caller's to see
     except OSError as problem:
-        raise refusal(error, path, f"cannot be read: {_reason(problem)}") from problem
+        mend = f"; needed {needed}" if isinstance(problem, FileNotFoundError) else ""
+        raise refusal(error, path, f"cannot be read: {_reason(problem)}{mend}") from problem
     except ValueError as problem:  # a null character in the path
         raise refusal(error, ascii(str(path)), f"cannot be read: {problem}") from problem
     _check_kind(status, path, needed=needed, error=error)

@@ -39,7 +39,7 @@ ended that nobody asked for."""
 LIMIT = 10  # s of processor time an input may take
 PATIENCE = 60  # s of wall time, for a busy machine; a process that waits for something is told by its processor time
 MEMORY = 6 << 30  # bytes of address space
-LONGEST = 30_000  # characters of a message with every mistake of a file
+LONGEST = 55_000  # characters of a message with every mistake of a file
 
 
 class HangError(BaseException):
