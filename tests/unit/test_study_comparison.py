@@ -31,7 +31,7 @@ def test_the_parts_explain_the_step():
 def test_the_explanation_names_the_largest_part_in_the_direction_of_the_change():
     """b is 0.3 s faster: 0.4 s less bubble, not 0.2 s more exposed communication."""
     assert mpsim.compare(A, B).explanation == (
-        "b is 0.3 s (8.6%) a step faster than a; most of it is bubble (-0.4 s)"
+        "b is 300 ms (8.6 %) a step faster than a; most of it is bubble (-400 ms)"
     )
 
 
