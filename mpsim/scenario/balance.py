@@ -44,6 +44,8 @@ def balanced_stages(scenario: Described) -> tuple[int, ...] | None:
     turns = name is not None and chunks == _TURNING and not schedule(name).interleaves
     parts = scenario.stage_clusters
     precision = scenario.training_step.precision
+    if parts and len(parts) != pp:  # which another check says
+        parts = None
     return balanced_layers(
         work_of(scenario.transformer, scenario.training_step.sequence_length),
         tuple(
