@@ -32,6 +32,7 @@ from mpsim.study.search.outcome import OBJECTIVES, Found, Search
 from mpsim.study.search.queue import Queue, WaitingFrame
 from mpsim.study.search.space import AXES, Layout, Space, defaults, split_axes
 from mpsim.training.intervals import of_layout, setting_of
+from mpsim.training.memory import account_memory
 from mpsim.training.planning import Division, recompute_of
 
 __all__ = ["search"]
@@ -503,12 +504,16 @@ class _Run:
     def _own(self) -> tuple[float | None, str]:
         """Step of the layout that the scenario itself has [s], and why it cannot be used."""
         try:
-            summary = simulate_step(self._scenario.with_values({})).summary
+            result = simulate_step(self._scenario.with_values({}))
         except MpsimError as error:
             return None, _fault(error)
-        most = self._scenario.hardware.accelerator.memory_bytes * self._usable
-        fits = float(summary["peak_memory_bytes"]) <= min(most, self._limits.max_memory or most)
-        return float(summary["step_time_s"]), "" if fits else "does not fit into memory"
+        plan, most = result.plan, self._limits.max_memory or math.inf
+        room = [
+            min(most, self._usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
+            for rank in range(plan.layout.mesh.pp)
+        ]
+        fits = bool((account_memory(plan).total <= room).all())
+        return float(result.summary["step_time_s"]), "" if fits else "does not fit into memory"
 
     def _shown(self, rows: Sequence[Found]) -> list[int]:
         """Places of the rows that are printed: the best, and the best of each value of each key."""

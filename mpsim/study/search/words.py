@@ -222,7 +222,10 @@ def _others(outcome: Search, reasons: Mapping[str, str]) -> Section:
             f"{plural(outcome.unbatched, 'layout')} more: the batch does not divide among their replicas"
         )
     if not outcome.rows:
-        lines.append("nothing was simulated: no layout is within the limits")
+        lean = "; '--also recompute-modules,offload' has layouts that hold less"
+        lines.append(
+            f"nothing was simulated: no layout is within the limits{lean if outcome.counts.get('memory') else ''}"
+        )
     rows = tuple((f"{count:,}", reasons[name]) for name, count in outcome.counts.items())
     title = f"{plural(outcome.legal, 'legal layout')}; {_proof(outcome)}"
     return Section(rows, (), (0,), title, tuple(lines))
