@@ -15,7 +15,9 @@ import mpsim
 from mpsim.errors import MissingExtraError, ScenarioError
 from mpsim.sheet import BRIEF, Section, Sheet, Shown
 from mpsim.study.goodput import simulate_goodput
+from mpsim.study.plan import plan
 from mpsim.study.reliability import Checkpoint, Reliability
+from mpsim.study.scaling import scale
 
 MOST = 3000  # characters of any representation
 TEXTS = st.text("ab <>&\"'01%.,", min_size=1, max_size=40)
@@ -130,6 +132,9 @@ def nouns(scenarios):
         "found": found.best,
         "comparison": mpsim.compare(result, large),
         "goodput": lost,
+        "plans": plan(scenario, 1e12, {"cluster.nodes": [2, 4]}),
+        "plan of one": plan(scenario, 1e12).best,
+        "scale": scale(scenario, [16, 32]),
         "service": service,
         "service summary": service.summary,
         "service plan": service.plan,
@@ -146,7 +151,7 @@ def test_every_representation_is_shorter_than_three_thousand_characters(nouns):
 
 @pytest.mark.parametrize(
     "name",
-    "scenario result memory utilisation links sensitivity jitter sweep search comparison goodput service".split(),
+    "scenario result memory utilisation links sensitivity jitter sweep search comparison goodput plans scale service".split(),
 )
 def test_a_notebook_shows_the_lines_that_a_prompt_prints(nouns, name):
     """HTML and text come from one sheet, so what is in one is in the other."""
@@ -170,7 +175,7 @@ def test_a_picture_in_a_notebook_is_the_one_in_a_file(nouns, tmp_path):
     assert display._repr_png_() == file.read_bytes()
 
 
-@pytest.mark.parametrize("name", "sweep search comparison sensitivity goodput".split())
+@pytest.mark.parametrize("name", "sweep search comparison sensitivity goodput plans scale".split())
 def test_a_table_of_pandas_has_the_rows_of_the_value(nouns, name):
     """Where there are rows there is a DataFrame, its columns those of the table."""
     pytest.importorskip("pandas")
