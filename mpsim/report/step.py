@@ -15,11 +15,14 @@ from mpsim.program import TICK
 from mpsim.report.assumed import assumed_section, constants_section, warnings_section
 from mpsim.report.blocks import (
     Bars,
+    Block,
+    Column,
     Figure,
     Figures,
     Note,
     Part,
     Section,
+    Table,
 )
 from mpsim.report.lanes import lanes_of
 from mpsim.report.machine import (
@@ -80,6 +83,7 @@ def step_sections(result: Result, *, whole: bool = True) -> list[Section]:
         *([kernels_section(result), links_section(result)] if whole else []),
         energy_section(result),
         *(_sensitivity(result) if whole else ()),
+        _variation(summary),
         assumed_section(result.scenario),
         constants_section(summary),
         warnings_section(summary),
@@ -213,7 +217,7 @@ def _bubbles(result: Result) -> Section:
                     if table[:, place].any()
                 ],
                 unit="s",
-                axis="time in which a rank waits for the pipeline",
+                axis="waiting for the pipeline",
             )
         )
     return Section(
@@ -222,6 +226,35 @@ def _bubbles(result: Result) -> Section:
         "Warm-up and drain: the pipeline fills and empties. Imbalance: another stage computes longer. Message: a transfer held up the stage that is waited for.",
         blocks,
     )
+
+
+def _variation(summary: Mapping[str, Any]) -> Section:
+    """Steps under the scenario's variation, which the figures above leave out; nothing where none is given."""
+    varied = summary.get("variation")
+    blocks: list[Block] = []
+    if varied:
+        times = [(f"{each['percent']:g} %", each["seconds"]) for each in varied["percentiles"]]
+        caused = {name: time for name, time in varied["blame"]["caused_rank_s"].items() if time > 0}
+        columns = (Column("of the steps take at most"), Column("step", "s"))
+        blocks.append(Table(f"Drawn steps ({varied['samples']})", columns, times))
+        if caused:
+            order = sorted(caused, key=lambda name: -caused[name])
+            blocks.append(
+                Bars(
+                    title="Waiting by who caused it",
+                    alt=f"Most of the waiting is for {order[0]}.",
+                    names=order,
+                    parts=[Part("caused", [caused[name] for name in order], "bubble")],
+                    unit="s",
+                    axis="time of ranks in a step",
+                )
+            )
+    lead = (
+        f"Mean {format_quantity(varied['mean_s'], Dimension.TIME)}, {varied['slowdown']:.4f} of the undisturbed step above."
+        if varied
+        else ""
+    )
+    return Section("variation", "With variation", lead, blocks)
 
 
 def _sensitivity(result: Result) -> Sequence[Section]:
@@ -246,7 +279,7 @@ def _sensitivity(result: Result) -> Sequence[Section]:
                     names=[f"{row.name} ({row.value})" if row.value else row.name for row in rows],
                     parts=[Part("elasticity", [row.elasticity for row in rows], "forward")],
                     unit="",
-                    axis="per cent of the step for one per cent more",
+                    axis="elasticity",
                 )
             ],
         ),

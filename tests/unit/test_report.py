@@ -391,6 +391,20 @@ def test_bubble_by_cause_sums_to_the_bubble(result):
     assert mean == pytest.approx(result.summary["breakdown_s"]["bubble"], rel=1e-6)
 
 
+def test_variation_is_shown_where_it_is_given():
+    """Percentiles of the drawn steps are those of the summary; without a variation there is no such section."""
+    varied = mpsim.simulate(
+        _small(variation={"samples": 20, "jitter": 0.05, "slow": [{"ranks": [0], "speed": 0.9}]})
+    )
+    (section,) = [
+        each for each in report([varied])["parts"][0]["sections"] if each["id"] == "variation"
+    ]
+    expected = varied.summary["variation"]["percentiles"]
+    assert [row[1] for row in section["blocks"][0]["rows"]] == [
+        each["seconds"] for each in expected
+    ]
+
+
 def test_no_kernel_is_over_the_roof(result):
     """Each point of the roofline is under the line of its precision or of memory."""
     (block,) = [

@@ -10,9 +10,9 @@ const narrow = () => window.innerWidth < 640;
 const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, scrollZoom: false };
 const MARKS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down"];
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
-const LONGEST_NAME = 34;
+const longest = () => (narrow() ? 20 : 34); // letters of a name beside a chart
 
-const cut = (name) => (name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME - 1)}…` : name);
+const cut = (name) => (name.length > longest() ? `${name.slice(0, longest() - 1)}…` : name);
 // plotly reads a little markup in its texts: names are text
 const literal = (name) => String(name).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
@@ -99,7 +99,7 @@ const CHARTS = {
     });
     return [traces, layout({
       height: 330,
-      xaxis: { title: { text: named(block.x.name, xUnit) }, type: block.log_x ? "log" : "linear", ...(block.log_x ? decades() : {}) },
+      xaxis: { title: { text: named(block.x.name, xUnit) }, type: block.log_x ? "log" : "linear", ...(block.log_x ? decades(every(block.series.map((series) => series.x))) : {}) },
       yaxis: { title: { text: named(block.y.name, yUnit) }, rangemode: "tozero" }, ...limitOf(block.limit, yScale, false),
     })];
   },
@@ -146,16 +146,17 @@ const CHARTS = {
     const type = block.log ? "log" : "linear";
     return [[...lines, ...marks], layout({
       height: 420,
-      xaxis: { title: { text: named(block.x.name, xUnit) }, type, ...(block.log ? decades() : {}) },
-      yaxis: { title: { text: named(block.y.name, yUnit) }, type, ...(block.log ? decades() : {}) },
+      xaxis: { title: { text: named(block.x.name, xUnit) }, type, ...(block.log ? decades(points.map((point) => point[1])) : {}) },
+      yaxis: { title: { text: named(block.y.name, yUnit) }, type, ...(block.log ? decades(points.map((point) => point[2])) : {}) },
     })];
   },
 };
 
-// Marks of a logarithmic axis at 1, 2 and 5.
-function decades() {
-  const values = [];
-  for (let power = -12; power <= 21; power++) for (const digit of [1, 2, 5]) values.push(digit * 10 ** power);
+// Marks of a logarithmic axis at 1, 2 and 5, or at more where it spans little.
+function decades(shown) {
+  const values = [], positive = shown.filter((value) => value > 0);
+  const marks = Math.max(...positive) < 10 * Math.min(...positive) ? [1, 1.5, 2, 3, 4, 5, 7] : [1, 2, 5];
+  for (let power = -12; power <= 21; power++) for (const digit of marks) values.push(digit * 10 ** power);
   return { tickvals: values, ticktext: values.map((value) => digits(value, 3)) };
 }
 
