@@ -155,8 +155,8 @@ class RooflineDisplay(Display):
                 lowest[name] = point
         whole = float(kernels.seconds.sum())
         named = sorted(total, key=lambda each: -total[each])[:_NAMED]
-        # one line each, in the order of their marks, so that neither words nor leaders cross
-        named.sort(key=lambda each: kernels.intensity[lowest[each]])
+        # one line each, the leftmost mark's on top: words stand left of their leader, so no leader crosses them
+        named.sort(key=lambda each: -kernels.intensity[lowest[each]])
         for level, name in enumerate(named):
             point = lowest[name]
             ax.annotate(
