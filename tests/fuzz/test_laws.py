@@ -50,7 +50,7 @@ def test_what_once_broke_a_law_keeps_all_of_them(path: Path) -> None:
     assert broken(yaml.safe_load(path.read_text())) == {}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(scenarios)
 def test_every_law_holds_for_every_scenario(data: dict[str, Any]) -> None:
     """All fourteen at once, so that a scenario is simulated once."""
