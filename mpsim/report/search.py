@@ -9,7 +9,8 @@ from mpsim.errors import ScenarioError
 from mpsim.plot.palette import COMMUNICATION, EVENTS, event_of_part
 from mpsim.report.blocks import Bars, Block, Column, Note, Part, Scatter, Section, Table
 from mpsim.report.choices import what_if
-from mpsim.study.search.outcome import REASONS, Found
+from mpsim.study.search.found import Found
+from mpsim.study.search.outcome import REASONS
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["is_search", "search_page"]

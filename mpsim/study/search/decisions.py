@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mpsim.study.search.found import Found
 from mpsim.study.search.further import FURTHER
 from mpsim.study.search.space import AXES
-
-if TYPE_CHECKING:
-    from mpsim.study.search.outcome import Found
 
 __all__ = ["Decision", "choices", "decisions_of", "turned"]
 

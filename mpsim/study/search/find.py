@@ -26,9 +26,10 @@ from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.decisions import choices, decisions_of, turned
 from mpsim.study.search.exact import Timer
+from mpsim.study.search.found import Found
 from mpsim.study.search.further import further, pipelines
 from mpsim.study.search.limits import Clock, Limits, price_of
-from mpsim.study.search.outcome import OBJECTIVES, Found, Search
+from mpsim.study.search.outcome import OBJECTIVES, Search
 from mpsim.study.search.queue import Queue, WaitingFrame
 from mpsim.study.search.space import AXES, Layout, Space, defaults, split_axes
 from mpsim.training.intervals import of_layout, setting_of

@@ -7,19 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mpsim.frame import Tabular
-from mpsim.parallel import AXIS_NAMES
-from mpsim.result.residuals import LEVEL, Setting, residuals
 from mpsim.sheet import Sheet, Shown
 from mpsim.study.rows import write_csv
 from mpsim.study.search.decisions import Decision
-from mpsim.study.search.naming import words_of
-from mpsim.study.search.space import AXES
+from mpsim.study.search.found import Found, Line, folded, tie
 from mpsim.study.search.words import search_sheet
-from mpsim.study.ties import ratio_between
-from mpsim.training.intervals import residuals_of
-from mpsim.units import Dimension, format_quantity
 
-__all__ = ["OBJECTIVES", "REASONS", "Found", "Line", "Search"]
+__all__ = ["OBJECTIVES", "REASONS", "Search"]
 
 OBJECTIVES = ("time", "cost")
 """What the best layout has least of: seconds, or US dollars, a token."""
@@ -37,151 +31,6 @@ REASONS: Mapping[str, str] = {
     "unseen": "not looked at: the search ended before",
 }
 """What can become of a legal layout, in words."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Found:
-    """One simulated layout.
-
-    Parameters
-    ----------
-    values : mapping of str to object
-        By dotted key, as `Scenario.with_values` takes them.
-    step_time_s : float
-        Simulated [s].
-    bound_s : float
-        What was known before: no step is shorter [s].
-    memory_bytes : float
-        Of the fullest rank [B].
-    accelerators : int
-    tokens : int
-        Of a step.
-    price_per_hour : float or None
-        Of all accelerators [USD/h]; None without a price.
-    summary : mapping, or None
-        The whole result in the shape of ``mpsim run --json``, for the best ones.
-    setting : Setting or None
-        What the residuals of its figures depend on: model, machine and software, which its layout does not change.
-    """
-
-    values: Mapping[str, object]
-    step_time_s: float
-    bound_s: float
-    memory_bytes: float
-    accelerators: int
-    tokens: int
-    price_per_hour: float | None
-    summary: Mapping[str, object] | None = None
-    setting: Setting | None = None
-
-    @property
-    def interval(self) -> Mapping[str, object] | None:
-        """Ranges of step time, tokens a second and accelerator, and memory; None where nothing is known of the setting."""
-        if self.setting is None:
-            return None
-        step = residuals_of(self.setting).interval(self.step_time_s, self.setting)
-        memory = residuals("memory").interval(self.memory_bytes, self.setting)
-        return {
-            "step_time_s": step.to_json(),
-            "tokens_per_s_per_accelerator": step.inverse(self.tokens / self.accelerators).to_json(),
-            "memory_bytes": memory.to_json(),
-            "level": LEVEL,
-        }
-
-    def __repr__(self) -> str:
-        step = format_quantity(self.step_time_s, Dimension.TIME)
-        memory = format_quantity(self.memory_bytes, Dimension.BYTES)
-        return f"<Found {self.name}: {step} a step, {memory}>"
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        names = [field.name for field in dataclasses.fields(self) if field.name != "setting"]
-        return {**{name: getattr(self, name) for name in names}, "interval": self.interval}
-
-    @property
-    def name(self) -> str:
-        """The layout in a few words, what is usual left out."""
-        return ", ".join(f"{short} {value}".strip() for short, value in words_of(self.values))
-
-    @property
-    def tokens_per_s_per_accelerator(self) -> float:
-        """Tokens of a second on one accelerator."""
-        return self.tokens / self.step_time_s / self.accelerators
-
-    def objective(self, name: str) -> float:
-        """Seconds, or dollars, a token."""
-        each = self.step_time_s if name == "time" else (self.cost_per_step or 0.0)
-        return each / self.tokens
-
-    @property
-    def cost_per_step(self) -> float | None:
-        """Price of a step [USD]; None without a price."""
-        return (
-            None if self.price_per_hour is None else self.price_per_hour * self.step_time_s / 3600
-        )
-
-    def flat(self) -> dict[str, object]:
-        """Values and figures in one mapping, units in the names."""
-        summary = self.summary or {}
-        parts = summary.get("breakdown_s")
-        times = (
-            {f"{name}_s": seconds for name, seconds in parts.items()}
-            if isinstance(parts, dict)
-            else {}
-        )
-        return {
-            **self.values,
-            "step_time_s": self.step_time_s,
-            "bound_s": self.bound_s,
-            "memory_bytes": self.memory_bytes,
-            "accelerators": self.accelerators,
-            "tokens_per_s_per_accelerator": self.tokens_per_s_per_accelerator,
-            "price_per_hour": self.price_per_hour,
-            "cost_per_step": self.cost_per_step,
-            "energy_j_per_token": summary.get("energy_j_per_token"),
-            "meter_energy_j_per_token": summary.get("meter_energy_j_per_token"),
-            "mfu": summary.get("mfu"),
-            "bubble_fraction": summary.get("bubble_fraction"),
-            **times,
-        }
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Line:
-    """A layout with its twins.
-
-    Parameters
-    ----------
-    rank : int
-        Of the layout, from 1.
-    row : Found
-    twins : tuple of Found
-        Layouts of the same degrees whose time cannot be told from its own.
-    """
-
-    rank: int
-    row: Found
-    twins: tuple[Found, ...]
-
-    @property
-    def varies(self) -> dict[str, tuple[object, ...]]:
-        """Values that the twins have, by the keys in which any of them differs."""
-        varied: dict[str, dict[object, None]] = {}
-        for twin in self.twins:
-            for key in dict.fromkeys((*self.row.values, *twin.values)):
-                value = twin.values.get(key)
-                if value != self.row.values.get(key):
-                    varied.setdefault(key, {})[value] = None
-        return {key: tuple(values) for key, values in varied.items()}
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return {
-            "rank": self.rank,
-            "layout": dict(self.row.values),
-            "twins": len(self.twins),
-            "varies": {key: list(values) for key, values in self.varies.items()},
-        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -294,22 +143,12 @@ class Search(Shown, Tabular):
     @property
     def ties(self) -> int:
         """How many of the leaders cannot be told from the best: the interval of the difference holds zero."""
-        return sum(self.best is not None and _tie(self.best, row) for row in self.leaders[1:])
+        return sum(self.best is not None and tie(self.best, row) for row in self.leaders[1:])
 
     @property
     def lines(self) -> tuple[Line, ...]:
         """The leaders, twins folded into the line of the first: the same degrees, and times that cannot be told apart."""
-        folded: list[list[tuple[int, Found]]] = []
-        for rank, row in enumerate(self.leaders, start=1):
-            same = (line for line in folded if _twin(line[0][1], row))
-            line = next(same, None)
-            if line is None:
-                folded.append([(rank, row)])
-            else:
-                line.append((rank, row))
-        return tuple(
-            Line(line[0][0], line[0][1], tuple(row for _, row in line[1:])) for line in folded
-        )
+        return folded(self.leaders)
 
     @property
     def best_by_value(self) -> dict[str, dict[str, Found]]:
@@ -364,22 +203,6 @@ class Search(Shown, Tabular):
     def to_csv(self, path: str | Path | None = None) -> str:
         """Write every simulated layout as CSV, units in the column names; return the text."""
         return write_csv(self.table(), path)
-
-
-def _tie(best: Found, row: Found) -> bool:
-    """Whether it cannot be said which makes more tokens a second and accelerator."""
-    if best.setting is None or row.setting is None:
-        return False
-    value = row.tokens_per_s_per_accelerator / best.tokens_per_s_per_accelerator
-    return ratio_between(best.setting, row.setting, value).tie
-
-
-def _twin(row: Found, other: Found) -> bool:
-    """Whether layouts tie that share their degrees and what else was searched of the machine."""
-    keys = {key for key in row.values if key not in AXES.values()} | {
-        AXES[axis] for axis in AXES if axis in AXIS_NAMES
-    }
-    return all(row.values[key] == other.values.get(key) for key in keys) and _tie(row, other)
 
 
 def _covers(layout: Found, other: Found) -> bool:

@@ -3,28 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mpsim.sheet import Section, Sheet
+from mpsim.study.search.decisions import Decision
+from mpsim.study.search.found import Found, Line
 from mpsim.study.search.naming import SHORT, runs
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
-
-if TYPE_CHECKING:
-    from mpsim.study.search.decisions import Decision
-    from mpsim.study.search.outcome import Found, Line, Search
 
 __all__ = ["search_sheet"]
 
 _TOLD = 3  # parts of the step by which the second layout differs
 
 
-def search_sheet(outcome: Search, reasons: Mapping[str, str], *, front: bool = True) -> Sheet:
+class Ranked(Protocol):
+    """A search as words need it; that of `mpsim.study.search.outcome` is one."""
+
+    @property
+    def objective(self) -> str: ...
+    @property
+    def keys(self) -> tuple[str, ...]: ...
+    @property
+    def leaders(self) -> tuple[Found, ...]: ...
+    @property
+    def rows(self) -> tuple[Found, ...]: ...
+    @property
+    def lines(self) -> tuple[Line, ...]: ...
+    @property
+    def best(self) -> Found | None: ...
+    @property
+    def front(self) -> tuple[Found, ...]: ...
+    @property
+    def front_complete(self) -> bool: ...
+    @property
+    def decisions(self) -> tuple[Decision, ...]: ...
+    @property
+    def best_by_value(self) -> Mapping[str, Mapping[str, Found]]: ...
+    @property
+    def runner_up(self) -> Mapping[str, float]: ...
+    @property
+    def own_step_time_s(self) -> float | None: ...
+    @property
+    def own_reason(self) -> str: ...
+    @property
+    def ties(self) -> int: ...
+    @property
+    def undivided(self) -> int: ...
+    @property
+    def unbatched(self) -> int: ...
+    @property
+    def counts(self) -> Mapping[str, int]: ...
+    @property
+    def legal(self) -> int: ...
+    @property
+    def complete(self) -> bool: ...
+    @property
+    def gap(self) -> float | None: ...
+
+
+def search_sheet(outcome: Ranked, reasons: Mapping[str, str], *, front: bool = True) -> Sheet:
     """Tables and sentences of a search.
 
     Parameters
     ----------
-    outcome : Search
+    outcome : Ranked
     reasons : mapping of str to str
         What can become of a layout, in words.
     front : bool
@@ -44,7 +87,7 @@ def search_sheet(outcome: Search, reasons: Mapping[str, str], *, front: bool = T
     )
 
 
-def _ranking(outcome: Search, *, varied: bool, priced: bool) -> Section:
+def _ranking(outcome: Ranked, *, varied: bool, priced: bool) -> Section:
     header = (
         *("#", "step (s)", "80 % between", *(("tokens/s/acc.",) if varied else ()), "MFU"),
         *("memory (GB)", "bubble", "exposed", *(("USD/step",) if priced else ()), "layout"),
@@ -96,7 +139,7 @@ def _value(value: object) -> str:
     )
 
 
-def _decisions(outcome: Search) -> Iterator[Section]:
+def _decisions(outcome: Ranked) -> Iterator[Section]:
     """The decisions of the best layout that matter most."""
     if not outcome.decisions or outcome.best is None:
         return
@@ -135,7 +178,7 @@ def _price(row: Found, *, priced: bool) -> tuple[str, ...]:
     return (f"{row.cost_per_step:.4g}" if row.cost_per_step else "-",)
 
 
-def _by_value(outcome: Search, *, priced: bool) -> Iterator[Section]:
+def _by_value(outcome: Ranked, *, priced: bool) -> Iterator[Section]:
     """The best layout for each value of each key searched beside the layout."""
     for key, chosen in outcome.best_by_value.items():
         rows = tuple(
@@ -164,7 +207,7 @@ def _energies(row: Found) -> tuple[str, ...]:
     return tuple(f"{each:.3g}" if isinstance(each, float) else "-" for each in known)
 
 
-def _front(outcome: Search) -> Iterator[Section]:
+def _front(outcome: Ranked) -> Iterator[Section]:
     if len(outcome.front) > 1:
         among = "" if outcome.front_complete else "of those simulated "
         yield Section(
@@ -186,7 +229,7 @@ def _range(row: Found, figure: str, unit: float) -> str:
     return " - ".join(f"{end / unit:.3g}" for end in ends) if isinstance(ends, list) else "-"
 
 
-def _beside(outcome: Search) -> Iterator[str]:
+def _beside(outcome: Ranked) -> Iterator[str]:
     """Why the second loses, where the scenario's own layout stands, and who ties with the best."""
     if parts := [(name, gap) for name, gap in outcome.runner_up.items() if gap][:_TOLD]:
         gaps = ", ".join(f"{name.replace('_', ' ')} {_signed(gap)}" for name, gap in parts)
@@ -210,7 +253,7 @@ def _signed(seconds: float) -> str:
     return ("+" if seconds > 0 else "") + format_quantity(seconds, Dimension.TIME, digits=3)
 
 
-def _others(outcome: Search, reasons: Mapping[str, str]) -> Section:
+def _others(outcome: Ranked, reasons: Mapping[str, str]) -> Section:
     """All layouts by what became of them."""
     lines = []
     if outcome.undivided:
@@ -231,7 +274,7 @@ def _others(outcome: Search, reasons: Mapping[str, str]) -> Section:
     return Section(rows, (), (0,), title, tuple(lines))
 
 
-def _proof(outcome: Search) -> str:
+def _proof(outcome: Ranked) -> str:
     """How far it is proved that nothing is better than the best."""
     if outcome.complete:
         return "no other can be among the best"
