@@ -1,4 +1,4 @@
-"""README and docs: every command line is one, every snippet of YAML fits, every program runs, every link leads somewhere."""
+"""README and docs: every command line is one (`test_docs_sessions.py` runs them), every snippet of YAML fits, every program runs, every link leads somewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ PAGES = [
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PLACEHOLDERS = re.compile(r"\.\.\.|…|\[|\b[A-Z]{2,}\b|\b[A-Z]\b|--(runs|csv|plots?|trace)$")
-QUICK = ("run", "check", "compare", "show", "schedule", "goodput", "new", "import")
 SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "framework", "simulation")
 NO_COMMANDS = ("mpsim torch python os cuda nccl driver",)  # keys of a file
 ELSEWHERE = (
@@ -142,20 +141,6 @@ def test_a_command_in_the_prose_of_the_docs_is_one(reader, line):
     except Exception as error:
         if type(error).__name__ != "MissingParameter":
             raise
-
-
-@pytest.mark.parametrize("line", [one for one in LINES if words(one)[0] in QUICK])
-def test_a_quick_command_line_of_the_docs_runs(mpsim_cli, reader, line):
-    """As it stands, where what it names is there; `check` of the tutorial's mistake says what is wrong."""
-    arguments = words(line)
-    files = [one for one in arguments[1:] if one.endswith((".yaml", ".json")) and "=" not in one]
-    there = all(Path(one).exists() for one in files) or arguments[0] == "new"
-    if not there or "slack-1f1b" in line:
-        pytest.skip("names what a reader would have made")
-    outcome = mpsim_cli(*arguments)
-    mistaken = "parallelism.tp=3" in line
-    assert outcome.code == (2 if mistaken else 0), outcome.err
-    assert outcome.err if mistaken else outcome.out
 
 
 @pytest.mark.parametrize(("page", "number", "block"), PROGRAMS, ids=lambda one: str(one)[:30])

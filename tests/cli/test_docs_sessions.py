@@ -1,0 +1,166 @@
+"""README and docs read as sessions: the command lines of a page, run in their order in one folder, and what they show is what is printed.
+
+A block of YAML whose first line is a comment with a file's name is written to that file first, as the page tells its reader to do. Commands that take minutes run in the
+tutorials, and elsewhere with MPSIM_EVERY_LINE=1 (`ci/optional docs`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MADE = {"site", "_build"}  # what a build of the site leaves under docs/
+PAGES = [
+    ROOT / "README.md",
+    *(
+        page
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if not MADE & set(page.relative_to(ROOT).parts)
+    ),
+]
+BLOCK = re.compile(
+    r"^```(?P<language>\w*)\n(?P<fenced>.*?)^```|(?P<indented>(?:^    [^\n]*\n?|^\n(?=    ))+)",
+    re.MULTILINE | re.DOTALL,
+)
+LONG = {"search", "sweep", "validate", "plan", "report", "calibrate"}
+GIVEN = {  # what a reader of a page has already, and what stands for it here
+    "search.md": {"my-run.yaml": "scenarios/quickstart.yaml"},
+    "sweep.md": {"my-run.yaml": "scenarios/quickstart.yaml"},
+    "import.md": {
+        "config.json": "tests/imports/samples/hf/llama3p2_1b.config.json",
+        "train.sh": "tests/imports/samples/megatron/cmd_core_v0.12_era.sh",
+        "ds_config.json": '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}',
+    },
+    "validate.md": {
+        "my-runs.csv": "validation/data/published-runs.csv",
+        "my-nccl.csv": "validation/data/collectives.csv",
+    },
+}
+ELSEWHERE = {  # parts of lines that do not run here, and where they do or why not
+    "mpsim explore": "serves until it is interrupted: tests/cli/test_explore_command.py",
+    "slack-1f1b": "a schedule that the page has the reader write",
+    "mpsim measure": "needs torch and minutes: tests/cli and tests/measure",
+    "mpsim compare my-step.yaml": "a reader's own recording: tests/cli/test_run_command.py compares recordings",
+}
+NO_SESSIONS = (
+    "calibrate.md",  # rests on what `mpsim measure` has written
+    "tutorial-decisions.md",  # tests/cli/test_decisions.py
+)
+
+
+def steps(page: Path) -> Iterator[tuple[str, str, list[str]]]:
+    """What a reader does: ``("write", name, lines)``, or ``("run", line, lines that it shows)``."""
+    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        text = block["fenced"] or ""
+        if block["indented"]:
+            text = re.sub(r"^    ", "", block["indented"], flags=re.MULTILINE)
+        named = re.match(r"# (\S+\.yaml)\n", text)
+        if block["language"] == "yaml" and named:
+            yield "write", named[1], text.splitlines()
+        elif block["language"] in ("console", "", None):
+            yield from _commands(text)
+
+
+def _commands(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    lines = text.replace("\\\n", " ").splitlines()
+    shown: list[str] = []
+    for line in lines:
+        if re.match(r"(\$ )?(pip install .* && )?mpsim ", line) and "[OPTIONS]" not in line:
+            for part in line.removeprefix("$ ").split("&&"):
+                if part.strip().startswith("mpsim "):
+                    shown = []
+                    yield "run", part.strip(), shown
+        elif line.strip() and not line.startswith("$ "):
+            shown.append(line.strip())
+
+
+SESSIONS = [
+    page
+    for page in PAGES
+    if page.name not in NO_SESSIONS and any(kind == "run" for kind, _, _ in steps(page))
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A copy of what the repository ships; tables of measured rows are cut to a few rows."""
+    shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    data = tmp_path / "validation" / "data"
+    data.mkdir(parents=True)
+    for file in (ROOT / "validation" / "data").glob("*.csv"):
+        head = file.read_text(encoding="utf-8").splitlines(keepends=True)[:4]
+        (data / file.name).write_text("".join(head), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def runs(page: Path, command: str) -> bool:
+    """Whether a line is run here."""
+    if any(line in command for line in ELSEWHERE):
+        return False
+    every = os.environ.get("MPSIM_EVERY_LINE") == "1" or page.name.startswith("tutorial")
+    return every or shlex.split(command)[1] not in LONG
+
+
+@pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.stem)
+def test_a_page_runs_from_its_first_line_to_its_last(page, folder, mpsim_cli):
+    """Every line ends as the page says: well, but for the mistake that the tutorial makes on purpose."""
+    for name, source in GIVEN.get(page.name, {}).items():
+        text = source if source.startswith("{") else (folder / source).read_text(encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
+    failed, count, left = [], 0, set()
+    for kind, line, shown in steps(page):
+        if kind == "write":
+            Path(line).write_text("\n".join(shown) + "\n", encoding="utf-8")
+            continue
+        command, _, target = line.partition(" > ")
+        words = shlex.split(command, comments=True)
+        if not runs(page, command) or left & set(words):
+            left |= outputs(words, target)
+            continue
+        done = mpsim_cli(*words[1:])
+        if target:
+            Path(target.split()[0]).write_text(done.out, encoding="utf-8")
+        count += 1
+        if done.code != (2 if "parallelism.tp=3" in line else 0):
+            failed.append(f"{line}: {done.err}")
+        printed = {" ".join(line.split()) for line in f"{done.out}\n{done.err}".splitlines()}
+        failed += [
+            f"{line}: prints no {text!r}"
+            for text in shown
+            if text != "..." and " ".join(text.split()) not in printed
+        ]
+    assert failed == []
+    assert count or os.environ.get("MPSIM_EVERY_LINE") != "1"
+
+
+def outputs(words: list[str], target: str) -> set[str]:
+    """Files that a line which is not run would have written."""
+    named = {
+        word
+        for before, word in itertools.pairwise(words)
+        if before in ("-o", "--out", "--csv", "--resume")
+    }
+    with contextlib.suppress(IndexError):
+        named.add(target.split()[0])
+    return named
+
+
+def test_there_are_sessions():
+    """The patterns find what a reader would, and every line that is left out is one of a page."""
+    lines = [line for page in SESSIONS for kind, line, _ in steps(page) if kind == "run"]
+    assert len(SESSIONS) > 15
+    assert len(lines) > 60
+    everything = [line for page in PAGES for kind, line, _ in steps(page) if kind == "run"]
+    for left in ELSEWHERE:
+        assert any(left in line for line in everything), left
