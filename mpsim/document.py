@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,7 @@ MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 48
 MAX_VALUES: Final = 100_000  # after aliases are expanded
 
-_LARGEST: Final = 1e300  # of a number: larger ones overflow in the next product
+_LARGEST: Final = sys.float_info.max  # whole numbers can be larger, and are no floats then
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE = object()  # a plain "<<"; a quoted one is a key like any other
 
@@ -251,7 +252,7 @@ class _Reader:
         if node.kind is dict:
             return self._mapping(node, head)
         value = "<<" if node.value is _MERGE else node.value
-        if isinstance(value, int | float) and not abs(value) < _LARGEST:
+        if isinstance(value, int | float) and not abs(value) <= _LARGEST:
             message = f"got {shown(value)}; needed a finite number"
             self.problems.append(Problem(message, key, self.file, node.line, node.column))
         return value
