@@ -17,8 +17,21 @@ __all__ = ["BRIEF", "Section", "Sheet", "Shown"]
 
 BRIEF: Final = 2900
 """Most characters of the representation of a value: one that is typed at a prompt must not flood it."""
-_ROWS: Final = (100, 30, 12, 8, 5, 3, 1)  # of a section, where all of them are too long
+_ROWS: Final = (
+    100,
+    50,
+    30,
+    24,
+    20,
+    16,
+    12,
+    8,
+    5,
+    3,
+    1,
+)  # of a section, where all of them are too long
 _CELL: Final = 160  # characters of a cell of a short representation
+_LINE: Final = 400  # of a sentence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +82,7 @@ class Section:
     def at_most(self, rows: int) -> Section:
         """The section with its first rows and sentences, and how many are left out; long cells cut."""
         kept = tuple(tuple(map(_shortened, row)) for row in self.rows[:rows])
-        lines = tuple(map(_shortened, self.lines[:rows]))
+        lines = tuple(_shortened(line, _LINE) for line in self.lines[:rows])
         left_out = max(len(self.rows) - rows, 0) or max(len(self.lines) - rows, 0)
         if left_out:
             lines = (*lines, f"... {left_out:,} more")
@@ -153,5 +166,5 @@ def _escaped(text: str) -> str:
     return html.escape(printable(text)).replace("\n", "<br>")
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
+def _shortened(text: str, most: int = _CELL) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

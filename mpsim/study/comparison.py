@@ -143,6 +143,8 @@ class Comparison(Shown, Tabular):
     @property
     def explanation(self) -> str:
         """One sentence: how the step times, or the times of an output token, differ and which part makes up most of it."""
+        # variants of a scenario keep its name
+        first, second = ("A", "B") if self.a == self.b else (self.a, self.b)
         step = next(figure for figure in self.figures if figure.name == self.whole)
         assert step.a is not None
         assert step.b is not None
@@ -154,11 +156,11 @@ class Comparison(Shown, Tabular):
         faster = "faster" if change < 0 else "slower"
         largest = next((part for part in self.parts if (part.difference or 0) * change > 0), None)
         size = f"{part_text(abs(change))} ({percent(abs(change) / step.a)})"
-        text = f"{self.b} is {size} a step {faster} than {self.a}"
+        text = f"{second} is {size} a step {faster} than {first}"
         if serves:
             less = "less" if change < 0 else "more"
             text = (
-                f"{self.b} takes {size} of an accelerator {less} for an output token than {self.a}"
+                f"{second} takes {size} of an accelerator {less} for an output token than {first}"
             )
         if largest is not None and largest.difference is not None:
             sign = "+" if largest.difference > 0 else ""
