@@ -101,7 +101,7 @@ class PlanDisplay(Display):
             color=EVENTS["forward"],
             linewidth=1.3,
             drawstyle="steps-post",
-            label="no other is better in both",
+            label="Pareto front: no other is better in both",
         )
         for number, (place, name) in enumerate(zip(self.front.tolist(), self.names, strict=False)):
             ax.annotate(

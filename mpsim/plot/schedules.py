@@ -144,7 +144,7 @@ class SchedulesDisplay(Display):
             drawstyle="steps-post",
             zorder=1,
         )
-        label = "no other is better in both"
+        label = "Pareto front: no other is better in both"
         handles: list[Any] = [Line2D([], [], color=EVENTS["other"], label=label)]
         for number, copies in enumerate(sorted(set(self.copies))):
             marker, colour = _MARKERS[number % len(_MARKERS)], SERIES[number % len(SERIES)]

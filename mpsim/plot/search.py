@@ -139,7 +139,7 @@ class SearchDisplay(Display):
             color=EVENTS["backward"],
             linewidth=1.3,
             drawstyle="steps-post",
-            label="no other is better in both",
+            label="Pareto front: no other is better in both",
         )
         best = ax.scatter(
             self.step_time[self.leaders],

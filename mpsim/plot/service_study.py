@@ -143,7 +143,7 @@ class ServiceFrontDisplay(Display):
             marker="o",
             markersize=5,
             linewidth=1.3,
-            label="no other is better in both",
+            label="Pareto front: no other is better in both",
         )
         for number, (place, name) in enumerate(
             zip(self.front.tolist(), self.names, strict=True), 1

@@ -166,7 +166,7 @@ def _front(leaders: Sequence[Found], front: Sequence[Found]) -> Section:
                 title="Step time and memory",
                 alt=f"Quickest: {quickest.name}; least memory: {smallest.name}.",
                 groups={
-                    "no other is better in time, memory and price": points(front),
+                    "Pareto front: no other is better in time, memory and price": points(front),
                     "among the best": points(leaders),
                 },
                 x=Column("step time", "s"),

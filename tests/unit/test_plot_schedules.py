@@ -50,7 +50,7 @@ def test_legend_entries_are_those_drawn(display: SchedulesDisplay) -> None:
     assert entries[-1] == "memory for 5"
     plain = SchedulesDisplay(["a"], [0.1], [2.0]).plot()
     assert [text.get_text() for text in plain.ax_.get_legend().get_texts()] == [
-        "no other is better in both",
+        "Pareto front: no other is better in both",
         "weights x1",
     ]
     with pytest.raises(ScenarioError, match="nothing to draw"):

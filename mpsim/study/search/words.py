@@ -214,7 +214,7 @@ def _front(outcome: Ranked) -> Iterator[Section]:
             tuple(map(_front_line, outcome.front)),
             ("step (s)", "80 % between", "memory (GB)", "80 % between", "layout"),
             (0, 1, 2, 3),
-            title=f"no other {among}is better in step time and memory",
+            title=f"Pareto front: no other {among}is better in step time and memory",
         )
 
 

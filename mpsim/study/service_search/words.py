@@ -36,7 +36,7 @@ def service_search_sheet(
         tuple((_user(row), _each(row), str(row["layout"])) for row in told["front"]),
         ("tokens/s/user", "tokens/s/acc.", "layout"),
         (0, 1),
-        title="no other simulated one is better for users and for accelerators",
+        title="Pareto front: no other simulated one is better for users and for accelerators",
     )
     others = Section(
         tuple((f"{count:,}", reasons[name]) for name, count in told["counts"].items()),
