@@ -322,7 +322,9 @@ def test_a_search_shows_its_front_and_best(result):
     blocks = {block["block"]: block for block in _blocks([part])}
     leaders = blocks["scatter"]["groups"]["among the best"]
     assert leaders == [[row.name, row.step_time_s, row.memory_bytes] for row in found.leaders]
-    front = blocks["scatter"]["groups"]["Pareto front: no other is better in time, memory and price"]
+    front = blocks["scatter"]["groups"][
+        "Pareto front: no other is better in time, memory and price"
+    ]
     assert len(front) == len(found.front)
     answers = blocks["choices"]["answers"]
     assert [answer["summary"]["step_time_s"] for answer in answers] == [
