@@ -171,7 +171,7 @@ def test_a_kill_at_the_last_moment_leaves_the_file_of_before(name, tmp_path):
     target = tmp_path / COMMANDS[name][3]
     target.write_text("what was there before")
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, *COMMANDS[name]], cwd=tmp_path, capture_output=True, check=False, timeout=300,
+        [sys.executable, "-c", KILLED, *COMMANDS[name]], cwd=tmp_path, capture_output=True, check=False, timeout=3000,
     )  # fmt: skip
     assert done.returncode < 0
     assert target.read_text() == "what was there before"
@@ -188,7 +188,7 @@ def test_a_file_larger_than_the_system_allows_is_one_line(tmp_path):
         "sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
-        [sys.executable, "-B", "-c", limited, *COMMANDS["run --trace"]], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        [sys.executable, "-B", "-c", limited, *COMMANDS["run --trace"]], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=3000,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("File too large") == 1

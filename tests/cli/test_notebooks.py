@@ -28,7 +28,7 @@ def test_a_notebook_runs(path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", ""))
     notebook = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+        notebook, timeout=None, kernel_name="python3", resources={"metadata": {"path": path.parent}}
     ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     shown = [output["data"] for output in outputs if "data" in output]

@@ -1,7 +1,5 @@
 """The timeline picture: which bars it draws where, and what its axes say."""
 
-import time
-
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
@@ -158,12 +156,10 @@ def test_rows_without_an_action_are_coloured_by_what_they_count_as() -> None:
     assert [EVENT_NAMES[one] for one in display.communication.event] == ["dp"]
 
 
-def test_130_thousand_bars_are_drawn_in_seconds(tmp_path) -> None:
-    """A step of 64 ranks, 512 microbatches and two chunks is drawn as pixels, quickly."""
+def test_130_thousand_bars_are_drawn_as_pixels(tmp_path) -> None:
+    """A step of 64 ranks, 512 microbatches and two chunks is no list of shapes."""
     timeline = _timeline("interleaved-1f1b", pp=64, microbatches=512, virtual_stages=2)
     display = TimelineDisplay.from_timeline(timeline)
     assert len(display.compute) == 131072
-    began = time.perf_counter()
     display.save(tmp_path / "timeline.png")
-    assert time.perf_counter() - began < 30
     assert all(one.get_rasterized() for one in display.ax_.collections)
