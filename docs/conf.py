@@ -67,6 +67,7 @@ html_theme_options = {
     "logo": {"text": f"mpsim {version}"},
     "show_version_warning_banner": False,
     "navbar_align": "left",
+    "header_links_before_dropdown": 8,
     "navbar_end": ["theme-switcher"],
     "footer_start": ["copyright"],
     "footer_center": ["stamp"],

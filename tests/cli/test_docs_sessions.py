@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from mpsim.training.memory.account import memory_constants
+
 ROOT = Path(__file__).resolve().parents[2]
 MADE = {"site", "_build"}  # what a build of the site leaves under docs/
 PAGES = [
@@ -164,3 +166,18 @@ def test_there_are_sessions():
     everything = [line for page in PAGES for kind, line, _ in steps(page) if kind == "run"]
     for left in ELSEWHERE:
         assert any(left in line for line in everything), left
+
+
+def test_what_the_memory_page_says_first_is_so(mpsim_cli, scenarios):
+    """`run` gives the peak, `check` its moment, `--json` the parts; the two constants are those of the data."""
+    page = (ROOT / "docs" / "explanation" / "memory.md").read_text(encoding="utf-8")
+    constants = memory_constants()
+    assert f"constant of {constants['context'] / 1e9:g} GB" in page
+    assert f"constant share ({constants['fragmentation']:.0%}".replace("%", " %") in page
+    quickstart = scenarios / "quickstart.yaml"
+    assert "of microbatch" in mpsim_cli("check", quickstart).out
+    memory = mpsim_cli("run", quickstart, "--json").json()["memory"]
+    assert f"{memory['total'] / 1e9:.2f} GB of" in mpsim_cli("run", quickstart).out
+    parts = re.findall(r"^\| (\w+) \|", page, re.MULTILINE)[1:]
+    named = [part for part in parts if part in memory]
+    assert sum(memory[part] for part in named) == pytest.approx(memory["total"], rel=1e-12)
