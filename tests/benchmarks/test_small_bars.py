@@ -21,8 +21,8 @@ def test_expansion_of_a_layer(bare, clear):
     """Searching thousands of configurations expands a layer each time."""
     gpt, lowering = model("gpt3-175b"), Lowering(fused_attention=False)
     best = float("inf")
-    for _ in range(20):
+    for length in range(2048, 2068):  # one that was expanded before is remembered
         begin = time.process_time()
-        expand_layer(gpt, lowering, sequences=1, sequence_length=2048)
+        expand_layer(gpt, lowering, sequences=1, sequence_length=length)
         best = min(best, time.process_time() - begin)
     clear(best / bare, at_most=LAYER)
