@@ -213,6 +213,7 @@ class _Run:
         self._keys: tuple[str, ...] = ()
         self._legal: dict[str, set[str]] = {}
         self._explained = False
+        self._cut = False
         self._total, self._bounded, self._interrupted = 0, 0, False
         self._lost, self._unbatched = 0, 0
         self._refused = ""
@@ -231,7 +232,13 @@ class _Run:
 
     def _look(self, over: Mapping[str, Sequence[object]]) -> None:
         """Bound every legal layout, the most promising family first, and simulate the best of them by turns."""
-        frames = list(self._frames(over))
+        share = float(defaults("search")["enumerating_share"])
+        frames: list[WaitingFrame] = []
+        for frame in self._frames(over):
+            frames.append(frame)
+            if self._clock.spent(share):  # words may make millions of layouts
+                self._cut = True
+                break
         total = sum(len(frame.layouts) for frame in frames)
         if not total:
             raise ScenarioError(
@@ -536,7 +543,7 @@ class _Run:
             unsimulated=late,
             unseen=unseen,
         )
-        complete = not late and not unseen
+        complete = not late and not unseen and not self._cut
         order = sorted(self._timed, key=lambda pair: (self._score(pair), pair[0].memory))
         rows = [_found(candidate, took) for candidate, took in order]
         try:
@@ -562,12 +569,17 @@ class _Run:
             undivided=self._lost,
             unbatched=self._unbatched,
             decisions=decisions_of(
-                rows, self._legal, keys=self._keys, proved=self._explained and not unseen
+                rows,
+                self._legal,
+                keys=self._keys,
+                proved=self._explained and not unseen and not self._cut,
             )
             if self._explain
             else (),
             remarks=self._journal.remarks,
-            floor=min(score for score, _, _ in self._waiting) if late and not unseen else None,
+            floor=min(score for score, _, _ in self._waiting)
+            if late and not unseen and not self._cut
+            else None,
             interrupted=self._interrupted,
         )
 

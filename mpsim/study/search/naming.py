@@ -49,4 +49,6 @@ def words_of(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
         last = key.rpartition(".")[2]
         if last not in _USUAL or value != _USUAL[last]:
             words = runs(value) if isinstance(value, list | tuple) else value
+            if last == "stages" and isinstance(value, list | tuple):
+                words = " + ".join(str(part.get("count", 1)) for part in value)
             yield SHORT.get(last, last), "" if value is True else words
