@@ -232,11 +232,15 @@ class _Run:
 
     def _look(self, over: Mapping[str, Sequence[object]]) -> None:
         """Bound every legal layout, the most promising family first, and simulate the best of them by turns."""
-        share = float(defaults("search")["enumerating_share"])
+        share, least = (
+            float(defaults("search")[key]) for key in ("enumerating_share", "enumerated_at_least")
+        )
         frames: list[WaitingFrame] = []
+        count = 0
         for frame in self._frames(over):
             frames.append(frame)
-            if self._clock.spent(share):  # words may make millions of layouts
+            count += len(frame.layouts)
+            if count > least and self._clock.spent(share):  # words may make millions of layouts
                 self._cut = True
                 break
         total = sum(len(frame.layouts) for frame in frames)
