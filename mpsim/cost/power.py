@@ -72,7 +72,7 @@ class PowerCurve:
     --------
     >>> curve = PowerCurve(static=0.23, least_voltage=0.77, slope=1.5)
     >>> round(curve.clock(0.6, 1.0), 3), curve.clock(1.0, 1.0)
-    (0.811, 1.0)
+    (0.81, 1.0)
     """
 
     static: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def words_of(name: str) -> str:
     >>> words_of("tokens_per_s_per_accelerator"), words_of("energy_j_per_step")
     ('tokens/s per accelerator', 'energy per step')
     """
-    short = name.replace("_per_s", "/s").replace("accelerator_s_", "accelerator_time_")
+    short = re.sub(r"_per_s(?=_|$)", "/s", name).replace("accelerator_s_", "accelerator_time_")
     for ending in ("_s", "_bytes"):
         short = short.removesuffix(ending)
     return short.replace("_j_", "_").replace("_", " ")

@@ -22,6 +22,7 @@ _NUMBER = re.compile(r"\d+")
 _NEEDED = "text of comma-separated tokens, such as 3F0"
 _LARGEST = 1 << 26  # bytes: a token is about 6
 _MOST_RANKS = 100_000
+_SHOWN = 40  # letters of a cell in a message
 _DIGITS = 18  # of a number that are read: more are far beyond all bounds anyway
 
 
@@ -74,7 +75,7 @@ def _check_numbers(tokens: list[list[str]]) -> None:
     largest = max(numbers, default=0)
     if largest > most:
         raise ScheduleError(
-            f"got a number of {_size(largest)} in {most // 2} cells; needed stages and microbatches numbered from 0 without a gap"
+            f"got {numbers[largest][:_SHOWN]!r}, a number of {_size(largest)}, in {most // 2} cells; needed stages and microbatches numbered from 0 without a gap"
         )
 
 

@@ -85,7 +85,7 @@ def test_a_collective_from_a_calibration(mpsim_cli, tmp_path) -> None:
     path.write_text("schema: 1\n", encoding="utf-8")
     outcome = mpsim_cli(*command, "--calibration", str(path))
     assert (outcome.code, outcome.out) == (2, "")
-    assert "missing" in outcome.err
+    assert "needed schema, name, source, as_of and curves" in outcome.err
 
 
 @pytest.mark.parametrize(

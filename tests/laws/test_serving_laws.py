@@ -120,7 +120,7 @@ def test_iterations_folded_into_jumps_change_nothing(preset, options, monkeypatc
     plan = _plan(preset=preset)
     requests = draw_requests(plan.workload, seed=2)
     folded = _serve(plan, requests, **options)
-    monkeypatch.setattr(service, "_LONGEST_JUMP", 1)
+    monkeypatch.setattr(service, "LONGEST_JUMP", 1)
     single = _serve(plan, requests, **options)
     assert len(single.steps["start"]) > 1.5 * len(folded.steps["start"])
     assert folded.first == pytest.approx(single.first, rel=1e-9)

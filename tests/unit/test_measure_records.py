@@ -221,7 +221,7 @@ def test_another_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
 def test_binary_and_absent_files_are_refused(tmp_path: Path) -> None:
     """Neither is a traceback."""
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, words in (("binary", "UTF-8"), ("absent", "No such file")):
+    for name, words in (("binary", "UTF-8"), ("absent", "no such file")):
         with pytest.raises(CalibrationError, match=words):
             read_measured(tmp_path / name)
 
