@@ -280,7 +280,7 @@ def test_words_search_further_keys(request):
     again = mpsim.simulate(two.with_values(further.best.values))
     assert again.timeline.step_time_s == further.best.step_time_s
     with pytest.raises(ScenarioError, match="placement"):
-        mpsim.search(two, over, also=["placment"])
+        mpsim.search(two, over, also=["placemen"])
 
 
 def test_a_cluster_that_is_mixed_along_the_pipeline_is_searched():
