@@ -4,6 +4,8 @@ The state is kept in counters, so that an iteration in which nothing begins or e
 decodes) that is known when it begins, and asks for a further block of cache at ticks that are known modulo the block.
 
 Conservation holds at every iteration: the blocks of running requests, of cached prefixes in use and the free ones (idle prefixes among them) are all blocks (tested).
+
+The engine is one class because its queue, its batch and its blocks change together at every tick: a part of it would hold what the others decide by.
 """
 
 from __future__ import annotations

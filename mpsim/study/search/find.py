@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from mpsim.errors import MpsimError, ScenarioError, nearest
-from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
 from mpsim.simulate import resolve, simulate_step
 from mpsim.study.journal import Journal, name_of
 from mpsim.study.search.bound import Bounder
+from mpsim.study.search.candidate import Candidate, Machine
 from mpsim.study.search.decisions import choices, decisions_of, turned
 from mpsim.study.search.exact import Timer
 from mpsim.study.search.found import Found
@@ -32,7 +32,7 @@ from mpsim.study.search.limits import Clock, Limits, price_of
 from mpsim.study.search.outcome import OBJECTIVES, Search
 from mpsim.study.search.queue import Queue, WaitingFrame
 from mpsim.study.search.space import AXES, Layout, Space, defaults, split_axes
-from mpsim.training.intervals import of_layout, setting_of
+from mpsim.training.intervals import setting_of
 from mpsim.training.memory import account_memory
 from mpsim.training.planning import Division, recompute_of
 
@@ -40,7 +40,6 @@ __all__ = ["search"]
 
 Progress = Callable[[str, int, int], None]
 
-_HOUR = 3600.0
 _OVERLAP = "framework.expert_overlap"
 
 
@@ -139,45 +138,6 @@ def search(
     return run.search(over or {})
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class _Machine:
-    """One combination of keys that are no axes: a scenario with its bounds and its timer."""
-
-    number: int
-    scenario: Scenario
-    values: Mapping[str, object]
-    bounder: Bounder
-    timer: Timer
-    digest: str
-    price: float | None
-    setting: Setting
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a step."""
-        training, model = self.scenario.training_step, self.scenario.transformer
-        return training.global_batch * (training.sequence_length + model.decoder_length)
-
-    def weight(self, objective: str) -> float:
-        """Objective of a second of a step: seconds, or dollars, a token."""
-        each = 1.0 if objective == "time" else (self.price or 0.0) / _HOUR
-        return each / self.tokens
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Candidate:
-    """A layout that fits, before it is simulated."""
-
-    machine: _Machine
-    layout: Layout
-    memory: float
-    bound: float
-
-    def values(self) -> dict[str, object]:
-        """By dotted key."""
-        return {**self.machine.values, **self.layout.values()}
-
-
 class _Run:
     """One search under way."""
 
@@ -206,9 +166,9 @@ class _Run:
         self._counts: Counter[str] = Counter()
         self._number = itertools.count()
         self._waiting: list[
-            tuple[float, int, _Candidate]
+            tuple[float, int, Candidate]
         ] = []  # heap of what fits, by its least objective
-        self._timed: list[tuple[_Candidate, float]] = []
+        self._timed: list[tuple[Candidate, float]] = []
         self._scores: list[float] = []  # objectives of what was simulated, the best first
         self._keys: tuple[str, ...] = ()
         self._legal: dict[str, set[str]] = {}
@@ -302,9 +262,9 @@ class _Run:
         if values:
             base = self._scenario.with_values(values, checked=False)
         space = Space(base, given)
-        made: list[_Machine | None] = []
+        made: list[Machine | None] = []
 
-        def machine(layout: Layout) -> _Machine | None:
+        def machine(layout: Layout) -> Machine | None:
             if not made:
                 made.append(self._machine(base, values, layout))
             return made[0]
@@ -320,7 +280,7 @@ class _Run:
 
     def _machine(
         self, base: Scenario, values: Mapping[str, object], layout: Layout
-    ) -> _Machine | None:
+    ) -> Machine | None:
         """None where a limit refuses all of its layouts."""
         if reason := self._limits.refuses(base):
             self._refused = reason
@@ -334,7 +294,7 @@ class _Run:
         plan = resolve(first)
         bounder = Bounder(plan, Division.of(base), recompute_of(base))
         self._machines += 1
-        return _Machine(
+        return Machine(
             self._machines,
             base,
             values,
@@ -351,7 +311,7 @@ class _Run:
         return f" ({count} have layers that do not divide as the framework needs)" if count else ""
 
     def _bound_layouts(
-        self, make: Callable[[Layout], _Machine | None], layouts: list[Layout]
+        self, make: Callable[[Layout], Machine | None], layouts: list[Layout]
     ) -> float:
         """Memory and bound of layouts of one frame; the least objective that any of those that fit may have."""
         machine = make(layouts[0])
@@ -377,7 +337,7 @@ class _Run:
         best = math.inf
         for place in np.flatnonzero(fits).tolist():
             bound = float(known.bound[place])
-            candidate = _Candidate(machine, runs[place], float(known.memory[place]), bound)
+            candidate = Candidate(machine, runs[place], float(known.memory[place]), bound)
             heapq.heappush(self._waiting, (bound * weight, next(self._number), candidate))
             best = min(best, bound * weight)
         return best
@@ -386,7 +346,7 @@ class _Run:
         """Simulate the most promising candidates so far, as far as one may be the best."""
         size = int(defaults("search")["simulated_a_turn"])
         best = self._scores[0] if self._scores else math.inf
-        batch: list[_Candidate] = []
+        batch: list[Candidate] = []
         while self._waiting and len(batch) < size and self._waiting[0][0] < best:
             batch.append(heapq.heappop(self._waiting)[2])
         self._time(batch)
@@ -398,7 +358,7 @@ class _Run:
             worst = self._scores[self._top - 1] if len(self._scores) >= self._top else math.inf
             if self._waiting[0][0] > worst:
                 break
-            batch: list[_Candidate] = []
+            batch: list[Candidate] = []
             while self._waiting and len(batch) < size and self._waiting[0][0] <= worst:
                 batch.append(heapq.heappop(self._waiting)[2])
             self._time(batch)
@@ -413,7 +373,7 @@ class _Run:
             self._simulate_alternatives()
             self._explained = not self._clock.spent()
         while self._waiting and not self._clock.spent():
-            batch: list[_Candidate] = []
+            batch: list[Candidate] = []
             while self._waiting and len(batch) < size:
                 candidate = heapq.heappop(self._waiting)[2]
                 if self._may_lead(candidate):
@@ -440,7 +400,7 @@ class _Run:
             chosen, beside = choices(best.values()), self._beside(best)
 
             def labels(
-                candidate: _Candidate,
+                candidate: Candidate,
                 chosen: Mapping[str, str] = chosen,
                 beside: tuple[object, ...] = beside,
             ) -> Sequence[object]:
@@ -449,11 +409,11 @@ class _Run:
 
             self._settle(labels)
 
-    def _settle(self, labels: Callable[[_Candidate], Sequence[object]]) -> None:
+    def _settle(self, labels: Callable[[Candidate], Sequence[object]]) -> None:
         """Simulate until the best layout of each label is known."""
         best: dict[object, float] = {}
 
-        def note(pair: tuple[_Candidate, float]) -> None:
+        def note(pair: tuple[Candidate, float]) -> None:
             for label in labels(pair[0]):
                 best[label] = min(self._score(pair), best.get(label, math.inf))
 
@@ -472,14 +432,14 @@ class _Run:
                 note(pair)
         self._waiting = left  # sorted, so it is a heap
 
-    def _score(self, pair: tuple[_Candidate, float]) -> float:
+    def _score(self, pair: tuple[Candidate, float]) -> float:
         return pair[1] * pair[0].machine.weight(self._objective)
 
-    def _beside(self, candidate: _Candidate) -> tuple[object, ...]:
+    def _beside(self, candidate: Candidate) -> tuple[object, ...]:
         """Values of the keys that are searched beside the layout."""
         return tuple(candidate.machine.values[key] for key in self._keys)
 
-    def _may_lead(self, candidate: _Candidate) -> bool:
+    def _may_lead(self, candidate: Candidate) -> bool:
         """Whether a layout may be one that no simulated one beats in everything."""
         if not self._front:
             return False
@@ -491,9 +451,9 @@ class _Run:
             for other, took in self._timed
         )
 
-    def _time(self, batch: Sequence[_Candidate]) -> None:
+    def _time(self, batch: Sequence[Candidate]) -> None:
         """Simulate a batch, machine by machine; what was simulated before is not again."""
-        by_machine: dict[int, list[_Candidate]] = {}
+        by_machine: dict[int, list[Candidate]] = {}
         for candidate in batch:
             by_machine.setdefault(candidate.machine.number, []).append(candidate)
         for same in by_machine.values():
@@ -549,7 +509,7 @@ class _Run:
         )
         complete = not late and not unseen and not self._cut
         order = sorted(self._timed, key=lambda pair: (self._score(pair), pair[0].memory))
-        rows = [_found(candidate, took) for candidate, took in order]
+        rows = [candidate.found(took) for candidate, took in order]
         try:
             # somebody who stops a search does not wait for whole results
             for place in () if self._interrupted else self._shown(rows):
@@ -600,26 +560,6 @@ def _seconds(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
         if len(layouts) == 1:
             return [None]
         return [took for layout in layouts for took in _seconds(timer, [layout])]
-
-
-def _found(candidate: _Candidate, took: float) -> Found:
-    return Found(
-        values=candidate.values(),
-        step_time_s=took,
-        bound_s=candidate.bound,
-        memory_bytes=candidate.memory,
-        accelerators=candidate.machine.scenario.world_size,
-        tokens=candidate.machine.tokens,
-        price_per_hour=candidate.machine.price,
-        setting=of_layout(
-            candidate.machine.setting,
-            candidate.layout.frame.degrees,
-            micro_batch=candidate.layout.micro_batch,
-            zero=candidate.layout.zero,
-            schedule=candidate.layout.frame.schedule,
-            recompute=candidate.layout.recompute,
-        ),
-    )
 
 
 def _check_schedules(names: Sequence[object]) -> None:
