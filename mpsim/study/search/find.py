@@ -464,7 +464,6 @@ class _Run:
             for i, seconds in zip(fresh, took, strict=True):
                 entry = {"values": same[i].values(), "step_time_s": seconds}
                 self._journal.add(names[i], entry)
-            self._journal.flush()
             for candidate, name in zip(same, names, strict=True):
                 known = self._journal[name]["step_time_s"]
                 if known is None:
@@ -472,6 +471,8 @@ class _Run:
                 else:
                     self._timed.append((candidate, float(known)))
                     bisect.insort(self._scores, float(known) * machine.weight(self._objective))
+            # not before: what is on disk is in the table, too, whenever an interrupt comes
+            self._journal.flush()
 
     def _own(self) -> tuple[float | None, str]:
         """Step of the layout that the scenario itself has [s], and why it cannot be used."""
