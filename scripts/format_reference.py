@@ -30,7 +30,6 @@ TITLES = {
     "accelerate": "Hugging Face Accelerate (`accelerate`)",
     "maxtext": "MaxText (`maxtext`)",
     "huggingface": "config.json of Hugging Face transformers (`hf`)",
-    "astra-sim": "System and network of ASTRA-sim (`astra-system`, `astra-network`)",
 }
 WORDS = {
     "megatron-yaml": "Fields of Megatron's dataclasses say what the flag of the same name says (`tensor_model_parallel_size` as `--tensor-model-parallel-size`); these are spelled otherwise.",
@@ -46,7 +45,7 @@ def render() -> str:
 
 
 def _formats() -> Iterator[str]:
-    written = {writer.name for writer in WRITERS} | {"nccl-tests", "chakra"}
+    written = {writer.name for writer in WRITERS} | {"chakra"}
     yield "| format | what it is | gives | read | written |\n| --- | --- | --- | --- | --- |"
     for item in FORMATS:
         wrote = "yes" if item.name in written else ""

@@ -114,7 +114,7 @@ def _is_recording(path: Path) -> bool:
     if not path.is_file() or is_archive(path) or path.suffix in (".yaml", ".yml"):
         return False
     try:
-        return recognise(path).name in ("kineto", "horovod")
+        return recognise(path).name == "kineto"
     except MpsimError:
         return False
 

@@ -1,4 +1,4 @@
-"""``mpsim export``: a scenario or measured points in the words of another tool."""
+"""``mpsim export``: a scenario in the words of another tool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["export"]
 
-POINTS = "nccl-tests"
 TRACE = "chakra"
 """Execution traces: a folder with a file a rank."""
 
@@ -30,10 +29,7 @@ def export(
     ],
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="SCENARIO",
-            help="Scenario file; for nccl-tests a file of measured collectives.",
-        ),
+        typer.Argument(metavar="SCENARIO", help="Scenario file."),
     ],
     output: Annotated[
         Path | None,
@@ -62,7 +58,7 @@ def export(
         _trace(file, check_folder(output), read, as_json=as_json)
         return
     check_file(output)
-    exported = _points(file) if format.lower() == POINTS else _scenario(format, file, read)
+    exported = _scenario(format, file, read)
     if output is not None:
         write_whole(output, exported.text)
     if as_json:
@@ -122,33 +118,6 @@ def _scenario(name: str, file: Path, read: Callable[[Path], Scenario]) -> Export
 
     writer(name)  # an unknown format is refused before the file is read
     return exported(read(file), name)
-
-
-def _points(file: Path) -> Exported:
-    """Measured collectives of one file as a report of nccl-tests."""
-    from mpsim.errors import CalibrationError, FormatError
-    from mpsim.exporters import Exported, nccl_tests_text
-    from mpsim.importers import Points, read
-
-    try:
-        points = read(file)
-    except CalibrationError as error:
-        raise FormatError(str(error)) from error
-    if not isinstance(points, Points):
-        raise FormatError(f"{file}: holds no measured points; {POINTS} writes collectives")
-    collectives = [point for point in points.points if point.family == "collectives"]
-    rows: list[dict[str, Any]] = [dict(row) for row in points.rows] or [
-        {
-            "collective": point.op,
-            "bytes": point.shape["bytes"],
-            "ranks": point.ranks,
-            "time_s": point.seconds[0],
-        }
-        for point in collectives
-    ]
-    nodes = {point.domains for point in collectives}
-    text = nccl_tests_text(rows, nodes=nodes.pop() if len(nodes) == 1 else 1)
-    return Exported(format=POINTS, tool="nccl-tests", text=text)
 
 
 def _data(exported: Exported, output: Path | None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ __all__ = ["show_formats"]
 
 FURTHER = (
     ("chakra", "execution traces of Chakra, one a rank of a training step, as ASTRA-sim runs them"),
-    ("nccl-tests", "table of nccl-tests, of measured points"),
     ("perfetto", "trace of a simulated step for Perfetto (mpsim run --trace)"),
 )
 """Formats that are written of something else than a scenario."""

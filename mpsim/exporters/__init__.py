@@ -1,8 +1,7 @@
-"""Exporters: scenarios, points and timelines in the formats that others read, one module a format."""
+"""Exporters: scenarios and timelines in the formats that others read, one module a format."""
 
 from mpsim.exporters.chakra import ChakraExport, write_chakra
 from mpsim.exporters.formats import WRITERS, Writer, export, writer
-from mpsim.exporters.nccl_tests import nccl_tests_text
 from mpsim.exporters.outgoing import Exported, Held, Lost
 from mpsim.exporters.perfetto import trace_events, write_events, write_trace
 from mpsim.exporters.service import service_events, write_service_trace
@@ -16,7 +15,6 @@ __all__ = [
     "Lost",
     "Writer",
     "export",
-    "nccl_tests_text",
     "service_events",
     "step_events",
     "trace_events",

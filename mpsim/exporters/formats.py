@@ -8,7 +8,6 @@ from typing import Final
 
 from mpsim.errors import FormatError, nearest
 from mpsim.exporters.accelerate import export_accelerate
-from mpsim.exporters.astra_sim import export_astra_network, export_astra_system
 from mpsim.exporters.deepspeed import export_deepspeed
 from mpsim.exporters.huggingface import export_huggingface
 from mpsim.exporters.maxtext import export_maxtext
@@ -51,8 +50,6 @@ WRITERS: Final = (
     Writer("deepspeed", "ds_config of DeepSpeed", export_deepspeed, ".json"),
     Writer("accelerate", "configuration of Hugging Face Accelerate", export_accelerate, ".yaml"),
     Writer("maxtext", "configuration of MaxText", export_maxtext, ".yaml"),
-    Writer("astra-network", "network of ASTRA-sim", export_astra_network, ".yaml"),
-    Writer("astra-system", "system of ASTRA-sim", export_astra_system, ".json"),
     Writer("hf", "config.json of Hugging Face transformers", export_huggingface, ".json"),
 )
 ALIASES: Final[Mapping[str, str]] = {
@@ -76,7 +73,7 @@ def writer(name: str) -> Writer:
     word = ALIASES.get(name.lower(), name.lower())
     found = next((item for item in WRITERS if item.name == word), None)
     if found is None:
-        names = [*(item.name for item in WRITERS), *ALIASES, "nccl-tests", "chakra"]
+        names = [*(item.name for item in WRITERS), *ALIASES, "chakra"]
         raise FormatError(f"no format {name[:60]!r} is written; {nearest(name, names)}")
     return found
 

@@ -8,12 +8,10 @@ from typing import Final
 
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
 from mpsim.importers.accelerate import ACCELERATE
-from mpsim.importers.astra_sim import ASTRA_NETWORK, ASTRA_SYSTEM
 from mpsim.importers.chakra import CHAKRA
 from mpsim.importers.chakra_trace import is_trace
 from mpsim.importers.deepspeed import DEEPSPEED
 from mpsim.importers.hlo import HLO
-from mpsim.importers.horovod import HOROVOD
 from mpsim.importers.huggingface import HUGGING_FACE
 from mpsim.importers.imported import Imported, Points, Recorded
 from mpsim.importers.kineto_step import KINETO
@@ -27,7 +25,6 @@ from mpsim.importers.recipes import RECIPES
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
 from mpsim.importers.tables import TABLE
-from mpsim.importers.tensorflow import TENSORFLOW, is_graph
 from mpsim.importers.torchtitan import TORCHTITAN
 
 __all__ = ["ALIASES", "FORMATS", "RECORDING", "named", "read", "recognise"]
@@ -42,7 +39,6 @@ FORMATS: Final = (
     RECORDING,
     CHAKRA,
     NSYS,
-    HOROVOD,
     KINETO,
     NCCL_TESTS,
     NCCL_TESTS_JSON,
@@ -57,11 +53,8 @@ FORMATS: Final = (
     DEEPSPEED,
     ACCELERATE,
     MAXTEXT,
-    ASTRA_NETWORK,
-    ASTRA_SYSTEM,
     OSU,
     HLO,
-    TENSORFLOW,
     TABLE,
 )
 """Every format, in the order in which a file is tried: those that their first characters give away come first."""
@@ -132,7 +125,7 @@ def read(
     """
     family = () if format == "auto" else named(format)
     file = _in_folder(Path(path))
-    head = read_head(file, binary=is_trace(file) or is_sqlite(file) or is_graph(file))
+    head = read_head(file, binary=is_trace(file) or is_sqlite(file))
     known = _agreed(family, head) if family else _recognise(head)
     if known.read is None:
         raise CalibrationError(f"{path}: is a recording; read it with mpsim.measured")

@@ -114,7 +114,7 @@ def read_recordings(path: Path) -> list[Recorded]:
             file for file, item in zip(files, read_files, strict=True) if item not in recordings
         )
         raise FormatError(
-            f"{other}: is no recording of a step; needed a trace of torch.profiler, an SQLite export of Nsight Systems or a timeline of Horovod"
+            f"{other}: is no recording of a step; needed a trace of torch.profiler or an SQLite export of Nsight Systems"
         )
     if len({item.format for item in recordings}) > 1:
         raise FormatError(f"{path}: holds recordings of several tools; give those of one")

@@ -9,8 +9,6 @@ import pytest
 from mpsim.exporters import WRITERS
 from mpsim.exporters.written import toml_text, yaml_text
 
-SAMPLES = "tests/imports/samples"
-
 
 @pytest.fixture
 def quickstart(scenarios):
@@ -67,16 +65,6 @@ def test_emit_writes_the_configuration_beside_the_answer(
     assert (tmp_path / "quickstart.nemo.yaml").exists()
     assert named.exists()
     assert "parallelism.zero" in {loss["key"] for loss in files["torchtitan"]["lost"]}
-
-
-def test_points_of_a_file_become_a_report(tmp_path, mpsim_cli, pytestconfig):
-    """The JSON of nccl-tests as its table, and back as the same points."""
-    source = pytestconfig.rootpath / SAMPLES / "nccl-tests/layout-only.json"
-    out = tmp_path / "all_reduce.txt"
-    assert mpsim_cli("export", "nccl-tests", source, "-o", out).code == 0
-    rows = [mpsim_cli("import", "auto", path, "--json").json()["points"] for path in (source, out)]
-    times = [[(row["bytes"], row["time_s"]) for row in each] for each in rows]
-    assert times[0] == [(size, pytest.approx(time, rel=1e-12)) for size, time in times[1]]
 
 
 def test_show_formats_lists_both_directions(mpsim_cli):

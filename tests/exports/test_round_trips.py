@@ -9,9 +9,9 @@ import pytest
 
 import mpsim
 from mpsim.errors import FormatError
-from mpsim.exporters import WRITERS, export, nccl_tests_text
+from mpsim.exporters import WRITERS, export
 from mpsim.framework import framework_names
-from mpsim.importers import Points, read
+from mpsim.importers import read
 from mpsim.importers.ledger import laid
 from mpsim.scenario import Scenario
 from mpsim.scenario.model import ModelChoice
@@ -164,44 +164,6 @@ def test_a_model_comes_back_from_its_config_with_all_parameters(tmp_path):
             "model.layers" in exported.rest().get("model", {}) or model(name).mtp_layers
         ), name
     assert sorted(refused) == ["bert-large", "dbrx-132b", "glam-1.2t", "palm-540b", "switch-c"]
-
-
-def test_points_come_back_from_a_table_of_nccl_tests(tmp_path):
-    """Sizes, times, bandwidths, types and hosts of a report, to the last digit."""
-    rows = [
-        {"collective": "all_reduce", "bytes": 8 << place, "ranks": 16, "time_s": (20 + 1 / 3**place) * 1e-6,
-         "algbw_Bps": 1e9 / 3, "busbw_Bps": 1e9 / 7, "dtype": "float", "out_of_place": True, "in_place_time_s": 21.5e-6,
-         "in_place_algbw_Bps": 2e9, "in_place_busbw_Bps": 3e9}
-        for place in range(12)
-    ]  # fmt: skip
-    path = tmp_path / "all_reduce.txt"
-    path.write_text(nccl_tests_text(rows, nodes=2))
-    points = read(path)
-    assert isinstance(points, Points)
-    assert {point.domains for point in points.points} == {2}
-    for row, again in zip(rows, points.rows, strict=True):
-        assert again == {key: pytest.approx(value, rel=1e-12) if isinstance(value, float) else value for key, value in row.items()}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("rows", "word"),
-    [
-        ([], "got no point"),
-        ([{"collective": "all_reduce", "bytes": 8, "ranks": 2}], "has no time"),
-        (
-            [
-                {"collective": kind, "bytes": 8, "ranks": 2, "time_s": 1.0}
-                for kind in ("all_reduce", "broadcast")
-            ],
-            "one collective",
-        ),
-        ([{"collective": "barrier", "bytes": 8, "ranks": 2, "time_s": 1.0}], "needed one of"),
-    ],
-)
-def test_a_report_holds_one_collective(rows, word):
-    """Points that no report of nccl-tests can hold are refused."""
-    with pytest.raises(FormatError, match=word):
-        nccl_tests_text(rows)
 
 
 def drawn(dice):

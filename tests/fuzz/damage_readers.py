@@ -377,28 +377,6 @@ def _kernel_trace() -> bytes:
     return json.dumps({**head, "traceEvents": events}).encode()  # fmt: skip
 
 
-def _horovod() -> bytes:
-    lines = ["["]
-    for number, tensor in enumerate(("a.weight", "b.weight")):
-        lines.append(
-            json.dumps({"name": "process_name", "ph": "M", "pid": number, "args": {"name": tensor}})
-            + ","
-        )
-        for start, (name, phase) in enumerate(
-            (
-                ("NEGOTIATE_ALLREDUCE", "B"),
-                ("", "E"),
-                ("ALLREDUCE", "B"),
-                ("NCCL_ALLREDUCE", "B"),
-                ("", "E"),
-                ("", "E"),
-            )
-        ):
-            event = {"ph": phase, "ts": 100 * number + 10 * start, "pid": number}
-            lines.append(json.dumps(event | ({"name": name} if name else {})) + ",")
-    return "\n".join(lines).encode()  # fmt: skip
-
-
 def _nsys(path: Path) -> None:
     with sqlite3.connect(path) as base:
         base.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
@@ -510,7 +488,7 @@ def _readers() -> Iterator[Reader]:
     }
     yield Reader("scenario", _scenario, scenarios, beside, 4)
     yield Reader("mpsim check", _check, scenarios, beside, 1)
-    yield Reader("configurations", _import, _imports("accelerate", "astra-sim", "deepspeed", "hf", "hf-v4", "maxtext", "torchtitan", "yaml"), share=4)  # fmt: skip
+    yield Reader("configurations", _import, _imports("accelerate", "deepspeed", "hf", "hf-v4", "maxtext", "torchtitan", "yaml"), share=4)  # fmt: skip
     yield Reader("launch scripts", _import, _imports("megatron", "recipes"), share=2)
     yield Reader("benchmarks", _benchmark, {**_imports("nccl-tests", "osu"), "report.json": json.dumps(REPORT).encode()}, share=3)  # fmt: skip
     yield Reader("nccl-tests JSON", _source, {"all_reduce.json": json.dumps(REPORT, indent=1).encode()}, share=2)  # fmt: skip
@@ -528,9 +506,6 @@ def _readers() -> Iterator[Reader]:
     nsys = _written(_nsys, "report.sqlite")
     yield Reader("Nsight Systems", _import, nsys)
     yield Reader("Nsight Systems steps", _step, nsys)
-    yield Reader("Horovod", _import, {"timeline.json": _horovod()})
-    yield Reader("Horovod steps", _step, {"timeline.json": _horovod()})
-    yield Reader("TensorFlow", _import, {**_imports("tensorflow"), "graph.pb": b"\x0a\x0bPlaceholder\x12\x04Collective" * 20}, share=0.3)  # fmt: skip
     yield Reader("recording", _source, {"cpu.jsonl": _recording()}, share=2)
     yield Reader("machine", _machine, {"machine.yaml": yaml.safe_dump(MACHINE, sort_keys=False).encode()}, share=2)  # fmt: skip
     yield Reader("curves", _curves, {"curves.yaml": CURVES.encode()})

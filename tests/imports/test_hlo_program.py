@@ -368,27 +368,3 @@ def test_impossible_modules_are_refused_by_name(tmp_path, old, new, word):
             read(tmp_path, text)
     else:
         assert read(tmp_path, text).run().timeline.makespan > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "word"),
-    [
-        (
-            "graph.pbtxt",
-            b'node {\n  name: "x"\n  op: "CollectiveReduceV2"\n}\n',
-            "CollectiveReduceV2",
-        ),
-        ("saved_model.pb", b"\x08\x01\x12saved_model\x00CollectiveReduceV2\x00", "several devices"),
-        (
-            "graph.mlir",
-            b'module {\n  %0 = "tf.Const"() {} : () -> tensor<f32>\n}\n',
-            "TensorFlow graph",
-        ),
-    ],
-)
-def test_graphs_of_tensorflow_are_refused_by_name(tmp_path, name, content, word):
-    """TensorFlow compiles multi-device graphs device by device: there is no program to run."""
-    file = tmp_path / name
-    file.write_bytes(content)
-    with pytest.raises(FormatError, match=word):
-        mpsim.read(file)

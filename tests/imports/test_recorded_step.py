@@ -315,27 +315,6 @@ def test_nsight_systems_gives_a_lane_a_device(tmp_path):
     assert step.parts == pytest.approx({"compute": 1.1e-6, "exposed_dp": 0.5e-6, "bubble": 1.4e-6})
 
 
-HOROVOD = """[
-{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "grad.1"}},
-{"name": "process_name", "ph": "M", "pid": 2, "args": {"name": "grad.2"}},
-{"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 0, "pid": 1},
-{"ph": "E", "ts": 10, "pid": 1},
-{"ph": "B", "name": "NCCL_ALLREDUCE", "ts": 20, "pid": 1},
-{"ph": "B", "name": "NCCL_ALLREDUCE", "ts": 20, "pid": 2},
-{"ph": "E", "ts": 50, "pid": 1},
-{"ph": "E", "ts": 50, "pid": 2},
-{"ph": "B", "name": "ALLREDU"""
-
-
-def test_fused_tensors_of_horovod_are_one_collective_in_a_cut_file(tmp_path):
-    """Two tensors share 30 us of NCCL after 10 us of negotiation; the last line is cut."""
-    file = tmp_path / "timeline.json"
-    file.write_text(HOROVOD)
-    step = step_of(file)
-    assert len(step.timeline.program) == 2
-    assert step.parts == pytest.approx({"other": 10e-6, "exposed_dp": 30e-6, "bubble": 10e-6})
-
-
 def test_recordings_that_do_not_belong_together_are_refused(tmp_path):
     """Two files of one rank, a file that is no recording, a folder of nothing: each says which."""
     first = trace(tmp_path, 0, [kernel("gemm", 0, 10)])

@@ -1,4 +1,4 @@
-"""Recordings and compiled programs: Kineto, Nsight Systems, Horovod, Chakra, HLO."""
+"""Recordings and compiled programs: Kineto, Nsight Systems, Chakra, HLO."""
 
 from __future__ import annotations
 
@@ -187,37 +187,6 @@ def test_a_database_without_kernels_is_refused(tmp_path):
     base.close()
     with pytest.raises(FormatError, match="--trace=cuda"):
         formats.read(path)
-
-
-HOROVOD = """[
-{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "grad/a"}},
-{"name": "process_name", "ph": "M", "pid": 2, "args": {"name": "grad/b"}},
-{"name": "NEGOTIATE_ALLREDUCE", "ph": "B", "pid": 1, "ts": 0},
-{"ph": "E", "pid": 1, "ts": 5},
-{"name": "ALLREDUCE", "ph": "B", "pid": 1, "ts": 5},
-{"name": "NCCL_ALLREDUCE", "ph": "B", "pid": 1, "ts": 10},
-{"ph": "E", "pid": 1, "ts": 30},
-{"name": "ALLREDUCE", "ph": "B", "pid": 2, "ts": 5},
-{"name": "NCCL_ALLREDUCE", "ph": "B", "pid": 2, "ts": 10},
-{"ph": "E", "pid": 2, "ts": 30},
-{"ph": "E", "pid": 1, "ts": 31, "args": {"dtype": "float32", "shape": "[4]"}},
-{"name": "NCCL_ALLREDUCE", "ph": "B", "pid": 2, "ts": 40},
-{"ph": "E", "pid": 2, "ts": 50},
-"""
-
-
-@pytest.mark.parametrize("end", ["", "]", '{"ph": "E", "pi'])
-def test_fused_tensors_of_horovod_count_once(end, tmp_path):
-    """Two tensors share one interval; a killed run has no end."""
-    path = tmp_path / "timeline.json"
-    path.write_text(HOROVOD + end)
-    facts = formats.read(path).facts
-    assert (facts["tensors"], facts["fused"], facts["collective_s"], facts["wait_s"]) == (
-        2,
-        1,
-        pytest.approx(30e-6),
-        pytest.approx(5e-6),
-    )
 
 
 def test_messages_of_a_chakra_trace_are_pairs():
