@@ -110,7 +110,6 @@ def _offer(name: str, home: str, function: str) -> None:
 _offer("job", "mpsim.simulate", "job_class")
 _offer("result.plot", "mpsim.plot", "Plots")
 _offer("result.sensitivity", "mpsim.study", "measure_sensitivity")
-_offer("result.jitter", "mpsim.study", "simulate_jitter")
 _offer("result.variation", "mpsim.study", "simulate_variation")
 _offer("result.write_trace", "mpsim.exporters", "write_step_trace")
 _offer("service.plot", "mpsim.plot", "ServicePlots")

@@ -42,7 +42,7 @@ __all__ = [
     "simulate_step",
 ]
 
-Study: TypeAlias = Literal["replay", "sensitivity", "jitter", "variation"]
+Study: TypeAlias = Literal["replay", "sensitivity", "variation"]
 Build: TypeAlias = Callable[[Plan, PlanCosts], Program]
 
 
@@ -165,18 +165,6 @@ class Prepared:
         plan = costs.plan
         return Prepared(self.scenario, plan, costs, build_program(plan, costs))
 
-    def with_replicas_apart(self) -> Prepared:
-        """The same step with every data-parallel replica a class of its own, where classes of replicas differ; itself where all are alike."""
-        plan = self.plan
-        if not plan.classes:
-            return self
-        classes = tuple(
-            dataclasses.replace(replicas, replicas=(replica,))
-            for replicas in plan.classes
-            for replica in replicas.replicas
-        )
-        return self.at(PlanCosts(dataclasses.replace(plan, classes=classes)))
-
     @property
     def replays(self) -> bool:
         """Whether every duration is known before the step runs, so that many steps are one array operation."""
@@ -187,7 +175,7 @@ class Prepared:
 
         Parameters
         ----------
-        study : {"replay", "sensitivity", "jitter", "variation"}
+        study : {"replay", "sensitivity", "variation"}
             ``replay``: many steps at once, as their durations are known beforehand.
         """
         plan = self.plan

@@ -148,8 +148,6 @@ def of_scenarios() -> Iterator[Command]:
     studied = (QUICKSTART, MIXTURE, "scenarios/what-if/mixed.yaml", "scenarios/what-if/rails.yaml")
     for path in studied:
         yield "run", path, "--sensitivity", "--json"
-        yield "run", path, "--jitter", "0.05", "--json"
-        yield "run", path, "--jitter", "0.05"
         yield "run", path, "--sensitivity"
 
 

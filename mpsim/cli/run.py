@@ -18,7 +18,6 @@ from mpsim.cli.options import (
     Trace,
     Yes,
     load_scenarios,
-    share,
 )
 from mpsim.inputs import shown
 from mpsim.output import safe_name
@@ -56,15 +55,6 @@ def run(
             help="Say how the step time answers to each parameter of hardware and software.",
         ),
     ] = False,
-    jitter: Annotated[
-        float | None,
-        typer.Option(
-            "--jitter",
-            metavar="CV",
-            callback=share,
-            help="Draw the time of every operation many times, with this coefficient of variation.",
-        ),
-    ] = None,
     emit: Emit = None,
     as_json: AsJson = False,
 ) -> None:
@@ -87,16 +77,14 @@ def run(
         check_emit(emit, len(scenarios))
     for scenario, folder in zip(scenarios, _folders(scenarios, plots), strict=True):
         if scenario.serves:
-            _refuse_studies(sensitivity=sensitivity, jitter=jitter, engine=engine, emit=emit)
+            _refuse_studies(sensitivity=sensitivity, engine=engine, emit=emit)
             _serve(scenario, folder, trace, as_json=as_json)
             continue
         result = simulate_step(scenario)
         configurations = _emitted(scenario, emit)
         answer = result.sensitivity() if sensitivity else None
-        drawn = None if jitter is None else result.jitter(jitter)
         if as_json:
-            more = {"sensitivity": answer, "jitter": drawn}
-            studies = {name: study.to_json() for name, study in more.items() if study is not None}
+            studies = {} if answer is None else {"sensitivity": answer.to_json()}
             told = (
                 {"emitted": [item.to_json() for item in configurations]} if configurations else {}
             )
@@ -106,9 +94,6 @@ def run(
             if answer is not None:
                 print_text("")
                 print_sheet(answer.sheet())
-            if drawn is not None:
-                print_text("")
-                print_sheet(drawn.sheet())
         _write(result, answer, folder, trace)
         for item in configurations:
             item.write()

@@ -198,19 +198,6 @@ class Result(Shown):
         """Elasticity of the step time in each parameter of hardware and software; see `mpsim.study.measure_sensitivity`."""
         return accessors.call("result.sensitivity", self)
 
-    def jitter(
-        self,
-        compute: float,
-        *,
-        network: float | None = None,
-        samples: int = 100,
-        seed: int | None = None,
-    ) -> Any:
-        """The distribution of the step time when operations vary; see `mpsim.study.simulate_jitter`."""
-        return accessors.call(
-            "result.jitter", self, compute, network=network, samples=samples, seed=seed
-        )
-
     @functools.cached_property
     def variation(self) -> Any:
         """Step times, percentiles and blame under the scenario's ``variation:``; see `mpsim.study.simulate_variation`."""

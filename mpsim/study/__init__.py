@@ -3,7 +3,6 @@
 from mpsim.study.blame import Blame
 from mpsim.study.comparison import Comparison, compare
 from mpsim.study.grid import sweep
-from mpsim.study.montecarlo import Jitter, Percentile, simulate_jitter
 from mpsim.study.rows import Row, Sweep
 from mpsim.study.schedules import (
     ScheduleChoice,
@@ -17,14 +16,13 @@ from mpsim.study.schedules import (
 )
 from mpsim.study.search import Found, Search, search
 from mpsim.study.sensitivity import Elasticity, Sensitivity, measure_sensitivity
-from mpsim.study.variation import VariedSteps, simulate_variation
+from mpsim.study.variation import Percentile, VariedSteps, simulate_variation
 
 __all__ = [
     "Blame",
     "Comparison",
     "Elasticity",
     "Found",
-    "Jitter",
     "Percentile",
     "Row",
     "ScheduleChoice",
@@ -40,7 +38,6 @@ __all__ = [
     "measure_sensitivity",
     "named_orders",
     "search",
-    "simulate_jitter",
     "simulate_variation",
     "sweep",
     "synthesise_schedule",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,7 +28,7 @@ from mpsim.program.unfold import Unfolding
 from mpsim.result import Result
 from mpsim.scenario.checks import absent_parts
 from mpsim.scenario.variation import Variation
-from mpsim.sheet import Sheet, Shown
+from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import Prepared
 from mpsim.study.blame import Blame, measure_blame
 from mpsim.study.draws import (
@@ -40,13 +41,13 @@ from mpsim.study.draws import (
     peers_of,
     sigma_of,
 )
-from mpsim.study.montecarlo import Jitter, Percentile
-from mpsim.study.words import jitter_sheet, part_text
+from mpsim.study.words import part_text
+from mpsim.table import plural
 
 if TYPE_CHECKING:
     from mpsim.plot.blame import BlameDisplay
 
-__all__ = ["VariedSteps", "simulate_variation"]
+__all__ = ["Percentile", "VariedSteps", "simulate_variation"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -54,7 +55,28 @@ Ints = NDArray[np.int64]
 _GRID = 33  # factors at which the time of an action is computed; between them it is interpolated
 # ranks that meet inside actions stay together: their coordinates say nothing
 _FOLDED = "".join(f" {axis.name} 0" for axis in reversed(FOLDED) if axis.name != "dp")
+_PERCENTILES = (5, 25, 50, 75, 95, 99)
+_CONFIDENCE = 0.95
 _EXPERTS = "experts"  # how the names of their kernels begin
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Percentile:
+    """A percentile of the step time with its confidence interval.
+
+    Parameters
+    ----------
+    percent : float
+    seconds : float
+        Of the sample [s].
+    low_s, high_s : float or None
+        Between these the percentile of all steps lies with 95 % confidence [s]; None where the sample is too small to say.
+    """
+
+    percent: float
+    seconds: float
+    low_s: float | None
+    high_s: float | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -63,45 +85,70 @@ class VariedSteps(Shown):
 
     Parameters
     ----------
-    steps : Jitter
-        The step time of every sample; the undisturbed one.
+    scenario : str
+        Its name.
     variation : Variation
+        What was drawn from.
+    seed : int
+        Of the draws.
+    undisturbed_s : float
+        Step time of a machine without variation [s].
+    step_times_s : float64[K]
+        One a sample, in the order drawn [s].
     blame : Blame
         Of the first sample.
     timeline : Timeline
         Of the first sample.
     """
 
-    steps: Jitter
+    scenario: str
     variation: Variation
+    seed: int
+    undisturbed_s: float
+    step_times_s: Floats
     blame: Blame
     timeline: Timeline
 
     @property
     def mean_s(self) -> float:
         """Mean step time [s]."""
-        return self.steps.mean_s
+        return float(self.step_times_s.mean())
 
     @property
     def slowdown(self) -> float:
         """Mean step time over the undisturbed one."""
-        return self.steps.slowdown
+        return self.mean_s / self.undisturbed_s
 
     def percentile(self, percent: float) -> Percentile:
-        """A percentile of the step time with its confidence interval."""
-        return self.steps.percentile(percent)
+        """One percentile, with the order statistics that enclose it.
+
+        Notes
+        -----
+        Of K samples the number below the true percentile is binomial, so two order statistics enclose it with known probability,
+        whatever the distribution.
+        """
+        ordered = np.sort(self.step_times_s)
+        low, high = _enclosing(len(ordered), percent / 100)
+        return Percentile(
+            percent,
+            float(np.quantile(ordered, percent / 100)),
+            None if low is None else float(ordered[low]),
+            None if high is None else float(ordered[high]),
+        )
+
+    def percentiles(self, percents: Sequence[float] = _PERCENTILES) -> tuple[Percentile, ...]:
+        """Several percentiles."""
+        return tuple(self.percentile(percent) for percent in percents)
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
         return {
-            "samples": len(self.steps.step_times_s),
-            "seed": self.steps.seed,
-            "undisturbed_s": self.steps.undisturbed_s,
+            "samples": len(self.step_times_s),
+            "seed": self.seed,
+            "undisturbed_s": self.undisturbed_s,
             "mean_s": self.mean_s,
             "slowdown": self.slowdown,
-            "percentiles": [
-                dataclasses.asdict(percentile) for percentile in self.steps.percentiles()
-            ],
+            "percentiles": [dataclasses.asdict(percentile) for percentile in self.percentiles()],
             "blame": self.blame.to_json(),
         }
 
@@ -114,10 +161,22 @@ class VariedSteps(Shown):
 
     def sheet(self) -> Sheet:
         """Percentiles of the step time, and who made others wait most."""
-        worst = ", ".join(f"{name} {part_text(seconds)}" for name, seconds in self.blame.worst(3))
-        return jitter_sheet(
-            self.steps.to_json(), [f"waiting of all ranks caused by: {worst}"] if worst else []
+        rows = tuple(
+            (
+                f"{percentile.percent:g} %",
+                part_text(percentile.seconds),
+                f"{part_text(percentile.low_s)} to {part_text(percentile.high_s)}",
+            )
+            for percentile in self.percentiles()
         )
+        title = (
+            f"{self.scenario} with variation, {plural(len(self.step_times_s), 'step')} drawn: "
+            f"mean {part_text(self.mean_s)}, {self.slowdown:.4f} of undisturbed"
+        )
+        worst = ", ".join(f"{name} {part_text(seconds)}" for name, seconds in self.blame.worst(3))
+        lines = (f"waiting of all ranks caused by: {worst}",) if worst else ()
+        header = ("steps", "up to", "95 % confidence")
+        return Sheet("", (Section(rows, header, (0, 1), title=title, lines=lines),))
 
 
 def simulate_variation(
@@ -171,8 +230,7 @@ def simulate_variation(
     varied = machine.timeline(first)
     blame = measure_blame(varied, base, machine.culprit)
     times = np.concatenate(spans) * TICK
-    steps = Jitter(plan.name, chosen.jitter, chosen.network_jitter, seed, base.step_time_s, times)
-    return VariedSteps(steps, chosen, blame, varied)
+    return VariedSteps(plan.name, chosen, seed, base.step_time_s, times, blame, varied)
 
 
 class _Draw(NamedTuple):
@@ -437,3 +495,27 @@ def _given(result: Result, variation: Variation) -> tuple[Floats, list[tuple[Flo
         for link in variation.links
     ]
     return slow, thin
+
+
+def _enclosing(count: int, share: float) -> tuple[int | None, int | None]:
+    """Places of the order statistics of `count` samples between which the quantile at `share` lies with 95 % confidence.
+
+    Notes
+    -----
+    The number of samples below the quantile is binomial. The largest place that is too high with at most half of 5 %, and the smallest
+    that is too low with at most the same; None where even the first or last sample is not safe.
+    """
+    number = np.arange(count + 1)
+    logs = np.array([math.lgamma(n + 1) for n in range(count + 1)])
+    chance = np.exp(
+        logs[count]
+        - logs
+        - logs[::-1]
+        + number * math.log(share)
+        + (count - number) * math.log1p(-share)
+    )
+    below = np.cumsum(chance)  # P(at most i samples below the quantile)
+    doubt = (1 - _CONFIDENCE) / 2
+    low = int(np.searchsorted(below, doubt, side="right")) - 1
+    high = int(np.searchsorted(below, 1 - doubt))
+    return (low if low >= 0 else None), (high if high < count else None)

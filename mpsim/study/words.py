@@ -22,7 +22,6 @@ __all__ = [
     "comparison_sheet",
     "figure_text",
     "goodput_sheet",
-    "jitter_sheet",
     "part_text",
     "scale_sheet",
     "sensitivity_sheet",
@@ -284,24 +283,6 @@ def sensitivity_sheet(told: Mapping[str, Any]) -> Sheet:
     header = ("parameter", "of the", "value", "% of step time for 1 % more")
     title = f"sensitivity of {told['scenario']}"
     return Sheet("", (Section(rows, header, (2, 3), title=title),))
-
-
-def jitter_sheet(told: Mapping[str, Any], more: Sequence[str] = ()) -> Sheet:
-    """Percentiles of the step time; `more` sentences below them."""
-    rows = tuple(
-        (
-            f"{percentile['percent']:g} %",
-            part_text(percentile["seconds"]),
-            f"{part_text(percentile['low_s'])} to {part_text(percentile['high_s'])}",
-        )
-        for percentile in told["percentiles"]
-    )
-    title = (
-        f"{told['scenario']}: jitter of {told['compute']:g}, {plural(told['samples'], 'step')} drawn: "
-        f"mean {part_text(told['mean_s'])}, {told['slowdown']:.4f} of undisturbed"
-    )
-    header = ("steps", "up to", "95 % confidence")
-    return Sheet("", (Section(rows, header, (0, 1), title=title, lines=tuple(more)),))
 
 
 _GROWN = 3  # parts that are told

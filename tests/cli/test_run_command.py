@@ -157,14 +157,6 @@ def test_new_writes_a_scenario_that_runs_and_never_overwrites(mpsim_cli, tmp_pat
     assert "exists" in again.err
 
 
-@pytest.mark.parametrize("jitter", ["-1", "nan", "inf", "1e40"])
-def test_a_jitter_that_is_none_is_refused_by_its_name(mpsim_cli, quickstart, jitter):
-    """Before anything is simulated."""
-    outcome = mpsim_cli("run", quickstart, "--jitter", jitter)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert f"'--jitter': got {float(jitter):g}; needed a number from 0 to 1" in outcome.err
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

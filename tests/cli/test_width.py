@@ -12,7 +12,7 @@ COMMANDS = [
     "run {quick}",
     "run {service}",
     "run {scenarios}/serving/deepseek-v3-disaggregated.yaml",
-    "run {scenarios}/mixtral-8x7b-h100.yaml --sensitivity --jitter 0.05",
+    "run {scenarios}/mixtral-8x7b-h100.yaml --sensitivity",
     "run {scenarios}/what-if/slow-gpu.yaml",
     "check {quick}",
     "check {scenarios}/gpt3-175b-a100.yaml",

@@ -112,47 +112,6 @@ def test_a_sweep_gives_what_single_runs_give(values: dict[str, object]):
         assert row.number("step_time_s") == alone["step_time_s"]
 
 
-@pytest.mark.parametrize("values", [{}, FLOW, BESIDE, {**FLOW, **BESIDE}])
-def test_jitter_without_variation_is_the_plain_step(values: dict[str, object]):
-    """Unfolding, and drawing factors of one, change no tick."""
-    result = mpsim.simulate(small(**values))
-    assert set(result.jitter(0.0, samples=2).step_times_s) == {result.timeline.step_time_s}
-
-
-@pytest.mark.parametrize("key", ["stages", "replicas"])
-def test_jitter_without_variation_is_the_plain_step_of_a_mixed_cluster(key: str):
-    """So do replicas held apart."""
-    result = mpsim.simulate(mixed(key))
-    assert set(result.jitter(0.0, samples=2).step_times_s) == {result.timeline.step_time_s}
-
-
-def test_jitter_is_the_same_where_no_two_transfers_meet():
-    """One pipeline of four ranks whose messages go one way at a time: the same draws give the same steps, replayed or simulated."""
-    alone = {"parallelism.pp": 2, "parallelism.tp": 8, "training.micro_batch": 4}
-    plain, flow = (mpsim.simulate(small(**alone, **values)) for values in ({}, FLOW))
-    assert plain.timeline.step_time_s == flow.timeline.step_time_s
-    first, second = (result.jitter(0.1, samples=5).step_times_s for result in (plain, flow))
-    assert first == pytest.approx(second, rel=1e-9)
-
-
-@pytest.mark.parametrize("values", [FLOW, BESIDE])
-def test_more_jitter_is_a_longer_step(values: dict[str, object]):
-    """Whoever waits for several waits for the slowest; and a draw is kept by its seed."""
-    result = mpsim.simulate(small(**values))
-    means = [result.jitter(cv, samples=8).mean_s for cv in (0.0, 0.05, 0.2)]
-    assert means == sorted(means)
-    assert means[0] < means[1]
-    assert result.jitter(0.05, samples=8).mean_s == means[1]
-
-
-@pytest.mark.parametrize("key", ["stages", "replicas"])
-def test_parts_that_are_equal_jitter_as_one_does(key: str):
-    """The mean of a mixed cluster whose parts differ in nothing that takes time is that of one kind."""
-    whole = mpsim.simulate(Scenario.from_mapping(MIXED)).jitter(0.1, samples=200)
-    parts = mpsim.simulate(mixed(key, {"price_per_hour": "1 USD/h"})).jitter(0.1, samples=200)
-    assert parts.mean_s == pytest.approx(whole.mean_s, rel=5e-3)
-
-
 def varied(result: mpsim.Result, **section: Any) -> VariedSteps:
     """What a ``variation:`` section gives."""
     return simulate_variation(result, Variation.model_validate(section))
@@ -168,7 +127,7 @@ def test_without_anything_to_vary_the_step_is_the_plain_one(values: dict[str, ob
         {"links": [{"node": 0, "bandwidth": 1.0}]},
     ):
         steps = varied(result, **section)
-        assert steps.steps.step_times_s.tolist() == [result.timeline.step_time_s]
+        assert steps.step_times_s.tolist() == [result.timeline.step_time_s]
         assert steps.blame.worst() == []
 
 
@@ -188,7 +147,7 @@ def test_variation_is_the_same_where_no_two_transfers_meet():
     first, second = (
         varied(mpsim.simulate(small(**alone, **values)), **section) for values in ({}, FLOW)
     )
-    assert first.steps.step_times_s == pytest.approx(second.steps.step_times_s, rel=1e-9)
+    assert first.step_times_s == pytest.approx(second.step_times_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("values", [FLOW, BESIDE])

@@ -14,7 +14,9 @@ from mpsim.engine import run
 from mpsim.program import TICK, Program, Rows, Stream
 from mpsim.program.floors import held_to_links, link_floors
 from mpsim.scenario import Scenario
+from mpsim.scenario.variation import Variation
 from mpsim.simulate import prepare
+from mpsim.study import simulate_variation
 from mpsim.training.vocabulary import PARTS, TRAINING, Kind
 from tests.plans import small_plan
 
@@ -98,14 +100,15 @@ def test_a_step_below_its_floor_is_held_and_says_so(path: Path) -> None:
 
 
 def test_studies_hold_a_step_as_a_run_does() -> None:
-    """A sweep, no jitter and a sensitivity start from the step that a run has."""
+    """A sweep, no variation and a sensitivity start from the step that a run has."""
     data = yaml.safe_load((CORPUS / "scenario-below-floor-pipeline-messages.yaml").read_text())
     scenario = Scenario.from_mapping(data)
     result = mpsim.simulate(scenario)
     step = result.summary["step_time_s"]
     seeds = mpsim.sweep(scenario, {"simulation.seed": [0, 1, 2, 3], "training.micro_batch": [1]})
     assert {row.number("step_time_s") for row in seeds} == {step}
-    assert result.jitter(0.0, samples=3).step_times_s.tolist() == [step] * 3
+    still = simulate_variation(result, Variation())
+    assert still.step_times_s.tolist() == [step]
     answer = result.sensitivity()
     assert answer["nic.bandwidth"].elasticity == pytest.approx(-1.0, rel=1e-2)
     assert prepare(scenario).run().timeline.step_time_s == step

@@ -1,18 +1,15 @@
-"""Sensitivity of a step, and its distribution under jitter."""
+"""Sensitivity of a step."""
 
 from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.plot import SensitivityDisplay
-from mpsim.study import measure_sensitivity, simulate_jitter
-from mpsim.study.draws import factors, sigma_of
-from mpsim.study.montecarlo import _enclosing
+from mpsim.study import measure_sensitivity
 
 
 @pytest.fixture(scope="module")
@@ -82,62 +79,14 @@ def test_a_step_out_of_range_is_refused(result):
         measure_sensitivity(result, step=1.5)
 
 
-def test_without_variation_every_step_is_the_same(result):
-    """Factors of exactly one."""
-    drawn = result.jitter(0.0, samples=3)
-    assert (drawn.step_times_s == result.timeline.step_time_s).all()
-
-
-def test_jitter_is_seeded_and_slows_steps_more_the_larger_it_is(result):
-    """Equal seeds, equal bytes; maxima over ranks grow with the variation."""
-    one, again, other = (result.jitter(0.02, samples=40, seed=seed) for seed in (1, 1, 2))
-    assert np.array_equal(one.step_times_s, again.step_times_s)
-    assert not np.array_equal(one.step_times_s, other.step_times_s)
-    assert 1 < one.slowdown < result.jitter(0.1, samples=40, seed=1).slowdown
-
-
-def test_bad_jitter_is_refused(result):
-    """Negative variation, no samples."""
-    with pytest.raises(ScenarioError, match="0 or more"):
-        simulate_jitter(result, -0.1)
-    with pytest.raises(ScenarioError, match="1 or more"):
-        simulate_jitter(result, 0.1, samples=0)
-
-
-def test_factors_have_mean_one_and_the_variation_asked_for():
-    """Alone; the largest of several is larger, and as the maximum of that many draws."""
-    alone = factors(sigma_of(0.1), 1)
-    assert alone.mean() == pytest.approx(1, abs=1e-4)
-    assert alone.std() == pytest.approx(0.1, rel=1e-2)
-    draws = np.random.default_rng(0).choice(alone, (20000, 8)).max(axis=1)
-    assert factors(sigma_of(0.1), 8).mean() == pytest.approx(draws.mean(), rel=2e-3)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
-def test_the_interval_of_a_percentile_covers_it_as_often_as_it_says(share):
-    """Uniform samples: the true quantile lies between the two order statistics in 95 % of 4,000 trials or a little more."""
-    low, high = _enclosing(100, share)
-    draws = np.sort(np.random.default_rng(3).random((4000, 100)), axis=1)
-    above = draws[:, low] <= share if low is not None else np.ones(4000, dtype=bool)
-    below = draws[:, high] >= share if high is not None else np.ones(4000, dtype=bool)
-    assert 0.94 < (above & below).mean() < 0.99
-
-
-def test_a_sample_too_small_for_a_percentile_says_so(result):
-    """Ten steps cannot bound the 99th percentile from above."""
-    assert result.jitter(0.05, samples=10).percentile(99).high_s is None
-    assert "?" in repr(result.jitter(0.05, samples=10))
-
-
-def test_the_command_prints_both_studies(mpsim_cli, scenarios, tmp_path):
+def test_the_command_prints_the_study(mpsim_cli, scenarios, tmp_path):
     """As tables, as JSON beside the summary, and the tornado among the plots."""
     file = scenarios / "quickstart.yaml"
-    text = mpsim_cli("run", file, "--sensitivity", "--jitter", "0.02")
+    text = mpsim_cli("run", file, "--sensitivity")
     assert text.code == 0, text.err
-    for words in ("sensitivity", "accelerator.peak_flops", "jitter of 0.02", "95 % confidence"):
+    for words in ("sensitivity", "accelerator.peak_flops", "% of step time for 1 % more"):
         assert words in text.out
-    data = mpsim_cli("run", file, "--sensitivity", "--jitter", "0.02", "--json").json()
+    data = mpsim_cli("run", file, "--sensitivity", "--json").json()
     assert data["sensitivity"]["rows"][0]["name"] == "accelerator.peak_flops"
-    assert data["jitter"]["samples"] == 100
     assert mpsim_cli("run", file, "--sensitivity", "--plots", tmp_path).code == 0
     assert (tmp_path / "sensitivity.png").exists()

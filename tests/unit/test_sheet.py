@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 import mpsim
 from mpsim.errors import MissingExtraError, ScenarioError
+from mpsim.scenario.variation import Variation
 from mpsim.sheet import BRIEF, Section, Sheet, Shown
+from mpsim.study import simulate_variation
 from mpsim.study.goodput import simulate_goodput
 from mpsim.study.plan import plan
 from mpsim.study.reliability import Checkpoint, Reliability
@@ -125,7 +127,7 @@ def nouns(scenarios):
         "kernels": result.kernels,
         "display": result.plot.timeline(),
         "sensitivity": result.sensitivity(),
-        "jitter": result.jitter(0.05, samples=20),
+        "variation": simulate_variation(result, Variation(jitter=0.05, samples=20)),
         "sweep": swept,
         "row": swept.rows[0],
         "search": found,
@@ -151,7 +153,7 @@ def test_every_representation_is_shorter_than_three_thousand_characters(nouns):
 
 @pytest.mark.parametrize(
     "name",
-    "scenario result memory utilisation links sensitivity jitter sweep search comparison goodput plans scale service".split(),
+    "scenario result memory utilisation links sensitivity variation sweep search comparison goodput plans scale service".split(),
 )
 def test_a_notebook_shows_the_lines_that_a_prompt_prints(nouns, name):
     """HTML and text come from one sheet, so what is in one is in the other."""

@@ -13,6 +13,8 @@ from mpsim.errors import ScenarioError
 from mpsim.result.intervals import compute_rows
 from mpsim.scenario.variation import Variation
 from mpsim.study import simulate_variation
+from mpsim.study.draws import factors, sigma_of
+from mpsim.study.variation import _enclosing
 
 DATA = {
     "schema": 1,
@@ -44,7 +46,7 @@ def test_without_anything_to_vary_the_step_is_bit_equal(result):
         {"links": [{"node": 0, "bandwidth": 1.0}]},
     ):
         one = varied(result, **section)
-        assert one.steps.step_times_s.tolist() == [result.timeline.step_time_s]
+        assert one.step_times_s.tolist() == [result.timeline.step_time_s]
         assert one.blame.worst() == []
 
 
@@ -102,7 +104,7 @@ def test_a_link_that_flaps_is_somewhere_between(result):
     """Half of the steps are as with the link down for good, half as without; which ones the seed decides."""
     down = varied(result, links=[{"node": 0, "bandwidth": 0.1}]).mean_s
     flaps = varied(result, links=[{"node": 0, "bandwidth": 0.1, "time": 0.5}], samples=200)
-    times = flaps.steps.step_times_s
+    times = flaps.step_times_s
     assert set(times.round(12)) == {round(down, 12), round(result.timeline.step_time_s, 12)}
     assert 0.35 < (times == times.max()).mean() < 0.65
 
@@ -115,16 +117,16 @@ def test_equal_seeds_give_equal_steps(result):
     )  # fmt: skip
     one, same = (simulate_variation(result, section) for _ in range(2))
     other = simulate_variation(result, section, seed=1)
-    assert (one.steps.step_times_s == same.steps.step_times_s).all()
+    assert (one.step_times_s == same.step_times_s).all()
     assert (one.blame.late == same.blame.late).all()
-    assert not (one.steps.step_times_s == other.steps.step_times_s).all()
+    assert not (one.step_times_s == other.step_times_s).all()
 
 
 def test_the_slowest_of_many_sets_the_pace(result):
     """Speeds of mean one make steps longer, the more the wider they spread, and every step differs."""
     means = [varied(result, speed=s, samples=30).slowdown for s in (0.01, 0.03, 0.1)]
     assert 1.0 < means[0] < means[1] < means[2]
-    steps = varied(result, speed=0.03, samples=30).steps
+    steps = varied(result, speed=0.03, samples=30)
     assert len(np.unique(steps.step_times_s)) == 30
     middle = steps.percentile(50)
     assert middle.low_s <= middle.seconds <= middle.high_s
@@ -132,12 +134,10 @@ def test_the_slowest_of_many_sets_the_pace(result):
 
 def test_experts_vary_only_where_there_are_some(result, scenarios):
     """No experts: nothing. A mixture: actions with exchanges take longer and shorter."""
-    assert set(varied(result, experts=0.2, samples=5).steps.step_times_s) == {
-        result.timeline.step_time_s
-    }
+    assert set(varied(result, experts=0.2, samples=5).step_times_s) == {result.timeline.step_time_s}
     mixture = mpsim.simulate(mpsim.load(scenarios / "mixtral-8x7b-h100.yaml"))
     one = simulate_variation(mixture, Variation(experts=0.2, samples=5))
-    assert len(set(one.steps.step_times_s)) == 5
+    assert len(set(one.step_times_s)) == 5
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,6 @@ def test_replicas_that_differ_do_not_vary_yet():
     with pytest.raises(ScenarioError, match=r"variation: got a variation where .* alike"):
         mpsim.Scenario.from_mapping(data)
     result = mpsim.simulate(mpsim.Scenario.from_mapping({**DATA, "cluster": cluster}))
-    assert mpsim.Prepared.of(result).supports("jitter")
     with pytest.raises(ScenarioError, match="alike"):
         varied(result, jitter=0.1)
 
@@ -212,3 +211,35 @@ def test_ranks_that_meet_in_their_experts_are_named_together():
     blame = mpsim.simulate(mpsim.Scenario.from_mapping(data)).variation.blame
     assert blame.names == ("pp 0", "pp 1")
     assert blame.worst(1)[0][0] == "pp 1"
+
+
+def test_factors_have_mean_one_and_the_variation_asked_for():
+    """Alone; the largest of several is larger, and as the maximum of that many draws."""
+    alone = factors(sigma_of(0.1), 1)
+    assert alone.mean() == pytest.approx(1, abs=1e-4)
+    assert alone.std() == pytest.approx(0.1, rel=1e-2)
+    draws = np.random.default_rng(0).choice(alone, (20000, 8)).max(axis=1)
+    assert factors(sigma_of(0.1), 8).mean() == pytest.approx(draws.mean(), rel=2e-3)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+def test_the_interval_of_a_percentile_covers_it_as_often_as_it_says(share):
+    """Uniform samples: the true quantile lies between the two order statistics in 95 % of 4,000 trials or a little more."""
+    low, high = _enclosing(100, share)
+    draws = np.sort(np.random.default_rng(3).random((4000, 100)), axis=1)
+    above = draws[:, low] <= share if low is not None else np.ones(4000, dtype=bool)
+    below = draws[:, high] >= share if high is not None else np.ones(4000, dtype=bool)
+    assert 0.94 < (above & below).mean() < 0.99
+
+
+def test_a_sample_too_small_for_a_percentile_says_so(result):
+    """Ten steps cannot bound the 99th percentile from above."""
+    few = varied(result, jitter=0.05, samples=10)
+    assert few.percentile(99).high_s is None
+    assert "?" in repr(few)
+
+
+def test_steps_are_slower_the_more_operations_vary(result):
+    """Maxima over ranks grow with the variation."""
+    slowdowns = [varied(result, jitter=cv, samples=40).slowdown for cv in (0.02, 0.1)]
+    assert 1 < slowdowns[0] < slowdowns[1]
