@@ -27,8 +27,6 @@ TITLES = {
     "megatron-yaml": "YAML of Megatron-LM, Megatron-Bridge and NeMo (`megatron-yaml`, `megatron-bridge`, `nemo`)",
     "torchtitan": "torchtitan (`torchtitan`)",
     "deepspeed": "DeepSpeed's ds_config (`deepspeed`)",
-    "accelerate": "Hugging Face Accelerate (`accelerate`)",
-    "maxtext": "MaxText (`maxtext`)",
     "huggingface": "config.json of Hugging Face transformers (`hf`)",
 }
 WORDS = {

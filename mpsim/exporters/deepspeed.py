@@ -39,7 +39,7 @@ def export_deepspeed(scenario: Scenario) -> Exported:
     put_zero(out, zero)
     _put_precision(out, data)
     _put_habits(out, data, zero)
-    out.lose_section("model", "a ds_config holds no model; export hf too")
+    out.lose_section("model", "a ds_config holds no model")
     out.lose_section("schedule", "the order of a pipeline is the engine's")
     out.lose(["training.sequence_length", "training.recompute"], "said by the program")
     for axis in ("tp", "pp", "cp", "ep"):

@@ -16,7 +16,7 @@ from mpsim.memo import remembered
 __all__ = ["TABLES", "Key", "key_to", "keys", "values_of"]
 
 _PACKAGE = "mpsim.formats.data"
-TABLES = ("megatron", "megatron-yaml", "torchtitan", "deepspeed", "accelerate", "maxtext", "huggingface")  # fmt: skip
+TABLES = ("megatron", "megatron-yaml", "torchtitan", "deepspeed", "huggingface")
 """Data files with a table of keys."""
 
 

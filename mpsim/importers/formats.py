@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
-from mpsim.importers.accelerate import ACCELERATE
 from mpsim.importers.chakra import CHAKRA
 from mpsim.importers.chakra_trace import is_trace
 from mpsim.importers.deepspeed import DEEPSPEED
@@ -15,13 +15,11 @@ from mpsim.importers.hlo import HLO
 from mpsim.importers.huggingface import HUGGING_FACE
 from mpsim.importers.imported import Imported, Points, Recorded
 from mpsim.importers.kineto_step import KINETO
-from mpsim.importers.maxtext import MAXTEXT
 from mpsim.importers.megatron import MEGATRON, SLURM
 from mpsim.importers.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
 from mpsim.importers.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
 from mpsim.importers.nsys import NSYS, is_sqlite
 from mpsim.importers.osu import OSU
-from mpsim.importers.recipes import RECIPES
 from mpsim.importers.scenarios import on_cluster
 from mpsim.importers.source import Format, Head, Options, read_head
 from mpsim.importers.tables import TABLE
@@ -43,7 +41,6 @@ FORMATS: Final = (
     NCCL_TESTS,
     NCCL_TESTS_JSON,
     HUGGING_FACE,
-    RECIPES,
     SLURM,
     MEGATRON,
     NEMO,
@@ -51,8 +48,6 @@ FORMATS: Final = (
     MEGATRON_BRIDGE,
     TORCHTITAN,
     DEEPSPEED,
-    ACCELERATE,
-    MAXTEXT,
     OSU,
     HLO,
     TABLE,
@@ -61,7 +56,6 @@ FORMATS: Final = (
 ALIASES: Final[Mapping[str, str]] = {
     "bridge": "megatron-bridge",
     "ds_config": "deepspeed",
-    "fsdp": "accelerate",
     "huggingface": "hf",
     "sbatch": "slurm",
     "transformers": "hf",
@@ -144,6 +138,20 @@ def read(
     return on_cluster(result, options) if isinstance(result, Imported) else result
 
 
+_SAID_ELSEWHERE: Final = re.compile(
+    r"^(distributed_type|compute_environment|fsdp_config):", re.MULTILINE
+)
+"""Keys of an Accelerate configuration, which holds no more than how parameters are sharded."""
+
+
+def _refuse_accelerate(head: Head) -> None:
+    if not head.is_object and _SAID_ELSEWHERE.search(head.text):
+        raise FormatError(
+            f"{head.path}: configurations of Accelerate are not read; write its sharding in torchtitan's two words, "
+            "[parallelism] data_parallel_shard_degree and fsdp_reshard_after_forward, and import that as torchtitan"
+        )
+
+
 def _in_folder(path: Path) -> Path:
     """The file to read of a folder: the compiled module of ``--xla_dump_to``, or the first rank of an execution trace; else the path itself.
 
@@ -199,6 +207,7 @@ def _recognise(head: Head) -> Format:
     for known in FORMATS:
         if known.recognises(head):
             return known
+    _refuse_accelerate(head)
     if head.is_object:
         raise CalibrationError(
             f"{head.path}: JSON that neither nccl-tests -J nor torch.profiler wrote, nor anything else known; 'mpsim show formats' lists what can be read"

@@ -21,7 +21,6 @@ from mpsim.formats.megatron import era_of, flags, preset_of, reviewed, tags
 from mpsim.importers.imported import Imported
 from mpsim.importers.launch import Launch, header, launched, scheduler_variables
 from mpsim.importers.ledger import Ledger, shortened
-from mpsim.importers.megatron_fork import FORKED, put_fork
 from mpsim.importers.megatron_scenario import put_scenario
 from mpsim.importers.megatron_settings import Settings
 from mpsim.importers.shell import Command, Word, commands
@@ -210,8 +209,6 @@ def _imported(launch: Launch, file: str, options: Options, named: str | None) ->
         is_dataclass=False,
     )
     put_scenario(settings, launch, options)
-    if "deepspeed" in given:
-        put_fork(ledger, {name: _plain_value(name, words) for name, words in given.items()})
     _review(ledger, given)
     if named is not None and era == spanned and named not in era:
         ledger.warn(
@@ -277,8 +274,6 @@ def _given(arguments: Sequence[Word], file: str) -> Iterator[tuple[str, tuple[Wo
 
 def _era(raw: Sequence[tuple[str, tuple[Word, ...]]], file: str) -> tuple[str, str]:
     names = [name for name, _ in raw]
-    if "deepspeed" in names:  # a fork, with old flags and newer ones at once
-        return FORKED, FORKED
     try:
         return era_of(names)
     except FormatError as error:

@@ -7,17 +7,8 @@ import re
 from mpsim.formats.words import table
 from mpsim.importers.ledger import MOST_LAYERS, shortened
 from mpsim.importers.megatron_settings import Settings
-from mpsim.workload import model
 
-__all__ = ["put_model", "put_named"]
-
-
-def put_named(settings: Settings, name: str) -> int:
-    """Take the model of a preset, with as many layers as the settings say; returns them."""
-    layers = settings.integer("num-layers", least=1, most=MOST_LAYERS)
-    if layers is not None:
-        settings.put("num-layers", "model.layers", layers)
-    return layers or model(name).layers
+__all__ = ["put_model"]
 
 
 def put_model(settings: Settings) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpsim.importers.launch import Launch
 from mpsim.importers.megatron_framework import put_framework
 from mpsim.importers.megatron_layout import check_mesh, put_parallelism, put_schedule
-from mpsim.importers.megatron_model import put_model, put_named
+from mpsim.importers.megatron_model import put_model
 from mpsim.importers.megatron_settings import Settings
 from mpsim.importers.megatron_training import put_training
 from mpsim.importers.source import Options
@@ -14,23 +14,11 @@ from mpsim.importers.world import put_cluster
 __all__ = ["put_scenario"]
 
 
-def put_scenario(
-    settings: Settings, launch: Launch, options: Options, *, model: str | None = None
-) -> None:
-    """Put everything that the settings say into their ledger.
-
-    Parameters
-    ----------
-    settings : Settings
-    launch : Launch
-        Nodes and processes.
-    options : Options
-    model : str, optional
-        Preset of the model, where it is known by its name and not by its sizes.
-    """
+def put_scenario(settings: Settings, launch: Launch, options: Options) -> None:
+    """Put everything that the settings say into their ledger; the launch has nodes and processes."""
     ranks = put_cluster(settings.ledger, launch, options)
     _check_exclusive(settings)
-    layers = put_model(settings) if model is None else put_named(settings, model)
+    layers = put_model(settings)
     mesh = put_parallelism(settings)
     put_schedule(settings, mesh, layers)
     put_training(settings, mesh, ranks)

@@ -13,7 +13,6 @@ from typing import Any, Final
 from mpsim.formats import values_of
 from mpsim.formats.words import table
 from mpsim.importers.ledger import Ledger, shortened
-from mpsim.workload import model, model_names
 
 __all__ = ["Settings"]
 
@@ -48,10 +47,8 @@ class Settings:
 
     @property
     def has_experts(self) -> bool:
-        """Whether the model, by its sizes or by the name of its preset, has experts."""
-        name = self.ledger.scenario.get("model.preset")
-        named = name in model_names() and model(name).moe is not None
-        return named or "model.moe.experts" in self.ledger.scenario
+        """Whether the model has experts."""
+        return "model.moe.experts" in self.ledger.scenario
 
     def on(self, name: str) -> bool:
         """Whether a switch is set."""

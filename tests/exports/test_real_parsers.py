@@ -1,4 +1,4 @@
-"""Emitted configurations in the hands of the programs that they are for: torchtitan's and DeepSpeed's configuration classes, Accelerate's, Megatron's.
+"""Emitted configurations in the hands of the programs that they are for: torchtitan's and DeepSpeed's configuration classes, Megatron's.
 
 Each needs a package that mpsim does not depend on and is skipped without it; ``ci/optional parsers`` installs them. Megatron's argument parser is in no published package: it is
 taken from clones of Megatron-LM, in the folder that MEGATRON_LM names, one for each tag.
@@ -58,19 +58,6 @@ DEEPSPEED = [
         "parallelism": {**ALONE, "zero": 2, "tp": 2},
         "training.precision": "fp16",
         "training.micro_batch": 4,
-    },
-]
-ACCELERATE = [
-    {"framework": "torch-fsdp2", "parallelism": {**ALONE, "zero": 3}},
-    {
-        "framework": "torch-fsdp1",
-        "parallelism": {**ALONE, "zero": 3, "shard": 8},
-        "training.recompute": "full",
-    },
-    {
-        "framework": "deepspeed-zero2",
-        "parallelism": {**ALONE, "zero": 2},
-        "training.precision": "fp16",
     },
 ]
 MEGATRON = [
@@ -175,32 +162,6 @@ def test_deepspeed_reads_its_configuration(change, monkeypatch):
     )
     offloaded = read.zero_config.offload_param
     assert (offloaded is not None) == ("offload" in change["parallelism"])
-
-
-@pytest.mark.parametrize("change", ACCELERATE)
-def test_accelerate_reads_its_configuration(change, tmp_path):
-    """ClusterConfig, which refuses a key that it does not know, gives processes and software; its plugins know every FSDP and DeepSpeed setting."""
-    needed("accelerate")
-    from accelerate.commands.config.config_args import load_config_from_file
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    scenario = scenario_of(change)
-    mesh, _ = numbers(scenario)
-    path = tmp_path / "run.yaml"
-    path.write_text(export(scenario, "accelerate").text)
-    read = load_config_from_file(str(path))
-    assert read.num_processes == mesh.world
-    assert read.num_machines == scenario.hardware.nodes
-    assert read.mixed_precision == change.get("training.precision", "bf16")
-    deepspeed = change["framework"].startswith("deepspeed")
-    assert read.distributed_type == ("DEEPSPEED" if deepspeed else "FSDP")
-    if deepspeed:
-        assert read.deepspeed_config["zero_stage"] == 2
-        return
-    known = {field.name for field in dataclasses.fields(FullyShardedDataParallelPlugin)}
-    settings = {name.removeprefix("fsdp_") for name in read.fsdp_config}
-    renamed = {"version": "fsdp_version", "sharding_strategy": "sharding_strategy"}
-    assert {renamed.get(name, name) for name in settings} <= known
 
 
 def script_of(change, folder):

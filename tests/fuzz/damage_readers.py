@@ -488,8 +488,8 @@ def _readers() -> Iterator[Reader]:
     }
     yield Reader("scenario", _scenario, scenarios, beside, 4)
     yield Reader("mpsim check", _check, scenarios, beside, 1)
-    yield Reader("configurations", _import, _imports("accelerate", "deepspeed", "hf", "hf-v4", "maxtext", "torchtitan", "yaml"), share=4)  # fmt: skip
-    yield Reader("launch scripts", _import, _imports("megatron", "recipes"), share=2)
+    yield Reader("configurations", _import, _imports("deepspeed", "hf", "hf-v4", "torchtitan", "yaml"), share=4)  # fmt: skip
+    yield Reader("launch scripts", _import, _imports("megatron"), share=2)
     yield Reader("benchmarks", _benchmark, {**_imports("nccl-tests", "osu"), "report.json": json.dumps(REPORT).encode()}, share=3)  # fmt: skip
     yield Reader("nccl-tests JSON", _source, {"all_reduce.json": json.dumps(REPORT, indent=1).encode()}, share=2)  # fmt: skip
     hlo = _imports("hlo")

@@ -282,17 +282,6 @@ def test_a_script_that_names_its_version_has_its_defaults(script):
     assert "names Megatron-LM v2.5, but the flags" in read.warnings[0]
 
 
-def test_megatron_deepspeed_brings_options_of_its_own(script):
-    """The fork's stage, sequence parallelism and heads, and its framework."""
-    read = script(
-        "--deepspeed --deepspeed_config x.json --zero-stage 2 --ds-sequence-parallel-size 2 --num-key-value-heads 4 --checkpoint-activations"
-    ).scenario
-    assert read["parallelism"]["zero"] == 2
-    assert read["parallelism"]["cp"] == 2
-    assert read["framework"]["preset"] == "megatron-deepspeed-2023"
-    assert (read["model"]["kv_heads"], read["training"]["recompute"]) == (4, "full")
-
-
 def test_a_default_that_assigns_counts_from_then_on(script):
     """``: "${V:=8}"`` gives the variable its value."""
     text = (

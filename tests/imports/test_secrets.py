@@ -15,11 +15,8 @@ torchrun --nproc_per_node=8 --nnodes=2 --master_addr $MASTER --rdzv_endpoint 10.
   --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 16 --vocab-size 1000 --bf16 \\
   --data-path /home/somebody/data --save /home/somebody/ckpt --wandb-project hunter2 --tokenizer-model /home/somebody/tok
 """,
-    "recipe.sh": "WANDB_API_KEY=hunter2 nemo llm pretrain --factory llama3_8b log.log_dir=/home/somebody/x log.name=hunter2 trainer.num_nodes=1\n",
     "ds.json": '{"train_micro_batch_size_per_gpu": 1, "train_batch_size": 16, "bf16": {"enabled": true}, "wandb": {"team": "hunter2", "host": "secret-host"}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/home/somebody/nvme"}}}',
-    "accelerate.yaml": "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmain_process_ip: 10.11.12.13\ndeepspeed_hostfile: /home/somebody/hosts\nfsdp_config: {fsdp_version: 2}\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n",
     "titan.toml": '[job]\ndump_folder = "/home/somebody/out"\n[model]\nname = "llama3"\nflavor = "8B"\nhf_assets_path = "/home/somebody/hf"\n[metrics]\nsave_tb_folder = "hunter2"\n[training]\nlocal_batch_size = 1\nseq_len = 4096\n[parallelism]\ndata_parallel_shard_degree = 8\n',
-    "maxtext.yaml": "model_name: llama3-8b\nrun_name: hunter2\nbase_output_directory: /home/somebody/gs\nhf_access_token: hf_AbCdEf\nici_fsdp_parallelism: 8\nper_device_batch_size: 1\nmax_target_length: 4096\nhardware: gpu\n",
     "config.json": '{"model_type": "llama", "_name_or_path": "/home/somebody/llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024, "vocab_size": 1000, "hub_token": "hf_AbCdEf", "quantization_config": {"path": "hunter2"}}',
     "network.yaml": "topology: [Switch]\nnpus_count: [8]\nbandwidth: [400]\nlatency: [500]\nnotes: hunter2\nlogs: /home/somebody\n",
     "system.json": '{"scheduling-policy": "LIFO", "peak-perf": 900, "local-mem-trace-filename": "/home/somebody/t", "owner": "hunter2"}',

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.errors import CalibrationError
+from mpsim.errors import CalibrationError, FormatError
 from mpsim.importers import FORMATS, Assumed, Imported, Points, read, recognise, source
 
 RECORDED = Path(__file__).resolve().parents[2] / "validation" / "measured" / "cpu-2-ranks.jsonl"
@@ -59,6 +59,14 @@ def test_a_recording_is_read_elsewhere() -> None:
     """Files of mpsim measure are recognised, and read by the package of their format."""
     with pytest.raises(CalibrationError, match=r"mpsim\.measured"):
         read(RECORDED)
+
+
+def test_a_configuration_of_accelerate_is_pointed_elsewhere(tmp_path: Path) -> None:
+    """Its sharding is two keys of another format."""
+    path = tmp_path / "fsdp.yaml"
+    path.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n")
+    with pytest.raises(FormatError, match="as torchtitan"):
+        read(path)
 
 
 def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
