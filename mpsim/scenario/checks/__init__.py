@@ -1,162 +1,93 @@
-"""Checks across sections: one function for each mistake, usable alone, run together by `check`.
+"""Checks across sections: one function for each mistake, run together by `check`.
 
-Each takes a scenario whose sections are well-formed and returns the problems it finds, keyed so that
+Each takes a scenario whose sections are well-formed and gives the problems it finds, keyed so that
 `Scenario.locate` can say on which line they were written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+import functools
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
 
 from mpsim.errors import MpsimError, Problem
-from mpsim.scenario.checks.data import (
-    check_offload,
-    check_shard,
-    check_steps_in_backward,
-    check_zero,
-)
-from mpsim.scenario.checks.experts import (
-    check_expert_overlap,
-    check_expert_ranks,
-    check_expert_tokens,
-    check_experts,
-)
-from mpsim.scenario.checks.layer import (
-    check_context,
-    check_context_exchange,
-    check_heads,
-    check_mlp,
-    check_sequence,
-    check_tensor_overlap,
-)
-from mpsim.scenario.checks.mesh import check_world
-from mpsim.scenario.checks.mixture import check_mixture, check_parts, check_replica_batches
-from mpsim.scenario.checks.presets import check_cluster, check_framework, check_model
-from mpsim.scenario.checks.recompute import (
-    check_recompute,
-    check_recompute_layers,
-    check_recompute_modules,
-)
-from mpsim.scenario.checks.schedule import (
-    check_schedule_file,
-    check_size,
-    check_stages,
-    check_virtual_stages,
-)
-from mpsim.scenario.checks.serving import (
-    check_instances,
-    check_job,
-    check_pools,
-    check_service_experts,
-    check_service_heads,
-    check_service_precision,
-    check_service_variation,
-    check_training_keys,
-)
-from mpsim.scenario.checks.simulation import check_network
-from mpsim.scenario.checks.stacks import check_stacks
-from mpsim.scenario.checks.training import check_batch, check_precision
-from mpsim.scenario.checks.variants import check_overrides, check_sweep, wrong_values
-from mpsim.scenario.checks.variation import absent_parts, check_outages, check_variation
+from mpsim.scenario.checks import data, experts, layer, machine, recompute, serving, step, variants
+from mpsim.scenario.checks.machine import absent_parts
+from mpsim.scenario.checks.variants import wrong_values
 from mpsim.scenario.described import Described
 
-__all__ = [
-    "CHECKS",
-    "absent_parts",
-    "check",
-    "check_batch",
-    "check_cluster",
-    "check_context",
-    "check_context_exchange",
-    "check_expert_overlap",
-    "check_expert_ranks",
-    "check_expert_tokens",
-    "check_experts",
-    "check_framework",
-    "check_heads",
-    "check_mixture",
-    "check_mlp",
-    "check_model",
-    "check_network",
-    "check_offload",
-    "check_outages",
-    "check_overrides",
-    "check_parts",
-    "check_precision",
-    "check_recompute",
-    "check_recompute_layers",
-    "check_recompute_modules",
-    "check_replica_batches",
-    "check_schedule_file",
-    "check_sequence",
-    "check_shard",
-    "check_size",
-    "check_stacks",
-    "check_stages",
-    "check_steps_in_backward",
-    "check_sweep",
-    "check_tensor_overlap",
-    "check_variation",
-    "check_virtual_stages",
-    "check_world",
-    "check_zero",
-    "wrong_values",
-]
+__all__ = ["CHECKS", "absent_parts", "check", "wrong_values"]
 
-CHECKS: Final[tuple[Callable[[Described], list[Problem]], ...]] = (
-    check_model,
-    check_cluster,
-    check_framework,
-    check_world,
-    check_parts,
-    check_batch,
-    check_replica_batches,
-    check_precision,
-    check_mixture,
-    check_virtual_stages,
-    check_schedule_file,
-    check_stages,
-    check_stacks,
-    check_heads,
-    check_mlp,
-    check_context,
-    check_context_exchange,
-    check_sequence,
-    check_tensor_overlap,
-    check_experts,
-    check_expert_ranks,
-    check_expert_tokens,
-    check_expert_overlap,
-    check_recompute,
-    check_recompute_layers,
-    check_recompute_modules,
-    check_zero,
-    check_shard,
-    check_offload,
-    check_steps_in_backward,
-    check_network,
-    check_size,
-    check_variation,
-    check_outages,
-    check_sweep,
-    check_overrides,
+Check: TypeAlias = Callable[[Described], list[Problem]]
+
+
+def _listing(find: Callable[[Described], Iterator[Problem]]) -> Check:
+    @functools.wraps(find)
+    def check(scenario: Described) -> list[Problem]:
+        return list(find(scenario))
+
+    return check
+
+
+_PARTS: Final = tuple(map(_listing, (machine.check_model, machine.check_cluster)))
+_VARIANTS: Final = tuple(map(_listing, (variants.check_sweep, variants.check_overrides)))
+CHECKS: Final[tuple[Check, ...]] = (
+    *_PARTS,
+    *map(
+        _listing,
+        (
+            machine.check_framework,
+            machine.check_world,
+            machine.check_parts,
+            step.check_batch,
+            machine.check_replica_batches,
+            step.check_precision,
+            machine.check_mixture,
+            step.check_virtual_stages,
+            step.check_schedule_file,
+            step.check_stages,
+            layer.check_stacks,
+            layer.check_heads,
+            layer.check_mlp,
+            layer.check_context,
+            layer.check_context_exchange,
+            layer.check_sequence,
+            layer.check_tensor_overlap,
+            experts.check_experts,
+            experts.check_expert_ranks,
+            experts.check_expert_tokens,
+            experts.check_expert_overlap,
+            recompute.check_recompute,
+            recompute.check_recompute_layers,
+            recompute.check_recompute_modules,
+            data.check_zero,
+            data.check_shard,
+            data.check_offload,
+            data.check_steps_in_backward,
+            step.check_network,
+            step.check_size,
+            machine.check_variation,
+            machine.check_outages,
+        ),
+    ),
+    *_VARIANTS,
 )
-
-
-SERVING_CHECKS: Final[tuple[Callable[[Described], list[Problem]], ...]] = (
-    check_job,
-    check_model,
-    check_cluster,
-    check_training_keys,
-    check_pools,
-    check_instances,
-    check_service_heads,
-    check_service_experts,
-    check_service_precision,
-    check_service_variation,
-    check_sweep,
-    check_overrides,
+SERVING_CHECKS: Final[tuple[Check, ...]] = (
+    _listing(serving.check_job),
+    *_PARTS,
+    *map(
+        _listing,
+        (
+            serving.check_training_keys,
+            serving.check_pools,
+            serving.check_instances,
+            serving.check_service_heads,
+            serving.check_service_experts,
+            serving.check_service_precision,
+            serving.check_service_variation,
+        ),
+    ),
+    *_VARIANTS,
 )
 """Those of a scenario that serves."""
 

@@ -8,7 +8,7 @@ from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap
 from mpsim.scenario.described import Described
 
-__all__ = ["check_recompute", "check_recompute_layers", "check_recompute_modules", "legal_modules"]
+__all__ = ["legal_modules"]
 
 _SHARDED_PARAMETERS = 3
 _OF_GRANULARITY = {
@@ -18,25 +18,20 @@ _OF_GRANULARITY = {
 }
 
 
-def check_recompute(scenario: Described) -> list[Problem]:
+def check_recompute(scenario: Described) -> Iterator[Problem]:
     """Keys of one granularity stand beside that one only; per-op meets the layers it was written for."""
     training = scenario.training_step
-    stray = [
-        Problem(
-            f"got a value, but recompute is {training.recompute} and only {wanted} has it; leave it out, or set recompute to {wanted}",
-            key=f"training.{name}",
-        )
-        for name, wanted in _OF_GRANULARITY.items()
-        if getattr(training, name) is not None and training.recompute != wanted
-    ]
+    for name, wanted in _OF_GRANULARITY.items():
+        if getattr(training, name) is not None and training.recompute != wanted:
+            message = f"got a value, but recompute is {training.recompute} and only {wanted} has it; leave it out, or set recompute to {wanted}"
+            yield Problem(message, f"training.{name}")
     reasons = list(_against_per_op(scenario)) if training.recompute == "per-op" else []
-    if not reasons:
-        return stray
-    message = (
-        f"got per-op, which counts the seven products of a Llama layer, but {' and '.join(reasons)}; "
-        "take selective, full or none"
-    )
-    return [*stray, Problem(message, key="training.recompute")]
+    if reasons:
+        message = (
+            f"got per-op, which counts the seven products of a Llama layer, but {' and '.join(reasons)}; "
+            "take selective, full or none"
+        )
+        yield Problem(message, "training.recompute")
 
 
 def _against_per_op(scenario: Described) -> Iterator[str]:
@@ -53,32 +48,29 @@ def _against_per_op(scenario: Described) -> Iterator[str]:
         yield "attention is not fused, so that it has no one output to keep"
 
 
-def check_recompute_layers(scenario: Described) -> list[Problem]:
+def check_recompute_layers(scenario: Described) -> Iterator[Problem]:
     """The number of layers is one that a stage has."""
     training = scenario.training_step
     if training.recompute != "full":
-        return []
+        return
     key, most = "training.recompute_layers", _largest_stage(scenario)
     block, layers = training.recompute_method == "block", training.recompute_layers
-    if layers is None:
-        message = f"missing; with recompute_method block needed how many layers of every stage run again, 0 to {most}"
-        return [Problem(message, key=key)] if block else []
     least = 0 if block else 1
-    if not least <= layers <= most:
-        what = f"the largest (virtual) stage has {most} layers"
-        return [
-            Problem(
-                f"got {layers}; needed {least} to {most}: {what}; set it to {max(least, min(layers, most))}",
-                key=key,
-            )
-        ]
-    if layers > 1 and not block and scenario.parallelism.zero == _SHARDED_PARAMETERS:
+    if layers is None and block:
+        message = f"missing; with recompute_method block needed how many layers of every stage run again, 0 to {most}"
+        yield Problem(message, key)
+    elif layers is None:
+        return
+    elif not least <= layers <= most:
+        mend = max(least, min(layers, most))
+        message = f"got {layers}; needed {least} to {most}: the largest (virtual) stage has {most} layers; set it to {mend}"
+        yield Problem(message, key)
+    elif layers > 1 and not block and scenario.parallelism.zero == _SHARDED_PARAMETERS:
         message = (
             f"got chunks of {layers} with zero 3: layers of a chunk run again long before their gradients, and would be gathered for each, "
             "which is not simulated; set recompute_layers to 1, or zero to 2 or less"
         )
-        return [Problem(message, key=key)]
-    return []
+        yield Problem(message, key)
 
 
 def _largest_stage(scenario: Described) -> int:
@@ -87,11 +79,11 @@ def _largest_stage(scenario: Described) -> int:
     return max(given) if given else -(-scenario.transformer.layers // stages)
 
 
-def check_recompute_modules(scenario: Described) -> list[Problem]:
+def check_recompute_modules(scenario: Described) -> Iterator[Problem]:
     """Modules that run again exist, and nothing else runs where they would."""
     modules = scenario.training_step.recompute_modules or ()
     if scenario.training_step.recompute != "selective":
-        return []
+        return
     missing, hidden = dict(_missing(scenario)), _hidden(scenario)
     overlap = scenario.software.experts.expert_overlap
     faults = [f"{module}: {missing[module]}" for module in modules if module in missing]
@@ -100,12 +92,10 @@ def check_recompute_modules(scenario: Described) -> list[Problem]:
         for module in modules
         if module in hidden and module not in missing
     ]
-    if not faults:
-        return []
-    message = (
-        f"got {'; '.join(faults)}; this model can run again {', '.join(legal_modules(scenario))}"
-    )
-    return [Problem(message, key="training.recompute_modules")]
+    if faults:
+        legal = ", ".join(legal_modules(scenario))
+        message = f"got {'; '.join(faults)}; this model can run again {legal}"
+        yield Problem(message, "training.recompute_modules")
 
 
 def legal_modules(scenario: Described) -> tuple[str, ...]:

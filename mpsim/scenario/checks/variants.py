@@ -4,39 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import pydantic
 
 from mpsim.document import Document
 from mpsim.errors import Problem
-from mpsim.scenario.checks.presets import check_cluster, check_framework, check_model
+from mpsim.scenario.checks.machine import check_cluster, check_framework, check_model
 from mpsim.scenario.described import Described
 from mpsim.scenario.layers import Layers, lay_values
 from mpsim.scenario.translate import translate
 
-__all__ = ["check_overrides", "check_sweep", "wrong_values"]
+__all__ = ["wrong_values"]
 
 MAX_POINTS: Final = 100_000
 FIXED_KEYS: Final = ("schema", "name", "sweep", "include", "overrides")
-_PRESETS: Final[Mapping[str, Callable[[Described], list[Problem]]]] = {
+_PRESETS: Final[Mapping[str, Callable[[Described], Iterator[Problem]]]] = {
     "model": check_model,
     "cluster": check_cluster,
     "framework": check_framework,
 }
 
 
-def check_sweep(scenario: Described) -> list[Problem]:
+def check_sweep(scenario: Described) -> Iterator[Problem]:
     """Every value of the sweep fits the key it is for."""
     total = math.prod(map(len, scenario.sweep.values()))
     if total > MAX_POINTS:
-        message = f"makes {total} points; needed at most {MAX_POINTS}: try fewer values"
-        return [Problem(message, key="sweep")]
-    return [
-        dataclasses.replace(problem, key=f"sweep.{problem.key}")
-        for problem in wrong_values(scenario, scenario.sweep)
-    ]
+        yield Problem(
+            f"makes {total} points; needed at most {MAX_POINTS}: try fewer values", "sweep"
+        )
+        return
+    for problem in wrong_values(scenario, scenario.sweep):
+        yield dataclasses.replace(problem, key=f"sweep.{problem.key}")
 
 
 def wrong_values(
@@ -93,19 +93,16 @@ def _wrong_value(scenario: Described, key: str, value: object) -> list[str]:
     ]
 
 
-def check_overrides(scenario: Described) -> list[Problem]:
+def check_overrides(scenario: Described) -> Iterator[Problem]:
     """Every named override fits the scenario it changes, chosen or not."""
     known = set(_misfits(scenario.source, _schema(scenario))) if scenario.overrides else set()
-    problems = []
     for name in scenario.overrides:
         layers = Layers(scenario.source.file)
         layers.lay(scenario.source)
         layers.lay_override(name, scenario.source)
-        wrong = _misfits(layers.document(), _schema(scenario))
-        problems += [
-            Problem(message, key=f"overrides.{name}") for message in wrong if message not in known
-        ]
-    return problems
+        for message in _misfits(layers.document(), _schema(scenario)):
+            if message not in known:
+                yield Problem(message, f"overrides.{name}")
 
 
 def _misfits(document: Document, kind: type[pydantic.BaseModel]) -> list[str]:

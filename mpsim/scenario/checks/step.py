@@ -1,0 +1,138 @@
+"""Checks of the step: its batch and precision, the schedule and the stages it works on, how it is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mpsim.errors import HardwareError, Problem, ScenarioError
+from mpsim.scenario.balance import balanced_stages
+from mpsim.scenario.checks.near import multiples_near, nearest_two
+from mpsim.scenario.described import Described
+from mpsim.schedule import schedule
+
+MAX_ACTIONS: Final = 20_000_000  # forwards and backwards of one pipeline: what arrays here can hold
+
+
+def check_batch(scenario: Described) -> Iterator[Problem]:
+    """The global batch is a whole number of microbatches on every replica."""
+    batch, dp = scenario.training_step.global_batch, scenario.dp
+    micro, p = scenario.training_step.micro_batch, scenario.parallelism
+    if dp < 1 or batch % (dp * micro) == 0 or scenario.training_step.batch_per_replica is not None:
+        return
+    if p.dp is None and scenario.world_size % p.replica_ranks:
+        return  # how many replicas there are is not known yet
+    near = multiples_near(batch, dp * micro)
+    message = f"got {batch}, not a multiple of dp {dp} x micro_batch {micro} = {dp * micro}; set it to {near}"
+    yield Problem(message, "training.global_batch")
+
+
+def check_precision(scenario: Described) -> Iterator[Problem]:
+    """Every accelerator computes in the precision of the training."""
+    try:
+        for cluster in scenario.clusters:
+            cluster.accelerator.peak(scenario.training_step.precision)
+    except HardwareError as error:
+        yield Problem(str(error), "training.precision")
+
+
+def check_network(scenario: Described) -> Iterator[Problem]:
+    """The engine can do what the network asks of it."""
+    simulation = scenario.simulation
+    asks = ["network: flow"] * (simulation.network == "flow")
+    asks += ["interference"] * simulation.interference
+    if asks and simulation.engine == "replay":
+        message = f"replay cannot change rates while it runs, as {' and '.join(asks)} needs; set engine to auto"
+        yield Problem(message, "simulation.engine")
+
+
+def check_virtual_stages(scenario: Described) -> Iterator[Problem]:
+    """The schedule has as many virtual stages as it can use."""
+    name, given = scenario.schedule.name, scenario.schedule.virtual_stages
+    if name is None:
+        return
+    facts = schedule(name)
+    usable = facts.interleaves or given == facts.chunks
+    if usable if given is not None else facts.chunks is not None:
+        return
+    message = f"got {given}; {name} has {facts.chunks}: leave it out"
+    if given is None:
+        message = f"missing; {name} needs it, such as {{name: {name}, virtual_stages: 2}}"
+    elif facts.chunks == 1:
+        message = (
+            f"got {given}, but {name} has one chunk a rank; take interleaved-1f1b, or leave it out"
+        )
+    yield Problem(message, "schedule.virtual_stages")
+
+
+def check_schedule_file(scenario: Described) -> Iterator[Problem]:
+    """The file of a schedule exists."""
+    file = scenario.schedule.file
+    if file is not None and not Path(file).is_file():
+        yield Problem(f"no file {file!r}; give the path of a CSV file", "schedule.file")
+
+
+def check_stages(scenario: Described) -> Iterator[Problem]:
+    """Layers can be divided among the (virtual) pipeline stages."""
+    p, layers, chunks = scenario.parallelism, scenario.transformer.layers, scenario.virtual_stages
+    stages, key = p.pp * chunks, "parallelism.layers_per_stage"
+    spelled = f"pp {p.pp} x virtual_stages {chunks} = {stages} stages"
+    if p.layers_per_stage == "auto":
+        if scenario.stage_layers is None:
+            split = scenario.software.pipeline.stage_split
+            message = f"{layers} layers cannot be split among {spelled} as {scenario.framework.preset} splits them ({split}); set pp or virtual_stages lower"
+            yield Problem(message, key)
+        return
+    if p.layers_per_stage is not None:
+        wrong = "; ".join(_wrong_layers(p.layers_per_stage, stages, spelled, layers))
+        if wrong:
+            message = f"{wrong}; correct the list, or leave it out for an even division"
+            yield Problem(message, key)
+        return
+    counted = p.embedding_counts_as_layer + p.loss_counts_as_layer
+    each, left = divmod(layers + counted, stages)
+    if not left and each >= 1 and (stages > 1 or each > counted):
+        return
+    extra = f" and {counted} counted as layers" if counted else ""
+    even = [n for n in range(1, layers + 1) if layers % (n * chunks) == 0]
+    sizes = nearest_two(even, p.pp, "a divisor")
+    message = f"{layers} layers{extra} do not divide among {spelled}; set pp to {sizes}, "
+    yield Problem(message + _balanced(scenario), "parallelism.pp")
+
+
+def _balanced(scenario: Described) -> str:
+    """The mend that leaves the split to mpsim."""
+    try:
+        balanced = balanced_stages(scenario)
+    except (
+        ScenarioError
+    ):  # which splits an unknown framework runs nobody knows; another check names it
+        balanced = None
+    if balanced is None:
+        return f"{scenario.framework.preset} runs no uneven split that holds them"
+    listed = ", ".join(map(str, balanced))
+    return f"or let mpsim balance them: layers_per_stage: auto, which is [{listed}]"
+
+
+def _wrong_layers(given: tuple[int, ...], stages: int, spelled: str, layers: int) -> Iterator[str]:
+    if len(given) != stages:
+        yield f"got {len(given)} entries, needed one for each of {spelled}"
+    if sum(given) != layers:
+        yield f"got {sum(given)} layers in all, needed the model's {layers}"
+    empty = [str(i) for i, count in enumerate(given) if not count and 0 < i < len(given) - 1]
+    if empty and len(given) == stages and sum(given) == layers:
+        yield f"got no layer for stage {', '.join(empty)}, which has neither embedding nor head"
+
+
+def check_size(scenario: Described) -> Iterator[Problem]:
+    """The step has no more actions than can be held."""
+    if scenario.dp < 1:
+        return
+    stages = scenario.parallelism.pp * scenario.virtual_stages
+    if 2 * scenario.microbatches * stages > MAX_ACTIONS:
+        message = (
+            f"makes {scenario.microbatches} microbatches on {stages} stages; needed at most "
+            f"{MAX_ACTIONS // (2 * stages)}; raise micro_batch or dp, or lower global_batch"
+        )
+        yield Problem(message, "training.global_batch")
