@@ -37,6 +37,16 @@ class Outcome:
         return json.loads(line)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to the night what is marked so; a test named by its id runs all the same."""
+    if os.environ.get("MPSIM_NIGHTLY") == "1" or any("::" in argument for argument in config.args):
+        return
+    left = [item for item in items if item.get_closest_marker("nightly")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
 @pytest.fixture
 def mpsim_cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """Run a command in this process, as ``mpsim_cli("run", "x.yaml")``."""

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.nightly import some
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = ROOT / "tests/imports/samples/hf/llama2_7b.config.json"
 SMALL = """\
@@ -122,7 +124,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", some(COMMANDS, 6))
 def test_a_command_whose_writes_fail_says_so_and_leaves_nothing_half(
     name, tmp_path, monkeypatch, mpsim_cli
 ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsim.table import RULE, WIDTH, _width
+from tests.nightly import some
 
 QUICK = "quickstart.yaml"
 SERVICE = "serving/llama3-8b-h100.yaml"
@@ -42,7 +43,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize("line", some(COMMANDS, 10))
 def test_every_table_fits_a_page(mpsim_cli, scenarios, line):
     """No row is wider than the page: what is below a rule, and rows of names and figures, which have two spaces in them."""
     words = line.format(

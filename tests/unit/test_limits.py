@@ -67,15 +67,22 @@ def test_what_costs_more_says_so_before_it_starts(name: str) -> None:
     assert caught.value.memory_bytes > 2e9 or caught.value.seconds > 60
 
 
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of 2 MB in place of 2 GB: 4,000 microbatches are as much above it as 4,000,000 above the real one."""
+    monkeypatch.setattr("mpsim.limits.MEMORY_LIMIT", 2e6)
+
+
+@pytest.mark.usefixtures("small_limit")
 def test_whoever_means_it_goes_on() -> None:
-    """A variation of some 60 s by the estimate, in the block; the limits count again behind it."""
+    """Above the limit in the block; the limits count again behind it."""
     scenario = Scenario.from_mapping(
-        {**BASE, "training": {"global_batch": 4_000_000, "sequence_length": 4096}, "parallelism": {"tp": 16}}
+        {**BASE, "training": {"global_batch": 4_000, "sequence_length": 4096}, "parallelism": {"tp": 16}}
     )  # fmt: skip
     with pytest.raises(mpsim.TooLargeError):
         prepare(scenario)
     with mpsim.unlimited():
-        assert prepare(scenario).plan.orders.microbatches == 4_000_000
+        assert prepare(scenario).plan.orders.microbatches == 4_000
     with pytest.raises(mpsim.TooLargeError):
         prepare(scenario)
 
@@ -124,20 +131,21 @@ def test_a_product_is_the_product() -> None:
         grid[6]
 
 
+@pytest.mark.usefixtures("small_limit")
 def test_a_sweep_keeps_its_small_points_and_computes_the_large_ones_when_meant(
     tmp_path: Path,
 ) -> None:
     """A point above the limits is a row with its cost as the reason; resumed with the allowance it is simulated."""
     path = tmp_path / "rows.jsonl"
     scenario = Scenario.from_mapping({**BASE, "parallelism": {"tp": 16}})
-    values = {"training.global_batch": [64, 3_000_000]}
+    values = {"training.global_batch": [64, 4_000]}
     small, large = mpsim.sweep(scenario, values, resume=path)
     assert small.usable
     assert large.reason is not None
-    assert "3,000,000 microbatches" in large.reason
+    assert "4,000 microbatches" in large.reason
     first = json.loads(path.read_text().splitlines()[0])
     with mpsim.unlimited():
-        again = mpsim.sweep(scenario, {"training.global_batch": [64, 2_400_000]}, resume=path)
+        again = mpsim.sweep(scenario, {"training.global_batch": [64, 3_600]}, resume=path)
     assert [row.summary is not None for row in again] == [True, True]
     assert json.loads(path.read_text().splitlines()[0]) == first
 
