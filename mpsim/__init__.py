@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         UnitError,
         WorkloadError,
     )
-    from mpsim.importers import read
+    from mpsim.formats import read
     from mpsim.limits import unlimited
     from mpsim.result import Result
     from mpsim.scenario import Scenario, check, load
@@ -77,7 +77,7 @@ _HOMES = {
     "compare": "mpsim.study",
     "load": "mpsim.scenario",
     "prepare": "mpsim.simulate",
-    "read": "mpsim.importers",
+    "read": "mpsim.formats",
     "search": "mpsim.study",
     "simulate": "mpsim.simulate",
     "sweep": "mpsim.study",
@@ -111,11 +111,11 @@ _offer("job", "mpsim.simulate", "job_class")
 _offer("result.plot", "mpsim.plot", "Plots")
 _offer("result.sensitivity", "mpsim.study", "measure_sensitivity")
 _offer("result.variation", "mpsim.study", "simulate_variation")
-_offer("result.write_trace", "mpsim.exporters", "write_step_trace")
+_offer("result.write_trace", "mpsim.formats.step_trace", "write_step_trace")
 _offer("service.plot", "mpsim.plot", "ServicePlots")
-_offer("service.write_trace", "mpsim.exporters", "write_service_trace")
+_offer("service.write_trace", "mpsim.formats.service", "write_service_trace")
 _offer("timeline.plot", "mpsim.plot", "draw_timeline")
-_offer("timeline.write_trace", "mpsim.exporters", "write_trace")
+_offer("timeline.write_trace", "mpsim.formats.perfetto", "write_trace")
 
 
 class _FrontDoor(ModuleType):

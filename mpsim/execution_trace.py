@@ -1,6 +1,6 @@
 """Chakra's execution traces on the wire: messages of protobuf behind their lengths, without protobuf, whose wire format is a few rules.
 
-Names and numbers of the schema stand here once for `mpsim.importers.chakra`, which reads them, and `mpsim.exporters.chakra`, which writes them.
+Names and numbers of the schema stand here once for `mpsim.formats.chakra`, which reads them, and `mpsim.formats.chakra_writer`, which writes them.
 
 References
 ----------

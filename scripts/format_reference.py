@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mpsim.exporters import WRITERS
-from mpsim.formats import Key, keys
-from mpsim.formats.keys import TABLES
-from mpsim.importers import FORMATS
+from mpsim.formats import FORMATS, WRITERS
+from mpsim.formats.keys import TABLES, Key, keys
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "formats.md"
 HEAD = """\

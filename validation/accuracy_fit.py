@@ -22,10 +22,10 @@ import yaml
 from numpy.typing import NDArray
 
 from mpsim.cost.constants import Constant, ConstantGroup, constant_groups
+from mpsim.formats.cells import Cells, read_rows
+from mpsim.formats.machines import gpu
 from mpsim.framework import framework, framework_aliases
 from mpsim.hardware import link
-from mpsim.importers.cells import Cells, read_rows
-from mpsim.importers.machines import gpu
 from mpsim.units import Dimension, parse_quantity
 from mpsim.validate import Record, files, runs, tables, training
 

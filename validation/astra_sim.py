@@ -1,6 +1,6 @@
 """The same steps by mpsim and by ASTRA-sim: every operation of mpsim's program, exported as Chakra traces and run there.
 
-Covers: mpsim export chakra, mpsim.exporters.write_chakra, and ASTRA-sim's legacy feeder with the analytical network.
+Covers: mpsim export chakra, mpsim.formats.write_chakra, and ASTRA-sim's legacy feeder with the analytical network.
 Question: does another simulator read what mpsim writes, and what does it say of the same steps?
 
 Run from the repository's root with the binary of ASTRA-sim: python validation/astra_sim.py AstraSim_Analytical_Congestion_Unaware. It rewrites validation/astra_sim.md.
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import mpsim
-from mpsim.exporters import write_chakra
+from mpsim.formats import write_chakra
 from mpsim.simulate import Prepared
 
 REPORT = Path(__file__).with_suffix(".md")

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 from mpsim.result.residuals import FIGURES, LEVEL, MeasuredRuns, Setting
 from mpsim.validate import Record, files, training
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mpsim.errors import MpsimError
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
 from mpsim.validate.records import Row
 from mpsim.validate.runs import read_run, simulated

@@ -19,7 +19,7 @@ import yaml
 
 from mpsim.calibrate.serving import on_machine
 from mpsim.errors import MpsimError
-from mpsim.importers.cells import read_rows
+from mpsim.formats.cells import read_rows
 from mpsim.serving.measurable import ServedPoint, measurable
 from mpsim.validate import Record, served_points, validate_files
 

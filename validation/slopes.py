@@ -16,7 +16,7 @@ import numpy as np
 from accuracy_fit import cells_of
 from numpy.typing import NDArray
 
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 from mpsim.validate import Record
 
 __all__ = ["draw", "section"]

@@ -20,7 +20,7 @@ PAGES = ROOT / "docs" / "site"
 # What a user imports, in the order of a simulation; `mpsim` itself stands before them.
 PACKAGES = (
     "scenario hardware workload framework schedule simulate training serving result plot study"
-    " importers exporters measure calibrate validate report units errors"
+    " formats measure calibrate validate report units errors"
 ).split()
 LARGEST_FAMILIES = 8
 DIRECTIVES = {"Functions": "autofunction", "Classes": "autoclass", "Exceptions": "autoexception"}

@@ -34,9 +34,9 @@ from mpsim.calibrate.parts import Fit, limit, merged, range_warnings
 from mpsim.calibrate.points import Point, kernel_points
 from mpsim.calibrate.serving import fit_serving
 from mpsim.errors import CalibrationError, HardwareError
+from mpsim.formats.machines import gpu
 from mpsim.hardware import Accelerator, Cluster, accelerator, link, machine_of
 from mpsim.hardware.calibrated import Calibration
-from mpsim.importers.machines import gpu
 from mpsim.inputs import open_regular
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement
 from mpsim.measured.sources import Source, quietest

@@ -106,8 +106,8 @@ def _is_recording(path: Path) -> bool:
     """Whether a file is a recording of a step, or a folder, which can hold nothing else here."""
     from mpsim.archive import is_archive
     from mpsim.errors import MpsimError
-    from mpsim.importers.formats import recognise
-    from mpsim.importers.nsys import is_sqlite
+    from mpsim.formats.nsys import is_sqlite
+    from mpsim.formats.registry import recognise
 
     if path.is_dir() or is_sqlite(path):
         return True
@@ -130,7 +130,7 @@ def _beside_recording(
     """Set the recorded step beside the simulated one of the scenario."""
     from mpsim.cli.console import print_json, wrote
     from mpsim.errors import CalibrationError, FormatError, ScenarioError
-    from mpsim.importers.recorded_step import read_recordings, recorded_step
+    from mpsim.formats.recorded_step import read_recordings, recorded_step
     from mpsim.simulate import simulate_step
     from mpsim.study.recorded import compare_recorded
 

@@ -13,7 +13,7 @@ from mpsim.cli.paths import check_file
 from mpsim.output import safe_name, write_whole
 
 if TYPE_CHECKING:
-    from mpsim.exporters import Exported
+    from mpsim.formats import Exported
     from mpsim.scenario import Scenario
 
 __all__ = ["Emitted", "check_emit", "emitted", "losses", "write_emitted"]
@@ -78,7 +78,7 @@ def emitted(scenario: Scenario, words: Sequence[str] | None) -> list[Emitted]:
     """
     files: list[Emitted] = []
     for word in words or ():
-        from mpsim.exporters import export
+        from mpsim.formats import export
 
         name, file, ending = _parsed(word)
         usual = Path(f"{safe_name(scenario.name)}.{name}{ending}")
@@ -94,7 +94,7 @@ def write_emitted(files: Sequence[Emitted]) -> None:
 
 def _parsed(word: str) -> tuple[str, Path | None, str]:
     """Format, file and usual ending of ``FORMAT`` or ``FORMAT=FILE``."""
-    from mpsim.exporters import writer
+    from mpsim.formats import writer
 
     name, equals, file = word.partition("=")
     if equals and not file:

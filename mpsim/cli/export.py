@@ -14,7 +14,7 @@ from mpsim.cli.paths import check_file, check_folder
 from mpsim.output import write_whole
 
 if TYPE_CHECKING:
-    from mpsim.exporters import Exported
+    from mpsim.formats import Exported
     from mpsim.scenario import Scenario
 
 __all__ = ["export"]
@@ -84,7 +84,7 @@ def _trace(
     """Execution traces of every rank of a scenario's step."""
     from mpsim.cli.console import note, print_json, print_text, wrote
     from mpsim.errors import ScenarioError
-    from mpsim.exporters.chakra import write_chakra
+    from mpsim.formats.chakra_writer import write_chakra
     from mpsim.simulate import prepare
 
     if folder is None:
@@ -113,8 +113,8 @@ def _trace(
 
 
 def _scenario(name: str, file: Path, read: Callable[[Path], Scenario]) -> Exported:
-    from mpsim.exporters import export as exported
-    from mpsim.exporters import writer
+    from mpsim.formats import export as exported
+    from mpsim.formats import writer
 
     writer(name)  # an unknown format is refused before the file is read
     return exported(read(file), name)

@@ -13,8 +13,8 @@ from mpsim.cli.paths import check_file
 from mpsim.output import write_whole
 
 if TYPE_CHECKING:
-    from mpsim.importers import Imported, Points, Recorded
-    from mpsim.importers.execution import Execution
+    from mpsim.formats import Imported, Points, Recorded
+    from mpsim.formats.execution import Execution
 
 __all__ = ["import_"]
 
@@ -78,7 +78,7 @@ def import_(
     """Read files of other tools: launch scripts and configurations become a scenario, benchmarks become points, recordings are summed up, programs run."""
     from mpsim.cli.console import note, print_json, print_text, wrote
     from mpsim.errors import CalibrationError, FormatError
-    from mpsim.importers.scenarios import written
+    from mpsim.formats.scenarios import written
 
     try:
         read = _read(
@@ -116,8 +116,8 @@ def _read(
 ) -> Imported | tuple[Points | Recorded, ...]:
     """Contents of the files, all of one format."""
     from mpsim.errors import FormatError
-    from mpsim.importers import Imported, Points, Recorded, read
-    from mpsim.importers.scenarios import checked, over
+    from mpsim.formats import Imported, Points, Recorded, read
+    from mpsim.formats.scenarios import checked, over
 
     spans = drawn or len(files) > 1  # ranks of one job are laid on one clock
     known = [read(file, format=name, cluster=cluster, ranks=ranks, spans=spans) for file in files]
@@ -150,8 +150,8 @@ def _measured(
 ) -> None:
     """Print points or recordings, and run the programs among them."""
     from mpsim.cli.console import print_json, wrote
-    from mpsim.importers import Points, Recorded
-    from mpsim.importers.tables import table_of
+    from mpsim.formats import Points, Recorded
+    from mpsim.formats.tables import table_of
 
     if onto is not None:
         raise typer.BadParameter("measurements make no scenario; leave it out", param_hint="--onto")
@@ -179,7 +179,7 @@ def _told_step(
 ) -> None:
     """Print what recordings say, each by itself and all ranks together on one clock, and draw them."""
     from mpsim.cli.console import print_table, wrote
-    from mpsim.importers.recorded_step import recorded_step
+    from mpsim.formats.recorded_step import recorded_step
     from mpsim.units import Dimension, format_quantity
 
     step = recorded_step(recordings)

@@ -26,8 +26,8 @@ def show_formats(name: str | None, *, as_json: bool) -> None:
         If there is no such format.
     """
     from mpsim.cli.console import print_json, print_table
-    from mpsim.exporters import WRITERS
-    from mpsim.importers.formats import ALIASES, FORMATS, named
+    from mpsim.formats import WRITERS
+    from mpsim.formats.registry import ALIASES, FORMATS, named
 
     exports = [(item.name, item.title) for item in WRITERS] + list(FURTHER)
     written = [item for item in exports if name is None or item[0] == ALIASES.get(name, name)]
@@ -54,7 +54,7 @@ def show_formats(name: str | None, *, as_json: bool) -> None:
 def _is_read(name: str) -> bool:
     """Whether a format of this name is read, not written alone."""
     from mpsim.errors import FormatError
-    from mpsim.importers.formats import named
+    from mpsim.formats.registry import named
 
     try:
         return bool(named(name))

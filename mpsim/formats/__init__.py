@@ -1,5 +1,43 @@
-"""Formats of other tools: their keys, defaults, eras and words as data, read by importers and exporters alike."""
+"""Files of other tools: read as scenarios, measured points or timelines, and written of scenarios and steps; one module a tool.
 
-from mpsim.formats.keys import Key, key_to, keys, values_of
+`recognise` says which format a file has, by what it holds and not by its name; `read` gives what it says, `export` writes. Which key of a tool says which value of
+a scenario stands in tables (``data/``), written once for reading and writing. Every reader takes its file through `mpsim.formats.source`, which unpacks and bounds it.
+"""
 
-__all__ = ["Key", "key_to", "keys", "values_of"]
+from mpsim.formats.chakra_writer import ChakraExport, write_chakra
+from mpsim.formats.imported import Assumed, Imported, Mapped, MeasuredPoint, Points, Recorded
+from mpsim.formats.outgoing import Exported, Held, Lost
+from mpsim.formats.perfetto import trace_events, write_events, write_trace
+from mpsim.formats.registry import FORMATS, WRITERS, Writer, export, read, recognise, writer
+from mpsim.formats.service import service_events, write_service_trace
+from mpsim.formats.source import Format
+from mpsim.formats.step_trace import step_events, write_step_trace
+
+__all__ = [
+    "FORMATS",
+    "WRITERS",
+    "Assumed",
+    "ChakraExport",
+    "Exported",
+    "Format",
+    "Held",
+    "Imported",
+    "Lost",
+    "Mapped",
+    "MeasuredPoint",
+    "Points",
+    "Recorded",
+    "Writer",
+    "export",
+    "read",
+    "recognise",
+    "service_events",
+    "step_events",
+    "trace_events",
+    "write_chakra",
+    "write_events",
+    "write_service_trace",
+    "write_step_trace",
+    "write_trace",
+    "writer",
+]

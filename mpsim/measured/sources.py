@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mpsim.errors import CalibrationError
-from mpsim.importers import MeasuredPoint, Points, formats
+from mpsim.formats import MeasuredPoint, Points, registry
 from mpsim.measured.files import read_measured
 from mpsim.measured.records import Header, Measurement
 
@@ -58,9 +58,9 @@ def read_source(path: str | Path, *, only: Mapping[str, str] | None = None) -> S
     CalibrationError
         If nothing known wrote it, it holds no measurement, or it is truncated, mixed or impossible; it says which.
     """
-    if formats.recognise(path) is formats.RECORDING:
+    if registry.recognise(path) is registry.RECORDING:
         return _recording(Path(path))
-    points = formats.read(path, only=only, kernels=True)
+    points = registry.read(path, only=only, kernels=True)
     if not isinstance(points, Points):
         raise CalibrationError(f"{path}: describes a run and measures nothing; needed measurements")
     return Source(

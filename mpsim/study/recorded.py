@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpsim.engine import Timeline
-from mpsim.importers.recorded_step import RecordedStep
+from mpsim.formats.recorded_step import RecordedStep
 from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.study.comparison import Difference

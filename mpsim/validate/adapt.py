@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mpsim.errors import HardwareError
+from mpsim.formats import Assumed
 from mpsim.framework import ContextExchange, Framework, TensorOverlap, framework
 from mpsim.hardware import accelerator
-from mpsim.importers import Assumed
 from mpsim.schedule import schedule
 
 __all__ = ["adapted"]

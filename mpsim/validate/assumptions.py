@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpsim.importers import Assumed
-from mpsim.importers.cells import Cells
+from mpsim.formats import Assumed
+from mpsim.formats.cells import Cells
 from mpsim.parallel import AXES
 from mpsim.validate.shapes import gate_of, head_of
 from mpsim.validate.tables import table

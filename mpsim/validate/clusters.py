@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from mpsim.errors import CalibrationError
+from mpsim.formats import Assumed
+from mpsim.formats.cells import Cells
+from mpsim.formats.machines import gpu, links_of, nic_named, rack_of
 from mpsim.hardware import Accelerator, Link, LinkShape, system
 from mpsim.hardware.lookup import GENERIC_NIC
-from mpsim.importers import Assumed
-from mpsim.importers.cells import Cells
-from mpsim.importers.machines import gpu, links_of, nic_named, rack_of
 from mpsim.validate.assumptions import instance_of, slices_of, system_of
 
 __all__ = ["cluster_of"]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from mpsim.cost import CollectiveModel
 from mpsim.errors import CalibrationError
-from mpsim.importers.cells import Cells
-from mpsim.importers.machines import benchmark_cluster
+from mpsim.formats.cells import Cells
+from mpsim.formats.machines import benchmark_cluster
 from mpsim.memo import remembered
 from mpsim.parallel import GroupShape
 from mpsim.result.residuals import Setting, chip_names

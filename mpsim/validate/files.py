@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mpsim.errors import CalibrationError, MpsimError
+from mpsim.formats.cells import TABLES, Cells, read_rows, table_kind
 from mpsim.hardware import Cluster
-from mpsim.importers.cells import TABLES, Cells, read_rows, table_kind
 from mpsim.serving.measurable import ServedPoint
 from mpsim.validate import collectives, inference, kernels, peaks, plans, schedules, training
 from mpsim.validate.records import Record, Row, Validation

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpsim.errors import CalibrationError, nearest
+from mpsim.formats import Assumed
+from mpsim.formats.cells import Cells
+from mpsim.formats.machines import gpu, nic_named, per_node, rack_of
 from mpsim.hardware import Cluster, build_cluster
-from mpsim.importers import Assumed
-from mpsim.importers.cells import Cells
-from mpsim.importers.machines import gpu, nic_named, per_node, rack_of
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting
 from mpsim.scenario.serving import LengthChoice, ServiceLevel, Workload

@@ -6,8 +6,8 @@ import dataclasses
 import re
 
 from mpsim.errors import CalibrationError
-from mpsim.importers import Assumed
-from mpsim.importers.cells import Cells
+from mpsim.formats import Assumed
+from mpsim.formats.cells import Cells
 
 __all__ = ["InstanceLayout", "layout_of", "pools_of"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import CalibrationError
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 from mpsim.parallel import AXIS_NAMES
 from mpsim.schedule import schedule, schedules
 from mpsim.validate.tables import lookup, table

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpsim.errors import CalibrationError
-from mpsim.importers import Assumed
-from mpsim.importers.cells import Cells
-from mpsim.importers.machines import gpu
+from mpsim.formats import Assumed
+from mpsim.formats.cells import Cells
+from mpsim.formats.machines import gpu
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
 from mpsim.training.intervals import setting_of

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from mpsim.errors import CalibrationError
-from mpsim.importers import Assumed
-from mpsim.importers.cells import Cells
+from mpsim.formats import Assumed
+from mpsim.formats.cells import Cells
 from mpsim.result.residuals import Interval
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate_step

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mpsim.formats.cells import Cells
 from mpsim.hardware import Cluster
-from mpsim.importers.cells import Cells
 from mpsim.result.residuals import EXACT, Interval, Setting, residuals
 
 __all__ = [

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpsim.errors import CalibrationError, MpsimError
-from mpsim.importers import Assumed, Imported
-from mpsim.importers.cells import Cells
+from mpsim.formats import Assumed, Imported
+from mpsim.formats.cells import Cells
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting
 from mpsim.scenario import Scenario

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpsim.engine import Timeline, run
 from mpsim.errors import CalibrationError
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 from mpsim.memo import remembered
 from mpsim.schedule import Action, Orders, make_orders, schedule
 from mpsim.schedule.search.v_search import zb_v_search

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 
 __all__ = ["counted", "gate_of", "head_of", "stated", "tables"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import CalibrationError
+from mpsim.formats import Imported
 from mpsim.hardware import Cluster
-from mpsim.importers import Imported
 from mpsim.measured.records import ELEMENT_BYTES, Measurement
 from mpsim.schedule import schedule
 from mpsim.shipped import read_shipped

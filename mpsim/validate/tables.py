@@ -9,7 +9,7 @@ from typing import Any
 
 from mpsim.errors import CalibrationError
 from mpsim.formats import words
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 
 __all__ = ["lookup", "on_top", "rule_of", "stands_in", "table"]
 

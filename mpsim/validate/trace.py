@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mpsim.exporters import write_events
+from mpsim.formats import write_events
 from mpsim.validate.actions import Slice
 from mpsim.validate.steps import Comparison, StepComparison
 

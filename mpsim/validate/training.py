@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpsim.errors import CalibrationError, MpsimError
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
 from mpsim.training.intervals import residuals_of
 from mpsim.validate.assumptions import Filled, guesses, with_batch

@@ -11,7 +11,7 @@ import numpy as np
 
 import mpsim
 from mpsim.engine import run
-from mpsim.importers.recorded_step import recorded_step
+from mpsim.formats.recorded_step import recorded_step
 from mpsim.plot import TimelinesDisplay
 from mpsim.program import TICK
 from mpsim.schedule import make_orders

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from mpsim.exporters import WRITERS
-from mpsim.exporters.written import toml_text, yaml_text
+from mpsim.formats import WRITERS
+from mpsim.formats.written import toml_text, yaml_text
 
 
 @pytest.fixture

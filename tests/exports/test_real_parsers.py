@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.exporters import export
+from mpsim.formats import export
 from mpsim.scenario import Scenario
 from mpsim.simulate import prepare
 

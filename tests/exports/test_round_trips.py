@@ -9,10 +9,9 @@ import pytest
 
 import mpsim
 from mpsim.errors import FormatError
-from mpsim.exporters import WRITERS, export
+from mpsim.formats import WRITERS, export, read
+from mpsim.formats.ledger import laid
 from mpsim.framework import framework_names
-from mpsim.importers import read
-from mpsim.importers.ledger import laid
 from mpsim.scenario import Scenario
 from mpsim.workload import model_names
 

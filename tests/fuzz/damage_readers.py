@@ -73,9 +73,9 @@ def sound(value: object, depth: int = 0) -> None:
 
 
 def _import(path: Path, *, ranks: int | None = None) -> object:
-    from mpsim.importers import Imported, Points, Recorded, read
-    from mpsim.importers.scenarios import checked, written
-    from mpsim.importers.tables import table_of
+    from mpsim.formats import Imported, Points, Recorded, read
+    from mpsim.formats.scenarios import checked, written
+    from mpsim.formats.tables import table_of
 
     result = read(path, ranks=ranks)
     if isinstance(result, Imported):
@@ -99,7 +99,7 @@ def _of_trace(read: Callable[[Path], object]) -> Callable[[Path], object]:
 
 
 def _program(path: Path) -> object:
-    from mpsim.importers import Recorded, read
+    from mpsim.formats import Recorded, read
 
     result = read(path, cluster="dgx-h100", ranks=16)
     if isinstance(result, Recorded) and result.program is not None:
@@ -108,8 +108,8 @@ def _program(path: Path) -> object:
 
 
 def _step(path: Path) -> object:
-    from mpsim.importers import Recorded, read
-    from mpsim.importers.recorded_step import recorded_step
+    from mpsim.formats import Recorded, read
+    from mpsim.formats.recorded_step import recorded_step
 
     result = read(path, spans=True)
     if not isinstance(result, Recorded) or not result.spans:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import CalibrationError, FormatError
-from mpsim.importers import formats
+from mpsim.formats import registry as formats
 
 SAMPLES = Path(__file__).parent / "samples"
 RCCL = """# nThread 1 nGpus 1 minBytes 1048576 maxBytes 2097152 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0

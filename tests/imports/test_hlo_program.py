@@ -11,11 +11,11 @@ import pytest
 import mpsim
 from mpsim.engine import run
 from mpsim.errors import FormatError
-from mpsim.importers import hlo_program as module_of_programs
-from mpsim.importers.hlo_axes import device_axes
-from mpsim.importers.hlo_memory import device_memory
-from mpsim.importers.hlo_text import device_bytes, parse_module
-from mpsim.importers.hlo_work import product_of, work_of
+from mpsim.formats import hlo_program as module_of_programs
+from mpsim.formats.hlo_axes import device_axes
+from mpsim.formats.hlo_memory import device_memory
+from mpsim.formats.hlo_text import device_bytes, parse_module
+from mpsim.formats.hlo_work import product_of, work_of
 
 SAMPLES = Path(__file__).parent / "samples"
 GPU = SAMPLES / "hlo" / "gpu_dp2tp4_scan.hlo.txt.gz"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import FormatError
-from mpsim.importers import formats
+from mpsim.formats import registry as formats
 
 COUNTS = json.loads(
     gzip.decompress((Path(__file__).parent / "transformers-counts.json.gz").read_bytes())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import FormatError
-from mpsim.importers import formats
+from mpsim.formats import registry as formats
 
 SAMPLES = Path(__file__).parent / "samples" / "yaml"
 

@@ -12,8 +12,8 @@ import pytest
 
 import mpsim
 from mpsim.errors import FormatError
-from mpsim.importers.recorded_step import clock_offsets, read_recordings, recorded_step
-from mpsim.importers.spans import Span, Spans
+from mpsim.formats.recorded_step import clock_offsets, read_recordings, recorded_step
+from mpsim.formats.spans import Span, Spans
 from mpsim.plot import TimelineDisplay
 from mpsim.program import TICK
 from mpsim.study.recorded import compare_recorded

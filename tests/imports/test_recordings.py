@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import FormatError
-from mpsim.importers import formats
-from mpsim.importers.hlo_groups import groups_of
+from mpsim.formats import registry as formats
+from mpsim.formats.hlo_groups import groups_of
 
 SAMPLES = Path(__file__).parent / "samples"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())

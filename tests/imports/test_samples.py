@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.importers import Imported, formats
-from mpsim.importers.ledger import flat
+from mpsim.formats import Imported
+from mpsim.formats import registry as formats
+from mpsim.formats.ledger import flat
 
 SAMPLES = Path(__file__).parent / "samples"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
@@ -69,7 +70,7 @@ def test_every_key_is_in_exactly_one_list(name):
 def test_what_is_written_is_read_back(name, tmp_path):
     """The commented YAML holds the scenario that was imported."""
     from mpsim.document import load_document
-    from mpsim.importers.scenarios import written
+    from mpsim.formats.scenarios import written
 
     read = formats.read(SAMPLES / name, **options(CASES[name]))
     out = tmp_path / "out.yaml"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mpsim.errors import FormatError
-from mpsim.importers import formats
+from mpsim.formats import registry as formats
 
 
 @pytest.fixture

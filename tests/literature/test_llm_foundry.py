@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.importers.cells import Cells, read_rows
+from mpsim.formats.cells import Cells, read_rows
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
 from mpsim.training.memory import account_memory

@@ -8,7 +8,7 @@ import json
 import pytest
 import yaml
 
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 from mpsim.validate import validate_files
 from mpsim.validate.runs import read_run
 from mpsim.validate.training import MEASURED

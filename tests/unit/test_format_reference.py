@@ -7,9 +7,8 @@ import typing
 
 import pytest
 
-from mpsim.formats import keys
-from mpsim.formats.keys import TABLES
-from mpsim.formats.megatron import flags
+from mpsim.formats.keys import TABLES, keys
+from mpsim.formats.megatron_flags import flags
 from mpsim.framework import framework
 from mpsim.scenario import Scenario
 

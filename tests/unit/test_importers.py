@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import CalibrationError, FormatError
-from mpsim.importers import FORMATS, Assumed, Imported, Points, read, recognise, source
+from mpsim.formats import FORMATS, Assumed, Imported, Points, read, recognise, source
 
 RECORDED = Path(__file__).resolve().parents[2] / "validation" / "measured" / "cpu-2-ranks.jsonl"
 COLLECTIVES = (

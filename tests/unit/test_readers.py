@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from mpsim.errors import CalibrationError
-from mpsim.importers.kineto import stream_events
+from mpsim.formats.kineto import stream_events
 from mpsim.measured.sources import read_source
 
 TABLE = """\

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpsim.exporters import step_events, step_trace, write_step_trace
+from mpsim.formats import step_events, step_trace, write_step_trace
 from mpsim.parallel.axes import AXES
 from mpsim.result import Result
 from mpsim.scenario.scenario import load

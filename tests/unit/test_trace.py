@@ -8,7 +8,7 @@ import pytest
 
 from mpsim.engine import Timeline, run
 from mpsim.errors import ScenarioError
-from mpsim.exporters import trace_events, write_trace
+from mpsim.formats import trace_events, write_trace
 from mpsim.program import Rows, Stream, Template
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpsim.importers import Assumed
-from mpsim.importers.cells import Cells
+from mpsim.formats import Assumed
+from mpsim.formats.cells import Cells
 from mpsim.validate.assumptions import BY_FAMILY, fill_in, guesses, slices_of, with_batch
 from mpsim.validate.runs import filled, scenario_of
 

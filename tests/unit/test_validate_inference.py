@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import CalibrationError
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 from mpsim.validate import validate_files
 from mpsim.validate.instances import InstanceLayout, pools_of
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsim.cost import CollectiveModel, KernelModel
+from mpsim.formats.cells import Cells
 from mpsim.framework import framework
 from mpsim.hardware import accelerator, system
-from mpsim.importers.cells import Cells
 from mpsim.parallel import GroupShape
 from mpsim.validate import validate_files
 from mpsim.validate.files import KINDS, FileKind, predict_row
@@ -474,7 +474,7 @@ def test_every_name_in_the_tables_exists() -> None:
     from mpsim.schedule import schedule_names
     from mpsim.validate.tables import table
 
-    hardware = words.table("mpsim.importers.data", "hardware")
+    hardware = words.table("mpsim.formats.data", "hardware")
     chips = {one["accelerator"] for one in hardware["gpus"] if "accelerator" in one}
     links = {one["link"] for one in hardware["links"]} - {"usual"}
     nics = {one["nic"] for one in hardware["nics"] if "nic" in one}

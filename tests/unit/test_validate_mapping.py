@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mpsim.errors import CalibrationError
-from mpsim.importers import Imported
-from mpsim.importers.cells import Cells
+from mpsim.formats import Imported
+from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
 from mpsim.validate.files import KINDS, predict_row

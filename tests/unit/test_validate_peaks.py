@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import CalibrationError
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
 from mpsim.training.plan import Plan

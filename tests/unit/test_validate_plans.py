@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.importers.cells import Cells
+from mpsim.formats.cells import Cells
 from mpsim.validate.adapt import adapted
 from mpsim.validate.files import predict_row, recognise
 from mpsim.validate.plans import MEASURED, as_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsim.errors import CalibrationError
-from mpsim.importers.cells import Cells, read_rows
+from mpsim.formats.cells import Cells, read_rows
 from mpsim.validate.files import KINDS, recognise
 from mpsim.validate.records import Record, Validation, summarise
 

@@ -1,0 +1,182 @@
+"""CSV tables of measured data: their rows, the cells of a row, and which kind of data their columns say they hold."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from mpsim.errors import CalibrationError
+from mpsim.formats.source import open_text
+from mpsim.inputs import shown
+
+__all__ = ["TABLES", "Cells", "read_rows", "table_kind"]
+
+T = TypeVar("T")
+MOST: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        **dict.fromkeys(("layers", "pp", "vp_chunks_per_rank", "interleave_chunks_per_stage", "cp"), 4096.0),
+        **dict.fromkeys(("tp", "ep", "moe_experts", "gpus_per_node", "accel_per_node"), 65_536.0),
+        **dict.fromkeys(("microbatches", "num_microbatches", "grad_accum"), 100_000.0),
+        **dict.fromkeys(("num_accel", "gpus", "nodes", "dp", "num_requests", "concurrency"), 1e6),
+        **dict.fromkeys(("global_batch_seqs", "micro_batch_seqs", "batch_per_instance"), 1e7),
+    }
+)  # fmt: skip
+"""Largest numbers of columns that lists and simulations grow with: what is larger is damage, ten times the largest of published rows."""
+_LARGEST: Final = 1e30  # of all others
+_MOST_ROWS: Final = 500_000
+_LONGEST_CELL: Final = 10_000
+_TRUE = ("1", "true", "yes")
+_FALSE = ("0", "false", "no")
+
+TABLES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "training runs": frozenset(
+            {"id", "family", "num_accel", "global_batch_seqs", "iter_time_s"}
+        ),
+        "training runs on one node": frozenset(
+            {"record_id", "gpus", "gpus_per_node", "iteration_time_ms", "layers"}
+        ),
+        "collectives": frozenset({"collective", "bytes", "time_us", "gpus", "nodes"}),
+        "kernels": frozenset({"gpu", "op", "dtype", "time_us", "tflops", "GBps"}),
+        "whole trainings": frozenset(
+            {"id", "tokens_b", "global_batch_tokens_m", "accel_count", "accelerator_hours"}
+        ),
+        "inference": frozenset(
+            {"id", "regime", "engine", "input_tokens", "output_tokens", "ttft_ms"}
+        ),
+        "peak memory": frozenset(
+            {"id", "method", "optimizer", "memory_statistic", "peak_gib", "micro_batch_seqs"}
+        ),
+        "schedules": frozenset({"schedule", "pp", "microbatches", "tF", "tB", "tW", "makespan"}),
+    }
+)
+"""Columns that tell each kind of table from the others."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cells:
+    """Some columns of a row, read as what they should hold.
+
+    Every method takes the name of a column; a column that is absent is empty.
+    """
+
+    values: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        """Without blanks around it; "" where it is empty."""
+        return (self.values.get(column) or "").strip()
+
+    def number(self, column: str) -> float | None:
+        """Finite number of at least 0, or None where it is empty.
+
+        Raises
+        ------
+        CalibrationError
+            If it is something else.
+        """
+        text = self.text(column)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not value >= 0:
+            raise CalibrationError(
+                f"{column} is {shown(text)}; needed a finite number of at least 0"
+            )
+        if value > MOST.get(column, _LARGEST):
+            needed = f"{MOST[column]:,.0f} or less" if column in MOST else "a finite number"
+            raise CalibrationError(f"{column} is {shown(text)}; needed {needed}")
+        return value
+
+    def whole(self, column: str) -> int | None:
+        """Whole number, or None where it is empty; CalibrationError if it is something else."""
+        value = self.number(column)
+        if value is None:
+            return None
+        if value != int(value):
+            raise CalibrationError(f"{column} is {value:g}; needed a whole number")
+        return int(value)
+
+    def flag(self, column: str) -> bool | None:
+        """Yes or no, or None where it is empty; CalibrationError if it is something else."""
+        text = self.text(column).lower()
+        if not text:
+            return None
+        if text not in (*_TRUE, *_FALSE):
+            raise CalibrationError(f"{column} is {shown(text)}; needed 0 or 1")
+        return text in _TRUE
+
+    def required_number(self, column: str) -> float:
+        """Number; CalibrationError where it is empty."""
+        return _present(column, self.number(column))
+
+    def required(self, column: str) -> int:
+        """Whole number of at least 1; CalibrationError where it is empty or 0."""
+        value = _present(column, self.whole(column))
+        if value < 1:
+            raise CalibrationError(f"{column} is {value}; needed 1 or more")
+        return value
+
+
+def _present(column: str, value: T | None) -> T:
+    if value is None:
+        raise CalibrationError(f"{column} is not stated")
+    return value
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Every row of a CSV file by column.
+
+    Raises
+    ------
+    CalibrationError
+        If the file is not CSV with a header.
+    """
+    try:
+        with open_text(path, needed="a CSV file", newline="") as file:
+            reader = csv.DictReader(file)
+            rows = [
+                {key: _cell(value) for key, value in row.items() if key}
+                for row in itertools.islice(reader, _MOST_ROWS + 1)
+            ]
+            columns = reader.fieldnames
+    except csv.Error as error:
+        raise CalibrationError(f"{path} is not a CSV file in UTF-8: {error}") from error
+    if len(rows) > _MOST_ROWS:
+        raise CalibrationError(f"{path} has over {_MOST_ROWS:,} rows; split it")
+    if not columns or not rows:
+        raise CalibrationError(f"{path} has no rows; needed a header and a row or more")
+    return rows
+
+
+def _cell(text: str | None) -> str:
+    """Text of a cell, which patterns go over: as long as a long remark and no longer."""
+    if text is not None and len(text) > _LONGEST_CELL:
+        raise csv.Error(f"a cell of over {_LONGEST_CELL} characters")
+    return text or ""
+
+
+def table_kind(path: Path, columns: Iterable[str]) -> str:
+    """The kind of data, a key of `TABLES`, that a table with these columns holds.
+
+    Raises
+    ------
+    CalibrationError
+        If none is known.
+    """
+    present = set(columns)
+    for title, needed in TABLES.items():
+        if needed <= present:
+            return title
+    wanted = "; ".join(f"{title}: {', '.join(sorted(needed))}" for title, needed in TABLES.items())
+    raise CalibrationError(
+        f"{path} holds no known kind of measured data; needed the columns of one of: {wanted}"
+    )

@@ -1,0 +1,162 @@
+"""Configuration files as plain data: JSON, YAML and TOML, bounded, with the line of every key.
+
+They are data and nothing else: no class path is imported, no tag is obeyed, no variable is looked up in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from mpsim.errors import FormatError, ScenarioError
+from mpsim.formats.source import Head, read_text
+
+__all__ = ["json_config", "json_lines", "toml_config", "yaml_config"]
+
+LARGEST: Final = 4_000_000
+"""Characters of a configuration: the longest that people keep hold a few thousand keys."""
+DEEPEST: Final = 48
+# a quote that nothing closes takes the rest: looked for from every later quote, its end would never be found
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|[{}\[\],:]|\n', re.DOTALL)
+_SECTION = re.compile(r"\s*\[\[?([^\]#]+)\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+?)\s*=")
+
+
+def json_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """Content of a JSON object and the line of every dotted key.
+
+    Raises
+    ------
+    FormatError
+        If it is no object, breaks off, repeats a key, or is too large or too deep.
+    """
+    text = _bounded(head, "a configuration in JSON")
+    try:
+        lines = json_lines(text)
+        data = json.loads(text, object_pairs_hook=_once)
+    except (_RepeatedError, _TooDeepError) as error:
+        raise FormatError(f"{head.path}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"{head.path}:{error.lineno}: not whole JSON ({error.msg}); the file is truncated or not JSON"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{head.path}: JSON with a number too long or nesting too deep to read"
+        ) from error
+    if not isinstance(data, dict):
+        raise FormatError(f"{head.path}: got a {type(data).__name__}; needed a JSON object")
+    return data, lines
+
+
+class _RepeatedError(ValueError):
+    """A key that stands twice in one object."""
+
+
+class _TooDeepError(ValueError):
+    """More nesting than any configuration has."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in data:
+            raise _RepeatedError(f"key {key[:60]!r} is repeated in one object; keep one")
+        data[key] = value
+    return data
+
+
+def json_lines(text: str) -> dict[str, int]:
+    r"""Line of every dotted key of a JSON text; items of lists have none.
+
+    Examples
+    --------
+    >>> json_lines('{"a": 1,\n "b": {"c": 2}}')
+    {'a': 1, 'b': 2, 'b.c': 2}
+    """
+    lines: dict[str, int] = {}
+    path: list[str | None] = []  # key of every open object, None for a list
+    line, word, word_line = 1, "", 1
+    for token in _TOKEN.finditer(text):
+        piece = token[0]
+        if piece[0] == '"':
+            word, word_line = piece[1:-1], line
+            line += piece.count("\n")
+        elif piece == "\n":
+            line += 1
+        elif piece == ":" and path and path[-1] is not None:
+            path[-1] = word
+            if None not in path:
+                lines[".".join(str(part) for part in path)] = word_line
+        elif piece in "{[":
+            path.append("" if piece == "{" else None)
+            if len(path) > DEEPEST:
+                raise _TooDeepError(f"nested deeper than {DEEPEST} levels on line {line}")
+        elif piece in "}]" and path:
+            path.pop()
+    return lines
+
+
+def yaml_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """Content of a YAML mapping and the line of every dotted key; tags are refused, none is obeyed.
+
+    Raises
+    ------
+    FormatError
+        As `json_config`.
+    """
+    from mpsim.document import parse_document
+
+    text = _bounded(head, "a configuration in YAML")
+    try:
+        document = parse_document(text, str(head.path))
+        if document.problems:
+            raise ScenarioError(document.problems)
+    except ScenarioError as error:
+        raise FormatError(str(error)) from error
+    except (RecursionError, ValueError) as error:
+        raise FormatError(
+            f"{head.path}: YAML with a number too long or nesting too deep"
+        ) from error
+    return document.data, {key: line for key, (line, _) in document.places.items()}
+
+
+def toml_config(head: Head) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """Content of a TOML file and the line of every dotted key.
+
+    Raises
+    ------
+    FormatError
+        As `json_config`.
+    """
+    text = _bounded(head, "a configuration in TOML")
+    if max(map(len, re.findall(r"[\[{]+", text)), default=0) > DEEPEST:
+        raise FormatError(f"{head.path}: nested deeper than {DEEPEST} levels")
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FormatError(f"{head.path}: not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{head.path}: TOML with a number too long or nesting too deep"
+        ) from error
+    return data, dict(_toml_lines(text))
+
+
+def _toml_lines(text: str) -> Iterator[tuple[str, int]]:
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _SECTION.match(line):
+            section = header[1].replace('"', "").replace(" ", "") + "."
+        elif key := _KEY.match(line):
+            yield section + key[1].strip("\"'"), number
+
+
+def _bounded(head: Head, needed: str) -> str:
+    text = read_text(head.path, needed=needed, largest=LARGEST)
+    if "\0" in text:
+        raise FormatError(f"{head.path}: is a binary file; needed {needed}")
+    return text

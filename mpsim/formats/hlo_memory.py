@@ -1,0 +1,137 @@
+"""Device memory that a compiled module needs: its arguments, and the most of what it keeps besides at any moment.
+
+Buffers live from the instruction that writes them to the last one that reads them, in the order of the text. Tuples, bitcasts, loops and updates in place are other names of what
+they take. XLA packs buffers into one arena, which loses little; what libraries allocate is not in the text.
+
+References
+----------
+openxla/xla, ``buffer_assignment.cc``, ``hlo_dataflow_analysis.cc`` (which instructions share a buffer with an operand).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from mpsim.formats.hlo_text import Instruction, Module, device_bytes
+
+__all__ = ["device_memory"]
+
+_ALIASES: Final = frozenset(
+    "bitcast tuple get-tuple-element while opt-barrier add-dependency dynamic-update-slice copy-done slice-done "
+    "all-reduce-done all-gather-done collective-permute-done reduce-scatter-done all-to-all-done async-done async-update".split()
+)
+_DEEPEST: Final = 64
+
+
+def device_memory(module: Module) -> dict[str, float]:
+    """Bytes of arguments, results and temporaries of one device at the fullest moment.
+
+    Parameters
+    ----------
+    module : Module
+        In the order in which it runs.
+
+    Returns
+    -------
+    dict of str to float
+        ``arguments``, ``results`` (those that take no argument's place), ``temporaries`` and their ``total`` [B].
+    """
+    entry = module.computations[module.entry]
+    arguments = sum(device_bytes(line.type) for line in entry.values() if line.kind == "parameter")
+    root = entry.get(module.roots.get(module.entry, ""))
+    results = float(device_bytes(root.type)) if root is not None else 0.0
+    temporaries = max(0.0, _peak(module, module.entry, {}, 0) - results)
+    return {
+        "arguments": float(arguments),
+        "results": results,
+        "temporaries": temporaries,
+        "total": arguments + results + temporaries,
+    }
+
+
+def _peak(module: Module, computation: str, known: dict[str, float], depth: int) -> float:
+    """Most bytes that a computation keeps at once, without its parameters."""
+    if computation in known or depth > _DEEPEST:
+        return known.get(computation, 0.0)
+    known[computation] = 0.0  # of one that calls itself, which no module does
+    lines = list(module.computations.get(computation, {}).values())
+    owners: dict[str, tuple[str, ...]] = {}
+    last: dict[str, int] = {}
+    for number, line in enumerate(lines):
+        for name, _ in line.operands:
+            for owner in owners.get(name, ()):
+                last[owner] = number
+        owners[line.name] = _owners(module, line, owners)
+        for owner in owners[line.name]:
+            last[owner] = number
+    if lines:
+        root = module.roots.get(computation, lines[-1].name)
+        for owner in owners.get(root, ()):
+            last[owner] = len(lines)
+    freed: dict[int, float] = {}
+    now = most = 0.0
+    for number, line in enumerate(lines):
+        if owners[line.name] == (line.name,) and line.kind not in ("parameter", "constant"):
+            size = _own_bytes(module, computation, line)
+            now += size
+            freed[last[line.name]] = freed.get(last[line.name], 0.0) + size
+        inside = max(
+            (_inside(module, line, name, known, depth) for name in module.called(line)), default=0.0
+        )
+        most = max(most, now + inside)
+        now -= freed.pop(number, 0.0)
+    known[computation] = most
+    return most
+
+
+def _own_bytes(module: Module, computation: str, line: Instruction) -> float:
+    """Bytes that a result needs of its own; the type of a start lists what it reads as well, except that of an all-reduce."""
+    size = device_bytes(line.type)
+    if line.kind.endswith("-start") and line.kind not in ("all-reduce-start", "async-start"):
+        size -= sum(
+            device_bytes(module.operand_type(computation, operand)) for operand in line.operands
+        )
+    return float(max(0, size))
+
+
+def _inside(
+    module: Module, line: Instruction, name: str, known: dict[str, float], depth: int
+) -> float:
+    """Bytes that a called computation keeps beyond its result; a fusion keeps nothing."""
+    if line.kind in ("fusion", "custom-call", "async-start"):
+        return 0.0
+    peak = _peak(module, name, known, depth + 1)
+    return peak if line.kind == "while" else max(0.0, peak - device_bytes(line.type))
+
+
+def _owners(
+    module: Module, line: Instruction, owners: dict[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Instructions whose buffers the result of one lies in: its own, or those of what it only renames."""
+    taken: list[str] = []
+    if line.kind in _ALIASES:
+        operands = line.operands if line.kind == "tuple" else line.operands[:1]
+        for name, _ in operands:
+            taken += owners.get(name, ())
+        return tuple(dict.fromkeys(taken))
+    if line.kind == "fusion" and (place := _updated(module, line)) is not None:
+        return owners.get(line.operands[place][0], (line.name,))
+    return (line.name,)
+
+
+def _updated(module: Module, line: Instruction) -> int | None:
+    """Which operand a fusion updates in place, if its result is such an update."""
+    called = next(iter(module.called(line)), "")
+    lines = module.computations.get(called, {})
+    root = lines.get(module.roots.get(called, ""))
+    if root is None or root.kind != "dynamic-update-slice" or not root.operands:
+        return None
+    target = lines.get(root.operands[0][0])
+    while target is not None and target.kind == "bitcast" and target.operands:
+        target = lines.get(target.operands[0][0])
+    if target is None or target.kind != "parameter":
+        return None
+    number = re.match(r"\((\d+)\)", target.rest)
+    place = int(number[1]) if number else len(line.operands)
+    return place if place < len(line.operands) else None

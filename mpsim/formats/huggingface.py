@@ -1,0 +1,574 @@
+"""Hugging Face ``config.json``: the model that a configuration of transformers describes, in its words of version 4 and of version 5.
+
+What the file leaves out, the class of its ``model_type`` decides; the defaults of the classes stand in ``data/huggingface.yaml``. The count of parameters is
+that of the class's modules: the simulated model, and what it leaves out.
+
+References
+----------
+huggingface/transformers 4.57.6 and 5.23.0, ``models/*/configuration_*.py``, ``modeling_*.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mpsim.errors import FormatError, ScenarioError, nearest
+from mpsim.formats.configs import json_config
+from mpsim.formats.huggingface_counts import difference
+from mpsim.formats.imported import Imported
+from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, nested, shortened
+from mpsim.formats.source import Format, Head, Options
+from mpsim.formats.words import table
+from mpsim.scenario.model import ModelChoice
+from mpsim.workload import Transformer
+
+__all__ = ["HUGGING_FACE"]
+
+_PACKAGE = "mpsim.formats.data"
+_TOWERS = ("text_config", "llm_config", "language_config", "thinker_config")
+_GENERIC: Final = "llama"
+_NEEDED = ("hidden", "layers", "heads", "vocab")
+_ROUTED = ("experts", "top_k", "width", "shared", "shared_width", "dense_first", "every")
+
+
+def _is_config(head: Head) -> bool:
+    if not head.is_object or '"model_type"' not in head.text:
+        return False
+    return isinstance(head.document.get("model_type"), str) or any(
+        isinstance(head.document.get(tower), dict) for tower in _TOWERS
+    )
+
+
+def _read_config(head: Head, options: Options) -> Imported:
+    """Read the model of a configuration.
+
+    Raises
+    ------
+    FormatError
+        If its layers cannot be simulated, a size is missing or no number, or sizes contradict each other; every reason is named.
+    """
+    del options  # nothing about a model follows from the cluster
+    data, lines = json_config(head)
+    ledger = Ledger(str(head.path), flat(data), lines)
+    tower = next((key for key in _TOWERS if isinstance(data.get(key), dict)), "")
+    own = data if not tower else data[tower]
+    reader = _Reader(ledger, f"{tower}." if tower else "", _model_type(data, own), data)
+    reader.read()
+    names = {key.removeprefix(reader.head).partition(".")[0] for key in ledger.values}
+    versions = {"5": {"rope_parameters"}, "4": {"rope_theta", "torch_dtype", "rope_scaling"}}
+    spelling = next((version for version, words in versions.items() if words & names), "4 or 5")
+    return ledger.close(
+        "hf",
+        tool=f"Hugging Face transformers, {reader.kind}",
+        version=f"spelling of version {spelling}",
+    )
+
+
+def _model_type(data: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    kind = own.get("model_type") or data.get("model_type") or ""
+    return str(kind).replace("-", "_")
+
+
+@dataclasses.dataclass(slots=True)
+class _Reader:
+    """One configuration on its way into a ledger.
+
+    Parameters
+    ----------
+    ledger : Ledger
+    head : str
+        Of the section of the text model, such as ``text_config.``; empty at the top.
+    kind : str
+        Model type.
+    data : mapping
+        The whole file.
+    """
+
+    ledger: Ledger
+    head: str
+    kind: str
+    data: Mapping[str, Any]
+
+    def read(self) -> None:
+        """Put the model into the ledger, and say what became of every other key."""
+        self._check_simulated()
+        known = table(_PACKAGE, "huggingface")["types"]
+        is_known = self.kind in known
+        entry = known[self.kind if is_known else _GENERIC]
+        entry = known[entry["like"]] if "like" in entry else entry
+        if not is_known:
+            self._check_complete()
+            entry = {**entry, "defaults": {"tied": entry["defaults"]["tied"]}}
+        self._model(entry)
+        self._ignore()
+        try:
+            model = ModelChoice.model_validate(nested(self.ledger.scenario)["model"]).resolve()
+        except (ScenarioError, ValueError) as error:
+            self.ledger.refuse(f"the model contradicts itself: {error}")
+            return
+        except KeyError:
+            return  # what is missing was refused
+        self._count(model, entry, is_known)
+
+    def _check_simulated(self) -> None:
+        """Refuse what is no transformer, by name."""
+        data = table(_PACKAGE, "huggingface")
+        for rule in data["not_simulated"]:
+            if re.fullmatch(rule["pattern"], self.kind):
+                self._not_simulated(f"model_type {self.kind!r} {rule['why']}")
+        section = self.data.get(self.head.rstrip("."), self.data) if self.head else self.data
+        kinds = section.get("layer_types") or section.get("layers_block_type") or ()
+        odd = (
+            {word for word in kinds if word in data["layer_types"]["refused"]}
+            if _texts(kinds)
+            else ()
+        )
+        if odd:
+            self._not_simulated(f"model_type {self.kind!r} has layers of {', '.join(sorted(odd))}")
+        recurrent = [key for key in data["state_space_keys"] if section.get(key)]
+        if recurrent:
+            self._not_simulated(
+                f"model_type {self.kind!r} has state-space or linear attention layers ({', '.join(recurrent)})"
+            )
+
+    def _not_simulated(self, what: str) -> None:
+        raise FormatError(
+            f"{self.ledger.file}: {what}; mpsim simulates attention and MLPs or experts only, so a step of it would be wrong. Describe a transformer of "
+            "the same size under model: if that is near enough"
+        )
+
+    def _check_complete(self) -> None:
+        """A type that is not in the table is read as the most usual one where its sizes are there."""
+        missing = [role for role in _NEEDED if self._key(role) is None]
+        known = table(_PACKAGE, "huggingface")["types"]
+        if missing:
+            raise FormatError(
+                f"{self.ledger.file}: model_type {self.kind[:60]!r} is unknown and the file has no {', '.join(missing)}; {nearest(self.kind, known)}"
+            )
+        why = f"model_type {self.kind[:60]!r} is unknown to mpsim; read as a {_GENERIC}: gated MLP, RMS norms, no biases"
+        self.ledger.note("model", why)
+        self.ledger.warn(f"{why}; its parameters are not counted")
+
+    def _key(self, role: str) -> str | None:
+        """The key of the file that states a quantity, refused where two state it differently."""
+        words = table(_PACKAGE, "huggingface")["spellings"].get(role, [role])
+        there = [
+            self.head + word for word in words if self.ledger.get(self.head + word) is not None
+        ]
+        for word in words:
+            if any(key.startswith(f"{self.head}{word}.") for key in self.ledger.values):
+                self.ledger.refuse(f"{self.head}{word}: got a mapping; needed a whole number")
+        if len({str(self.ledger.get(key)) for key in there}) > 1:
+            both = " and ".join(self.ledger.place(key) for key in there)
+            self.ledger.refuse(f"{both} say different things; keep one")
+        return there[0] if there else None
+
+    def _value(
+        self, role: str, default: Any, *, least: int = 1
+    ) -> tuple[int | None, tuple[str, ...]]:
+        """A size and the keys that state it; the default of the class where none does."""
+        key = self._key(role)
+        words = table(_PACKAGE, "huggingface")["spellings"].get(role, [role])
+        if key is None:
+            empty = [self.head + word for word in words if self.head + word in self.ledger]
+            self.ledger.ignore(empty, "null: the default of the class")
+            return default, ()
+        keys = tuple(self.head + word for word in words if self.head + word in self.ledger)
+        return self.ledger.integer(key, least=least), keys
+
+    def _put(self, to: str, value: object, keys: Sequence[str], why: str = "") -> None:
+        there = keys
+        if there:
+            self.ledger.put(there, to, value)
+        else:
+            self.ledger.assume(to, value, why or f"the class of {self.kind} has it")
+
+    def flag(self, rule: Any) -> tuple[bool, tuple[str, ...]]:
+        """Whether something is there: always, never, or as a key says."""
+        if isinstance(rule, bool):
+            return rule, ()
+        ((name, default),) = rule.items()
+        value = self.ledger.switch(self.head + name)
+        return (default if value is None else value), (self.head + name,)
+
+    def _model(self, entry: Mapping[str, Any]) -> None:
+        defaults = entry["defaults"]
+        sizes = self._sizes(entry, defaults)
+        for name, value in entry["model"].items():
+            self._put(f"model.{name}", value, ())
+        self._put("model.name", self.kind or "model", [self.head + "model_type"])
+        tied = self.ledger.switch(self.head + "tie_word_embeddings")
+        tied = self.ledger.switch("tie_word_embeddings") if tied is None and self.head else tied
+        keys = [
+            key
+            for key in (self.head + "tie_word_embeddings", "tie_word_embeddings")
+            if key in self.ledger
+        ]
+        self._put(
+            "model.tied_embeddings",
+            defaults["tied"] if tied is None else tied,
+            keys if tied is not None else (),
+        )
+        self._biases(entry)
+        if "positions" in defaults:
+            rows, keys_ = self._value("positions", defaults["positions"])
+            if rows is not None:
+                self._put("model.max_positions", rows + entry.get("position_offset", 0), keys_)
+        if "parallel" in entry:
+            parallel, keys_ = self.flag(entry["parallel"])
+            new = (
+                self.ledger.switch(self.head + "new_decoder_architecture")
+                if self.kind == "falcon"
+                else None
+            )
+            also = [self.head + "new_decoder_architecture"] if self.kind == "falcon" else []
+            self._put("model.parallel_block", parallel or bool(new), [*keys_, *also])
+        if "qk_norm" in entry:
+            normed, keys_ = self.flag(entry["qk_norm"])
+            self._put("model.qk_norm", normed, keys_)
+        if self.kind == "falcon" and self.head + "alibi" in self.ledger:
+            alibi = self.ledger.switch(self.head + "alibi")
+            self._put("model.positions", "alibi" if alibi else "rotary", [self.head + "alibi"])
+        self.ledger.ignore(self.head + "word_embed_proj_dim", "width of the token table")
+        self._dropout(defaults)
+        if sizes is None:
+            return
+        if sizes["layers"] > MOST_LAYERS:
+            self.ledger.refuse(f"got {sizes['layers']} layers; needed {MOST_LAYERS} or fewer")
+            return
+        self._window(entry.get("window"), sizes)
+        if "moe" in entry:
+            self._experts(entry["moe"], sizes)
+        if "mla" in entry:
+            self._latent(entry["mla"])
+        if "encoder" in entry:
+            self._encoder(entry["encoder"], sizes)
+
+    def _sizes(
+        self, entry: Mapping[str, Any], defaults: Mapping[str, Any]
+    ) -> dict[str, int] | None:
+        """The sizes that every model has, with the defaults of its class."""
+        sizes: dict[str, int] = {}
+        for role in ("hidden", "layers", "heads", "vocab"):
+            value, keys = self._value(role, defaults.get(role))
+            if value is None:
+                return None
+            sizes[role] = value
+            self._put(f"model.{role}", value, keys)
+        self._kv_heads(entry, defaults, sizes)
+        width, keys = self._value("head_dim", defaults.get("head_dim"))
+        if "mla" in entry:
+            self.ledger.ignore(keys, "with latent attention it is the rotary part only")
+        elif width is not None:
+            sizes["head_dim"] = width
+            self._put("model.head_dim", width, keys)
+        elif sizes["hidden"] % sizes["heads"] and not entry.get("floor"):
+            self.ledger.refuse(
+                f"hidden {sizes['hidden']} does not divide among {sizes['heads']} heads, and no head_dim is given"
+            )
+            return None
+        else:
+            sizes["head_dim"] = sizes["hidden"] // sizes["heads"]
+            self._put("model.head_dim", sizes["head_dim"], (), "hidden / heads")
+        self._ffn(entry, defaults, sizes)
+        return sizes
+
+    def _kv_heads(
+        self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: dict[str, int]
+    ) -> None:
+        value, keys = self._value("kv_heads", defaults.get("kv_heads") or sizes["heads"])
+        why = "" if defaults.get("kv_heads") else "as many as heads"
+        if "mla" in entry:
+            self.ledger.ignore(keys, "latent attention has a key and a value a head")
+            value, keys, why = sizes["heads"], (), "latent attention has a key and a value a head"
+        elif entry.get("multi_query") or self.kind == "falcon":
+            many = self.ledger.switch(self.head + "multi_query")
+            new = self.ledger.switch(self.head + "new_decoder_architecture") or False
+            if (True if many is None else many) and not new:
+                self.ledger.ignore(keys, "multi_query: all heads share one key and value")
+                value, keys, why = 1, (self.head + "multi_query",), "multi_query is the default"
+            elif not new:
+                self.ledger.ignore(keys, "only the new decoder architecture reads it")
+                value, keys, why = sizes["heads"], (self.head + "multi_query",), "as many as heads"
+            else:
+                self.ledger.ignore(
+                    self.head + "multi_query", "the new decoder architecture has num_kv_heads"
+                )
+        if value is not None:
+            sizes["kv_heads"] = value
+            self._put("model.kv_heads", value, keys, why)
+
+    def _ffn(
+        self, entry: Mapping[str, Any], defaults: Mapping[str, Any], sizes: dict[str, int]
+    ) -> None:
+        default = defaults.get("ffn")
+        default = 4 * sizes["hidden"] if default in ("4x", None) else default
+        if "ffn_key" in entry:  # intermediate_size is an expert's there
+            key = self.head + entry["ffn_key"]
+            value = self.ledger.integer(key, least=1)
+            sizes["ffn"] = default if value is None else value
+            self._put("model.ffn_hidden", sizes["ffn"], [key] if value is not None else ())
+            return
+        value, keys = self._value("ffn", default)
+        if value is not None:
+            sizes["ffn"] = value
+            four = defaults.get("ffn") in ("4x", None)
+            self._put("model.ffn_hidden", value, keys, "4 x hidden" if four else "")
+
+    def _biases(self, entry: Mapping[str, Any]) -> None:
+        rules = entry.get("biases") or dict.fromkeys(("inputs", "output", "mlp", "norms"), False)
+        flags = {part: self.flag(rule) for part, rule in rules.items()}
+        plain = "mla" not in entry and ("moe" not in entry or entry["moe"].get("biases", False))
+        everywhere = plain and all(flags[part][0] for part in ("inputs", "output", "mlp"))
+        keys = [key for _, names in flags.values() for key in names]
+        self._put("model.bias", everywhere, keys)
+        if flags["inputs"][0] and not everywhere:
+            self._put("model.qkv_bias", True, flags["inputs"][1])
+
+    def _dropout(self, defaults: Mapping[str, Any]) -> None:
+        key = self._key("dropout")
+        value = self.ledger.get(key) if key else defaults.get("dropout", 0.0)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+            self.ledger.refuse(
+                f"{self.ledger.place(key or 'dropout')}: got {shortened(value)}; needed a probability"
+            )
+            return
+        self._put("model.dropout", float(value), [key] if key else ())
+
+    def _window(self, rule: Mapping[str, Any] | None, sizes: Mapping[str, int]) -> None:
+        """Which layers see a window only."""
+        if rule is None:
+            self._put("model.attention", "causal", ())
+            return
+        key, switch = self.head + rule["key"], self.head + rule.get("switch", "")
+        there = key in self.ledger
+        window = (self.ledger.integer(key) or 0) if there else rule["default"] or 0
+        is_on = bool(self.ledger.switch(switch)) if "switch" in rule else True
+        keys = [
+            name
+            for name in (
+                key,
+                switch,
+                self.head + "layer_types",
+                self.head + rule.get("from_layer", "-"),
+            )
+            if name in self.ledger
+        ]
+        windowed = self._windowed(rule, sizes["layers"])
+        if not (window and is_on and any(windowed)):
+            self._put(
+                "model.attention",
+                "causal",
+                [name for name in keys if name != key or not window] if not is_on else keys,
+            )
+            return
+        self._put("model.attention", "sliding", keys)
+        self._put("model.window", window, [key] if there else ())
+        every = _period(windowed)
+        if every is None:
+            whole = windowed.count(False)
+            every = max(2, round(len(windowed) / whole)) if whole else 0
+            why = f"{whole} of {len(windowed)} layers see all keys, not every n-th; every {every}-th stands for them"
+            self.ledger.warn(why)
+            self.ledger.assume("model.full_every", every, why)
+        elif every:
+            named = [
+                name
+                for name in (
+                    self.head + "layer_types",
+                    *(self.head + word for word in rule.get("pattern", ())),
+                )
+                if name in self.ledger
+            ]
+            self._put("model.full_every", every, named)
+
+    def _windowed(self, rule: Mapping[str, Any], layers: int) -> list[bool]:
+        """Whether each layer has a window, as the file lists it or the class has it."""
+        words = table(_PACKAGE, "huggingface")["layer_types"]
+        listed = self.ledger.get(self.head + "layer_types")
+        if _texts(listed) and len(listed) != layers:
+            self.ledger.refuse(
+                f"{self.ledger.place(self.head + 'layer_types')}: lists {len(listed)} layers of {layers}"
+            )
+        if _texts(listed) and listed:
+            return [word in words["window"] for word in listed]
+        if "of" in rule and isinstance(self.ledger.get(self.head + rule["of"]), list):
+            rotated = self.ledger.get(self.head + rule["of"])
+            if len(rotated) == layers:
+                return [bool(turned) for turned in rotated]
+        every = rule.get("every", 0)
+        for name in rule.get("pattern", ()):
+            every = self.ledger.integer(self.head + name) or every
+        first = self.ledger.integer(self.head + rule["from_layer"]) if "from_layer" in rule else 0
+        first = 28 if first is None else first  # the classes' own default of max_window_layers
+        return [
+            layer >= first and not (every and (layer + 1) % every == 0) for layer in range(layers)
+        ]
+
+    def _experts(self, rule: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        values: dict[str, int | None] = {}
+        keys: dict[str, tuple[str, ...]] = {}
+        for role in _ROUTED:
+            least = 0 if role in ("shared", "shared_width", "dense_first") else 1
+            values[role], keys[role] = self._value(role, rule.get(role), least=least)
+        if "width_key" in rule:
+            own = self.ledger.integer(self.head + rule["width_key"], least=1)
+            values["width"], keys["width"] = (
+                (own or rule["width"]),
+                (self.head + rule["width_key"],),
+            )
+        if values["experts"] is None:
+            return
+        if values["top_k"] is None:
+            self.ledger.refuse(
+                f"{self.ledger.place(self.head + 'num_experts_per_tok')}: is null or absent, and the class has no default; give it"
+            )
+            return
+        names = {
+            "experts": "experts",
+            "top_k": "top_k",
+            "shared": "shared_experts",
+            "shared_width": "shared_ffn_hidden",
+        }
+        for role, name in names.items():
+            if values[role]:
+                self._put(f"model.moe.{name}", values[role], keys[role])
+            else:
+                self.ledger.ignore(keys[role], "none")
+        self._put(
+            "model.moe.ffn_hidden",
+            values["width"] or sizes.get("ffn", sizes["hidden"]),
+            keys["width"],
+            "" if values["width"] else "as wide as ffn_hidden",
+        )
+        self._places(values, keys, sizes["layers"])
+
+    def _places(
+        self, values: Mapping[str, int | None], keys: Mapping[str, tuple[str, ...]], layers: int
+    ) -> None:
+        """Which layers have experts: leading dense ones, then every n-th."""
+        every, dense = values["every"] or 1, values["dense_first"] or 0
+        where = [
+            place >= 0 and (place + 1) % every == 0
+            for place in (layer - dense for layer in range(layers))
+        ]
+        listed = self.ledger.get(self.head + "moe_layers")
+        only = self.ledger.get(self.head + "mlp_only_layers") or []
+        if isinstance(listed, list) and listed:
+            where = [layer in listed for layer in range(layers)]
+        if isinstance(only, list):
+            where = [has and layer not in only for layer, has in enumerate(where)]
+        source = [key for name in ("every", "dense_first") for key in keys[name]]
+        source = [
+            key
+            for key in (*source, self.head + "moe_layers", self.head + "mlp_only_layers")
+            if key in self.ledger
+        ]
+        dense = where.index(True) if True in where else layers
+        every = next((n for n in range(1, layers + 1) if where == _every(n, 0, layers)), 0)
+        if every:
+            dense = 0
+        elif where == _every(1, dense, layers):
+            every = 1
+        else:
+            self.ledger.refuse(
+                f"experts stand in layers {[i for i, has in enumerate(where) if has][:8]}...: neither every n-th nor all after the first; not simulated"
+            )
+            return
+        if dense:
+            self._put("model.moe.dense_layers", dense, source)
+        if every > 1 or not dense:
+            self._put("model.moe.every", every, source)
+
+    def _latent(self, defaults: Mapping[str, int]) -> None:
+        for role, default in defaults.items():
+            key = self.head + role
+            there = key in self.ledger
+            value = self.ledger.integer(key) if there else default
+            if value is None and role != "q_lora_rank":
+                self.ledger.refuse(f"{self.ledger.place(key)}: is null; latent attention needs it")
+                continue
+            self._put(f"model.mla.{role}", value or 0, [key] if there else ())
+
+    def _encoder(self, rule: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        """An encoder and a decoder, whose layers a scenario counts together."""
+        encoder = sizes["layers"]
+        decoder = self.ledger.integer(self.head + rule["decoder_layers"], least=1) or encoder
+        keys = [
+            key
+            for key in (self.head + rule["layers"], self.head + rule["decoder_layers"])
+            if key in self.ledger
+        ]
+        self._put("model.layers", encoder + decoder, keys)
+        self._put("model.encoder_layers", encoder, keys[:1])
+        buckets = self.ledger.integer(self.head + rule["buckets"], least=1) or 32
+        self._put("model.max_positions", buckets, [self.head + rule["buckets"]])
+        gated = str(self.ledger.get(self.head + rule["gated"], rule["activation"])).startswith(
+            "gated"
+        )
+        self._put("model.gated_mlp", gated, [self.head + rule["gated"]])
+        self._put("model.bias", False, ())
+        self._put("model.attention", "causal", ())
+        self.ledger.assume(
+            "model.decoder_length",
+            512,
+            "as the encoder's in T5's own pretraining; set it to the run's",
+        )
+
+    def _ignore(self) -> None:
+        """Say why keys that every configuration has change nothing."""
+        section = len(self.head)
+        for key in self.ledger.values:
+            name = key[section:] if self.head and key.startswith(self.head) else key
+            if re.fullmatch(
+                r"max_position_embeddings|n_positions|n_ctx|max_seq_len|model_max_length|seq_length",
+                name,
+            ):
+                self.ledger.ignore(key, "the longest context, not the sequence length of a run")
+                continue
+            for rule in table(_PACKAGE, "huggingface")["ignored"]:
+                if re.fullmatch(rule["pattern"], name) or re.fullmatch(rule["pattern"], key):
+                    self.ledger.ignore(key, rule["why"], matters=rule.get("matters", False))
+                    break
+
+    def _count(self, model: Transformer, entry: Mapping[str, Any], is_known: bool) -> None:
+        """Parameters of the class's modules: those of the simulated model and what it leaves out."""
+        total = model.parameters().total
+        left_out = difference(self, model, entry)
+        if is_known:  # of a class that is in no table the count would be a guess
+            self.ledger.model_parameters = total + left_out
+        if left_out and is_known:
+            self.ledger.note(
+                "model",
+                f"{left_out:+,} parameters of {self.kind} (norms, biases, gates) are not in the simulated model, of {total:,}",
+            )
+
+    def integer(self, key: str) -> int | None:
+        """A whole number of the section."""
+        return self.ledger.integer(self.head + key)
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _every(n: int, dense: int, layers: int) -> list[bool]:
+    return [layer >= dense and (layer - dense + 1) % n == 0 for layer in range(layers)]
+
+
+def _period(windowed: Sequence[bool]) -> int | None:
+    """n where every n-th layer (the last of each n) has no window, 0 where none, None where they stand otherwise."""
+    if all(windowed):
+        return 0
+    for n in range(2, len(windowed) + 1):
+        if all(has == bool((layer + 1) % n) for layer, has in enumerate(windowed)):
+            return n
+    return None
+
+
+HUGGING_FACE: Final = Format(
+    "hf", "config.json of Hugging Face transformers", "scenario", _is_config, _read_config
+)

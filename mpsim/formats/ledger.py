@@ -1,0 +1,277 @@
+"""Ledger: what becomes of every key of a configuration, each in exactly one list.
+
+A reader takes the keys of a file out of it, says which key of the scenario each became, and closes it: what nobody took is ignored, and said to be unknown.
+Values of keys that are not mapped are never kept: files of others hold paths, hosts and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from mpsim.errors import FormatError
+from mpsim.formats.imported import Assumed, Imported, Mapped
+
+__all__ = ["MOST_LAYERS", "Ledger", "flat", "laid", "nested", "shortened"]
+
+MOST_LAYERS: Final = 4096
+"""Layers, stages and experts that a configuration may state: lists are made of them, and no model has so many."""
+
+_NEEDED = ("model", "cluster", "training.global_batch", "training.sequence_length")
+LONGEST = 60  # characters of a value of somebody's file that a message repeats
+
+
+class Ledger:
+    """Keys of one configuration file, and what became of them.
+
+    Parameters
+    ----------
+    file : str
+        Path as the user gave it; only its name enters what is written.
+    values : mapping of str to object
+        Value of every key, nested ones dotted.
+    lines : mapping of str to int
+        Line of each key, where it is known.
+
+    Examples
+    --------
+    >>> ledger = Ledger("config.json", {"hidden_size": 64, "use_cache": True}, {"hidden_size": 3})
+    >>> ledger.put("hidden_size", "model.hidden", 64)
+    >>> ledger.ignore("use_cache", "inference only")
+    >>> ledger.close("hf").lines
+    {'model.hidden': 'config.json:3 hidden_size'}
+    """
+
+    def __init__(
+        self, file: str, values: Mapping[str, Any], lines: Mapping[str, int] | None = None
+    ) -> None:
+        self.file = file
+        self.values = values
+        self.scenario: dict[str, Any] = {}
+        self.warnings: list[str] = []
+        self.model_parameters: int | None = None
+        self._lines = lines or {}
+        self._origin: dict[str, str] = {}
+        self._mapped: dict[tuple[str, str], Mapped] = {}
+        self._assumed: dict[str, Assumed] = {}
+        self._ignored: dict[str, str] = {}
+        self._missing: dict[str, None] = {}
+        self._refused: list[str] = []
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Value of a key of the file, which decides nothing about what becomes of it."""
+        return self.values.get(key, default)
+
+    def put(self, source: str | Iterable[str], to: str, value: object) -> None:
+        """Give a key of the scenario a value that one or several keys of the file state.
+
+        Parameters
+        ----------
+        source : str or iterable of str
+            Keys of the file; those that it does not have are left out.
+        to : str
+            Dotted key of the scenario.
+        value : object
+        """
+        keys = [key for key in ((source,) if isinstance(source, str) else source) if key in self]
+        self.scenario[to] = value
+        self._assumed.pop(to, None)
+        first, *others = keys or [""]
+        self._origin[to] = ", ".join([self.place(first), *others]) if first else ""
+        for key in keys:
+            self._mapped[key, to] = Mapped(key, to, value)
+            self._ignored.pop(key, None)
+
+    def assume(self, to: str, value: object, why: str) -> None:
+        """Give a key of the scenario a value that the file does not state."""
+        self.scenario[to] = value
+        self._assumed[to] = Assumed(to, value, why)
+        self._origin[to] = "assumed"
+
+    def note(self, to: str, why: str, value: object = "") -> None:
+        """Say what was taken for granted about something that is no value of the scenario."""
+        self._assumed[to] = Assumed(to, value, why)
+
+    def ignore(self, source: str | Iterable[str], why: str, *, matters: bool = False) -> None:
+        """Say why keys of the file change nothing here; with `matters` it is a warning too, since time or memory depend on them."""
+        keys = [key for key in ((source,) if isinstance(source, str) else source) if key in self]
+        taken = {key for key, _ in self._mapped}
+        new = [key for key in keys if key not in taken and key not in self._ignored]
+        self._ignored |= dict.fromkeys(new, why)
+        if matters and new:
+            self.warn(f"{self.place(new[0])}: {why}")
+
+    def drop(self, to: str) -> None:
+        """Take back a value of the scenario that something else says better; its keys of the file stay mapped."""
+        self.scenario.pop(to, None)
+        self._assumed.pop(to, None)
+
+    def warn(self, text: str) -> None:
+        """Tell the user something that moves time or memory; once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def ask(self, to: str) -> None:
+        """Say that the scenario needs a key that the file leaves open."""
+        self._missing[to] = None
+
+    def refuse(self, why: str) -> None:
+        """Say what cannot be simulated; the file is refused when the ledger is closed."""
+        if why not in self._refused:
+            self._refused.append(why)
+
+    def place(self, key: str) -> str:
+        """Where a key stands, such as ``config.json:12 hidden_size``."""
+        line = self._lines.get(key, 0)
+        return f"{Path(self.file).name}:{line} {key}" if line else f"{Path(self.file).name} {key}"
+
+    def integer(self, key: str, *, least: int = 0, most: int = 10**15) -> int | None:
+        """A whole number of the file; None where the key is absent or null, and refused by name where it is none.
+
+        Parameters
+        ----------
+        key : str
+        least : int
+            The smallest that makes sense.
+        most : int
+            The largest.
+        """
+        value = self.get(key)
+        if value is None:
+            return None
+        number = _whole(value)
+        if number is None or not least <= number <= most:
+            needed = f"needed a whole number of at least {least}"
+            needed += f" and at most {most}" if number is not None and number > most else ""
+            self.refuse(f"{self.place(key)}: got {shortened(value)}; {needed}")
+            return None
+        return number
+
+    def switch(self, key: str) -> bool | None:
+        """A truth value of the file, also where it is written as a string; None where it is absent or null."""
+        value = self.get(key)
+        if value is None or isinstance(value, bool):
+            return value
+        word = str(value).strip().lower()
+        if word in ("true", "1", "yes", "on"):
+            return True
+        if word in ("false", "0", "no", "off"):
+            return False
+        self.refuse(f"{self.place(key)}: got {shortened(value)}; needed true or false")
+        return None
+
+    def close(self, format: str, *, tool: str = "", version: str = "") -> Imported:  # noqa: A002 - the word of the command line
+        """The file as it was understood: values, and the fate of every key.
+
+        Raises
+        ------
+        FormatError
+            If something was refused; every refusal is named.
+        """
+        if self._refused:
+            raise FormatError(
+                "\n".join(
+                    why if why.startswith(Path(self.file).name) else f"{self.file}: {why}"
+                    for why in self._refused
+                )
+            )
+        for key in self._untaken():
+            self._ignored[key] = "unknown to mpsim"
+        for key in _NEEDED:
+            below = any(to == key or to.startswith(f"{key}.") for to in self.scenario)
+            if not below and not any(missing.startswith(key) for missing in self._missing):
+                self._missing[key] = None
+        return Imported(
+            scenario=nested(self.scenario),
+            assumed=tuple(self._assumed.values()),
+            ignored=dict(self._ignored),
+            lines={to: place for to, place in self._origin.items() if to in self.scenario},
+            format=format,
+            tool=tool,
+            version=version,
+            files=(self.file,),
+            mapped=tuple(self._mapped.values()),
+            missing=tuple(self._missing),
+            warnings=tuple(self.warnings),
+            model_parameters=self.model_parameters,
+        )
+
+    def _untaken(self) -> Iterator[str]:
+        taken = {key for key, _ in self._mapped} | self._ignored.keys()
+        return (key for key in self.values if key not in taken)
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, also where JSON or a shell writes it as 5e8 or as a word."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    try:
+        number = float(str(value).replace("_", "")) if isinstance(value, str | float) else None
+    except ValueError:
+        return None
+    return (
+        int(number) if number is not None and abs(number) < 1e18 and number == int(number) else None
+    )
+
+
+def shortened(value: object) -> str:
+    """A value of somebody's file as far as a message repeats it."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def flat(data: Mapping[str, Any], head: str = "") -> dict[str, Any]:
+    """Leaves of nested mappings by dotted key; lists and empty mappings are leaves.
+
+    Examples
+    --------
+    >>> flat({"a": {"b": 1, "c": [2]}, "d": {}})
+    {'a.b': 1, 'a.c': [2], 'd': {}}
+    """
+    leaves: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{head}{key}.")
+        else:
+            leaves[f"{head}{key}"] = value
+    return leaves
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested mappings.
+
+    Examples
+    --------
+    >>> nested({"model.hidden": 64, "model.moe.experts": 8})
+    {'model': {'hidden': 64, 'moe': {'experts': 8}}}
+    """
+    data: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        place = data
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return data
+
+
+def laid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping over another, key by key.
+
+    Examples
+    --------
+    >>> laid({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    {'a': {'b': 3, 'c': 2}}
+    """
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        both = isinstance(under, Mapping) and isinstance(value, Mapping)
+        merged[key] = laid(under, value) if both else value  # type: ignore[arg-type]
+    return merged

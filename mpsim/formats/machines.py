@@ -1,0 +1,135 @@
+"""Machines: accelerators, links, NICs and clusters that other people's names mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mpsim.errors import CalibrationError
+from mpsim.formats.words import lookup, table
+from mpsim.hardware import Accelerator, Cluster, Link, accelerator, build_cluster, link
+from mpsim.memo import remembered
+
+__all__ = ["benchmark_cluster", "gpu", "links_of", "nic_named", "rack_of"]
+
+_DATA = "mpsim.formats.data"
+_BITS = 8
+_GIGA = 1e9
+_USUAL = "usual"
+
+
+def gpu(name: str, *, links_only: bool = False) -> Accelerator:
+    """The accelerator that a row's name means.
+
+    Parameters
+    ----------
+    name : str
+    links_only : bool
+        Whether nothing but its links matters, so that a stand-in will do.
+
+    Raises
+    ------
+    CalibrationError
+        If the name is unknown, or means several.
+    """
+    entry = lookup(_DATA, "hardware", "gpus", name)
+    if entry.get("links_only") and not links_only:
+        raise CalibrationError(f"gpu {name!r} is not in the catalog of accelerators")
+    return accelerator(entry["accelerator"])
+
+
+def per_node(name: str) -> int:
+    """Accelerators in a usual node of this kind."""
+    return int(lookup(_DATA, "hardware", "gpus", name)["per_node"])
+
+
+def links_of(chip: Accelerator, text: str) -> tuple[Link, int | None]:
+    """The scale-up link that a row's words mean, and how many accelerators it joins where the words say so."""
+    entry = lookup(_DATA, "hardware", "links", text)
+    name = chip.scale_up if _is_usual(chip, entry["link"]) else entry["link"]
+    if name is None:
+        raise CalibrationError(f"the scale-up link of {chip.name} is not stated")
+    return link(name), entry.get("domain")
+
+
+def _is_usual(chip: Accelerator, name: str) -> bool:
+    """Whether words for a generation of links mean those of the accelerator itself, which may be a cut-down variant."""
+    return name == _USUAL or (chip.scale_up or "").startswith(f"{name}-")
+
+
+def rack_of(name: str) -> Mapping[str, Any] | None:
+    """Trays and reach of the racks that an accelerator is sold in, None where nodes stand alone."""
+    for entry in table(_DATA, "hardware")["racks"]:
+        if re.fullmatch(entry["pattern"], name, flags=re.IGNORECASE):
+            rack: Mapping[str, Any] = entry
+            return rack
+    return None
+
+
+def nic_named(text: str, gbit: float) -> Link:
+    """A NIC of the technology that a row names, at the rate it states [Gb/s per direction]."""
+    nic = link(lookup(_DATA, "hardware", "nics", text)["nic"])
+    bandwidth = gbit * _GIGA / _BITS
+    if bandwidth == nic.bandwidth:
+        return nic
+    return dataclasses.replace(
+        nic, bandwidth=bandwidth, sources={**nic.sources, "bandwidth": "given by the user"}
+    )
+
+
+@remembered(1024)
+def benchmark_cluster(
+    gpu_name: str, link_text: str, nic_text: str, nodes: int, gpus: int
+) -> Cluster:
+    """The cluster of a benchmark.
+
+    Parameters
+    ----------
+    gpu_name, link_text, nic_text : str
+        As the row writes them, such as ``8x400G NDR IB`` or ``none``.
+    nodes, gpus : int
+        In all.
+
+    Raises
+    ------
+    CalibrationError
+        If a name is unknown, or the GPUs do not divide among the nodes.
+    """
+    if nodes < 1 or gpus % nodes:
+        raise CalibrationError(f"{gpus} GPUs do not divide among {nodes} nodes")
+    chip = gpu(gpu_name, links_only=True)
+    joined, domain = links_of(chip, link_text)
+    each = gpus // nodes if nodes > 1 else max(gpus, per_node(gpu_name))
+    whole = domain is not None and gpus <= domain
+    if nodes == 1 or whole:
+        return build_cluster(
+            accelerator=chip,
+            accelerators_per_node=each,
+            nodes=nodes,
+            scale_up=joined,
+            domain=each * nodes if whole else None,
+        )
+    ports, gbit = _ports(nic_text, each)
+    return build_cluster(
+        accelerator=chip,
+        accelerators_per_node=each,
+        nodes=nodes,
+        scale_up=joined,
+        nics_per_node=ports,
+        nic=nic_named(nic_text, gbit),
+    )
+
+
+def _ports(text: str, accelerators: int) -> tuple[int, float]:
+    """NICs of a node and the rate of each [Gb/s], of words such as ``EFA v4 8x400G``; where only a generation is named, such as ``HDR IB``, one of it an accelerator."""
+    entry = lookup(_DATA, "hardware", "nics", text)  # what is refused says why
+    match = re.search(r"(\d+)x(\d+)G", text)
+    if match is not None:
+        return int(match[1]), float(match[2])
+    if not re.search(r"\b[EHNX]DR\b", text):
+        raise CalibrationError(
+            f"nic {text!r} does not state number and rate; needed such as '8x400G'"
+        )
+    return accelerators, link(entry["nic"]).bandwidth * _BITS / _GIGA

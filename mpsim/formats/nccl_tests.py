@@ -1,0 +1,314 @@
+"""nccl-tests: the table it prints, and the JSON it writes with ``-J``.
+
+Its sizes are those of `mpsim.cost.collectives`: the whole tensor, the gathered one, or the send buffer of a rank. Times of the
+out-of-place run count, those of the in-place run where there is no other.
+
+References
+----------
+NVIDIA/nccl-tests, ``src/util.cu`` (versions 2.0 to 2.18): columns of the table, keys of the JSON, which writes numbers that are not
+finite as the string ``"nan"``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from mpsim.errors import CalibrationError
+from mpsim.formats.imported import MeasuredPoint, Points, collective_name, collective_point
+from mpsim.formats.source import Format, Head, Options, read_text
+from mpsim.inputs import shown
+from mpsim.record import Record
+
+__all__ = ["NCCL_TESTS", "NCCL_TESTS_JSON"]
+
+_MICRO = 1e-6
+_GIGA = 1e9
+_VERSION = re.compile(r"(?:nccl-tests version|rccl-tests: Version)\s+(\S+)")
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s+(.*)"
+)
+_PROGRAM = re.compile(r"(\w{1,40}?)_perf(?:_mpi)?\b")
+_ROW = re.compile(r"\s*(\d{1,18})\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+(.*)")
+_OLD_ROW = re.compile(r"\s*(\d{1,18})\s+(\d+)\s+(\w+)\s+(\w+)()\s+(.*)")
+"""Rows of before 2.11: no root, and the largest error where there is now a count of wrong elements."""
+_HALF, _SPREAD = 4, 4
+"""Columns of one run, and those more that -I adds to it (least, most, 99th percentile, variation)."""
+_LARGEST_ERROR = 1e-2
+_JSON_VERSIONS = (1, 2, 3)
+_MOST_RANKS = 1_000_000
+_LARGEST = 1 << 24  # bytes: a size is a line of about 100
+_LONGEST_LINE = 10_000  # characters: patterns go over lines again and again
+
+
+def _is_text_report(head: Head) -> bool:
+    return "# nThread" in head.text or "out-of-place" in head.text
+
+
+def _is_json_report(head: Head) -> bool:
+    return {"config", "nccl_version"} <= head.document.keys()
+
+
+def _read_text_report(head: Head, options: Options) -> Points:
+    """Read the table that a program of nccl-tests prints.
+
+    Raises
+    ------
+    CalibrationError
+        If it breaks off, a rank is missing, results were wrong, or a time is no number.
+    """
+    path = head.path
+    lines = read_text(path, needed="a report of nccl-tests", largest=_LARGEST).splitlines()
+    if max(map(len, lines), default=0) > _LONGEST_LINE:
+        raise CalibrationError(
+            f"{path}: a line of over {_LONGEST_LINE:,} characters; the file is damaged"
+        )
+    ranks = [seen for line in lines if (seen := _RANK.match(line))]
+    head_line = next((line for line in lines if _is_header(line)), "")
+    old = bool(head_line) and "root" not in head_line
+    width = _HALF + (_SPREAD if "p99" in head_line or "cv%" in head_line else 0)
+    name = _named(path, next((m[1] for line in lines if (m := _PROGRAM.search(line))), ""))
+    if ranks or options.ranks is None:
+        members, hosts, device = _places(
+            path, [(int(r[1]), int(r[2] or 0), r[3], r[4].strip()) for r in ranks]
+        )
+    else:
+        members, hosts, device = options.ranks, 1, ""
+    points: dict[int, MeasuredPoint] = {}
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        pattern = _OLD_ROW if old else _ROW
+        row = None if line.lstrip().startswith("#") else pattern.match(line)
+        if row is None:
+            continue
+        cells = row[6].split()
+        size, place = int(row[1]), f"{path.name}:{number}"
+        time, wrong = _row_figures(path, number, cells)
+        _check_right(f"{path}:{number}", wrong, most=_LARGEST_ERROR if old else 0.0)
+        told = {"collective": name, "bytes": size, "ranks": members, "dtype": row[3]}
+        halves = {"out_of_place": cells[:4], "in_place": cells[width : width + _HALF]}
+        rows.append(told | _told({half: _plain(figures) for half, figures in halves.items()}))
+        if size:
+            points[size] = collective_point(
+                name, size, [time * _MICRO], ranks=members, domains=hosts, place=place
+            )
+    if not any("Avg bus bandwidth" in line for line in lines):
+        raise CalibrationError(
+            f"{path}: truncated, it has no line '# Avg bus bandwidth' after {len(points)} sizes; run it to its end"
+        )
+    rccl = any("rccl-tests" in line for line in lines)
+    version = next((m[1] for line in lines if (m := _VERSION.search(line))), "")
+    tool = "rccl-tests" if rccl else "nccl-tests"
+    return _source(path, tool, points.values(), device, rows=rows, version=version)
+
+
+def _plain(cells: Sequence[str]) -> Mapping[str, Any]:
+    """Figures of one half of a row by the words of the JSON; empty where the half is absent."""
+    if len(cells) < 3:
+        return {}
+    return {"time": cells[0], "alg_bw": cells[1], "bus_bw": cells[2]}
+
+
+def _words(run: Record) -> Mapping[str, Any]:
+    """Figures of one half of a row of the JSON; empty where the half is absent."""
+    known = ("time", "cpu_time", "alg_bw", "bus_bw")
+    return {word: run.value(word) for word in known if word in run} if run else {}
+
+
+def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Times and bandwidths of a row in SI units: those of the out-of-place run, or of the in-place one where there is no other."""
+    first = "out_of_place" if halves.get("out_of_place") else "in_place"
+    told: dict[str, Any] = {"out_of_place": first == "out_of_place"}
+    for half, figures in halves.items():
+        head = "" if half == first else f"{half}_"
+        for word, key, unit in (
+            ("time", "time_s", _MICRO),
+            ("alg_bw", "algbw_Bps", _GIGA),
+            ("bus_bw", "busbw_Bps", _GIGA),
+        ):
+            value = figures.get(word, figures.get("cpu_time") if word == "time" else None)
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                if math.isfinite(number := float(value)):
+                    told[head + key] = number * unit
+    return told
+
+
+def _row_figures(path: Path, number: int, cells: Sequence[str]) -> tuple[float, str]:
+    """Time of the out-of-place run [us], and what it says of wrong elements."""
+    if len(cells) < 4:
+        raise CalibrationError(f"{path}:{number}: the line breaks off; the file is truncated")
+    return _time(f"{path}:{number}", cells[0]), cells[3]
+
+
+def _read_json_report(head: Head, options: Options) -> Points:
+    """Read what ``-J`` wrote.
+
+    Raises
+    ------
+    CalibrationError
+        If it is of another version, has no results, a rank is missing, or results were wrong.
+    """
+    del options  # the file names its devices
+    path = head.path
+    report = Record(head.document, str(path), error=CalibrationError)
+    version = report.whole("version", _JSON_VERSIONS[0])
+    if version not in _JSON_VERSIONS:
+        raise CalibrationError(
+            f"{path}: JSON version {version!r} of nccl-tests; this version of mpsim reads {', '.join(map(str, _JSON_VERSIONS))}"
+        )
+    if "end_time" not in report or not isinstance(report.value("results"), list):
+        raise CalibrationError(f"{path}: truncated, it has no end_time; run it to its end")
+    members, hosts, device = _places(path, _ranks(report.record("config")))
+    program = _PROGRAM.search(" ".join(map(str, report.items("args", []))))
+    name = _named(path, program[1] if program else "")
+    points: dict[int, MeasuredPoint] = {}
+    rows: list[dict[str, Any]] = []
+    for index, row in enumerate(report.records("results")):
+        halves = {half: row.record(half, {}) for half in ("out_of_place", "in_place")}
+        run = halves["out_of_place"] or halves["in_place"]
+        if not run:
+            raise CalibrationError(f"{row.place}: has no time; run it to its end")
+        _check_right(row.place, str(run.value("nwrong")))
+        times = _json_times(row, run)
+        size = row.whole("size", 0)
+        dtype = row.text("type", "")[:20]
+        told = {"collective": name, "bytes": size, "ranks": members, "dtype": dtype}
+        rows.append(told | _told({half: _words(figures) for half, figures in halves.items()}))
+        if size:
+            where = f"{path.name}#{index}"
+            points[size] = collective_point(
+                name, size, times, ranks=members, domains=hosts, place=where
+            )
+    return _source(
+        path, "nccl-tests -J", points.values(), device, rows=rows, version=f"JSON {version}"
+    )
+
+
+def _ranks(config: Record) -> list[tuple[int, int, str, str]]:
+    """Rank, group, host and GPU of every process; each has as many ranks as threads and GPUs a thread."""
+    each = config.whole("nthreads", 1, least=1, most=_MOST_RANKS) * config.whole(
+        "ngpus", 1, least=1, most=_MOST_RANKS
+    )
+    devices = config.records("devices", [])
+    if each * len(devices) > _MOST_RANKS:
+        raise config.wrong("devices", f"{_MOST_RANKS:,} ranks or fewer")
+    return [
+        (
+            device.whole("rank", most=_MOST_RANKS) + index,
+            device.whole("group", 0),
+            device.text("hostname"),
+            device.text("device_info", ""),
+        )
+        for device in devices
+        for index in range(each)
+    ]
+
+
+def _json_times(row: Record, run: Record) -> list[float]:
+    """Times of every iteration where they were kept, else the mean [s]."""
+    each = row.record("out_of_place_per_iter", {})
+    times = each.items("times_us", []) or [run.value("time") or run.value("cpu_time")]
+    return [_time(row.place, sample) * _MICRO for sample in times]
+
+
+def _time(place: str, value: object) -> float:
+    try:
+        time = float(str(value))
+    except ValueError:
+        time = math.nan
+    if not (math.isfinite(time) and time > 0):
+        raise CalibrationError(f"{place}: time is {shown(value)}; needed a number above 0")
+    return time
+
+
+def _is_header(line: str) -> bool:
+    """Whether a line names the columns."""
+    return line.lstrip().startswith("#") and "size" in line and "count" in line and "time" in line
+
+
+def _check_right(place: str, wrong: str, *, most: float = 0.0) -> None:
+    if wrong in ("N/A", "None", "null"):
+        return
+    try:
+        right = float(wrong) <= most
+    except ValueError:
+        right = False
+    if not right:
+        raise CalibrationError(f"{place}: {wrong[:20]} elements were wrong; do not calibrate on it")
+
+
+def _named(path: Path, word: str) -> str:
+    """The collective that a program, or else the name of the file, stands for."""
+    for candidate in (word, path.stem.removesuffix("_perf")):
+        name = collective_name(candidate)
+        if name is not None:
+            return name
+    parts = re.split(r"[^a-z]+", path.stem.lower())
+    runs = [
+        "".join(parts[place : place + count]) for count in (2, 1) for place in range(len(parts))
+    ]
+    within = {name for run in runs if (name := collective_name(run)) is not None}
+    longer = {
+        name for name in within if not any(name != other and name in other for other in within)
+    }
+    if len(longer) == 1:
+        return longer.pop()
+    raise CalibrationError(
+        f"{path}: which collective it is stands nowhere; name the file after it, such as all_reduce.txt"
+    )
+
+
+def _places(path: Path, ranks: Sequence[tuple[int, int, str, str]]) -> tuple[int, int, str]:
+    """Ranks of a communicator, nodes they sit on, and the name of their GPU, of (rank, group, host, GPU)."""
+    if not ranks:
+        raise CalibrationError(f"{path}: names no rank; needed the lines '#  Rank 0 Pid ...'")
+    numbers = sorted({rank for rank, _, _, _ in ranks})
+    missing = next((index for index, rank in enumerate(numbers) if rank != index), None)
+    if missing is not None:
+        raise CalibrationError(
+            f"{path}: rank {missing} of {numbers[-1] + 1} is missing; join the output of all ranks"
+        )
+    devices = {info for _, _, _, info in ranks if info}
+    if len(devices) > 1:
+        raise CalibrationError(
+            f"{path}: mixes {', '.join(sorted(devices))}; calibrate each on its own"
+        )
+    first = [(host, info) for _, group, host, info in ranks if group == ranks[0][1]]
+    return len(first), len({host for host, _ in first}), next(iter(devices), "")
+
+
+def _source(
+    path: Path,
+    tool: str,
+    found: Iterable[MeasuredPoint],
+    device: str,
+    *,
+    rows: Sequence[Mapping[str, Any]],
+    version: str,
+) -> Points:
+    points = tuple(found)
+    if not points:
+        raise CalibrationError(f"{path}: holds no size; needed a table of nccl-tests with rows")
+    library = "rccl" if tool == "rccl-tests" else "nccl"
+    return Points(
+        str(path),
+        tool,
+        points,
+        device_name=device,
+        library=library,
+        format="nccl-tests",
+        version=version,
+        rows=tuple(rows),
+    )
+
+
+NCCL_TESTS: Final = Format(
+    "nccl-tests", "table of nccl-tests", "points", _is_text_report, _read_text_report
+)
+NCCL_TESTS_JSON: Final = Format(
+    "nccl-tests-json", "JSON of nccl-tests -J", "points", _is_json_report, _read_json_report
+)

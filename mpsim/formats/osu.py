@@ -1,0 +1,224 @@
+"""OSU Micro-Benchmarks: latencies, bandwidths and collectives of MPI, of versions 5 to 7 and with any of their columns.
+
+Sizes mean one thing a collective: the vector of an all-reduce, the contribution of a rank to an all-gather, what goes to each peer of an all-to-all, the whole input of
+a reduce-scatter; points have those of `mpsim.cost.collectives`, rows those of the file. The number of ranks stands nowhere in the file.
+
+References
+----------
+OSU Micro-Benchmarks 7.4, ``c/util/osu_util.c``, ``osu_util_mpi.c``: headers and columns.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from mpsim.errors import FormatError
+from mpsim.formats.imported import MeasuredPoint, Points, collective_name, collective_point
+from mpsim.formats.ledger import shortened
+from mpsim.formats.source import Format, Head, Options, read_text
+
+__all__ = ["OSU"]
+
+LARGEST: Final = 4_000_000
+_LONGEST_LINE: Final = 1000
+_TITLE = re.compile(r"#\s*OSU\s+(\S+)\s+(.*?)\s+Test\s*(?:v?([\d.]+\w*))?\s*$")
+_MEGA, _MICRO = 1e6, 1e-6
+_COUNTS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+_GATHERED = ("all_gather", "all_to_all")  # a row's size is one rank's or one peer's share
+_COLUMNS: Final = (
+    (r"size", "bytes"),
+    (r"(avg )?(avg )?lat(ency)?\b.*|avg lat.*|overall.*", "time_s"),
+    (r"min lat.*", "min_s"),
+    (r"max lat.*", "max_s"),
+    (r"p50.*", "p50_s"),
+    (r"p90.*", "p90_s"),
+    (r"p95.*", "p95_s"),
+    (r"p99.*", "p99_s"),
+    (r"compute.*", "compute_s"),
+    (r"(coll\. init|mpi_test|mpi_wait|init|wait).*", "overhead_s"),
+    (r"pure comm.*", "pure_s"),
+    (r"overlap.*", "overlap_percent"),
+    (r"iterations", "iterations"),
+    (r"bandwidth.*|mb/s.*|bi-?directional.*", "bandwidth_Bps"),
+    (r"messages/s.*", "messages_per_s"),
+    (r"validation", "validation"),
+)
+
+
+def _is_report(head: Head) -> bool:
+    return any(_TITLE.match(line.strip()) for line in head.text.splitlines()[:40])
+
+
+def _lines(path: Path, text: str) -> list[str]:
+    """Lines of a report, none of which is long."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if len(line) > _LONGEST_LINE:
+            raise FormatError(
+                f"{path}:{number}: a line of over {_LONGEST_LINE} characters; the file is damaged"
+            )
+    return lines
+
+
+def _read_report(head: Head, options: Options) -> Points:
+    """Read the tables of one run.
+
+    Raises
+    ------
+    FormatError
+        If the number of ranks is not given, a result failed its check, a row breaks off, or there is no row.
+    """
+    text = read_text(head.path, needed="output of an OSU benchmark", largest=LARGEST)
+    if options.ranks is None:
+        raise FormatError(
+            f"{head.path}: output of OSU does not say how many ranks took part; give --ranks N"
+        )
+    title, version, rows, points = "", "", [], {}
+    columns: Sequence[str] = ()
+    dtype, extra = "", dict[str, Any]()
+    for number, line in enumerate(_lines(head.path, text), start=1):
+        stripped = line.strip()
+        place = f"{head.path}:{number}"
+        if match := _TITLE.match(stripped):
+            if title and match[2] != title:
+                raise FormatError(
+                    f"{place}: a second benchmark ({shortened(match[2])}); needed the output of one"
+                )
+            title, version = match[2], match[3] or ""
+        elif match := re.match(r"#\s*Datatype:\s*([\w ]+)", stripped):
+            dtype = match[1].strip()
+        elif match := re.match(
+            r"#\s*\[ pairs:\s*(\d{1,9}) \]\s*\[ window size:\s*(\d{1,9}) \]", stripped
+        ):
+            extra = {"pairs": int(match[1]), "window": int(match[2])}
+        elif stripped.startswith("#"):
+            columns = _columns(stripped) or columns
+        elif stripped and title:
+            if not columns:
+                raise FormatError(
+                    f"{place}: a row before the names of its columns; the file is cut"
+                )
+            row = _row(place, stripped, columns)
+            rows.append(_told(title, row, options.ranks, dtype) | extra)
+            point = _point(title, row, options.ranks, f"{head.path.name}:{number}")
+            if point is not None:
+                points[point.shape["bytes"], dtype] = point
+    if not rows:
+        raise FormatError(
+            f"{head.path}: holds no row; the benchmark was cut off before its first size"
+        )
+    name = collective_name(_word(title))
+    warnings = (
+        ()
+        if name is not None
+        else (f"{title}: no collective; its rows are printed and calibrate nothing",)
+    )
+    return Points(
+        str(head.path),
+        f"OSU {title}",
+        tuple(points.values()),
+        library="",
+        warnings=warnings,
+        format="osu",
+        version=version,
+        rows=tuple(rows),
+    )
+
+
+def _columns(line: str) -> list[str]:
+    """Contents of each column, from the line that names them; empty where it names none."""
+    words = re.split(r"\s{2,}", line.lstrip("# ").strip())
+    if len(words) == 1 and re.match(r"(?i)size\s", words[0]):
+        words = ["Size", words[0].split(None, 1)[1]]
+    names = []
+    for word in words:
+        name = next(
+            (name for pattern, name in _COLUMNS if re.fullmatch(pattern, word.strip().lower())),
+            None,
+        )
+        if name is None:
+            return []
+        names.append(name)
+    return names
+
+
+def _row(place: str, line: str, columns: Sequence[str]) -> dict[str, Any]:
+    cells = line.split()
+    if len(cells) != len(columns):
+        raise FormatError(f"{place}: has {len(cells)} of {len(columns)} columns; the file is cut")
+    row: dict[str, Any] = {}
+    for name, cell in zip(columns, cells, strict=True):
+        if name == "validation":
+            if cell.lower() == "fail":
+                raise FormatError(f"{place}: the result failed its check; do not calibrate on it")
+            row[name] = cell
+            continue
+        try:
+            value = float(cell)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0 or value > 1e18:
+            raise FormatError(f"{place}: got {shortened(cell)}; needed a number")
+        scale = (
+            _MICRO
+            if name.endswith("_s") and name != "messages_per_s"
+            else _MEGA
+            if name == "bandwidth_Bps"
+            else 1
+        )
+        row[name] = int(value) if name in ("bytes", "iterations") else value * scale
+    return row
+
+
+def _word(title: str) -> str:
+    """The collective of a title, in a word that every tool uses."""
+    word = re.sub(
+        r"(?i)\b(non-?blocking|persistent|latency|mpi|personalized|exchange|intercommunicator)\b",
+        " ",
+        title,
+    )
+    word = "".join(letter for letter in word.lower() if letter.isalnum())
+    return {"bcast": "broadcast", "alltoallw": "alltoallv", "allgatherv": "allgather"}.get(
+        word.removeprefix("i") if word.startswith(("iall", "ibcast", "ired", "ibar")) else word,
+        word.removeprefix("i") if word.startswith(("iall", "ired", "ibar")) else word,
+    )
+
+
+def _told(title: str, row: Mapping[str, Any], ranks: int, dtype: str) -> dict[str, Any]:
+    """One row as it is printed, in SI units."""
+    name = collective_name(_word(title))
+    plain = {"latency": "send_recv", "": "send_recv", "bandwidth": "send_recv"}
+    told: dict[str, Any] = {
+        "collective": name or plain.get(_word(title), title),
+        "ranks": ranks,
+        **row,
+    }
+    told.setdefault("bytes", 0)
+    if name in _COUNTS and row.get("time_s") and row.get("bytes"):
+        size = row["bytes"] * (ranks if name in _GATHERED else 1)
+        told["busbw_Bps"] = size / row["time_s"] * _COUNTS[name] * (ranks - 1) / ranks
+    if dtype:
+        told["dtype"] = dtype
+    return told
+
+
+def _point(title: str, row: Mapping[str, Any], ranks: int, place: str) -> MeasuredPoint | None:
+    name = collective_name(_word(title))
+    seconds, size = row.get("pure_s", row.get("time_s")), row.get("bytes", 0)
+    if name is None or not seconds or not size or ranks < 2:
+        return None
+    return collective_point(
+        name,
+        size * (ranks if name in _GATHERED else 1),
+        [seconds],
+        ranks=ranks,
+        domains=1,
+        place=place,
+    )
+
+
+OSU: Final = Format("osu", "output of OSU Micro-Benchmarks", "points", _is_report, _read_report)

@@ -1,0 +1,386 @@
+"""A recorded step as a Timeline: the spans of all ranks on one clock, those of one step, as rows that pictures draw and comparisons read.
+
+Clocks of hosts differ. Ranks of one group leave a collective at nearly the same moment, so the median difference of the ends of what they did together is how far one clock is ahead; between
+neighbours of a pipeline, which share only messages, half the difference of the quickest messages in both directions is (as NTP does), where one would arrive before it was sent. A difference
+within the spread of its samples is noise, and the clocks stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.engine import Timeline
+from mpsim.errors import FormatError
+from mpsim.formats.imported import Recorded
+from mpsim.formats.intervals import Array
+from mpsim.formats.registry import read
+from mpsim.formats.spans import Dense, Span, Spans
+from mpsim.parallel.axes import AXES, Stream
+from mpsim.program import COLLECTIVE, SEND, TICK, Vocabulary
+from mpsim.program.rows import Rows
+from mpsim.result.intervals import Cover
+from mpsim.training.vocabulary import PARTS, TRAINING
+
+__all__ = ["RECORDED", "RecordedStep", "clock_offsets", "read_recordings", "recorded_step"]
+
+RECORDED: Final = Vocabulary(
+    kinds=(*TRAINING.kinds, "compute", "copy", "wait"),
+    actions=TRAINING.actions,
+    parts=(*PARTS, "compute"),
+    computing=(*TRAINING.computing, "compute"),
+)
+"""Words of a recorded step: those of a simulated one, and what recordings do not tell apart."""
+
+_PART = {
+    "forward": "forward",
+    "backward": "backward",
+    "input_gradient": "backward",
+    "weight_gradient": "weight_gradient",
+    "optimizer": "optimizer",
+    "compute": "compute",
+    "copy": "other",
+    "wait": "other",
+}
+_QUEUES = {"copy": Stream.COPY, "wait": Stream.HOST}
+_STREAM = {axis.name: axis.streams[0] for axis in AXES}
+_ENDINGS = (".json", ".json.gz", ".sqlite", ".pt.trace.json", ".trace.json.gz")
+_MOST_FILES: Final = 4096
+_FEWEST = 3  # matched collectives: fewer say nothing of a clock
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class RecordedStep:
+    """One step of a recording, all ranks on one clock.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        A row a span, ``engine`` is the tool that recorded it. Rows of one queue may overlap, as recorded ones do.
+    ranks : tuple of int or None
+        Rank of the job that each class is; None where the recording does not say.
+    offsets_s : tuple of float
+        What was taken from the clock of each rank [s].
+    steps : int
+        Steps that were recorded.
+    parts : mapping of str to float
+        Mean over ranks of the time by part; sums to the step time [s].
+    """
+
+    timeline: Timeline
+    ranks: tuple[int | None, ...]
+    offsets_s: tuple[float, ...]
+    steps: int
+    parts: dict[str, float]
+
+    @property
+    def step_time_s(self) -> float:
+        """From the first start to the last end of any rank [s]."""
+        return self.timeline.step_time_s
+
+
+def read_recordings(path: Path) -> list[Recorded]:
+    """Read what one tool recorded of a job: a file, or a folder with one a rank.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    FormatError
+        If a file is no recording, or a folder holds none or those of several tools.
+    CalibrationError
+        If a file is damaged, or nothing known wrote it.
+    """
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS))
+        if not files or len(files) > _MOST_FILES:
+            raise FormatError(
+                f"{path}: is a folder with {len(files)} files that end in {', '.join(_ENDINGS)}; needed one recording a rank"
+            )
+    read_files = [read(file, spans=True) for file in files]
+    recordings = [item for item in read_files if isinstance(item, Recorded) and item.spans]
+    if len(recordings) < len(read_files):
+        other = next(
+            file for file, item in zip(files, read_files, strict=True) if item not in recordings
+        )
+        raise FormatError(
+            f"{other}: is no recording of a step; needed a trace of torch.profiler or an SQLite export of Nsight Systems"
+        )
+    if len({item.format for item in recordings}) > 1:
+        raise FormatError(f"{path}: holds recordings of several tools; give those of one")
+    return recordings
+
+
+def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) -> RecordedStep:
+    """Lay the ranks of a recording on one clock and take one of its steps.
+
+    Parameters
+    ----------
+    recordings : sequence of Recorded
+        Read with their spans, of one tool; a file may hold several devices.
+    step : int, optional
+        Which of the marked steps, from 0; by default that of median length. Where none is marked, everything is one step.
+
+    Raises
+    ------
+    FormatError
+        If nothing was recorded, two files are of one rank, or there is no such step.
+    """
+    ranks = [spans for recorded in recordings for spans in recorded.spans]
+    if not ranks or not any(spans.spans or spans.dense for spans in ranks):
+        files = ", ".join(file for recorded in recordings for file in recorded.files)
+        raise FormatError(
+            f"{files}: holds no action, kernel, operator or collective with a time; nothing to draw or compare"
+        )
+    known = [spans.rank for spans in ranks if spans.rank is not None]
+    if len(set(known)) < len(known):
+        raise FormatError(
+            f"two recordings are of rank {statistics.mode(known)}; give one file a rank"
+        )
+    ranks.sort(key=lambda spans: (spans.rank is None, spans.rank or 0, spans.name))
+    offsets = clock_offsets(ranks)
+    steps = min(len(spans.steps) for spans in ranks)
+    chosen = _step(ranks, steps, step)
+    windows = [spans.steps[chosen] if steps else None for spans in ranks]
+    # whole nanoseconds between the bases first: their difference is exact, each alone as a float is not
+    base = min(spans.base_ns for spans in ranks)
+    shifts = [
+        (spans.base_ns - base) * 1e-9 - offset for spans, offset in zip(ranks, offsets, strict=True)
+    ]
+    cut = [_within(spans.spans, window) for spans, window in zip(ranks, windows, strict=True)]
+    dense = [
+        [(item, item.within(window)) for item in spans.dense]
+        for spans, window in zip(ranks, windows, strict=True)
+    ]
+    begins = [
+        (window[0] if window else _first(spans, items)) + shift
+        for spans, items, window, shift in zip(cut, dense, windows, shifts, strict=True)
+    ]
+    origin = min((begin for begin in begins if math.isfinite(begin)), default=0.0)
+    timeline = _timeline(
+        ranks, cut, dense, [shift - origin for shift in shifts], recordings[0].format
+    )
+    return RecordedStep(
+        timeline=timeline,
+        ranks=tuple(spans.rank for spans in ranks),
+        offsets_s=tuple(offsets),
+        steps=max(1, steps),
+        parts=_parts(timeline),
+    )
+
+
+def _step(ranks: Sequence[Spans], steps: int, step: int | None) -> int:
+    if step is not None and not 0 <= step < max(1, steps):
+        raise FormatError(f"step {step}: {steps} steps are marked in every rank, numbered from 0")
+    if step is not None or not steps:
+        return step or 0
+    lengths = [
+        max(spans.steps[number][1] - spans.steps[number][0] for spans in ranks)
+        for number in range(steps)
+    ]
+    return lengths.index(statistics.median_high(lengths))
+
+
+def _first(spans: Sequence[Span], dense: Sequence[tuple[Dense, Array]]) -> float:
+    """When the first of them began; infinity where there are none."""
+    starts = [span.start for span in spans[:1]]
+    starts += [float(times[:, 0].min()) for _, times in dense if len(times)]
+    return min(starts, default=math.inf)
+
+
+def _within(spans: Sequence[Span], window: tuple[float, float] | None) -> list[Span]:
+    """Spans that begin in a step; without a window all."""
+    if window is None:
+        return list(spans)
+    return [span for span in spans if window[0] <= span.start <= window[1]]
+
+
+def clock_offsets(ranks: Sequence[Spans]) -> list[float]:
+    """By how much the clock of each rank is ahead of the first one's [s]; 0 where nothing shows it.
+
+    Parameters
+    ----------
+    ranks : sequence of Spans
+        Each on its own clock.
+    """
+    offsets: list[float | None] = [0.0] + [None] * (len(ranks) - 1)
+    pending = [0]
+    while pending:  # neighbours of neighbours: a pipeline's ranks share messages with the next only
+        here = pending.pop(0)
+        for other in range(len(ranks)):
+            if offsets[other] is not None:
+                continue
+            difference = _difference(ranks[here], ranks[other])
+            if difference is not None:
+                offsets[other] = (offsets[here] or 0.0) + difference
+                pending.append(other)
+    return [offset or 0.0 for offset in offsets]
+
+
+def _difference(left: Spans, right: Spans) -> float | None:
+    """How far the clock of `right` is ahead of that of `left` [s]; None where they did nothing together."""
+    apart = (right.base_ns - left.base_ns) * 1e-9
+    calls = [_calls(spans) for spans in (left, right)]
+    samples = [
+        later - earlier + apart
+        for key, ends in calls[0].items()
+        if len(ends) == len(calls[1].get(key, ()))
+        for earlier, later in zip(ends, calls[1][key], strict=True)
+    ]
+    if len(samples) < _FEWEST:
+        return _by_messages(left, right, apart)
+    middle = statistics.median(samples)
+    spread = statistics.median(abs(sample - middle) for sample in samples)
+    return middle if abs(middle) > 3 * spread else 0.0
+
+
+def _calls(spans: Spans) -> dict[tuple[str, int, int], list[float]]:
+    """Ends of the collectives of a rank, by what they are."""
+    found: dict[tuple[str, int, int], list[float]] = {}
+    for span in spans.spans:
+        if span.kind == "collective" and span.stage < 0:
+            found.setdefault((span.name, span.size, span.ranks), []).append(span.end)
+    return found
+
+
+def _by_messages(left: Spans, right: Spans, apart: float) -> float | None:
+    """Difference of clocks by what each rank can only do after the other: an action after the one whose result it takes."""
+    forth, back = _delays(left, right, apart), _delays(right, left, -apart)
+    if not forth or not back:
+        return None
+    # by both clocks the quickest message takes its time plus the difference one way, and minus it the other way
+    difference = (min(forth) - min(back)) / 2
+    return difference if min(*forth, *back) < 0 else 0.0
+
+
+def _delays(left: Spans, right: Spans, apart: float) -> list[float]:
+    """Times from the end of an action of `left` to the end of that of `right` which takes its result and may wait for it inside, by their own clocks."""
+    ends = {
+        (span.kind == "forward", span.stage, span.microbatch): span.end for span in left.actions
+    }
+    found = []
+    for span in right.actions:
+        if span.kind == "weight_gradient":
+            continue
+        forward = span.kind == "forward"
+        before = (forward, span.stage - 1 if forward else span.stage + 1, span.microbatch)
+        if before in ends:
+            found.append(span.end + apart - ends[before])
+    return found
+
+
+def _timeline(
+    ranks: Sequence[Spans],
+    cut: Sequence[Sequence[Span]],
+    dense: Sequence[Sequence[tuple[Dense, Array]]],
+    shifts: Sequence[float],
+    engine: str,
+) -> Timeline:
+    """Rows of all spans, then of what is too many for a span each."""
+    rank: list[int] = []
+    spans: list[Span] = []
+    for place, mine in enumerate(cut):
+        rank += [place] * len(mine)
+        spans += mine
+    shift = np.array(shifts)[rank] if rank else np.zeros(0)
+    start = _ticks(np.array([span.start for span in spans]) + shift)
+    end = np.maximum(start, _ticks(np.array([span.end for span in spans]) + shift))
+    stages = [sorted({span.stage for span in mine if span.is_action}) for mine in cut]
+    rows = Rows(RECORDED)
+    rows.add(
+        len(spans),
+        label=np.array([span.name[:60] for span in spans] or [""])[: len(spans)],
+        rank=rank,
+        stream=[_stream(span) for span in spans],
+        kind=[_kind(span) for span in spans],
+        stage=[span.stage for span in spans],
+        chunk=[
+            stages[place].index(span.stage) if span.is_action else -1
+            for place, span in zip(rank, spans, strict=True)
+        ],
+        microbatch=[span.microbatch for span in spans],
+        part=[
+            RECORDED.part(_PART.get(span.kind) or f"exposed_{span.axis or 'dp'}") for span in spans
+        ],
+        duration=end - start,
+        size=[float(span.size) for span in spans],
+    )
+    begun, ended = [start], [end]
+    for place, items in enumerate(dense):
+        for item, times in items:
+            bounds = _ticks(times + shifts[place])
+            begun.append(bounds[:, 0])
+            ended.append(np.maximum(bounds[:, 0], bounds[:, 1]))
+            rows.add(
+                len(times),
+                label=item.name,
+                rank=place,
+                stream=_QUEUES.get(item.kind, Stream.COMPUTE),
+                kind=RECORDED.kinds.index(item.kind),
+                part=RECORDED.part(_PART[item.kind]),
+                duration=ended[-1] - begun[-1],
+            )
+    start, end = np.concatenate(begun), np.concatenate(ended)
+    program = rows.finish(
+        rank_name=[spans.name for spans in ranks], class_size=np.ones(len(ranks), np.int64)
+    )
+    return Timeline(program=program, start=start, end=end, engine=engine)
+
+
+def _ticks(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    # recordings are of nanoseconds: rounded to those, what touches on the tool's clock touches here
+    return np.rint(np.maximum(seconds, 0.0) * 1e9) * (1e-9 / TICK)
+
+
+def _stream(span: Span) -> Stream:
+    """Queue that a span is drawn on."""
+    if span.kind == "send":
+        return Stream.SEND_NEXT
+    if span.kind == "collective":
+        return _STREAM[span.axis or "dp"]
+    return _QUEUES.get(span.kind, Stream.COMPUTE)
+
+
+def _kind(span: Span) -> int:
+    if span.kind == "send":
+        return SEND
+    return COLLECTIVE if span.kind == "collective" else RECORDED.kinds.index(span.kind)
+
+
+def _parts(timeline: Timeline) -> dict[str, float]:
+    """Mean over ranks of the time by part [s].
+
+    Notes
+    -----
+    What computes counts first, in the order of the parts; communication counts as exposed where nothing computes and no communication of an earlier part runs; the rest is ``bubble``.
+    """
+    program, whole = timeline.program, timeline.makespan
+    totals = dict.fromkeys(RECORDED.parts, 0.0)
+    computing = [RECORDED.part(name) for name in (*RECORDED.computing, "other")]
+    communicating = [
+        place for place, name in enumerate(RECORDED.parts) if name.startswith("exposed_")
+    ]
+    for rank in range(program.ranks):
+        mine = program.rank == rank
+        covered, before = 0.0, np.zeros(len(program), dtype=bool)
+        for part in (*computing, *communicating):
+            chosen = mine & (program.part == part)
+            if not chosen.any():
+                continue
+            before |= chosen
+            cover = Cover(timeline.start[before], timeline.end[before])
+            reach = float(cover.until(np.array([np.inf]))[0])
+            totals[RECORDED.parts[part]] += reach - covered
+            covered = reach
+        totals["bubble"] += whole - covered
+    return {name: total * TICK / program.ranks for name, total in totals.items() if total > 0}

@@ -1,0 +1,314 @@
+"""Formats that are read, which of them a file has by what it holds, and formats that are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
+from mpsim.formats.chakra import CHAKRA
+from mpsim.formats.chakra_trace import is_trace
+from mpsim.formats.deepspeed import DEEPSPEED
+from mpsim.formats.hlo import HLO
+from mpsim.formats.huggingface import HUGGING_FACE
+from mpsim.formats.imported import Imported, Points, Recorded
+from mpsim.formats.kineto_step import KINETO
+from mpsim.formats.megatron import MEGATRON, SLURM
+from mpsim.formats.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
+from mpsim.formats.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
+from mpsim.formats.nsys import NSYS, is_sqlite
+from mpsim.formats.osu import OSU
+from mpsim.formats.out_deepspeed import export_deepspeed
+from mpsim.formats.out_megatron import export_megatron
+from mpsim.formats.out_megatron_yaml import export_bridge, export_nemo
+from mpsim.formats.out_torchtitan import export_torchtitan
+from mpsim.formats.outgoing import Exported
+from mpsim.formats.scenarios import on_cluster
+from mpsim.formats.source import Format, Head, Options, read_head
+from mpsim.formats.tables import TABLE
+from mpsim.formats.torchtitan import TORCHTITAN
+from mpsim.scenario import Scenario
+
+__all__ = [
+    "ALIASES",
+    "FORMATS",
+    "RECORDING",
+    "WRITERS",
+    "Writer",
+    "export",
+    "named",
+    "read",
+    "recognise",
+    "writer",
+]
+
+RECORDING: Final = Format(
+    "mpsim-measure",
+    "recording of mpsim measure",
+    "recording",
+    lambda head: head.is_object and '"kind"' in head.first_line,
+)
+FORMATS: Final = (
+    RECORDING,
+    CHAKRA,
+    NSYS,
+    KINETO,
+    NCCL_TESTS,
+    NCCL_TESTS_JSON,
+    HUGGING_FACE,
+    SLURM,
+    MEGATRON,
+    NEMO,
+    MEGATRON_YAML,
+    MEGATRON_BRIDGE,
+    TORCHTITAN,
+    DEEPSPEED,
+    OSU,
+    HLO,
+    TABLE,
+)
+"""Every format, in the order in which a file is tried: those that their first characters give away come first."""
+ALIASES: Final[Mapping[str, str]] = {
+    "bridge": "megatron-bridge",
+    "ds_config": "deepspeed",
+    "huggingface": "hf",
+    "sbatch": "slurm",
+    "transformers": "hf",
+    "pytorch": "kineto",
+    "torch": "kineto",
+    "rccl-tests": "nccl-tests",
+}
+"""Further names of formats."""
+
+
+def recognise(path: str | Path) -> Format:
+    """The format of a file.
+
+    Raises
+    ------
+    CalibrationError
+        If the file cannot be read, or nothing known wrote it.
+    """
+    return _recognise(read_head(Path(path)))
+
+
+def read(
+    path: str | Path,
+    *,
+    format: str = "auto",  # noqa: A002 - the word of the command line
+    only: Mapping[str, str] | None = None,
+    ranks: int | None = None,
+    cluster: str | None = None,
+    kernels: bool = False,
+    spans: bool = False,
+) -> Imported | Points | Recorded:
+    """Read a file of another tool.
+
+    Parameters
+    ----------
+    path : str or Path
+    format : str
+        Name of the format (see 'mpsim show formats'), or ``auto``: what it holds decides.
+    only : mapping of str to str, optional
+        Value that a column of a table must have.
+    ranks : int, optional
+        Accelerators of the job, or ranks of the benchmark, where the file does not say.
+    cluster : str, optional
+        System of the catalog that the job runs on; a compiled program is priced on it.
+    kernels : bool
+        Whether a recording of a step is read for the kernels and collectives in it, as points.
+    spans : bool
+        Whether a recording keeps what each rank did and when, of which `mpsim.formats.recorded_step` makes a timeline.
+
+    Returns
+    -------
+    Imported, Points or Recorded
+        A scenario with what became of every key of the file, measured points, or what a recording says.
+
+    Raises
+    ------
+    FormatError
+        If the format is unknown, the file has another, or what it describes cannot be simulated.
+    CalibrationError
+        If nothing known wrote it, or it is truncated, mixed or impossible; it says which.
+    """
+    family = () if format == "auto" else named(format)
+    file = _in_folder(Path(path))
+    head = read_head(file, binary=is_trace(file) or is_sqlite(file))
+    known = _agreed(family, head) if family else _recognise(head)
+    if known.read is None:
+        raise CalibrationError(f"{path}: is a recording; read it with mpsim.measured")
+    options = Options(only=only or {}, ranks=ranks, cluster=cluster, spans=spans)
+    reader = known.read if kernels or known.record is None else known.record
+    try:
+        result = reader(head, options)
+    except MpsimError:
+        raise
+    except (ValueError, OverflowError, RecursionError) as error:
+        # numbers and nesting beyond what Python converts, in a place that the reader does not guard: a mutation test looks for this word,
+        # and anything else that escapes a reader is a bug and shows as one
+        raise FormatError(
+            f"{path}: cannot be read as {known.title}: unforeseen {type(error).__name__}: {str(error)[:80]}"
+        ) from error
+    return on_cluster(result, options) if isinstance(result, Imported) else result
+
+
+_SAID_ELSEWHERE: Final = re.compile(
+    r"^(distributed_type|compute_environment|fsdp_config):", re.MULTILINE
+)
+"""Keys of an Accelerate configuration, which holds no more than how parameters are sharded."""
+
+
+def _refuse_accelerate(head: Head) -> None:
+    if not head.is_object and _SAID_ELSEWHERE.search(head.text):
+        raise FormatError(
+            f"{head.path}: configurations of Accelerate are not read; write its sharding in torchtitan's two words, "
+            "[parallelism] data_parallel_shard_degree and fsdp_reshard_after_forward, and import that as torchtitan"
+        )
+
+
+def _in_folder(path: Path) -> Path:
+    """The file to read of a folder: the compiled module of ``--xla_dump_to``, or the first rank of an execution trace; else the path itself.
+
+    Raises
+    ------
+    FormatError
+        If the folder holds none, or several modules.
+    """
+    if not path.is_dir():
+        return path
+    modules = sorted(path.glob("*after_optimizations.txt"))
+    ranks = sorted(file for file in path.glob("*.0.et") if is_trace(file))
+    found = modules or ranks
+    if len(found) != 1:
+        names = (
+            ", ".join(file.name for file in found[:4])
+            or "neither *after_optimizations.txt nor *.0.et"
+        )
+        raise FormatError(f"{path}: is a folder with {names}; name the file to read")
+    return found[0]
+
+
+def named(name: str) -> tuple[Format, ...]:
+    """The formats that a name of the command line means: several where a tool writes more than one.
+
+    Raises
+    ------
+    FormatError
+        If there is none.
+    """
+    word = ALIASES.get(name.lower(), name.lower())
+    family = tuple(known for known in FORMATS if (known.name + "-").startswith(f"{word}-"))
+    if not family:
+        names = [*(known.name for known in FORMATS), *ALIASES, "auto"]
+        raise FormatError(f"unknown format {name[:60]!r}; {nearest(name, names)}")
+    return family
+
+
+def _agreed(family: tuple[Format, ...], head: Head) -> Format:
+    """The format of the family that the file has; the first where nothing gives the file away."""
+    for known in family:
+        if known.recognises(head):
+            return known
+    for known in FORMATS:
+        if known is not TABLE and known.recognises(head):
+            raise FormatError(
+                f"{head.path}: is {known.title}, not {family[0].title}; name the format {known.name}, or auto"
+            )
+    return family[0]
+
+
+def _recognise(head: Head) -> Format:
+    for known in FORMATS:
+        if known.recognises(head):
+            return known
+    _refuse_accelerate(head)
+    if head.is_object:
+        raise CalibrationError(
+            f"{head.path}: JSON that neither nccl-tests -J nor torch.profiler wrote, nor anything else known; 'mpsim show formats' lists what can be read"
+        )
+    raise CalibrationError(
+        f"{head.path}: nothing known wrote this; 'mpsim show formats' lists what can be read"
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Writer:
+    """A format that is written.
+
+    Parameters
+    ----------
+    name : str
+        As commands take it; an importer of the same name reads the file.
+    title : str
+        In words.
+    write : callable
+        The scenario in that format.
+    ending : str
+        Usual ending of its files.
+    """
+
+    name: str
+    title: str
+    write: Callable[[Scenario], Exported]
+    ending: str
+
+
+WRITERS: Final = (
+    Writer("megatron", "launch script of Megatron-LM", export_megatron, ".sh"),
+    Writer("megatron-bridge", "configuration of Megatron-Bridge", export_bridge, ".yaml"),
+    Writer("nemo", "configuration of NeMo 2", export_nemo, ".yaml"),
+    Writer("torchtitan", "configuration of torchtitan", export_torchtitan, ".toml"),
+    Writer("deepspeed", "ds_config of DeepSpeed", export_deepspeed, ".json"),
+)
+
+
+def writer(name: str) -> Writer:
+    """The format that a name means.
+
+    Raises
+    ------
+    FormatError
+        If there is none.
+    """
+    word = ALIASES.get(name.lower(), name.lower())
+    found = next((item for item in WRITERS if item.name == word), None)
+    if found is None:
+        names = [*(item.name for item in WRITERS), *ALIASES, "chakra"]
+        raise FormatError(f"no format {name[:60]!r} is written; {nearest(name, names)}")
+    return found
+
+
+def export(scenario: Scenario, format: str) -> Exported:  # noqa: A002 - the word of the command line
+    """Write a scenario in the words of another tool.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Of a training step.
+    format : str
+        Name of the format (see 'mpsim show formats').
+
+    Returns
+    -------
+    Exported
+        The text, and every value that the format cannot hold.
+
+    Raises
+    ------
+    FormatError
+        If the format is unknown, or cannot hold such a model or a service.
+
+    Examples
+    --------
+    >>> import mpsim
+    >>> scenario = mpsim.Scenario.from_mapping({
+    ...     "schema": 1, "model": "llama3-8b", "cluster": {"preset": "dgx-h100", "nodes": 1},
+    ...     "training": {"global_batch": 8, "sequence_length": 8192}})
+    >>> [loss.key for loss in export(scenario, "deepspeed").lost if "." not in loss.key]
+    ['model', 'cluster', 'schedule']
+    """
+    return writer(format).write(scenario)

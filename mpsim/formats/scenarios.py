@@ -1,0 +1,272 @@
+"""Imported scenarios as files: laid over a scenario there is, checked, and written as YAML that says where each value comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mpsim.errors import FormatError, ScenarioError
+from mpsim.formats.imported import Assumed, Imported
+from mpsim.formats.ledger import flat, laid
+from mpsim.formats.source import Options
+from mpsim.scalars import resolve
+from mpsim.scenario import Scenario, load
+from mpsim.scenario.paths import expand_shorthand
+
+__all__ = ["checked", "on_cluster", "over", "written"]
+
+_SECTIONS = ("model", "cluster", "parallelism", "schedule", "training", "framework", "simulation")
+_CONTRADICTIONS = (
+    "model",
+    "parallelism",
+    "schedule",
+    "training.global_batch",
+    "training.micro_batch",
+)
+_NEEDED = {
+    "model": "a preset such as llama3-8b ('mpsim show models'), or its sizes",
+    "cluster": "which accelerators, links and NICs: --cluster NAME ('mpsim show systems')",
+    "cluster.preset": "which accelerators, links and NICs: --cluster NAME ('mpsim show systems')",
+    "cluster.nodes": "how many accelerators: --ranks N",
+}
+
+
+def on_cluster(imported: Imported, options: Options) -> Imported:
+    """The import with the cluster and the accelerators that the user named, where its file has none."""
+    from mpsim.errors import nearest
+    from mpsim.hardware import system, system_names
+
+    scenario = dict(imported.scenario)
+    cluster = dict(scenario.get("cluster", {}))
+    assumed = list(imported.assumed)
+    lines = dict(imported.lines)
+    if options.cluster is not None:
+        if options.cluster not in system_names():
+            raise FormatError(
+                f"--cluster {options.cluster[:60]!r}: {nearest(options.cluster, system_names())}"
+            )
+        cluster["preset"] = options.cluster
+        lines["cluster.preset"] = "--cluster"
+    if options.ranks is not None and "nodes" not in cluster and "model" in scenario | {"model": 1}:
+        each = cluster.get("accelerators_per_node")
+        if each is None and "preset" in cluster:
+            each = system(cluster["preset"]).node.accelerators
+        if each is not None:
+            if options.ranks % each and options.ranks > each:
+                raise FormatError(
+                    f"--ranks {options.ranks}: needed a multiple of the {each} accelerators of a node"
+                )
+            cluster["nodes"] = max(1, options.ranks // each)
+            lines["cluster.nodes"] = "--ranks"
+            if options.ranks < each:
+                cluster["accelerators_per_node"] = options.ranks
+                lines["cluster.accelerators_per_node"] = "--ranks"
+    if cluster:
+        scenario["cluster"] = cluster
+    given = {"cluster"} if "preset" in cluster else set()
+    given |= {"cluster.preset"} if "preset" in cluster else set()
+    given |= {"cluster.nodes"} if "nodes" in cluster else set()
+    missing = [key for key in imported.missing if key not in given]
+    if (
+        cluster
+        and "preset" not in cluster
+        and "cluster" not in missing
+        and "cluster.preset" not in missing
+    ):
+        missing.append("cluster.preset")
+    if "preset" in cluster and "nodes" not in cluster and "cluster.nodes" not in missing:
+        missing.append("cluster.nodes")
+    return dataclasses.replace(
+        imported, scenario=scenario, assumed=tuple(assumed), missing=tuple(missing), lines=lines
+    )
+
+
+def over(imported: Imported, base: Path) -> Imported:
+    """An import laid over a scenario file: what the import says wins, the rest stays.
+
+    A model or a framework that the import spells out replaces that of the file; a model of which it knows some sizes changes it.
+
+    Raises
+    ------
+    ScenarioError
+        If the file cannot be read.
+    """
+    document = load(base, checked=False).source
+    below = {
+        key: expand_shorthand(key, value)
+        for key, value in document.data.items()
+        if key not in ("include", "overrides", "sweep", "name")
+    }
+    above = dict(imported.scenario)
+    model = above.get("model")
+    whole = isinstance(model, Mapping) and (
+        "preset" in model or {"layers", "hidden", "heads", "vocab"} <= model.keys()
+    )
+    for key, replaces in (("model", whole), ("framework", True)):
+        if key in above and replaces:
+            below.pop(key, None)
+    lines = dict.fromkeys(flat(below), base.name) | dict(imported.lines)
+    assumed = imported.assumed
+    mesh = below.get("parallelism")
+    if (
+        isinstance(mesh, Mapping)
+        and "dp" in mesh
+        and "parallelism" in above
+        and "dp" not in above["parallelism"]
+    ):
+        below["parallelism"] = {key: value for key, value in mesh.items() if key != "dp"}
+        assumed += (
+            Assumed(
+                "parallelism.dp",
+                "",
+                "left out: what the cluster has room for, with the imported degrees",
+            ),
+        )
+    merged = laid(below, above)
+    missing = tuple(key for key in imported.missing if not _has(merged, key))
+    return dataclasses.replace(
+        imported, scenario=merged, missing=missing, lines=lines, assumed=assumed
+    )
+
+
+def _has(scenario: Mapping[str, Any], key: str) -> bool:
+    node: Any = scenario
+    for part in key.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True
+
+
+def checked(imported: Imported) -> Imported:
+    """The import with what `mpsim check` says of it as warnings, where nothing is missing.
+
+    Raises
+    ------
+    FormatError
+        If sizes of the file contradict each other, such as degrees that do not divide the accelerators.
+    """
+    if imported.missing or "model" not in imported.scenario:
+        return imported
+    try:
+        Scenario.from_mapping({"schema": 1, **imported.scenario})
+    except ScenarioError as error:
+        files = ", ".join(imported.files)
+        wrong = [problem for problem in error.problems if problem.key.startswith(_CONTRADICTIONS)]
+        if wrong:
+            told = "\n".join(
+                f"{files}: {_placed(imported, problem.key)}{problem.message}" for problem in wrong
+            )
+            raise FormatError(told) from error
+        problems = tuple(
+            f"not accepted as it stands: {problem.key}: {problem.message}"
+            for problem in error.problems
+        )
+        return dataclasses.replace(imported, warnings=(*imported.warnings, *problems))
+    return imported
+
+
+def _placed(imported: Imported, key: str) -> str:
+    line = imported.lines.get(key, "")
+    return f"{key} ({line}): " if line and line != "assumed" else f"{key}: "
+
+
+def written(imported: Imported) -> str:
+    """The scenario as commented YAML: where each value comes from, what was assumed and ignored, and what is missing."""
+    name = " and ".join(Path(file).name for file in imported.files)
+    era = f" ({imported.version})" if imported.version else ""
+    lines = [f"# Imported from {name}: {imported.tool or imported.format}{era}."]
+    lines += [f"# Warning: {_plain(warning)}" for warning in imported.warnings]
+    lines += [
+        f"# Missing: {key}: {_NEEDED.get(key, 'the file does not say')}" for key in imported.missing
+    ]
+    lines += ["schema: 1", *_body(imported)]
+    notes = [
+        item
+        for item in imported.assumed
+        if not _has(imported.scenario, item.to)
+        or isinstance(_at(imported.scenario, item.to), Mapping)
+    ]
+    if notes:
+        lines += ["# Assumed:", *(f"#   {_plain(str(item))}" for item in notes)]
+    if imported.ignored:
+        lines += ["# Ignored:", *(f"#   {words}" for words in _grouped(imported.ignored))]
+    return "\n".join(lines) + "\n"
+
+
+def _at(scenario: Mapping[str, Any], key: str) -> Any:
+    node: Any = scenario
+    for part in key.split("."):
+        node = node[part]
+    return node
+
+
+def _grouped(ignored: Mapping[str, str]) -> Iterator[str]:
+    """Ignored keys by the reason, each on its line."""
+    reasons: dict[str, list[str]] = {}
+    for key, why in ignored.items():
+        reasons.setdefault(why, []).append(_plain(key))
+    return (f"{', '.join(keys)}: {_plain(why)}" for why, keys in reasons.items())
+
+
+def _plain(text: str) -> str:
+    """Text of somebody's file on one line of a comment."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _body(imported: Imported) -> Iterator[str]:
+    assumed = {item.to: item for item in imported.assumed}
+    order = [
+        *_SECTIONS,
+        *(key for key in imported.scenario if key not in _SECTIONS and key != "schema"),
+    ]
+    for section in order:
+        if section in imported.scenario:
+            yield from _entry(
+                section, imported.scenario[section], imported.lines, assumed, "", section
+            )
+
+
+def _entry(
+    name: str,
+    value: Any,
+    lines: Mapping[str, str],
+    assumed: Mapping[str, Assumed],
+    indent: str,
+    key: str,
+) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        yield f"{indent}{name}:"
+        for inner, item in value.items():
+            yield from _entry(str(inner), item, lines, assumed, f"{indent}  ", f"{key}.{inner}")
+        return
+    text = f"{indent}{_scalar(name)}: {_scalar(value)}"
+    why = f"assumed: {assumed[key].why}" if key in assumed else lines.get(key, "")
+    yield f"{text:<40}  # {_plain(why)}".rstrip() if why else text
+
+
+def _scalar(value: object) -> str:
+    """A value as YAML reads it back."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        safe = (
+            value.replace("-", "")
+            .replace("_", "")
+            .replace(".", "")
+            .replace("/", "")
+            .replace(" ", "")
+            .isalnum()
+        )
+        is_text = value.isascii() and value == value.strip() and resolve(value) == value
+        return value if safe and is_text else json.dumps(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_scalar, value)) + "]"
+    if isinstance(value, Mapping):
+        return (
+            "{" + ", ".join(f"{_scalar(key)}: {_scalar(item)}" for key, item in value.items()) + "}"
+        )
+    return repr(value)

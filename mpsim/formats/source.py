@@ -1,0 +1,172 @@
+"""A file of somebody else: opened, bounded and unpacked in one place for every reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from mpsim import inputs
+from mpsim.errors import CalibrationError
+from mpsim.formats.imported import Imported, Points, Recorded
+
+__all__ = ["Format", "Head", "Options", "open_text", "read_head", "read_text"]
+
+_HEAD = 1 << 16
+
+
+def open_text(
+    path: Path, *, needed: str, newline: str | None = None
+) -> AbstractContextManager[IO[str]]:
+    """Open a text file to be streamed, unpacked where it is gzipped; what goes wrong is a CalibrationError.
+
+    Parameters
+    ----------
+    path : Path
+    needed : str
+        What the file should be, for the message.
+    newline : str, optional
+        As for `open`.
+    """
+    return inputs.open_text(path, needed=needed, newline=newline, error=CalibrationError)
+
+
+def read_text(path: Path, *, needed: str, largest: int = inputs.TEXT) -> str:
+    """The whole text of a file.
+
+    Parameters
+    ----------
+    path : Path
+    needed : str
+        What the file should be, for the message.
+    largest : int
+        Bytes that are read, unpacked.
+
+    Raises
+    ------
+    CalibrationError
+        If it is no text, breaks off, or is longer.
+    """
+    return inputs.read_text(path, needed=needed, largest=largest, error=CalibrationError)
+
+
+@dataclasses.dataclass(
+    frozen=True
+)  # no slots: the document is parsed once, by the first format that asks
+class Head:
+    """How a file begins, from which formats recognise their own.
+
+    Parameters
+    ----------
+    path : Path
+    text : str
+        Its first 65,536 characters.
+    """
+
+    path: Path
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        """The first line, without its end."""
+        return self.text.partition("\n")[0]
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the file begins as a JSON object."""
+        return self.text.lstrip().startswith("{")
+
+    @functools.cached_property
+    def document(self) -> Mapping[str, Any]:
+        """The whole file as a JSON object; empty where it does not begin as one.
+
+        Raises
+        ------
+        CalibrationError
+            If it breaks off, with the line.
+        """
+        if not self.is_object:
+            return {}
+        document: Mapping[str, Any] = inputs.read_json(
+            self.path, needed="a report in JSON", error=CalibrationError
+        )
+        return document
+
+
+def read_head(path: Path, *, binary: bool = False) -> Head:
+    """The beginning of a file.
+
+    Parameters
+    ----------
+    path : Path
+    binary : bool
+        Whether it may be something else than text.
+
+    Raises
+    ------
+    CalibrationError
+        If it cannot be read, is empty, or is no text.
+    """
+    with inputs.open_input(
+        path, needed="measurements", error=CalibrationError, largest=inputs.RECORDING
+    ) as stream:
+        text = stream.read(_HEAD).decode("utf-8-sig", errors="replace")
+    if not text.strip():
+        raise CalibrationError(f"{path}: is empty; needed measurements")
+    if "\0" in text and not binary:
+        raise CalibrationError(f"{path}: is a binary file; needed text")
+    return Head(path, text)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Facts about a file that its user adds because the file lacks them.
+
+    Parameters
+    ----------
+    only : mapping of str to str
+        Value that a column of a table must have.
+    ranks : int, optional
+        Accelerators of the job, or ranks of a benchmark.
+    cluster : str, optional
+        System of the catalog that the job runs on.
+    spans : bool
+        Whether a recording keeps what each rank did and when.
+    """
+
+    only: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ranks: int | None = None
+    cluster: str | None = None
+    spans: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Format:
+    """A format that files of one tool have.
+
+    Parameters
+    ----------
+    name : str
+        As commands take it.
+    title : str
+        In words.
+    gives : str
+        What reading gives: ``points``, ``scenario``, ``timeline``, or ``recording`` for the files of `mpsim measure`, which
+        `mpsim.measured` reads.
+    recognises : callable
+        Whether a file that begins like this has the format.
+    read : callable or None
+        Reader of the file; None for recordings of `mpsim measure`.
+    record : callable, optional
+        Reader of the whole step, where `read` gives the kernels it was made of as points.
+    """
+
+    name: str
+    title: str
+    gives: Literal["points", "scenario", "timeline", "recording"]
+    recognises: Callable[[Head], bool]
+    read: Callable[[Head, Options], Imported | Points | Recorded] | None = None
+    record: Callable[[Head, Options], Recorded] | None = None

@@ -1,0 +1,265 @@
+"""Export of a simulated step to the Chrome trace format: its timeline with communication inside actions, memory and links.
+
+Besides the tracks of `mpsim.formats.perfetto` every rank has one track for each axis on which it communicates inside actions, whose slices are named ``exposed: ...``
+(and coloured, where viewers know ``cname``) while kernels wait for them, and one for what it waits for between actions (``pp exposed``, ``dp exposed``). Exposed slices are of category
+``exposed``; those of a rank and an axis sum to its part of the breakdown, rounded to nanoseconds. Counters show memory by kind and the use of its ports.
+A track of the whole step holds the scenario, its digest, the version and the headline; the same stands in ``otherData`` of the file.
+
+References
+----------
+Trace Event Format, "Trace Event Format" document of the Catapult project: ``otherData``, ``cname``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.formats.perfetto import (
+    INSIDE,
+    Added,
+    Event,
+    counter_event,
+    meta_event,
+    nanoseconds,
+    shown_ranks,
+    slice_event,
+    trace_events,
+    write_events,
+)
+from mpsim.parallel.axes import AXES, AXIS_NAMES, Stream
+from mpsim.program import TICK
+from mpsim.result import CommunicationSlices, MemoryCurve, Result
+from mpsim.stamp import stamp
+
+__all__ = ["MOST_SLICES", "step_events", "write_step_trace"]
+
+MOST_SLICES = 100_000
+"""Slices of communication in a trace at most; of further ranks, and of the rest of a rank that has more, there are none."""
+
+_MOST_MOMENTS = 2000
+"""Moments of memory of one rank at most; of more, the fullest of each of so many spans."""
+_MOST_KERNELS = 1_000_000
+"""Kernels of a step whose links are followed; following more takes gigabytes."""
+_MOST_LINKS = 32
+"""Links of the fabric in a trace at most, the busiest."""
+_EXPOSED_COLOUR, _HIDDEN_COLOUR = "terrible", "grey"
+_IN_PLACE = {
+    AXIS_NAMES.index(axis.name): axis.streams[0] for axis in AXES if axis.streams[0] in INSIDE
+}
+_STEP, _FABRIC = 100_000, 100_001  # processes beyond those of ranks
+
+
+def write_step_trace(
+    result: Result, path: str | Path, *, detail: str = "chunk", ranks: Iterable[int] | None = None
+) -> None:
+    """Write a trace file; equal results give equal bytes.
+
+    Parameters
+    ----------
+    result : Result
+    path : str or Path
+        Gzipped when it ends in ``.gz``.
+    detail : str
+        ``chunk``: one slice an action and one a collective inside; ``kernel``: kernels as well, which makes large files: choose `ranks`.
+    ranks : iterable of int, optional
+        Rank classes to include; the first `mpsim.formats.perfetto.MOST_RANKS` when absent.
+
+    Raises
+    ------
+    ScenarioError
+        If `detail` or a rank is unknown.
+    """
+    tracks = _Tracks(result, shown_ranks(result.timeline.program, ranks))
+    write_events(_events(tracks, detail), path, about=tracks.about)
+
+
+def step_events(
+    result: Result, *, detail: str = "chunk", ranks: Iterable[int] | None = None
+) -> Iterator[Event]:
+    """Yield the events of `write_step_trace`."""
+    return _events(_Tracks(result, shown_ranks(result.timeline.program, ranks)), detail)
+
+
+def _events(tracks: _Tracks, detail: str) -> Iterator[Event]:
+    timeline = tracks.result.timeline
+    yield from _step(tracks)
+    yield from trace_events(timeline, detail=detail, ranks=tracks.ranks, more=tracks.of)
+    if tracks.follows_links:
+        yield from _fabric(tracks.result)
+
+
+class _Tracks:
+    """Tracks and counters of ranks beyond their timeline.
+
+    Parameters
+    ----------
+    result : Result
+    ranks : list of int
+        That the trace shows.
+
+    Attributes
+    ----------
+    follows_links : bool
+        Whether the step is small enough to show the use of links.
+    about : mapping of str to object
+        What the file says of itself.
+    """
+
+    def __init__(self, result: Result, ranks: list[int]) -> None:
+        self.result, self.ranks = result, ranks
+        self._slices = _within_budget(result, ranks)
+        program = result.program
+        kernels = np.array([*(len(template.stream) for template in program.templates), 1])
+        self.follows_links = int(kernels[program.template].sum()) <= _MOST_KERNELS
+        told = sum(len(slices) for slices in self._slices.values())
+        self.about: Mapping[str, Any] = {
+            "scenario": result.scenario.name,
+            "digest": result.scenario.digest,
+            "mpsim": stamp(),
+            "step_time_s": result.timeline.step_time_s,
+            "accelerators": int(program.class_size.sum()),
+            "ranks": len(ranks),
+            "rank_classes": program.ranks,
+            "communication_slices": told,
+            "communication_of_ranks": len(self._slices),
+        }
+
+    def of(self, rank: int) -> Added:
+        """Tracks and counters of one rank."""
+        events = list(_memory(rank, self.result.memory_curve(rank)))
+        if self.follows_links:
+            events += _ports(self.result, rank)
+        if rank not in self._slices:
+            return Added({}, events)
+        slices = list(_communication(rank, self._slices[rank]))
+        names = {event["tid"]: _title(event["tid"]) for event in slices}
+        return Added(names, [*slices, *events])
+
+
+def _within_budget(result: Result, ranks: list[int]) -> dict[int, CommunicationSlices]:
+    """Slices of as many ranks as there is room for, the last of them cut short where it has too many."""
+    chosen: dict[int, CommunicationSlices] = {}
+    left = MOST_SLICES
+    for rank in ranks:
+        if left <= 0:
+            break
+        slices = result.communication_slices([rank])
+        if len(slices) > left:
+            earliest = np.sort(np.argsort(slices.start, kind="stable")[:left])
+            slices = slices.where(earliest)
+        chosen[rank] = slices
+        left -= len(slices)
+    return chosen
+
+
+def _communication(rank: int, slices: CommunicationSlices) -> Iterator[Event]:
+    """Slices of every axis inside actions, and of waits between them."""
+    inside = np.isin(slices.axis, list(_IN_PLACE))
+    drawn = slices.where(np.flatnonzero(inside | slices.exposed))
+    start, end = nanoseconds(drawn.start), nanoseconds(drawn.end)
+    columns = (column.tolist() for column in (drawn.axis, start, end, drawn.exposed))
+    places = (column.tolist() for column in (drawn.stage, drawn.microbatch, drawn.layer))
+    reach: dict[int, int] = {}
+    for name, axis, since, until, exposed, stage, microbatch, layer in zip(
+        drawn.names, *columns, *places, strict=True
+    ):
+        thread = _thread(axis)
+        # rounding to nanoseconds may let two meet that follow each other
+        since = max(since, reach.get(thread, since))
+        if until <= since:
+            continue
+        reach[thread] = until
+        numbers = {"stage": stage, "microbatch": microbatch, "layer": layer}
+        args: Event = {key: number for key, number in numbers.items() if number >= 0}
+        title = f"exposed: {name}" if exposed else name
+        track = {"pid": rank + 1, "tid": thread}
+        category = "exposed" if exposed else "hidden"
+        event = slice_event(track, title, category, since, until, args)
+        yield {**event, "cname": _EXPOSED_COLOUR if exposed else _HIDDEN_COLOUR}
+
+
+def _thread(axis: int) -> int:
+    """Track of an axis: its queue, or one behind all queues for what is waited for between actions."""
+    return int(_IN_PLACE[axis]) + 1 if axis in _IN_PLACE else len(Stream) + 1 + axis
+
+
+def _title(thread: int) -> str:
+    if thread <= len(Stream):
+        return Stream(thread - 1).name.lower()
+    return f"{AXIS_NAMES[thread - 1 - len(Stream)]} exposed"
+
+
+def _memory(rank: int, curve: MemoryCurve) -> Iterator[Event]:
+    """Counter of what a rank holds, by kind [B]."""
+    time = np.rint(curve.time_s / (TICK * 1000)).astype(np.int64)
+    chosen = _moments(time, curve.held)
+    kinds = {name: held[chosen].tolist() for name, held in curve.components.items()}
+    previous: tuple[int, ...] = ()
+    for moment, *levels in zip(time[chosen].tolist(), *kinds.values(), strict=True):
+        level = tuple(round(max(amount, 0.0)) for amount in levels)
+        if level != previous:
+            yield counter_event(
+                rank + 1, "memory (B)", moment, dict(zip(kinds, level, strict=True))
+            )
+        previous = level
+
+
+def _moments(time: NDArray[np.int64], held: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Moments to show: the last of each time, and of many the fullest of each span."""
+    last = np.flatnonzero(np.append(time[1:] != time[:-1], True))
+    if len(last) <= _MOST_MOMENTS:
+        return last
+    spans = np.array_split(last, _MOST_MOMENTS)
+    return np.array([span[np.argmax(held[span])] for span in spans])
+
+
+def _ports(result: Result, rank: int) -> Iterator[Event]:
+    """Counters of the use of a rank's ports, in percent of what they could carry."""
+    use, ranks = result.links, result.timeline.program.ranks
+    each, name = use.ports // ranks, result.timeline.program.rank_name[rank]
+    for link in range(rank * each, (rank + 1) * each):
+        title = use.names[link].removeprefix(f"{name} ")
+        yield from _use(rank + 1, f"{title} (%)", result, link)
+
+
+def _use(process: int, title: str, result: Result, link: int) -> Iterator[Event]:
+    use, previous = result.links, -1.0
+    if not use.carried[link]:
+        return
+    times = np.rint(use.edges_s / (TICK * 1000)).astype(np.int64).tolist()
+    for time, share in zip(times, [*use.share[link].tolist(), 0.0], strict=True):
+        percent = round(100 * share, 1)
+        if percent != previous:
+            yield counter_event(process, title, time, {"in use": percent})
+        previous = percent
+
+
+def _fabric(result: Result) -> Iterator[Event]:
+    """A process with counters of the busiest links of the fabric."""
+    use = result.links
+    links = [link for link in use.busiest(len(use.names)).tolist() if link >= use.ports]
+    if not links:
+        return
+    yield meta_event("process_name", _FABRIC, 1, name="fabric")
+    yield meta_event("process_sort_index", _FABRIC, 1, sort_index=_FABRIC)
+    for link in sorted(links[:_MOST_LINKS]):
+        yield from _use(_FABRIC, f"{use.names[link]} (%)", result, link)
+
+
+def _step(tracks: _Tracks) -> Iterator[Event]:
+    """A process with one slice: the step, and what it is the step of."""
+    about = tracks.about
+    yield meta_event(
+        "process_name", _STEP, 1, name=f"{about['scenario']} by mpsim {about['mpsim']}"
+    )
+    yield meta_event("process_sort_index", _STEP, 1, sort_index=-1)
+    yield meta_event("thread_name", _STEP, 1, name="step")
+    yield meta_event("thread_sort_index", _STEP, 1, sort_index=0)
+    end = int(nanoseconds(np.array([tracks.result.timeline.makespan]))[0])
+    track = {"pid": _STEP, "tid": 1}
+    yield slice_event(track, f"step of {about['scenario']}", "step", 0, end, dict(about))

@@ -1,0 +1,203 @@
+"""CSV tables of kernels and collectives, laid out as ``validate`` reads them.
+
+Columns that say on what a row was measured (``system``, ``gpu``, ``link``, ``nic``) must hold one machine: `only` picks it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from mpsim.errors import CalibrationError, nearest
+from mpsim.formats.cells import TABLES, Cells, read_rows
+from mpsim.formats.imported import (
+    MeasuredPoint,
+    Points,
+    collective_name,
+    collective_point,
+    kernel_point,
+)
+from mpsim.formats.source import Format, Head, Options
+from mpsim.workload import gemm_flops
+
+__all__ = ["TABLE", "table_of"]
+
+_MICRO, _TERA = 1e-6, 1e12
+_COLLECTIVES = TABLES["collectives"]
+_KERNELS = TABLES["kernels"] - {"tflops", "GBps"}  # times alone can be fitted
+_MACHINE = ("system", "gpu", "link", "nic")
+_DTYPES = {
+    "fp32": "float32",
+    "tf32": "tf32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": "float8_e4m3fn",
+    "float": "float32",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+}
+_SHOWN = 6
+
+
+def _is_table(head: Head) -> bool:
+    return "," in head.first_line and not head.is_object
+
+
+def _read_table(head: Head, options: Options) -> Points:
+    """Read a CSV table.
+
+    Parameters
+    ----------
+    head : Head
+    options : Options
+        With the values that columns must have, for tables of several machines.
+
+    Raises
+    ------
+    CalibrationError
+        If its columns are unknown, it mixes machines, or a number is none.
+    """
+    path, only = head.path, options.only
+    rows = read_rows(path)
+    columns = set(rows[0])
+    _check_only(path, columns, only)
+    picked = [
+        (number, row)
+        for number, row in enumerate(rows, start=2)
+        if all(row.get(key, "") == value for key, value in only.items())
+    ]
+    if not picked:
+        asked = ", ".join(f"{key}={value}" for key, value in only.items())
+        raise CalibrationError(f"{path}: no row has {asked}")
+    if columns >= _COLLECTIVES:
+        read, library = _collective, "nccl"
+    elif columns >= _KERNELS:
+        read, library = _kernel, ""
+    else:
+        wanted = "; or ".join(", ".join(sorted(columns)) for columns in (_COLLECTIVES, _KERNELS))
+        raise CalibrationError(
+            f"{path}: holds neither collectives nor kernels; needed columns {wanted}"
+        )
+    _check_one_machine(path, [row for _, row in picked])
+    points = []
+    for number, row in picked:
+        try:
+            point = read(Cells(row), f"{path.name}:{number}")
+        except CalibrationError as error:
+            raise CalibrationError(f"{path}:{number}: {error}") from error
+        if point is not None:
+            points.append(point)
+    if not points:
+        raise CalibrationError(f"{path}: no row has a shape and a time that can be fitted")
+    device = picked[0][1].get("gpu", "")
+    return Points(str(path), "CSV", tuple(points), device_name=device, library=library)
+
+
+def table_of(points: Points) -> str:
+    """Points of a benchmark as a CSV table that this reader takes back; rows as they are where none is a collective of ours."""
+    out = io.StringIO()
+    if points.points:
+        columns = ["collective", "nodes", "gpus", "bytes", "time_us"]
+        rows = [
+            [
+                point.op,
+                point.domains,
+                point.ranks,
+                point.shape["bytes"],
+                f"{min(point.seconds) / _MICRO:.12g}",
+            ]
+            for point in points.points
+            if point.family == "collectives"
+        ]
+    else:
+        columns = list(dict.fromkeys(key for row in points.rows for key in row))
+        rows = [[row.get(key, "") for key in columns] for row in points.rows]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _check_only(path: Path, columns: set[str], only: Mapping[str, str]) -> None:
+    for key in only:
+        if key not in columns:
+            raise CalibrationError(f"{path}: no column {key!r}; {nearest(key, columns)}")
+
+
+def _check_one_machine(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    """Refuse rows of several machines: constants of a mixture are those of none."""
+    for column in _MACHINE:
+        values = list(dict.fromkeys(row.get(column, "") for row in rows))
+        if column in ("link", "nic"):  # a row on one node names no NIC
+            values = [value for value in values if value and value != "none"]
+        if len(values) > 1:
+            shown = ", ".join(map(repr, values[:_SHOWN]))
+            more = f" and {len(values) - _SHOWN} more" if len(values) > _SHOWN else ""
+            raise CalibrationError(
+                f"{path}: mixes {column}s {shown}{more}; pick one, such as --only {column}={values[0]!r}"
+            )
+
+
+def _collective(cells: Cells, place: str) -> MeasuredPoint | None:
+    time, size = cells.number("time_us"), cells.number("bytes")
+    ranks, nodes = cells.required("gpus"), cells.required("nodes")
+    name = collective_name(cells.text("collective"))
+    if name is None:
+        raise CalibrationError(f"collective is {cells.text('collective')!r}, which is none of ours")
+    if not time or not size or ranks <= 1:
+        return None
+    return collective_point(
+        name, int(size), [time * _MICRO], ranks=ranks, domains=nodes, place=place
+    )
+
+
+def _kernel(cells: Cells, place: str) -> MeasuredPoint | None:
+    """A matrix product with a shape and a time or rate, or fused attention with both stated; other rows are left out."""
+    time, dtype = cells.number("time_us"), _DTYPES.get(cells.text("dtype"))
+    if dtype is None:
+        return None
+    m, n, k = (cells.whole(column) for column in "mnk")
+    if m and n and k and cells.text("op").partition(" (")[0] == "gemm":
+        batch = cells.whole("batch") or 1
+        rate = cells.number("tflops")
+        flops = gemm_flops(m, n, k, batch)
+        time = time or (flops / (rate * _TERA * _MICRO) if rate else None)
+        if not time:
+            return None
+        shape = {"m": m, "n": n, "k": k, "batch": batch}
+        return kernel_point(
+            "gemm",
+            shape,
+            [time * _MICRO],
+            dtype=dtype,
+            place=place,
+            flops=flops,
+        )
+    return _attention(cells, place, time * _MICRO, dtype) if time else None
+
+
+def _attention(cells: Cells, place: str, seconds: float, dtype: str) -> MeasuredPoint | None:
+    passes = {"fwd": "forward", "bwd": "backward"}
+    stated = cells.text("causal") not in ("", "not stated")
+    sizes = [cells.whole(column) for column in ("batch", "heads", "seq")]
+    if "attention" not in cells.text("op") or not stated or not all(sizes):
+        return None
+    if cells.text("pass") not in passes or not cells.text("head_dim").isdigit():
+        return None
+    batch, heads, sequence = (int(size or 0) for size in sizes)
+    width = int(cells.text("head_dim"))
+    shape = {"batch": batch, "heads": heads, "sequence": sequence, "head_dim": width}
+    variant: dict[str, str | int | float | bool] = {
+        "pass": passes[cells.text("pass")],
+        "causal": bool(cells.flag("causal")),
+        "backend": "flash",
+    }
+    return kernel_point("attention", shape, [seconds], dtype=dtype, variant=variant, place=place)
+
+
+TABLE: Final = Format(
+    "table", "CSV table of kernels or collectives", "points", _is_table, _read_table
+)
