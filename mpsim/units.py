@@ -23,6 +23,7 @@ __all__ = [
     "format_quantity",
     "parse_quantity",
     "percent",
+    "rung",
     "units_of",
 ]
 
@@ -217,7 +218,7 @@ def format_quantity(value: float, dimension: Dimension, *, digits: int = 4) -> s
     """
     if value == 0 or not math.isfinite(value):
         return f"{value:g} {dimension.value}"
-    unit, scale = _rung(value, dimension)
+    unit, scale = rung(value, dimension)
     return f"{value / scale:.{digits}g} {unit}"
 
 
@@ -258,8 +259,8 @@ _TIME_LADDER = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _NEARLY = 1 - 5e-5  # of a rung: four digits round up to it
 
 
-def _rung(value: float, dimension: Dimension) -> tuple[str, float]:
-    """The largest unit that leaves a number of 1 or more."""
+def rung(value: float, dimension: Dimension) -> tuple[str, float]:
+    """The largest unit that leaves a number of 1 or more, and its size in the SI unit."""
     if dimension is Dimension.TIME:
         ladder: tuple[tuple[str, float], ...] = _TIME_LADDER
     elif dimension is Dimension.PRICE_RATE:

@@ -25,6 +25,7 @@ __all__ = [
     "MEMORY",
     "RESOURCES",
     "SERIES",
+    "colour_of",
     "event_of_part",
     "rgb",
     "shades",
@@ -109,6 +110,22 @@ DARK = 0.45
 """Luminance under which white text reads better than black."""
 
 _LIGHTEST = 0.6  # how far the last chunk's shade is on the way to white
+
+
+def colour_of(word: str, number: int = 0) -> str:
+    """The colour ``#RRGGBB`` that a word means: a kind of event, ``memory.``, ``resource.`` or ``cause.`` and a name, a colour itself, or nothing for the next.
+
+    Parameters
+    ----------
+    word : str
+    number : int
+        Place among the series of a chart, which counts where there is no word.
+    """
+    if word.startswith("#"):
+        return word
+    table, _, name = word.rpartition(".")
+    tables = {"memory": MEMORY, "resource": RESOURCES, "cause": BUBBLE, "": EVENTS}
+    return tables[table].get(name, EVENTS["other"]) if word else SERIES[number % len(SERIES)]
 
 
 def event_of_part(part: str) -> str:

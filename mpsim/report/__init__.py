@@ -4,24 +4,7 @@ A page is drawn from one JSON document (`document`): summaries as ``mpsim run --
 models. Nothing on the page has another source, so its numbers are those of the document.
 """
 
-from mpsim.report.blocks import (
-    Bars,
-    Block,
-    Chart,
-    Column,
-    Figure,
-    Figures,
-    Heat,
-    Limit,
-    Lines,
-    Note,
-    Part,
-    Quantity,
-    Scatter,
-    Section,
-    Series,
-    Table,
-)
+from mpsim.report.blocks import Block, Column, Figure, Figures, Note, Quantity, Section, Table
 from mpsim.report.choices import Answer, Choices, Slider
 from mpsim.report.document import AnyResult, Page, document, page_of, report
 from mpsim.report.page import LARGEST, page
@@ -31,23 +14,15 @@ __all__ = [
     "LARGEST",
     "Answer",
     "AnyResult",
-    "Bars",
     "Block",
-    "Chart",
     "Choices",
     "Column",
     "Figure",
     "Figures",
-    "Heat",
-    "Limit",
-    "Lines",
     "Note",
     "Page",
-    "Part",
     "Quantity",
-    "Scatter",
     "Section",
-    "Series",
     "Slider",
     "Table",
     "document",

@@ -1,6 +1,6 @@
-"""Blocks of a page: figures, tables and charts as plain data, which the page draws and writes out as tables.
+"""Blocks of a page beside its charts (`mpsim.plot.chart`): figures, notes and tables; and all of them as plain data, and back.
 
-Numbers are SI; a block says its unit, and the page writes it as a person would. A chart says in a sentence what it shows, for those who do not see it.
+Numbers are SI; a block says its unit, and the page writes it as a person would.
 """
 
 from __future__ import annotations
@@ -13,27 +13,21 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Part, Series
+
 __all__ = [
-    "Bars",
     "Block",
-    "Chart",
     "Column",
     "Figure",
     "Figures",
-    "Heat",
-    "Limit",
-    "Lines",
     "Note",
-    "Part",
     "Quantity",
-    "Scatter",
     "Section",
-    "Series",
     "Table",
+    "at",
+    "chart_of",
+    "plain",
 ]
-
-Floats = NDArray[np.float64]
-Numbers: TypeAlias = Sequence[float] | Floats
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +48,13 @@ class Quantity:
 Cell: TypeAlias = float | str | bool | Quantity | None
 """What stands in a table."""
 
+_CHARTED = (Chart, Axis, Limit, Part, Series)
+_FIELDS: Mapping[str, Any] = {
+    **dict.fromkeys(("x", "y", "z", "value"), Axis),
+    "parts": Part,
+    "series": Series,
+    "limits": Limit,
+}
 _DIGITS = 7  # of numbers of charts: more than any screen shows
 
 
@@ -149,183 +150,8 @@ class Table:
     folded: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Part:
-    """One part of stacked bars.
-
-    Parameters
-    ----------
-    name : str
-    values : sequence of float
-        One a bar.
-    colour : str
-        A word of the page's palette.
-    hatched : bool
-    """
-
-    name: str
-    values: Numbers
-    colour: str = ""
-    hatched: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Limit:
-    """A line across a chart.
-
-    Parameters
-    ----------
-    value : float
-    label : str
-    """
-
-    value: float
-    label: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """The parts that every chart has.
-
-    Parameters
-    ----------
-    title : str
-    alt : str
-        What it shows, in a sentence.
-    """
-
-    title: str
-    alt: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bars(Chart):
-    """Horizontal bars, cut into parts.
-
-    Parameters
-    ----------
-    title, alt : str
-        As of a Chart.
-    names : sequence of str
-        One a bar, from top to bottom.
-    parts : sequence of Part
-    unit : str
-    axis : str
-        What the numbers are.
-    limit : Limit or None
-    """
-
-    block: ClassVar[str] = "bars"
-    names: Sequence[str]
-    parts: Sequence[Part]
-    unit: str
-    axis: str
-    limit: Limit | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Series:
-    """One line of a chart.
-
-    Parameters
-    ----------
-    name : str
-    x, y : sequence of float
-    colour : str
-        A word of the page's palette; empty for the next of its series.
-    step : bool
-        Whether it keeps each value until the next.
-    """
-
-    name: str
-    x: Numbers
-    y: Numbers
-    colour: str = ""
-    step: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Lines(Chart):
-    """Lines over a common axis; stacked areas where they are parts of a whole.
-
-    Parameters
-    ----------
-    title, alt : str
-        As of a Chart.
-    series : sequence of Series
-    x, y : Column
-        What the axes are.
-    limit : Limit or None
-        Across y.
-    stacked : bool
-    log_x : bool
-    """
-
-    block: ClassVar[str] = "lines"
-    series: Sequence[Series]
-    x: Column
-    y: Column
-    limit: Limit | None = None
-    stacked: bool = False
-    log_x: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Heat(Chart):
-    """A grid of cells, darker where there is more.
-
-    Parameters
-    ----------
-    title, alt : str
-        As of a Chart.
-    names : sequence of str
-        One a row, from top to bottom.
-    edges : sequence of float
-        Of the columns; one more than there are.
-    values : sequence of sequence of float
-        By row and column.
-    x, z : Column
-        What the axis and the cells are.
-    """
-
-    block: ClassVar[str] = "heat"
-    names: Sequence[str]
-    edges: Numbers
-    values: Sequence[Numbers] | Floats
-    x: Column
-    z: Column
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Scatter(Chart):
-    """Points with names, over lines that bound them.
-
-    Parameters
-    ----------
-    title, alt : str
-        As of a Chart.
-    groups : mapping of str to sequence of (str, float, float)
-        Name, x and y of points, by what the legend calls them.
-    x, y : Column
-        What the axes are.
-    lines : sequence of Series
-    log : bool
-        Whether both axes are logarithmic.
-    labelled : sequence of str
-        Names of points that are written beside them.
-    """
-
-    block: ClassVar[str] = "scatter"
-    groups: Mapping[str, Sequence[tuple[str, float, float]]]
-    x: Column
-    y: Column
-    lines: Sequence[Series] = ()
-    log: bool = False
-    labelled: Sequence[str] = ()
-
-
 Block: TypeAlias = Any
-"""A block of a section: any class of this module with a name in ``block``, or a mapping that has one."""
+"""A block of a section: a chart, any class of this package with a name in ``block``, or a mapping that has one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -361,7 +187,9 @@ def plain(value: object) -> Any:
     """`value` as JSON holds it: blocks as mappings, arrays as lists of rounded numbers, None for what is not finite."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+            field.name: plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if not _is_left_out(value, field)
         }
         kind = getattr(value, "block", None)
         return fields if kind is None else {"block": kind, **fields}
@@ -374,6 +202,32 @@ def plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+def _is_left_out(value: object, field: dataclasses.Field[Any]) -> bool:
+    """Whether a field of a chart, or of a part of one, is as it is when nobody gives it."""
+    own = getattr(value, field.name)
+    return isinstance(value, _CHARTED) and type(own) is type(field.default) and own == field.default
+
+
+def chart_of(block: Mapping[str, Any]) -> Chart:
+    """The chart that `plain` made a block of."""
+    fields: dict[str, Any] = {key: value for key, value in block.items() if key != "block"}
+    for key, kind in _FIELDS.items():
+        if key in fields:
+            given = fields[key]
+            fields[key] = (
+                [kind(**each) for each in given] if isinstance(given, list) else kind(**given)
+            )
+    kinds: Mapping[str, type[Chart]] = {"bars": Bars, "lines": Lines, "heat": Heat}
+    return kinds[block["block"]](**fields)
+
+
+def at(data: object, key: str) -> Any:
+    """The value at a dotted key of nested mappings; None where there is none."""
+    for name in key.split("."):
+        data = data.get(name) if isinstance(data, Mapping) else None
+    return data
 
 
 def _short(column: NDArray[Any]) -> list[Any]:

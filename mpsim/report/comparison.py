@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mpsim.plot.chart import Axis, Bars, Part
 from mpsim.plot.palette import COMMUNICATION, EVENTS
-from mpsim.report.blocks import Bars, Block, Cell, Column, Note, Part, Quantity, Section, Table
+from mpsim.report.blocks import Block, Cell, Column, Note, Quantity, Section, Table
 from mpsim.study import compare
 
 __all__ = ["comparison_section"]
@@ -110,8 +111,7 @@ def _blocks(summaries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Ite
             for part, times in values.items()
             if any(times)
         ],
-        unit="s",
-        axis="time",
+        value=Axis(name="time", unit="s"),
     )
     rows: list[list[Cell]] = []
     for i, difference in enumerate(comparisons[0].figures):

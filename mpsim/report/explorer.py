@@ -13,6 +13,7 @@ from mpsim.errors import MpsimError, ScenarioError
 from mpsim.limits import unlimited
 from mpsim.report.blocks import plain
 from mpsim.report.document import AnyResult, Page, document, page_of, report
+from mpsim.report.markup import article, contents
 from mpsim.report.page import page
 from mpsim.report.settings import Setting, settings
 from mpsim.scenario import Scenario
@@ -113,7 +114,7 @@ class Explorer:
         Returns
         -------
         dict
-            ``part`` of a document; or ``error``, why there is none; or ``superseded`` where a later question has come meanwhile.
+            ``part`` of a document, and its ``html`` and ``contents``; or ``error``, why there is none; or ``superseded`` where a later question has come meanwhile.
         """
         self._last = number = self._last + 1
         with self._working:
@@ -123,7 +124,8 @@ class Explorer:
                 part: Page = page_of(self._simulate(self.point(places)), whole=whole)
             except MpsimError as error:
                 return {"error": str(error)}
-        return {"part": part}
+        inside = {"html": article(part, several=False), "contents": contents([part], [])}
+        return {"part": part, **inside}
 
     def scenario_file(self, places: Sequence[object]) -> str:
         """The scenario with these settings as the text of a scenario file."""

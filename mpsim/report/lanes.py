@@ -25,7 +25,7 @@ from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["MOST", "Lanes", "lanes_of", "packed"]
+__all__ = ["MOST", "Lanes", "lanes_of", "packed", "unpacked"]
 
 MOST = 200_000
 """Bars on one page; of more, the lanes of some ranks are left out."""
@@ -82,6 +82,19 @@ def packed(column: NDArray[Any]) -> str:
     # bytes of one place next to each other compress better
     planes = steps.view(np.uint8).reshape(-1, 4).T.tobytes()
     return base64.b64encode(gzip.compress(planes, compresslevel=6, mtime=0)).decode()
+
+
+def unpacked(text: str) -> NDArray[np.int64]:
+    """The whole numbers that `packed` made a text of.
+
+    Examples
+    --------
+    >>> unpacked(packed(np.array([3, 1, 4])))
+    array([3, 1, 4])
+    """
+    planes = np.frombuffer(gzip.decompress(base64.b64decode(text)), dtype=np.uint8)
+    steps = planes.reshape(4, -1).T.copy().view("<i4").ravel()
+    return np.cumsum(steps, dtype=np.int64)
 
 
 def lanes_of(result: Result, *, most: int = MOST) -> Lanes:

@@ -10,20 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.plot.chart import Axis, Bars, Heat, Limit, Lines, Part, Series, scattered
 from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay
-from mpsim.report.blocks import (
-    Bars,
-    Block,
-    Column,
-    Heat,
-    Limit,
-    Lines,
-    Part,
-    Scatter,
-    Section,
-    Series,
-    Table,
-)
+from mpsim.report.blocks import Block, Column, Section, Table
 from mpsim.result import Result
 from mpsim.result.links import LinkUse
 from mpsim.training.job import plan_of
@@ -35,8 +24,8 @@ __all__ = ["energy_section", "kernels_section", "links_section", "memory_section
 _BUSIEST = 32  # links with a row of their own over time
 _LABELLED = 5  # kernels whose names stand beside their points
 _POINTS = 800  # of a line over time
-_SHARE = Column("share of the time", "share")
-_TIME = Column("time", "s")
+_SHARE = Axis(name="share of the time", unit="share")
+_TIME = Axis(name="time", unit="s")
 
 
 def memory_section(result: Result, *, whole: bool = True) -> Section:
@@ -61,9 +50,8 @@ def memory_section(result: Result, *, whole: bool = True) -> Section:
                     for name, sizes in display.components.items()
                     if sizes.any()
                 ],
-                unit="B",
-                axis="memory",
-                limit=capacity,
+                value=Axis(name="memory", unit="B"),
+                limits=[capacity],
             ),
             *(_memory_over_time(result, capacity) if whole else ()),
         ],
@@ -84,8 +72,8 @@ def _memory_over_time(result: Result, capacity: Limit) -> Iterator[Lines]:
                 if held.any()
             ],
             x=_TIME,
-            y=Column("memory held", "B"),
-            limit=capacity,
+            y=Axis(name="memory held", unit="B"),
+            limits=[capacity],
             stacked=True,
         )
 
@@ -118,7 +106,7 @@ def kernels_section(result: Result) -> Section:
             (labels[i], float(roof.intensity[i]), float(roof.achieved[i]))
         )
     x = np.array([roof.intensity[works].min() / 2, roof.intensity[works].max() * 2])
-    lines = []
+    lines: list[Series] = []
     for precision, peak in roof.peaks.items():
         knee = peak / roof.bandwidth
         along = np.array([min(x[0], knee / 2), knee, max(x[1], knee * 2)])
@@ -127,6 +115,8 @@ def kernels_section(result: Result) -> Section:
                 f"peak of {precision} and of memory",
                 along,
                 np.minimum(peak, along * roof.bandwidth),
+                "other",
+                line=("-", "--", ":", "-.")[len(lines) % 4],
             )
         )
     longest = works[np.argsort(-roof.seconds[works], kind="stable")][:_LABELLED].tolist()
@@ -136,15 +126,12 @@ def kernels_section(result: Result) -> Section:
         "Kernels under the roofline",
         "Each kernel by its work for a byte that it moves, and by the work it does a second; none can be over the lines.",
         [
-            Scatter(
+            Lines(
                 title="Roofline",
                 alt=f"Most time goes to {lead}, at {format_quantity(float(roof.achieved[longest[0]]), Dimension.FLOP_RATE)}.",
-                groups=groups,
-                x=Column("work for a byte (FLOP/B)", ""),
-                y=Column("work a second", "FLOP/s"),
-                lines=lines,
-                log=True,
-                labelled=[labels[i] for i in longest],
+                series=[*lines, *scattered(groups, [labels[i] for i in longest])],
+                x=Axis(name="work for a byte", unit="FLOP/B", log=10),
+                y=Axis(name="work a second", unit="FLOP/s", log=10),
             ),
             _kernel_table(result),
         ],
@@ -222,7 +209,7 @@ def _ranks(result: Result) -> Heat:
         edges=use.series.edges_s,
         values=use.kernels,
         x=_TIME,
-        z=Column("share of the time in which kernels run", "share"),
+        z=Axis(name="share of the time in which kernels run", unit="share"),
     )
 
 
@@ -240,7 +227,7 @@ def _busiest(use: LinkUse, title: str, tier: NDArray[np.bool_]) -> Iterator[Heat
         edges=use.edges_s,
         values=use.share[rows],
         x=_TIME,
-        z=Column("share of the bandwidth", "share"),
+        z=Axis(name="share of the bandwidth", unit="share"),
     )
 
 
@@ -276,8 +263,7 @@ def energy_section(result: Result) -> Section:
             alt=f"{format_quantity(sum(parts.values()), Dimension.ENERGY)} a step, most of it {max(parts, key=lambda part: parts[part])}.",
             names=["a step"],
             parts=[Part(part, [joule]) for part, joule in parts.items() if joule],
-            unit="J",
-            axis="energy",
+            value=Axis(name="energy", unit="J"),
         )
         for name, parts in known
         if parts

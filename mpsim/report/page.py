@@ -1,13 +1,12 @@
 """The page: a document in one HTML file that opens offline, asks nobody for anything and runs nothing but its own script.
 
-The policy of the page forbids every request; its two scripts, its own and that of plotly, are allowed by their digests. plotly comes with its package,
-compressed, and the browser unpacks it. Text reaches the page as text (never as markup), and the document is data between tags that it cannot close.
+The policy of the page forbids every request; its own script is allowed by its digest. Text reaches the page as text (never as markup), and the
+document is data between tags that it cannot close. What there is to read and to see stands in the page before its script runs.
 """
 
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import html
 import json
@@ -16,8 +15,9 @@ from importlib import resources
 from string import Template
 from typing import Any, Final
 
-from mpsim.errors import MissingExtraError, ScenarioError
+from mpsim.errors import ScenarioError
 from mpsim.memo import remembered
+from mpsim.report.markup import article, contents, section
 
 __all__ = ["LARGEST", "page", "policy"]
 
@@ -44,19 +44,25 @@ def page(document: Mapping[str, Any], *, live: bool = False) -> str:
 
     Raises
     ------
-    MissingExtraError
-        If plotly is not installed.
     ScenarioError
         If it is larger than `LARGEST`.
     """
     script = _script()
-    packed, digest = _plotly()
+    parts, shared = document["parts"], document["shared"]
+    together = {"id": "shared", "summary": {}}
+    made = [
+        f"{part['title']}: scenario {part['digest'][:12]}" if part["digest"] else part["title"]
+        for part in parts
+    ]
     text = Template(_file("page.html")).substitute(
         title=html.escape(str(document["title"])),
-        policy=html.escape(policy(_digest(script), digest, live=live)),
-        style=_file("page.css"),
+        policy=html.escape(policy(_digest(script), live=live)),
+        style=_colours(document["palette"]) + _file("page.css"),
+        contents=contents(parts, shared),
+        body="".join(section(each, together) for each in shared)
+        + "".join(article(part, several=len(parts) > 1) for part in parts),
+        made=html.escape(f"mpsim {document['mpsim']}; {'; '.join(made)}"),
         data=_inert(json.dumps(document, allow_nan=False, separators=(",", ":"))),
-        plotly=packed,
         script=script,
     )
     if (size := len(text.encode())) > LARGEST:
@@ -66,12 +72,11 @@ def page(document: Mapping[str, Any], *, live: bool = False) -> str:
     return text
 
 
-def policy(*digests: str, live: bool) -> str:
-    """The content security policy: nothing but these scripts, and no request except, where `live`, to where the page came from."""
-    scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
+def policy(digest: str, *, live: bool) -> str:
+    """The content security policy: nothing but this script, and no request except, where `live`, to where the page came from."""
     asks = "'self'" if live else "'none'"
     return (
-        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: blob:; "
         f"connect-src {asks}; base-uri 'none'; form-action 'none'"
     )
 
@@ -97,14 +102,12 @@ def _script() -> str:
     return "\n".join(['"use strict";', *map(_file, _SCRIPTS)])
 
 
-@remembered(1)
-def _plotly() -> tuple[str, str]:
-    """plotly's own script, compressed and in base 64, and the digest of what it unpacks to."""
-    try:
-        package = resources.files("plotly")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("plotly", "report") from error
-    script = (package / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    return base64.b64encode(
-        gzip.compress(script.encode(), compresslevel=6, mtime=0)
-    ).decode(), _digest(script)
+def _colours(palette: Mapping[str, Any]) -> str:
+    """Variables of the style, for light pages and for dark ones."""
+    every = {
+        f"--{word.replace('.', '-').replace('_', '-')}": pair
+        for word, pair in palette["colours"].items()
+    }
+    every |= {f"--series-{i}": pair for i, pair in enumerate(palette["series"])}
+    light, dark = (" ".join(f"{name}: {pair[i]};" for name, pair in every.items()) for i in (0, 1))
+    return f':root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {dark} }} }}\n:root[data-theme="dark"] {{ {dark} }}\n'

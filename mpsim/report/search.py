@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpsim.errors import ScenarioError
+from mpsim.plot.chart import Axis, Bars, Lines, Part, scattered
 from mpsim.plot.palette import COMMUNICATION, EVENTS, event_of_part
-from mpsim.report.blocks import Bars, Block, Column, Note, Part, Scatter, Section, Table
+from mpsim.report.blocks import Block, Column, Note, Section, Table
 from mpsim.report.choices import what_if
 from mpsim.study.search.found import Found
 from mpsim.study.search.outcome import REASONS
@@ -162,15 +163,17 @@ def _front(leaders: Sequence[Found], front: Sequence[Found]) -> Section:
         "Best layouts",
         "The shortest steps, and what less memory costs.",
         [
-            Scatter(
+            Lines(
                 title="Step time and memory",
                 alt=f"Quickest: {quickest.name}; least memory: {smallest.name}.",
-                groups={
-                    "Pareto front: no other is better in time, memory and price": points(front),
-                    "among the best": points(leaders),
-                },
-                x=Column("step time", "s"),
-                y=Column("memory of the fullest rank", "B"),
+                series=scattered(
+                    {
+                        "Pareto front: no other is better in time, memory and price": points(front),
+                        "among the best": points(leaders),
+                    }
+                ),
+                x=Axis(name="step time", unit="s"),
+                y=Axis(name="memory of the fullest rank", unit="B"),
             ),
             Table("The best layouts", columns, rows),  # type: ignore[arg-type] # figures are numbers or none
         ],
@@ -199,8 +202,7 @@ def _parts(leaders: Sequence[Found]) -> Section:
             for part, seconds in times.items()
             if any(seconds) and event_of_part(part) in EVENTS
         ],
-        unit="s",
-        axis="time",
+        value=Axis(name="time", unit="s"),
     )
     return Section(
         "time", "Where the time goes", "Why the best are the best.", [bars] if known else []

@@ -11,22 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.plot.chart import Axis, Bars, Limit, Lines, Part, Series
 from mpsim.plot.palette import COMMUNICATION
 from mpsim.plot.service import LatencyDisplay, OccupancyDisplay, ServicePlots
 from mpsim.report.assumed import assumed_section, warnings_section
-from mpsim.report.blocks import (
-    Bars,
-    Column,
-    Figure,
-    Figures,
-    Limit,
-    Lines,
-    Note,
-    Part,
-    Section,
-    Series,
-    Table,
-)
+from mpsim.report.blocks import Column, Figure, Figures, Note, Section, Table, at
 from mpsim.serving import ServiceResult
 from mpsim.serving.summary import ACCOUNT, itl, latencies
 from mpsim.units import Dimension, format_quantity
@@ -94,7 +83,7 @@ def service_sections(result: ServiceResult, *, whole: bool = True) -> list[Secti
 
 def _headline(result: ServiceResult) -> Section:
     summary = result.summary
-    shown = [item for item in HEADLINE if _at(summary, item.key) is not None]
+    shown = [item for item in HEADLINE if at(summary, item.key) is not None]
     chip = result.plan.cluster.accelerator.title
     return Section(
         "headline",
@@ -102,14 +91,6 @@ def _headline(result: ServiceResult) -> Section:
         f"{summary['requests']:,} requests served on {summary['accelerators']:,} x {chip}.",
         [Figures(shown), *_trust(summary)],
     )
-
-
-def _at(summary: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
-    value: Any = summary
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def _trust(summary: Mapping[str, Any]) -> Iterator[Note]:
@@ -166,9 +147,8 @@ def _curves(result: ServiceResult) -> Iterator[Lines]:
             title=f"{display.name} over {display.what}",
             alt=f"Half of the {display.what} have a {display.name} of {format_quantity(middle, Dimension.TIME)} or less{limit}.",
             series=[Series(display.name, display.seconds[kept], share[kept], step=True)],
-            x=Column(display.name, "s"),
-            y=Column(f"share of the {display.what}", "share"),
-            log_x=span > 20,
+            x=Axis(name=display.name, unit="s", log=10 if span > 20 else 0),
+            y=Axis(name=f"share of the {display.what}", unit="share"),
         )
 
 
@@ -187,9 +167,9 @@ def _batches(result: ServiceResult) -> Section:
             (
                 plots.batch_display(),
                 "Sequences that decode together",
-                Column("sequences", "sequences"),
+                Axis(name="sequences", unit="sequences"),
             ),
-            (plots.cache_display(), "Cache in use", Column("cache in use", "%")),
+            (plots.cache_display(), "Cache in use", Axis(name="cache in use", unit="%")),
         )
     ]
     return Section(
@@ -197,7 +177,7 @@ def _batches(result: ServiceResult) -> Section:
     )
 
 
-def _occupancy(display: OccupancyDisplay, title: str, y: Column) -> Lines:
+def _occupancy(display: OccupancyDisplay, title: str, y: Axis) -> Lines:
     series, most = [], 0.0
     for name, (start, values) in display.series.items():
         most = max(most, float(values.max(initial=0.0)))
@@ -207,7 +187,7 @@ def _occupancy(display: OccupancyDisplay, title: str, y: Column) -> Lines:
         title=title,
         alt=f"At most {most:.4g}{' %' if y.unit == '%' else ''} on {len(series)} engine{'s' if len(series) != 1 else ''}.",
         series=series,
-        x=Column("time", "s"),
+        x=Axis(name="time", unit="s"),
         y=y,
     )
 
@@ -246,8 +226,7 @@ def _account(summary: Mapping[str, Any]) -> Section:
                 alt=f"Most is {most.replace('_', ' ')} with {100 * whole[most] / summary['duration_s']:.1f} % of the time.",
                 names=list(accounts),
                 parts=parts,
-                unit="s",
-                axis="time",
+                value=Axis(name="time", unit="s"),
             )
         ],
     )
@@ -275,9 +254,8 @@ def _memory(summary: Mapping[str, Any]) -> Section:
                 alt=f"The cache takes {format_quantity(float(summary['memory']['cache']), Dimension.BYTES)} of {format_quantity(capacity, Dimension.BYTES)}.",
                 names=list(pools),
                 parts=parts,
-                unit="B",
-                axis="memory",
-                limit=Limit(capacity, f"capacity {format_quantity(capacity, Dimension.BYTES)}"),
+                value=Axis(name="memory", unit="B"),
+                limits=[Limit(capacity, f"capacity {format_quantity(capacity, Dimension.BYTES)}")],
             )
         ],
     )

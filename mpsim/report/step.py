@@ -10,20 +10,11 @@ import numpy as np
 
 from mpsim.errors import MpsimError
 from mpsim.plot.attribution import AttributionDisplay
+from mpsim.plot.chart import Axis, Bars, Part
 from mpsim.plot.palette import COMMUNICATION, LABELS, event_of_part
 from mpsim.program import TICK
 from mpsim.report.assumed import assumed_section, constants_section, warnings_section
-from mpsim.report.blocks import (
-    Bars,
-    Block,
-    Column,
-    Figure,
-    Figures,
-    Note,
-    Part,
-    Section,
-    Table,
-)
+from mpsim.report.blocks import Block, Column, Figure, Figures, Note, Section, Table
 from mpsim.report.lanes import lanes_of
 from mpsim.report.machine import (
     energy_section,
@@ -160,8 +151,7 @@ def _time(result: Result) -> Section:
                 alt=f"Most of the time of the mean rank: {told}.",
                 names=display.names,
                 parts=parts,
-                unit="s",
-                axis="time",
+                value=Axis(name="time", unit="s"),
             ),
             *_communication(result.summary["communication_s"]),
         ],
@@ -183,8 +173,7 @@ def _communication(times: Mapping[str, Mapping[str, float]]) -> Iterator[Bars]:
             Part("exposed", exposed, "exposed", hatched=True),
             Part("hidden beside kernels", hidden, "hidden"),
         ],
-        unit="s",
-        axis="time in which transfers run",
+        value=Axis(name="time in which transfers run", unit="s"),
     )
 
 
@@ -216,8 +205,7 @@ def _bubbles(result: Result) -> Section:
                     for place, (cause, colour) in enumerate(zip(CAUSES, _CAUSES, strict=True))
                     if table[:, place].any()
                 ],
-                unit="s",
-                axis="waiting for the pipeline",
+                value=Axis(name="waiting for the pipeline", unit="s"),
             )
         )
     return Section(
@@ -245,8 +233,7 @@ def _variation(summary: Mapping[str, Any]) -> Section:
                     alt=f"Most of the waiting is for {order[0]}.",
                     names=order,
                     parts=[Part("caused", [caused[name] for name in order], "bubble")],
-                    unit="s",
-                    axis="time of ranks in a step",
+                    value=Axis(name="time of ranks in a step", unit="s"),
                 )
             )
     lead = (
@@ -278,8 +265,7 @@ def _sensitivity(result: Result) -> Sequence[Section]:
                     alt=f"The step answers most to {best.name}: {best.elasticity:+.3f} per cent for one per cent.",
                     names=[f"{row.name} ({row.value})" if row.value else row.name for row in rows],
                     parts=[Part("elasticity", [row.elasticity for row in rows], "forward")],
-                    unit="",
-                    axis="elasticity",
+                    value=Axis(name="elasticity", unit=""),
                 )
             ],
         ),

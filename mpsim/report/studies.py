@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpsim.errors import ScenarioError
-from mpsim.report.blocks import Cell, Column, Note, Scatter, Section, Table
+from mpsim.plot.chart import Axis, Lines, scattered
+from mpsim.report.blocks import Cell, Column, Note, Section, Table, at
 from mpsim.report.choices import MOST, what_if
 from mpsim.report.search import is_search, search_page
 from mpsim.study.service_search.outcome import SERVICE_REASONS
@@ -174,29 +175,29 @@ _SERVICE_COLUMNS = {
 }
 
 
-def _step_points(rows: Sequence[Mapping[str, Any]]) -> Scatter:
+def _step_points(rows: Sequence[Mapping[str, Any]]) -> Lines:
     """Step time against memory."""
     return _points(
         rows,
         "Step time and memory",
-        ("step_time_s", Column("step time", "s")),
-        ("peak_memory_bytes", Column("memory of the fullest rank", "B")),
+        ("step_time_s", Axis(name="step time", unit="s")),
+        ("peak_memory_bytes", Axis(name="memory of the fullest rank", unit="B")),
     )
 
 
-def _service_points(rows: Sequence[Mapping[str, Any]]) -> Scatter:
+def _service_points(rows: Sequence[Mapping[str, Any]]) -> Lines:
     """Throughput of an accelerator against that of a user."""
     return _points(
         rows,
         "Users and accelerators",
-        ("output_tokens_per_s_per_user", Column("tokens/s of a user", "")),
-        ("output_tokens_per_s_per_accelerator", Column("tokens/s of an accelerator", "")),
+        ("output_tokens_per_s_per_user", Axis(name="tokens/s of a user")),
+        ("output_tokens_per_s_per_accelerator", Axis(name="tokens/s of an accelerator")),
     )
 
 
 def _points(
-    rows: Sequence[Mapping[str, Any]], title: str, x: tuple[str, Column], y: tuple[str, Column]
-) -> Scatter:
+    rows: Sequence[Mapping[str, Any]], title: str, x: tuple[str, Axis], y: tuple[str, Axis]
+) -> Lines:
     points = [
         (
             str(row.get("name") or _words(row)),
@@ -206,14 +207,12 @@ def _points(
         for row in rows
     ]
     alt = f"{len(points)} rows by {x[1].name} and {y[1].name}; the table has their names."
-    return Scatter(title=title, alt=alt, groups={"rows": points}, x=x[1], y=y[1])
+    return Lines(title=title, alt=alt, series=scattered({"rows": points}), x=x[1], y=y[1])
 
 
 def _figure(summary: Mapping[str, Any] | None, key: str) -> Cell:
     """A figure of a summary by its dotted key; None where there is none."""
-    value: Any = summary
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
+    value = at(summary, key)
     return value if isinstance(value, int | float) else None
 
 

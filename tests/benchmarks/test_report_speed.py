@@ -12,7 +12,6 @@ import mpsim
 from mpsim.report import page, report
 from mpsim.report.explorer import Explorer
 
-pytest.importorskip("plotly", reason="needs the extra report")
 pytestmark = pytest.mark.benchmark(group="report")
 
 

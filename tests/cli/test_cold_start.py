@@ -11,7 +11,7 @@ import pytest
 
 from mpsim.cli.app import COMMANDS
 
-HEAVY = ["matplotlib", "torch", "numba", "pandas", "dask", "distributed", "plotly", "networkx"]
+HEAVY = ["matplotlib", "torch", "numba", "pandas", "dask", "distributed", "networkx"]
 NOT_ASKED_FOR = [
     "simpy",
     "mpsim.plot",

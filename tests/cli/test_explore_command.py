@@ -8,8 +8,6 @@ import urllib.request
 
 import pytest
 
-pytest.importorskip("plotly", reason="needs the extra report")
-
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_it_is_ended(scenarios, end):

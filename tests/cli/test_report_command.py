@@ -7,8 +7,6 @@ import pytest
 
 import mpsim
 
-pytest.importorskip("plotly", reason="needs the extra report")
-
 
 def _document(path):
     text = path.read_text(encoding="utf-8")

@@ -15,8 +15,6 @@ from mpsim.errors import ScenarioError
 from mpsim.report.explorer import Explorer
 from mpsim.report.server import HOST, Server
 
-pytest.importorskip("plotly", reason="needs the extra report")
-
 
 @pytest.fixture(scope="module")
 def explorer(scenarios):

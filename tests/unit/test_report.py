@@ -6,7 +6,6 @@ import hashlib
 import html.parser
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -14,16 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpsim
-from mpsim.errors import MissingExtraError, ScenarioError
-from mpsim.memo import forget
+from mpsim.errors import ScenarioError
 from mpsim.report import LARGEST, document, page, page_of, report
-from mpsim.report.blocks import plain
+from mpsim.report.blocks import chart_of, plain
 from mpsim.report.choices import what_if
 from mpsim.report.lanes import lanes_of, packed
 from mpsim.serving import make_service, run_service
 from mpsim.study.service_search import search_services
-
-pytest.importorskip("plotly", reason="needs the extra report")
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"' --> <!--"
 """A name that would end the data of a page and begin a script of its own."""
@@ -117,7 +113,7 @@ def test_a_service_has_its_latencies_and_batches(service):
 def test_every_chart_says_in_words_what_it_shows(result, service):
     """No figure is without a sentence for those who do not see it."""
     for block in _blocks(report([result, service])["parts"]):
-        if block["block"] in ("bars", "lines", "heat", "scatter", "timeline"):
+        if block["block"] in ("bars", "lines", "heat", "timeline"):
             assert len(block["alt"]) > 20, block["title"]
 
 
@@ -140,7 +136,7 @@ def test_names_are_text_wherever_they_come_from():
     text = page(report([result]))
     skeleton = Skeleton(text)
     assert json.loads(skeleton.scripts["document"])["title"] == EVIL
-    assert set(skeleton.scripts) == {"document", "plotly", "own"}
+    assert set(skeleton.scripts) == {"document", "own"}
     assert not [attrs for _, attrs in skeleton.tags if any(key.startswith("on") for key in attrs)]
     assert "alert(1)</script>" not in text
 
@@ -148,10 +144,10 @@ def test_names_are_text_wherever_they_come_from():
 @settings(max_examples=10)
 @given(st.text())
 def test_any_title_comes_back_as_it_was(title):
-    """Whatever the title, the page has three scripts and the same document."""
+    """Whatever the title, the page has two scripts and the same document."""
     text = page(document([], title=title or "x"))
     skeleton = Skeleton(text)
-    assert len([tag for tag, _ in skeleton.tags if tag == "script"]) == 3
+    assert len([tag for tag, _ in skeleton.tags if tag == "script"]) == 2
     assert json.loads(skeleton.scripts["document"])["title"] == (title or "x")
 
 
@@ -177,19 +173,15 @@ def test_the_page_asks_nobody_for_anything(result):
 
 
 def test_the_policy_names_the_scripts_of_the_page(result):
-    """Its own script and the unpacked plotly have the digests that the policy allows, and no other is there."""
+    """Its own script has the digest that the policy allows, and no other is there."""
     skeleton = Skeleton(page(report([result])))
     (policy,) = [
         attrs["content"]
         for _, attrs in skeleton.tags
         if "content" in attrs and "script-src" in attrs["content"]
     ]
-    plotly = gzip.decompress(base64.b64decode(skeleton.scripts["plotly"])).decode()
-    digests = {
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        for text in (skeleton.scripts["own"], plotly)
-    }
-    assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
+    digest = base64.b64encode(hashlib.sha256(skeleton.scripts["own"].encode()).digest()).decode()
+    assert re.findall(r"'sha256-([^']+)'", policy) == [digest]
 
 
 def test_a_page_is_at_most_five_megabytes(result):
@@ -274,13 +266,38 @@ def test_quick_pages_leave_out_what_takes_long(result):
     assert quick["summary"] == whole["summary"]
 
 
-def test_without_plotly_the_command_says_what_to_install(monkeypatch, result):
-    """A missing extra is told with the line that installs it."""
-    forget()
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'mpsim\[report\]'"):
-        page(report([result]))
-    forget()
+def test_charts_are_there_without_a_script(result, service):
+    """Every chart of the document is a drawing in the page, and every headline figure stands there, to the last digit."""
+    document = report([result, service])
+    skeleton = Skeleton(page(document))
+    kinds = ("bars", "lines", "heat", "timeline")
+    charts = [block for block in _blocks(document["parts"]) if block["block"] in kinds]
+    drawn = [attrs for tag, attrs in skeleton.tags if tag == "svg" and "data-frame" in attrs]
+    assert len(drawn) == len(charts) > 15
+    for attrs, chart in zip(drawn, charts, strict=True):
+        assert attrs["aria-label"] == f"{chart['title']}. {chart['alt']}"
+    shown = {a["data-key"]: a["data-value"] for _, a in skeleton.tags if "data-key" in a}
+    assert float(shown["step_time_s"]) == result.summary["step_time_s"]
+    assert float(shown["ttft_s.p99"]) == service.summary["ttft_s"]["p99"]
+
+
+def test_numbers_of_tables_are_those_of_their_charts(result):
+    """The table under the parts of the step holds each number of the document, to the last digit."""
+    document = report([result])
+    bars = next(block for block in _blocks(document["parts"]) if block["block"] == "bars")
+    skeleton = Skeleton(page(document))
+    shown = [
+        float(a["data-value"]) for tag, a in skeleton.tags if tag == "td" and "data-value" in a
+    ]
+    whole = np.array([part["values"] for part in bars["parts"]]).T.ravel()
+    assert shown[: len(whole)] == pytest.approx(whole.tolist(), rel=0, abs=0)
+
+
+def test_a_chart_comes_back_from_plain_data(result, service):
+    """Whatever a page draws is in its document: a chart made of plain data is drawn as the first was."""
+    for block in _blocks(report([result, service])["parts"]):
+        if block["block"] in ("bars", "lines", "heat"):
+            assert plain(chart_of(block)) == block
 
 
 def test_what_if_answers_are_those_of_single_runs(result):
@@ -320,12 +337,11 @@ def test_a_search_shows_its_front_and_best(result):
     data = json.loads(json.dumps(found.to_json()))
     part = report([data])["parts"][0]
     blocks = {block["block"]: block for block in _blocks([part])}
-    leaders = blocks["scatter"]["groups"]["among the best"]
-    assert leaders == [[row.name, row.step_time_s, row.memory_bytes] for row in found.leaders]
-    front = blocks["scatter"]["groups"][
-        "Pareto front: no other is better in time, memory and price"
-    ]
-    assert len(front) == len(found.front)
+    front, leaders = blocks["lines"]["series"]
+    assert leaders["labels"] == [row.name for row in found.leaders]
+    assert leaders["x"] == [row.step_time_s for row in found.leaders]
+    assert leaders["y"] == [row.memory_bytes for row in found.leaders]
+    assert len(front["x"]) == len(found.front)
     answers = blocks["choices"]["answers"]
     assert [answer["summary"]["step_time_s"] for answer in answers] == [
         row.step_time_s for row in found.leaders
@@ -409,11 +425,11 @@ def test_variation_is_shown_where_it_is_given():
 
 def test_no_kernel_is_over_the_roof(result):
     """Each point of the roofline is under the line of its precision or of memory."""
-    (block,) = [
-        block for block in _blocks(report([result])["parts"]) if block["block"] == "scatter"
-    ]
-    tops = [np.array([line["x"], line["y"]]) for line in block["lines"]]
-    for _, x, y in (point for group in block["groups"].values() for point in group):
+    (block,) = [b for b in _blocks(report([result])["parts"]) if b.get("title") == "Roofline"]
+    tops = [np.array([s["x"], s["y"]]) for s in block["series"] if "mark" not in s]
+    points = [(s["x"], s["y"]) for s in block["series"] if "mark" in s]
+    assert tops
+    for x, y in np.concatenate(points, axis=1).T:
         assert y <= 1.001 * max(np.interp(x, *top) for top in tops)
 
 

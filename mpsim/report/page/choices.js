@@ -31,42 +31,48 @@ function makeSliders(sliders, chosen) {
 }
 makeSliders.count = 0;
 
-// A figure whose answers are in the document.
-function makeChoices(block) {
+// Bars cut into parts, one a row, each as long as its share of the longest.
+function stacked(rows, serves) {
+  const sums = rows.map(([, account]) => Object.values(account).reduce((sum, value) => sum + value, 0)), most = Math.max(...sums);
+  return rows.flatMap(([name, account]) => [make("span", {}, name), make("div", { class: "stack" }, Object.entries(account).filter(([, value]) => value > 0).map(([part, value]) => {
+    const piece = make("span", { title: `${part.replaceAll("_", " ")} ${format(value, "s")}` });
+    piece.style.width = `${(100 * value) / most}%`;
+    piece.style.background = `var(${rule(eventOf(part, serves))})`;
+    return piece;
+  }))]);
+}
+
+// A headline figure: read from the summary by its key, so that it is the number of the JSON.
+function makeFigure(item, summary) {
+  const value = at(summary, item.key), range = item.range_key ? at(summary, item.range_key) : null;
+  return make("div", {}, make("dt", {}, item.label),
+    make("dd", { class: "value", "data-key": item.key, "data-value": value, title: String(value) }, format(value * item.factor, item.unit)),
+    range ? make("dd", { class: "range" }, `${format(range[0] * item.factor, item.unit)} to ${format(range[1] * item.factor, item.unit)}`) : null,
+    item.note ? make("dd", { class: "quiet" }, item.note) : null);
+}
+
+// Sliders over answers that are in the document.
+function fillChoices(figure, block) {
   const known = new Map(block.answers.map((answer) => [answer.places.join(), answer]));
-  const start = known.get(block.sliders.map((slider) => slider.start).join());
-  const figures = make("div", { "aria-live": "polite" }), plot = make("div", { class: "plot", role: "img", "aria-label": `${block.title}. ${block.alt}` });
-  const legend = make("ul", { class: "legend" }), rows = make("div", {});
+  const start = known.get(block.sliders.map((slider) => slider.start).join()), serves = block.account === "account_s";
+  const figures = make("div", { "aria-live": "polite" }), bars = make("div", { class: "stacks" }), legend = make("ul", { class: "legend" });
   let answer = start;
-  const bars = () => {
-    const shown = [answer, start].filter((each) => each && each.summary);
-    const names = [...new Set(shown.flatMap((each) => Object.keys(each.summary[block.account] || {})))];
-    const serves = block.account === "account_s";
-    return {
-      block: "bars", title: block.title, alt: block.alt, unit: "s", axis: "time", limit: null, names: answer === start ? ["as shown"] : ["as chosen", "at first"],
-      parts: names.map((name) => ({ name: name.replaceAll("_", " "), values: (answer === start ? [start] : shown).map((each) => each.summary[block.account][name] || 0),
-        colour: colourOfPart(name, serves), hatched: name.startsWith("exposed_") })).filter((part) => part.values.some((value) => value > 0)),
-    };
-  };
   const show = () => {
     const warned = answer && answer.reason ? make("p", { class: "note warning" }, make("strong", {}, "Note: "), answer.reason) : null;
-    if (!answer || !answer.summary) {
+    const told = answer && answer.summary;
+    bars.hidden = legend.hidden = !told;
+    if (!told) {
       figures.replaceChildren(warned || make("p", { class: "note warning" }, "This combination is not among the answers of this page."));
-      plot.hidden = true;
       return;
     }
-    plot.hidden = false;
     const items = block.figures.filter((item) => at(answer.summary, item.key) !== undefined && at(answer.summary, item.key) !== null);
     figures.replaceChildren(make("dl", { class: "figures" }, items.map((item) => makeFigure(item, answer.summary))), ...(warned ? [warned] : []));
-    const drawn = bars(), [columns, cells] = TABLES.bars(drawn);
-    rows.replaceChildren(makeTable(columns, cells, block.title));
-    fillLegend(legend, LEGENDS.bars(drawn));
-    if (typeof Plotly !== "undefined") {
-      const [traces, form] = CHARTS.bars(drawn);
-      Plotly.react(plot, traces, form, CONFIG);
-    }
+    const first = start && start.summary && start !== answer ? [["at first", start.summary[block.account] || {}]] : [];
+    const rows = [["as chosen", answer.summary[block.account] || {}], ...first];
+    bars.replaceChildren(...stacked(rows, serves));
+    const parts = [...new Set(rows.flatMap(([, account]) => Object.keys(account).filter((part) => account[part] > 0)))];
+    fillLegend(legend, parts.map((part) => ({ name: part.replaceAll("_", " "), colour: `var(${rule(eventOf(part, serves))})` })));
   };
-  DRAWN.push([plot, show]);
   // where not every combination has an answer, the nearest one that has what was chosen last
   const nearest = (places, moved) => {
     const far = (own) => own.places.reduce((sum, place, i) => sum + (place !== places[i]), 0);
@@ -78,12 +84,8 @@ function makeChoices(block) {
     return answer && answer.places;
   });
   show();
-  return make("figure", { class: "chart choices" }, make("figcaption", {}, make("h3", {}, block.title), make("p", { class: "quiet" }, block.alt)), sliders, figures, legend, plot,
-    make("details", {}, make("summary", {}, "These numbers as a table"), rows));
+  figure.append(sliders, figures, legend, bars);
 }
 
 const OF_SERVICE = { decode: "forward", prefill: "backward", exposed_kv: "cp", down: "other", idle_cache: "straggling", idle: "bubble" };
-function colourOfPart(part, serves) {
-  const word = (serves && OF_SERVICE[part]) || part.replace("exposed_", "");
-  return DOCUMENT.palette.colours[word] ? word : "other";
-}
+const eventOf = (part, serves) => (serves && OF_SERVICE[part]) || part.replace("exposed_", "");

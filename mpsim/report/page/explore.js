@@ -30,8 +30,9 @@ function makeExplorer() {
     const change = at(answer.part.summary, main[0]) / at(first.summary, main[0]) - 1;
     told.textContent = `${main[1]} ${format(at(answer.part.summary, main[0]), main[2])}, ${change >= 0 ? "+" : ""}${(100 * change).toFixed(1)} % against the scenario as written; answered in ${format(answer.seconds, "s")}`;
     document.documentElement.dataset.drawn = "no";
-    layOut();
-    drawAll();
+    document.getElementById("contents").innerHTML = answer.contents; // of the server's own making, names escaped
+    document.getElementById("parts").innerHTML = answer.html;
+    enlivenAll(document.getElementById("parts"));
   };
   const request = async (whole) => {
     ask.control.abort();

@@ -62,22 +62,3 @@ function make(tag, attributes, ...children) {
   for (const child of children.flat(Infinity)) if (child !== null && child !== undefined) node.append(child);
   return node;
 }
-
-// A table; cells that are numbers carry the exact one.
-function makeTable(columns, rows, caption) {
-  const numeric = columns.map((column) => column.unit !== "");
-  const cell = (given, i) => {
-    const own = given !== null && typeof given === "object"; // with a unit of its own
-    const value = own ? given.value : given, unit = own ? given.unit : columns[i].unit;
-    if (i === 0 && !numeric[0]) return make("th", { scope: "row" }, String(value));
-    const number = typeof value === "number";
-    return make("td", { class: numeric[i] ? "number" : null, "data-value": number ? value : null }, format(value, unit === "1" ? "" : unit));
-  };
-  const head = columns.map((column, i) => make("th", { scope: "col", class: numeric[i] ? "number" : null }, column.name));
-  const shown = rows.slice(0, 500);
-  const table = make("table", {}, make("caption", {}, caption), make("thead", {}, make("tr", {}, head)),
-    make("tbody", {}, shown.map((row) => make("tr", {}, row.map(cell)))));
-  const more = rows.length - shown.length;
-  const scroll = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
-  return more > 0 ? make("div", {}, scroll, make("p", { class: "quiet" }, `and ${grouped(more, 0)} more rows`)) : scroll;
-}

@@ -1,11 +1,11 @@
 // The timeline: lanes of bars that are drawn one by one where they are few, and as cells of a grid where they are many.
 // However many bars there are, what is drawn depends on the pixels of the screen.
 
-const FEW = 1200, NUMBERED = 400, WIDE = 6; // bars that are drawn one by one, actions that bear their numbers, pixels that hatches take
+const FEW = 1200, WIDE = 6; // bars that are drawn one by one, pixels that hatches take
 const EXPOSED = "exposed ", AXES = ["tp", "cp", "ep", "dp", "pp"];
 const axisOf = (event) => (event.startsWith(EXPOSED) ? event.slice(EXPOSED.length) : event);
 // Hidden communication is paler than what a rank waits for.
-const colourOf = (event) => (AXES.includes(event) ? mix(palette(event), css("--panel"), 0.55) : palette(axisOf(event)));
+const colourOf = (event) => (AXES.includes(event) ? mix(css(rule(event)), css("--panel"), 0.55) : css(rule(axisOf(event))));
 
 // Whole numbers from differences of int32 in planes of bytes, compressed, in base 64.
 async function unpack(text, count) {
@@ -25,18 +25,13 @@ async function gunzip(text) {
 }
 
 class Timeline {
-  constructor(block) {
+  constructor(figure, block) {
     this.block = block;
-    this.node = make("div", { class: "plot lanes", tabindex: "0", role: "application", "aria-label": `${block.title}. ${block.alt}` });
-    this.legend = make("ul", { class: "legend" });
-    this.told = make("p", { class: "readout", "aria-live": "polite" }, "Point at a bar, or step through them with the arrow keys.");
-    this.table = make("div", {});
-    const button = (label, name, action) => make("button", { type: "button", "aria-label": name, title: name, onclick: action }, label);
-    const tools = make("div", { class: "tools" }, button("+", "zoom in", () => this.zoom(0.4)), button("−", "zoom out", () => this.zoom(2.5)),
-      button("◀", "earlier", () => this.move(-0.5)), button("▶", "later", () => this.move(0.5)), button("all", "show the whole step", () => this.show(0, this.end)));
-    this.figure = make("figure", { class: "chart timeline" }, make("figcaption", {}, make("h3", {}, block.title), make("p", { class: "quiet" }, block.alt),
-      block.left_out ? make("p", { class: "quiet" }, block.left_out) : null), tools, this.legend, this.node, this.told,
-      make("details", {}, make("summary", {}, "These numbers as a table"), this.table));
+    this.node = figure.querySelector(".lanes");
+    this.legend = figure.querySelector(".legend");
+    this.told = figure.querySelector(".readout");
+    const actions = { "zoom in": () => this.zoom(0.4), "zoom out": () => this.zoom(2.5), earlier: () => this.move(-0.5), later: () => this.move(0.5), "show the whole step": () => this.show(0, this.end) };
+    for (const button of figure.querySelectorAll(".tools button")) button.onclick = actions[button.title];
     this.end = block.end_s / block.unit_s;
     this.from = 0;
     this.to = this.end;
@@ -59,21 +54,11 @@ class Timeline {
       const end = this.start[i] + this.length[i];
       this.reach[i] = i > this.first[this.lane[i]] ? Math.max(this.reach[i - 1], end) : end;
     }
-    this.fill();
-    await this.draw();
-    this.node.on("plotly_relayout", (change) => this.relaid(change));
-    this.node.on("plotly_hover", (event) => this.hovered(event.points[0]));
+    this.canvas = make("canvas", { "aria-hidden": "true" });
+    this.node.replaceChildren(this.canvas);
     this.node.addEventListener("keydown", (event) => this.pressed(event));
-  }
-
-  // Rows of the table: what each lane does.
-  fill() {
-    const rows = this.block.names.map((name, lane) => {
-      let busy = 0;
-      for (let i = this.first[lane]; i < this.first[lane + 1]; i++) busy += this.length[i];
-      return [name, this.first[lane + 1] - this.first[lane], busy * this.block.unit_s, busy / this.end];
-    });
-    this.table.append(makeTable([{ name: "lane", unit: "" }, { name: "bars", unit: "count" }, { name: "busy", unit: "s" }, { name: "of the step", unit: "share" }], rows, "Lanes"));
+    this.listen();
+    this.draw();
   }
 
   // The first bar of a lane that ends after `time`.
@@ -88,10 +73,10 @@ class Timeline {
   }
 
   visible() {
-    const [top, bottom] = this.range || [0, this.block.names.length - 1];
+    const [top, bottom] = this.range || [0, this.block.names.length];
     const bars = [];
     let count = 0;
-    for (let lane = Math.max(0, Math.floor(top)); lane <= Math.min(this.block.names.length - 1, Math.ceil(bottom)); lane++) {
+    for (let lane = top; lane < bottom; lane++) {
       const since = this.after(lane, this.from);
       let until = since;
       while (until < this.first[lane + 1] && this.start[until] < this.to) until++;
@@ -101,47 +86,43 @@ class Timeline {
     return [bars, count];
   }
 
-  traces() {
-    const [lanes, count] = this.visible();
-    return count <= FEW ? this.single(lanes) : this.grid(lanes);
+
+  // Every bar by itself, hatched where it is communication that its rank waits for.
+  single(pen, lanes, { x, y, row }) {
+    const { events } = this.block, panel = css("--panel"), seen = new Set();
+    const actions = lanes.reduce((sum, [, since, until]) => sum + until - since, 0);
+    pen.font = "10px system-ui, sans-serif";
+    pen.textAlign = "center";
+    for (const [lane, since, until] of lanes) for (let i = since; i < until; i++) {
+      const event = events[this.event[i]], moves = AXES.includes(axisOf(event)), high = (moves ? 0.6 : 0.86) * row;
+      const left = x(Math.max(this.start[i], this.from)), wide = Math.max(0.5, x(Math.min(this.start[i] + this.length[i], this.to)) - left), top = y(lane) + (row - high) / 2;
+      seen.add(this.event[i]);
+      pen.fillStyle = this.chunk[i] > 0 ? mix(css(rule(event)), panel, (0.5 * this.chunk[i]) / (this.chunks - 1)) : colourOf(event);
+      pen.fillRect(left, top, Math.max(0.5, wide - (moves ? 0 : 0.5)), high);
+      if (event.startsWith(EXPOSED) && wide > WIDE) { pen.fillStyle = this.hatch(pen, panel); pen.fillRect(left, top, wide, high); }
+      const word = this.microbatch[i] >= 0 && !moves && actions <= FEW ? String(this.microbatch[i]) : "";
+      if (word && wide > 7 * word.length + 2 && row > 11) { pen.fillStyle = readable(pen.fillStyle); pen.fillText(word, left + wide / 2, top + high / 2 + 3.5); }
+    }
+    return seen;
   }
 
-  // Every bar by itself, hatched where it is communication.
-  single(lanes) {
-    const { events } = this.block, panel = css("--panel");
-    const pixel = (this.to - this.from) / (this.node.clientWidth || 900);
-    const by = new Map();
-    for (const [lane, since, until] of lanes) for (let i = since; i < until; i++) {
-      const event = this.event[i];
-      if (!by.has(event)) by.set(event, { base: [], x: [], y: [], text: [], customdata: [], colours: [], hatches: [] });
-      const trace = by.get(event);
-      trace.base.push(this.start[i] * this.tell);
-      trace.x.push(this.length[i] * this.tell);
-      trace.y.push(lane);
-      trace.text.push(this.microbatch[i] >= 0 ? String(this.microbatch[i]) : "");
-      trace.customdata.push(i);
-      trace.hatches.push(this.length[i] > WIDE * pixel ? "/" : "");
-      trace.colours.push(this.chunk[i] > 0 ? mix(palette(events[event]), panel, (0.5 * this.chunk[i]) / (this.chunks - 1)) : colourOf(events[event]));
-    }
-    this.seen = [...by.keys()];
-    const actions = [...by].reduce((sum, [event, trace]) => sum + (AXES.includes(axisOf(events[event])) ? 0 : trace.y.length), 0);
-    return [...by].sort((a, b) => a[0] - b[0]).map(([event, trace]) => {
-      const hatched = events[event].startsWith(EXPOSED), moves = AXES.includes(axisOf(events[event]));
-      return {
-        type: "bar", orientation: "h", base: trace.base, x: trace.x, y: trace.y, width: moves ? 0.6 : 0.86,
-        customdata: trace.customdata, text: actions <= NUMBERED && !moves ? trace.text : undefined, textposition: "inside", insidetextanchor: "middle", textangle: 0,
-        marker: { color: trace.colours, line: { width: moves ? 0 : 0.5, color: panel }, pattern: hatched ? { shape: trace.hatches, size: 5, solidity: 0.25, fgcolor: panel, fillmode: "overlay" } : undefined },
-        hoverinfo: "none",
-      };
-    });
+  hatch(pen, colour) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const own = tile.getContext("2d");
+    own.strokeStyle = colour;
+    own.lineWidth = 1.3;
+    own.beginPath();
+    for (const shift of [-6, 0, 6]) { own.moveTo(shift, 6); own.lineTo(shift + 6, 0); }
+    own.stroke();
+    return pen.createPattern(tile, "repeat");
   }
 
   // One cell a pixel. Where several kinds share pixels, each gets as many of them as it has of the time: what a pixel does not
   // show of a kind is carried to the next.
-  grid(lanes) {
-    const { events } = this.block, kinds = events.length;
-    const columns = Math.max(200, Math.min(1600, Math.round(this.node.clientWidth || 900)));
-    const cell = (this.to - this.from) / columns, z = [], y = [];
+  grid(pen, lanes, { left, wide, y, row }) {
+    const { events } = this.block, kinds = events.length, columns = Math.max(1, Math.round(wide));
+    const cell = (this.to - this.from) / columns, seen = new Set(), colours = events.map(colourOf);
     for (const [lane, since, until] of lanes) {
       const cover = new Float32Array(columns * kinds);
       for (let i = since; i < until; i++) {
@@ -149,7 +130,7 @@ class Timeline {
         const last = Math.min(columns - 1, Math.floor(end));
         for (let k = Math.max(0, Math.floor(start)); k <= last; k++) cover[k * kinds + this.event[i]] += Math.min(end, k + 1) - Math.max(start, k);
       }
-      const row = new Array(columns).fill(null), owed = new Float64Array(kinds + 1);
+      const cells = new Array(columns).fill(null), owed = new Float64Array(kinds + 1);
       for (let k = 0; k < columns; k++) {
         let sum = 0, best = kinds;
         for (let kind = 0; kind < kinds; kind++) {
@@ -159,15 +140,18 @@ class Timeline {
         owed[kinds] += Math.max(0, 1 - sum); // idle
         for (let kind = 0; kind < kinds; kind++) if (cover[k * kinds + kind] > 0 && owed[kind] > owed[best]) best = kind;
         owed[best] -= 1;
-        if (best < kinds) row[k] = best;
-        if (sum > 0.999 && best === kinds) row[k] = this.most(cover, k * kinds, kinds);
+        if (best < kinds) cells[k] = best;
+        if (sum > 0.999 && best === kinds) cells[k] = this.most(cover, k * kinds, kinds);
       }
-      z.push(row);
-      y.push(lane);
+      for (let k = 0, next; k < columns; k = next) {
+        for (next = k + 1; next < columns && cells[next] === cells[k]; next++);
+        if (cells[k] === null) continue;
+        seen.add(cells[k]);
+        pen.fillStyle = colours[cells[k]];
+        pen.fillRect(left + (k * wide) / columns, y(lane) + 0.07 * row, ((next - k) * wide) / columns, 0.86 * row);
+      }
     }
-    const colours = events.flatMap((event, i) => [[i / kinds, colourOf(event)], [(i + 1) / kinds, colourOf(event)]]);
-    this.seen = [...new Set(z.flat().filter((kind) => kind !== null))];
-    return [{ type: "heatmap", z, y, x0: (this.from + cell / 2) * this.tell, dx: cell * this.tell, zmin: -0.5, zmax: kinds - 0.5, colorscale: colours, showscale: false, hoverinfo: "none", ygap: lanes.length < 80 ? 1 : 0, name: "" }];
+    return seen;
   }
 
   // The kind that covers most of a cell.
@@ -182,32 +166,73 @@ class Timeline {
     return event === axis ? (AXES.includes(axis) ? `${words}, hidden` : words) : `${words}, exposed`;
   }
 
+  // Where lanes and times lie on the canvas.
+  place() {
+    const { names } = this.block, [top, bottom] = this.range || [0, names.length], count = bottom - top;
+    const width = Math.max(608, this.node.clientWidth), left = Math.min(0.3 * width, 8 + 6.5 * Math.max(...names.map((name) => name.length)));
+    const row = Math.min(22, Math.max(3, 700 / count)), wide = width - left - 12, high = row * count;
+    return { left, wide, row, width, high, top, bottom, x: (time) => left + ((time - this.from) / (this.to - this.from)) * wide, y: (lane) => 4 + (lane - top) * row };
+  }
+
   draw() {
-    const { names } = this.block, rows = names.length, [top, bottom] = this.range || [-0.5, rows - 0.5];
-    const all = names.map((name, i) => i), room = narrow() ? 24 : 48;
-    const ranks = all.filter((i) => !AXES.includes(names[i].split(" ").pop())); // lanes of actions, named where there is no room for all
-    const shown = bottom - top <= room ? all : ranks, step = Math.ceil((shown.length * (bottom - top)) / rows / room);
-    const ticks = shown.filter((lane, i) => i % step === 0);
-    const form = layout({
-      barmode: "overlay", height: 110 + Math.max(80, Math.min(rows * 20, 760)), margin: { l: 8, r: 16, t: 8, b: 40 },
-      uniformtext: { mode: "hide", minsize: 8 }, shapes: this.mark(),
-      xaxis: { title: { text: `time (${this.word})` }, range: [this.from * this.tell, this.to * this.tell], showgrid: false },
-      yaxis: { range: [bottom, top], tickvals: ticks, ticktext: ticks.map((i) => literal(cut(names[i]))), showgrid: false, zeroline: false, fixedrange: rows <= 24 || narrow() },
-    });
-    const traces = this.traces();
-    fillLegend(this.legend, this.seen.sort((a, b) => a - b).map((kind) => {
+    if (!this.first) return;
+    const { names } = this.block, at = this.place(), { left, wide, row, width, high, top, bottom, x, y } = at, ratio = window.devicePixelRatio || 1;
+    Object.assign(this.canvas, { width: width * ratio, height: (high + 44) * ratio });
+    this.canvas.style.height = `${high + 44}px`;
+    const pen = this.canvas.getContext("2d"), [lanes, count] = this.visible();
+    pen.scale(ratio, ratio);
+    this.drawn = count <= FEW ? "bars" : "cells";
+    const seen = count <= FEW ? this.single(pen, lanes, at) : this.grid(pen, lanes, at);
+    pen.font = "12px system-ui, sans-serif";
+    pen.fillStyle = css("--text");
+    pen.textAlign = "right";
+    const ranks = row < 11 ? names.map((name, i) => i).filter((i) => !AXES.includes(names[i].split(" ").pop())) : names.map((name, i) => i);
+    const named = ranks.filter((lane) => lane >= top && lane < bottom), step = Math.ceil((named.length * 13) / Math.max(high, 13));
+    named.forEach((lane, i) => { if (i % step === 0) pen.fillText(names[lane], left - 6, y(lane) + row / 2 + 4, left - 8); });
+    pen.textAlign = "center";
+    for (const tick of ticks(this.from * this.tell, this.to * this.tell, 8)) pen.fillText(digits(tick, 6), x(tick / this.tell), high + 20);
+    pen.fillStyle = css("--quiet");
+    pen.fillText(`time (${this.word})`, left + wide / 2, high + 38);
+    this.mark(pen, at);
+    fillLegend(this.legend, [...seen].sort((a, b) => a - b).map((kind) => {
       const event = this.block.events[kind];
       return { name: this.label(event), colour: colourOf(event), hatched: event.startsWith(EXPOSED) };
     }));
     if (this.chunks > 1) this.legend.append(make("li", {}, "paler actions: later chunks of a rank"));
-    return Plotly.react(this.node, traces, form, CONFIG);
   }
 
-  // A frame around the bar that the keys stand on.
-  mark() {
-    if (this.at < 0) return [];
-    const lane = this.lane[this.at], start = this.start[this.at];
-    return [{ type: "rect", x0: start * this.tell, x1: (start + this.length[this.at]) * this.tell, y0: lane - 0.5, y1: lane + 0.5, line: { color: css("--text"), width: 2 } }];
+  // Frames around the bar that the keys stand on, and around what is being chosen.
+  mark(pen, { x, y, row }) {
+    pen.strokeStyle = css("--text");
+    pen.lineWidth = 2;
+    if (this.at >= 0) pen.strokeRect(x(this.start[this.at]), y(this.lane[this.at]), (this.length[this.at] / (this.to - this.from)) * this.place().wide, row);
+    if (this.box) pen.strokeRect(...this.box);
+  }
+
+  // Pointing says what a bar is; dragging chooses what to see, a double click shows all again.
+  listen() {
+    const place = (event) => {
+      const rect = this.canvas.getBoundingClientRect(), at = this.place();
+      const [x, y] = [event.clientX - rect.left, event.clientY - rect.top];
+      return { x, y, time: this.from + ((x - at.left) / at.wide) * (this.to - this.from), lane: at.top + (y - 4) / at.row };
+    };
+    let held = null;
+    this.canvas.addEventListener("pointerdown", (event) => { if (event.pointerType === "mouse") held = place(event); });
+    this.canvas.addEventListener("pointermove", (event) => {
+      const now = place(event), lane = Math.floor(now.lane);
+      if (held) { this.box = [held.x, held.y, now.x - held.x, now.y - held.y]; this.draw(); }
+      else if (lane >= 0 && lane < this.block.names.length) { const i = this.nearest(lane, now.time); if (i >= 0) this.say(i); }
+    });
+    window.addEventListener("pointerup", (event) => {
+      if (!held) return;
+      const now = place(event), since = held;
+      held = this.box = null;
+      if (Math.abs(now.x - since.x) < 6) return void this.draw();
+      const [top, bottom] = [Math.min(now.lane, since.lane), Math.max(now.lane, since.lane)];
+      if (this.block.names.length > 24 && bottom - top > 2) this.range = [Math.max(0, Math.floor(top)), Math.min(this.block.names.length, Math.ceil(bottom))];
+      this.show(Math.min(now.time, since.time), Math.max(now.time, since.time));
+    });
+    this.canvas.addEventListener("dblclick", () => { this.range = null; this.show(0, this.end); });
   }
 
   show(from, to) {
@@ -226,17 +251,6 @@ class Timeline {
     return this.show(this.from + by, this.to + by);
   }
 
-  relaid(change) {
-    if (change["xaxis.autorange"] || change["yaxis.autorange"]) { this.range = null; this.show(0, this.end); return; }
-    if (change["yaxis.range[0]"] !== undefined) this.range = [Math.max(-0.5, change["yaxis.range[1]"]), Math.min(this.block.names.length - 0.5, change["yaxis.range[0]"])];
-    if (change["xaxis.range[0]"] !== undefined) this.show(change["xaxis.range[0]"] / this.tell, change["xaxis.range[1]"] / this.tell);
-    else if (this.range) this.draw();
-  }
-
-  hovered(point) {
-    const i = point.customdata !== undefined && point.data.type === "bar" ? point.customdata : this.nearest(point.y, point.x / this.tell);
-    if (i >= 0) this.say(i);
-  }
   nearest(lane, time) {
     const i = this.after(lane, time);
     return i < this.first[lane + 1] && this.start[i] <= time + (this.to - this.from) / 500 ? i : -1;
@@ -272,13 +286,20 @@ class Timeline {
     this.say(i);
     const width = this.to - this.from;
     if (this.start[i] < this.from || this.start[i] + this.length[i] > this.to) this.show(this.start[i] - width / 3, this.start[i] + (2 * width) / 3);
-    else Plotly.relayout(this.node, { shapes: this.mark() });
+    else this.draw();
   }
 }
 
+// Black or white, whichever reads better on a colour.
+function readable(colour) {
+  const [r, g, b] = channels(colour);
+  return 0.299 * r + 0.587 * g + 0.114 * b < 115 ? "#ffffff" : "#000000";
+}
+
+const channels = (colour) => (colour[0] === "#" ? [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)) : colour.match(/\d+/g).map(Number));
+
 // A colour on its way to another.
 function mix(from, to, share) {
-  const read = (colour) => (colour[0] === "#" ? [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)) : colour.match(/\d+/g).map(Number));
-  const [a, b] = [read(from), read(to)];
+  const [a, b] = [channels(from), channels(to)];
   return `rgb(${a.map((value, i) => Math.round(value + (b[i] - value) * share)).join(",")})`;
 }

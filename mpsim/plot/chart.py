@@ -1,0 +1,497 @@
+"""A chart as a value: what is drawn, in SI numbers with their units; two pens draw it, matplotlib's (`mpsim.plot.pen`) and the page's (`mpsim.report.pen`).
+
+Nothing here draws. What both pens must agree on stands here: the unit an axis reads in, which ticks it has, and where names beside marks
+find room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.errors import ScenarioError
+from mpsim.plot.palette import MARKERS
+from mpsim.units import Dimension, rung
+
+__all__ = [
+    "Axis",
+    "Bars",
+    "Chart",
+    "Heat",
+    "Limit",
+    "Lines",
+    "Numbers",
+    "Panels",
+    "Part",
+    "Reading",
+    "Series",
+    "placed_names",
+    "readable",
+    "scattered",
+    "short_number",
+    "thin",
+]
+
+Floats = NDArray[np.float64]
+Numbers: TypeAlias = Sequence[float] | Floats
+
+_DIMENSIONS = {dimension.value: dimension for dimension in Dimension}
+_LETTER, _LINE, _BESIDE, _MARK = 0.0098, 0.036, 0.012, 0.009  # of names and marks [of the axes]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What numbers along an axis are.
+
+    Parameters
+    ----------
+    name : str
+    unit : str
+        ``s``, ``B``, ``share``, ``FLOP/s`` and the like are written with the prefix that suits; any other word as it is.
+    log : int
+        Base of a logarithmic scale; 0 for a linear one.
+    limits : tuple of float, optional
+        First and last number shown; either may be None.
+    ticks : sequence of (float, str), optional
+        The only marks there are.
+    """
+
+    name: str = ""
+    unit: str = ""
+    log: int = 0
+    limits: tuple[float | None, float | None] = (None, None)
+    ticks: Sequence[tuple[float, str]] = ()
+
+    def label(self, word: str) -> str:
+        """The name with the unit that it is read in."""
+        return f"{self.name} ({word})" if word else self.name
+
+
+class Reading(NamedTuple):
+    """The unit in which numbers read well, and its size."""
+
+    word: str
+    size: float
+
+
+def readable(unit: str, largest: float) -> Reading:
+    """The unit in which numbers up to `largest` read well.
+
+    Examples
+    --------
+    >>> readable("s", 0.25)
+    Reading(word='ms', size=0.001)
+    >>> readable("days", 3.0)
+    Reading(word='days', size=1.0)
+    """
+    if unit == "share":
+        return Reading("%", 0.01)
+    if unit not in _DIMENSIONS or not largest:
+        return Reading(unit, 1.0)
+    return Reading(*rung(largest, _DIMENSIONS[unit]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limit:
+    """A line across a chart, at a number of the axis of values or, if `along`, of the other one.
+
+    Parameters
+    ----------
+    value : float
+    label : str
+        Of the legend; or, where the chart has room, beside the line.
+    colour : str
+    along : bool
+        Whether it crosses the horizontal axis of `Lines`.
+    """
+
+    value: float
+    label: str
+    colour: str = "tp"
+    along: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """The parts that every chart has.
+
+    Parameters
+    ----------
+    title : str
+        What is shown, and perhaps a headline in a second line.
+    alt : str
+        What there is to see, in a sentence.
+    notes : sequence of str
+        Lines under the chart.
+    size : tuple of float
+        Of a picture that suits the numbers [inch].
+    """
+
+    block: ClassVar[str]
+    title: str = ""
+    alt: str = ""
+    notes: Sequence[str] = ()
+    size: tuple[float, float] = (8.0, 4.2)
+
+    def titled(self, title: str) -> Chart:
+        """The same chart with another title."""
+        return dataclasses.replace(self, title=title)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """One part of every bar.
+
+    Parameters
+    ----------
+    name : str
+    values : sequence of float
+        One a bar.
+    colour : str
+        A word of `mpsim.plot.palette.colour_of`; empty for the next of its series.
+    hatched : bool
+    """
+
+    name: str
+    values: Numbers
+    colour: str = ""
+    hatched: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bars(Chart):
+    """Bars cut into parts, or with `beside` one bar a part.
+
+    Parameters
+    ----------
+    title, alt, notes, size : as of a Chart
+    names : sequence of str
+        One a bar, from top to bottom or from left to right.
+    parts : sequence of Part
+    value : Axis
+        What the lengths are.
+    across : str
+        What the names are.
+    upright : bool
+        Whether a picture has columns; the page always has rows.
+    beside : bool
+    written : str
+        ``share`` writes into wide parts how much of their bar they are, ``total`` over each bar what it sums to.
+    joined : bool
+        Whether thin lines join equal parts of neighbours.
+    limits : sequence of Limit
+    line : Series or None
+        Over columns, its x their places.
+
+    Raises
+    ------
+    ScenarioError
+        If a part has not one value for each name.
+    """
+
+    block: ClassVar[str] = "bars"
+    names: Sequence[str]
+    parts: Sequence[Part]
+    value: Axis
+    across: str = ""
+    upright: bool = False
+    beside: bool = False
+    written: str = ""
+    joined: bool = False
+    limits: Sequence[Limit] = ()
+    line: Series | None = None
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if len(part.values) != len(self.names):
+                raise ScenarioError(
+                    f"{part.name}: got {len(part.values)} values; needed one for each of {len(self.names)} bars"
+                )
+
+    @property
+    def table(self) -> Floats:
+        """Values by part and bar, float64[parts, bars]."""
+        if not self.parts:
+            return np.zeros((0, len(self.names)))
+        return np.array([np.asarray(part.values, dtype=np.float64) for part in self.parts])
+
+    @property
+    def reading(self) -> Reading:
+        """Unit in which the lengths read well."""
+        whole = np.abs(self.table).max(axis=0) if self.beside else np.abs(self.table).sum(axis=0)
+        return readable(self.value.unit, float(whole.max(initial=0.0)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Series:
+    """Points along a chart, joined by a line or marked one by one.
+
+    Parameters
+    ----------
+    name : str
+        Of the legend; empty for none.
+    x, y : sequence of float
+    colour : str
+        As of a Part.
+    line : str
+        ``-``, ``--``, ``:`` or ``-.``; empty for none.
+    mark : str
+        One of matplotlib's; empty for none.
+    step : bool
+        Whether a value stays until the next.
+    width : float
+        Of the line [point].
+    hollow : sequence of bool
+        Which marks are not filled.
+    size : float or sequence of float
+        Of marks [point].
+    labels : sequence of str
+        What each point is.
+    written : sequence of int
+        Points whose labels stand beside them.
+    errors : sequence of (float, float)
+        Ends of the range of each point.
+    """
+
+    name: str
+    x: Numbers
+    y: Numbers
+    colour: str = ""
+    line: str = "-"
+    mark: str = ""
+    step: bool = False
+    width: float = 1.4
+    hollow: Sequence[bool] | NDArray[np.bool_] = ()
+    size: float | Numbers = 5.0
+    labels: Sequence[str] = ()
+    written: Sequence[int] = ()
+    errors: Sequence[tuple[float, float]] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Lines(Chart):
+    """Lines and scattered points over two axes; stacked areas where they are parts of a whole.
+
+    Parameters
+    ----------
+    title, alt, notes, size : as of a Chart
+    series : sequence of Series
+    x, y : Axis
+    limits : sequence of Limit
+    stacked : bool
+    bands : sequence of (float, float)
+        Ranges of y that are shaded; of a chart whose axes are both logarithmic, factors of x.
+    grid : str
+        ``x``, ``y``, ``both`` or nothing.
+    """
+
+    block: ClassVar[str] = "lines"
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
+    limits: Sequence[Limit] = ()
+    stacked: bool = False
+    bands: Sequence[tuple[float, float]] = ()
+    grid: str = "both"
+
+    @property
+    def readings(self) -> tuple[Reading, Reading]:
+        """Units in which x and y read well."""
+        x = _largest([series.x for series in self.series])
+        if self.stacked:
+            y = float(
+                np.sum([np.asarray(series.y) for series in self.series], axis=0).max(initial=0.0)
+            )
+        else:
+            y = _largest([series.y for series in self.series])
+        y = max([y, *(limit.value for limit in self.limits if not limit.along)])
+        return readable(self.x.unit, x), readable(self.y.unit, y)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Heat(Chart):
+    """A grid of cells, coloured by how much there is.
+
+    Parameters
+    ----------
+    title, alt, notes, size : as of a Chart
+    names : sequence of str
+        One a row, from top to bottom.
+    edges : sequence of float
+        Of the columns; one more than there are.
+    values : sequence of sequence of float
+        By row and column.
+    x, z : Axis
+        What the columns and the cells are; with ``z.log`` small values are told apart, from its first limit on.
+    columns : sequence of str
+        Names of the columns where they are no numbers.
+    groups : sequence of str
+        Group of each row; rows of one follow each other, and a line parts groups.
+    across : str
+        What the rows are.
+
+    Raises
+    ------
+    ScenarioError
+        If there are not as many values as names and edges ask for.
+    """
+
+    block: ClassVar[str] = "heat"
+    names: Sequence[str]
+    edges: Numbers
+    values: Sequence[Numbers] | Floats
+    x: Axis
+    z: Axis
+    columns: Sequence[str] = ()
+    groups: Sequence[str] = ()
+    across: str = ""
+
+    def __post_init__(self) -> None:
+        shape = np.asarray(self.values).shape
+        if shape != (len(self.names), len(self.edges) - 1):
+            raise ScenarioError(
+                f"got values of shape {shape}; needed {len(self.names)} rows by {len(self.edges) - 1} columns"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Panels(Chart):
+    """Several charts in a grid.
+
+    Parameters
+    ----------
+    title, alt, notes, size : as of a Chart
+    charts : sequence of Chart
+        Row by row, each under its title.
+    columns : int
+    ratios : sequence of float
+        Heights of the rows; equal when left out.
+    same : bool
+        Whether all have the axes, and the legend, of the first.
+    """
+
+    block: ClassVar[str] = "panels"
+    charts: Sequence[Chart]
+    columns: int = 1
+    ratios: Sequence[float] = ()
+    same: bool = False
+
+
+def scattered(
+    groups: Mapping[str, Sequence[tuple[str, float, float]]], written: Sequence[str] = ()
+) -> list[Series]:
+    """Series of named points, a mark for each group; those that are `written` have their names beside them.
+
+    Parameters
+    ----------
+    groups : mapping of str to sequence of (str, float, float)
+        Name, x and y of points, by what the legend calls them.
+    written : sequence of str
+    """
+    return [
+        Series(
+            name,
+            [x for _, x, _ in points],
+            [y for _, _, y in points],
+            line="",
+            mark=MARKERS[number % len(MARKERS)],
+            labels=[label for label, _, _ in points],
+            written=[place for place, (label, _, _) in enumerate(points) if label in written],
+        )
+        for number, (name, points) in enumerate(groups.items())
+    ]
+
+
+def _largest(columns: Sequence[Numbers]) -> float:
+    """The largest size of any number that is one."""
+    sizes = [np.abs(np.asarray(column, dtype=np.float64)) for column in columns if len(column)]
+    return max((float(np.nanmax(size)) for size in sizes if np.isfinite(size).any()), default=0.0)
+
+
+def thin(count: int, most: int) -> list[int]:
+    """Which of `count` positions to label so that at most `most` are: every one, or every 2nd, 4th, 8th...
+
+    Examples
+    --------
+    >>> thin(8, 4)
+    [0, 2, 4, 6]
+    """
+    step = 2 ** max(0, math.ceil(math.log2(count / most))) if count else 1
+    return list(range(0, count, step))
+
+
+def short_number(value: float) -> str:
+    """Three significant digits, without an exponent where that is readable.
+
+    Examples
+    --------
+    >>> short_number(1234.5), short_number(0.01234)
+    ('1234', '0.0123')
+    """
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+class Name(NamedTuple):
+    """A name beside its mark: the text, the mark, the left end and the middle of its line [shares of the axes]."""
+
+    text: str
+    mark: tuple[float, float]
+    left: float
+    middle: float
+    apart: bool
+
+
+Box: TypeAlias = tuple[float, float, float, float]
+
+
+def placed_names(
+    marks: Sequence[tuple[float, float]],
+    texts: Sequence[str],
+    others: Sequence[tuple[float, float]] = (),
+) -> list[Name]:
+    """Places for names beside marks, as near as marks and other names leave room; all in shares of the axes.
+
+    Marks in one place share a line of names. `others` are marks without names.
+    """
+    shared: dict[tuple[float, float], list[str]] = {}
+    for (x, y), text in zip(marks, texts, strict=True):
+        at = next((key for key in shared if math.dist(key, (x, y)) < 1e-6), (x, y))
+        shared.setdefault(at, []).append(text)
+    taken = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in [*shared, *others]]
+    names = []
+    for (x, y), parts in shared.items():
+        text = ", ".join(dict.fromkeys(parts))
+        left, bottom = _free_place(x, y, len(text), taken)
+        taken.append(_box(left, bottom, len(text)))
+        middle = bottom + _LINE / 2
+        names.append(Name(text, (x, y), left, middle, abs(middle - y) > _LINE or left < x))
+    return names
+
+
+def _box(left: float, bottom: float, letters: int) -> Box:
+    return left, bottom, left + letters * _LETTER, bottom + _LINE
+
+
+def _free_place(x: float, y: float, letters: int, taken: Sequence[Box]) -> tuple[float, float]:
+    """Lower left corner of a name: to the right or left of its mark, then line by line away from it."""
+    places = [
+        (side, y - _LINE / 2 + shift * _LINE * sign)
+        for shift in range(12)
+        for sign in ((1, -1) if shift else (1,))
+        for side in (x + _BESIDE, x - _BESIDE - letters * _LETTER)
+    ]
+    for place in places:
+        box = _box(*place, letters)
+        inside = box[0] >= 0 and box[1] >= 0 and box[2] <= 1 and box[3] <= 1
+        if inside and not any(_overlap(box, other) for other in taken):
+            return place
+    return places[0]
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -1,0 +1,265 @@
+"""Sections of a document as HTML: figures, notes, tables, and charts with their legends and tables of numbers.
+
+The page is whole before any script runs. Text reaches it escaped, never as markup; numbers stand beside what is written of them, to the last digit.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpsim.plot.chart import Axis, Bars, Chart, Heat, Lines
+from mpsim.report.blocks import at, chart_of
+from mpsim.report.lanes import unpacked
+from mpsim.report.pen import lanes_svg, legend, svg
+from mpsim.units import Dimension, format_quantity, percent
+
+__all__ = ["article", "contents", "section"]
+
+Plain: TypeAlias = Mapping[str, Any]
+
+_ROWS, _POINTS = 500, 60  # of a table, and of a line in it
+_DIMENSIONS = {dimension.value: dimension for dimension in Dimension}
+
+
+def article(part: Plain, *, several: bool) -> str:
+    """A part of a document."""
+    heading = f'<h2 class="part">{_text(part["title"])}</h2>' if several else ""
+    inside = "".join(section(each, part) for each in part["sections"])
+    return (
+        f'<article id="{part["id"]}" aria-label="{_text(part["title"])}">{heading}'
+        f'<p class="quiet about">{_text(part["about"])}</p>{inside}</article>'
+    )
+
+
+def section(plain: Plain, part: Plain) -> str:
+    """A section of a part, or one of all parts, whose id is ``shared``."""
+    name = f"{part['id']}-{plain['id']}"
+    lead = f'<p class="lead">{_text(plain["lead"])}</p>' if plain["lead"] else ""
+    blocks = "".join(_block(block, part, f"{name}/{i}") for i, block in enumerate(plain["blocks"]))
+    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{_text(plain["title"])}</h2>{lead}{blocks}</section>'
+
+
+def contents(parts: Sequence[Plain], shared: Sequence[Plain]) -> str:
+    """Links to every section."""
+
+    def links(sections: Sequence[Plain], name: str) -> str:
+        return "".join(
+            f'<li><a href="#{name}-{each["id"]}">{_text(each["title"])}</a></li>'
+            for each in sections
+        )
+
+    inside = [
+        f'<li><a href="#{part["id"]}">{_text(part["title"])}</a><ul>{links(part["sections"], part["id"])}</ul></li>'
+        if len(parts) > 1
+        else links(part["sections"], part["id"])
+        for part in parts
+    ]
+    return f"<ul>{links(shared, 'shared')}{''.join(inside)}</ul>"
+
+
+def _text(text: object) -> str:
+    return html.escape(str(text))
+
+
+def _block(block: Plain, part: Plain, place: str) -> str:
+    kinds: Mapping[str, Callable[[], str]] = {
+        "figures": lambda: _figures(block["items"], part["summary"]),
+        "note": lambda: _note(block["text"], block["mood"]),
+        "table": lambda: _folding(block),
+        "choices": lambda: (
+            f'<figure class="chart choices" data-block="{place}">{_caption(block)}</figure>'
+        ),
+        "timeline": lambda: _timeline(block, place),
+    }
+    return kinds.get(block["block"], lambda: _chart(chart_of(block), place))()
+
+
+def _figures(items: Sequence[Plain], summary: Plain) -> str:
+    """Headline figures: each read from the summary by its key, so that it is the number of the JSON."""
+    return f'<dl class="figures">{"".join(_figure(item, summary) for item in items)}</dl>'
+
+
+def _figure(item: Plain, summary: Plain) -> str:
+    value, unit = at(summary, item["key"]), item["unit"]
+    range_ = at(summary, item["range_key"]) if item["range_key"] else None
+    extent = note = ""
+    if range_:
+        low, high = (_written(each * item["factor"], unit) for each in range_)
+        extent = f'<dd class="range">{low} to {high}</dd>'
+    if item["note"]:
+        note = f'<dd class="quiet">{_text(item["note"])}</dd>'
+    shown = _written(value * item["factor"], unit)
+    return (
+        f'<div><dt>{_text(item["label"])}</dt><dd class="value" data-key="{item["key"]}" data-value="{value!r}" '
+        f'title="{value!r}">{shown}</dd>{extent}{note}</div>'
+    )
+
+
+def _note(text: str, mood: str) -> str:
+    strong = "<strong>Note: </strong>" if mood == "warning" else ""
+    return f'<p class="note {mood}">{strong}{_text(text)}</p>'
+
+
+def _folding(block: Plain) -> str:
+    table = _table(block["columns"], block["rows"], block["title"])
+    if not block["folded"]:
+        return table
+    return f'<details class="fold"><summary>{_text(block["title"])}</summary>{table}</details>'
+
+
+def _table(columns: Sequence[Plain], rows: Sequence[Sequence[Any]], caption: str) -> str:
+    head = "".join(
+        f'<th scope="col"{_number(column["unit"])}>{_text(column["name"])}</th>'
+        for column in columns
+    )
+    units = [column["unit"] for column in columns]
+    body = "".join(f"<tr>{''.join(_cells(row, units))}</tr>" for row in rows[:_ROWS])
+    more = len(rows) - _ROWS
+    rest = f'<p class="quiet">and {more:,} more rows</p>' if more > 0 else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(caption)}"><table><caption>{_text(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{rest}"
+    )
+
+
+def _cells(row: Sequence[Any], units: Sequence[str]) -> Iterator[str]:
+    for i, (cell, unit) in enumerate(zip(row, units, strict=True)):
+        value, own = (cell["value"], cell["unit"]) if isinstance(cell, Mapping) else (cell, unit)
+        if not i and not unit:
+            yield f'<th scope="row">{_text(value)}</th>'
+            continue
+        exact = f' data-value="{value!r}"' if _is_number(value) else ""
+        yield f"<td{_number(unit)}{exact}>{_written(value, '' if own == '1' else own)}</td>"
+
+
+def _number(unit: str) -> str:
+    return ' class="number"' if unit else ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _written(value: Any, unit: str) -> str:
+    """A cell or figure as a person writes it: the same digits as the command line, from the same SI numbers."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not _is_number(value):
+        return _text(value)
+    plain = {
+        "share": lambda: percent(value),
+        "%": lambda: f"{value:.3g} %",
+        "count": lambda: f"{value:,.0f}",
+    }
+    if unit in plain:
+        return plain[unit]()
+    if unit in _DIMENSIONS:
+        return format_quantity(value, _DIMENSIONS[unit])
+    number = f"{value:.4g}"
+    if abs(value) >= 1000:
+        number = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.1f}"
+    return f"{number} {_text(unit)}".rstrip()
+
+
+def _caption(block: Plain) -> str:
+    left_out = f'<p class="quiet">{_text(block["left_out"])}</p>' if block.get("left_out") else ""
+    return f'<figcaption><h3>{_text(block["title"])}</h3><p class="quiet">{_text(block["alt"])}</p>{left_out}</figcaption>'
+
+
+def _folded(table: str) -> str:
+    return f"<details><summary>These numbers as a table</summary>{table}</details>"
+
+
+def _chart(chart: Chart, place: str) -> str:
+    columns, rows = _numbers(chart)
+    drawn = svg(chart, f"{chart.title}. {chart.alt}")
+    return (
+        f'<figure class="chart {chart.block}" data-block="{place}">{_caption({"title": chart.title, "alt": chart.alt})}'
+        f'{legend(chart)}<div class="plot">{drawn}</div>{_folded(_table(columns, rows, chart.title))}</figure>'
+    )
+
+
+def _column(axis: Axis, name: str = "") -> Plain:
+    return {"name": name or axis.name, "unit": axis.unit or "1"}
+
+
+def _numbers(chart: Chart) -> tuple[list[Plain], list[list[Any]]]:
+    """Columns and rows of the table of a chart."""
+    if isinstance(chart, Bars):
+        rows = [[name, *chart.table[:, i].tolist()] for i, name in enumerate(chart.names)]
+        return [
+            {"name": "", "unit": ""},
+            *(_column(chart.value, part.name) for part in chart.parts),
+        ], rows
+    if isinstance(chart, Heat):
+        values, width = np.asarray(chart.values, dtype=np.float64), np.diff(np.asarray(chart.edges))
+        mean = values @ width / (width.sum() or 1.0)
+        rows = [
+            [name, float(mean[i]), float(values[i].max())] for i, name in enumerate(chart.names)
+        ]
+        return [{"name": "", "unit": ""}, _column(chart.z, "mean"), _column(chart.z, "most")], rows
+    assert isinstance(chart, Lines)
+    points = [
+        [
+            series.labels[i] if len(series.labels) else series.name,
+            series.name,
+            float(series.x[i]),
+            float(series.y[i]),
+        ]
+        for series in chart.series
+        for i in _thinned(len(series.x), whole=bool(len(series.labels)))
+    ]
+    columns = [
+        {"name": "point", "unit": ""},
+        {"name": "of", "unit": ""},
+        _column(chart.x),
+        _column(chart.y),
+    ]
+    return columns, points
+
+
+def _thinned(count: int, *, whole: bool) -> list[int]:
+    step = 1 if whole else max(1, -(-count // _POINTS))
+    return [i for i in range(count) if i % step == 0 or i == count - 1]
+
+
+_TOOLS = (
+    ("+", "zoom in"),
+    ("−", "zoom out"),
+    ("◀", "earlier"),
+    ("▶", "later"),
+    ("all", "show the whole step"),
+)
+
+
+def _timeline(block: Plain, place: str) -> str:
+    columns = {
+        name: unpacked(block["columns"][name]) for name in ("lane", "start", "length", "event")
+    }
+    drawn = lanes_svg(
+        f"{block['title']}. {block['alt']}", block["names"], block["events"], columns,
+        end=block["end_s"] / block["unit_s"], end_s=block["end_s"],
+    )  # fmt: skip
+    busy = np.bincount(columns["lane"], columns["length"], len(block["names"])) * block["unit_s"]
+    bars = np.bincount(columns["lane"], minlength=len(block["names"]))
+    rows = [
+        [name, int(bars[i]), float(busy[i]), float(busy[i]) / (block["end_s"] or 1.0)]
+        for i, name in enumerate(block["names"])
+    ]
+    heads = [("lane", ""), ("bars", "count"), ("busy", "s"), ("of the step", "share")]
+    table = _table([{"name": name, "unit": unit} for name, unit in heads], rows, "Lanes")
+    tools = "".join(
+        f'<button type="button" aria-label="{name}" title="{name}">{sign}</button>'
+        for sign, name in _TOOLS
+    )
+    return (
+        f'<figure class="chart timeline" data-block="{place}">{_caption(block)}<div class="tools">{tools}</div><ul class="legend"></ul>'
+        f'<div class="plot lanes" tabindex="0" role="application" aria-label="{_text(block["title"])}. {_text(block["alt"])}">{drawn}</div>'
+        f'<p class="readout" aria-live="polite">Point at a bar, or step through them with the arrow keys.</p>{_folded(table)}</figure>'
+    )

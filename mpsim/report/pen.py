@@ -1,0 +1,483 @@
+"""The page's pen: charts as inline SVG, which shows them without any script; the page's own script adds hover and zoom.
+
+Colours are variables of the page's style, so that a dark page needs no other drawing. Everything is laid out on `WIDTH` units from left to
+right; ``data-frame`` says where the axes lie, so that the script finds the number under the pointer in the document.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.plot.chart import (
+    Axis,
+    Bars,
+    Chart,
+    Heat,
+    Limit,
+    Lines,
+    Numbers,
+    Series,
+    placed_names,
+    readable,
+    thin,
+)
+
+__all__ = ["WIDTH", "lanes_svg", "legend", "rule_of", "svg"]
+
+WIDTH = 960
+"""Units from left to right."""
+
+Floats = NDArray[np.float64]
+
+_LETTER = 6.6  # widest of most letters
+_LONGEST = 34  # letters of a name beside a chart
+_TOP, _RIGHT, _BOTTOM = 8, 18, 44
+_ROWS = 32  # names beside a chart
+_LEVELS = 24  # shades of a heat map
+_DASHES: Mapping[str, str] = {"-": "", "--": "7 4", ":": "2 3", "-.": "7 3 2 3"}
+_CYCLE = ("-", "--", ":", "-.")
+_SHAPES: Mapping[str, str] = {
+    "o": "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0z",
+    "s": "M-.9-.9h1.8v1.8h-1.8z",
+    "D": "M0-1.2 1.2 0 0 1.2-1.2 0z",
+    "^": "M0-1.1 1.1.9h-2.2z",
+    "v": "M0 1.1 1.1-.9h-2.2z",
+    "P": "M-.35-1h.7v.65h.65v.7h-.65v.65h-.7v-.65h-.65v-.7h.65z",
+    "X": "M-1-.6-.6-1 0-.4.6-1 1-.6.4 0 1 .6.6 1 0 .4-.6 1-1 .6-.4 0z",
+    "*": "M0-1.2.35-.4 1.2-.35.55.2.75 1 0 .55-.75 1-.55.2-1.2-.35-.35-.4z",
+}
+_LANE_COLUMNS = 480  # of a timeline without a script
+
+
+class Span(NamedTuple):
+    """An axis on the page: where it begins and ends [units], and the numbers there, as read."""
+
+    start: float
+    end: float
+    low: float
+    high: float
+    log: bool = False
+
+    def share(self, values: Numbers | float) -> Floats:
+        """How far along the axis numbers are, from 0 to 1."""
+        low, high, shown = self.low, self.high, np.asarray(values, dtype=np.float64)
+        if self.log:
+            low, high = math.log10(low), math.log10(high)
+            shown = np.log10(np.maximum(shown, 1e-300))
+        return np.asarray((shown - low) / ((high - low) or 1.0))
+
+    def place(self, share: float) -> float:
+        """Place of what is so far along."""
+        return self.start + share * (self.end - self.start)
+
+    def at(self, values: Numbers | float) -> Floats:
+        """Places of numbers."""
+        return np.asarray(self.start + self.share(values) * (self.end - self.start))
+
+
+def rule_of(word: str, number: int = 0) -> str:
+    """The variable of the page's style that has the colour of a word; see `mpsim.plot.palette.colour_of`."""
+    if word.startswith("#"):
+        return word
+    return (
+        f"var(--{word.replace('.', '-').replace('_', '-')})"
+        if word
+        else f"var(--series-{number % 8})"
+    )
+
+
+def svg(chart: Chart, name: str) -> str:
+    """A chart as an SVG element.
+
+    Parameters
+    ----------
+    chart : Bars, Lines or Heat
+    name : str
+        Said by a reader of screens.
+    """
+    if isinstance(chart, Bars):
+        return _bars(chart, name)
+    if isinstance(chart, Heat):
+        return _heat(chart, name)
+    assert isinstance(chart, Lines)
+    return _lines(chart, name)
+
+
+def legend(chart: Chart) -> str:
+    """The legend of a chart as a list, which wraps as text does; of one kind there is nothing to tell apart."""
+    entries: list[str] = []
+    limits: Sequence[Limit] = ()
+    if isinstance(chart, Bars):
+        limits = chart.limits
+        entries = [
+            _entry(part.name, rule_of(part.colour, i), "hatched" if part.hatched else "")
+            for i, part in enumerate(chart.parts)
+        ]
+    elif isinstance(chart, Lines):
+        limits = chart.limits
+        shown = [(i, series) for i, series in enumerate(chart.series) if series.name]
+        entries = [
+            _entry(series.name, rule_of(series.colour, i), _shape(chart, series, i))
+            for i, series in shown
+        ]
+    entries += [_entry(limit.label, "var(--warning)", "line dashed") for limit in limits]
+    if len(entries) < 2 and not limits:
+        return ""
+    return f'<ul class="legend">{"".join(entries)}</ul>'
+
+
+def _entry(name: str, colour: str, shape: str) -> str:
+    return f'<li><span class="swatch {shape}" style="--swatch:{colour}" aria-hidden="true"></span>{html.escape(name)}</li>'
+
+
+def _shape(chart: Lines, series: Series, number: int) -> str:
+    if chart.stacked:
+        return ""
+    if series.line:
+        return "line" if not _dash(chart, series, number) else "line dashed"
+    return {"o": "round", "D": "diamond", "^": "triangle"}.get(series.mark, "")
+
+
+def _dash(chart: Lines, series: Series, number: int) -> str:
+    """Strokes of a line: its own, or, where colours come in turn, those of its turn."""
+    turn = series.line == "-" and not series.mark and not chart.stacked
+    return _DASHES[_CYCLE[number % len(_CYCLE)] if turn else series.line or "-"]
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{html.escape(text)}</text>'
+
+
+def _path(d: str, more: str) -> str:
+    return f'<path d="{d}" {more}/>'
+
+
+def _frame(
+    name: str,
+    body: Iterable[str],
+    area: str,
+    x: Span,
+    y: Span,
+    *,
+    sizes: tuple[float, float] = (1.0, 1.0),
+    zooms: bool = False,
+) -> str:
+    """The whole element: `area` is what zooming stretches, `body` what lies around it; `sizes` of the units that axes are read in."""
+    frame = {"x": [*x, sizes[0]], "y": [*y, sizes[1]], "zoom": zooms}
+    top, low = min(y.start, y.end), max(y.start, y.end)
+    height = low + _BOTTOM
+    box = f'x="{x.start:.1f}" y="{top:.1f}" width="{x.end - x.start:.1f}" height="{low - top:.1f}"'
+    view = f"{x.start:.1f} {top:.1f} {x.end - x.start:.1f} {low - top:.1f}"
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{html.escape(name)}" '
+        f"data-frame='{json.dumps(frame)}'>{''.join(body)}"
+        f'<svg class="area" {box} viewBox="{view}" preserveAspectRatio="none">{area}</svg></svg>'
+    )
+
+
+def _ticks(span: Span, most: int = 8) -> list[float]:
+    """Round numbers along an axis."""
+    if span.log:
+        decades = range(math.floor(math.log10(span.low)), math.ceil(math.log10(span.high)) + 1)
+        narrow: tuple[float, ...] = (
+            (1, 1.5, 2, 3, 4, 5, 7) if span.high < 12 * span.low else (1, 2, 5)
+        )
+        marks = narrow if len(decades) < 5 else (1,)
+        every = [mark * 10.0**power for power in decades for mark in marks]
+        inside = [tick for tick in every if span.low <= tick * 1.001 and tick <= span.high * 1.001]
+        return [inside[i] for i in thin(len(inside), most + 4)]
+    width = (span.high - span.low) / most
+    if width <= 0:
+        return [span.low]
+    power = 10.0 ** math.floor(math.log10(width))
+    step = next(mark * power for mark in (1, 2, 5, 10) if mark * power >= width * 0.999)
+    first = math.ceil(span.low / step - 1e-9)
+    return [i * step for i in range(first, math.floor(span.high / step + 1e-9) + 1)]
+
+
+def _axis_x(
+    axis: Axis, span: Span, word: str, top: float, low: float, grid: bool = True
+) -> Iterator[str]:
+    marks = [(tick, f"{tick:.6g}") for tick in _ticks(span)]
+    marks = list(axis.ticks) or marks
+    yield '<g class="ticks">'
+    for (_, text), at in zip(marks, span.at([tick for tick, _ in marks]).tolist(), strict=True):
+        if grid:
+            yield _path(f"M{at:.1f} {top:.1f}V{low:.1f}", 'class="grid"')
+        yield _text(at, low + 16, text)
+    yield "</g>"
+    yield _text((span.start + span.end) / 2, low + 36, axis.label(word), more=' class="name"')
+
+
+def _axis_y(axis: Axis, span: Span, word: str, left: float, right: float) -> Iterator[str]:
+    marks = list(axis.ticks) or [(tick, f"{tick:.6g}") for tick in _ticks(span, 6)]
+    for (_, text), at in zip(marks, span.at([tick for tick, _ in marks]).tolist(), strict=True):
+        yield _path(f"M{left:.1f} {at:.1f}H{right:.1f}", 'class="grid"')
+        yield _text(left - 6, at + 4, _cut(text), "end")
+    middle = (span.start + span.end) / 2
+    turned = f' class="name" transform="rotate(-90 14 {middle:.1f})"'
+    yield _text(14, middle, axis.label(word), more=turned)
+
+
+def _names(names: Sequence[str], row: float, left: float) -> Iterator[str]:
+    """Names of rows, as many as there is room for."""
+    for i in thin(len(names), _ROWS):
+        yield _text(left - 6, _TOP + (i + 0.5) * row + 4, _cut(names[i]), "end")
+
+
+def _rows(names: Sequence[str]) -> tuple[float, float]:
+    """Height of a row, and where rows begin."""
+    longest = max((len(_cut(name)) for name in names), default=1)
+    return min(24.0, max(5.0, 620 / max(1, len(names)))), 14 + _LETTER * longest
+
+
+def _bars(chart: Bars, name: str) -> str:
+    word, size = chart.reading
+    table = chart.table / size
+    row, left = _rows(chart.names)
+    low = np.minimum(table, 0.0).sum(axis=0).min(initial=0.0)
+    high = np.maximum(table, 0.0).sum(axis=0).max(initial=0.0)
+    high = max([float(high), *(limit.value / size for limit in chart.limits)]) or 1.0
+    bottom = _TOP + row * len(chart.names)
+    x = Span(left, WIDTH - _RIGHT, float(low) * 1.03, float(high) * 1.03)
+    after, before = np.zeros(len(chart.names)), np.zeros(len(chart.names))
+    area: list[str] = []
+    for i, part in enumerate(chart.parts):
+        starts = np.where(table[i] < 0, before, after)
+        ends = starts + table[i]
+        before, after = np.where(table[i] < 0, ends, before), np.where(table[i] < 0, after, ends)
+        first, last = x.at(np.minimum(starts, ends)), x.at(np.maximum(starts, ends))
+        boxes = "".join(
+            f"M{a:.1f} {_TOP + (bar + 0.08) * row:.1f}h{b - a:.1f}v{0.84 * row:.1f}h{a - b:.1f}z"
+            for bar, (a, b) in enumerate(zip(first.tolist(), last.tolist(), strict=True))
+            if b > a
+        )
+        area.append(_path(boxes, f'fill="{rule_of(part.colour, i)}" class="part"'))
+        if part.hatched:
+            area.append(_path(boxes, 'fill="url(#hatch)"'))
+    for limit in chart.limits:
+        at = float(x.at(limit.value / size))
+        area.append(_path(f"M{at:.1f} {_TOP}V{bottom:.1f}", 'class="limit"'))
+    body = [*_axis_x(chart.value, x, word, _TOP, bottom), *_names(chart.names, row, left)]
+    return _frame(
+        name, body, "".join(area), x, Span(_TOP, bottom, 0, len(chart.names)), sizes=(size, 1.0)
+    )
+
+
+def _heat(chart: Heat, name: str) -> str:
+    values = np.asarray(chart.values, dtype=np.float64)
+    word, size = readable(chart.x.unit, float(np.max(chart.edges)))
+    row, left = _rows(chart.names)
+    bottom = _TOP + row * len(chart.names)
+    edges = np.asarray(chart.edges, dtype=np.float64) / size
+    x = Span(left, WIDTH - _RIGHT, float(edges[0]), float(edges[-1]))
+    most = max(1.0 if chart.z.unit == "share" else 0.0, float(values.max(initial=0.0))) or 1.0
+    # small loads must be seen beside large ones: what is not nothing is never of the colour of nothing
+    level = np.where(values > 0, np.maximum(np.ceil(values / most * _LEVELS), 1), 0).astype(int)
+    runs: dict[int, list[str]] = {}
+    places = x.at(edges)
+    for line, levels in enumerate(level):
+        turns = np.flatnonzero(np.diff(levels, prepend=-1, append=-1))
+        for first, last in zip(turns[:-1].tolist(), turns[1:].tolist(), strict=True):
+            cell = f"M{places[first]:.1f} {_TOP + (line + 0.5) * row:.1f}H{places[last]:.1f}"
+            runs.setdefault(int(levels[first]), []).append(cell)
+    area = "".join(
+        _path(
+            "".join(cells),
+            f'class="cell" stroke-width="{0.94 * row:.1f}" stroke-opacity="{0.1 + 0.9 * shade / _LEVELS:.2f}"',
+        )
+        for shade, cells in sorted(runs.items())
+        if shade
+    )
+    body = [*_axis_x(chart.x, x, word, _TOP, bottom, grid=False), *_names(chart.names, row, left)]
+    return _frame(
+        name, body, area, x, Span(_TOP, bottom, 0, len(chart.names)), sizes=(size, 1.0), zooms=True
+    )
+
+
+def _lines(chart: Lines, name: str) -> str:
+    (x_word, x_size), (y_word, y_size) = chart.readings
+    height = 400 if any(not series.line for series in chart.series) else 330
+    marks = [tick for _, tick in chart.y.ticks]
+    left = 30 + _LETTER * max([7, *(len(_cut(mark)) for mark in marks)])
+    x = Span(left, WIDTH - _RIGHT, *_reach(chart, 0, x_size), bool(chart.x.log))
+    y = Span(height, _TOP, *_reach(chart, 1, y_size), bool(chart.y.log))
+    base = np.zeros(0)
+    area: list[str] = []
+    for i, series in enumerate(chart.series):
+        values = np.asarray(series.y, dtype=np.float64) / y_size
+        if chart.stacked:
+            base = base if len(base) else np.zeros(len(values))
+            across = x.at(np.asarray(series.x, dtype=np.float64) / x_size)
+            outline = _outline(across, y.at(base), y.at(base + values), series.step)
+            area.append(_path(outline, f'fill="{rule_of(series.colour, i)}"'))
+            base = base + values
+        else:
+            area += _series(
+                chart, i, x.at(np.asarray(series.x, dtype=np.float64) / x_size), y.at(values)
+            )
+    for limit in chart.limits:
+        at = float((x if limit.along else y).at(limit.value / (x_size if limit.along else y_size)))
+        line = (
+            f"M{at:.1f} {_TOP}V{height}" if limit.along else f"M{x.start:.1f} {at:.1f}H{x.end:.1f}"
+        )
+        area.append(_path(line, 'class="limit"'))
+    body = [
+        *_axis_x(chart.x, x, x_word, _TOP, height),
+        *_axis_y(chart.y, y, y_word, x.start, x.end),
+        *_written(chart, x, y, (x_size, y_size)),
+    ]
+    zooms = any(series.line for series in chart.series) and not any(
+        series.mark for series in chart.series
+    )
+    return _frame(
+        name, body, "".join(area), x, y, sizes=(x_size, y_size), zooms=zooms and not chart.x.log
+    )
+
+
+def _reach(chart: Lines, which: int, size: float) -> tuple[float, float]:
+    """First and last number of an axis, as read."""
+    axis = (chart.x, chart.y)[which]
+    columns = [np.asarray((series.x, series.y)[which], dtype=np.float64) for series in chart.series]
+    if which and chart.stacked and columns:
+        columns = [np.sum(columns, axis=0)]
+    limits = [limit.value for limit in chart.limits if limit.along == (which == 0)]
+    every = np.concatenate([*columns, limits, np.zeros(0)])
+    every = every[np.isfinite(every) & ((every > 0) | (not axis.log))]
+    low, high = (float(every.min()), float(every.max())) if len(every) else (1.0, 10.0)
+    if axis.log:
+        low, high = low / 1.25, high * 1.25
+    else:
+        over = 1.04 if which or not any(series.line for series in chart.series) else 1.0
+        low, high = min(low, 0.0), high * over if high > 0 else 0.0
+        high = high if high > low else low + 1.0
+    first, last = axis.limits
+    return (low if first is None else first) / size, (high if last is None else last) / size
+
+
+def _series(chart: Lines, number: int, across: Floats, up: Floats) -> Iterator[str]:
+    series = chart.series[number]
+    colour = rule_of(series.colour, number)
+    if series.line:
+        dash = _dash(chart, series, number)
+        dashed = f' stroke-dasharray="{dash}"' if dash else ""
+        d = _outline(across, up, None, series.step)
+        yield _path(d, f'class="curve" stroke="{colour}"{dashed}')
+    if series.mark:
+        sizes = np.broadcast_to(np.asarray(series.size, dtype=np.float64), len(across))
+        hollow = np.broadcast_to(
+            np.asarray(series.hollow if len(series.hollow) else False), len(across)
+        )
+        shape = _SHAPES.get(series.mark, _SHAPES["o"])
+        for a, b, size, empty in zip(across, up, sizes, hollow, strict=True):
+            if np.isfinite(b):
+                fill = "var(--panel)" if empty else colour
+                yield (
+                    f'<path d="{shape}" transform="translate({a:.1f} {b:.1f}) scale({max(size, 4.0):.1f})" '
+                    f'fill="{fill}" stroke="{colour if empty else "var(--panel)"}" class="mark"/>'
+                )
+
+
+def _outline(across: Floats, up: Floats, top: Floats | None, step: bool) -> str:
+    """A line, with gaps where there is no number; or, under `top`, an area."""
+    if step:
+        across, up = np.repeat(across, 2)[1:], np.repeat(up, 2)[:-1]
+        top = None if top is None else np.repeat(top, 2)[:-1]
+    if top is not None:
+        across, up = np.concatenate([across, across[::-1]]), np.concatenate([up, top[::-1]])
+    points, lifted = [], True
+    for a, b in zip(across.tolist(), up.tolist(), strict=True):
+        if math.isfinite(b):
+            points.append(f"{'M' if lifted else 'L'}{a:.1f} {b:.1f}")
+        lifted = not math.isfinite(b)
+    return "".join(points) + ("z" if top is not None else "")
+
+
+def _written(chart: Lines, x: Span, y: Span, sizes: tuple[float, float]) -> Iterator[str]:
+    """Names beside marks, where they find room."""
+    marks, texts, others = [], [], []
+    for series in chart.series:
+        if not series.mark:
+            continue
+        across = x.share(np.asarray(series.x, dtype=np.float64) / sizes[0])
+        up = y.share(np.asarray(series.y, dtype=np.float64) / sizes[1])
+        places = list(zip(across.tolist(), up.tolist(), strict=True))
+        marks += [places[i] for i in series.written]
+        texts += [_cut(series.labels[i]) for i in series.written]
+        others += places if len(places) < 200 else []
+    for name in placed_names(marks, texts, others):
+        left, middle = x.place(name.left), y.place(name.middle)
+        if name.apart:
+            at = f"M{x.place(name.mark[0]):.1f} {y.place(name.mark[1]):.1f}"
+            yield _path(f"{at}L{left:.1f} {middle:.1f}", 'class="grid"')
+        yield _text(left, middle + 4, name.text, "start")
+
+
+def lanes_svg(
+    name: str,
+    names: Sequence[str],
+    events: Sequence[str],
+    columns: Mapping[str, NDArray[np.int64]],
+    *,
+    end: float,
+    end_s: float,
+) -> str:
+    """A timeline as readers without a script see it: what each lane does in the middle of each of so many spans.
+
+    Parameters
+    ----------
+    name : str
+    names, events : sequence of str
+        Of lanes, and of kinds of bars.
+    columns : mapping of str to int64[N]
+        ``lane``, ``start``, ``length`` and ``event`` of bars, by lane and start.
+    end, end_s : float
+        Length of the whole in the unit of `columns`, and in seconds.
+    """
+    word, size = readable("s", end_s)
+    row, left = _rows(names)
+    bottom = _TOP + row * len(names)
+    x = Span(left, WIDTH - _RIGHT, 0.0, end_s / size)
+    edges = np.linspace(x.start, x.end, _LANE_COLUMNS + 1)
+    middle = (np.arange(_LANE_COLUMNS) + 0.5) * end / _LANE_COLUMNS
+    runs: dict[int, list[str]] = {}
+    first = np.searchsorted(columns["lane"], np.arange(len(names) + 1))
+    for lane, (since, until) in enumerate(
+        zip(first[:-1].tolist(), first[1:].tolist(), strict=True)
+    ):
+        start, length = columns["start"][since:until], columns["length"][since:until]
+        at = np.searchsorted(start, middle, side="right") - 1
+        held = (at >= 0) & (middle < (start + length)[np.maximum(at, 0)])
+        kind = np.where(held, columns["event"][since:until][np.maximum(at, 0)], -1)
+        turns = np.flatnonzero(np.diff(kind, prepend=-2, append=-2))
+        for a, b in zip(turns[:-1].tolist(), turns[1:].tolist(), strict=True):
+            if kind[a] >= 0:
+                cell = f"M{edges[a]:.1f} {_TOP + (lane + 0.5) * row:.1f}H{edges[b]:.1f}"
+                runs.setdefault(int(kind[a]), []).append(cell)
+    area = "".join(
+        _path(
+            "".join(cells),
+            f'class="lane" stroke="{rule_of(_event(events[kind]))}" stroke-width="{0.86 * row:.1f}"',
+        )
+        for kind, cells in sorted(runs.items())
+    )
+    body = [
+        *_axis_x(Axis(name="time"), x, word, _TOP, bottom, grid=False),
+        *_names(names, row, left),
+    ]
+    return _frame(name, body, area, x, Span(_TOP, bottom, 0, len(names)), sizes=(size, 1.0))
+
+
+def _event(event: str) -> str:
+    return event.removeprefix("exposed ")
