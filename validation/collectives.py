@@ -215,7 +215,7 @@ def report(sweeps: Sequence[Sweep]) -> str:
         "Absolute errors in per cent of `CollectiveModel(cluster, loaded=False)` by sweep: median and 90th percentile from 64 KiB on, median from 512 MB,",
         "median below 64 KiB. *Left out*: the median from 64 KiB with the constants fitted without that sweep (for the only sweep of a group size: interpolated",
         "from the other sizes; for the only sweep of EFA 1: each size by every second of the others; EFA 2 to 4 were fitted by hand on few points and have no such",
-        "column). `choice()` names the algorithm; the times are not looked up by it. Written by `python validation/collectives.py`.",
+        "column). Written by `python validation/collectives.py`.",
         "",
         *summary(sweeps, others),
         "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 
-__all__ = ["OPTIONS", "Catalog", "names_of"]
+__all__ = ["KERNEL_OPTIONS", "OPTIONS", "Catalog", "names_of"]
 
 
 class Catalog(enum.StrEnum):
@@ -19,8 +19,18 @@ class Catalog(enum.StrEnum):
     SCHEDULE = "schedule"
 
 
+KERNEL_OPTIONS: Mapping[str, str] = {
+    "--pass": "direction",
+    "--attention": "attention_kernel",
+    "--kv-heads": "kv_heads",
+    "--value-dim": "value_dim",
+    "--window": "window",
+    "--full": "full",
+}
+"""Options of a kernel, and the fields of `mpsim.cost.questions.KernelQuestion` they are."""
+
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "kernel": ("--on", "--precision", "--attention", "--burst"),
+    "kernel": ("--on", "--precision", "--burst", *KERNEL_OPTIONS),
     "collective": ("--on", "--ranks", "--burst", "--library", "--calibration"),
     "fabric": ("--nodes", "--plot"),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from mpsim.cli.catalogs import OPTIONS, Catalog, names_of
+from mpsim.cli.catalogs import KERNEL_OPTIONS, OPTIONS, Catalog, names_of
 from mpsim.cli.complete import catalogs, entries
 from mpsim.cli.options import AsJson, Plot
 from mpsim.cli.show_cost import QUESTIONS, Asked, answer
@@ -62,9 +62,23 @@ def show(
         str | None,
         typer.Option(
             "--attention",
-            help="Attention kernel: flash1, flash2, flash3, cudnn, te or trtllm; left out: flash2.",
+            help="Attention kernel: flash1, flash2, flash3, cudnn, te, trtllm or unfused; left out: flash2.",
         ),
     ] = None,
+    direction: Annotated[
+        str | None,
+        typer.Option("--pass", help="Of a kernel: forward, backward, dgrad or wgrad."),
+    ] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option("--kv-heads", min=1, help="Of attention: heads of keys.")
+    ] = None,
+    value_dim: Annotated[
+        int | None, typer.Option("--value-dim", min=1, help="Of attention: width of a value.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option("--window", min=1, help="Of attention: keys that a query sees.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Attention without a causal mask.")] = False,
     burst: Annotated[
         bool, typer.Option("--burst", help="A short benchmark on a quiet network, not training.")
     ] = False,
@@ -86,13 +100,15 @@ def show(
     """Show what mpsim knows: accelerators, links, systems, models, frameworks, schedules; or what one kernel or collective takes, or a fabric is built of."""
     from mpsim.cli.console import print_json
 
+    values = (direction, attention, kv_heads, value_dim, window, full or None)
+    kernel = dict(zip(KERNEL_OPTIONS, values, strict=True))
     _refuse_unused(
         catalog or "",
         {
             "--on": on,
             "--precision": precision,
             "--ranks": ranks,
-            "--attention": attention,
+            **kernel,
             "--burst": burst or None,
             "--library": library,
             "--calibration": calibration,
@@ -114,9 +130,9 @@ def show(
         show_fabric(name, nodes=nodes, plot=plot, as_json=as_json)
         return
     if catalog in QUESTIONS:
+        given = {KERNEL_OPTIONS[key]: value for key, value in kernel.items() if value is not None}
         clocks = "burst" if burst else "sustained"
-        kernel = precision or "bf16", clocks, attention or "flash2"
-        asked = Asked(on, *kernel, ranks, library, calibration)
+        asked = Asked(on, precision or "bf16", clocks, given, ranks, library, calibration)
         answer(catalog, name, asked, as_json=as_json)
         return
     chosen = _chosen(catalog)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mpsim.cli.options import quantity
 
 if TYPE_CHECKING:
-    from mpsim.cost import CollectiveModel
     from mpsim.cost.questions import Answer
-    from mpsim.hardware import Cluster
 
 __all__ = ["QUESTIONS", "Asked", "answer"]
 
@@ -22,26 +21,12 @@ QUESTIONS = ("kernel", "collective")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-    """Options of a question.
-
-    Parameters
-    ----------
-    on : str or None
-        Accelerator of a kernel, system of a collective.
-    precision, clocks, attention_kernel : str
-        Of a kernel.
-    ranks : int or None
-        Of a collective; the accelerators of one node when absent.
-    library : str or None
-        Communication library; the vendor's when absent.
-    calibration : Path or None
-        File of measured curves of collectives.
-    """
+    """Options of a question; those of `kernel` are fields of `mpsim.cost.questions.KernelQuestion`."""
 
     on: str | None
     precision: str
     clocks: str
-    attention_kernel: str
+    kernel: Mapping[str, Any]
     ranks: int | None
     library: str | None = None
     calibration: Path | None = None
@@ -76,29 +61,24 @@ def _split(text: str | None, forms: str) -> tuple[str, str]:
 
 
 def _kernel(text: str | None, asked: Asked) -> Answer:
-    from mpsim.cost.questions import FORMS, answer_kernel
+    from mpsim.cost.questions import FORMS, KernelQuestion, answer_kernel, form_of
     from mpsim.errors import WorkloadError
     from mpsim.hardware import accelerator
 
-    name, value = _split(text, FORMS)
+    name, value = _split(text, ", ".join(map(form_of, FORMS)))
     chip = accelerator(asked.on or _missing("an accelerator, such as --on h100-sxm"))
+    precision = asked.precision.replace("-", "_")
     try:
-        return answer_kernel(
-            name,
-            value,
-            chip,
-            precision=asked.precision.replace("-", "_"),
-            clocks=asked.clocks,
-            attention_kernel=asked.attention_kernel,
-        )
+        question = KernelQuestion(name, value, **asked.kernel)
+        return answer_kernel(question, chip, precision=precision, clocks=asked.clocks)
     except WorkloadError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from error
 
 
 def _collective(text: str | None, asked: Asked) -> Answer:
-    from mpsim.cost import COLLECTIVES
+    from mpsim.cost import COLLECTIVES, CollectiveModel, load_curves
     from mpsim.cost.questions import answer_collective
-    from mpsim.errors import nearest
+    from mpsim.errors import CalibrationError, nearest
     from mpsim.hardware import system
     from mpsim.parallel import GroupShape
 
@@ -119,19 +99,12 @@ def _collective(text: str | None, asked: Asked) -> Answer:
         )
     group = GroupShape(ranks=ranks, per_domain=inside, domains=ranks // inside)
     loaded = asked.clocks == "sustained"
-    model = _collective_model(cluster, asked, loaded=loaded)
-    return answer_collective(model, kind, size, group=group, loaded=loaded, system=name)
-
-
-def _collective_model(cluster: Cluster, asked: Asked, *, loaded: bool) -> CollectiveModel:
-    from mpsim.cost import CollectiveModel, load_curves
-    from mpsim.errors import CalibrationError
-
     try:
         curves = load_curves(asked.calibration) if asked.calibration else None
-        return CollectiveModel(cluster, loaded=loaded, library=asked.library, curves=curves)
+        model = CollectiveModel(cluster, loaded=loaded, library=asked.library, curves=curves)
     except CalibrationError as error:
         raise typer.BadParameter(str(error), param_hint="--calibration") from error
+    return answer_collective(model, kind, size, group=group, loaded=loaded, system=name)
 
 
 def _missing(what: str) -> str:

@@ -39,8 +39,6 @@ class CollectiveAnswer:
     library, algorithm, protocol : str
         Those whose time `seconds` is; ``none`` where nothing runs or protocols are not told apart, ``measured`` where the time was
         read from a curve.
-    tuner : str
-        Algorithm and protocol that the library's own rule would pick (see `CollectiveModel.choice`).
     basis : str
         ``model``, or what of a calibration the time was read from.
     """
@@ -50,7 +48,6 @@ class CollectiveAnswer:
     library: str
     algorithm: str
     protocol: str
-    tuner: str
     basis: str
 
 
@@ -180,8 +177,6 @@ class CollectiveModel:
             self.library.name,
             algorithm,
             protocol,
-            " ".join(part for part in self.choice(kind, size_bytes, group) if part != "none")
-            or "none",
             self._basis(kind, size_bytes, group),
         )
 
@@ -246,27 +241,6 @@ class CollectiveModel:
         return _like(
             size_bytes, self.library.send(sizes, crosses=crosses, share=share, slowdown=slowdown)
         )
-
-    def choice(self, kind: str, size_bytes: float, group: GroupShape) -> tuple[str, str]:
-        """Algorithm and protocol that the library would pick, by its own rule; `answer` names those that were priced.
-
-        Parameters
-        ----------
-        kind : str
-            One of `COLLECTIVES`.
-        size_bytes : float
-            S as the module's docstring defines it [B].
-        group : GroupShape
-
-        Returns
-        -------
-        tuple of str
-            As the library names them (NCCL: ``Ring``, ``LL``; ``P2P`` for what it does not tune); ``none`` for a group of one.
-        """
-        _check_kind(kind)
-        if group.ranks <= 1:
-            return "none", "none"
-        return self.library.choice(kind, size_bytes, group)
 
     def send_wire_bytes(self, size_bytes: Size, *, crosses: bool) -> tuple[Size, Size]:
         """Bytes a message puts on the sender's scale-up link and on its NIC share [B]."""

@@ -14,19 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost.constants import ConstantGroup, constant_groups
-from mpsim.cost.nccl_choice import latency_growth
 from mpsim.cost.network import group_bandwidth
 from mpsim.cost.traffic import ring_passes
 from mpsim.hardware.cluster import Cluster
+from mpsim.hardware.components import LinkShape
 from mpsim.memo import remembered
 
-__all__ = ["RING_LIMIT", "DomainCurve"]
+__all__ = ["RING_LIMIT", "DomainCurve", "latency_growth"]
 
 Floats = NDArray[np.float64]
 
 RING_LIMIT = 4  # ranks up to which NCCL sums in a ring even where switches could
 _CURVE_OF = {"broadcast": "all_gather", "reduce": "reduce_scatter", "barrier": "all_reduce"}
 _COPIED = 2.0  # a copy within a device reads and writes
+_TUNED = {"ada": "ampere"}  # PCIe boards, where only the host's caps differ
+_ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,3 +193,45 @@ def _device_group(name: str) -> ConstantGroup | None:
     groups = constant_groups("collectives")
     matching = (g for key, g in groups.items() if key.startswith("device.") and g.matches(name))
     return next(matching, None)
+
+
+def latency_growth(
+    cluster: Cluster, kind: str, members: int, measured: int, *, simple: bool
+) -> float | None:
+    """How many times longer NCCL expects the fixed time of a collective in a domain to be than in the largest group measured.
+
+    Parameters
+    ----------
+    kind : str
+        all_reduce, all_gather or reduce_scatter; NCCL tunes nothing else that has a curve.
+    members, measured : int
+        Ranks of the group, and of the largest one that was measured.
+    simple : bool
+        Whether only the Simple protocol counts.
+
+    Returns
+    -------
+    float or None
+        1 or more; None where NCCL has no say.
+    """
+    family = cluster.accelerator.family
+    if kind == "all_to_all" or _TUNED.get(family, family) not in _ARCHITECTURES:
+        return None
+    before, after = (_latency(cluster, kind, ranks, simple=simple) for ranks in (measured, members))
+    return max(1.0, after / before)
+
+
+def _latency(cluster: Cluster, kind: str, ranks: int, *, simple: bool) -> float:
+    """Fixed time of the best algorithm and protocol: a base, and a hop for each step (``mpsim/cost/data/nccl.yaml``)."""
+    link = cluster.node.scale_up
+    wired = link.shape is not LinkShape.HOST and link.links > 0
+    passes = 2 if kind == "all_reduce" else 1
+    # a tree goes up and down through all ranks of a node, so it has as many steps as a ring; its hops differ
+    algorithms = ("ring", "tree") if kind == "all_reduce" else ("ring",)
+    protocols = ("simple",) if simple else ("ll", "ll128", "simple") if wired else ("ll", "simple")
+    steps = {f"{name}_{way}": passes * (ranks - 1) for name in algorithms for way in protocols}
+    if wired and link.in_network_reduction:
+        steps["nvls_simple"] = 1
+    groups = constant_groups("nccl")
+    base, hop = groups["base"], groups["nvlink" if wired else "pcie"]
+    return min(base.value(leaf) + count * hop.value(leaf) for leaf, count in steps.items())

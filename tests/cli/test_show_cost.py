@@ -91,19 +91,22 @@ def test_a_collective_from_a_calibration(mpsim_cli, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("shape", "precision"),
     [
-        ("gemm=4096x4096x4096,dgrad", "bf16"),
-        ("gemm=4096x4096x4096,wgrad", "tf32"),
+        ("gemm=4096x4096x4096 --pass dgrad", "bf16"),
+        ("gemm=4096x4096x4096 --pass wgrad", "tf32"),
         ("gemm=4096x4096x4096", "fp32"),
         ("gemm=4096x4096x4096", "fp8-block"),
         ("gemm=4096x4096x4096", "mxfp8"),
         ("gemm=4096x4096x4096", "nvfp4"),
         ("grouped=8x512x4096x2048", "fp8"),
-        ("grouped=8x4096x2048x512,wgrad", "bf16"),
-        ("attention=1x8192x32x128,kv=8,window=1024,backward", "bf16"),
-        ("attention=1x4096x128x192,v=128,full", "bf16"),
-        ("attention=1x2048x16x128,unfused,backward", "bf16"),
+        ("grouped=8x4096x2048x512 --pass wgrad", "bf16"),
+        ("attention=1x8192x32x128 --kv-heads 8 --window 1024 --pass backward", "bf16"),
+        ("attention=1x4096x128x192 --value-dim 128 --full", "bf16"),
+        ("attention=1x2048x16x128 --attention unfused --pass backward", "bf16"),
         *((f"{one}=8192x4096", "bf16") for one in ("norm", "softmax", "dropout", "rotary")),
-        *((f"{one}=8192x4096,backward", "bf16") for one in ("activation", "bias_dropout_add")),
+        *(
+            (f"{one}=8192x4096 --pass backward", "bf16")
+            for one in ("activation", "bias_dropout_add")
+        ),
         ("embedding=8192x4096", "bf16"),
         ("cross_entropy=8192x128256", "bf16"),
         ("adam=1000000000", "bf16"),
@@ -115,7 +118,8 @@ def test_every_kind_of_kernel_is_answered_above_its_floor(
 ) -> None:
     """On B200, hot and in a burst: a time, a rate below what the hardware has, constants, and three ways to launch."""
     for burst in ((), ("--burst",)):
-        command = ("show", "kernel", shape, "--on", "b200-sxm", "--precision", precision, *burst)
+        on = ("--on", "b200-sxm", "--precision", precision)
+        command = ("show", "kernel", *shape.split(), *on, *burst)
         shown = mpsim_cli(*command, "--json").json()
         assert 0 < shown["floor_s"] < shown["time_s"]
         assert 0 < shown.get("fraction_of_peak", shown.get("fraction_of_bandwidth")) < 1
@@ -123,33 +127,35 @@ def test_every_kind_of_kernel_is_answered_above_its_floor(
         assert shown["launch_graph_s"] < shown["launch_compiled_s"] < shown["launch_eager_s"]
 
 
-def test_words_change_the_kernel_as_they_say(mpsim_cli) -> None:
+def test_options_change_the_kernel_as_they_say(mpsim_cli) -> None:
     """A window and a causal mask are faster than the full square, backward slower than forward, unfused slower than fused."""
 
-    def time(words: str) -> float:
-        shape = f"attention=1x8192x32x128{words}"
-        shown = mpsim_cli("show", "kernel", shape, "--on", "h100-sxm", "--json")
-        return float(shown.json()["time_s"])
+    def time(*options: str) -> float:
+        question = ("show", "kernel", "attention=1x8192x32x128", "--on", "h100-sxm")
+        return float(mpsim_cli(*question, *options, "--json").json()["time_s"])
 
-    assert time(",window=1024") < time("") < time(",full") < time(",full,backward")
-    assert time("") < time(",unfused")
+    assert time("--window", "1024") < time() < time("--full")
+    assert time("--full") < time("--full", "--pass", "backward")
+    assert time() < time("--attention", "unfused")
 
 
 @pytest.mark.parametrize(
     ("shape", "precision"),
     [
-        ("attention=1x4096x32x128,kv=5", "bf16"),
-        ("attention=1x4096x32x128,window", "bf16"),
-        ("attention=1x4096x32x128,sideways", "bf16"),
-        ("gemm=64x64x64,dgrad,wgrad", "bf16"),
+        ("attention=1x4096x32x128 --kv-heads 5", "bf16"),
+        ("attention=1x4096x32x128 --window 0", "bf16"),
+        ("attention=1x4096x32x128 --pass sideways", "bf16"),
+        ("gemm=64x64x64 --window 8", "bf16"),
         ("gemm=64x64x64", "mxfp8"),
         ("grouped=64x64x64", "bf16"),
         ("quantise=64x64", "bf16"),
         ("norm=64", "bf16"),
+        ("norm=64x64 --pass wgrad", "bf16"),
     ],
 )
 def test_a_kernel_that_cannot_be_is_bad_input(mpsim_cli, shape: str, precision: str) -> None:
     """Exit code 2 and no traceback; H100 has no mxfp8."""
-    outcome = mpsim_cli("show", "kernel", shape, "--on", "h100-sxm", "--precision", precision)
+    on = ("--on", "h100-sxm", "--precision", precision)
+    outcome = mpsim_cli("show", "kernel", *shape.split(), *on)
     assert (outcome.code, outcome.out) == (2, "")
     assert "internal error" not in outcome.err

@@ -181,7 +181,7 @@ def test_reduce_scatter_of_torch_on_gloo_moves_twice_the_bytes() -> None:
             gloo.wire_bytes(kind, 8e6, group) for kind in ("reduce_scatter", "all_gather")
         )
         assert sent[0] == pytest.approx(2 * plain[0])
-    assert gloo.choice("reduce_scatter", MIB, NODE) == ("all_reduce_slice", "none")
+    assert gloo.answer("reduce_scatter", MIB, NODE).algorithm == "all_reduce_slice"
 
 
 def test_a_step_down_of_a_table_is_not_followed() -> None:
@@ -205,13 +205,18 @@ def test_messages_of_every_library() -> None:
 def test_rccl_names_the_protocol_that_counts() -> None:
     """MI300X: low latency for small messages, Simple for large ones; a tree for a barrier across nodes."""
     model = CollectiveModel(system("mi300x-8", nodes=4))
-    assert model.choice("all_reduce", KIB, NODE) == ("Ring", "LL")
-    assert model.choice("all_reduce", 1e9, NODE) == ("Ring", "Simple")
-    assert model.choice("all_to_all", 1e9, NODE) == ("P2P", "Simple")
-    assert model.choice("send_recv", 1e9, NODE) == ("P2P", "Simple")
+
+    def named(kind: str, size: float, group: GroupShape = NODE) -> tuple[str, str]:
+        answer = model.answer(kind, size, group)
+        return answer.algorithm, answer.protocol
+
+    assert named("all_reduce", KIB) == ("Ring", "LL")
+    assert named("all_reduce", 1e9) == ("Ring", "Simple")
+    assert named("all_to_all", 1e9) == ("P2P", "Simple")
+    assert named("send_recv", 1e9) == ("P2P", "Simple")
     across = GroupShape(32, 8, 4)
-    assert model.choice("all_reduce", 1e9, across) == ("Ring", "Simple")
-    assert model.choice("all_to_all", 1e9, across)[0] == "P2P"
+    assert named("all_reduce", 1e9, across) == ("Ring", "Simple")
+    assert named("all_to_all", 1e9, across)[0] == "P2P"
 
 
 def test_without_forwarding_an_all_to_all_leaves_the_rails() -> None:
@@ -293,7 +298,10 @@ def test_nccl_inside_a_domain_is_named_by_its_regime() -> None:
     assert named("all_reduce", 4096 * MIB, 4) == ("Ring", "Simple")
     assert named("all_to_all", 4096 * MIB) == ("P2P", "Simple")
     assert named("barrier", 0.0) == ("Ring", "LL")
-    assert model.answer("all_gather", 8 * MIB, NODE).tuner == "Ring LL128"
+    torus = CollectiveModel(system("tpu-v5p-pod")).answer("all_gather", MIB, GroupShape(4, 4, 1))
+    assert (torus.algorithm, torus.protocol) == ("torus rings", "none")
+    alone = model.answer("all_reduce", MIB, GroupShape(1, 1, 1))
+    assert (alone.algorithm, alone.protocol) == ("none", "none")
 
 
 def test_what_was_measured_names_no_algorithm() -> None:

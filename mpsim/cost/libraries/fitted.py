@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost.constants import ConstantGroup, Ledger, choose_group, constant_groups
-from mpsim.cost.nccl_choice import chosen
 from mpsim.cost.nccl_curve import RING_LIMIT, DomainCurve
 from mpsim.cost.network import (
     cross_rail_span,
@@ -98,10 +97,6 @@ class FittedLibrary:
             rate = pair_bandwidth(self.cluster) * node.scale_up.efficiency
             alpha = self._use(self.inside, "send_latency")
         return alpha + size * share / rate
-
-    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
-        """Algorithm and protocol whose time counts; libraries with a rule of their own say more."""
-        return self.priced(kind, size, group)
 
     def priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
         """Algorithm and protocol whose time counts."""
@@ -250,16 +245,12 @@ class FittedLibrary:
 
 
 class NcclLibrary(FittedLibrary):
-    """NCCL: the algorithm is what its own tuner would pick (`mpsim.cost.nccl`); it forwards over NVLink (PXN, on by default)."""
+    """NCCL forwards messages over NVLink (PXN, on by default)."""
 
     @property
     def forwards(self) -> bool:
         """PXN needs NVLink."""
         return self.cluster.node.scale_up.shape is not LinkShape.HOST
-
-    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
-        """Algorithm and protocol in NCCL's words (``Ring``, ``LL``); ``P2P`` for what it does not tune."""
-        return chosen(self.cluster, kind, size, group)
 
 
 def _hops(shape: str, kind: str, group: GroupShape) -> tuple[float, float]:

@@ -86,15 +86,11 @@ class HostLibrary:
         beta = hop.beta if crosses else wires.alone
         return self._ledger.use(self._constants, "dispatch") + hop.alpha + size * share * beta
 
-    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
+    def priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
         """Algorithm by the library's table; protocols are not told apart."""
         if kind == "send_recv":
             return "send", "none"
         return self._table.algorithm(kind, size, group.ranks), "none"
-
-    def priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
-        """The table's algorithm is the one that is priced."""
-        return self.choice(kind, size, group)
 
     def sent_bytes(self, kind: str, size: Floats, group: GroupShape) -> tuple[Floats, Floats]:
         """Bytes a rank sends; twice a reduce-scatter's where an all-reduce is a ring (or a reduce-scatter such an all-reduce)."""

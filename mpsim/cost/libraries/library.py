@@ -42,9 +42,6 @@ class Library(Protocol):
     ) -> Floats:
         """Time of one message while `share` of them use the link, `slowdown` times longer on its way through the fabric [s]."""
 
-    def choice(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
-        """Algorithm and protocol that the library's own rule picks."""
-
     def priced(self, kind: str, size: float, group: GroupShape) -> tuple[str, str]:
         """Algorithm and protocol that `seconds` times."""
 
