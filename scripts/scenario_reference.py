@@ -15,7 +15,7 @@ import pydantic
 from pydantic_core import PydanticUndefined
 
 from mpsim.scenario import Scenario
-from mpsim.scenario.descriptions import descriptions
+from mpsim.scenario.schema import descriptions, keys_of
 from mpsim.units import Dimension, units_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "scenario.md"
@@ -46,10 +46,9 @@ def _section(prefix: str, model: type[pydantic.BaseModel]) -> Iterator[str]:
     yield f"## `{prefix.rstrip('.')}`\n\n{claim}\n" if prefix else "## Top level\n"
     yield "| key | value | default | meaning |\n| --- | --- | --- | --- |"
     inner: list[tuple[str, type[pydantic.BaseModel]]] = []
-    for name, field in model.model_fields.items():
-        key = field.alias or name
+    for key, field in keys_of(model).items():
         kind, nested = _kind(field.annotation, field.metadata)
-        meaning = " ".join(descriptions(model).get(name, "").split())
+        meaning = " ".join(descriptions(model).get(key, "").split())
         yield f"| `{key}` | {kind} | {_default(field)} | {meaning} |".replace(" |  |", " | |")
         inner.extend((f"{prefix}{key}.", one) for one in nested)
     yield ""

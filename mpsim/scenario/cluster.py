@@ -41,7 +41,7 @@ from mpsim.scenario.fields import (
     Shorthand,
     Time,
 )
-from mpsim.scenario.network import FabricChoice, Folder, Nodes, network_of, thinnings_of
+from mpsim.scenario.network import FIGURES, FabricChoice, Folder, Nodes, network_of, thinnings_of
 
 __all__ = ["AcceleratorChoice", "ClusterChoice", "LinkChoice", "PartChoice"]
 
@@ -352,22 +352,16 @@ def _accelerator(
     else:
         assert measured or choice.preset is not None
         chip = machine.accelerator if machine and measured else accelerator(choice.preset or "")
-    peaks = None
+    figures = _figures(choice)
     if choice.peak_flops is not None:
-        peaks = {**chip.peak_flops, **choice.peak_flops}
-    return _replaced(
-        chip,
-        {
-            "peak_flops": peaks,
-            "memory_bytes": choice.memory,
-            "memory_bandwidth": choice.memory_bandwidth,
-            "compute_units": choice.compute_units,
-            "tdp_w": choice.tdp,
-            "idle_w": choice.idle,
-            "boost_clock_hz": choice.boost_clock,
-            "clock_hz": choice.clock,
-        },
-    )
+        figures["peak_flops"] = {**chip.peak_flops, **choice.peak_flops}
+    return _replaced(chip, figures)
+
+
+def _figures(choice: AcceleratorChoice | LinkChoice) -> dict[str, Any]:
+    """What was written of a part, by its fields."""
+    keys = type(choice).model_fields.keys() - {"preset", "machine"}
+    return {FIGURES.get(key, key): getattr(choice, key) for key in sorted(keys)}
 
 
 def _link(choice: LinkChoice, usual: Link | None) -> Link:
@@ -376,8 +370,7 @@ def _link(choice: LinkChoice, usual: Link | None) -> Link:
         chosen = link(choice.preset)
     if chosen is None:
         raise HardwareError("scale_up: the accelerator has no usual link; give scale_up.preset")
-    figures = {name: getattr(choice, name) for name in LinkChoice.model_fields if name != "preset"}
-    return _replaced(chosen, figures)
+    return _replaced(chosen, _figures(choice))
 
 
 def _finished(cluster: Cluster, choice: ClusterChoice, folder: Folder) -> Cluster:

@@ -10,7 +10,7 @@ import pydantic
 from pydantic_core import PydanticCustomError, core_schema
 
 from mpsim.scenario.paths import expand_shorthand
-from mpsim.units import Dimension, format_quantity, parse_quantity, units_of
+from mpsim.units import Dimension, format_exact, format_quantity, parse_quantity, units_of
 
 __all__ = [
     "Bandwidth",
@@ -35,7 +35,7 @@ SAFE_COUNT: Final = 1_000_000  # more of anything is a slip of the keyboard
 class Section(pydantic.BaseModel):
     """A mapping of the scenario file: unknown keys refused, values never coerced, frozen.
 
-    The string under a field says what it is for (see `mpsim.scenario.descriptions`).
+    The string under a field says what it is for (see `mpsim.scenario.schema`).
     """
 
     model_config = pydantic.ConfigDict(
@@ -75,12 +75,17 @@ class Within:
             )
         return number
 
+    def write(self, number: float) -> str:
+        """What a person would write for the same float."""
+        return format_exact(number, self.dimension)
+
     def __get_pydantic_core_schema__(
-        self,
-        source: Any,
-        handler: pydantic.GetCoreSchemaHandler,
+        self, source: Any, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        return core_schema.no_info_before_validator_function(self.parse, handler(source))
+        write = core_schema.plain_serializer_function_ser_schema(self.write)
+        return core_schema.no_info_before_validator_function(
+            self.parse, handler(source), serialization=write
+        )
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
@@ -100,9 +105,7 @@ class OneOf:
     names: Callable[[], tuple[str, ...]]
 
     def __get_pydantic_core_schema__(
-        self,
-        source: Any,
-        handler: pydantic.GetCoreSchemaHandler,
+        self, source: Any, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         return core_schema.literal_schema(list(self.names()))
 
@@ -118,9 +121,7 @@ class Shorthand:
         return expand_shorthand(self.key, value)
 
     def __get_pydantic_core_schema__(
-        self,
-        source: Any,
-        handler: pydantic.GetCoreSchemaHandler,
+        self, source: Any, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))
 

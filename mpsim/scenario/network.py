@@ -13,10 +13,21 @@ from mpsim.errors import HardwareError
 from mpsim.hardware import FabricKind, Routing
 from mpsim.scenario.fields import Bandwidth, Name, Power, Section, Time
 
-__all__ = ["FabricChoice", "Folder", "Nodes", "network_of", "thinnings_of"]
+__all__ = ["FIGURES", "FabricChoice", "Folder", "Nodes", "network_of", "thinnings_of"]
 
 Folder = Callable[[str], Path]
 """Where the file lies in which a dotted key was written."""
+
+FIGURES: Final = {
+    "preset": "name",
+    "memory": "memory_bytes",
+    "tdp": "tdp_w",
+    "idle": "idle_w",
+    "boost_clock": "boost_clock_hz",
+    "clock": "clock_hz",
+    "switch_power": "switch_power_w",
+}
+"""Fields of accelerators, links and fabrics whose keys in a scenario have another name."""
 
 Nodes = Annotated[int, Field(ge=1, le=1_000_000)]
 Width = Annotated[float, Field(gt=0, le=1e6)]
@@ -104,10 +115,14 @@ def thinnings_of(fabric: FabricChoice) -> tuple[float, ...]:
 
 def network_of(fabric: FabricChoice, folder: Folder) -> dict[str, Any]:
     """Fields of a fabric that `build_cluster` has no word for."""
-    names = "hop_latency radix axes shape widths planes switch_price cable_price".split()
-    network = {name: value for name in names if (value := getattr(fabric, name)) is not None}
-    if fabric.switch_power is not None:
-        network["switch_power_w"] = fabric.switch_power
+    names = (
+        "hop_latency radix axes shape widths planes switch_price cable_price switch_power".split()
+    )
+    network: dict[str, Any] = {
+        FIGURES.get(name, name): value
+        for name in names
+        if (value := getattr(fabric, name)) is not None
+    }
     if fabric.routing is not None:
         network["routing"] = Routing(fabric.routing)
     if thinnings_of(fabric):

@@ -21,13 +21,13 @@ from mpsim.hardware import Cluster
 from mpsim.scenario.balance import balanced_stages
 from mpsim.scenario.checks import check
 from mpsim.scenario.cluster import ClusterChoice
-from mpsim.scenario.descriptions import describe_schema
 from mpsim.scenario.fields import Section, Shorthand
 from mpsim.scenario.fragment import fragment, is_read
 from mpsim.scenario.layers import Layers, ground, lay_values, read_layers
 from mpsim.scenario.mixture import clusters_of
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.resolved import digest_of, resolved_data
+from mpsim.scenario.schema import describe_schema, long_keys
 from mpsim.scenario.sections import (
     AXES,
     REPLICATING,
@@ -40,7 +40,6 @@ from mpsim.scenario.sections import (
 )
 from mpsim.scenario.serving import Serving
 from mpsim.scenario.settled import settle
-from mpsim.scenario.short import long_keys
 from mpsim.scenario.sweep import SweepValues, points
 from mpsim.scenario.translate import translate
 from mpsim.scenario.variation import Variation

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import pydantic
 from pydantic_core import ErrorDetails
 
 from mpsim.errors import Problem, nearest
-from mpsim.memo import remembered
-from mpsim.scenario.descriptions import descriptions
 from mpsim.scenario.paths import join
+from mpsim.scenario.schema import Kind, descriptions, keys_of, known_keys, section_at
 
-__all__ = ["known_keys", "section_at", "suggestions", "translate"]
+__all__ = ["suggestions", "translate"]
 
 MAX_PROBLEMS: Final = 30
 MAX_GOT: Final = 60
@@ -48,7 +47,7 @@ _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def translate(error: pydantic.ValidationError, root: type[pydantic.BaseModel]) -> list[Problem]:
+def translate(error: pydantic.ValidationError, root: Kind) -> list[Problem]:
     """Every mistake in `error` as a Problem whose key is where it was written.
 
     Parameters
@@ -76,51 +75,12 @@ def translate(error: pydantic.ValidationError, root: type[pydantic.BaseModel]) -
     return problems
 
 
-def section_at(
-    root: type[pydantic.BaseModel], loc: Sequence[object]
-) -> type[pydantic.BaseModel] | None:
-    """The model that holds the keys at dotted place `loc` of `root`, if one does."""
-    model: type[pydantic.BaseModel] | None = root
-    for part in loc:
-        if model is None:
-            return None
-        if isinstance(part, int):  # which entry of a list of sections
-            continue
-        names = {_written(name, field): field for name, field in model.model_fields.items()}
-        field = names.get(str(part))
-        model = next(_sections(field.annotation), None) if field else None
-    return model
-
-
-@remembered(256)
-def known_keys(root: type[pydantic.BaseModel], head: str = "") -> tuple[str, ...]:
-    """Every dotted key that `root` has a field for."""
-    keys: list[str] = []
-    for name, field in root.model_fields.items():
-        key = join(head, _written(name, field))
-        keys.append(key)
-        for inner in _sections(field.annotation):
-            keys += known_keys(inner, key)
-    return tuple(keys)
-
-
-def _written(name: str, field: pydantic.fields.FieldInfo) -> str:
-    return field.alias or name
-
-
-def _sections(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _sections(inner)
-
-
 def _misspelt(loc: tuple[int | str, ...], extra: list[ErrorDetails]) -> bool:
     siblings = [str(other["loc"][-1]) for other in extra if other["loc"][:-1] == loc[:-1]]
     return any("did you mean" in nearest(str(loc[-1]), [name]) for name in siblings)
 
 
-def _message(detail: ErrorDetails, root: type[pydantic.BaseModel]) -> str:
+def _message(detail: ErrorDetails, root: Kind) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind in ("extra_forbidden", "invalid_key"):
         return _unknown(detail["loc"], root)
@@ -143,7 +103,7 @@ def _message(detail: ErrorDetails, root: type[pydantic.BaseModel]) -> str:
     return detail["msg"]
 
 
-def _unknown(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> str:
+def _unknown(loc: tuple[int | str, ...], root: Kind) -> str:
     name = str(loc[-1])
     names = _names_at(loc[:-1], root)
     near, elsewhere = nearest(name, names), _elsewhere(loc, root)
@@ -154,7 +114,7 @@ def _unknown(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> str:
     return f"unknown key {name[:MAX_GOT]!r}; {near}"
 
 
-def suggestions(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> list[str]:
+def suggestions(loc: tuple[int | str, ...], root: Kind) -> list[str]:
     """Dotted keys that may have been meant by the unknown key at `loc`; none if it resembles no other."""
     name, here = str(loc[-1]), loc[:-1]
     near = [
@@ -165,12 +125,12 @@ def suggestions(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> l
     return [join(*here, candidate) for candidate in near] or _elsewhere(loc, root)
 
 
-def _names_at(loc: Sequence[object], root: type[pydantic.BaseModel]) -> list[str]:
+def _names_at(loc: Sequence[object], root: Kind) -> list[str]:
     section = section_at(root, loc)
-    return [_written(*field) for field in section.model_fields.items()] if section else []
+    return list(keys_of(section)) if section else []
 
 
-def _elsewhere(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> list[str]:
+def _elsewhere(loc: tuple[int | str, ...], root: Kind) -> list[str]:
     """The shortest dotted keys that end in the unknown key at `loc`, unless a key beside it is near."""
     name = str(loc[-1])
     if "did you mean" in nearest(name, _names_at(loc[:-1], root)):
@@ -190,23 +150,17 @@ def _choice(detail: ErrorDetails, context: Mapping[str, Any]) -> str:
     return f"got {_got(got)}; {near if near.startswith('did') else listed}"
 
 
-def _purpose(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> str:
-    section = section_at(root, loc[:-1])
-    if section is None:
+def _purpose(loc: tuple[int | str, ...], root: Kind) -> str:
+    section, key = section_at(root, loc[:-1]), str(loc[-1])
+    if section is None or key not in keys_of(section):
         return "needed"
-    for name, field in section.model_fields.items():
-        if _written(name, field) == loc[-1]:
-            purpose = descriptions(section).get(name, name).rstrip(".")
-            return f"needed {purpose[0].lower()}{purpose[1:]}"
-    return "needed"
+    purpose = descriptions(section).get(key, key).rstrip(".")
+    return f"needed {purpose[0].lower()}{purpose[1:]}"
 
 
-def _keys(loc: tuple[int | str, ...], root: type[pydantic.BaseModel]) -> str:
-    section = section_at(root, loc)
-    if section is None:
-        return ""
-    names = [_written(*field) for field in section.model_fields.items()]
-    return f" with keys such as {', '.join(names[:4])}"
+def _keys(loc: tuple[int | str, ...], root: Kind) -> str:
+    names = _names_at(loc, root)
+    return f" with keys such as {', '.join(names[:4])}" if names else ""
 
 
 def _hint(detail: ErrorDetails) -> str:

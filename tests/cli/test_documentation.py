@@ -182,7 +182,7 @@ def test_every_link_to_a_heading_meets_one(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_setting_in_the_docs_has_a_key_of_the_schema(page):
     """`--set key=value` and `--over key=a,b` name keys that there are."""
-    from mpsim.scenario.translate import known_keys
+    from mpsim.scenario.schema import known_keys
 
     keys = set(known_keys(Scenario))
     for key, values in re.findall(
