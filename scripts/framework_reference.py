@@ -8,22 +8,20 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mpsim.framework import (
     AREAS,
-    ATTENTION_KERNELS,
-    DIMENSIONS,
-    UNITS,
     Framework,
     framework,
     framework_aliases,
     framework_names,
+    mark_of,
 )
+from mpsim.nouns import Quantity, described
 from mpsim.units import Dimension
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "frameworks.md"
@@ -40,7 +38,6 @@ scenario decides) and what could not be decided from sources. What the presets d
 
 ## Fields
 """
-NAMED = re.compile(r"^(\w+(?:, \w+)*) : (.+)$")
 
 
 def render() -> str:
@@ -53,29 +50,14 @@ def render() -> str:
 
 
 def _fields(group: Any) -> Iterator[str]:
-    """A table of the fields of a group, with the words of its docstring."""
-    meaning, kinds = _described(group), typing.get_type_hints(group)
+    """A table of the fields of a group, with the texts under them."""
+    meaning, kinds = described(group), typing.get_type_hints(group)
     yield "| field | values | when not stated | meaning |"
     yield "| --- | --- | --- | --- |"
-    for one in dataclasses.fields(group):
-        default = "" if one.default is dataclasses.MISSING else _text(one.default)
-        words = meaning[one.name] or _members(kinds[one.name])
-        yield f"| `{one.name}` | {_values(one.name, kinds[one.name])} | {default} | {words} |"
-
-
-def _described(group: Any) -> Mapping[str, str]:
-    """Field to the sentence its docstring has for it."""
-    found: dict[str, list[str]] = {}
-    names: list[str] = []
-    body = (inspect.getdoc(group) or "").partition("Parameters\n----------\n")[2]
-    for line in body.partition("\nRaises\n")[0].splitlines():
-        if match := NAMED.match(line):
-            names = match[1].split(", ")
-            found |= {name: [] for name in names}
-        else:
-            for name in names:
-                found[name].append(line.strip())
-    return {name: " ".join(words).replace("``", "`").strip() for name, words in found.items()}
+    for field in dataclasses.fields(group):
+        default = "" if field.default is dataclasses.MISSING else _text(field.default)
+        words = meaning[field.name] or _members(kinds[field.name])
+        yield f"| `{field.name}` | {_values(field.name, kinds[field.name])} | {default} | {words} |"
 
 
 def _members(kind: Any) -> str:
@@ -84,14 +66,15 @@ def _members(kind: Any) -> str:
 
 
 def _values(field: str, kind: Any) -> str:
-    if field == "attention_kernel":
-        return ", ".join(f"`{one}`" for one in ATTENTION_KERNELS)
+    if choices := typing.get_args(kind):
+        return ", ".join(f"`{choice}`" for choice in choices)
     if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
-        return ", ".join(f"`{one.value}`" for one in kind)
-    if field in DIMENSIONS:
-        return {Dimension.TIME: "time", Dimension.BYTES: "bytes, with unit"}[DIMENSIONS[field]]
+        return ", ".join(f"`{choice.value}`" for choice in kind)
+    mark = mark_of(field)
+    if isinstance(mark, Quantity):
+        return {Dimension.TIME: "time", Dimension.BYTES: "bytes, with unit"}[mark.dimension]
     plain = {bool: "true, false", int: "whole number", float: "number"}[kind]
-    return f"{plain} [{UNITS[field]}]" if field in UNITS else plain
+    return f"{plain} [{mark.unit}]" if mark is not None and mark.unit else plain
 
 
 def _text(value: object) -> str:

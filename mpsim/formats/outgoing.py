@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mpsim.errors import FormatError
-from mpsim.framework import DIMENSIONS, framework, framework_aliases
+from mpsim.framework import framework, framework_aliases, mark_of
+from mpsim.nouns import Quantity
 from mpsim.scenario import Scenario
 from mpsim.scenario.sections import Parallelism, Simulation
 from mpsim.units import format_exact
@@ -282,8 +283,9 @@ def _habit(field: str, value: object) -> object:
     """A field of a framework as a scenario writes it."""
     if isinstance(value, enum.Enum):
         return value.value
-    if field in DIMENSIONS and isinstance(value, float):
-        return format_exact(value, DIMENSIONS[field])
+    mark = mark_of(field)
+    if isinstance(mark, Quantity) and isinstance(value, float):
+        return format_exact(value, mark.dimension)
     return value
 
 

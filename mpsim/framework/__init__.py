@@ -23,10 +23,9 @@ from mpsim.framework.behaviour import (
 from mpsim.framework.framework import (
     AREAS,
     ATTENTION_KERNELS,
-    DIMENSIONS,
-    UNITS,
     Framework,
-    from_mapping,
+    mark_of,
+    read_framework,
 )
 from mpsim.framework.presets import (
     framework,
@@ -39,8 +38,6 @@ from mpsim.framework.presets import (
 __all__ = [
     "AREAS",
     "ATTENTION_KERNELS",
-    "DIMENSIONS",
-    "UNITS",
     "BlockingSends",
     "ContextExchange",
     "DataBehaviour",
@@ -64,6 +61,7 @@ __all__ = [
     "framework_aliases",
     "framework_line",
     "framework_names",
-    "from_mapping",
+    "mark_of",
+    "read_framework",
     "settled_keys",
 ]

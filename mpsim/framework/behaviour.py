@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Annotated, Literal, TypeAlias
+
+from mpsim.nouns import Bytes, Count, Flag, Number, Plain, Seconds, Whole
+from mpsim.workload.lowering import ElementBytes, ElementSize
 
 __all__ = [
+    "AttentionKernel",
     "BlockingSends",
     "ContextExchange",
     "DataBehaviour",
@@ -29,6 +34,10 @@ __all__ = [
     "TensorBehaviour",
     "TensorOverlap",
 ]
+
+AttentionKernel: TypeAlias = Literal["flash1", "flash2", "flash3", "cudnn"]
+Factor: TypeAlias = Annotated[float, Plain(bounds={"gt": 0.0, "lt": 1e12})]
+ParameterBytes: TypeAlias = Annotated[float, Plain("B a parameter", {"ge": 0.0, "lt": 1e12})]
 
 
 class TensorOverlap(enum.StrEnum):
@@ -122,349 +131,274 @@ class ExpertOverlap(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KernelBehaviour:
-    """Which kernels run.
+    """Which kernels run."""
 
-    Parameters
-    ----------
-    attention_kernel : str
-        Generation of the fused attention kernel (``flash1``, ``flash2``, ``flash3``, ``cudnn``); unused when the lowering
-        materialises the scores.
-    memory_kernel_factor : float
-        Time of memory-bound kernels relative to the cost model's default: above 1 for eager kernels that are not fused,
-        below 1 for compiled ones.
-    softmax_group : int
-        The fused softmax needs a microbatch's heads on a rank to be a multiple of this, else it falls apart; 0 for any number.
-    recompute_stops_early : bool
-        Whether full recomputation of a layer ends with the last value that a gradient reads (torch's non-reentrant checkpoint from 2.1 on),
-        so that the last product does not run again.
-    recompute_prunes : bool
-        Whether nothing runs again that no gradient reads, whatever kernel it is in, because the backward pass is compiled.
-    recompute_keeps_fp4 : bool
-        Whether per-op recomputation keeps what products in fp4 return: their operators are on the list of those that it saves.
-    """
-
-    attention_kernel: str
-    memory_kernel_factor: float
-    softmax_group: int = 0
-    recompute_stops_early: bool = False
-    recompute_prunes: bool = False
-    recompute_keeps_fp4: bool = True
+    attention_kernel: AttentionKernel
+    """Generation of the fused attention kernel (`flash1`, `flash2`, `flash3`, `cudnn`); unused when
+    the lowering materialises the scores."""
+    memory_kernel_factor: Factor
+    """Time of memory-bound kernels relative to the cost model's default: above 1 for eager kernels
+    that are not fused, below 1 for compiled ones."""
+    softmax_group: Whole = 0
+    """The fused softmax needs a microbatch's heads on a rank to be a multiple of this, else it
+    falls apart; 0 for any number."""
+    recompute_stops_early: Flag = False
+    """Whether full recomputation of a layer ends with the last value that a gradient reads (torch's
+    non-reentrant checkpoint from 2.1 on), so that the last product does not run again."""
+    recompute_prunes: Flag = False
+    """Whether nothing runs again that no gradient reads, whatever kernel it is in, because the
+    backward pass is compiled."""
+    recompute_keeps_fp4: Flag = True
+    """Whether per-op recomputation keeps what products in fp4 return: their operators are on the
+    list of those that it saves."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBehaviour:
-    """Tensor and context parallelism.
-
-    Parameters
-    ----------
-    tensor_overlap : TensorOverlap
-    narrow_chunks : NarrowChunks
-        With `tensor_overlap` micro-pipeline, in fp8 or fp4.
-    narrow_gathers : bool
-        Whether gathers before products in fp8 or fp4 carry elements that are cast already.
-    scale_reductions : bool
-        Whether the scale of every tensor in fp8 is found by an all-reduce over tensor parallelism, of inputs, gradients and weights in every pass
-        (dynamic scales of whole tensors).
-    keeps_gathered : bool
-        Whether a gathered input stays until the weight gradient, which else gathers it again.
-    copies_parts : bool
-        Whether gathers and reduce-scatters of tokens copy the whole tensor, because the collectives work along the first dimension and tokens
-        are the second (torch's functional collectives).
-    loss_reductions : int
-        All-reduces of one float32 a token in the vocabulary-parallel loss.
-    context_exchange : ContextExchange
-    eager_context_sums : bool
-        Whether the steps of a ring are put together in float32 by kernels of one operation each, and gradients of keys and values travel in it (torch's
-        experimental context parallelism); else one kernel does it in the precision of activations.
-    norm_reductions : int
-        All-reduces of a norm's weight or bias over tensor parallelism in each forward of a layer (BLOOM).
-    """
+    """Tensor and context parallelism."""
 
     tensor_overlap: TensorOverlap
     narrow_chunks: NarrowChunks = NarrowChunks.ALL
-    narrow_gathers: bool = False
-    scale_reductions: bool = False
-    keeps_gathered: bool = False
-    copies_parts: bool = False
-    loss_reductions: int = 3
+    """With `tensor_overlap` micro-pipeline, in fp8 or fp4."""
+    narrow_gathers: Flag = False
+    """Whether gathers before products in fp8 or fp4 carry elements that are cast already."""
+    scale_reductions: Flag = False
+    """Whether the scale of every tensor in fp8 is found by an all-reduce over tensor parallelism,
+    of inputs, gradients and weights in every pass (dynamic scales of whole tensors)."""
+    keeps_gathered: Flag = False
+    """Whether a gathered input stays until the weight gradient, which else gathers it again."""
+    copies_parts: Flag = False
+    """Whether gathers and reduce-scatters of tokens copy the whole tensor, because the collectives
+    work along the first dimension and tokens are the second (torch's functional collectives)."""
+    loss_reductions: Whole = 3
+    """All-reduces of one float32 a token in the vocabulary-parallel loss."""
     context_exchange: ContextExchange = ContextExchange.RING
-    eager_context_sums: bool = False
-    norm_reductions: int = 0
+    eager_context_sums: Flag = False
+    """Whether the steps of a ring are put together in float32 by kernels of one operation each, and
+    gradients of keys and values travel in it (torch's experimental context parallelism); else
+    one kernel does it in the precision of activations."""
+    norm_reductions: Whole = 0
+    """All-reduces of a norm's weight or bias over tensor parallelism in each forward of a layer
+    (BLOOM)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineBehaviour:
-    """Messages between stages.
+    """Messages between stages."""
 
-    Parameters
-    ----------
-    scatter_gather : bool
-        A stage sends 1/tp of its output from each tensor-parallel rank and gathers it over scale-up links on arrival.
-    blocking_sends : BlockingSends
-    overlap_warmup_flush : bool
-        Whether overlapped messages are so in warm-up and flush too, not in the steady state alone.
-    stage_gathers : int
-        With `scatter_gather`, further full-size all-gathers over tensor parallelism for each backward of a stage (DeepSpeed
-        rebuilds its own output).
-    send_messages : int
-        Messages in which one tensor travels; each pays the latency.
-    stage_split : StageSplit
-        How layers can be divided among stages.
-    """
-
-    scatter_gather: bool
+    scatter_gather: Flag
+    """A stage sends 1/tp of its output from each tensor-parallel rank and gathers it over scale-up
+    links on arrival."""
     blocking_sends: BlockingSends
-    overlap_warmup_flush: bool
-    stage_gathers: int = 0
-    send_messages: int = 1
+    overlap_warmup_flush: Flag
+    """Whether overlapped messages are so in warm-up and flush too, not in the steady state alone."""
+    stage_gathers: Whole = 0
+    """With `scatter_gather`, further full-size all-gathers over tensor parallelism for each
+    backward of a stage (DeepSpeed rebuilds its own output)."""
+    send_messages: Count = 1
+    """Messages in which one tensor travels; each pays the latency."""
     stage_split: StageSplit = StageSplit.ANY
+    """How layers can be divided among stages."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataBehaviour:
-    """Data parallelism: gradients and parameters between replicas.
-
-    Parameters
-    ----------
-    gradient_overlap : GradientOverlap
-    gradient_reduction : Reduction
-        With a sharded optimizer; otherwise gradients are all-reduced.
-    reduce_every_microbatch : bool
-        Reduce after every backward instead of the last one of a step. Always so where gradients are sharded (ZeRO 2 and 3)
-        unless `defer_reduction`.
-    defer_reduction : bool
-        With sharded gradients or parameters and several microbatches, keep whole gradients and reduce once a step (pipelining
-        under FSDP).
-    bucket_bytes : float
-        Gradients are reduced in buckets of at least this size when overlapped [B].
-    first_bucket_bytes : float
-        Size of the first bucket to be reduced; 0 for as the others (torch DDP: 1 MiB) [B].
-    buckets_in_flight : int
-        Reductions under way before the compute stream waits for the oldest; 0 for any number.
-    bucket_bytes_per_replica : float
-        Buckets are no smaller than this for each replica (Megatron-Core: they grow with data parallelism) [B].
-    first_chunk_buckets : bool
-        Whether only the first chunk of the first pipeline rank is cut into buckets and every other chunk is one (Megatron-Core).
-    reduced_bytes : int
-        Bytes of a gradient element as it travels; 0 for as it is kept.
-    gathered_bytes : int
-        Bytes of a parameter element as it is gathered; 0 for as it is computed with.
-    owned_tensors : int
-        Tensors of a layer, where whole tensors are dealt out to owners, so that no more ranks own something than there are
-        tensors (InternEvo); 0 where every rank owns an even share.
-    parameter_gather : ParameterGather
-    parameter_gather_overlap : bool
-        With a sharded optimizer, gather parameters beside the first forward instead of after the optimizer.
-    unit_layers : int
-        Layers gathered together where parameters are sharded (FSDP unit).
-    units_in_flight : int
-        Gathered units alive at a time: the gather of one may run beside the compute of the one before it with 2; 1 exposes
-        every gather.
-    prefetch_backward : bool
-        Whether the gather of the next unit of a backward pass is queued before the reduction of the present one. If not, it
-        waits for that reduction, because both use one communicator.
-    reshard_after_forward : bool
-        Whether a unit is gathered again for the backward pass.
-    root_unit : bool
-        Whether embedding, final norm and head are one unit that is gathered first and kept (FSDP root), not one each.
-    pipeline_unsharded : bool
-        Whether, with several stages, a stage gathers its parameters once a step and reduces their gradients once, after its last
-        backward (torch.distributed.pipelining), whatever `reshard_after_forward` and `defer_reduction` say.
-    zero_limit, pipeline_zero_limit : int
-        Highest stage of sharding (`parallelism.zero`) that the stack has, and that it has with several pipeline stages.
-    gather_rank_time : float
-        What the gather of a unit takes longer for each rank that it reaches: views and copies of a collective whose output is
-        a list of tensors [s].
-    gather_copy_traffic, reduce_copy_traffic : float
-        Memory traffic on the compute stream to lay out a gathered unit, and before reducing one [B per parameter].
-    accumulation_traffic : float
-        Memory traffic per parameter and microbatch to add gradients into the buffer that is reduced, beyond what the weight
-        gradient itself moves [B].
-    fusion_cycle : float
-        Time between two looks for gradients to reduce (Horovod); 0 where reductions start as soon as they are ready [s].
-    """
+    """Data parallelism: gradients and parameters between replicas."""
 
     gradient_overlap: GradientOverlap
-    parameter_gather_overlap: bool
-    bucket_bytes: float
+    parameter_gather_overlap: Flag
+    """With a sharded optimizer, gather parameters beside the first forward instead of after the
+    optimizer."""
+    bucket_bytes: Bytes
+    """Gradients are reduced in buckets of at least this size when overlapped [B]."""
     gradient_reduction: Reduction = Reduction.REDUCE_SCATTER
-    reduce_every_microbatch: bool = False
-    defer_reduction: bool = False
-    first_bucket_bytes: float = 0.0
-    buckets_in_flight: int = 0
-    bucket_bytes_per_replica: float = 0.0
-    first_chunk_buckets: bool = False
-    reduced_bytes: int = 0
-    gathered_bytes: int = 0
-    owned_tensors: int = 0
+    """With a sharded optimizer; otherwise gradients are all-reduced."""
+    reduce_every_microbatch: Flag = False
+    """Reduce after every backward instead of the last one of a step. Always so where gradients are
+    sharded (ZeRO 2 and 3) unless `defer_reduction`."""
+    defer_reduction: Flag = False
+    """With sharded gradients or parameters and several microbatches, keep whole gradients and
+    reduce once a step (pipelining under FSDP)."""
+    first_bucket_bytes: Bytes = 0.0
+    """Size of the first bucket to be reduced; 0 for as the others (torch DDP: 1 MiB) [B]."""
+    buckets_in_flight: Whole = 0
+    """Reductions under way before the compute stream waits for the oldest; 0 for any number."""
+    bucket_bytes_per_replica: Bytes = 0.0
+    """Buckets are no smaller than this for each replica (Megatron-Core: they grow with data
+    parallelism) [B]."""
+    first_chunk_buckets: Flag = False
+    """Whether only the first chunk of the first pipeline rank is cut into buckets and every other
+    chunk is one (Megatron-Core)."""
+    reduced_bytes: ElementBytes = 0
+    """Bytes of a gradient element as it travels; 0 for as it is kept."""
+    gathered_bytes: ElementBytes = 0
+    """Bytes of a parameter element as it is gathered; 0 for as it is computed with."""
+    owned_tensors: Whole = 0
+    """Tensors of a layer, where whole tensors are dealt out to owners, so that no more ranks own
+    something than there are tensors (InternEvo); 0 where every rank owns an even share."""
     parameter_gather: ParameterGather = ParameterGather.ALL_GATHER
-    unit_layers: int = 1
-    units_in_flight: int = 2
-    prefetch_backward: bool = True
-    reshard_after_forward: bool = True
-    root_unit: bool = True
-    pipeline_unsharded: bool = True
-    zero_limit: int = 3
-    pipeline_zero_limit: int = 3
-    gather_rank_time: float = 0.0
-    gather_copy_traffic: float = 0.0
-    reduce_copy_traffic: float = 0.0
-    accumulation_traffic: float = 0.0
-    fusion_cycle: float = 0.0
+    unit_layers: Count = 1
+    """Layers gathered together where parameters are sharded (FSDP unit)."""
+    units_in_flight: Count = 2
+    """Gathered units alive at a time: the gather of one may run beside the compute of the one
+    before it with 2; 1 exposes every gather."""
+    prefetch_backward: Flag = True
+    """Whether the gather of the next unit of a backward pass is queued before the reduction of the
+    present one. If not, it waits for that reduction, because both use one communicator."""
+    reshard_after_forward: Flag = True
+    """Whether a unit is gathered again for the backward pass."""
+    root_unit: Flag = True
+    """Whether embedding, final norm and head are one unit that is gathered first and kept (FSDP
+    root), not one each."""
+    pipeline_unsharded: Flag = True
+    """Whether, with several stages, a stage gathers its parameters once a step and reduces their
+    gradients once, after its last backward (torch.distributed.pipelining), whatever
+    `reshard_after_forward` and `defer_reduction` say."""
+    zero_limit: Whole = 3
+    """Highest stage of sharding (`parallelism.zero`) that the stack has, and that it has with
+    several pipeline stages."""
+    pipeline_zero_limit: Whole = 3
+    """Highest stage of sharding (`parallelism.zero`) that the stack has, and that it has with
+    several pipeline stages."""
+    gather_rank_time: Seconds = 0.0
+    """What the gather of a unit takes longer for each rank that it reaches: views and copies of a
+    collective whose output is a list of tensors [s]."""
+    gather_copy_traffic: ParameterBytes = 0.0
+    """Memory traffic on the compute stream to lay out a gathered unit, and before reducing one [B
+    per parameter]."""
+    reduce_copy_traffic: ParameterBytes = 0.0
+    """Memory traffic on the compute stream to lay out a gathered unit, and before reducing one [B
+    per parameter]."""
+    accumulation_traffic: ParameterBytes = 0.0
+    """Memory traffic per parameter and microbatch to add gradients into the buffer that is reduced,
+    beyond what the weight gradient itself moves [B]."""
+    fusion_cycle: Seconds = 0.0
+    """Time between two looks for gradients to reduce (Horovod); 0 where reductions start as soon as
+    they are ready [s]."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerBehaviour:
-    """Model states and the optimizer step.
+    """Model states and the optimizer step."""
 
-    Parameters
-    ----------
-    gradient_bytes : int
-        Bytes of a gradient element as kept.
-    parameter_bytes : int
-        Bytes of a parameter as kept: as computed with, or the fp32 copy that is cast before each use [B].
-    optimizer_bytes : float
-        Bytes of the optimizer's state, master copy and moments, of a parameter [B].
-    optimizer_traffic : float
-        Memory traffic of the optimizer step per owned parameter [B].
-    gradient_norm : bool
-        A global gradient norm synchronises all stages before the optimizer.
-    gradient_scratch : int
-        Bytes per element of a buffer that is kept for every distinct shape of a layer's weights (Transformer Engine hands autograd
-        a dummy gradient where weight gradients are accumulated in place); 0 without.
-    microbatch_gradients : int
-        Bytes per element of the gradients that a whole backward collects before they are added to those kept (DeepSpeed's
-        BF16_Optimizer); 0 where each is added, or is kept, at once.
-    """
-
-    gradient_bytes: int
-    parameter_bytes: int
-    optimizer_bytes: float
-    optimizer_traffic: float
-    gradient_norm: bool
-    gradient_scratch: int = 0
-    microbatch_gradients: int = 0
+    gradient_bytes: ElementSize
+    """Bytes of a gradient element as kept."""
+    parameter_bytes: ElementSize
+    """Bytes of a parameter as kept: as computed with, or the fp32 copy that is cast before each use
+    [B]."""
+    optimizer_bytes: ParameterBytes
+    """Bytes of the optimizer's state, master copy and moments, of a parameter [B]."""
+    optimizer_traffic: ParameterBytes
+    """Memory traffic of the optimizer step per owned parameter [B]."""
+    gradient_norm: Flag
+    """A global gradient norm synchronises all stages before the optimizer."""
+    gradient_scratch: ElementBytes = 0
+    """Bytes per element of a buffer that is kept for every distinct shape of a layer's weights
+    (Transformer Engine hands autograd a dummy gradient where weight gradients are accumulated in
+    place); 0 without."""
+    microbatch_gradients: ElementBytes = 0
+    """Bytes per element of the gradients that a whole backward collects before they are added to
+    those kept (DeepSpeed's BF16_Optimizer); 0 where each is added, or is kept, at once."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBehaviour:
-    """Lifetimes of tensors: what is kept, made again, narrow or divided, and when gathered weights and gradients are there.
+    """Lifetimes of tensors: what is kept, made again, narrow or divided, and when gathered weights and gradients are there."""
 
-    Parameters
-    ----------
-    keeps_narrow : bool
-        Whether inputs of products in a narrow format are kept as they were cast (Transformer Engine), or wide and cast again in backward (torchao).
-    narrow_activations : bool
-        Whether that holds of what activations of MLP and experts read too (Megatron-Core's ``activation_func_fp8_input_store``).
-    transposed_weights : bool
-        Whether transposed copies of weights that are narrow themselves stay from one use to the next, where products need them.
-    remade_products : bool
-        Whether what an activation returns is made again in the backward, from what the activation read, instead of kept (fused SwiGLU; policies of XLA that save products).
-    remade_norms : bool
-        Whether what a norm returns is made again from its input.
-    frees_weights : bool
-        Whether each gathered weight is freed after its product and each gradient reduced as soon as it is there, two at a time, instead of whole units (XLA; DeepSpeed's
-        ZeRO-3, which gathers parameter by parameter).
-    divides_kept : bool
-        Whether what is kept between products is divided over tensor parallelism without sequence parallelism too, as XLA divides it over every axis of its mesh.
-    drops_gradients : bool
-        Whether gradients are freed after the optimizer (torch's ``zero_grad``), so that the only microbatch of a step on one device keeps its activations before there are
-        any. With several replicas they stay: in the buckets of DDP, or in blocks of the stream that reduced them, which no other stream gets from torch's allocator.
-    steps_in_backward : bool
-        Whether each parameter is updated as soon as its gradient is there, which is freed then; for one microbatch a step on one stage.
-    """
-
-    keeps_narrow: bool = False
-    narrow_activations: bool = False
-    transposed_weights: bool = True
-    remade_products: bool = False
-    remade_norms: bool = False
-    frees_weights: bool = False
-    divides_kept: bool = False
-    drops_gradients: bool = False
-    steps_in_backward: bool = False
+    keeps_narrow: Flag = False
+    """Whether inputs of products in a narrow format are kept as they were cast (Transformer
+    Engine), or wide and cast again in backward (torchao)."""
+    narrow_activations: Flag = False
+    """Whether that holds of what activations of MLP and experts read too (Megatron-Core's
+    `activation_func_fp8_input_store`)."""
+    transposed_weights: Flag = True
+    """Whether transposed copies of weights that are narrow themselves stay from one use to the
+    next, where products need them."""
+    remade_products: Flag = False
+    """Whether what an activation returns is made again in the backward, from what the activation
+    read, instead of kept (fused SwiGLU; policies of XLA that save products)."""
+    remade_norms: Flag = False
+    """Whether what a norm returns is made again from its input."""
+    frees_weights: Flag = False
+    """Whether each gathered weight is freed after its product and each gradient reduced as soon as
+    it is there, two at a time, instead of whole units (XLA; DeepSpeed's ZeRO-3, which gathers
+    parameter by parameter)."""
+    divides_kept: Flag = False
+    """Whether what is kept between products is divided over tensor parallelism without sequence
+    parallelism too, as XLA divides it over every axis of its mesh."""
+    drops_gradients: Flag = False
+    """Whether gradients are freed after the optimizer (torch's `zero_grad`), so that the only
+    microbatch of a step on one device keeps its activations before there are any. With several
+    replicas they stay: in the buckets of DDP, or in blocks of the stream that reduced them,
+    which no other stream gets from torch's allocator."""
+    steps_in_backward: Flag = False
+    """Whether each parameter is updated as soon as its gradient is there, which is freed then; for
+    one microbatch a step on one stage."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostBehaviour:
-    """Work of the host while the device computes: launches, waits, and what they cost.
+    """Work of the host while the device computes: launches, waits, and what they cost."""
 
-    Parameters
-    ----------
-    launch_cost : float
-        Host time of one kernel launch where it cannot run ahead of the device, 0 where launches are hidden or captured [s].
-    backward_launch_cost : float
-        The same in a backward pass, whose kernels autograd's engine calls instead of Python; 0 for as `launch_cost` [s].
-    layer_launches_forward, layer_launches_backward : int
-        Kernels that one layer launches in each direction, without recomputation.
-    collective_launch_cost : float
-        Host time of issuing a collective of a layer or an end where it cannot run ahead; 0 where `layer_launches_forward` and its like count it [s].
-    softmax_launches : int
-        Further launches of each pass of a layer where the fused softmax falls apart.
-    narrow_launches : float
-        Host time of a layer in fp8 or fp4 over that in 16 bits, at least 1: scales, casts and their bookkeeping.
-    collective_cost : float
-        What a collective inside a layer takes longer than in a benchmark of its library: its launch, and events between two streams [s].
-    layer_host_time : float
-        Host time of each pass of a layer beyond its launches, such as Python hooks of its submodules [s].
-    launch_blocking : bool
-        Every launch waits for its kernel: host time adds up instead of hiding, and nothing overlaps (CUDA_LAUNCH_BLOCKING).
-    layer_synchronizations : int
-        Times each pass of a layer waits for the device, after which the first kernel's launch is exposed.
-    stage_synchronizations : int
-        Times each action of a stage (the forward or backward of one microbatch) waits for the device.
-    synchronization_cost : float
-        Exposed time of one wait of a layer or a stage [s].
-    step_overhead : float
-        Serial host time per step: logging, data, bookkeeping [s].
-    step_rank_time : float
-        Serial host time per step for each rank of the job: collectives of metrics whose output is one tensor a rank [s].
-    """
-
-    launch_cost: float
-    layer_launches_forward: int
-    layer_launches_backward: int
-    step_overhead: float
-    backward_launch_cost: float = 0.0
-    collective_launch_cost: float = 0.0
-    softmax_launches: int = 0
-    step_rank_time: float = 0.0
-    narrow_launches: float = 1.0
-    collective_cost: float = 0.0
-    layer_host_time: float = 0.0
-    launch_blocking: bool = False
-    layer_synchronizations: int = 0
-    stage_synchronizations: int = 0
-    synchronization_cost: float = 0.0
+    launch_cost: Seconds
+    """Host time of one kernel launch where it cannot run ahead of the device, 0 where launches are
+    hidden or captured [s]."""
+    layer_launches_forward: Whole
+    """Kernels that one layer launches in each direction, without recomputation."""
+    layer_launches_backward: Whole
+    """Kernels that one layer launches in each direction, without recomputation."""
+    step_overhead: Seconds
+    """Serial host time per step: logging, data, bookkeeping [s]."""
+    backward_launch_cost: Seconds = 0.0
+    """The same in a backward pass, whose kernels autograd's engine calls instead of Python; 0 for
+    as `launch_cost` [s]."""
+    collective_launch_cost: Seconds = 0.0
+    """Host time of issuing a collective of a layer or an end where it cannot run ahead; 0 where
+    `layer_launches_forward` and its like count it [s]."""
+    softmax_launches: Whole = 0
+    """Further launches of each pass of a layer where the fused softmax falls apart."""
+    step_rank_time: Seconds = 0.0
+    """Serial host time per step for each rank of the job: collectives of metrics whose output is
+    one tensor a rank [s]."""
+    narrow_launches: Number = 1.0
+    """Host time of a layer in fp8 or fp4 over that in 16 bits, at least 1: scales, casts and their
+    bookkeeping."""
+    collective_cost: Seconds = 0.0
+    """What a collective inside a layer takes longer than in a benchmark of its library: its launch,
+    and events between two streams [s]."""
+    layer_host_time: Seconds = 0.0
+    """Host time of each pass of a layer beyond its launches, such as Python hooks of its submodules
+    [s]."""
+    launch_blocking: Flag = False
+    """Every launch waits for its kernel: host time adds up instead of hiding, and nothing overlaps
+    (CUDA_LAUNCH_BLOCKING)."""
+    layer_synchronizations: Whole = 0
+    """Times each pass of a layer waits for the device, after which the first kernel's launch is
+    exposed."""
+    stage_synchronizations: Whole = 0
+    """Times each action of a stage (the forward or backward of one microbatch) waits for the
+    device."""
+    synchronization_cost: Seconds = 0.0
+    """Exposed time of one wait of a layer or a stage [s]."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertBehaviour:
-    """Mixture of experts.
-
-    Parameters
-    ----------
-    expert_dispatch : ExpertDispatch
-    expert_overlap : ExpertOverlap
-    grouped_gemm : bool
-        One kernel for all local experts, or one each.
-    expert_launches : int
-        Kernels that router, dispatch and combine launch in each pass of a layer, besides its experts' products; all shorter than
-        their launch, so where a forward waits for the device none of these is hidden.
-    product_launch_cost : float
-        Host time of one expert's product where each is a launch of its own but all are issued by one call of the framework (a loop in
-        C++); 0 for as any launch [s].
-    expert_synchronizations : int
-        Times a forward of an expert layer waits for the device to know its token counts.
-    expert_padding : bool
-        Whether rows of experts in fp8 or fp4 are copied to counts that such products take, and back, where no fused dispatch does it on its
-        way (Transformer Engine's Fp8Padding).
-    """
+    """Mixture of experts."""
 
     expert_dispatch: ExpertDispatch = ExpertDispatch.ALL_TO_ALL
     expert_overlap: ExpertOverlap = ExpertOverlap.NONE
-    grouped_gemm: bool = True
-    expert_launches: int = 0
-    product_launch_cost: float = 0.0
-    expert_synchronizations: int = 1
-    expert_padding: bool = False
+    grouped_gemm: Flag = True
+    """One kernel for all local experts, or one each."""
+    expert_launches: Whole = 0
+    """Kernels that router, dispatch and combine launch in each pass of a layer, besides its
+    experts' products; all shorter than their launch, so where a forward waits for the device
+    none of these is hidden."""
+    product_launch_cost: Seconds = 0.0
+    """Host time of one expert's product where each is a launch of its own but all are issued by one
+    call of the framework (a loop in C++); 0 for as any launch [s]."""
+    expert_synchronizations: Whole = 1
+    """Times a forward of an expert layer waits for the device to know its token counts."""
+    expert_padding: Flag = False
+    """Whether rows of experts in fp8 or fp4 are copied to counts that such products take, and back,
+    where no fused dispatch does it on its way (Transformer Engine's Fp8Padding)."""

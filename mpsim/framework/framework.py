@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpsim.description import Description, Figure
-from mpsim.errors import Problem, ScenarioError, UnitError, nearest
+from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.framework.behaviour import (
+    AttentionKernel,
     DataBehaviour,
     ExpertBehaviour,
     GradientOverlap,
@@ -23,41 +23,21 @@ from mpsim.framework.behaviour import (
     TensorBehaviour,
 )
 from mpsim.memo import remembered
-from mpsim.units import Dimension, format_quantity, parse_quantity
+from mpsim.nouns import MistakenError, Plain, Quantity, Scalar, markers, read
+from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Lowering
 
-__all__ = ["AREAS", "ATTENTION_KERNELS", "DIMENSIONS", "UNITS", "Framework", "from_mapping"]
+__all__ = ["AREAS", "ATTENTION_KERNELS", "Framework", "mark_of", "read_framework"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """One software stack of one era.
-
-    Parameters
-    ----------
-    name, title : str
-    lowering : Lowering
-        Which kernels a layer becomes.
-    kernels : KernelBehaviour
-    tensor : TensorBehaviour
-    pipeline : PipelineBehaviour
-    data : DataBehaviour
-    optimizer : OptimizerBehaviour
-    memory : MemoryBehaviour
-    host : HostBehaviour
-    experts : ExpertBehaviour
-    source, as_of : str
-        Where the switches were read, and when.
-    suits : mapping of str to object
-        Dotted keys of a scenario that this preset was written for, such as ``parallelism.zero: 3``. They describe; nothing is
-        set by them.
-    notes : tuple of str
-        What could not be decided from sources, and what is approximated.
-    """
+    """One software stack of one era."""
 
     name: str
     title: str
     lowering: Lowering
+    """Which kernels a layer becomes."""
     kernels: KernelBehaviour
     tensor: TensorBehaviour
     pipeline: PipelineBehaviour
@@ -67,13 +47,17 @@ class Framework:
     host: HostBehaviour
     experts: ExpertBehaviour
     source: str
+    """Where the switches were read."""
     as_of: str
-    suits: Mapping[str, object] = dataclasses.field(default_factory=dict, hash=False)
+    suits: Mapping[str, Scalar] = dataclasses.field(default_factory=dict, hash=False)
+    """Dotted keys of a scenario that this preset was written for, such as `parallelism.zero: 3`.
+    They describe; nothing is set by them."""
     notes: tuple[str, ...] = ()
+    """What could not be decided from sources, and what is approximated."""
 
     def groups(self) -> dict[str, dict[str, Any]]:
         """Every field by its area and the name presets and scenarios write it under."""
-        return {name: dataclasses.asdict(getattr(self, name)) for name in _GROUPS}
+        return {name: dataclasses.asdict(getattr(self, name)) for name in AREAS}
 
     def fields(self) -> dict[str, Any]:
         """Every field by the name presets and scenarios write it under."""
@@ -84,9 +68,10 @@ class Framework:
         source = f"{self.source} ({self.as_of})"
         return Description(
             tuple(
-                Figure(field, value, _printed(field, value), source, _unit(field), area)
+                Figure(field, value, _printed(value, mark), source, _unit(mark), area)
                 for area, fields in self.groups().items()
                 for field, value in fields.items()
+                for mark in (mark_of(field),)
             )
         )
 
@@ -130,59 +115,7 @@ class Framework:
 
 _FULL_PRECISION = ("fp32", "tf32")
 _FULL_PRECISION_BYTES = 4
-ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
-_GROUPS: Mapping[str, type[Any]] = types.MappingProxyType(
-    {
-        "lowering": Lowering,
-        "kernels": KernelBehaviour,
-        "tensor": TensorBehaviour,
-        "pipeline": PipelineBehaviour,
-        "data": DataBehaviour,
-        "optimizer": OptimizerBehaviour,
-        "memory": MemoryBehaviour,
-        "host": HostBehaviour,
-        "experts": ExpertBehaviour,
-    }
-)
-_OWN: Mapping[str, Any] = types.MappingProxyType(
-    {"name": str, "title": str, "source": str, "as_of": str, "suits": dict, "notes": tuple}
-)
-_OPTIONAL = ("suits", "notes")
-DIMENSIONS: Mapping[str, Dimension] = types.MappingProxyType(
-    {
-        "bucket_bytes": Dimension.BYTES,
-        "first_bucket_bytes": Dimension.BYTES,
-        "bucket_bytes_per_replica": Dimension.BYTES,
-        "launch_cost": Dimension.TIME,
-        "backward_launch_cost": Dimension.TIME,
-        "product_launch_cost": Dimension.TIME,
-        "collective_cost": Dimension.TIME,
-        "collective_launch_cost": Dimension.TIME,
-        "layer_host_time": Dimension.TIME,
-        "synchronization_cost": Dimension.TIME,
-        "fusion_cycle": Dimension.TIME,
-        "gather_rank_time": Dimension.TIME,
-        "step_overhead": Dimension.TIME,
-        "step_rank_time": Dimension.TIME,
-    }
-)
-"""Fields that are written with a unit."""
-UNITS: Mapping[str, str] = types.MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("activation_bytes", "weight_grad_bytes", "gradient_bytes"), "B an element"
-        ),
-        **dict.fromkeys(("reduced_bytes", "gathered_bytes", "parameter_bytes"), "B an element"),
-        "optimizer_bytes": "B a parameter",
-        **dict.fromkeys(("optimizer_traffic", "accumulation_traffic"), "B a parameter"),
-        **dict.fromkeys(("gather_copy_traffic", "reduce_copy_traffic"), "B a parameter"),
-        **dict.fromkeys(
-            ("loss_bytes_per_logit", "loss_kept_bytes", "loss_peak_bytes"), "B a logit"
-        ),
-        **dict.fromkeys(("gradient_scratch", "microbatch_gradients"), "B an element"),
-    }
-)
-"""Units of the fields that are written as a plain number."""
+ATTENTION_KERNELS = typing.get_args(AttentionKernel)
 AREAS: Mapping[str, str] = types.MappingProxyType(
     {
         "lowering": "kernels of a layer",
@@ -197,21 +130,32 @@ AREAS: Mapping[str, str] = types.MappingProxyType(
     }
 )
 """Groups of fields in words."""
-_POSITIVE = frozenset(
-    {
-        "memory_kernel_factor",
-        "gradient_bytes",
-        "parameter_bytes",
-        "activation_bytes",
-        "send_messages",
-        "unit_layers",
-        "units_in_flight",
+
+
+@remembered(1)
+def _groups() -> Mapping[str, type[Any]]:
+    """Class of each area, and of what a preset says of itself."""
+    return typing.get_type_hints(Framework)
+
+
+@remembered(1)
+def _areas() -> Mapping[str, str]:
+    """Area of each flat field; empty for what a preset says of itself."""
+    own = {name: "" for name in _groups() if name not in AREAS}
+    return own | {
+        field.name: area for area in AREAS for field in dataclasses.fields(_groups()[area])
     }
-)
 
 
-def from_mapping(data: Mapping[str, Any], *, key: str = "framework") -> Framework:
-    """Build a Framework from plain data, reporting every mistake at once.
+def mark_of(field: str) -> Quantity | Plain | None:
+    """How the number of a field is written: with a unit, or plain; None where it is none."""
+    area = _areas().get(field)
+    marks = markers(_groups()[area])[field] if area else ()
+    return marks[-1] if marks else None
+
+
+def read_framework(data: Mapping[str, object], *, key: str = "framework") -> Framework:
+    """Make a Framework of plain data.
 
     Parameters
     ----------
@@ -223,119 +167,48 @@ def from_mapping(data: Mapping[str, Any], *, key: str = "framework") -> Framewor
     Raises
     ------
     ScenarioError
-        For unknown fields, missing fields and values of the wrong type or range.
+        For unknown fields, missing fields and values of the wrong type or range; all at once.
     """
-    fields = _fields()
+    areas = _areas()
+    nested: dict[str, Any] = {area: {} for area in AREAS}
     problems: list[Problem] = []
-    values: dict[str, Any] = {}
     for field, value in data.items():
-        where = f"{key}.{field}"
-        if field not in fields:
-            problems.append(Problem(f"unknown field; {nearest(field, fields)}", key=where))
+        if field not in areas:
+            message = f"unknown field; {nearest(field, areas)}"
+            problems.append(Problem(message, key=f"{key}.{field}"))
             continue
-        try:
-            values[field] = _convert(field, value, fields[field].kind)
-        except (UnitError, ValueError) as error:
-            problems.append(Problem(str(error), key=where))
-    missing = sorted(name for name, field in fields.items() if field.required and name not in data)
-    problems += [
-        Problem("missing; the preset must state it", key=f"{key}.{name}") for name in missing
-    ]
+        area = areas[field]
+        (nested[area] if area else nested)[field] = value
+    try:
+        framework = read(Framework, nested)
+    except MistakenError as error:
+        problems += _problems(error, key)
     if problems:
-        raise ScenarioError(problems)
-    groups = {
-        group: kind(**{name: values[name] for name in values if fields[name].group == group})
-        for group, kind in _GROUPS.items()
-    }
-    return Framework(**groups, **{name: values[name] for name in _OWN if name in values})
-
-
-def _unit(field: str) -> str:
-    """SI unit of a field; empty for a number or a word."""
-    if field in DIMENSIONS:
-        return "s" if DIMENSIONS[field] is Dimension.TIME else "B"
-    return UNITS.get(field, "")
-
-
-def _printed(field: str, value: object) -> str:
-    """A value as a scenario would write it, with its unit."""
-    if field in DIMENSIONS and isinstance(value, float):
-        return format_quantity(value, DIMENSIONS[field])
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{text} {UNITS.get(field, '')}".rstrip()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Field:
-    """Where a flat field belongs, what type it has and whether a preset has to state it."""
-
-    group: str
-    kind: Any
-    required: bool
-
-
-@remembered(1)
-def _fields() -> Mapping[str, _Field]:
-    fields = {name: _Field("", kind, name not in _OPTIONAL) for name, kind in _OWN.items()}
-    for group, kind in _GROUPS.items():
-        hints = typing.get_type_hints(kind)
-        fields |= {
-            field.name: _Field(group, hints[field.name], field.default is dataclasses.MISSING)
-            for field in dataclasses.fields(kind)
-        }
-    return types.MappingProxyType(fields)
-
-
-def _convert(field: str, value: object, kind: Any) -> object:
-    if field in DIMENSIONS:
-        return parse_quantity(value, DIMENSIONS[field])
-    if kind is tuple:
-        return _texts(value)
-    if kind is dict:
-        return _scalars(value)
-    if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
-        return _choice(value, [member.value for member in kind], kind)
-    if field == "attention_kernel":
-        return _choice(value, ATTENTION_KERNELS, str)
-    if kind is bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"got {value!r}; needed true or false")
-        return value
-    if kind in (int, float):
-        return _number(field, value, kind)
-    if not isinstance(value, str):
-        raise ValueError(f"got {value!r}; needed text")
-    return value
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-        raise ValueError(f"got {value!r}; needed a list of texts")
-    return tuple(value)
-
-
-def _scalars(value: object) -> dict[str, object]:
-    good = isinstance(value, Mapping) and all(
-        isinstance(key, str) and isinstance(entry, str | bool | int | float)
-        for key, entry in value.items()
-    )
-    if not good:
-        raise ValueError(f"got {value!r}; needed dotted keys of a scenario and their values")
-    return dict(typing.cast(Mapping[str, object], value))
-
-
-def _choice(value: object, known: typing.Sequence[str], kind: Any) -> object:
-    if value not in known:
-        raise ValueError(f"got {value!r}; {nearest(str(value), known)}")
-    return kind(value)
-
-
-def _number(field: str, value: object, kind: Any) -> float | int:
-    good = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    if not good or not 0 <= typing.cast(float, value) < 1e12:
-        raise ValueError(
-            f"got {value!r}; needed a non-negative {'whole ' if kind is int else ''}number"
+        order = {f"{key}.{field}": number for number, field in enumerate(data)}
+        raise ScenarioError(
+            sorted(problems, key=lambda problem: (order.get(problem.key, len(order)), problem.key))
         )
-    if field in _POSITIVE and not value:
-        raise ValueError("got 0; needed more than 0")
-    return typing.cast(float, kind(value))
+    return framework
+
+
+def _problems(error: MistakenError, key: str) -> Iterator[Problem]:
+    for mistake in error.mistakes:
+        area, _, field = mistake.key.partition(".")
+        written = field if area in AREAS else area
+        message = str(mistake) if mistake.needed else "missing; the preset must state it"
+        yield Problem(message, key=f"{key}.{written}")
+
+
+def _unit(mark: Quantity | Plain | None) -> str:
+    """SI unit of a field; empty for a number or a word."""
+    if isinstance(mark, Quantity):
+        return "s" if mark.dimension is Dimension.TIME else "B"
+    return mark.unit if mark else ""
+
+
+def _printed(value: object, mark: Quantity | Plain | None) -> str:
+    """A value as a scenario would write it, with its unit."""
+    if isinstance(mark, Quantity) and isinstance(value, float):
+        return format_quantity(value, mark.dimension)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{text} {mark.unit if isinstance(mark, Plain) else ''}".rstrip()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import Problem, ScenarioError, nearest
-from mpsim.framework.framework import Framework, from_mapping
+from mpsim.framework.framework import Framework, read_framework
 from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
 
@@ -113,7 +113,7 @@ def framework(
             ]
         )
     fields = _inherited(presets, name)
-    return from_mapping({**fields, **(overrides or {}), "name": preset}, key=key)
+    return read_framework({**fields, **(overrides or {}), "name": preset}, key=key)
 
 
 def _inherited(presets: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:

@@ -1,0 +1,226 @@
+"""Nouns made of plain data: pydantic reads a mapping as the annotations of a dataclass say, and every mistake comes back in plain words.
+
+A noun is a frozen dataclass, so that code makes one of SI numbers as it stands; a mapping that a person wrote is validated. Validators are built when the first
+mapping of a kind is read, and the texts under fields are read by pydantic when somebody asks for them: importing a noun costs neither.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+
+from mpsim.errors import nearest
+from mpsim.memo import remembered
+from mpsim.units import Dimension, parse_quantity
+
+if TYPE_CHECKING:
+    import pydantic
+    from pydantic_core import ErrorDetails, core_schema
+
+__all__ = [
+    "Bytes",
+    "Count",
+    "Flag",
+    "Mistake",
+    "MistakenError",
+    "Number",
+    "Plain",
+    "Quantity",
+    "Scalar",
+    "Seconds",
+    "Share",
+    "Whole",
+    "described",
+    "markers",
+    "read",
+]
+
+T = TypeVar("T")
+_KINDS = 64  # nouns whose validators stay built
+_TYPES = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "mapping_type": "a mapping",
+}
+_BOUNDS = {
+    "greater_than_equal": "{ge:g} or more",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt:g}",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Quantity:
+    """Mark of a number that a person writes with a unit of `dimension`."""
+
+    dimension: Dimension
+
+    def parse(self, value: object) -> float:
+        """The SI number of what was written."""
+        return parse_quantity(value, self.dimension)
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: pydantic.GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return {
+            "type": "function-before",
+            "function": {"type": "no-info", "function": self.parse},
+            "schema": handler(source),
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plain:
+    """Mark of a truth value or a plain number: nothing is taken for one that is none.
+
+    Parameters
+    ----------
+    unit : str
+        What it counts, such as ``B an element``; empty for a ratio or a count.
+    bounds : mapping of str to float
+        Of ``ge``, ``gt``, ``le`` and ``lt``.
+    """
+
+    unit: str = ""
+    bounds: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: pydantic.GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        schema: Any = {**handler(source), "strict": True, **self.bounds}
+        return typing.cast("core_schema.CoreSchema", schema)
+
+
+class _Scalar:
+    """Mark of text, a plain number or a truth value."""
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: pydantic.GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return {
+            "type": "function-plain",
+            "function": {"type": "no-info", "function": self.check},
+        }
+
+    def check(self, value: object) -> object:
+        """The value as it is, unless it is a list or a mapping."""
+        if isinstance(value, str | bool | int | float):
+            return value
+        raise ValueError(f"got {value!r}; needed text, a number, or true or false")
+
+
+_MOST = 1e12
+Scalar: TypeAlias = Annotated[str | bool | int | float, _Scalar()]
+Flag: TypeAlias = Annotated[bool, Plain()]
+Whole: TypeAlias = Annotated[int, Plain(bounds={"ge": 0, "lt": int(_MOST)})]
+Count: TypeAlias = Annotated[int, Plain(bounds={"ge": 1, "lt": int(_MOST)})]
+Number: TypeAlias = Annotated[float, Plain(bounds={"ge": 0.0, "lt": _MOST})]
+Share: TypeAlias = Annotated[float, Plain(bounds={"ge": 0.0, "le": 1.0})]
+Seconds: TypeAlias = Annotated[float, Quantity(Dimension.TIME)]
+Bytes: TypeAlias = Annotated[float, Quantity(Dimension.BYTES)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake in a mapping.
+
+    Parameters
+    ----------
+    key : str
+        Dotted.
+    got : object
+    needed : str
+        Such as ``needed text``, or the nearest of the choices; empty for a missing key.
+    whole : bool
+        Whether `needed` says what was got too, as what a unit was parsed by does.
+    """
+
+    key: str
+    got: object
+    needed: str
+    whole: bool = False
+
+    def __str__(self) -> str:
+        return self.needed if self.whole else f"got {self.got!r}; {self.needed}"
+
+
+class MistakenError(ValueError):
+    """A mapping that is not what a noun needs."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        super().__init__("\n".join(f"{mistake.key}: {mistake}" for mistake in mistakes))
+        self.mistakes = mistakes
+
+
+@remembered(_KINDS)
+def _validator(noun: type[T]) -> pydantic.TypeAdapter[T]:
+    import pydantic
+
+    return pydantic.TypeAdapter(noun)
+
+
+def read(noun: type[T], data: Mapping[str, object]) -> T:
+    """Make a noun of a mapping.
+
+    Parameters
+    ----------
+    noun : type
+        A dataclass; the mapping holds its fields by name, or by the alias of a field.
+
+    Raises
+    ------
+    MistakenError
+        With every mistake, in the order of the noun's fields.
+    """
+    import pydantic
+
+    try:
+        return _validator(noun).validate_python(data)
+    except pydantic.ValidationError as error:
+        details = error.errors(include_url=False)
+    raise MistakenError([_mistake(".".join(map(str, detail["loc"])), detail) for detail in details])
+
+
+def _mistake(key: str, detail: ErrorDetails) -> Mistake:
+    kind, got, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "missing":
+        return Mistake(key, None, "")
+    if kind in ("enum", "literal_error"):
+        # pydantic has put the choices into one text: 'a', 'b' or 'c'
+        choices = str(context["expected"]).replace(" or ", ", ").split(", ")
+        return Mistake(key, got, nearest(str(got), [word.strip("'") for word in choices]))
+    if kind in _TYPES:
+        return Mistake(key, got, f"needed {_TYPES[kind]}")
+    if kind in _BOUNDS:
+        return Mistake(key, got, f"needed {_BOUNDS[kind].format(**context)}")
+    text = str(context["error"]) if kind == "value_error" else detail["msg"]
+    return Mistake(key, got, text, whole=True)
+
+
+@remembered(_KINDS)
+def markers(noun: type) -> Mapping[str, tuple[Quantity | Plain, ...]]:
+    """Marks of the fields of a noun that are numbers, the last one the nearest to the field."""
+    hints = typing.get_type_hints(noun, include_extras=True)
+    return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+
+
+def described(noun: type) -> Mapping[str, str]:
+    """The texts under the fields of a noun, by field."""
+    import pydantic
+
+    config = pydantic.ConfigDict(use_attribute_docstrings=True)
+    noun.__pydantic_config__ = config  # type: ignore[attr-defined] # where pydantic looks for it
+    schema = pydantic.TypeAdapter(noun).json_schema()
+    return {
+        name: " ".join(entry.get("description", "").split())
+        for name, entry in schema["properties"].items()
+    }
