@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import yaml
 
+from bench import validate_files
 from mpsim.plot import AgreementDisplay
-from mpsim.validate import Record, Validation, validate_files
+from mpsim.validate import Record, Validation
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "validation"))
@@ -41,8 +42,8 @@ GATE = 0.005  # growth of a family's mean error that the gate lets pass
 HEAD = """# Accuracy on published runs
 
 Every row of `validation/data/published-runs.csv` and `single-node-runs.csv`, predicted from its configuration columns alone; error = predicted / measured - 1 of the
-step time. What a row leaves open is assumed by `mpsim/validate/data/training.yaml` and `assumptions.yaml`, and listed with each prediction
-(`mpsim validate --json`, key `assumed`). Traps (`validation/traps.yaml`) are rows that contradict their neighbours or rest on software that is known to be
+step time. What a row leaves open is assumed by `validation/bench/data/training.yaml` and `assumptions.yaml`, and listed with each prediction
+(`python validation/published.py --json`, key `assumed`). Traps (`validation/traps.yaml`) are rows that contradict their neighbours or rest on software that is known to be
 missing: they count in "all" and are left out of "without traps". Written by `python validation/accuracy.py`; a test fails where a family's mean error is more than half
 a point above [accuracy.json](accuracy.json).
 
@@ -82,7 +83,7 @@ def hidden_section(records: Sequence[Record], hidden: Mapping[str, float]) -> li
         lines.append(
             f"| {title} | {len(rows)} | {statistics.fmean(map(abs, errors)):.1%} | {statistics.fmean(errors):+.1%} | {within:.0%} | {figures(rows)['mean']:.1%} |"
         )
-    rules = yaml.safe_load((ROOT / "mpsim/validate/data/training.yaml").read_text("utf-8"))
+    rules = yaml.safe_load((ROOT / "validation/bench/data/training.yaml").read_text("utf-8"))
     named = named_rules(rules)
     lines.append(
         f"\n{len(rules['families'])} rules read frameworks, versions, dates and words; {named} of them need the name of a family.\n"
@@ -204,7 +205,7 @@ def declared_section(refits: Refits) -> list[str]:
     """Constants that were chosen with rows in view and are not refitted."""
     entries = declared()
     reset = sum(one.literature is not None for one in entries)
-    rules = yaml.safe_load((ROOT / "mpsim/validate/data/training.yaml").read_text("utf-8"))
+    rules = yaml.safe_load((ROOT / "validation/bench/data/training.yaml").read_text("utf-8"))
     whole = (*rules["families"], *rules["everywhere"])
     conditions = len(whole) + sum(len(one.get("also", ())) for one in whole)
     return [

@@ -21,13 +21,14 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from bench import files, runs, tables, training
 from mpsim.cost.constants import Constant, ConstantGroup, constant_groups
 from mpsim.formats.cells import Cells, read_rows
 from mpsim.formats.machines import gpu
 from mpsim.framework import framework, framework_aliases
 from mpsim.hardware import link
 from mpsim.units import Dimension, parse_quantity
-from mpsim.validate import Record, files, runs, tables, training
+from mpsim.validate import Record
 
 FILES = ("kernels", "collectives", "interference", "straggling", "nccl", "libraries")
 NAMED = (

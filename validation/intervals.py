@@ -28,9 +28,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench import files, training
 from mpsim.formats.cells import Cells
 from mpsim.result.residuals import FIGURES, LEVEL, MeasuredRuns, Setting
-from mpsim.validate import Record, files, training
+from mpsim.validate import Record
 
 Floats = NDArray[np.float64]
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import validate_files
 from mpsim.cost.attention import waiting
 from mpsim.cost.constants import choose_group, constant_groups
 from mpsim.cost.formulas import GemmConstants, gemm_seconds
@@ -24,7 +25,6 @@ from mpsim.cost.quantise import FORMATS, format_bytes, quantise_seconds
 from mpsim.cost.waves import read_tiling, tiled_gemm_seconds
 from mpsim.hardware.components import Accelerator
 from mpsim.hardware.lookup import accelerator
-from mpsim.validate import validate_files
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "validation" / "data" / "kernels.csv"

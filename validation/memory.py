@@ -13,7 +13,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mpsim.validate import Record, validate_files
+from bench import validate_files
+from mpsim.validate import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "validation" / "data" / "memory-runs.csv"

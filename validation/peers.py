@@ -34,12 +34,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bench.rows import Row
+from bench.runs import read_run, simulated
+from bench.training import MEASURED, MEASURED_ON_NODE, as_published, blank, blank_on_node
 from mpsim.errors import MpsimError
 from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
-from mpsim.validate.records import Row
-from mpsim.validate.runs import read_run, simulated
-from mpsim.validate.training import MEASURED, MEASURED_ON_NODE, as_published, blank, blank_on_node
 
 HERE = Path(__file__).resolve().parent
 GIGA = 1e9

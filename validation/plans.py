@@ -1,6 +1,6 @@
 """Hours of published trainings against plans of mpsim: ``python validation/plans.py [FILE]`` writes plans.md, or prints the page of another table.
 
-Rows are read and predicted as `mpsim validate` does, as any stranger's (no name is read). Those that their source marks as leads or as of energy alone are predicted, not
+Rows are read and predicted as `validation/published.py` does, as any stranger's (no name is read). Those that their source marks as leads or as of energy alone are predicted, not
 scored.
 """
 
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpsim.validate import validate_files
+from bench import validate_files
 from mpsim.validate.records import Record
 
 ROOT = Path(__file__).parent

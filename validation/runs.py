@@ -1,4 +1,4 @@
-"""Published training runs, predicted: the report of ``mpsim validate`` on them, as Markdown.
+"""Published training runs, predicted: the report of ``validation/published.py`` on them, as Markdown.
 
 Covers: 1,544 measured steps in validation/data/published-runs.csv and single-node-runs.csv, each row with its source.
 Question: how far are predictions from what people measured, family by family, and which rows are worst?
@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from mpsim.validate import Family, Validation, validate_files
+from bench import validate_files
+from mpsim.validate import Family, Validation
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [
@@ -22,7 +23,7 @@ HEAD = """# Training runs, predicted
 
 Every row of `validation/data/published-runs.csv` and `single-node-runs.csv`, predicted from its configuration columns alone and compared with what was
 measured; error = predicted / measured - 1. Columns and traps of the data are in their own `notes` and `assumed_fields`. How a row becomes a scenario, and what
-is assumed where it says nothing, is in `mpsim/validate/data/training.yaml`. Constants of kernels were fitted on rows of some of these
+is assumed where it says nothing, is in `validation/bench/data/training.yaml`. Constants of kernels were fitted on rows of some of these
 families (see `mpsim/cost/data/kernels.yaml`), so this is no blind test. Written by `python validation/runs.py`.
 """
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import yaml
 
+from bench import served_points, validate_files
 from mpsim.calibrate.serving import on_machine
 from mpsim.errors import MpsimError
 from mpsim.formats.cells import read_rows
 from mpsim.serving.measurable import ServedPoint, measurable
-from mpsim.validate import Record, served_points, validate_files
+from mpsim.validate import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 DECLARED = ROOT / "validation" / "serving_left_out.yaml"
@@ -30,8 +31,8 @@ ROWS = {row["id"]: row for row in read_rows(FILE)}
 HEAD = """# Measured inference, predicted
 
 Every row of `validation/data/inference-runs.csv`, predicted from its configuration columns alone by serving its requests; error = predicted / measured - 1. How a row
-becomes a service, and what is assumed where it says nothing, is in `mpsim/validate/data/inference.yaml`; each assumption is listed with its prediction
-(`mpsim validate --json`, key `assumed`). Rates of kernels (`mpsim/serving/data/rates.yaml`) come from kernel tables, host times of engines
+becomes a service, and what is assumed where it says nothing, is in `validation/bench/data/inference.yaml`; each assumption is listed with its prediction
+(`python validation/published.py --json`, key `assumed`). Rates of kernels (`mpsim/serving/data/rates.yaml`) come from kernel tables, host times of engines
 (`mpsim/serving/catalog/engines.yaml`) and rates of experts were set on measured points: the last table leaves each family out.
 Latencies are means unless named p99. Written by `python validation/serving.py`.
 """

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from accuracy_fit import cells_of
 from numpy.typing import NDArray
 
+from accuracy_fit import cells_of
 from mpsim.formats.cells import Cells
 from mpsim.validate import Record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-__all__ = ["COLUMNS", "SERVICE_COLUMNS", "Row", "figure_of"]
+__all__ = ["COLUMNS", "SERVICE_COLUMNS", "Row", "column_of", "figure_of"]
 
 COLUMNS = (
     "accelerators",
@@ -86,7 +86,7 @@ class Row:
         """Values, figures and reason in one mapping, in the order of the columns: those of a service if it `serves`, which a row without a summary cannot know."""
         summary = self.summary or {}
         columns = SERVICE_COLUMNS if (self.serves if serves is None else serves) else COLUMNS
-        figures = {_column(name): figure_of(summary, name) for name in columns}
+        figures = {column_of(name): figure_of(summary, name) for name in columns}
         parts = summary.get("account_s" if self.serves else "breakdown_s")
         times = (
             {f"{name}_s": part for name, part in parts.items()} if isinstance(parts, dict) else {}
@@ -103,7 +103,7 @@ def figure_of(summary: Mapping[str, object], name: str) -> object:
     return value
 
 
-def _column(name: str) -> str:
+def column_of(name: str) -> str:
     """Name of a figure as a column, its unit at the end: ``ttft_p99_s``."""
     head, dot, which = name.partition(".")
     if not dot:

@@ -1,10 +1,10 @@
-"""Validation: measured runs, collectives, kernels and schedules, predicted row by row and scored.
+"""Validation: measured rows and recorded steps, predicted one by one and scored.
 
 A row is predicted from its configuration columns alone; the measured columns are read only to score it.
 """
 
-from mpsim.validate.files import served_points, validate_files
 from mpsim.validate.records import Family, Record, Validation
+from mpsim.validate.rows import served_points, validate_files
 from mpsim.validate.steps import Comparison, StepComparison, compare_runs
 from mpsim.validate.trace import write_both
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from mpsim.formats.cells import Cells
-from mpsim.hardware import Cluster
 from mpsim.result.residuals import EXACT, Interval, Setting, residuals
+from mpsim.sheet import Sheet, Shown
+from mpsim.validate.words import validation_sheet
 
 __all__ = [
     "Decision",
     "Decisions",
     "Family",
     "Record",
-    "Row",
     "Validation",
     "decisions_of",
     "kendall_tau",
@@ -25,29 +23,6 @@ __all__ = [
 ]
 
 _TAIL = 0.9  # the quantile of absolute errors that a family reports besides mean and median
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
-    """One row of a file.
-
-    Parameters
-    ----------
-    id : str
-        Its ``id`` or ``record_id``, else its number from 1.
-    configuration, measured : Cells
-        What a prediction may read, and what only the score may read.
-    folder : Path
-        Where the row's file lies: files that it names are relative to it.
-    machine : Cluster, optional
-        Of a machine file, whose constants count for rows of its accelerator.
-    """
-
-    id: str
-    configuration: Cells
-    measured: Cells
-    folder: Path = Path()
-    machine: Cluster | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +146,25 @@ class Family:
         return {key: data[key] for key in data if key not in ("worst_id", "mismatched")}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Validation:
-    """Every record of some files, or those before a KeyboardInterrupt."""
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Validation(Shown):
+    """Every record of some files, or those before a KeyboardInterrupt.
+
+    Parameters
+    ----------
+    records : tuple of Record
+    interrupted : bool
+    remarks : tuple of str
+        Columns of files that were ignored.
+    """
 
     records: tuple[Record, ...]
     interrupted: bool = False
+    remarks: tuple[str, ...] = ()
+
+    def sheet(self) -> Sheet:
+        """Errors by kind and family, as ``mpsim validate`` prints them."""
+        return validation_sheet(self)
 
     @property
     def families(self) -> tuple[Family, ...]:

@@ -17,6 +17,7 @@ from mpsim.measured.files import read_measured
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Measured, Measurement
 from mpsim.measured.sources import quietest
 from mpsim.result import Result
+from mpsim.sheet import Sheet, Shown
 from mpsim.simulate import simulate_step
 from mpsim.validate.actions import (
     PARTS,
@@ -28,6 +29,7 @@ from mpsim.validate.actions import (
 )
 from mpsim.validate.records import Family, Record, Validation
 from mpsim.validate.step_scenarios import family_of, step_of, title_of
+from mpsim.validate.words import comparison_sheet
 
 __all__ = ["Comparison", "StepComparison", "allocated_bytes", "compare_runs"]
 
@@ -134,8 +136,8 @@ class StepComparison:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Shown):
     """Every measured step of some files.
 
     Parameters
@@ -154,6 +156,10 @@ class Comparison:
     warnings: tuple[str, ...]
     drift: float = 0.0
     others: float = 0.0
+
+    def sheet(self) -> Sheet:
+        """Every step, errors by family and action, and the figures in sentences."""
+        return comparison_sheet(self)
 
     @property
     def scored(self) -> tuple[StepComparison, ...]:

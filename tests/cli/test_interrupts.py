@@ -10,13 +10,13 @@ import time
 
 import pytest
 
+from bench import validate_files
 from mpsim.errors import MpsimError
 from mpsim.scenario import load
 from mpsim.study import sweep
 from mpsim.study.executors import local_processes
 from mpsim.study.plan import plan
 from mpsim.study.scaling import scale
-from mpsim.validate import validate_files
 
 LONG = (
     *("--over", "parallelism.tp=1,2,4,8", "--over", "parallelism.pp=1,2,3,4"),

@@ -1,106 +1,205 @@
-"""``mpsim validate``: what it prints, and how it fails."""
+"""``mpsim validate``: rows that are scenarios with what was measured, and how they fail."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import csv
+import io
 
 import pytest
 
-COLLECTIVES = """system,gpu,nodes,gpus,link,nic,collective,bytes,time_us,notes
-a,A100 SXM,1,8,NVLink3 NVSwitch,none,all_reduce,1048576,60,
-a,A100 SXM,1,8,NVLink3 NVSwitch,none,all_reduce,1073741824,8000,
-b,A900,1,8,NVLink3 NVSwitch,none,all_reduce,1048576,60,
+from mpsim.study import sweep
+from mpsim.validate.rows import FIGURES, read_table, served_points
+
+SMALL = """schema: 1
+name: small
+model: {layers: 4, hidden: 256, heads: 4, ffn_hidden: 1024, vocab: 1000}
+cluster: {preset: dgx-a100-80gb, nodes: 1}
+training: {global_batch: 64, micro_batch: 1, sequence_length: 512}
 """
-SCHEDULES = """schedule,pp,microbatches,virtual_stages,tF,tB,tW,makespan,overlap_block
-1F1B,4,8,1,1,1,1,33,none
-GPipe,4,8,1,1,1,1,34,none
+SERVICE = """schema: 1
+model: llama3-8b
+cluster: {preset: dgx-h100, nodes: 1}
+serving:
+  engine: vllm-v1
+  replicas: 1
+  workload: {arrival: closed, concurrency: 2, requests: 6, prompt: 100, output: 20}
 """
 
 
 @pytest.fixture
-def collectives(tmp_path: Path) -> Path:
-    """Two rows that can be predicted and one of a GPU that nobody knows."""
-    file = tmp_path / "collectives.csv"
-    file.write_text(COLLECTIVES)
+def small(tmp_path):
+    """A scenario file of a second's work."""
+    file = tmp_path / "small.yaml"
+    file.write_text(SMALL)
     return file
 
 
 @pytest.fixture
-def schedules(tmp_path: Path) -> Path:
-    """A right and a wrong row of an oracle."""
-    file = tmp_path / "schedules.csv"
-    file.write_text(SCHEDULES)
-    return file
+def table(tmp_path):
+    """Write a table."""
+
+    def write(text, name="rows.csv"):
+        file = tmp_path / name
+        file.write_text(text)
+        return file
+
+    return write
 
 
-def test_json_is_one_object_with_families_and_rows(mpsim_cli, collectives, schedules) -> None:
-    """Several files make one report, rows in their order."""
-    outcome = mpsim_cli("validate", collectives, schedules, "--json")
-    report = outcome.json()
-    assert outcome.code == 0
-    assert [row["id"] for row in report["rows"]] == ["1", "2", "3", "1", "2"]
-    assert {family["kind"] for family in report["families"]} == {"collective", "schedule"}
-    skipped = report["rows"][2]
-    assert (skipped["predicted"], skipped["error"]) == (None, None)
-    assert "A900" in skipped["skipped_because"]
-    assert report["rows"][4]["mismatched"] == ["makespan"]
+def _rows(outcome):
+    assert outcome.code == 0, outcome.err
+    return {row["id"]: row for row in outcome.json()["rows"]}
 
 
-def test_the_same_files_give_the_same_bytes(mpsim_cli, collectives) -> None:
-    """Nothing in the report depends on time or chance."""
-    first, second = (mpsim_cli("validate", collectives, "--json").out for _ in range(2))
-    assert first == second != ""
+def test_a_row_is_predicted_as_run_predicts_it(mpsim_cli, small, table):
+    """Keys of a row lie on its scenario as --set does; time and memory are those of `mpsim run`."""
+    file = table("id,scenario,training.micro_batch,step_time,memory\na,small.yaml,2,10 ms,5 GB\n")
+    rows = _rows(mpsim_cli("validate", file, "--json"))
+    summary = mpsim_cli("run", small, "--set", "training.micro_batch=2", "--json").json()
+    assert rows["a"]["predicted"] == summary["step_time_s"]
+    assert rows["a"]["error"] == summary["step_time_s"] / 0.01 - 1
+    assert rows["a"]["interval"] == summary["interval"]["step_time_s"]
+    assert rows["a#memory"]["predicted"] == summary["peak_memory_bytes"]
+    assert rows["a#memory"]["measured"] == 5e9
 
 
-def test_tables_name_the_worst_rows_and_the_reasons(mpsim_cli, collectives, schedules) -> None:
-    """A person sees families, what is furthest off, what differs, and why rows were skipped."""
-    out = mpsim_cli("validate", collectives, schedules).out
-    assert "a all_reduce" in out
-    assert "furthest off:" in out
-    assert "1 rows of GPipe differ in makespan" in out
-    assert "1 x gpu 'A900' is not known" in out
+def test_a_row_without_a_file_is_a_whole_scenario(mpsim_cli, table):
+    """Sections by name and keys under them make a scenario."""
+    head = "model,cluster,cluster.nodes,training.global_batch,training.sequence_length,step_time_s"
+    rows = _rows(
+        mpsim_cli("validate", table(f"{head}\nbert-large,dgx-a100-80gb,1,64,512,1\n"), "--json")
+    )
+    assert rows["1"]["predicted"] > 0
+    assert rows["1"]["family"] == "rows"
 
 
-def test_plots_are_written(mpsim_cli, collectives, tmp_path: Path) -> None:
-    """Two pictures of the kind that was validated."""
-    outcome = mpsim_cli("validate", collectives, "--plots", tmp_path / "plots")
-    names = sorted(file.name for file in (tmp_path / "plots").iterdir())
-    assert outcome.code == 0
-    assert names == ["collective-agreement.png", "collective-error.png"]
+def test_what_a_sweep_wrote_goes_straight_in(mpsim_cli, small, table):
+    """Its own figures are predictions; a column beside them is what was measured; the prediction is the sweep's."""
+    import mpsim
+
+    swept = sweep(mpsim.load(small), {"training.micro_batch": [1, 2], "parallelism.tp": [1, 2]})
+    known = list(csv.DictReader(io.StringIO(swept.to_csv())))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*known[0], "measured.tokens_per_s"])
+    writer.writeheader()
+    writer.writerows({**row, "measured.tokens_per_s": "1e6"} for row in known)
+    outcome = mpsim_cli("validate", table(out.getvalue()), "--scenario", small, "--json")
+    rows = _rows(outcome)
+    assert [rows[str(n)]["predicted"] for n in (1, 2, 3, 4)] == [
+        float(row["tokens_per_s"]) for row in known
+    ]
+    assert "ignored" not in outcome.err
+
+
+def test_a_table_of_a_sweep_alone_was_not_measured(mpsim_cli, small, table):
+    """Predictions are not scored against themselves."""
+    import mpsim
+
+    text = sweep(mpsim.load(small), {"training.micro_batch": [1]}).to_csv()
+    outcome = mpsim_cli("validate", table(text), "--scenario", small)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "measured.tokens_per_s" in outcome.err
+
+
+def test_other_columns_are_named_as_ignored(mpsim_cli, small, table):
+    """On stderr, so that JSON stays one object."""
+    file = table("scenario,step_time,gpu,micro_batch\nsmall.yaml,1,A100,3\n")
+    outcome = mpsim_cli("validate", file, "--json")
+    assert outcome.err.endswith("ignored columns: gpu, micro_batch\n")
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "measured"),
+    [
+        ("step_time", "1.5", 1.5),
+        ("step_time_ms", "1500", 1.5),
+        ("step_time (ms)", "1500", 1.5),
+        ("measured.step_time_s", "1500 ms", 1.5),
+        ("mfu", "40 %", 0.4),
+        ("mfu_pct", "40", 0.4),
+        ("MFU", "0.4", 0.4),
+        ("memory_gb", "2", 2e9),
+        ("peak_memory [GiB]", "2", 2 * 2.0**30),
+        ("peak_memory_bytes", "7", 7.0),
+        ("tokens_per_s", "9", 9.0),
+        ("ttft_mean_ms", "9", 0.009),
+    ],
+)
+def test_units_stand_in_the_cell_or_in_the_name(table, column, cell, measured):
+    """SI where neither says more."""
+    read = read_table(table(f"model,{column}\nx,{cell}\n"))
+    (figure,) = read.figures(read.rows[0]).values()
+    assert figure == pytest.approx(measured, rel=1e-15)
+    assert not read.ignored
+
+
+@pytest.mark.parametrize("cell", ["fast", "-1", "0", "nan", "inf", "3 GB", "3 parsecs"])
+def test_what_is_no_time_is_the_reason(mpsim_cli, small, table, cell):
+    """The row is skipped, its column and cell named; the others are predicted."""
+    file = table(f"scenario,step_time\nsmall.yaml,{cell}\nsmall.yaml,1\n")
+    rows = _rows(mpsim_cli("validate", file, "--json"))
+    assert "step_time: got" in rows["1"]["skipped_because"]
+    assert rows["2"]["predicted"]
+
+
+def test_a_scenario_that_cannot_be_is_the_reason(mpsim_cli, small, table):
+    """A wrong key is named with its nearest, as in a file."""
+    file = table("scenario,training.micro_bach,step_time\nsmall.yaml,1,1\n")
+    rows = _rows(mpsim_cli("validate", file, "--json"))
+    assert "micro_batch" in rows["1"]["skipped_because"]
+
+
+def test_services_are_scored_by_what_was_measured_of_them(mpsim_cli, table):
+    """A record a figure, its id followed by the quantity; a time of a training step is none of a service."""
+    table(SERVICE, "service.yaml")
+    file = table("id,scenario,ttft_ms,tpot,ttft_p99,step_time\ns,service.yaml,30,10 ms,,1\n")
+    rows = _rows(mpsim_cli("validate", file, "--json"))
+    assert rows["s#ttft"]["predicted"] > 0
+    assert rows["s#tpot"]["interval"][0] <= rows["s#tpot"]["predicted"]
+    assert "no such figure" in rows["s"]["skipped_because"]
+    assert set(rows) == {"s", "s#ttft", "s#tpot"}
+
+
+def test_measured_services_become_points_of_a_fit(table):
+    """Figures as a fit names them; rows that are none keep their reason; other tables are none."""
+    table(SERVICE, "service.yaml")
+    text = "id,scenario,serving.engine,ttft_ms,output_tokens_per_s\na,service.yaml,,30,90\nb,service.yaml,nobody,30,90\nc,none.yaml,,30,90\n"
+    points, skipped = served_points(table(text), only={"scenario": "service.yaml"})
+    assert [(point.id, point.measured) for point in points] == [
+        ("a", {"ttft": 0.03, "throughput": 90.0})
+    ]
+    assert [reason.partition(":")[0] for reason in skipped] == ["b"]
+    assert served_points(table("scenario,step_time\nx,1\n")) is None
+
+
+def test_plots_and_tables(mpsim_cli, small, table, tmp_path):
+    """Two pictures, and a table that says what is furthest off."""
+    file = table("id,scenario,step_time\na,small.yaml,1\n")
+    outcome = mpsim_cli("validate", file, "--plots", tmp_path / "plots")
+    names = sorted(picture.name for picture in (tmp_path / "plots").iterdir())
+    assert names == ["training-agreement.png", "training-error.png"]
+    assert "furthest off:" in outcome.out
 
 
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", ""])
-def test_a_file_of_no_known_kind_is_bad_input(mpsim_cli, tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_no_table_of_rows_is_bad_input(mpsim_cli, table, content):
     """Exit code 2, the file's name, nothing on stdout."""
-    file = tmp_path / "odd.csv"
-    file.write_text(content)
-    outcome = mpsim_cli("validate", file, "--json")
+    outcome = mpsim_cli("validate", table(content, "odd.csv"), "--json")
     assert (outcome.code, outcome.out) == (2, "")
     assert "odd.csv" in outcome.err.replace("\n", "").replace("│", "").replace(" ", "")
 
 
-def test_a_missing_file_is_bad_input(mpsim_cli, tmp_path: Path) -> None:
+def test_a_missing_file_is_bad_input(mpsim_cli, tmp_path):
     """Exit code 2 and no traceback."""
     outcome = mpsim_cli("validate", tmp_path / "none.csv")
     assert (outcome.code, outcome.out) == (2, "")
     assert "Traceback" not in outcome.err
 
 
-def test_a_bug_is_told_from_a_row_that_cannot_be_predicted(
-    mpsim_cli, collectives, monkeypatch
-) -> None:
-    """A row that meets a bug is skipped with its name, and stderr says so; the others are predicted."""
-    from mpsim.validate import collectives as module
-
-    model = module._model
-
-    def broken(gpu, *rest):
-        if gpu == "A900":
-            raise ValueError("oops")
-        return model(gpu, *rest)
-
-    monkeypatch.setattr(module, "_model", broken)
-    outcome = mpsim_cli("validate", collectives, "--json")
-    assert "1 rows met a bug of mpsim, such as 3" in outcome.err
-    assert outcome.json()["rows"][2]["skipped_because"].endswith("ValueError: oops")
-    assert outcome.json()["rows"][0]["predicted"]
+def test_every_figure_is_one_that_a_summary_has(mpsim_cli, small, table):
+    """Places of the table of figures exist in a run's summary of its job."""
+    step = mpsim_cli("run", small, "--json").json()
+    service = mpsim_cli("run", table(SERVICE, "service.yaml"), "--json").json()
+    for name, figure in FIGURES.items():
+        summary, head = (service if figure.point else step), figure.place.partition(".")[0]
+        assert head in summary, name

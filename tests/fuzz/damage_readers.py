@@ -227,12 +227,18 @@ def _stored(path: Path) -> object:
 
 
 def _table(path: Path) -> object:
-    from mpsim.validate import validate_files
+    from bench import validate_files
 
     validation = validate_files([path])
     return json.dumps(
         validation.to_rows() if hasattr(validation, "to_rows") else len(validation.records)
     )
+
+
+def _scenario_rows(path: Path) -> object:
+    from mpsim.validate import validate_files
+
+    return json.dumps(validate_files([path]).to_json())
 
 
 def _imports(*folders: str) -> dict[str, bytes]:
@@ -442,6 +448,10 @@ def _tables() -> Iterator[tuple[str, bytes]]:
         yield f"{name}.csv", out.getvalue().encode()
 
 
+ROWS = b"""id,model,cluster,cluster.nodes,training.global_batch,training.sequence_length,step_time_ms,memory
+a,bert-large,dgx-a100-80gb,1,8,2048,100,5 GB
+b,bert-large,dgx-a100-80gb,1,16,2048,200,
+"""
 SMALL = {
     "schema": 1,
     "name": "small",
@@ -523,6 +533,7 @@ def _readers() -> Iterator[Reader]:
     yield Reader("saved scenario", _saved_scenario, scenario)
     yield Reader("stored summary", _stored, stored)
     yield Reader("measured tables", _table, dict(_tables()), share=1)
+    yield Reader("rows of scenarios", _scenario_rows, {"rows.csv": ROWS}, share=0.5)
 
 
 READERS: tuple[Reader, ...] = tuple(_readers())

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpsim.validate import Validation, validate_files
+from bench import validate_files
+from mpsim.validate import Validation
 
 FOLDER = Path(__file__).resolve().parents[2] / "validation"
 COMMITTED = json.loads((FOLDER / "accuracy.json").read_text("utf-8"))

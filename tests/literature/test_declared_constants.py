@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from bench.tables import table
 from mpsim.cost.constants import Status, constant_groups
 from mpsim.framework import framework, framework_names
 from mpsim.shipped import read_shipped
-from mpsim.validate.tables import table
 
 FOLDER = Path(__file__).resolve().parents[2] / "validation"
 LISTS: dict[str, Any] = yaml.safe_load((FOLDER / "constants.yaml").read_text("utf-8"))

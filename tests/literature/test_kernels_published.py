@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import validate_files
 from mpsim.cost.kernels import KernelModel
 from mpsim.hardware.lookup import accelerator
-from mpsim.validate import validate_files
 from mpsim.workload import (
     Operator,
     Phase,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.runs import filled, scenario_of
+from bench.tables import rule_of
 from mpsim.formats.cells import Cells, read_rows
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
 from mpsim.training.memory import account_memory
 from mpsim.training.planning import make_plan
-from mpsim.validate.runs import filled, scenario_of
-from mpsim.validate.tables import rule_of
 
 DATA = Path(__file__).resolve().parents[2] / "validation" / "data" / "published-runs.csv"
 

@@ -8,10 +8,10 @@ import json
 import pytest
 import yaml
 
+from bench import validate_files
+from bench.runs import read_run
+from bench.training import MEASURED
 from mpsim.formats.cells import Cells
-from mpsim.validate import validate_files
-from mpsim.validate.runs import read_run
-from mpsim.validate.training import MEASURED
 
 ROWS = 30
 

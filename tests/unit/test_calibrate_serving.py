@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import mpsim
+from bench import served_points, validate_files
 from mpsim.calibrate import calibrate_serving
 from mpsim.calibrate.serving import fit_serving, on_machine
 from mpsim.errors import CalibrationError
@@ -17,7 +18,6 @@ from mpsim.serving.engines import engine
 from mpsim.serving.measurable import ServedPoint, measurable
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
-from mpsim.validate import served_points, validate_files
 from mpsim.workload import model
 
 TRUE = {

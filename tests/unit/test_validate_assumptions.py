@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench.assumptions import BY_FAMILY, fill_in, guesses, slices_of, with_batch
+from bench.runs import filled, scenario_of
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
-from mpsim.validate.assumptions import BY_FAMILY, fill_in, guesses, slices_of, with_batch
-from mpsim.validate.runs import filled, scenario_of
 
 FSDP = {
     "family": "nobody's",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bench import validate_files
+from bench.instances import InstanceLayout, pools_of
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
-from mpsim.validate import validate_files
-from mpsim.validate.instances import InstanceLayout, pools_of
 
 DATA = Path(__file__).resolve().parents[2] / "validation" / "data" / "inference-runs.csv"
 FIRST = {"ft-0001", "llmservingsim-4090-8b", "aicsil-0095", "trtllm017-0177"}

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import validate_files
+from bench.files import KINDS, FileKind, predict_row
+from bench.rows import Row
+from bench.runs import scenario_of
+from bench.tables import rule_of, table
 from mpsim.cost import CollectiveModel, KernelModel
 from mpsim.formats.cells import Cells
 from mpsim.framework import framework
 from mpsim.hardware import accelerator, system
 from mpsim.parallel import GroupShape
-from mpsim.validate import validate_files
-from mpsim.validate.files import KINDS, FileKind, predict_row
-from mpsim.validate.records import Row
-from mpsim.validate.runs import scenario_of
-from mpsim.validate.tables import rule_of, table
 from mpsim.workload import (
     Phase,
     Role,
@@ -468,11 +468,11 @@ def test_one_layer_is_the_difference_of_two_models() -> None:
 
 def test_every_name_in_the_tables_exists() -> None:
     """Accelerators, links, NICs, schedules and framework presets that the tables mean are in the catalogs."""
+    from bench.tables import table
     from mpsim.formats import words
     from mpsim.framework import framework
     from mpsim.hardware import accelerator_names, link_names
     from mpsim.schedule import schedule_names
-    from mpsim.validate.tables import table
 
     hardware = words.table("mpsim.formats.data", "hardware")
     chips = {one["accelerator"] for one in hardware["gpus"] if "accelerator" in one}

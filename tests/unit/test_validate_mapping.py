@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from bench.files import KINDS, predict_row
+from bench.rows import Row
+from bench.runs import described, fitting, read_run
+from bench.tables import rule_of
 from mpsim.errors import CalibrationError
 from mpsim.formats import Imported
 from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
 from mpsim.simulate import simulate
-from mpsim.validate.files import KINDS, predict_row
-from mpsim.validate.records import Row
-from mpsim.validate.runs import described, fitting, read_run
-from mpsim.validate.tables import rule_of
 
 LLAMA = {
     "id": "made-up",

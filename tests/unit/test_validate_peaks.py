@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from bench import validate_files
+from bench.peaks import peak_of, scenario_of
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
 from mpsim.training.plan import Plan
-from mpsim.validate import validate_files
-from mpsim.validate.peaks import peak_of, scenario_of
 from mpsim.validate.records import Record
 from tests.unit.test_validate_kinds import PEAK
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.adapt import adapted
+from bench.files import predict_row, recognise
+from bench.plans import MEASURED, as_run
+from bench.rows import Row
+from bench.runs import read_run
+from bench.shapes import counted, gate_of, head_of, tables
 from mpsim.formats.cells import Cells
-from mpsim.validate.adapt import adapted
-from mpsim.validate.files import predict_row, recognise
-from mpsim.validate.plans import MEASURED, as_run
-from mpsim.validate.records import Row
-from mpsim.validate.runs import read_run
-from mpsim.validate.shapes import counted, gate_of, head_of, tables
 
 PLANS = Path(__file__).parents[2] / "validation/data/training-plans.csv"
 SMALL = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench.files import KINDS, recognise
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells, read_rows
-from mpsim.validate.files import KINDS, recognise
 from mpsim.validate.records import Record, Validation, summarise
 
 

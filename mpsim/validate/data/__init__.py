@@ -1,1 +1,1 @@
-"""How rows of measured data are read: names of hardware, of operations, of schedules, of software."""
+"""Frameworks of the steps that mpsim measure runs."""

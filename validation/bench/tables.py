@@ -13,7 +13,7 @@ from mpsim.formats.cells import Cells
 
 __all__ = ["lookup", "on_top", "rule_of", "stands_in", "table"]
 
-_DATA = "mpsim.validate.data"
+_DATA = "bench.data"
 table = functools.partial(words.table, _DATA)
 lookup = functools.partial(words.lookup, _DATA)
 

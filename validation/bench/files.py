@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from bench import collectives, inference, kernels, peaks, plans, schedules, training
+from bench.rows import Row
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.cells import TABLES, Cells, read_rows, table_kind
 from mpsim.hardware import Cluster
 from mpsim.serving.measurable import ServedPoint
-from mpsim.validate import collectives, inference, kernels, peaks, plans, schedules, training
-from mpsim.validate.records import Record, Row, Validation
+from mpsim.validate.records import Record, Validation
 
 __all__ = ["KINDS", "FileKind", "recognise", "served_points", "validate_files"]
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.rows import Row
+from bench.tables import lookup, on_top, rule_of, stands_in, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
@@ -16,8 +18,7 @@ from mpsim.simulate import resolve
 from mpsim.training.intervals import setting_of
 from mpsim.training.memory import account_memory, memory_constants, model_states
 from mpsim.training.plan import Plan
-from mpsim.validate.records import Record, Row
-from mpsim.validate.tables import lookup, on_top, rule_of, stands_in, table
+from mpsim.validate.records import Record
 from mpsim.workload.models import transformer_of
 
 __all__ = ["MEASURED", "blank", "peak_of", "predict", "scenario_of"]

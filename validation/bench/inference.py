@@ -7,6 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.assumptions import network_of
+from bench.instances import layout_of, pools_of
+from bench.rows import Row
+from bench.tables import lookup, table
 from mpsim.errors import CalibrationError, nearest
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
@@ -19,10 +23,7 @@ from mpsim.serving.engines import EnginePreset, calibrated, engine, engine_for
 from mpsim.serving.intervals import setting_of
 from mpsim.serving.measurable import ServedPoint, measurable
 from mpsim.serving.plan import CACHE_BYTES, ServicePlan
-from mpsim.validate.assumptions import network_of
-from mpsim.validate.instances import layout_of, pools_of
-from mpsim.validate.records import Record, Row
-from mpsim.validate.tables import lookup, table
+from mpsim.validate.records import Record
 from mpsim.workload import Transformer
 from mpsim.workload.experts import Experts, LatentAttention
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from bench.tables import lookup, table
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
 from mpsim.parallel import AXIS_NAMES
 from mpsim.schedule import schedule, schedules
-from mpsim.validate.tables import lookup, table
 
 __all__ = ["parallelism_of", "schedule_of"]
 

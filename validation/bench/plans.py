@@ -6,6 +6,11 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
+from bench.assumptions import Filled, fill_in, guesses
+from bench.rows import Row
+from bench.runs import read_run
+from bench.shapes import counted, head_of, stated, tables
+from bench.tables import rule_of, stands_in, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
@@ -15,11 +20,7 @@ from mpsim.simulate import simulate_step
 from mpsim.study.facility import Facility
 from mpsim.study.plan import Assumptions, plan_training
 from mpsim.training.intervals import setting_of
-from mpsim.validate.assumptions import Filled, fill_in, guesses
-from mpsim.validate.records import Record, Row
-from mpsim.validate.runs import read_run
-from mpsim.validate.shapes import counted, head_of, stated, tables
-from mpsim.validate.tables import rule_of, stands_in, table
+from mpsim.validate.records import Record
 
 __all__ = ["MEASURED", "as_run", "blank", "predict"]
 

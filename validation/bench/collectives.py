@@ -6,6 +6,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from bench.rows import Row
+from bench.tables import lookup, table
 from mpsim.cost import CollectiveModel
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
@@ -13,8 +15,7 @@ from mpsim.formats.machines import benchmark_cluster
 from mpsim.memo import remembered
 from mpsim.parallel import GroupShape
 from mpsim.result.residuals import Setting, chip_names
-from mpsim.validate.records import Record, Row
-from mpsim.validate.tables import lookup, table
+from mpsim.validate.records import Record
 
 __all__ = ["MEASURED", "blank", "predict"]
 

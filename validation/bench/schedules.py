@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.rows import Row
+from bench.tables import lookup, table
 from mpsim.engine import Timeline, run
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
@@ -17,8 +19,7 @@ from mpsim.schedule import Action, Orders, make_orders, schedule
 from mpsim.schedule.search.v_search import zb_v_search
 from mpsim.study import Times
 from mpsim.training import from_orders
-from mpsim.validate.records import Record, Row
-from mpsim.validate.tables import lookup, table
+from mpsim.validate.records import Record
 
 __all__ = ["MEASURED", "blank", "predict"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from bench.assumptions import instance_of, slices_of, system_of
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
 from mpsim.formats.machines import gpu, links_of, nic_named, rack_of
 from mpsim.hardware import Accelerator, Link, LinkShape, system
 from mpsim.hardware.lookup import GENERIC_NIC
-from mpsim.validate.assumptions import instance_of, slices_of, system_of
 
 __all__ = ["cluster_of"]
 

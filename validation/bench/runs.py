@@ -8,6 +8,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bench.adapt import adapted
+from bench.assumptions import BY_FAMILY, Filled, fill_in
+from bench.clusters import cluster_of
+from bench.layouts import parallelism_of, schedule_of
+from bench.shapes import counted, stated
+from bench.tables import lookup, on_top, rule_of, table
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats import Assumed, Imported
 from mpsim.formats.cells import Cells
@@ -17,12 +23,6 @@ from mpsim.scenario import Scenario
 from mpsim.simulate import simulate_step
 from mpsim.training.intervals import setting_of
 from mpsim.training.memory import memory_constants
-from mpsim.validate.adapt import adapted
-from mpsim.validate.assumptions import BY_FAMILY, Filled, fill_in
-from mpsim.validate.clusters import cluster_of
-from mpsim.validate.layouts import parallelism_of, schedule_of
-from mpsim.validate.shapes import counted, stated
-from mpsim.validate.tables import lookup, on_top, rule_of, table
 from mpsim.workload import model_names
 
 __all__ = ["Simulated", "described", "filled", "fitting", "scenario_of", "simulated"]

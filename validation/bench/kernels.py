@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.rows import Row
+from bench.tables import lookup, table
 from mpsim.cost import KernelModel
 from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.errors import CalibrationError
@@ -15,8 +17,7 @@ from mpsim.formats.cells import Cells
 from mpsim.formats.machines import gpu
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting, chip_names, format_names
-from mpsim.validate.records import Record, Row
-from mpsim.validate.tables import lookup, table
+from mpsim.validate.records import Record
 from mpsim.workload import (
     Operator,
     OperatorKind,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from bench.assumptions import Filled, guesses, with_batch
+from bench.rows import Row
+from bench.runs import read_run, simulated
+from bench.tables import rule_of, stands_in
 from mpsim.errors import CalibrationError, MpsimError
 from mpsim.formats.cells import Cells
 from mpsim.scenario import Scenario
 from mpsim.training.intervals import residuals_of
-from mpsim.validate.assumptions import Filled, guesses, with_batch
-from mpsim.validate.records import Record, Row
-from mpsim.validate.runs import read_run, simulated
-from mpsim.validate.tables import rule_of, stands_in
+from mpsim.validate.records import Record
 from mpsim.workload import model_flops
 
 __all__ = [

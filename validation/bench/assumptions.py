@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.shapes import gate_of, head_of
+from bench.tables import table
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
 from mpsim.parallel import AXES
-from mpsim.validate.shapes import gate_of, head_of
-from mpsim.validate.tables import table
 
 __all__ = [
     "BY_FAMILY",

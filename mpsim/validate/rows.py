@@ -1,0 +1,435 @@
+"""Rows: a table whose columns are dotted keys of a scenario and figures that were measured of it; each row is simulated and scored.
+
+``mpsim sweep --csv`` writes such a table: with a column of measured figures beside it, it is read as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from mpsim.document import Document, parse_scalar
+from mpsim.errors import CalibrationError, MpsimError, UnitError
+from mpsim.formats.cells import Cells, read_rows
+from mpsim.inputs import shown
+from mpsim.memo import remembered
+from mpsim.result import Result
+from mpsim.result.residuals import Interval
+from mpsim.scenario import Scenario, load
+from mpsim.scenario.layers import ground, lay_values
+from mpsim.serving import ServiceResult, make_service
+from mpsim.serving.intervals import setting_of as setting_of_service
+from mpsim.serving.measurable import ServedPoint
+from mpsim.simulate import simulate
+from mpsim.study.row import COLUMNS, SERVICE_COLUMNS, column_of, figure_of
+from mpsim.training.intervals import residuals_of, setting_of
+from mpsim.units import Dimension, parse_quantity
+from mpsim.validate.records import Record, Validation
+
+__all__ = ["FIGURES", "Figure", "Table", "read_table", "served_points", "validate_files"]
+
+Progress = Callable[[int, int], None]
+_PERCENT: Final = 100.0
+_TOKENS: Final = "tokens/s"
+_LABELS: Final = ("id", "record_id", "family", "scenario")
+_UNITS: Final[Mapping[str, str]] = MappingProxyType(
+    {unit.lower(): unit for unit in "s ms us ns B kB MB GB TB KiB MiB GiB TiB".split()}
+    | {"bytes": "B", "pct": "%", "%": "%"}
+)
+_PREFIX: Final = re.compile("measured[._ ]", re.IGNORECASE)
+_UNIT: Final = re.compile(rf"[_ ]?[(\[]?({'|'.join(_UNITS)})[)\]]?", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that people measure.
+
+    Parameters
+    ----------
+    kind : str
+        What its records are summarised with.
+    unit : str
+        Of its records: the SI unit, ``tokens/s``, or 1 for a share.
+    place : str
+        In the summary of a run, after a dot a figure of a mapping.
+    residual : str
+        Whose residuals give the interval of a service; a training step has its own.
+    point : str
+        Name in a `ServedPoint`; empty where nothing is fitted to it.
+    """
+
+    kind: str
+    unit: str
+    place: str
+    residual: str = ""
+    point: str = ""
+
+    def read(self, text: str, unit: str) -> float:
+        """A cell in the figure's unit: a plain number in that of the column, or a quantity with its own.
+
+        Raises
+        ------
+        CalibrationError
+            If it is no number above 0, or has no unit of this figure.
+        """
+        try:
+            value = float(text)
+        except ValueError:
+            number, _, own = text.strip().rpartition(" ")
+            if text.endswith("%"):
+                number, own = text.removesuffix("%"), "%"
+            return self._scaled(number or text, own, text)
+        return self._scaled(repr(value), unit or self.unit, text)
+
+    def _scaled(self, number: str, unit: str, text: str) -> float:
+        value = 0.0
+        try:
+            if unit == self.unit or (unit == "%" and self.unit == "1"):
+                value = float(number) / (_PERCENT if unit == "%" else 1.0)
+            elif self.unit in ("s", "B"):
+                value = parse_quantity(f"{number} {unit}", Dimension(self.unit))
+        except (UnitError, ValueError):
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise CalibrationError(f"got {shown(text)}; needed a number above 0 in {self.unit}")
+        return value
+
+
+def _rate(place: str) -> Figure:
+    return Figure("training", _TOKENS, place)
+
+
+FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
+    {
+        "step_time": Figure("training", "s", "step_time_s"),
+        "tokens_per_s": _rate("tokens_per_s"),
+        "tokens_per_s_per_accelerator": _rate("tokens_per_s_per_accelerator"),
+        "mfu": Figure("training", "1", "mfu"),
+        "memory": Figure("memory", "B", "peak_memory_bytes"),
+        "ttft": Figure("inference", "s", "ttft_s.mean", "ttft", "ttft"),
+        "tpot": Figure("inference", "s", "tpot_s.mean", "tpot", "tpot"),
+        "e2e": Figure("inference", "s", "e2e_s.mean", "e2e", "e2e"),
+        "output_tokens_per_s": Figure(
+            "inference", _TOKENS, "output_tokens_per_s", "throughput", "throughput"
+        ),
+        "ttft_p99": Figure("inference", "s", "ttft_s.p99", "ttft", "ttft_p99"),
+        "tpot_p99": Figure("inference", "s", "tpot_s.p99", "tpot", "tpot_p99"),
+    }
+)
+"""Measured columns by name. The first of a training step's own (time, rates, MFU) that a row fills is scored: the others say the same in other units."""
+_ALSO: Final[Mapping[str, str]] = MappingProxyType(
+    {"peak_memory": "memory"} | {f"{name}_mean": name for name in ("ttft", "tpot", "e2e")}
+)
+_OWN: Final = frozenset(
+    {*map(column_of, (*COLUMNS, *SERVICE_COLUMNS)), "warnings", "reason", "mpsim"}
+)
+_OWN_PART: Final = re.compile(r"[a-z_]+_s")  # of a breakdown
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """A table of rows, its columns sorted by what they are.
+
+    Parameters
+    ----------
+    path : Path
+    rows : sequence of mapping
+    keys : tuple of str
+        Columns that are dotted keys of a scenario.
+    measured : mapping of str to (str, str)
+        Name of the figure and unit by column.
+    ignored : tuple of str
+        Other columns, those that mpsim wrote itself left out.
+    """
+
+    path: Path
+    rows: Sequence[Mapping[str, str]]
+    keys: tuple[str, ...]
+    measured: Mapping[str, tuple[str, str]]
+    ignored: tuple[str, ...]
+
+    @property
+    def serves(self) -> bool:
+        """Whether a figure of a service was measured."""
+        return any(FIGURES[name].point for name, _ in self.measured.values())
+
+    def figures(self, row: Mapping[str, str]) -> dict[str, float]:
+        """Measured figures of a row by name; of those that say the same the first.
+
+        Raises
+        ------
+        CalibrationError
+            If a cell is no figure.
+        """
+        cells = {name: (column, unit) for column, (name, unit) in self.measured.items()}
+        figures: dict[str, float] = {}
+        for name, figure in FIGURES.items():
+            column, unit = cells.get(name, ("", ""))
+            if not row.get(column, "").strip():
+                continue
+            if figure.kind == "training" and any(FIGURES[k].kind == "training" for k in figures):
+                continue
+            try:
+                figures[name] = figure.read(row[column].strip(), unit)
+            except CalibrationError as error:
+                raise CalibrationError(f"{column}: {error}") from error
+        return figures
+
+    def scenario(self, row: Mapping[str, str], base: Scenario | None) -> Scenario:
+        """The scenario of a row: its file, or `base`, or nothing, with the row's keys on top.
+
+        Raises
+        ------
+        CalibrationError, ScenarioError
+            If a cell or the whole is none.
+        """
+        values = {key: parse_scalar(row[key].strip()) for key in self.keys if row[key].strip()}
+        file = row.get("scenario", "").strip()
+        under = _loaded(str(self.path.parent / file)) if file else base
+        if under is not None:
+            return under.with_values(values) if values else under
+        empty = ground(Document({"schema": 1}, {}, ""))
+        return Scenario.from_mapping(lay_values(empty, values).data)
+
+
+@remembered(64)
+def _loaded(path: str) -> Scenario:
+    return load(path)
+
+
+def read_table(path: str | Path) -> Table:
+    """Read a CSV file and sort its columns.
+
+    Raises
+    ------
+    CalibrationError
+        If it is no CSV file with a header, or has no measured column.
+    """
+    rows = read_rows(Path(path))
+    columns = list(rows[0])
+    measured = _measured(columns)
+    keys = tuple(
+        column
+        for column in columns
+        if column not in measured and column.partition(".")[0] in _sections()
+    )
+    used = {*measured, *keys, *_LABELS, *(_own(columns))}
+    ignored = tuple(column for column in columns if column not in used)
+    if not measured:
+        raise CalibrationError(
+            f"{path}: no column was measured; needed one of {', '.join(FIGURES)} beside dotted keys of a scenario "
+            "(measured.tokens_per_s in a table that mpsim sweep wrote)"
+        )
+    return Table(Path(path), rows, keys, measured, ignored)
+
+
+@functools.cache
+def _sections() -> frozenset[str]:
+    """First parts of dotted keys."""
+    fields = Scenario.model_fields.items()
+    return frozenset(field.alias or name for name, field in fields) - {"sweep", "overrides"}
+
+
+def _own(columns: Sequence[str]) -> set[str]:
+    """Columns that ``mpsim sweep`` wrote, whose stamp tells such a table."""
+    if "mpsim" not in columns:
+        return set()
+    return {c for c in columns if c in _OWN or (_OWN_PART.fullmatch(c) and c != "step_time_s")}
+
+
+def _measured(columns: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Figure and unit by column; of two columns of a figure the one that says that it was measured."""
+    own = _own(columns)
+    measured: dict[str, tuple[str, str]] = {}
+    for column in sorted(columns, key=lambda name: not _PREFIX.match(name)):
+        figure = None if column in own else _figure_of(_PREFIX.sub("", column, count=1).lower())
+        if figure and figure[0] not in (name for name, _ in measured.values()):
+            measured[column] = figure
+    return measured
+
+
+def _figure_of(name: str) -> tuple[str, str] | None:
+    """Figure and unit that the name of a column means: ``step_time``, ``ttft_mean_ms``, ``memory [GiB]``."""
+    for figure in sorted((*FIGURES, *_ALSO), key=len, reverse=True):
+        unit = _UNIT.fullmatch(name.removeprefix(figure)) if name.startswith(figure) else None
+        if unit or name == figure:
+            return _ALSO.get(figure, figure), _UNITS[unit[1].lower()] if unit else ""
+    return None
+
+
+def validate_files(
+    paths: Iterable[str | Path],
+    *,
+    scenario: Scenario | None = None,
+    values: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> Validation:
+    """Simulate every row of some tables that describes a scenario, and score it.
+
+    Parameters
+    ----------
+    paths : iterable of str or Path
+        CSV files: columns are dotted keys of a scenario, or ``scenario`` for its file, and measured figures (`FIGURES`), with a unit in
+        the cell or at the end of the name. ``id`` and ``family`` name a row and what it is summarised with.
+    scenario : Scenario, optional
+        What rows change that name no file.
+    values : mapping of str to object, optional
+        Values by dotted key on top of every row.
+    progress : callable, optional
+        Called with rows done and rows in all.
+
+    Returns
+    -------
+    Validation
+        One record a measured figure, in the order of the files.
+
+    Raises
+    ------
+    CalibrationError
+        If a file is no such table.
+    KeyboardInterrupt
+        If no row was predicted until then; else the records of those that were are returned.
+    """
+    tables = [read_table(path) for path in paths]
+    work = [(table, number) for table in tables for number in range(len(table.rows))]
+    records: list[Record] = []
+    done = 0
+    try:
+        for done, (table, number) in enumerate(work, start=1):
+            records += _records(table, number, scenario, values or {})
+            if progress is not None:
+                progress(done, len(work))
+    except KeyboardInterrupt:
+        if not records:
+            raise
+        done -= 1
+    remarks = tuple(
+        f"{table.path}: ignored columns: {', '.join(table.ignored)}"
+        for table in tables
+        if table.ignored
+    )
+    return Validation(tuple(records), interrupted=done < len(work), remarks=remarks)
+
+
+def _id_of(row: Mapping[str, str], number: int) -> str:
+    return row.get("id") or row.get("record_id") or str(number + 1)
+
+
+def _records(
+    table: Table, number: int, base: Scenario | None, values: Mapping[str, object]
+) -> list[Record]:
+    """Records of a row, with predictions or with the reason why there are none."""
+    row = table.rows[number]
+    name, family = _id_of(row, number), row.get("family", "").strip() or table.path.stem
+    blank = Record(id=name, family=family, kind="training", unit="", measured=None)
+    blanks = [blank]
+    try:
+        figures = table.figures(row)
+        if not figures:
+            raise CalibrationError("nothing was measured")
+        blanks = [
+            dataclasses.replace(
+                blank,
+                id=name if figure.kind == "training" else f"{name}#{key}",
+                kind=figure.kind,
+                unit=figure.unit,
+                measured=figures[key],
+            )
+            for key, figure in FIGURES.items()
+            if key in figures
+        ]
+        scenario = table.scenario(row, base)
+        result = simulate(scenario.with_values(values) if values else scenario)
+    except MpsimError as error:
+        why = " ".join(str(error).split())
+        return [dataclasses.replace(blank, skipped_because=why) for blank in blanks]
+    return [
+        _filled_step(blank, FIGURES[key], result)
+        if isinstance(result, Result)
+        else _filled_service(blank, FIGURES[key], result)
+        for key, blank in zip(figures, blanks, strict=True)
+    ]
+
+
+def _filled_step(blank: Record, figure: Figure, result: Result) -> Record:
+    """A record of a training step with its prediction."""
+    value = figure_of(result.summary, figure.place)
+    if not isinstance(value, float | int):
+        return dataclasses.replace(blank, skipped_because="a training step has no such figure")
+    setting, step, told = setting_of(result.plan), result.scenario.training_step, result.summary
+    low, high = told["interval"][figure.place]
+    memory = figure.kind == "memory"
+    residual = "memory" if memory else residuals_of(setting).figure
+    basis = told["interval"]["memory_basis" if memory else "basis"]
+    chip = result.plan.layout.cluster.accelerator.name
+    group = f"{result.plan.layout.model.name}, {step.sequence_length} tokens, {told['accelerators']} x {chip}"
+    timed = figure.unit == "s"  # what choices are judged by
+    return dataclasses.replace(
+        blank,
+        predicted=float(value),
+        size=float(told["accelerators"]),
+        group=group if timed else "",
+        sequences=float(step.global_batch) if timed else 0.0,
+        figure=residual,
+        setting=setting,
+        ends=Interval(low, high, basis),
+    )
+
+
+def _filled_service(blank: Record, figure: Figure, result: ServiceResult) -> Record:
+    """A record of a service with its prediction."""
+    value = figure_of(result.summary, figure.place)
+    if not figure.residual or not isinstance(value, float | int):
+        return dataclasses.replace(blank, skipped_because="a service has no such figure")
+    return dataclasses.replace(
+        blank,
+        predicted=float(value),
+        size=float(result.summary["accelerators"]),
+        figure=figure.residual,
+        setting=setting_of_service(result.plan),
+    )
+
+
+class ServedRows(NamedTuple):
+    """Measured services of a table, and why other rows are none."""
+
+    points: list[ServedPoint]
+    skipped: list[str]
+
+
+def served_points(path: str | Path, *, only: Mapping[str, str] | None = None) -> ServedRows | None:
+    """Measured services of a table as points for a fit; None where it holds something else.
+
+    Parameters
+    ----------
+    path : str or Path
+    only : mapping of str to str, optional
+        Value that a column must have.
+    """
+    try:
+        table = read_table(path)
+    except CalibrationError:
+        return None
+    if not table.serves:
+        return None
+    points: list[ServedPoint] = []
+    skipped: list[str] = []
+    for number, row in enumerate(table.rows):
+        if any(Cells(row).text(column) != value for column, value in (only or {}).items()):
+            continue
+        name = _id_of(row, number)
+        try:
+            figures = table.figures(row)
+            plan = make_service(table.scenario(row, None))
+        except MpsimError as error:
+            skipped.append(f"{name}: {' '.join(str(error).split())}")
+            continue
+        measured = {FIGURES[key].point: value for key, value in figures.items()}
+        if measured.pop("", None) is None and measured:
+            points.append(ServedPoint(name, plan, measured))
+    return ServedRows(points, skipped)

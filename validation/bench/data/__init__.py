@@ -1,0 +1,1 @@
+"""How published tables are read: names of hardware, of operations, of schedules, of software."""
