@@ -1,6 +1,4 @@
-"""Chakra's execution traces on the wire: messages of protobuf behind their lengths, without protobuf, whose wire format is a few rules.
-
-Names and numbers of the schema stand here once for `mpsim.formats.chakra`, which reads them, and `mpsim.formats.chakra_writer`, which writes them.
+"""Chakra's execution traces as messages of protobuf: the schema, whose classes are built when a trace is read or written.
 
 References
 ----------
@@ -9,18 +7,14 @@ mlcommons/chakra 21585d8, ``schema/protobuf/et_def.proto``; astra-sim/astra-sim 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-__all__ = [
-    "COLLECTIVE_TYPES",
-    "NODE_TYPES",
-    "encode_attribute",
-    "encode_bytes",
-    "encode_packed",
-    "encode_varint",
-    "framed",
-]
+from mpsim.errors import MissingExtraError
+from mpsim.memo import remembered
+
+__all__ = ["COLLECTIVE_TYPES", "NODE_TYPES", "add_attributes", "framed", "message", "messages"]
 
 NODE_TYPES: Final = (
     "INVALID",
@@ -48,75 +42,120 @@ COLLECTIVE_TYPES: Final = (
 )
 """Our names of ``CollectiveCommType``, by number."""
 
-FIELDS: Final = {
-    "double": 3,
-    "float": 5,
-    "int32": 7,
-    "int64": 9,
-    "uint32": 11,
-    "uint64": 13,
-    "sint32": 15,
-    "sint64": 17,
-    "fixed32": 19,
-    "fixed64": 21,
-    "sfixed32": 23,
-    "sfixed64": 25,
-    "bool": 27,
-    "string": 29,
-    "bytes": 31,
+_SCALARS: Final = (
+    "double float int32 int64 uint32 uint64 sint32 sint64 fixed32 fixed64 sfixed32 sfixed64 "
+    "bool string bytes"
+).split()
+_SCHEMA: Final[Mapping[str, str]] = {
+    **{f"{kind.title()}List": f"values {kind} 1 *" for kind in _SCALARS},
+    "AttributeProto": "name string 1; doc_string string 2; "
+    + "; ".join(
+        f"{kind}_val {kind} {3 + 2 * place} ?; {kind}_list {kind.title()}List {4 + 2 * place} ?"
+        for place, kind in enumerate(_SCALARS)
+    ),
+    "GlobalMetadata": "version string 1; attr AttributeProto 2 *",
+    "IOInfo": "values string 1; shapes string 2; types string 3",
+    "Node": "id uint64 1; name string 2; type int32 3; ctrl_deps uint64 4 *; data_deps uint64 5 *; "
+    "start_time_micros uint64 6; duration_micros uint64 7; inputs IOInfo 8; outputs IOInfo 9; "
+    "attr AttributeProto 10 *",
 }
-"""Field of ``AttributeProto`` that holds a scalar of each type; the list of the type is the next one."""
-_MASK: Final = (1 << 64) - 1
-_LENGTH = 2  # wire type of strings, messages and packed lists
+"""Fields of every message: name, type and number; ``*`` is a list, ``?`` a member of the oneof ``value``. An enum is an int32 on the wire."""
+
+ATTRIBUTES: Final[Mapping[str, str]] = {
+    "is_cpu_op": "bool",
+    "num_ops": "int64",
+    "tensor_size": "uint64",
+    "comm_type": "int64",
+    "comm_size": "int64",
+    "comm_src": "int32",
+    "comm_dst": "int32",
+    "comm_tag": "int32",
+    "pg_name": "string",
+    "mpsim_stream": "string",
+    "mpsim_kind": "string",
+    "mpsim_part": "string",
+    "mpsim_stage": "int32",
+    "mpsim_chunk": "int32",
+    "mpsim_microbatch": "int32",
+}
+"""Attributes of nodes that are written, by type: readers look for one member of the oneof and read 0 from any other."""
 
 
-def encode_varint(value: int) -> bytes:
-    """A whole number, seven bits a byte; negative ones in two's complement of 64 bits.
-
-    Examples
-    --------
-    >>> encode_varint(300).hex()
-    'ac02'
-    """
-    value &= _MASK
-    result = bytearray()
-    while value > 127:
-        result.append(value & 127 | 128)
-        value >>= 7
-    result.append(value)
-    return bytes(result)
-
-
-def encode_bytes(field: int, content: bytes) -> bytes:
-    """A field that holds bytes, text or a message."""
-    return encode_varint(field << 3 | _LENGTH) + encode_varint(len(content)) + content
-
-
-def encode_packed(field: int, values: Iterable[int]) -> bytes:
-    """A field that holds a list of whole numbers; nothing where there are none."""
-    content = b"".join(map(encode_varint, values))
-    return encode_bytes(field, content) if content else b""
-
-
-def encode_attribute(name: str, kind: str, value: int | str) -> bytes:
-    """An attribute of a node, as its field 10.
-
-    Parameters
-    ----------
-    name : str
-    kind : str
-        ``int32``, ``int64``, ``uint64``, ``bool`` or ``string``: readers look for one of them and read 0 from any other.
-    value : int or str
-    """
-    field = FIELDS[kind]
-    content = (
-        encode_bytes(field, value.encode())
-        if isinstance(value, str)
-        else encode_varint(field << 3) + encode_varint(value)
+@remembered(1)
+def _classes() -> Mapping[str, Any]:
+    """Classes of the messages by name."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise MissingExtraError("protobuf", "chakra") from error
+    file = descriptor_pb2.FileDescriptorProto(
+        name="et_def.proto", package="ChakraProtoMsg", syntax="proto3"
     )
-    return encode_bytes(10, encode_bytes(1, name.encode()) + content)
+    field_type = descriptor_pb2.FieldDescriptorProto
+    for name, fields in _SCHEMA.items():
+        described = file.message_type.add(name=name)
+        for text in fields.split("; "):
+            word, kind, number, *marks = text.split()
+            field = described.field.add(name=word, number=int(number))
+            field.label = field_type.LABEL_REPEATED if "*" in marks else field_type.LABEL_OPTIONAL
+            if kind in _SCALARS:
+                field.type = getattr(field_type, f"TYPE_{kind.upper()}")
+            else:
+                field.type, field.type_name = field_type.TYPE_MESSAGE, f".ChakraProtoMsg.{kind}"
+            if "?" in marks:
+                field.oneof_index = 0
+        if "?" in fields:
+            described.oneof_decl.add(name="value")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ChakraProtoMsg.{name}"))
+        for name in _SCHEMA
+    }
 
 
-def framed(message: bytes) -> bytes:
+def message(name: str, /, **fields: object) -> Any:
+    """A message of the schema, such as a ``Node``.
+
+    Raises
+    ------
+    MissingExtraError
+        If protobuf is not installed.
+    """
+    return _classes()[name](**fields)
+
+
+def messages(content: bytes) -> Iterator[Any]:
+    """The messages of a file, each behind its length: ``GlobalMetadata``, then a ``Node`` each.
+
+    Raises
+    ------
+    ValueError
+        If the file is cut, or holds something else.
+    """
+    names = _classes()
+    from google.protobuf.message import DecodeError
+    from google.protobuf.proto import parse_length_prefixed
+
+    stream, name = io.BytesIO(content), "GlobalMetadata"
+    try:
+        while (found := parse_length_prefixed(names[name], stream)) is not None:
+            yield found
+            name = "Node"
+    except (DecodeError, EOFError) as error:
+        raise ValueError(str(error) or "the last message breaks off") from error
+
+
+def framed(content: Any) -> bytes:
     """A message behind its length."""
-    return encode_varint(len(message)) + message
+    from google.protobuf.proto import serialize_length_prefixed
+
+    stream = io.BytesIO()
+    serialize_length_prefixed(content, stream)
+    return stream.getvalue()
+
+
+def add_attributes(node: Any, values: Mapping[str, int | str]) -> None:
+    """Append attributes to a node, each as the type that `ATTRIBUTES` says."""
+    for name, value in values.items():
+        node.attr.add(name=name, **{f"{ATTRIBUTES[name]}_val": value})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
-from mpsim.formats.chakra_trace import Trace, collective_type, is_trace, read_ranks, whole
+from mpsim.formats.chakra_trace import Node, Trace, is_trace, read_ranks
 from mpsim.formats.imported import Recorded, recorded_program
 from mpsim.formats.source import Format, Head, Options
 
-__all__ = ["CHAKRA", "facts_of"]
+__all__ = ["CHAKRA"]
 
 
 def _read_trace(head: Head, options: Options) -> Recorded:
@@ -21,8 +21,12 @@ def _read_trace(head: Head, options: Options) -> Recorded:
         If a rank is missing or cut, or sends and receives do not pair.
     """
     trace = read_ranks(head.path)
-    recorded = facts_of(trace)
-    if options.cluster is None and not states_times(trace):
+    recorded = _facts(trace)
+    # what is under half a microsecond is stated as 0
+    states_times = any(
+        node.duration > 0 for nodes in trace.ranks for node in nodes if node.kind.startswith("COMM")
+    )
+    if options.cluster is None and not states_times:
         return recorded
     from mpsim.formats.chakra_program import chakra_program  # engines and cost models
     from mpsim.formats.execution import sized_cluster
@@ -33,34 +37,19 @@ def _read_trace(head: Head, options: Options) -> Recorded:
     return recorded_program(chakra_program(trace, cluster, recorded))
 
 
-def states_times(trace: Trace) -> bool:
-    """Whether a trace states how long its communication takes, so that it runs without a cluster that prices it; what is under half a microsecond is stated as 0."""
-    return any(
-        node.duration > 0 for nodes in trace.ranks for node in nodes if node.kind.startswith("COMM")
-    )
-
-
-def facts_of(trace: Trace) -> Recorded:
+def _facts(trace: Trace) -> Recorded:
     """Counts of nodes, messages and collectives."""
-    count = 0
-    sends: Counter[tuple[Any, ...]] = Counter()
-    receives: Counter[tuple[Any, ...]] = Counter()
+    messages: dict[str, Counter[tuple[Any, ...]]] = {"COMM_SEND": Counter(), "COMM_RECV": Counter()}
     called: dict[tuple[str, int, str, tuple[int, ...]], Counter[int]] = {}
-    compute: list[float] = []
     for rank, nodes in enumerate(trace.ranks):
-        count += len(nodes)
-        compute.append(sum(node.duration for node in nodes if node.kind == "COMP"))
         for node in nodes:
-            kind, get = node.kind, node.attributes.get
-            if kind == "COMM_SEND":
-                sends[rank, get("comm_dst"), get("comm_tag"), get("comm_size")] += 1
-            elif kind == "COMM_RECV":
-                receives[get("comm_src"), rank, get("comm_tag"), get("comm_size")] += 1
-            elif kind == "COMM_COLL":
+            if node.kind in messages:
+                messages[node.kind][_ends(rank, node)] += 1
+            elif node.kind == "COMM_COLL":
                 key = (
-                    collective_type(node).replace("_", "-"),
-                    whole(get("comm_size")),
-                    str(get("pg_name") or ""),
+                    node.collective.replace("_", "-"),
+                    node.whole("comm_size"),
+                    node.text("pg_name"),
                     trace.members(node),
                 )
                 called.setdefault(key, Counter())[rank] += 1
@@ -73,23 +62,32 @@ def facts_of(trace: Trace) -> Recorded:
         }
         for (kind, size, _, members), counts in called.items()
     ]
+    sends, receives = messages["COMM_SEND"], messages["COMM_RECV"]
     unpaired = (sends - receives) + (receives - sends)
-    warnings = (f"{sum(unpaired.values())} messages have no partner",) if unpaired else ()
-    facts = {
-        "ranks": len(trace.ranks),
-        "nodes": count,
-        "messages": sum((sends & receives).values()),
-        "collectives": collectives,
-        "compute_s": max(compute, default=0.0),
-    }
+    compute = (sum(node.duration for node in nodes if node.kind == "COMP") for nodes in trace.ranks)
     return Recorded(
         format="chakra",
         tool="Chakra execution trace",
         version=trace.version,
         files=trace.files,
-        facts=facts,
-        warnings=warnings,
+        facts={
+            "ranks": len(trace.ranks),
+            "nodes": sum(map(len, trace.ranks)),
+            "messages": sum((sends & receives).values()),
+            "collectives": collectives,
+            "compute_s": max(compute, default=0.0),
+        },
+        warnings=(f"{sum(unpaired.values())} messages have no partner",) if unpaired else (),
     )
+
+
+def _ends(rank: int, node: Node) -> tuple[Any, ...]:
+    """Sender, receiver, tag and size of a message, of either of its nodes."""
+    get = node.attributes.get
+    source, target = (
+        (rank, get("comm_dst")) if node.kind == "COMM_SEND" else (get("comm_src"), rank)
+    )
+    return source, target, get("comm_tag"), get("comm_size")
 
 
 CHAKRA: Final = Format(

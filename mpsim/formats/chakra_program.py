@@ -13,32 +13,42 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mpsim.cost import COLLECTIVES, CollectiveModel, KernelModel
+from mpsim.cost import COLLECTIVES, Constant, KernelModel
 from mpsim.errors import FormatError
-from mpsim.formats.chakra_trace import Node, Trace, collective_type, whole
-from mpsim.formats.execution import PHASES, ImportedProgram, axis_streams, program_vocabulary
+from mpsim.formats.chakra_trace import Node, Trace
+from mpsim.formats.execution import (
+    PHASES,
+    CommunicationPrices,
+    ImportedProgram,
+    Price,
+    axis_streams,
+    program_vocabulary,
+)
 from mpsim.formats.hlo_axes import device_axes
 from mpsim.formats.imported import Recorded
 from mpsim.hardware import Cluster
 from mpsim.parallel.axes import AXES, Stream
-from mpsim.parallel.crossing import messages, placed, slowdown
-from mpsim.program import COLLECTIVE, SEND
+from mpsim.program import COLLECTIVE, SEND, Program
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 
 __all__ = ["chakra_program"]
 
 _PRECISION = ("bf16", "fp16", "fp32")
-_MESSAGE = COLLECTIVES.index("send_recv")
+_MESSAGE = "send_recv"
 _PIPELINE = "pp"
+_NOTHING = Price(0.0, 0.0, 0.0)
 _OF_STREAM = {stream.name.lower(): axis.name for axis in AXES for stream in axis.streams}
 _STREAMS = {stream.name.lower(): stream for stream in Stream}
 _KIND_OF = {"input_gradient": "backward"}
+_ARRIVES = {"SEND_NEXT": "RECV_PREV", "SEND_PREV": "RECV_NEXT"}
+_NUMBERS = ("stage", "chunk", "microbatch")
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,21 +57,18 @@ class _Row:
 
     Parameters
     ----------
-    kind : str
-        ``COMP``, ``COMM_COLL`` or ``COMM_SEND``.
+    collective : str
+        As the cost models call it, ``send_recv`` for a message; empty for a computation.
     members : tuple of int
         Ranks that take part; sender and receiver of a message.
     nodes : list of (int, Node)
         Rank and node of each part.
     """
 
-    kind: str
+    collective: str
     members: tuple[int, ...]
     nodes: list[tuple[int, Node]]
-    seconds: float = 0.0
-    sent: tuple[float, float] = (0.0, 0.0)
-    size: float = 0.0
-    name: str = ""
+    price: Price = _NOTHING
     axis: str = ""
     before: set[int] = dataclasses.field(default_factory=set)
 
@@ -69,6 +76,19 @@ class _Row:
     def node(self) -> Node:
         """The part of the first rank."""
         return self.nodes[0][1]
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send with its receive."""
+        return self.collective == _MESSAGE
+
+    @property
+    def size(self) -> float:
+        """Bytes as our cost models count them; the format counts one rank's shard of an all-gather."""
+        if not self.collective:
+            return 0.0
+        shards = len(self.members) if self.collective == "all_gather" else 1
+        return float(self.node.whole("comm_size") * shards)
 
 
 def chakra_program(trace: Trace, cluster: Cluster | None, recorded: Recorded) -> ImportedProgram:
@@ -98,13 +118,11 @@ def chakra_program(trace: Trace, cluster: Cluster | None, recorded: Recorded) ->
             f"{trace.files[0]}: holds no operation; needed computations or communication"
         )
     axes = _name_axes(rows, len(trace.ranks))
-    prices = None if cluster is None else _Prices(cluster)
     for row in rows:
-        row.seconds = max(node.duration for _, node in row.nodes)
-        if prices is not None:
-            prices.put(row)
+        row.price = Price(max(node.duration for _, node in row.nodes), 0.0, 0.0)
+    constants = _price(rows, cluster) if cluster is not None else ()
     order = _order(trace, rows)
-    flops = sum(whole(row.node.attributes.get("num_ops")) for row in rows if row.kind == "COMP")
+    flops = sum(row.node.whole("num_ops") for row in rows if not row.collective)
     return ImportedProgram(
         name=trace.files[0].rpartition("/")[2].rsplit(".", 2)[0],
         format=recorded.format,
@@ -115,7 +133,7 @@ def chakra_program(trace: Trace, cluster: Cluster | None, recorded: Recorded) ->
         axes=axes,
         cluster=cluster,
         flops=flops / len(trace.ranks),
-        constants=() if prices is None else prices.constants(),
+        constants=constants,
         facts=recorded.facts,
         warnings=recorded.warnings,
     )
@@ -125,178 +143,112 @@ def _merged(trace: Trace) -> list[_Row]:
     """Rows of all nodes, with what they wait for."""
     rows: list[_Row] = []
     known: dict[tuple[Any, ...], int] = {}
-    place: list[dict[int, int]] = []
-    calls: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    calls: dict[tuple[Any, ...], Counter[int]] = {}
     for rank, nodes in enumerate(trace.ranks):
-        counts: dict[tuple[Any, ...], int] = {}
+        counts: Counter[tuple[Any, ...]] = Counter()
         here: dict[int, int] = {}
         for node in nodes:
             if node.kind in ("INVALID", "METADATA"):
                 continue
-            kind, key, members = _identity(trace, rank, node)
-            if key is not None:
-                counts[key] = counts.get(key, -1) + 1
-                key = (*key, counts[key])
-            if key is not None and key in known:
-                rows[known[key]].nodes.append((rank, node))
-                here[node.id] = known[key]
-                continue
-            here[node.id] = len(rows)
-            if key is not None:
-                known[key] = len(rows)
-            rows.append(_Row(kind, members, [(rank, node)]))
-        place.append(here)
-        for key, count in counts.items():
-            if key[0] == "collective":
-                calls.setdefault(key[1:], [0] * len(trace.ranks))[rank] = count + 1
-    _check_calls(trace, calls)
-    _connect(trace, rows, place)
+            row, key = _identified(trace, rank, node)
+            counts[key] += 1
+            # a computation is met by nothing: its own id is its key
+            here[node.id] = known.setdefault((*key, counts[key]), len(rows))
+            if here[node.id] == len(rows):
+                rows.append(row)
+            rows[here[node.id]].nodes.append((rank, node))
+            if node.kind == "COMM_COLL":
+                calls.setdefault(key, Counter())[rank] += 1
+        _connect(nodes, rows, here)
+    for (_, name, members), called in calls.items():
+        most = max(members, key=called.__getitem__)
+        least = min(members, key=called.__getitem__)
+        if called[most] != called[least]:  # they would wait forever
+            raise FormatError(
+                f"{trace.files[least]}: rank {least} calls {called[least]} collectives of group {name[:40]!r} and rank {most} {called[most]}; the trace is cut"
+            )
     return rows
 
 
-def _identity(
-    trace: Trace, rank: int, node: Node
-) -> tuple[str, tuple[Any, ...] | None, tuple[int, ...]]:
-    """Kind of the row of a node, what it is matched by, and the ranks that take part."""
-    get = node.attributes.get
+def _identified(trace: Trace, rank: int, node: Node) -> tuple[_Row, tuple[Any, ...]]:
+    """An empty row for a node, and what those of other ranks are matched with it by."""
     if node.kind == "COMM_COLL":
         members = trace.members(node)
         if rank not in members:
             raise FormatError(
-                f"{trace.files[rank]}: rank {rank} calls {node.name[:60]!r} of group {str(get('pg_name'))[:40]!r}, in which it is not"
+                f"{trace.files[rank]}: rank {rank} calls {node.name[:60]!r} of group {str(node.attributes.get('pg_name'))[:40]!r}, in which it is not"
             )
-        return "COMM_COLL", ("collective", str(get("pg_name") or ""), members), members
-    if node.kind in ("COMM_SEND", "COMM_RECV"):
-        sends = node.kind == "COMM_SEND"
-        other = get("comm_dst" if sends else "comm_src")
-        if not isinstance(other, int) or not 0 <= other < len(trace.ranks):
-            raise FormatError(
-                f"{trace.files[rank]}: {node.name[:60]!r} names rank {other!r}; the trace has ranks 0 to {len(trace.ranks) - 1}"
-            )
-        ends = (rank, other) if sends else (other, rank)
-        key = ("message", *ends, get("comm_tag"))
-        return "COMM_SEND", (*key, "self" if ends[0] == ends[1] else ""), ends
-    return "COMP", None, (rank,)
-
-
-def _check_calls(trace: Trace, calls: dict[tuple[str, tuple[int, ...]], list[int]]) -> None:
-    """Refuse groups whose ranks call different numbers of collectives: they would wait forever."""
-    for (name, members), counts in calls.items():
-        most, least = (
-            max(members, key=counts.__getitem__),
-            min(members, key=counts.__getitem__),
+        name = node.collective if node.collective in COLLECTIVES else "broadcast"
+        return _Row(name, members, []), ("collective", node.text("pg_name"), members)
+    if node.kind not in ("COMM_SEND", "COMM_RECV"):
+        return _Row("", (rank,), []), (rank, node.id)
+    sends = node.kind == "COMM_SEND"
+    other = node.attributes.get("comm_dst" if sends else "comm_src")
+    if not isinstance(other, int) or not 0 <= other < len(trace.ranks):
+        raise FormatError(
+            f"{trace.files[rank]}: {node.name[:60]!r} names rank {other!r}; the trace has ranks 0 to {len(trace.ranks) - 1}"
         )
-        if counts[most] != counts[least]:
-            raise FormatError(
-                f"{trace.files[least]}: rank {least} calls {counts[least]} collectives of group {name[:40]!r} and rank {most} {counts[most]}; the trace is cut"
-            )
+    ends = (rank, other) if sends else (other, rank)
+    itself = "self" if rank == other else ""
+    return _Row(_MESSAGE, ends, []), (
+        "message",
+        *ends,
+        node.attributes.get("comm_tag"),
+        itself,
+    )
 
 
-def _connect(trace: Trace, rows: list[_Row], place: Sequence[dict[int, int]]) -> None:
+def _connect(nodes: Sequence[Node], rows: list[_Row], here: dict[int, int]) -> None:
     """Let rows wait for those that their nodes wait for; through metadata, for what that waits for."""
-    for rank, nodes in enumerate(trace.ranks):
-        here = place[rank]
-        through = {node.id: (*node.control, *node.data) for node in nodes if node.id not in here}
-        for node in nodes:
-            if node.id not in here:
-                continue
-            row = here[node.id]
-            pending, seen = [*node.control, *node.data], set[int]()
-            while pending:
-                other = pending.pop()
-                if other in here:
-                    if here[other] != row:
-                        rows[row].before.add(here[other])
-                elif other not in seen:
+    through = {node.id: node.before for node in nodes if node.id not in here}
+    for node in nodes:
+        if node.id not in here:
+            continue
+        row = here[node.id]
+        pending, seen = list(node.before), set[int]()
+        while pending:
+            other = pending.pop()
+            if other not in here:
+                if other not in seen:
                     seen.add(other)
                     pending += through.get(other, ())
+            elif here[other] != row:
+                rows[row].before.add(here[other])
 
 
 def _name_axes(rows: list[_Row], ranks: int) -> tuple[str, ...]:
     """Give every communication its axis: the queue's where mpsim wrote the trace, else what its group shows."""
-    groups = {row.members for row in rows if row.kind == "COMM_COLL"}
+    communicating = [row for row in rows if row.collective]
+    groups = {row.members for row in communicating if not row.is_message}
     mesh = device_axes([[list(members)] for members in groups], ranks)
-    found: dict[str, None] = {}
+    for row in communicating:
+        shown = _PIPELINE if row.is_message else mesh.along([row.members])
+        row.axis = _OF_STREAM.get(row.node.text("mpsim_stream")) or shown
+    return tuple(sorted({row.axis for row in communicating if not row.node.text("mpsim_part")}))
+
+
+def _price(rows: list[_Row], cluster: Cluster) -> tuple[Constant, ...]:
+    """Price communication, and computations whose duration is not stated; every constant that this rests on."""
+    chip, prices = cluster.accelerator, CommunicationPrices(cluster)
+    precision = next((name for name in _PRECISION if name in chip.peak_flops), min(chip.peak_flops))
+    kernels = KernelModel(chip, precision)
+    rate = chip.peak(precision) * kernels.peak_fraction(precision)
+    known: dict[tuple[object, ...], Price] = {}
     for row in rows:
-        if row.kind == "COMP":
+        if not row.collective:  # roofline of FLOPs and bytes; of loads and stores their bytes
+            flops, moved = row.node.whole("num_ops"), row.node.whole("tensor_size")
+            seconds = row.price.seconds or max(flops / rate, moved / chip.memory_bandwidth)
+            row.price = Price(seconds, 0.0, 0.0)
             continue
-        row.axis = _OF_STREAM.get(str(row.node.attributes.get("mpsim_stream")), "")
-        if not row.axis:
-            row.axis = _PIPELINE if row.kind == "COMM_SEND" else mesh.along([row.members])
-        if not row.node.attributes.get("mpsim_part"):
-            found[row.axis] = None
-    return tuple(sorted(found))
-
-
-class _Prices:
-    """Cost models of one cluster."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._collectives = CollectiveModel(cluster)
-        chip = cluster.accelerator
-        precision = next((name for name in _PRECISION if name in chip.peak_flops), "")
-        self._precision = precision or min(chip.peak_flops)
-        self._kernels = KernelModel(chip, self._precision)
-        self._known: dict[tuple[Any, ...], tuple[float, tuple[float, float]]] = {}
-
-    def put(self, row: _Row) -> None:
-        """Price a row: communication always, a computation where its duration is not stated."""
-        size = whole(row.node.attributes.get("comm_size"))
-        if row.kind == "COMP":
-            row.seconds = row.seconds or self._computed(row.node)
-            return
-        key = (
-            (row.members, size)
-            if row.kind == "COMM_SEND"
-            else (collective_type(row.node), row.members, size)
-        )
-        if key not in self._known:
-            self._known[key] = (
-                self._sent(row.members, size)
-                if row.kind == "COMM_SEND"
-                else self._called(collective_type(row.node), row.members, size)
+        key = row.collective, row.members, row.size
+        if key not in known:
+            known[key] = (
+                prices.messages(int(row.size), [row.members])
+                if row.is_message
+                else prices.collective(row.collective, row.size, [row.members])
             )
-        row.seconds, row.sent = self._known[key]
-
-    def _computed(self, node: Node) -> float:
-        """Roofline of FLOPs and bytes; for loads and stores of memory their bytes."""
-        chip = self._cluster.accelerator
-        flops = whole(node.attributes.get("num_ops"))
-        moved = whole(node.attributes.get("tensor_size"))
-        rate = chip.peak(self._precision) * self._kernels.peak_fraction(self._precision)
-        return max(flops / rate, moved / chip.memory_bandwidth)
-
-    def _called(
-        self, kind: str, members: tuple[int, ...], size: int
-    ) -> tuple[float, tuple[float, float]]:
-        name = (
-            kind if kind in COLLECTIVES else "broadcast"
-        )  # gather and scatter to and from one rank
-        shape = placed(self._cluster, np.array([members]))
-        amount = _whole_tensor(kind, size, len(members))
-        up, out = self._collectives.wire_bytes(name, amount, shape)
-        return float(self._collectives.seconds(name, amount, shape)), (float(up), float(out))
-
-    def _sent(self, ends: tuple[int, ...], size: int) -> tuple[float, tuple[float, float]]:
-        source, target = np.array([ends[0]]), np.array([ends[1]])
-        if ends[0] == ends[1]:
-            return 0.0, (0.0, 0.0)
-        crosses = bool(self._cluster.domain_of(source) != self._cluster.domain_of(target))
-        slower = (
-            slowdown(self._cluster, messages(self._cluster, source, target)) if crosses else None
-        )
-        seconds = self._collectives.send(float(size), crosses=crosses, slowdown=slower)
-        return float(seconds), (0.0, float(size)) if crosses else (float(size), 0.0)
-
-    def constants(self) -> tuple[Any, ...]:
-        """Every constant that the prices rest on."""
-        return tuple(dict.fromkeys([*self._kernels.provenance(), *self._collectives.provenance()]))
-
-
-def _whole_tensor(kind: str, size: int, members: int) -> float:
-    """Size as our cost models count it; the format counts one rank's shard of an all-gather."""
-    return float(size * members if kind == "all_gather" else size)
+        row.price = known[key]
+    return tuple(dict.fromkeys([*kernels.provenance(), *prices.model.provenance()]))
 
 
 def _order(trace: Trace, rows: list[_Row]) -> list[int]:
@@ -319,7 +271,7 @@ def _order(trace: Trace, rows: list[_Row]) -> list[int]:
     while heap:
         start, _, number = heapq.heappop(heap)
         order.append(number)
-        end = start + rows[number].seconds
+        end = start + rows[number].price.seconds
         for following in after[number]:
             earliest[following] = max(earliest[following], end)
             waiting[following] -= 1
@@ -334,50 +286,31 @@ def _order(trace: Trace, rows: list[_Row]) -> list[int]:
     return order
 
 
-def _columns(rows: list[_Row], order: list[int], axes: tuple[str, ...], ranks: int) -> Any:
+def _columns(rows: list[_Row], order: list[int], axes: tuple[str, ...], ranks: int) -> Program:
     """The rows as a Program."""
     vocabulary = program_vocabulary(axes)
     queues = axis_streams(axes)
     place = {number: at for at, number in enumerate(order)}
     chosen = [rows[number] for number in order]
     streams = [_queues(row, queues) for row in chosen]
-    collectives = [
-        -1
-        if row.kind == "COMP"
-        else _MESSAGE
-        if row.kind == "COMM_SEND"
-        else COLLECTIVES.index(
-            kind if (kind := collective_type(row.node)) in COLLECTIVES else "broadcast"
-        )
-        for row in chosen
-    ]
-    sizes = [
-        0.0
-        if row.kind == "COMP"
-        else _whole_tensor(collective_type(row.node), size, len(row.members))
-        if row.kind == "COMM_COLL"
-        else float(size)
-        for row in chosen
-        for size in (whole(row.node.attributes.get("comm_size")),)
-    ]
-    parts = [_part(row, vocabulary.parts) for row in chosen]
+    prices = np.array([row.price for row in chosen])
     built = Rows(vocabulary)
     ids = built.add(
         len(chosen),
-        label=np.array([row.node.name[:80] or row.kind.lower() for row in chosen]),
+        label=np.array([row.node.name[:80] or _default_label(row) for row in chosen]),
         rank=[row.members[0] for row in chosen],
         stream=[queue[0] for queue in streams],
         kind=[_kind(row, vocabulary.kinds) for row in chosen],
-        part=[vocabulary.parts.index(part) for part in parts],
-        peer=[row.members[1] if row.kind == "COMM_SEND" else -1 for row in chosen],
-        duration=ticks(np.array([row.seconds for row in chosen])),
-        up_bytes=[row.sent[0] for row in chosen],
-        out_bytes=[row.sent[1] for row in chosen],
-        collective=collectives,
-        size=sizes,
+        part=[vocabulary.part(_part(row, vocabulary.parts)) for row in chosen],
+        peer=[row.members[1] if row.is_message else -1 for row in chosen],
+        duration=ticks(prices[:, 0]),
+        up_bytes=prices[:, 1],
+        out_bytes=prices[:, 2],
+        collective=[COLLECTIVES.index(row.collective) if row.collective else -1 for row in chosen],
+        size=[row.size for row in chosen],
         **{
             name: [_number(row.node.attributes.get(f"mpsim_{name}")) for row in chosen]
-            for name in ("stage", "chunk", "microbatch")
+            for name in _NUMBERS
         },
     )
     for row, number, queue in zip(chosen, ids.tolist(), streams, strict=True):
@@ -390,43 +323,46 @@ def _columns(rows: list[_Row], order: list[int], axes: tuple[str, ...], ranks: i
     )
 
 
+def _default_label(row: _Row) -> str:
+    """What a row without a name is called: its type, a message by its send."""
+    if row.is_message:
+        return "comm_send"
+    return "comm_coll" if row.collective else "comp"
+
+
 def _queues(row: _Row, queues: dict[str, Stream]) -> list[Stream]:
     """Queue of a row on each of its ranks."""
-    stated = _STREAMS.get(str(row.node.attributes.get("mpsim_stream")))
-    if row.kind == "COMP":
+    stated = _STREAMS.get(row.node.text("mpsim_stream"))
+    if not row.collective:
         on_host = bool(row.node.attributes.get("is_cpu_op")) and row.node.duration > 0
         return [stated or (Stream.HOST if on_host else Stream.COMPUTE)]
-    if row.kind == "COMM_COLL":
-        return [stated if stated is not None else queues[row.axis]] * len(row.members)
-    if row.members[0] < row.members[1]:
-        return [stated or Stream.SEND_NEXT, _receiving(stated) or Stream.RECV_PREV]
-    return [stated or Stream.SEND_PREV, _receiving(stated) or Stream.RECV_NEXT]
+    if not row.is_message:
+        return [queues[row.axis] if stated is None else stated] * len(row.members)
+    up = row.members[0] < row.members[1]
+    sends = stated or (Stream.SEND_NEXT if up else Stream.SEND_PREV)
+    return [sends, _receiving(sends)]
 
 
-def _receiving(stated: Stream | None) -> Stream | None:
+def _receiving(sends: Stream) -> Stream:
     """Queue on which a message of a sending queue arrives."""
-    if stated is None:
-        return None
-    words = {"SEND_NEXT": "RECV_PREV", "SEND_PREV": "RECV_NEXT"}
-    name = stated.name.removesuffix("_BACK")
-    if (
-        name not in words
-    ):  # a step of a ring: every rank sends and receives at once, which one queue would put in a row
+    name = sends.name.removesuffix("_BACK")
+    if name not in _ARRIVES:
+        # a step of a ring: every rank sends and receives at once, which one queue would put in a row
         return Stream.RECV_PREV_BACK
-    return Stream[words[name] + stated.name[len(name) :]]
+    return Stream[_ARRIVES[name] + sends.name[len(name) :]]
 
 
 def _kind(row: _Row, kinds: tuple[str, ...]) -> int:
-    if row.kind != "COMP":
-        return SEND if row.kind == "COMM_SEND" else COLLECTIVE
-    stated = str(row.node.attributes.get("mpsim_kind") or "")
+    if row.collective:
+        return SEND if row.is_message else COLLECTIVE
+    stated = row.node.text("mpsim_kind")
     stated = _KIND_OF.get(stated, stated)
-    return kinds.index(stated) if stated in kinds else kinds.index("compute")
+    return kinds.index(stated if stated in kinds else "compute")
 
 
 def _part(row: _Row, parts: tuple[str, ...]) -> str:
     """Part of the account that a row's time counts as."""
-    stated = str(row.node.attributes.get("mpsim_part") or "")
+    stated = row.node.text("mpsim_part")
     if stated in parts:
         return stated
     return f"exposed_{row.axis}" if row.axis else PHASES[-1]

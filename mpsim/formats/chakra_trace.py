@@ -1,4 +1,4 @@
-"""Chakra execution traces: one file a rank, nodes with their dependencies; read without protobuf, whose wire format is a few rules.
+"""Chakra execution traces: one file a rank, nodes with their dependencies, and the groups that communicate.
 
 References
 ----------
@@ -11,27 +11,19 @@ import dataclasses
 import json
 import math
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from mpsim.errors import FormatError
-from mpsim.execution_trace import COLLECTIVE_TYPES, NODE_TYPES
+from mpsim.execution_trace import COLLECTIVE_TYPES, NODE_TYPES, messages
 from mpsim.inputs import read_bytes, read_json
 
-__all__ = [
-    "Node",
-    "Trace",
-    "collective_type",
-    "read_rank",
-    "read_ranks",
-    "siblings",
-    "whole",
-]
+__all__ = ["Node", "Trace", "is_trace", "read_rank", "read_ranks"]
 
 LARGEST: Final = 1 << 28
 MOST_RANKS: Final = 65_536
+_ENDING = re.compile(r"\.(\d{1,9})\.et$")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,12 +32,10 @@ class Node:
 
     Parameters
     ----------
-    id : int
-    name : str
     kind : str
         Such as ``COMP`` or ``COMM_COLL``.
-    control, data : tuple of int
-        Nodes of the same rank that it waits for.
+    before : tuple of int
+        Nodes of the same rank that it waits for, control dependencies first.
     duration : float
         [s], in whole microseconds.
     attributes : mapping of str to object
@@ -57,32 +47,50 @@ class Node:
     id: int
     name: str
     kind: str
-    control: tuple[int, ...]
-    data: tuple[int, ...]
+    before: tuple[int, ...]
     duration: float
     attributes: Mapping[str, Any]
     inputs: str = ""
 
+    def text(self, name: str) -> str:
+        """An attribute as text; empty where there is none."""
+        return str(self.attributes.get(name) or "")
+
+    def whole(self, name: str) -> int:
+        """A size that the node states; 0 where it is no number."""
+        value = self.attributes.get(name)
+        return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+
+    @property
+    def collective(self) -> str:
+        """Our name of what a collective node does."""
+        number = self.attributes.get("comm_type")
+        if isinstance(number, int) and 0 <= number < len(COLLECTIVE_TYPES):
+            return COLLECTIVE_TYPES[number]
+        return "all_reduce"
+
 
 def is_trace(path: Path) -> bool:
     """Whether a file is named as a rank of an execution trace."""
-    return re.search(r"\.\d+\.et$", path.name) is not None
+    return _ENDING.search(path.name) is not None
 
 
-def siblings(path: Path) -> dict[int, Path]:
-    """Files of all ranks of a trace, of any one of them or of a folder."""
-    folder, prefix = (
-        (path, None) if path.is_dir() else (path.parent, re.sub(r"\.\d+\.et$", "", path.name))
-    )
-    found: dict[int, Path] = {}
+def _siblings(path: Path) -> dict[int, Path]:
+    """Files of all ranks of a trace, of any one of them or of a folder; in the order of ranks."""
+    folder = path if path.is_dir() else path.parent
+    prefix = None if path.is_dir() else _ENDING.sub("", path.name)
+    files: dict[int, Path] = {}
     for other in sorted(folder.iterdir()):
-        match = re.fullmatch(r"(.*)\.(\d{1,9})\.et", other.name)
-        if match is not None and match[1] == (prefix or match[1]) and other.is_file():
-            prefix = prefix or match[1]
-            found[int(match[2])] = other
-            if len(found) > MOST_RANKS:
-                raise FormatError(f"{folder}: over {MOST_RANKS:,} ranks")
-    return found
+        match = _ENDING.search(other.name)
+        if match is None or not other.is_file():
+            continue
+        name = other.name[: match.start()]
+        prefix = prefix or name
+        if name == prefix:
+            files[int(match[1])] = other
+        if len(files) > MOST_RANKS:
+            raise FormatError(f"{folder}: over {MOST_RANKS:,} ranks")
+    return dict(sorted(files.items()))
 
 
 def read_rank(path: Path) -> tuple[str, list[Node]]:
@@ -92,166 +100,46 @@ def read_rank(path: Path) -> tuple[str, list[Node]]:
     ------
     FormatError
         If the file is cut, too large, or ids are not its own.
+    MissingExtraError
+        If protobuf is not installed.
     """
     content = read_bytes(path, needed="the trace of one rank", error=FormatError, largest=LARGEST)
-    version, nodes = "", []
+    if not content:
+        raise FormatError(f"{path}: is empty; needed GlobalMetadata and nodes")
     try:
-        messages = list(_delimited(content))
-        if not messages:
-            raise FormatError(f"{path}: is empty; needed GlobalMetadata and nodes")
-        version = next(
-            (
-                value.decode("utf-8", "replace")
-                for number, value in _fields(messages[0])
-                if number == 1 and isinstance(value, bytes)
-            ),
-            "",
-        )
-        nodes = [_node(message) for message in messages[1:]]
-    except (IndexError, ValueError, struct.error) as error:
+        head, *rest = messages(content)
+        nodes = [_node(message) for message in rest]
+    except ValueError as error:
         raise FormatError(f"{path}: cut or no execution trace: {error}") from error
-    known = [node.id for node in nodes]
-    if len(set(known)) < len(known):
+    known = {node.id for node in nodes}
+    if len(known) < len(nodes):
         raise FormatError(f"{path}: ids are given twice; needed one a node")
-    lost = {before for node in nodes for before in (*node.control, *node.data)} - set(known)
-    if lost:
+    if lost := {before for node in nodes for before in node.before} - known:
         raise FormatError(
             f"{path}: a node waits for {min(lost)}, which is not in the file; the file is cut"
         )
-    return version, nodes
+    return head.version, nodes
 
 
-def _delimited(content: bytes) -> Iterator[bytes]:
-    """Messages, each behind its length."""
-    place = 0
-    while place < len(content):
-        size, place = _varint(content, place)
-        if place + size > len(content):
-            raise ValueError("the last message breaks off")
-        yield content[place : place + size]
-        place += size
-
-
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = content[place]
-        place += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value & (1 << 64) - 1, place
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and contents of the fields of a message."""
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        kind = key & 7
-        if kind == 0:
-            value, place = _varint(message, place)
-            yield key >> 3, value
-            continue
-        if kind == 2:
-            size, place = _varint(message, place)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"a field of wire type {kind}")
-        if place + size > len(message):
-            raise ValueError("a field breaks off")
-        yield key >> 3, message[place : place + size]
-        place += size
-
-
-def _node(message: bytes) -> Node:
-    plain: dict[int, Any] = {}
-    lists: dict[int, list[int]] = {4: [], 5: []}
-    attributes: dict[str, Any] = {}
-    for number, value in _fields(message):
-        if number in lists:
-            lists[number] += [value] if isinstance(value, int) else _packed(value)
-        elif number == 10 and isinstance(value, bytes):
-            name, content = _attribute(value)
-            attributes[name] = content
-        else:
-            plain[number] = value
-    kind = plain.get(3, 0)
-    name = plain.get(2, b"")
-    if not isinstance(kind, int) or kind >= len(NODE_TYPES):
-        raise ValueError(f"a node of type {kind!r}")
+def _node(message: Any) -> Node:
+    if not 0 <= message.type < len(NODE_TYPES):
+        raise ValueError(f"a node of type {message.type}")
     return Node(
-        id=int(plain.get(1, 0)),
-        name=name.decode("utf-8", "replace") if isinstance(name, bytes) else "",
-        kind=NODE_TYPES[kind],
-        control=tuple(lists[4]),
-        data=tuple(lists[5]),
-        duration=int(plain.get(7, 0)) * 1e-6,
-        attributes=attributes,
-        inputs=_inputs(plain.get(8)),
+        id=message.id,
+        name=message.name,
+        kind=NODE_TYPES[message.type],
+        before=(*message.ctrl_deps, *message.data_deps),
+        duration=message.duration_micros * 1e-6,
+        attributes={item.name: _value(item) for item in message.attr},
+        inputs=message.inputs.values,
     )
 
 
-def _inputs(message: Any) -> str:
-    """Values of an IOInfo message."""
-    if not isinstance(message, bytes):
-        return ""
-    texts = (value for number, value in _fields(message) if number == 1)
-    return next((text.decode("utf-8", "replace") for text in texts if isinstance(text, bytes)), "")
-
-
-def _packed(content: bytes) -> list[int]:
-    values, place = [], 0
-    while place < len(content):
-        value, place = _varint(content, place)
-        values.append(value)
-    return values
-
-
-def _attribute(message: bytes) -> tuple[str, Any]:
-    """Name and value: scalars at odd field numbers, lists of them at the next even one."""
-    name, content = "", None
-    for number, value in _fields(message):
-        if number == 1 and isinstance(value, bytes):
-            name = value.decode("utf-8", "replace")
-        elif number >= 3:
-            content = _scalar(number, value) if number % 2 else _listed(number - 1, value)
-    return name, content
-
-
-def _listed(number: int, value: int | bytes) -> tuple[Any, ...]:
-    """Values of a list message: packed where they are numbers, one field each where they are texts."""
-    if isinstance(value, int):
-        return ()
-    values: list[Any] = []
-    sizes = {3: 8, 5: 4, 19: 4, 21: 8, 23: 4, 25: 8}
-    for field, item in _fields(value):
-        if field != 1:
-            continue
-        if isinstance(item, int) or number in (29, 31):
-            values.append(_scalar(number, item))
-        elif number in sizes:
-            step = sizes[number]
-            values += [_scalar(number, item[at : at + step]) for at in range(0, len(item), step)]
-        else:
-            values += [_scalar(number, each) for each in _packed(item)]
-    return tuple(values)
-
-
-def _scalar(number: int, value: int | bytes) -> Any:
-    if isinstance(value, int):
-        if number in (7, 9):  # int32, int64: two's complement
-            return value - (1 << 64) if value >= 1 << 63 else value
-        if number in (15, 17):  # zigzag
-            return (value >> 1) ^ -(value & 1)
-        return bool(value) if number == 27 else value
-    formats = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
-    if number in formats:
-        return struct.unpack(formats[number], value)[0]
-    return value.decode("utf-8", "replace") if number == 29 else value
+def _value(attribute: Any) -> Any:
+    """What an attribute holds: a scalar, or a list of them as a tuple."""
+    member = attribute.WhichOneof("value")
+    value = getattr(attribute, member) if member else None
+    return tuple(value.values) if member and member.endswith("_list") else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -260,7 +148,6 @@ class Trace:
 
     Parameters
     ----------
-    files : tuple of str
     version : str
         Of the schema.
     ranks : tuple of list of Node
@@ -282,10 +169,9 @@ class Trace:
         FormatError
             If nothing says who is in the group, or it has a rank that there is not.
         """
-        name = str(node.attributes.get("pg_name") or "")
-        everyone = tuple(range(len(self.ranks)))
+        name = node.text("pg_name")
         if not name or not self.groups:
-            return everyone
+            return tuple(range(len(self.ranks)))
         if name not in self.groups:
             raise FormatError(
                 f"{self.files[0]}: collective {node.name!r} is of group {name[:40]!r}, which neither the JSON beside the trace nor its metadata lists"
@@ -306,30 +192,28 @@ def read_ranks(path: Path) -> Trace:
     FormatError
         If a rank is missing or cut.
     """
-    files = siblings(path)
+    files = _siblings(path)
     if not files:
         raise FormatError(f"{path}: no file is named prefix.RANK.et; needed one a rank")
-    missing = next((index for index, rank in enumerate(sorted(files)) if rank != index), None)
+    missing = next((index for index, rank in enumerate(files) if rank != index), None)
     if missing is not None:
         raise FormatError(
             f"{path}: rank {missing} of {max(files) + 1} has no file; needed one a rank"
         )
-    prefix = re.sub(r"\.\d+\.et$", "", files[0].name)
-    groups = _groups(files[0].parent, prefix)
+    groups = _groups_beside(files[0].parent, _ENDING.sub("", files[0].name))
     version, ranks = "", []
-    for _, file in sorted(files.items()):
+    for file in files.values():
         version, nodes = read_rank(file)
         ranks.append(nodes)
-        groups |= {name: members for name, members in _stated_groups(nodes) if name not in groups}
-    return Trace(
-        tuple(str(file) for _, file in sorted(files.items())), version, tuple(ranks), groups
-    )
+        for name, members in _stated_groups(nodes):
+            groups.setdefault(name, members)
+    return Trace(tuple(map(str, files.values())), version, tuple(ranks), groups)
 
 
-def _groups(path: Path, prefix: str) -> dict[str, tuple[int, ...]]:
+def _groups_beside(folder: Path, prefix: str) -> dict[str, tuple[int, ...]]:
     """Members of every group, of the JSON beside the trace."""
     for name in (f"{prefix}.comm_group.json", f"{prefix}.json", "comm_group.json"):
-        file = path / name
+        file = folder / name
         if file.is_file() and "empty" not in name and file.stat().st_size < 1 << 26:
             data = read_json(file, needed="groups", error=FormatError)
             if isinstance(data, dict):
@@ -338,9 +222,7 @@ def _groups(path: Path, prefix: str) -> dict[str, tuple[int, ...]]:
 
 
 def _are_ranks(ranks: object) -> bool:
-    return isinstance(ranks, list | tuple) and all(
-        isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks
-    )
+    return isinstance(ranks, list | tuple) and all(type(rank) is int for rank in ranks)
 
 
 def _stated_groups(nodes: list[Node]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -348,38 +230,21 @@ def _stated_groups(nodes: list[Node]) -> Iterator[tuple[str, tuple[int, ...]]]:
     for node in nodes:
         if node.kind != "METADATA":
             continue
-        ranks = next(
-            (
-                node.attributes[key]
-                for key in ("ranks", "pg_ranks", "comm_group")
-                if key in node.attributes
-            ),
-            None,
-        )
-        if ranks is not None and _are_ranks(ranks):
-            yield str(node.attributes.get("pg_name", node.name)), tuple(ranks)
-        if "pg_name" not in node.inputs:
-            continue
-        try:
-            listed = json.loads(node.inputs)
-            while (
-                isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str | list)
-            ):
-                listed = json.loads(listed[0]) if isinstance(listed[0], str) else listed[0]
-        except (ValueError, RecursionError):
-            continue
-        for entry in listed if isinstance(listed, list) else []:
+        get = node.attributes.get
+        ranks = get("ranks", get("pg_ranks", get("comm_group")))
+        if _are_ranks(ranks):
+            yield str(get("pg_name", node.name)), tuple(ranks)
+        for entry in _listed(node.inputs) if "pg_name" in node.inputs else []:
             if isinstance(entry, dict) and entry.get("ranks") and _are_ranks(entry["ranks"]):
                 yield str(entry.get("pg_name", "")), tuple(entry["ranks"])
 
 
-def collective_type(node: Node) -> str:
-    """Our name of what a collective node does."""
-    number = node.attributes.get("comm_type")
-    known = isinstance(number, int) and 0 <= number < len(COLLECTIVE_TYPES)
-    return COLLECTIVE_TYPES[number] if known else "all_reduce"  # type: ignore[index] # a number, as `known` says
-
-
-def whole(value: object) -> int:
-    """A size that a node states; 0 where it is no number."""
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+def _listed(text: str) -> list[Any]:
+    """A list as PyTorch writes it: in JSON, and often as the text of the only item of another list."""
+    try:
+        listed = json.loads(text)
+        while isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str | list):
+            listed = json.loads(listed[0]) if isinstance(listed[0], str) else listed[0]
+    except (ValueError, RecursionError):
+        return []
+    return listed if isinstance(listed, list) else []

@@ -10,19 +10,21 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim import accessors
-from mpsim.cost import Constant
+from mpsim.cost import CollectiveModel, Constant
 from mpsim.engine import Timeline, run
-from mpsim.errors import FormatError
-from mpsim.hardware import Cluster
+from mpsim.errors import FormatError, nearest
+from mpsim.hardware import Cluster, system, system_names
 from mpsim.parallel.axes import Stream
+from mpsim.parallel.crossing import messages, placed, slowdown
 from mpsim.program import COLLECTIVE, SEND, TICK, Program, Vocabulary
 from mpsim.program.csr import owners
+from mpsim.program.devices import COMMUNICATION
 from mpsim.result.figures import calibration
 from mpsim.result.intervals import Cover, Gaps, busy_parts, compute_rows, idle_gaps
 from mpsim.result.waits import waits_before
@@ -30,8 +32,10 @@ from mpsim.training.vocabulary import PARTS
 
 __all__ = [
     "PHASES",
+    "CommunicationPrices",
     "Execution",
     "ImportedProgram",
+    "Price",
     "attribute",
     "axis_streams",
     "program_vocabulary",
@@ -45,13 +49,7 @@ _POOL = (Stream.TP, Stream.CP, Stream.EP, Stream.DP, Stream.REPLICA, Stream.EDP)
 
 
 def program_vocabulary(axes: Sequence[str]) -> Vocabulary:
-    """Words of a program that communicates over these axes.
-
-    Parameters
-    ----------
-    axes : sequence of str
-        As its file names them.
-    """
+    """Words of a program that communicates over these axes, as its file names them."""
     exposed = [f"exposed_{axis}" for axis in axes]
     return Vocabulary(
         kinds=("send", "collective", *PHASES),
@@ -62,15 +60,8 @@ def program_vocabulary(axes: Sequence[str]) -> Vocabulary:
 
 
 def axis_streams(axes: Sequence[str]) -> dict[str, Stream]:
-    """Queue of the collectives over each axis, the fastest axis first in line.
-
-    Parameters
-    ----------
-    axes : sequence of str
-        The slowest first; of more than there are queues, the last share one.
-    """
-    ordered = list(reversed(axes))
-    return {axis: _POOL[min(place, len(_POOL) - 1)] for place, axis in enumerate(ordered)}
+    """Queue of the collectives over each axis, of which the slowest comes first; of more than there are queues, the slowest share one."""
+    return {axis: _POOL[min(place, len(_POOL) - 1)] for place, axis in enumerate(reversed(axes))}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +72,6 @@ class ImportedProgram:
     ----------
     name, format, tool, version : str
         Name of the program, name of the format as commands take it, and what wrote the file.
-    files : tuple of str
-    program : Program
     axes : tuple of str
         Over which it communicates, as the file shows them.
     cluster : Cluster, optional
@@ -95,7 +84,6 @@ class ImportedProgram:
         Every constant that the prices rest on.
     facts : mapping of str to object
         Further facts that the file states.
-    warnings : tuple of str
     """
 
     name: str
@@ -113,30 +101,13 @@ class ImportedProgram:
     warnings: tuple[str, ...] = ()
 
     def run(self, engine: str = "auto") -> Execution:
-        """Run it.
-
-        Parameters
-        ----------
-        engine : str
-            As for `mpsim.engine.run`.
-
-        Raises
-        ------
-        DeadlockError
-            If its operations wait for each other.
-        """
+        """Run it by an engine of `mpsim.engine.run`; DeadlockError if its operations wait for each other."""
         return Execution(self, run(self.program, engine))
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """One run of an imported program.
-
-    Parameters
-    ----------
-    source : ImportedProgram
-    timeline : Timeline
-    """
+    """One run of an imported program."""
 
     source: ImportedProgram
     timeline: Timeline
@@ -200,8 +171,6 @@ class Execution:
     @property
     def labels(self) -> dict[str, str]:
         """Words for the communication of each axis, by the name of the queue's colour."""
-        from mpsim.program.devices import COMMUNICATION
-
         return {
             COMMUNICATION[stream]: f"over {axis}"
             for axis, stream in axis_streams(self.source.axes).items()
@@ -209,12 +178,7 @@ class Execution:
 
 
 def attribute(timeline: Timeline) -> NDArray[np.float64]:
-    """Split the time of every rank class: kernels as what they do, idle time as the transfer that was waited for, or as ``bubble``.
-
-    Parameters
-    ----------
-    timeline : Timeline
-        Of a program without templates.
+    """Split the time of every rank class of a program without templates: kernels as what they do, idle time as the transfer that was waited for, or as ``bubble``.
 
     Returns
     -------
@@ -258,44 +222,66 @@ def _communication(timeline: Timeline, axes: Sequence[str]) -> dict[str, dict[st
     moves = np.isin(program.kind[row], (SEND, COLLECTIVE)) & (
         program.slot % len(Stream) != Stream.COMPUTE
     )
-    part = program.part[row]
     weight = program.class_size / program.class_size.sum()
-    names = program.vocabulary.parts
-    found = {
-        name.removeprefix("exposed_"): {"hidden": 0.0, "exposed": 0.0, "bytes": 0.0}
-        for name in [f"exposed_{axis}" for axis in axes]
-    }
+    parts = {program.vocabulary.part(f"exposed_{axis}"): axis for axis in axes}
+    totals = {axis: {"hidden": 0.0, "exposed": 0.0, "bytes": 0.0} for axis in axes}
     owner, kernels = compute_rows(program)
     for number in range(program.ranks):
         mine = kernels[owner == number]
         busy = Cover(timeline.start[mine], timeline.end[mine])
-        chosen = np.flatnonzero(moves & (rank == number))
-        rows = row[chosen]
+        rows = row[moves & (rank == number)]
         start, end = timeline.start[rows], timeline.end[rows]
         hidden = busy.within(start, end)
         sent = program.up_bytes[rows] + program.out_bytes[rows]
         sent = np.where((program.kind[rows] == SEND) & (program.rank[rows] != number), 0.0, sent)
-        for index in np.unique(part[chosen]).tolist():
-            here = part[chosen] == index
-            entry = found.get(names[index].removeprefix("exposed_"))
-            if entry is None:  # copies inside a device
-                continue
+        for part, axis in parts.items():
+            here = program.part[rows] == part
             covered = float(hidden[here].sum())
+            entry = totals[axis]
             entry["hidden"] += weight[number] * covered * TICK
             entry["exposed"] += weight[number] * (float((end - start)[here].sum()) - covered) * TICK
             entry["bytes"] += weight[number] * float(sent[here].sum())
     return {
-        name: {key: float(value) for key, value in entry.items()} for name, entry in found.items()
+        axis: {key: float(value) for key, value in entry.items()} for axis, entry in totals.items()
     }
+
+
+class Price(NamedTuple):
+    """What communication costs: time [s], and bytes that a rank sends over scale-up and scale-out links [B]."""
+
+    seconds: float
+    up: float
+    out: float
+
+
+class CommunicationPrices:
+    """Prices of collectives and messages on a cluster, rank i on its accelerator i."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.model = cluster, CollectiveModel(cluster)
+
+    def collective(self, name: str, size: float, groups: Sequence[Sequence[int]]) -> Price:
+        """A collective of the whole tensor [B] in groups of one size."""
+        shape = placed(self.cluster, np.array(groups))
+        up, out = self.model.wire_bytes(name, size, shape)
+        return Price(float(self.model.seconds(name, size, shape)), float(up), float(out))
+
+    def messages(self, size: int, pairs: Sequence[Sequence[int]], *, ranks: int = 1) -> Price:
+        """Messages of so many bytes from the first to the second of each pair; bytes are the mean over `ranks`."""
+        ends = np.array([pair for pair in pairs if len(pair) == 2 and pair[0] != pair[1]])
+        if not len(ends):
+            return Price(0.0, 0.0, 0.0)
+        source, target = ends[:, 0], ends[:, 1]
+        leaves = self.cluster.domain_of(source) != self.cluster.domain_of(target)
+        crosses, share = bool(leaves.any()), float(leaves.mean())
+        slower = slowdown(self.cluster, messages(self.cluster, source, target)) if crosses else None
+        seconds = self.model.send(float(size), crosses=crosses, slowdown=slower)
+        sent = size * len(ends) / ranks
+        return Price(float(seconds), sent * (1.0 - share), sent * share)
 
 
 def sized_cluster(name: str, devices: int) -> Cluster:
     """A system of the catalog with nodes for so many devices.
-
-    Parameters
-    ----------
-    name : str
-    devices : int
 
     Raises
     ------
@@ -304,9 +290,6 @@ def sized_cluster(name: str, devices: int) -> Cluster:
     HardwareError
         If it does not have that many.
     """
-    from mpsim.errors import nearest
-    from mpsim.hardware import system, system_names
-
     if name not in system_names():
         raise FormatError(f"--cluster {name[:60]!r}: {nearest(name, system_names())}")
     each = system(name).node.accelerators

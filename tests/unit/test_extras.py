@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-FOR_USERS = ("validate", "report", "data", "cluster")
+FOR_USERS = ("validate", "report", "data", "chakra", "cluster")
 IN_TESTS = ("notebook",)
-MODULES = {"pyyaml": "yaml"}
+MODULES = {"pyyaml": "yaml", "protobuf": "google.protobuf"}
 
 
 def packages(wanted):
