@@ -84,7 +84,7 @@ def _trace(
     """Execution traces of every rank of a scenario's step."""
     from mpsim.cli.console import note, print_json, print_text, wrote
     from mpsim.errors import ScenarioError
-    from mpsim.formats.chakra_writer import write_chakra
+    from mpsim.formats.chakra.writer import write_chakra
     from mpsim.simulate import prepare
 
     if folder is None:

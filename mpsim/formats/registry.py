@@ -10,7 +10,7 @@ from typing import Final
 
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
 from mpsim.formats.chakra import CHAKRA
-from mpsim.formats.chakra_trace import is_trace
+from mpsim.formats.chakra.trace import is_trace
 from mpsim.formats.deepspeed import DEEPSPEED
 from mpsim.formats.hlo import HLO
 from mpsim.formats.huggingface import HUGGING_FACE

@@ -12,9 +12,9 @@ import pytest
 import mpsim
 from mpsim.engine import run
 from mpsim.errors import FormatError, ScenarioError
-from mpsim.execution_trace import add_attributes, framed, message, messages
-from mpsim.formats.chakra_trace import read_rank, read_ranks
-from mpsim.formats.chakra_writer import write_chakra
+from mpsim.formats.chakra.schema import add_attributes, framed, message, messages
+from mpsim.formats.chakra.trace import read_rank, read_ranks
+from mpsim.formats.chakra.writer import write_chakra
 from mpsim.program import TICK, Stream, expand, unfold
 from mpsim.program.csr import owners
 
@@ -252,7 +252,7 @@ def test_the_command_writes_a_file_a_rank(mpsim_cli, tmp_path):
 
 def test_too_many_operations_and_unlike_replicas_are_refused(tmp_path, monkeypatch):
     """The message says how many there are; nothing is written."""
-    monkeypatch.setattr("mpsim.formats.chakra_writer.MOST_NODES", 10)
+    monkeypatch.setattr("mpsim.formats.chakra.writer.MOST_NODES", 10)
     with pytest.raises(ScenarioError, match="needed at most 10"):
         write_chakra(prepared(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -12,10 +12,10 @@ import mpsim
 from mpsim.engine import run
 from mpsim.errors import FormatError
 from mpsim.formats import hlo_program as module_of_programs
-from mpsim.formats.hlo_axes import device_axes
-from mpsim.formats.hlo_memory import device_memory
-from mpsim.formats.hlo_text import device_bytes, parse_module
-from mpsim.formats.hlo_work import product_of, work_of
+from mpsim.formats.hlo.memory import device_memory
+from mpsim.formats.hlo.text import device_bytes, parse_module
+from mpsim.formats.hlo.work import product_of, work_of
+from mpsim.formats.mesh_axes import device_axes
 
 SAMPLES = Path(__file__).parent / "samples"
 GPU = SAMPLES / "hlo" / "gpu_dp2tp4_scan.hlo.txt.gz"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mpsim.errors import FormatError
-from mpsim.execution_trace import COLLECTIVE_TYPES, NODE_TYPES, messages
+from mpsim.formats.chakra.schema import COLLECTIVE_TYPES, NODE_TYPES, messages
 from mpsim.inputs import read_bytes, read_json
 
 __all__ = ["Node", "Trace", "is_trace", "read_rank", "read_ranks"]

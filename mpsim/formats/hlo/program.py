@@ -31,13 +31,13 @@ from mpsim.formats.execution import (
     axis_streams,
     program_vocabulary,
 )
-from mpsim.formats.hlo_axes import DeviceAxes, device_axes
-from mpsim.formats.hlo_facts import COLLECTIVES, facts_of
-from mpsim.formats.hlo_groups import groups_of, named_meshes
-from mpsim.formats.hlo_memory import device_memory
-from mpsim.formats.hlo_pieces import Assembly, Piece
-from mpsim.formats.hlo_text import Instruction, Module, type_bytes
-from mpsim.formats.hlo_work import FREE, Product, work_of
+from mpsim.formats.hlo.facts import COLLECTIVES, facts_of
+from mpsim.formats.hlo.groups import groups_of, named_meshes
+from mpsim.formats.hlo.memory import device_memory
+from mpsim.formats.hlo.pieces import Assembly, Piece
+from mpsim.formats.hlo.text import Instruction, Module, type_bytes
+from mpsim.formats.hlo.work import FREE, Product, work_of
+from mpsim.formats.mesh_axes import DeviceAxes, device_axes
 from mpsim.hardware import Accelerator, Cluster
 from mpsim.parallel import GroupShape
 from mpsim.parallel.axes import Stream

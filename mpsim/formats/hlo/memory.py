@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from mpsim.formats.hlo_text import Instruction, Module, device_bytes
+from mpsim.formats.hlo.text import Instruction, Module, device_bytes
 
 __all__ = ["device_memory"]
 

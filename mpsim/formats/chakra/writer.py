@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from mpsim.cost import COLLECTIVES
 from mpsim.errors import ScenarioError
-from mpsim.execution_trace import (
+from mpsim.formats.chakra.schema import (
     COLLECTIVE_TYPES,
     NODE_TYPES,
     add_attributes,

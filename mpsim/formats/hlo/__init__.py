@@ -1,6 +1,6 @@
 """XLA's HLO text as a format: which files are it, and the program that a module is.
 
-What a module states is in `mpsim.formats.hlo_facts`, what it costs on a cluster in `mpsim.formats.hlo_program`.
+What a module states is in `mpsim.formats.hlo.facts`, what it costs on a cluster in `mpsim.formats.hlo.program`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from mpsim.errors import FormatError
-from mpsim.formats.hlo_facts import facts_of
-from mpsim.formats.hlo_text import Module, parse_module
+from mpsim.formats.hlo.facts import facts_of
+from mpsim.formats.hlo.text import Module, parse_module
 from mpsim.formats.imported import Recorded, recorded_program
 from mpsim.formats.source import Format, Head, Options, read_text
 
@@ -68,7 +68,7 @@ def _read_facts(head: Head, options: Options) -> Recorded:
     if options.cluster is None:
         return facts_of(module, head.path)
     from mpsim.formats.execution import sized_cluster
-    from mpsim.formats.hlo_program import hlo_program  # engines and cost models
+    from mpsim.formats.hlo.program import hlo_program  # engines and cost models
 
     program = hlo_program(module, sized_cluster(options.cluster, module.devices), head.path)
     return recorded_program(program)

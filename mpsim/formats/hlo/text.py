@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mpsim.errors import FormatError
-from mpsim.formats.hlo_groups import MOST_DEVICES
+from mpsim.formats.hlo.groups import MOST_DEVICES
 from mpsim.memo import remembered
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
-from mpsim.formats.chakra_trace import Node, Trace, is_trace, read_ranks
+from mpsim.formats.chakra.trace import Node, Trace, is_trace, read_ranks
 from mpsim.formats.imported import Recorded, recorded_program
 from mpsim.formats.source import Format, Head, Options
 
@@ -28,7 +28,7 @@ def _read_trace(head: Head, options: Options) -> Recorded:
     )
     if options.cluster is None and not states_times:
         return recorded
-    from mpsim.formats.chakra_program import chakra_program  # engines and cost models
+    from mpsim.formats.chakra.program import chakra_program  # engines and cost models
     from mpsim.formats.execution import sized_cluster
 
     cluster = None

@@ -14,7 +14,7 @@ import math
 import re
 from typing import Final
 
-from mpsim.formats.hlo_text import Instruction, Module, arrays, device_bytes
+from mpsim.formats.hlo.text import Instruction, Module, arrays, device_bytes
 from mpsim.memo import remembered
 
 __all__ = ["FREE", "Product", "Work", "work_of"]

@@ -1,7 +1,7 @@
 """XLA's HLO text: FLOPs of the products of one device with the trips of its loops, and its collectives with their groups.
 
-`mpsim.formats.hlo_text` takes the text apart, `mpsim.formats.hlo_groups` reads groups; here is what a module states. What it costs on a cluster is in
-`mpsim.formats.hlo_program`.
+`mpsim.formats.hlo.text` takes the text apart, `mpsim.formats.hlo.groups` reads groups; here is what a module states. What it costs on a cluster is in
+`mpsim.formats.hlo.program`.
 
 References
 ----------
@@ -14,9 +14,9 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from mpsim.formats.hlo_groups import groups_of
-from mpsim.formats.hlo_text import Instruction, Module, type_bytes
-from mpsim.formats.hlo_work import product_of, work_of
+from mpsim.formats.hlo.groups import groups_of
+from mpsim.formats.hlo.text import Instruction, Module, type_bytes
+from mpsim.formats.hlo.work import product_of, work_of
 from mpsim.formats.imported import Recorded
 
 __all__ = ["COLLECTIVES", "facts_of"]

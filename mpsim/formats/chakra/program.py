@@ -21,7 +21,7 @@ import numpy as np
 
 from mpsim.cost import COLLECTIVES, Constant, KernelModel
 from mpsim.errors import FormatError
-from mpsim.formats.chakra_trace import Node, Trace
+from mpsim.formats.chakra.trace import Node, Trace
 from mpsim.formats.execution import (
     PHASES,
     CommunicationPrices,
@@ -30,8 +30,8 @@ from mpsim.formats.execution import (
     axis_streams,
     program_vocabulary,
 )
-from mpsim.formats.hlo_axes import device_axes
 from mpsim.formats.imported import Recorded
+from mpsim.formats.mesh_axes import device_axes
 from mpsim.hardware import Cluster
 from mpsim.parallel.axes import AXES, Stream
 from mpsim.program import COLLECTIVE, SEND, Program
