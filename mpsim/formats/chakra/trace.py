@@ -138,8 +138,10 @@ def _node(message: Any) -> Node:
 def _value(attribute: Any) -> Any:
     """What an attribute holds: a scalar, or a list of them as a tuple."""
     member = attribute.WhichOneof("value")
-    value = getattr(attribute, member) if member else None
-    return tuple(value.values) if member and member.endswith("_list") else value
+    if not member:
+        return None
+    value = getattr(attribute, member)
+    return tuple(value.values) if member.endswith("_list") else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
