@@ -6,6 +6,7 @@ by a name that it holds, and arrays of objects are refused. Fields that a later 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
@@ -14,7 +15,7 @@ import types
 import typing
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
@@ -83,7 +84,6 @@ def save(path: str | Path, kind: str, parts: Mapping[str, object]) -> None:
 
     Parameters
     ----------
-    path : str or Path
     kind : str
         Class of the whole.
     parts : mapping of str to object
@@ -130,10 +130,6 @@ def _opened(path: str | Path) -> AbstractContextManager[IO[bytes]]:
 class Archive:
     """An archive that is read.
 
-    Parameters
-    ----------
-    path : str or Path
-
     Attributes
     ----------
     kind : str
@@ -143,25 +139,29 @@ class Archive:
     """
 
     def __init__(self, path: str | Path) -> None:
-        import zipfile
-
         self._path = path
-        try:
-            with _opened(path) as file, zipfile.ZipFile(file) as archive:
-                if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
-                    raise ValueError(f"it would unpack to more than {_MOST_BYTES >> 30} GiB")
-                if archive.getinfo(_DOCUMENT).file_size > _MOST_WORDS:
-                    raise ValueError(f"its document is over {_MOST_WORDS >> 30} GiB")
-                document = json.loads(archive.read(_DOCUMENT))
+        with self._opened() as archive:
+            if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
+                raise ValueError(f"it would unpack to more than {_MOST_BYTES >> 30} GiB")
+            if archive.getinfo(_DOCUMENT).file_size > _MOST_WORDS:
+                raise ValueError(f"its document is over {_MOST_WORDS >> 30} GiB")
+            document = json.loads(archive.read(_DOCUMENT))
             self.version, self.kind = str(document["mpsim"]), str(document["kind"])
             self._parts: Mapping[str, Any] = document["parts"]
             if document["format"] != _FORMAT:
                 raise ValueError(f"its format is {document['format']}; needed {_FORMAT}")
-        except zipfile.BadZipFile as error:
-            raise self._refused(str(error)) from error
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[zipfile.ZipFile]:
+        """The zip; whatever is wrong with it inside the block is one error."""
+        import zipfile
+
+        try:
+            with _opened(self._path) as file, zipfile.ZipFile(file) as archive:
+                yield archive
         except ScenarioError:
             raise
-        except _WRONG as error:
+        except (zipfile.BadZipFile, *_WRONG) as error:
             raise self._refused(_words(error)) from error
 
     def of(self, kind: str) -> Archive:
@@ -177,17 +177,8 @@ class Archive:
 
     def part(self, name: str, kind: type[T]) -> T:
         """One part, which has to be of the class `kind`; plain data where that is ``object``."""
-        import zipfile
-
-        try:
-            with _opened(self._path) as file, zipfile.ZipFile(file) as archive:
-                value: T = _Reader(archive).made(self._parts[name], kind)
-        except zipfile.BadZipFile as error:
-            raise self._refused(str(error)) from error
-        except ScenarioError:
-            raise
-        except _WRONG as error:
-            raise self._refused(_words(error)) from error
+        with self._opened() as archive:
+            value: T = _Reader(archive).made(self._parts[name], kind)
         return value
 
     def _refused(self, reason: str) -> ScenarioError:
@@ -312,17 +303,22 @@ def _chosen(plain: Any, options: tuple[Any, ...]) -> Any:
         return type(None)
     form = next(iter(plain)) if isinstance(plain, dict) else ""
     for option in options:
-        if isinstance(option, type) and dataclasses.is_dataclass(option):
-            fits = form == option.__name__
-        elif isinstance(option, type) and issubclass(option, enum.Enum):
-            fits = form == "enum"
-        elif typing.get_origin(option) is np.ndarray:
-            fits = form == "array"
-        elif isinstance(option, type) and issubclass(option, str | int | float | bool):
-            plain_scalar = isinstance(plain, option) or (option is float and form == "float")
-            fits = plain_scalar or (option is float and isinstance(plain, int))
-        else:
-            fits = form in ("items", "pairs")
-        if fits and option is not type(None):
+        if option is not type(None) and _fits(plain, form, option):
             return option
     raise TypeError(f"got {form or type(plain).__name__}; it is none of {len(options)} kinds")
+
+
+def _fits(plain: Any, form: str, option: Any) -> bool:
+    """Whether data of a form can be of a declared class."""
+    if typing.get_origin(option) is np.ndarray:
+        return form == "array"
+    if not isinstance(option, type):
+        return form in ("items", "pairs")
+    if dataclasses.is_dataclass(option):
+        return form == option.__name__
+    if issubclass(option, enum.Enum):
+        return form == "enum"
+    if not issubclass(option, str | int | float | bool):
+        return form in ("items", "pairs")
+    number = option is float and (form == "float" or isinstance(plain, int))
+    return number or isinstance(plain, option)

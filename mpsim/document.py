@@ -108,7 +108,6 @@ def parse_document(text: str, file: str) -> Document:
 
     Parameters
     ----------
-    text : str
     file : str
         What complaints call it.
 

@@ -1,17 +1,7 @@
 """The one exception tree of mpsim.
 
-::
-
-    MpsimError
-    ├── UnitError(ValueError)           a quantity whose unit is missing, unknown or of another dimension
-    ├── ScenarioError(ValueError)       a scenario that cannot be simulated; carries every Problem found
-    ├── HardwareError(ValueError)       hardware that does not exist or lacks what was asked of it
-    ├── WorkloadError(ValueError)       a model that does not exist or contradicts itself
-    ├── ScheduleError(ValueError)       an order of actions that no pipeline can execute as given
-    ├── DeadlockError(RuntimeError)     operations that wait for each other
-    ├── CalibrationError(ValueError)    measured data that cannot be used
-    ├── TooLargeError(RuntimeError)     a question that costs more than the limits, and nobody said that it is meant
-    └── MissingExtraError(ImportError)  an optional dependency that is not installed
+Every class is an `MpsimError` and the exception of Python that fits it: DeadlockError and TooLargeError are
+RuntimeErrors, MissingExtraError is an ImportError, all others are ValueErrors.
 
 A message says where, what was got, what is needed, and the change that mends it.
 """
@@ -136,7 +126,6 @@ class TooLargeError(MpsimError, RuntimeError):
 
     Parameters
     ----------
-    message : str
     memory_bytes, seconds : float
         Estimated cost [B], [s].
     points : int

@@ -92,10 +92,8 @@ def check_regular(path: str | Path, *, needed: str, error: type[MpsimError]) -> 
 
     Parameters
     ----------
-    path : str or Path
     needed : str
         A file that the reader takes, in words.
-    error : type of MpsimError
 
     Raises
     ------
@@ -130,7 +128,6 @@ def open_regular(
 
     Parameters
     ----------
-    path : str or Path
     needed : str
         A file that the reader takes, in words.
     error : type of MpsimError
@@ -159,7 +156,6 @@ def open_input(
 
     Parameters
     ----------
-    path : str or Path
     needed : str
         A file that the reader takes, in words.
     error : type of MpsimError
@@ -237,8 +233,6 @@ def open_text(
 
     Parameters
     ----------
-    path : str or Path
-    needed : str
     error : type of MpsimError
         Also for what is no text.
     largest : int
@@ -283,10 +277,8 @@ def parse_json(text: str, path: str | Path, *, error: type[MpsimError]) -> Any:
 
     Parameters
     ----------
-    text : str
     path : str or Path
         File that messages name.
-    error : type of MpsimError
 
     Raises
     ------

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
 
 from mpsim.errors import MpsimError
 from mpsim.inputs import shown
@@ -65,58 +65,43 @@ class Record:
         """Value as it is; None where it is absent."""
         return self._data.get(key)
 
-    def _value(self, key: str, default: Any, needed: str) -> Any:
+    def _read(
+        self, key: str, default: Any, needed: str, fits: Callable[[Any], bool] = lambda _: True
+    ) -> Any:
+        """Value of a key that fits, or the default."""
         value = self._data.get(key)
-        if value is not None:
-            return value
-        if default is _ABSENT:
+        if value is None and default is not _ABSENT:
+            return default
+        if value is None or not (value is default or fits(value)):
             raise self.wrong(key, needed)
-        return default
+        return value
 
     def whole(self, key: str, default: Any = _ABSENT, *, least: int = 0, most: int = MOST) -> int:
         """Whole number within its bounds."""
         needed = f"a whole number of {least} to {most}" if most < MOST else "a whole number"
-        value = self._value(key, default, needed)
-        if value is default:
-            return value  # type: ignore[no-any-return] # what the caller gave
-        if not _is_whole(value) or not least <= value <= most:
-            raise self.wrong(key, needed)
-        return int(value)
+        whole: int = self._read(key, default, needed, lambda value: _is_whole(value, least, most))
+        return whole
 
     def number(self, key: str, default: Any = _ABSENT, *, least: float = -math.inf) -> float:
         """Finite number of at least `least`."""
-        needed = (
-            "a finite number" if least == -math.inf else f"a finite number of {least:g} or more"
-        )
-        value = self._value(key, default, needed)
-        if value is default:
-            return value  # type: ignore[no-any-return] # what the caller gave
-        if not isinstance(value, int | float) or isinstance(value, bool) or not _finite(value):
-            raise self.wrong(key, needed)
-        if value < least:
-            raise self.wrong(key, needed)
-        return float(value)
+        needed = "a finite number" + (f" of {least:g} or more" if least > -math.inf else "")
+        value = self._read(key, default, needed, lambda value: _is_finite(value) and value >= least)
+        number: float = value if value is default else float(value)
+        return number
 
     def text(self, key: str, default: Any = _ABSENT) -> str:
         """Text."""
-        value = self._value(key, default, "a text")
-        if value is not default and not isinstance(value, str):
-            raise self.wrong(key, "a text")
-        return value  # type: ignore[no-any-return]
+        text: str = self._read(key, default, "a text", lambda value: isinstance(value, str))
+        return text
 
     def record(self, key: str, default: Any = _ABSENT) -> Record:
         """Object."""
-        value = self._value(key, default, "an object")
-        if value is not default and not isinstance(value, Mapping):
-            raise self.wrong(key, "an object")
+        value = self._read(key, default, "an object", lambda value: isinstance(value, Mapping))
         return Record(value, f"{self.place}: {key}", error=self._error)
 
     def items(self, key: str, default: Any = _ABSENT) -> list[Any]:
         """List of anything."""
-        value = self._value(key, default, "a list")
-        if value is not default and not isinstance(value, list):
-            raise self.wrong(key, "a list")
-        return list(value)
+        return list(self._read(key, default, "a list", lambda value: isinstance(value, list)))
 
     def records(self, key: str, default: Any = _ABSENT) -> list[Record]:
         """List of objects."""
@@ -129,17 +114,18 @@ class Record:
         """List of whole numbers."""
         values = self.items(key, default)
         for value in values:
-            if not _is_whole(value) or not least <= value <= MOST:
+            if not _is_whole(value, least, MOST):
                 raise self._error(f"{self.place}: {key} holds {shown(value)}; needed whole numbers")
         return tuple(values)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-def _finite(value: float) -> bool:
+def _is_finite(value: object) -> bool:
     try:
-        return math.isfinite(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and math.isfinite(cast(float, value))
     except OverflowError:  # an integer beyond all floats
         return False

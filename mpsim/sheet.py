@@ -46,7 +46,6 @@ class Section:
         Names of the columns.
     right : tuple of int
         Columns set flush right.
-    title : str
     lines : tuple of str
         Sentences.
     """
@@ -98,7 +97,6 @@ class Sheet:
     ----------
     title : str
         Such as the name of the scenario.
-    sections : tuple of Section
 
     Examples
     --------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from mpsim.cost import Constants
 from mpsim.engine import Timeline, run, run_interfering
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Prepared",
-    "Support",
     "check_order",
     "job_class",
     "prepare",
@@ -42,24 +41,7 @@ __all__ = [
     "simulate_step",
 ]
 
-Study: TypeAlias = Literal["replay", "sensitivity", "variation"]
 Build: TypeAlias = Callable[[Plan, PlanCosts], Program]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Support:
-    """Whether something can be studied; it is false where it cannot.
-
-    Parameters
-    ----------
-    reason : str
-        Why not; empty where it can.
-    """
-
-    reason: str = ""
-
-    def __bool__(self) -> bool:
-        return not self.reason
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -68,8 +50,6 @@ class Prepared:
 
     Parameters
     ----------
-    scenario : Scenario
-    plan : Plan
     costs : PlanCosts
         Of the plan.
     program : Program
@@ -170,34 +150,14 @@ class Prepared:
         """Whether every duration is known before the step runs, so that many steps are one array operation."""
         return self.plan.network == "analytic" and not self.plan.interference
 
-    def supports(self, study: Study) -> Support:
-        """Whether this step can be studied in a certain way.
-
-        Parameters
-        ----------
-        study : {"replay", "sensitivity", "variation"}
-            ``replay``: many steps at once, as their durations are known beforehand.
-        """
-        plan = self.plan
-        if study == "replay" and not self.replays:
-            return Support("rates change while a step runs: each is simulated on its own")
-        if study == "variation" and plan.classes:
-            return Support("variation needs replicas that are alike")
-        return Support()
-
 
 def prepare(scenario: Scenario, *, build: Build = build_program) -> Prepared:
     """Resolve a scenario, cost it and build its program.
 
     Parameters
     ----------
-    scenario : Scenario
     build : callable, optional
         Builds the program from plan and costs; a study brings one that shares work between scenarios.
-
-    Returns
-    -------
-    Prepared
 
     Raises
     ------
@@ -220,10 +180,6 @@ def prepare(scenario: Scenario, *, build: Build = build_program) -> Prepared:
 def ready(scenario: Scenario) -> Prepared | ServicePlan:
     """Go as far as it takes to refuse all that `simulate` refuses: what ``mpsim check`` does.
 
-    Returns
-    -------
-    Prepared or ServicePlan
-
     Raises
     ------
     ScenarioError
@@ -245,14 +201,6 @@ def ready(scenario: Scenario) -> Prepared | ServicePlan:
 def simulate(scenario: Scenario) -> Result | ServiceResult:
     """Simulate what a scenario asks for: a training step, or a service with its stream of requests.
 
-    Parameters
-    ----------
-    scenario : Scenario
-
-    Returns
-    -------
-    Result or ServiceResult
-
     Raises
     ------
     ScenarioError
@@ -260,24 +208,14 @@ def simulate(scenario: Scenario) -> Result | ServiceResult:
     """
     if not scenario.serves:
         return simulate_step(scenario)
-    from mpsim.serving import (
-        make_service,
-        run_service,
-    )  # simpy, which most training steps do without
+    # with simpy, which most training steps do without
+    from mpsim.serving import make_service, run_service
 
     return run_service(scenario, make_service(scenario))
 
 
 def simulate_step(scenario: Scenario) -> Result:
     """Simulate one training step: Scenario, Plan, Program, Timeline, Result.
-
-    Parameters
-    ----------
-    scenario : Scenario
-
-    Returns
-    -------
-    Result
 
     Raises
     ------

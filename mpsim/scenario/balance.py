@@ -82,7 +82,6 @@ def balanced_layers(
 
     Parameters
     ----------
-    work : Work
     stage_rank : tuple of int
         Pipeline rank of each stage, in model order.
     split : StageSplit

@@ -170,7 +170,6 @@ def read_layers(
 
     Parameters
     ----------
-    path : Path
     set : iterable of str
         ``key=value`` each.
     overrides : iterable of str

@@ -21,7 +21,6 @@ def clusters_of(choice: ClusterChoice, key: str, folder: Folder) -> tuple[Cluste
 
     Parameters
     ----------
-    choice : ClusterChoice
     key : str
         ``stages`` or ``replicas``.
     folder : callable

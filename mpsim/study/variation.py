@@ -212,8 +212,8 @@ def simulate_variation(
         raise ScenarioError(
             f"{plan.name}: has no variation; give one, such as variation: {{jitter: 0.02}}"
         )
-    if not (support := Prepared.of(result).supports("variation")):
-        raise ScenarioError(f"{plan.name}: {support.reason}")
+    if plan.classes:
+        raise ScenarioError(f"{plan.name}: variation needs replicas that are alike")
     count = (samples or chosen.samples) if chosen.is_random else 1
     seed = plan.seed if seed is None else seed
     machine = _Machine(result, chosen)

@@ -130,7 +130,6 @@ def absent_parts(variation: Variation, nodes: int, accelerators: int) -> list[Pr
 
     Parameters
     ----------
-    variation : Variation
     nodes, accelerators : int
         Of the cluster; every accelerator is a rank.
     """
