@@ -24,7 +24,7 @@ def search_service(
     """Search layouts of a service and print them; whether somebody interrupted it."""
     from mpsim.cli.console import note, print_json, print_sheet, wrote
     from mpsim.cli.progress import phases_bar
-    from mpsim.study.service_search import search_services
+    from mpsim.study.search.services import search_services
 
     with phases_bar(scenario.name) as report:
         outcome = search_services(scenario, values, progress=report, **options)

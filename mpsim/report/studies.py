@@ -10,7 +10,7 @@ from mpsim.plot.chart import Axis, Lines, scattered
 from mpsim.report.blocks import Cell, Column, Note, Section, Table, at
 from mpsim.report.choices import MOST, what_if
 from mpsim.report.search import is_search, search_page
-from mpsim.study.service_search.outcome import SERVICE_REASONS
+from mpsim.study.search.service_outcome import SERVICE_REASONS
 
 __all__ = ["is_study", "study_page"]
 

@@ -96,7 +96,6 @@ def measure_blame(timeline: Timeline, undisturbed: Timeline, culprit: Ints | Non
 
     Parameters
     ----------
-    timeline : Timeline
     undisturbed : Timeline
         Of the same program where nothing varies.
     culprit : int64[N], optional

@@ -56,7 +56,6 @@ class Difference:
     ----------
     name : str
         Key of the summary, with its unit.
-    a, b : float or None
     intervals : tuple of sequence of float, or None
         ``[low, high]`` of each, where both results have one.
     """

@@ -50,7 +50,6 @@ def executor_for(
     ----------
     jobs : int
         Local processes.
-    tasks : int
     executor : Executor, optional
         Taken as it is, and left open.
     cluster : str, optional

@@ -142,7 +142,6 @@ def rate_of(
 
     Parameters
     ----------
-    cluster : Cluster
     offer : str
         One of `OFFERS`.
     rates : mapping of str to float, optional

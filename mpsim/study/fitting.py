@@ -41,7 +41,6 @@ def changes_that_fit(scenario: Scenario, *, most: int = _MOST) -> list[Change]:
 
     Parameters
     ----------
-    scenario : Scenario
     most : int
         Changes to return.
 

@@ -52,8 +52,6 @@ class Goodput(Shown, Tabular):
         Simulated in each trial.
     interval : float
         Work between checkpoints [s].
-    reliability : Reliability
-    checkpoint : Checkpoint
     shares : float64[K, len(PARTS)]
         Of each trial's time; every row sums to 1.
     interruptions : int64[K]
@@ -159,18 +157,10 @@ def simulate_goodput(
 
     Parameters
     ----------
-    reliability : Reliability
-    checkpoint : Checkpoint
     interval : float, optional
         Work between checkpoints [s]; Daly's best when left out.
-    days : float
-    trials : int
     seed : int
         Equal seeds give equal results.
-
-    Returns
-    -------
-    Goodput
 
     Raises
     ------

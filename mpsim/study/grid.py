@@ -43,7 +43,6 @@ def sweep(
 
     Parameters
     ----------
-    scenario : Scenario
     values : mapping of str to sequence
         Dotted keys (``parallelism.tp``) and the values each takes.
     jobs : int
@@ -59,10 +58,6 @@ def sweep(
         ``(i, n)``: only the i-th of n parts of the rows, counted from 1.
     progress : callable, optional
         Called with (rows done, rows in all) whenever some are done.
-
-    Returns
-    -------
-    Sweep
 
     Raises
     ------

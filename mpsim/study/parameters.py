@@ -52,10 +52,6 @@ class Parameter:
 def parameters(plan: Plan) -> list[Parameter]:
     """Everything of a plan that has a size other than zero.
 
-    Parameters
-    ----------
-    plan : Plan
-
     Returns
     -------
     list of Parameter
@@ -211,7 +207,6 @@ class _Later:
 
     Parameters
     ----------
-    model : CollectiveModel
     inside, across : float
         Shares for what stays in a scale-up domain and for what leaves it; below 0 it comes sooner.
     """

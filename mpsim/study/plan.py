@@ -37,7 +37,6 @@ class Assumptions:
 
     Parameters
     ----------
-    facility : Facility
     offer : str
         Kind of price, one of `mpsim.study.facility.OFFERS`.
     rates : mapping of str to float
@@ -67,14 +66,10 @@ class Training(Shown):
 
     Parameters
     ----------
-    scenario : str
     values : mapping of str to object
         What differs from the scenario, by dotted key.
     tokens : float
         Trained on, repeats included.
-    steps : int
-    step_time_s : float
-    accelerators : int
     goodput : float
         Share of the days that is progress: no failures, restarts, lost work or checkpoints.
     checkpoint_interval_s : float
@@ -180,13 +175,8 @@ def plan_training(
         Of the step.
     tokens : float
         To train on.
-    assumed : Assumptions
     setting : Setting, optional
         What the interval of the step depends on, where less is known of it than a scenario says; the scenario's own when left out.
-
-    Returns
-    -------
-    Training
 
     Raises
     ------
@@ -355,12 +345,10 @@ def plan(
 
     Parameters
     ----------
-    scenario : Scenario
     tokens : float
         To train on.
     over : mapping of str to sequence, optional
         Values by dotted key; every combination is planned.
-    assumed : Assumptions, optional
     deadline : float, optional
         Days.
     budget : float, optional

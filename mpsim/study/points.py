@@ -25,10 +25,6 @@ _QUANTITY = re.compile(r"[0-9][0-9.eE+-]* [^ .]+")
 class Product(Sequence[Mapping[str, object]]):
     """Every combination of some values, the last key fastest, each made when it is asked for.
 
-    Parameters
-    ----------
-    values : mapping of str to sequence
-
     Examples
     --------
     >>> grid = Product({"parallelism.tp": [1, 2], "parallelism.pp": [4, 8]})
@@ -126,7 +122,6 @@ class Points:
 
         Parameters
         ----------
-        scenario : Scenario
         values : sequence of mapping
             Of each point.
         shard : (int, int), optional

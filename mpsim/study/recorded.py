@@ -30,7 +30,6 @@ class ActionPair:
         Rank class of the simulated step.
     action : str
         Such as ``2B0``.
-    simulated_start_s, simulated_s : float
     recorded_start_s, recorded_s : float
         Start since the step began, and duration [s].
     """
@@ -49,7 +48,6 @@ class RecordedComparison:
 
     Parameters
     ----------
-    scenario : str
     recording : str
         What recorded it.
     step : Difference
@@ -60,7 +58,6 @@ class RecordedComparison:
         Actions that both have, by rank and simulated start; empty where either has none.
     same_order : tuple of (str, bool)
         Whether each recorded rank took its actions in the simulated order, by its name; empty without actions.
-    simulated, recorded : Timeline
     offsets_s : tuple of float
         What was taken from the clocks of the ranks [s].
     """
@@ -126,7 +123,6 @@ def compare_recorded(result: Result, recorded: RecordedStep) -> RecordedComparis
     ----------
     result : Result
         Of the scenario that was recorded.
-    recorded : RecordedStep
 
     Notes
     -----

@@ -80,7 +80,6 @@ class Reliability:
 
         Parameters
         ----------
-        cluster : Cluster
         scale : float
             Times the published rates of components (a young cluster has several times those of a mature one).
         restart, repair : float, optional
@@ -142,7 +141,6 @@ class Checkpoint:
         ----------
         size : float
             Of the whole job [B].
-        accelerators : int
         storage : float, optional
             Bandwidth of the storage for the whole job [B/s]; what a published system gave each accelerator when left out.
         in_background : bool
@@ -202,8 +200,6 @@ def expected_share(reliability: Reliability, checkpoint: Checkpoint, interval: f
 
     Parameters
     ----------
-    reliability : Reliability
-    checkpoint : Checkpoint
     interval : float
         Work between checkpoints [s].
 

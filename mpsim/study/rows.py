@@ -45,7 +45,6 @@ class Sweep(Shown, Tabular):
         Name of the scenario that was varied.
     keys : tuple of str
         Dotted keys, in the order they were given; the last varies fastest.
-    rows : sequence of Row
     remarks : tuple of str
         Rows of a resumed file that were computed again, and why.
     interrupted : bool

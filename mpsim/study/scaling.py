@@ -30,7 +30,6 @@ class Scaled:
     ----------
     mode : str
         One of `MODES`.
-    accelerators : int
     summary : mapping or None
         Result in the shape of ``mpsim run --json``; None where it cannot run.
     reason : str
@@ -63,7 +62,6 @@ class Scale(Shown, Tabular):
 
     Parameters
     ----------
-    scenario : str
     rows : tuple of Scaled
         By mode, the fewest accelerators first.
     interrupted : bool

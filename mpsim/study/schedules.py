@@ -73,10 +73,8 @@ class TimedSchedule:
 
     Parameters
     ----------
-    orders : Orders
     timeline : Timeline
         In ticks of which `scale` are a unit of the given times.
-    scale : int
     ideal : float
         Busy time of the busiest rank [unit of the times].
     """
@@ -133,15 +131,10 @@ def time_schedule(orders: Orders, times: Times, *, overlap: str = "late-send") -
 
     Parameters
     ----------
-    orders : Orders
     times : Times
         Of one chunk.
     overlap : str
         How fused blocks run; see `mpsim.training.from_orders`.
-
-    Returns
-    -------
-    TimedSchedule
 
     Raises
     ------
@@ -176,8 +169,6 @@ def named_orders(
 
     Parameters
     ----------
-    name : str
-    pp, microbatches : int
     virtual_stages : int, optional
         What the schedule has when absent.
     times : Times
@@ -186,10 +177,6 @@ def named_orders(
         Chunks whose activations fit on a rank.
     **given : int
         Options of that schedule alone.
-
-    Returns
-    -------
-    Orders
     """
     known = () if name.endswith(".csv") else schedule(name).options
     wanted: dict[str, object] = {
@@ -210,7 +197,6 @@ class SynthesisedSchedule:
 
     Parameters
     ----------
-    orders : Orders
     lower_bound, gap : float
         No order within the memory takes less [unit of the times]; makespan over it, less 1.
     best_named : tuple of str and float, or None
@@ -250,7 +236,6 @@ def synthesise_schedule(
 
     Parameters
     ----------
-    pp, microbatches : int
     times : Times
         Of one chunk.
     virtual_stages : int, optional
@@ -259,10 +244,6 @@ def synthesise_schedule(
         Chunks whose activations fit on a rank.
     **options : int
         ``budget`` (evaluations) and ``seed`` of the search.
-
-    Returns
-    -------
-    SynthesisedSchedule
     """
     scale = times.scale
     forward, backward, weight, send = (float(time * scale) for time in dataclasses.astuple(times))
@@ -301,12 +282,8 @@ class ScheduleChoice:
 
     Parameters
     ----------
-    name : str
-    timed : TimedSchedule or None
     activations : float
         Most that any rank holds, until W, in activations of a whole rank's share of the model.
-    weight_copies : int
-    reason : str
     """
 
     name: str
@@ -345,7 +322,6 @@ def compare_schedules(
 
     Parameters
     ----------
-    pp, microbatches : int
     times : Times
         Of a rank's whole share of the model; schedules with several chunks a rank get them divided.
     memory : float, optional

@@ -61,12 +61,10 @@ class Sensitivity(Shown, Tabular):
 
     Parameters
     ----------
-    scenario : str
     step_time_s : float
         Undisturbed [s].
     step : float
         By which share each parameter was made smaller and larger.
-    rows : tuple of Elasticity
     """
 
     scenario: str
@@ -105,10 +103,6 @@ def measure_sensitivity(result: Result, *, step: float = _STEP) -> Sensitivity:
         Where rates change while a step runs (``network: flow``, ``interference``), each variant is simulated on its own.
     step : float
         By which share each parameter is made smaller and larger, in (0, 1).
-
-    Returns
-    -------
-    Sensitivity
 
     Raises
     ------

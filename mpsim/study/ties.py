@@ -14,12 +14,7 @@ __all__ = ["Ratio", "ratio_between", "ratio_of", "ties"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ratio:
-    """A figure of b over that of a, with the interval that four of five measured ratios lie in.
-
-    Parameters
-    ----------
-    value, low, high : float
-    """
+    """A figure of b over that of a, with the interval that four of five measured ratios lie in."""
 
     value: float
     low: float

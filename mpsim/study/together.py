@@ -113,7 +113,6 @@ class Together:
 
         Parameters
         ----------
-        scenarios : sequence of Scenario
         kinds : sequence of str, optional
             Equal for scenarios that differ only in links and prices (`mpsim.study.shared.kind_of`).
 
@@ -187,7 +186,6 @@ def compute_rows(
 
     Parameters
     ----------
-    scenario : Scenario
     points : sequence of (mapping, str or None)
         Values of each, and why it is none if that is known.
     any_size : bool

@@ -66,7 +66,6 @@ class Percentile:
 
     Parameters
     ----------
-    percent : float
     seconds : float
         Of the sample [s].
     low_s, high_s : float or None
@@ -196,10 +195,6 @@ def simulate_variation(
         That of the scenario by default.
     samples, seed : int, optional
         Those of the section and of the scenario by default; without anything random, one step is all there is.
-
-    Returns
-    -------
-    VariedSteps
 
     Raises
     ------

@@ -158,7 +158,6 @@ def sweep_sheet(
     ----------
     keys : sequence of str
         Of the values, in their order.
-    rows : sequence of Row
     best, thriftiest : Row or None
         Of most tokens, and of least energy.
     ties : int

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mpsim
 from mpsim.plot import ServiceFrontDisplay
-from mpsim.study.service_search import search_services
+from mpsim.study.search.services import search_services
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import mpsim
 from mpsim.errors import MpsimError
-from mpsim.study.search import find, limits
+from mpsim.study.search import given, trainings
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = ROOT / "scenarios"
@@ -94,7 +94,7 @@ def by_hand(name: str) -> Iterator[dict[str, object]]:
 def best_by_hand(name: str, scenario: mpsim.Scenario) -> tuple[float, int]:
     """Step time of the best of these that leaves as much memory as a search [s], and how many run."""
     steps = []
-    usable = 1.0 - float(find.defaults("search")["margin"])
+    usable = 1.0 - float(given.defaults("search")["margin"])
     for values in by_hand(name):
         try:
             step = mpsim.simulate(scenario.with_values(values))
@@ -106,8 +106,8 @@ def best_by_hand(name: str, scenario: mpsim.Scenario) -> tuple[float, int]:
     return min(steps), len(steps)
 
 
-def _clocked(budget: float | None) -> limits.Clock:
-    return limits.Clock(budget, now=time.process_time)
+def _clocked(budget: float | None) -> given.Clock:
+    return given.Clock(budget, now=time.process_time)
 
 
 def _compare_with_hands(only: str) -> None:
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--by-hand", action="store_true")
     options = parser.parse_args()
     budgets = [float(text) for text in options.budgets.split(",")]
-    find.Clock = _clocked  # type: ignore[misc,assignment]
+    trainings.Clock = _clocked  # type: ignore[misc,assignment]
     if options.by_hand:
         _compare_with_hands(options.only)
         return

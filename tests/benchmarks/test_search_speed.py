@@ -13,9 +13,9 @@ import pytest
 
 import mpsim
 from mpsim.study.search.bound import Bounder
-from mpsim.study.search.exact import Timer
+from mpsim.study.search.candidate import Timer
+from mpsim.study.search.layouts import Layouts
 from mpsim.study.search.order import _flight, _orders
-from mpsim.study.search.space import Space
 from mpsim.training.planning import make_plan
 
 pytestmark = pytest.mark.benchmark(group="search")
@@ -72,7 +72,7 @@ def test_gpt3_on_1024_accelerators(gpt3, clear, front):
 
 def test_exact_step_times_of_the_most_promising(gpt3, clear):
     """Nothing is pruned here: every one is built and replayed."""
-    space = Space(gpt3, {})
+    space = Layouts(gpt3, {})
     layouts = [one for frame in space.frames() for one in space.layouts(frame)]
     bounder = Bounder(make_plan(gpt3.with_values(layouts[0].values())))
     timer = Timer(bounder, gpt3)

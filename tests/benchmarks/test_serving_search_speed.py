@@ -11,7 +11,7 @@ import time
 import pytest
 
 import mpsim
-from mpsim.study.service_search import search_services
+from mpsim.study.search.services import search_services
 
 pytestmark = pytest.mark.benchmark(group="search")
 

@@ -61,12 +61,12 @@ def test_quantities_have_units(mpsim_cli, scenarios):
 
 def test_an_interrupt_prints_what_was_found(mpsim_cli, scenarios, monkeypatch):
     """And says so, with the exit code of an interrupt."""
-    from mpsim.study.search import find
+    from mpsim.study.search import trainings
 
     def interrupt(timer, layouts):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(find, "_seconds", interrupt)
+    monkeypatch.setattr(trainings, "_seconds", interrupt)
     outcome = mpsim_cli("search", scenarios / "quickstart.yaml", *OVER)
     assert outcome.code == 130
     assert "legal layouts" in outcome.out

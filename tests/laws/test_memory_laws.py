@@ -15,7 +15,7 @@ from mpsim import Scenario, simulate
 from mpsim.framework import framework
 from mpsim.simulate import Prepared
 from mpsim.study.search.bound import Bounder
-from mpsim.study.search.space import Space
+from mpsim.study.search.layouts import Layouts
 from mpsim.training.memory import COMPONENTS, account_memory, memory_curve
 from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.planning import make_plan
@@ -132,7 +132,7 @@ SINGLE: dict[str, Any] = {
 def test_search_knows_the_memory_that_the_account_has(preset: str) -> None:
     """Of every layout of one node: those whose gradients come in the only backward, and those with a sharded root, too."""
     scenario = Scenario.from_mapping({**SINGLE, "framework": preset}, checked=False)
-    space = Space(scenario, {"schedule": ("1f1b",)})
+    space = Layouts(scenario, {"schedule": ("1f1b",)})
     legal = [layout for frame in space.frames() for layout in space.layouts(frame)]
     layouts = random.Random(preset).sample(legal, min(40, len(legal)))
     plans = [make_plan(scenario.with_values(layout.values())) for layout in layouts]

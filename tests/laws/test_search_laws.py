@@ -13,11 +13,12 @@ from mpsim.errors import DeadlockError, ScenarioError
 from mpsim.scenario import Scenario
 from mpsim.schedule import make_orders
 from mpsim.study.search.bound import Bounder
+from mpsim.study.search.candidate import Timer
 from mpsim.study.search.decisions import choices, turned
-from mpsim.study.search.exact import Timer
 from mpsim.study.search.further import further, pipelines
+from mpsim.study.search.given import split_axes
+from mpsim.study.search.layouts import AXES, Layouts
 from mpsim.study.search.order import Order
-from mpsim.study.search.space import AXES, Space, split_axes
 from mpsim.training.memory import Flight, account_memory
 from mpsim.training.planning import Division, make_plan, recompute_of
 
@@ -64,7 +65,7 @@ def scenario_of(name):
 
 def legal_layouts(scenario, given=None):
     """Every legal layout, frame by frame."""
-    space = Space(scenario, given or {})
+    space = Layouts(scenario, given or {})
     return [layout for frame in space.frames() for layout in space.layouts(frame)]
 
 
@@ -152,7 +153,7 @@ def test_the_space_is_what_the_checks_accept(name):
         "recompute": ("none", "full"),
     }
     found = {tuple(layout.values().items()) for layout in legal_layouts(scenario, given)}
-    space = Space(scenario, given)
+    space = Layouts(scenario, given)
     accepted = set()
     for choice in itertools.product(*(space.choices[axis] for axis in AXES)):
         point = {

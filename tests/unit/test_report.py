@@ -19,7 +19,7 @@ from mpsim.report.blocks import chart_of, plain
 from mpsim.report.choices import what_if
 from mpsim.report.lanes import lanes_of, packed
 from mpsim.serving import make_service, run_service
-from mpsim.study.service_search import search_services
+from mpsim.study.search.services import search_services
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"' --> <!--"
 """A name that would end the data of a page and begin a script of its own."""

@@ -13,10 +13,10 @@ import pytest
 import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.plot import SearchDisplay
-from mpsim.study.search import Found, Search
-from mpsim.study.search import find as finding
-from mpsim.study.search.queue import Queue, WaitingFrame
-from mpsim.study.search.space import Space
+from mpsim.study.search import Found, Search, trainings
+from mpsim.study.search.candidate import WaitingFrame
+from mpsim.study.search.layouts import Layouts
+from mpsim.study.search.queue import Queue
 
 OVER = {
     "parallelism.tp": [1, 2, 4],
@@ -116,15 +116,15 @@ def test_an_interrupted_search_keeps_what_it_found_and_resumes(
     kept = len(journal.read_text().splitlines())
     assert kept == len(first.rows) == first.counts["simulated"] > 0
     timed = []
-    seconds = finding._seconds
+    seconds = trainings._seconds
     monkeypatch.setattr(
-        finding, "_seconds", lambda timer, some: timed.extend(some) or seconds(timer, some)
+        trainings, "_seconds", lambda timer, some: timed.extend(some) or seconds(timer, some)
     )
     assert mpsim.search(scenario, OVER, top=4, resume=journal).rows == found.rows
     assert len(timed) == len(found.rows) - kept
 
 
-DEFAULTS = finding.defaults
+DEFAULTS = trainings.defaults
 
 
 def test_a_budget_ends_a_search_and_it_says_that_nothing_is_proved(scenario, found):
@@ -144,7 +144,7 @@ def test_what_was_bounded_and_not_simulated_bounds_what_is_missed(scenario, monk
             raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        finding,
+        trainings,
         "defaults",
         lambda section: {**DEFAULTS(section), "bounded_a_turn": 10**9, "batch": 1},
     )
@@ -321,7 +321,7 @@ def test_every_layout_is_looked_at_once_whatever_is_foreseen(scenario):
     """Only the order hangs on scores: random ones, none that fits, all alike."""
     for seed, score in ((1, None), (2, None), (3, math.inf), (4, 1.0)):
         draw = random.Random(seed)
-        space = Space(scenario, {})
+        space = Layouts(scenario, {})
         frames = [WaitingFrame(0, None, space.layouts(frame)) for frame in space.frames()]
         seen = []
 

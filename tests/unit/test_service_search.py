@@ -13,7 +13,8 @@ from mpsim.plot import ServiceFrontDisplay, ServiceRateDisplay
 from mpsim.scenario import Scenario
 from mpsim.serving.planning import make_service
 from mpsim.serving.stream import draw_requests
-from mpsim.study.service_search import largest_rate, search_services
+from mpsim.study.search.rate import largest_rate
+from mpsim.study.search.services import search_services
 
 
 def _scenario(model="llama3-8b", *, nodes=1, **serving):

@@ -1,8 +1,31 @@
-"""Search: the best layouts of a model on a cluster."""
+"""Search: the best layouts of a model on a cluster, to train it or to serve it; one branch and bound over two spaces.
 
-from mpsim.study.search.find import search
+Services are in `mpsim.study.search.services`, whose imports a search of trainings has no use for.
+"""
+
 from mpsim.study.search.found import Found
+from mpsim.study.search.layouts import AXES, Frame, Layout, Layouts
 from mpsim.study.search.outcome import OBJECTIVES, REASONS, Search
-from mpsim.study.search.space import AXES, Frame, Layout, Space
+from mpsim.study.search.service_outcome import (
+    SERVICE_OBJECTIVES,
+    SERVICE_REASONS,
+    FoundService,
+    ServiceSearch,
+)
+from mpsim.study.search.trainings import search
 
-__all__ = ["AXES", "OBJECTIVES", "REASONS", "Found", "Frame", "Layout", "Search", "Space", "search"]
+__all__ = [
+    "AXES",
+    "OBJECTIVES",
+    "REASONS",
+    "SERVICE_OBJECTIVES",
+    "SERVICE_REASONS",
+    "Found",
+    "FoundService",
+    "Frame",
+    "Layout",
+    "Layouts",
+    "Search",
+    "ServiceSearch",
+    "search",
+]

@@ -27,10 +27,9 @@ from mpsim.program import Rows, Stream
 from mpsim.program.program import TICK
 from mpsim.program.template import ticks
 from mpsim.schedule import Action, Orders
-from mpsim.study.search.exposed import Exposed, StageParts
+from mpsim.study.search.layouts import Frame, Layout
 from mpsim.study.search.order import Order
-from mpsim.study.search.shapes import KEPT, Shapes, content, part_names, varied
-from mpsim.study.search.space import Frame, Layout
+from mpsim.study.search.shapes import KEPT, Exposed, Shapes, StageParts, content, part_names, varied
 from mpsim.training.costs import PlanCosts
 from mpsim.training.memory import (
     Fresh,
@@ -58,7 +57,6 @@ class Bounded:
 
     Parameters
     ----------
-    layouts : list of Layout
     memory : float64[K]
         What the fullest rank needs [B]: that of `mpsim.training.memory.account_memory`, to rounding; of layouts that need more than
         there is, something above that.
@@ -144,7 +142,6 @@ class Bounder:
 
         Parameters
         ----------
-        layouts : sequence of Layout
         usable : float
             Share of each accelerator's memory that may be full.
         most : float

@@ -8,7 +8,7 @@ from typing import Final
 
 from mpsim.study.search.found import Found
 from mpsim.study.search.further import FURTHER
-from mpsim.study.search.space import AXES
+from mpsim.study.search.layouts import AXES
 
 __all__ = ["Decision", "choices", "decisions_of", "turned"]
 

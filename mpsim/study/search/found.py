@@ -1,19 +1,45 @@
-"""Layouts that a search simulated: their values and figures, and those that cannot be told apart folded into lines."""
+"""Layouts that a search simulated: their names, values and figures, and those that cannot be told apart folded into lines."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 from mpsim.parallel import AXIS_NAMES
 from mpsim.result.residuals import LEVEL, Setting, residuals
-from mpsim.study.search.naming import words_of
-from mpsim.study.search.space import AXES
+from mpsim.scenario.sections import Parallelism
+from mpsim.study.search.layouts import ALWAYS_SAID, AXES
 from mpsim.study.ties import ratio_between
 from mpsim.training.intervals import residuals_of
 from mpsim.units import Dimension, format_quantity
 
-__all__ = ["Found", "Line", "folded", "tie"]
+__all__ = ["SHORT", "Found", "Line", "folded", "runs", "tie"]
+
+
+SHORT: Mapping[str, str] = {
+    "layers_per_stage": "layers",
+    "virtual_stages": "v",
+    "micro_batch": "mb",
+    "sequence_parallel": "sp",
+    "name": "",
+}
+_USUAL: Mapping[str, object] = {
+    **{axis: 1 for axis in AXIS_NAMES if axis not in ALWAYS_SAID},
+    "sequence_parallel": False,
+    "zero": 0,
+    "virtual_stages": None,
+    "layers_per_stage": None,
+    "recompute": "none",
+    "recompute_modules": None,
+    "recompute_method": None,
+    "recompute_layers": None,
+    "order": Parallelism().order,
+    "offload": "none",
+    "placement": "packed",
+    "expert_overlap": "none",
+}
+"""What goes without saying."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -30,7 +56,6 @@ class Found:
         What was known before: no step is shorter [s].
     memory_bytes : float
         Of the fullest rank [B].
-    accelerators : int
     tokens : int
         Of a step.
     price_per_hour : float or None
@@ -78,7 +103,7 @@ class Found:
     @property
     def name(self) -> str:
         """The layout in a few words, what is usual left out."""
-        return ", ".join(f"{short} {value}".strip() for short, value in words_of(self.values))
+        return ", ".join(f"{short} {value}".strip() for short, value in _words_of(self.values))
 
     @property
     def tokens_per_s_per_accelerator(self) -> float:
@@ -131,7 +156,6 @@ class Line:
     ----------
     rank : int
         Of the layout, from 1.
-    row : Found
     twins : tuple of Found
         Layouts of the same degrees whose time cannot be told from its own.
     """
@@ -187,3 +211,20 @@ def _twin(row: Found, other: Found) -> bool:
         AXES[axis] for axis in AXES if axis in AXIS_NAMES
     }
     return all(row.values[key] == other.values.get(key) for key in keys) and tie(row, other)
+
+
+def runs(counts: Sequence[int]) -> str:
+    """Counts in a row, equal neighbours as 14x8."""
+    parts = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
+    return "-".join(f"{times}x{value}" if times > 1 else str(value) for value, times in parts)
+
+
+def _words_of(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Short names and values; switches that are on have no value."""
+    for key, value in values.items():
+        last = key.rpartition(".")[2]
+        if last not in _USUAL or value != _USUAL[last]:
+            words = runs(value) if isinstance(value, list | tuple) else value
+            if last == "stages" and isinstance(value, list | tuple):
+                words = " + ".join(str(part.get("count", 1)) for part in value)
+            yield SHORT.get(last, last), "" if value is True else words

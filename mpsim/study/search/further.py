@@ -9,7 +9,8 @@ from typing import Any, Final
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.scenario import Scenario
 from mpsim.scenario.checks.recompute import legal_modules
-from mpsim.study.search.space import Space, defaults
+from mpsim.study.search.given import defaults
+from mpsim.study.search.layouts import Layouts
 
 __all__ = ["FURTHER", "further", "pipelines"]
 
@@ -30,7 +31,6 @@ def further(scenario: Scenario, words: Sequence[str]) -> dict[str, list[object]]
 
     Parameters
     ----------
-    scenario : Scenario
     words : sequence of str
         Of `FURTHER`, or ``all``.
 
@@ -99,7 +99,7 @@ def pipelines(
     counts = [part.count for part in stages]
     shares = math.gcd(*counts)
     unit = sum(counts) // shares
-    for pp in Space(scenario, given).choices["pp"]:
+    for pp in Layouts(scenario, given).choices["pp"]:
         if pp % unit:
             continue
         parts = [

@@ -22,9 +22,6 @@ class Order:
 
     Parameters
     ----------
-    schedule : str
-    pp, microbatches : int
-    virtual_stages : int or None
     beside : bool
         Whether the framework makes blocks of forwards and backwards, to hide exchanges of experts.
     """

@@ -1,19 +1,21 @@
-"""The outcome of a search: the layouts that were simulated, ranked, and what became of the others."""
+"""The outcome of a search: what was simulated, ranked, and what became of the rest; of a training step with its front, its ties and its decisions."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from mpsim.frame import Tabular
-from mpsim.sheet import Sheet, Shown
+from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.rows import write_csv
 from mpsim.study.search.decisions import Decision
-from mpsim.study.search.found import Found, Line, folded, tie
-from mpsim.study.search.words import search_sheet
+from mpsim.study.search.found import SHORT, Found, Line, folded, runs, tie
+from mpsim.table import plural
+from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["OBJECTIVES", "REASONS", "Search"]
+__all__ = ["OBJECTIVES", "REASONS", "Outcome", "Search"]
 
 OBJECTIVES = ("time", "cost")
 """What the best layout has least of: seconds, or US dollars, a token."""
@@ -32,27 +34,92 @@ REASONS: Mapping[str, str] = {
 }
 """What can become of a legal layout, in words."""
 
+_TOLD = 3  # parts of the step by which the second layout differs
+
+
+class Row(Protocol):
+    """Something simulated that is a row of a ranking."""
+
+    def flat(self) -> dict[str, object]:
+        """Values and figures in one mapping, units in the names."""
+
+
+R = TypeVar("R", bound=Row)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Search(Shown, Tabular):
+class Outcome(Shown, Tabular, Generic[R]):
     """Outcome of a search.
 
     Parameters
     ----------
     scenario : str
-        Name of the scenario.
+        Its name.
     objective : str
-        One of `OBJECTIVES`.
+        What the rows are ranked by.
     top : int
-        How many layouts were asked for.
-    rows : tuple of Found
-        Every simulated layout, the best first; the first `top` are the best of all legal layouts if `complete`.
+        How many were asked for.
+    rows : tuple
+        Everything simulated, the best first; the first `top` are the best of all if `complete`.
     counts : mapping of str to int
-        Legal layouts by what became of them (`REASONS`).
+        What became of everything that was looked at, by reason.
     complete : bool
-        Whether every legal layout was simulated or ruled out, so that no other can be among the best.
+        Whether everything was simulated or ruled out, so that nothing else can be among the best.
+    interrupted : bool
+        Whether somebody interrupted it.
+    remarks : tuple of str
+        Entries of a resumed file that were simulated again, and why.
+    """
+
+    scenario: str
+    objective: str
+    top: int
+    rows: tuple[R, ...]
+    counts: Mapping[str, int]
+    complete: bool
+    interrupted: bool = False
+    remarks: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[R]:
+        return iter(self.rows)
+
+    @property
+    def looked_at(self) -> int:
+        """Layouts in all."""
+        return sum(self.counts.values())
+
+    @property
+    def leaders(self) -> tuple[R, ...]:
+        """The best `top`."""
+        return self.rows[: self.top]
+
+    def table(self) -> list[dict[str, object]]:
+        """One flat mapping a row, all with the same keys in the same order."""
+        flat = [row.flat() for row in self.rows]
+        keys = dict.fromkeys(key for row in flat for key in row)
+        return [{key: row.get(key) for key in keys} for row in flat]
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Write every row as CSV, units in the column names; return the text."""
+        return write_csv(self.table(), path)
+
+    def tally(self, reasons: Mapping[str, str], title: str, lines: tuple[str, ...]) -> Section:
+        """Everything looked at by what became of it, in words."""
+        rows = tuple((f"{count:,}", reasons[name]) for name, count in self.counts.items())
+        return Section(rows, (), (0,), title, lines)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Search(Outcome[Found]):
+    """Outcome of a search of training steps.
+
+    Parameters
+    ----------
     front_complete : bool
-        Whether the same is true of those that no other beats in time and memory at once.
+        Whether everything was simulated or ruled out that no other may beat in time and memory at once.
     floor : float or None
         Least objective that a layout which fits and was not simulated may have; None where there is none, or where layouts were not
         looked at, of which nothing is known.
@@ -64,10 +131,6 @@ class Search(Shown, Tabular):
     decisions : tuple of Decision
         Choices of the best layout with the best layout without each, those that nothing fits without first, then the dearest; empty
         unless asked for.
-    remarks : tuple of str
-        Layouts of a resumed file that were simulated again, and why.
-    interrupted : bool
-        Whether somebody interrupted it.
     keys : tuple of str
         Keys of a scenario that were searched beside the layout, such as ``cluster.nodes``.
     own_step_time_s : float or None
@@ -76,37 +139,36 @@ class Search(Shown, Tabular):
         Why that layout cannot be used; empty where it can.
     """
 
-    scenario: str
-    objective: str
-    top: int
-    rows: tuple[Found, ...]
-    counts: Mapping[str, int]
-    complete: bool
     front_complete: bool = True
     floor: float | None = None
     undivided: int = 0
     unbatched: int = 0
     decisions: tuple[Decision, ...] = ()
-    remarks: tuple[str, ...] = ()
-    interrupted: bool = False
     keys: tuple[str, ...] = ()
     own_step_time_s: float | None = None
     own_reason: str = ""
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[Found]:
-        return iter(self.rows)
-
     def sheet(self, *, front: bool = False) -> Sheet:
         """Ranking, `front` and what became of all others, as ``mpsim search`` prints them."""
-        return search_sheet(self, REASONS, front=front)
+        varied = self.objective == "cost" or bool(self.keys)  # else MFU says it all
+        priced = varied and any(row.price_per_hour for row in self.leaders)
+        return Sheet(
+            "",
+            (
+                _ranking(self, varied=varied, priced=priced),
+                *_decisions(self),
+                *_by_value(self, priced=priced),
+                *(_front(self) if front else ()),
+                self.tally(
+                    REASONS, f"{plural(self.legal, 'legal layout')}; {_proof(self)}", _left(self)
+                ),
+            ),
+        )
 
     @property
     def legal(self) -> int:
         """Legal layouts."""
-        return sum(self.counts.values())
+        return self.looked_at
 
     @property
     def gap(self) -> float | None:
@@ -124,11 +186,6 @@ class Search(Shown, Tabular):
     def best(self) -> Found | None:
         """The best layout; None if none was simulated."""
         return self.rows[0] if self.rows else None
-
-    @property
-    def leaders(self) -> tuple[Found, ...]:
-        """The best `top`."""
-        return self.rows[: self.top]
 
     @property
     def front(self) -> tuple[Found, ...]:
@@ -162,18 +219,13 @@ class Search(Shown, Tabular):
     @property
     def runner_up(self) -> dict[str, float]:
         """Parts of the step by what the second layout takes longer than the best [s], the most first; empty where there are no two."""
-        parts = [(row.summary or {}).get("breakdown_s") for row in self.rows[:2] if self.rows[1:]]
-        if len(parts) < _TWO or not all(isinstance(part, Mapping) for part in parts):
+        parts = [(row.summary or {}).get("breakdown_s") for row in self.rows[:2]]
+        known = [part for part in parts if isinstance(part, Mapping)]
+        if not known[1:]:
             return {}
-        best, second = (dict(part) for part in parts if isinstance(part, Mapping))
+        best, second = known
         longer = {name: float(second.get(name, 0.0)) - float(best[name]) for name in best}
         return dict(sorted(longer.items(), key=lambda item: -abs(item[1])))
-
-    def table(self) -> list[dict[str, object]]:
-        """One flat mapping a simulated layout, all with the same keys in the same order."""
-        flat = [row.flat() for row in self.rows]
-        keys = dict.fromkeys(key for row in flat for key in row)
-        return [{key: row.get(key) for key in keys} for row in flat]
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -200,10 +252,6 @@ class Search(Shown, Tabular):
             "front": [row.to_json() for row in self.front],
         }
 
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """Write every simulated layout as CSV, units in the column names; return the text."""
-        return write_csv(self.table(), path)
-
 
 def _covers(layout: Found, other: Found) -> bool:
     """Whether `layout` is at least as good in everything."""
@@ -215,4 +263,197 @@ def _covers(layout: Found, other: Found) -> bool:
     )
 
 
-_TWO = 2
+def _ranking(search: Search, *, varied: bool, priced: bool) -> Section:
+    header = (
+        *("#", "step (s)", "80 % between", *(("tokens/s/acc.",) if varied else ()), "MFU"),
+        *("memory (GB)", "bubble", "exposed", *(("USD/step",) if priced else ()), "layout"),
+    )
+    rows = tuple(_line(line, varied=varied, priced=priced) for line in search.lines)
+    return Section(rows, header, tuple(range(7 + varied + priced)), lines=tuple(_beside(search)))
+
+
+def _line(line: Line, *, varied: bool, priced: bool) -> tuple[str, ...]:
+    row = line.row
+    flat = row.flat()
+    exposed = sum(
+        float(value)
+        for key, value in flat.items()
+        if key.startswith("exposed_") and isinstance(value, int | float)
+    )
+    known = row.summary is not None
+    figures = (
+        str(line.rank),
+        f"{row.step_time_s:.4g}",
+        _range(row, "step_time_s", 1.0),
+        *((f"{row.tokens_per_s_per_accelerator:.5g}",) if varied else ()),
+        percent(float(str(flat["mfu"]))) if known else "-",
+        f"{row.memory_bytes / 1e9:.1f}",
+        percent(float(str(flat["bubble_fraction"]))) if known else "-",
+        percent(exposed / row.step_time_s) if known else "-",
+    )
+    return (*figures, *_price(row, priced=priced), f"{row.name}{_twins(line)}")
+
+
+def _twins(line: Line) -> str:
+    """How many layouts are as good for all that is known, and what varies among them."""
+    if not line.twins:
+        return ""
+    count = len(line.twins)
+    varied = "; ".join(
+        f"{SHORT.get(last, last.replace('_', ' ')) or 'schedule'} {', '.join(map(_value, values))}"
+        for last, values in ((key.rpartition(".")[2], each) for key, each in line.varies.items())
+    )
+    return f" (+{count} {'twin' if count == 1 else 'twins'}: {varied})"
+
+
+def _value(value: object) -> str:
+    """A value in a list of others."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return (
+        "usual" if value is None else runs(value) if isinstance(value, list | tuple) else str(value)
+    )
+
+
+def _decisions(search: Search) -> Iterator[Section]:
+    """The decisions of the best layout that matter most."""
+    if not search.decisions or search.best is None:
+        return
+    step = search.best.step_time_s
+    priced = [item for item in search.decisions if item.cost_s is not None][:_TOLD]
+    rows = tuple(
+        (
+            _said(item),
+            ("" if item.proved else "at most ") + _signed(item.cost_s or 0.0),
+            percent((item.cost_s or 0.0) / step, signed=True),
+            item.without.name if item.without else "",
+        )
+        for item in priced
+    )
+    forced = ", ".join(_said(item) for item in search.decisions if item.without is None)
+    lines = (f"without these nothing fits into memory: {forced}",) if forced else ()
+    yield Section(
+        rows,
+        ("decision", "without it", "", "the best without it"),
+        (1, 2),
+        "decisions of the best layout that matter most",
+        lines,
+    )
+
+
+def _said(decision: Decision) -> str:
+    last = decision.key.rpartition(".")[2]
+    name = "schedule" if decision.key == "schedule.name" else last.replace("_", " ")
+    value = {"True": "on", "False": "off"}.get(decision.value, decision.value)
+    return f"{name} {value}"
+
+
+def _price(row: Found, *, priced: bool) -> tuple[str, ...]:
+    if not priced:
+        return ()
+    return (f"{row.cost_per_step:.4g}" if row.cost_per_step else "-",)
+
+
+def _by_value(search: Search, *, priced: bool) -> Iterator[Section]:
+    """The best layout for each value of each key searched beside the layout."""
+    for key, chosen in search.best_by_value.items():
+        rows = tuple(
+            (
+                value,
+                f"{row.step_time_s:.5g}",
+                f"{row.tokens_per_s_per_accelerator:.5g}",
+                *_energies(row),
+                *_price(row, priced=priced),
+                row.name,
+            )
+            for value, row in chosen.items()
+        )
+        header = (
+            *(key, "step (s)", "tokens/s/acc.", "J/token", "at meter"),
+            *(("USD/step",) if priced else ()),
+            "layout",
+        )
+        yield Section(rows, header, tuple(range(1, 5 + priced)), title="the best for each value")
+
+
+def _energies(row: Found) -> tuple[str, ...]:
+    """Energy a token of the accelerators and at the meter; unknown where only the step was simulated."""
+    flat = row.flat()
+    known = (flat[f"{name}energy_j_per_token"] for name in ("", "meter_"))
+    return tuple(f"{each:.3g}" if isinstance(each, float) else "-" for each in known)
+
+
+def _front(search: Search) -> Iterator[Section]:
+    if len(search.front) > 1:
+        among = "" if search.front_complete else "of those simulated "
+        yield Section(
+            tuple(map(_front_line, search.front)),
+            ("step (s)", "80 % between", "memory (GB)", "80 % between", "layout"),
+            (0, 1, 2, 3),
+            title=f"Pareto front: no other {among}is better in step time and memory",
+        )
+
+
+def _front_line(row: Found) -> tuple[str, ...]:
+    step, memory = _range(row, "step_time_s", 1.0), _range(row, "memory_bytes", 1e9)
+    return (f"{row.step_time_s:.5g}", step, f"{row.memory_bytes / 1e9:.1f}", memory, row.name)
+
+
+def _range(row: Found, figure: str, unit: float) -> str:
+    """The interval of a figure."""
+    ends = (row.interval or {}).get(figure)
+    return " - ".join(f"{end / unit:.3g}" for end in ends) if isinstance(ends, list) else "-"
+
+
+def _beside(search: Search) -> Iterator[str]:
+    """Why the second loses, where the scenario's own layout stands, and who ties with the best."""
+    if parts := [(name, gap) for name, gap in search.runner_up.items() if gap][:_TOLD]:
+        gaps = ", ".join(f"{name.replace('_', ' ')} {_signed(gap)}" for name, gap in parts)
+        yield f"second against best: {gaps}"
+    best, own = search.best, search.own_step_time_s
+    if search.own_reason:
+        took = f", in {format_quantity(own, Dimension.TIME)}" if own is not None else ""
+        yield f"the scenario's own layout: {search.own_reason}{took}"
+    elif best is not None and own is not None:
+        faster = sum(row.step_time_s < own for row in search.rows)
+        yield (
+            f"the scenario's own layout: {format_quantity(own, Dimension.TIME)}, "
+            f"{percent(own / best.step_time_s - 1, signed=True)} against the best; {faster:,} of those simulated are faster"
+        )
+    if search.ties:
+        what = "the other is" if search.ties == 1 else f"{search.ties} others are"
+        yield f"tie: {what} not slower beyond the error of such differences (80 % interval)"
+
+
+def _signed(seconds: float) -> str:
+    return ("+" if seconds > 0 else "") + format_quantity(seconds, Dimension.TIME, digits=3)
+
+
+def _left(search: Search) -> tuple[str, ...]:
+    """What is not among the legal layouts, and why nothing may be."""
+    lines = []
+    if search.undivided:
+        lines.append(
+            f"{plural(search.undivided, 'layout')} more: layers do not divide, and the framework needs that"
+        )
+    if search.unbatched:
+        lines.append(
+            f"{plural(search.unbatched, 'layout')} more: the batch does not divide among their replicas"
+        )
+    if not search.rows:
+        lean = "; '--also recompute-modules,offload' has layouts that hold less"
+        lines.append(
+            f"nothing was simulated: no layout is within the limits{lean if search.counts.get('memory') else ''}"
+        )
+    return tuple(lines)
+
+
+def _proof(search: Search) -> str:
+    """How far it is proved that nothing is better than the best."""
+    if search.complete:
+        return "no other can be among the best"
+    if search.gap is None:
+        return "not all were looked at, so a better one may be among the others"
+    if search.best is not None and search.gap <= 0.0:
+        return "not all were simulated, but none can be better than the best"
+    return f"not all were simulated, and by its bound one of the others may be up to {percent(search.gap)} better"

@@ -1,6 +1,6 @@
 """The queue of a search: which layouts are looked at next, so that one that is cut short has looked where the best are.
 
-Families are the degrees (tp, cp, pp, ep) on one machine. Those scattered over the whole space are looked at first; from what they show, a step time is
+Families of layouts are their degrees (tp, cp, pp, ep) on one machine. Those scattered over the whole space are looked at first; from what they show, a step time is
 foreseen for every other family, as a product of one factor for each degree. Then the most promising of all goes first, foreseen or looked at.
 Only the order hangs on what is foreseen: a search that runs to its end has looked at everything.
 
@@ -17,72 +17,41 @@ from typing import Any, Final
 
 import numpy as np
 
-from mpsim.study.search.space import Layout, defaults
+from mpsim.study.search.given import defaults
 
-__all__ = ["Queue", "WaitingFrame"]
+__all__ = ["Look", "Queue", "Waiting"]
 
 Family = tuple[object, ...]
-Look = Callable[["WaitingFrame", list[Layout]], float]
+Look = Callable[["Waiting", Sequence[Any]], float]
 _MISSES: Final = 2.0  # a family in which nothing fits counts as so many times the slowest that does
 _RIDGE: Final = 0.1  # of an effect, against one observation of its family
 
 
-class WaitingFrame:
-    """Layouts of one frame that wait to be bounded, the leanest of each recomputation ahead as a sample.
+class Waiting:
+    """A frame of what is searched: what waits to be bounded, in parts that are looked at one after the other.
 
     Parameters
     ----------
-    place : int
-        Number of the combination of keys that are no axes.
-    machine : callable
-        Gives the machine of any of the layouts; None where a limit refuses it.
-    layouts : list of Layout
-        At least one.
+    family : tuple
+        Frames of one family are alike: the first of them says how promising all are.
+    parts : sequence of sequence
+        In the order in which they are looked at.
     """
 
-    def __init__(self, place: int, machine: Callable[[Layout], Any], layouts: list[Layout]) -> None:
-        frame = layouts[0].frame
-        self.family: Family = (place, frame.tp, frame.cp, frame.pp, frame.ep)  # of all schedules
-        self.machine, self.layouts = machine, layouts
-        self._parts: list[list[Layout]] | None = None
+    def __init__(self, family: Family, parts: Sequence[Sequence[Any]]) -> None:
+        self.family, self.size = family, sum(map(len, parts))
+        self._parts: list[Sequence[Any]] = list(reversed(parts))
 
     def look(self, look: Look) -> float | None:
-        """Look at some more layouts of the frame; the least that `look` said of them, or None where there were none left."""
-        if self._parts is None:
-            return self._sample(look)
+        """Look at the next part; the least that `look` said of it, or None where there is none left."""
         return look(self, self._parts.pop()) if self._parts else None
-
-    def _sample(self, look: Look) -> float:
-        """Look at the leanest layout of each recomputation, until one fits; what is left is divided by microbatch."""
-        leanest: dict[object, Layout] = {}
-        for layout in self.layouts:
-            known = leanest.get(layout.again)
-            if known is None or _leanness(layout) < _leanness(known):
-                leanest[layout.again] = layout
-        looked, best = [], math.inf
-        for layout in leanest.values():
-            looked.append(layout)
-            best = look(self, [layout])
-            if best < math.inf:
-                break
-        by_batch: dict[int, list[Layout]] = {}
-        for layout in self.layouts:
-            if not any(layout is other for other in looked):
-                by_batch.setdefault(layout.micro_batch, []).append(layout)
-        self._parts = list(reversed(by_batch.values()))
-        return best
 
 
 class Queue:
-    """Frames in the order in which they are looked at.
+    """Frames in the order in which they are looked at."""
 
-    Parameters
-    ----------
-    frames : sequence of WaitingFrame
-    """
-
-    def __init__(self, frames: Sequence[WaitingFrame]) -> None:
-        families: dict[Family, list[WaitingFrame]] = {}
+    def __init__(self, frames: Sequence[Waiting]) -> None:
+        families: dict[Family, list[Waiting]] = {}
         for frame in frames:
             families.setdefault(frame.family, []).append(frame)
         usual = defaults("search")
@@ -90,13 +59,13 @@ class Queue:
         self._again = int(usual["foreseen_every"])
         self._scattered = list(_scattered(list(families)))[:first][::-1]
         self._new = families  # families that nobody has looked at
-        self._known: list[tuple[float, int, WaitingFrame]] = []  # heap of the others' frames
+        self._known: list[tuple[float, int, Waiting]] = []  # heap of the others' frames
         self._scores: dict[Family, float] = {}
         self._foreseen: list[tuple[float, Family]] = []  # the most promising last
         self._number = itertools.count()
-        self._siblings: list[WaitingFrame] = []  # of the frame that is looked at
+        self._siblings: list[Waiting] = []  # of the frame that is looked at
 
-    def next(self) -> WaitingFrame | None:
+    def next(self) -> Waiting | None:
         """The frame to look at next; None when there are none."""
         while self._scattered:
             family = self._scattered.pop()
@@ -110,7 +79,7 @@ class Queue:
             return self._open(self._foreseen.pop()[1])
         return heapq.heappop(self._known)[2] if self._known else None
 
-    def back(self, frame: WaitingFrame, score: float | None) -> None:
+    def back(self, frame: Waiting, score: float | None) -> None:
         """Take back a frame and the least that its layouts may have; it goes again unless there was nothing left (None)."""
         if score is None:
             return
@@ -121,7 +90,7 @@ class Queue:
             self._siblings = []
         heapq.heappush(self._known, (score, next(self._number), frame))
 
-    def _open(self, family: Family) -> WaitingFrame:
+    def _open(self, family: Family) -> Waiting:
         frame, *self._siblings = self._new.pop(family)
         return frame
 
@@ -167,9 +136,3 @@ def _scattered(families: Sequence[Family]) -> Iterator[Family]:
     width = max(1, (len(families) - 1).bit_length())
     for place in sorted(range(len(families)), key=lambda n: int(f"{n:0{width}b}"[::-1], 2)):
         yield families[place]
-
-
-def _leanness(layout: Layout) -> tuple[int, bool, bool, int]:
-    """Order of layouts of one frame and recomputation by what they hold, the least first; those that the host holds for them last."""
-    offloads = layout.offload not in (None, "none")
-    return (layout.micro_batch, offloads, not layout.sequence_parallel, -layout.zero)

@@ -1,4 +1,4 @@
-"""The space of layouts: which values each axis takes, and which combinations the checks of a scenario accept.
+"""Layouts of a training step: which values each axis takes, and which combinations the checks of a scenario accept.
 
 The checks themselves say what is legal. Each depends on few axes, so it is asked once for every combination of those, and a combination that
 fails takes everything that extends it with it.
@@ -12,17 +12,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from mpsim.errors import MpsimError, Problem, ScenarioError
+from mpsim.errors import MpsimError, Problem
 from mpsim.framework import StageSplit
-from mpsim.memo import remembered
 from mpsim.parallel import AXES as MESH_AXES
 from mpsim.parallel import AXIS_NAMES, REPLICATING
 from mpsim.scenario import Scenario, checks
 from mpsim.scenario.balance import balanced_stages, stage_loads, work_of
 from mpsim.schedule import schedule
-from mpsim.shipped import read_shipped
+from mpsim.study.search.given import defaults
 
-__all__ = ["ALWAYS_SAID", "AXES", "Frame", "Layout", "Space", "defaults", "split_axes"]
+__all__ = ["ALWAYS_SAID", "AXES", "Frame", "Layout", "Layouts"]
 
 Check = Callable[[Scenario], list[Problem]]
 
@@ -107,8 +106,6 @@ class Frame:
 
     Parameters
     ----------
-    tp, cp, pp, ep, dp : int
-    schedule : str
     virtual_stages : int or None
         None where the schedule has a number of its own.
     layers_per_stage : tuple of int or None
@@ -139,11 +136,6 @@ class Layout:
 
     Parameters
     ----------
-    frame : Frame
-    micro_batch : int
-    sequence_parallel : bool
-    zero : int
-    recompute : str
     modules : tuple of str or None
         That selective recomputation runs again; None for those of the scenario, or else the usual ones.
     offload : str or None
@@ -196,45 +188,7 @@ class Layout:
         }
 
 
-@remembered(8)
-def defaults(section: str) -> Mapping[str, Any]:
-    """Values of ``search.yaml``: ``axes`` or ``search``."""
-    data: Mapping[str, Any] = read_shipped("mpsim.study.data", "search.yaml")
-    values: Mapping[str, Any] = data[section]["values"]
-    return values
-
-
-def split_axes(
-    over: Mapping[str, Sequence[Any]], axes: Mapping[str, str]
-) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
-    """Divide given values into those of the search's own axes, by axis, and those of other keys of a scenario.
-
-    Parameters
-    ----------
-    over : mapping of str to sequence
-        Values by dotted key.
-    axes : mapping of str to str
-        Key of each axis of the search.
-
-    Raises
-    ------
-    ScenarioError
-        For a key without values.
-    """
-    names = {key: axis for axis, key in axes.items()}
-    own: dict[str, tuple[Any, ...]] = {}
-    other: dict[str, tuple[Any, ...]] = {}
-    for key, values in over.items():
-        if not values:
-            raise ScenarioError(f"no values to search over for {key}; give at least one")
-        if key in names:
-            own[names[key]] = tuple(dict.fromkeys(values))
-        else:
-            other[key] = tuple(values)
-    return own, other
-
-
-class Space:
+class Layouts:
     """Legal layouts of one scenario.
 
     Parameters

@@ -1,17 +1,15 @@
-"""The outcome of a search of services: what was simulated, ranked, and what became of the others."""
+"""The outcome of a search of services: what was simulated, ranked, and what became of the rest."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from mpsim.frame import Tabular
-from mpsim.sheet import Sheet, Shown
-from mpsim.study.rows import write_csv
-from mpsim.study.service_search.words import service_search_sheet
+from mpsim.sheet import Section, Sheet
+from mpsim.study.search.outcome import Outcome
+from mpsim.table import plural
 
 __all__ = ["SERVICE_OBJECTIVES", "SERVICE_REASONS", "FoundService", "ServiceSearch", "score_of"]
 
@@ -33,6 +31,7 @@ SERVICE_REASONS: Mapping[str, str] = {
     "power": "takes more power than allowed",
     "refused": "cannot be laid on the cluster, or leaves no cache",
     "requests": "cannot hold a request",
+    "unsimulated": "fits and was not simulated: the search ended before",
     "unseen": "not looked at: the search ended before",
 }
 """What can become of a layout, in words."""
@@ -50,10 +49,8 @@ class FoundService:
         As simulated, in the unit of the objective.
     bound : float
         What was known before: it is no better than this.
-    accelerators : int
     price_per_hour : float or None
         Of these accelerators [USD/h].
-    meets_slo : bool
     summary : mapping of str to object
         In the shape of ``mpsim run --json``; of the objective ``rate`` at that rate.
     """
@@ -80,6 +77,11 @@ class FoundService:
     def per_accelerator(self) -> float:
         """Output tokens/s of an accelerator."""
         return float(self.summary["output_tokens_per_s_per_accelerator"])
+
+    @property
+    def figures(self) -> tuple[str, str]:
+        """Its speed for a user and on an accelerator, as tables have them."""
+        return f"{self.per_user:.4g}", f"{self.per_accelerator:.4g}"
 
     def __repr__(self) -> str:
         limits = "keeps" if self.meets_slo else "misses"
@@ -111,64 +113,38 @@ class FoundService:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class ServiceSearch(Shown, Tabular):
-    """Outcome of a search of services.
-
-    Parameters
-    ----------
-    scenario : str
-        Name of the scenario.
-    objective : str
-        One of `SERVICE_OBJECTIVES`.
-    top : int
-        How many were asked for.
-    rows : tuple of FoundService
-        Every simulated one, the best first: those that keep the limits, then the others. The first `top` that keep them are the best of all if `complete`.
-    counts : mapping of str to int
-        Layouts by what became of them (`SERVICE_REASONS`).
-    complete : bool
-        Whether every layout was simulated or ruled out.
-    interrupted : bool
-        Whether somebody interrupted it.
-    remarks : tuple of str
-        For a person, on the file of simulated services that was read.
-    """
-
-    scenario: str
-    objective: str
-    top: int
-    rows: tuple[FoundService, ...]
-    counts: Mapping[str, int]
-    complete: bool
-    interrupted: bool = False
-    remarks: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[FoundService]:
-        return iter(self.rows)
+class ServiceSearch(Outcome[FoundService]):
+    """Outcome of a search of services: of its rows those that keep the limits come first."""
 
     def sheet(self) -> Sheet:
         """Ranking, front and what became of all others, as ``mpsim search`` prints them."""
-        leaders = [row.flat() for row in self.leaders]
-        told = {**self.to_json(), "leaders": leaders}
-        return service_search_sheet(told, SERVICE_OBJECTIVES, SERVICE_REASONS)
-
-    @property
-    def looked_at(self) -> int:
-        """Layouts in all."""
-        return sum(self.counts.values())
+        ranking = Section(
+            tuple(_line(rank, row) for rank, row in enumerate(self.leaders, start=1)),
+            (
+                *("#", self.objective, "TTFT p99 (ms)", "TPOT p99 (ms)", "tokens/s/user"),
+                *("tokens/s/acc.", "USD/Mtoken", "acc.", "limits", "layout"),
+            ),
+            tuple(range(8)),
+        )
+        front = Section(
+            tuple((*row.figures, row.name) for row in self.front),
+            ("tokens/s/user", "tokens/s/acc.", "layout"),
+            (0, 1),
+            title="Pareto front: no other simulated one is better for users and for accelerators",
+        )
+        title = plural(self.looked_at, "layout")
+        others = self.tally(
+            SERVICE_REASONS,
+            title if self.complete else f"{title}; not all were looked at",
+            () if self.leaders else ("nothing was simulated: no layout is within the limits",),
+        )
+        sections = (ranking, front, others) if len(self.front) > 1 else (ranking, others)
+        return Sheet(f"{self.scenario}: {SERVICE_OBJECTIVES[self.objective]}", sections)
 
     @property
     def best(self) -> FoundService | None:
         """The best service; None if none keeps the limits."""
         return next((row for row in self.rows if row.meets_slo), None)
-
-    @property
-    def leaders(self) -> tuple[FoundService, ...]:
-        """The best `top`."""
-        return self.rows[: self.top]
 
     @property
     def front(self) -> tuple[FoundService, ...]:
@@ -179,10 +155,6 @@ class ServiceSearch(Shown, Tabular):
             if not front or row.per_accelerator > front[-1].per_accelerator:
                 front.append(row)
         return tuple(front)
-
-    def table(self) -> list[dict[str, object]]:
-        """One flat mapping a simulated service, all with the same keys in the same order."""
-        return [row.flat() for row in self.rows]
 
     def to_json(self) -> dict[str, object]:
         """Plain data."""
@@ -198,14 +170,10 @@ class ServiceSearch(Shown, Tabular):
             "front": [row.flat() for row in self.front],
         }
 
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """Write every simulated service as CSV, units in the column names; return the text."""
-        return write_csv(self.table(), path)
-
 
 def score_of(objective: str, figure: float) -> float:
-    """A figure of an objective such that more is better."""
-    return -figure if objective == "cost" else figure
+    """A figure of an objective such that less is better."""
+    return figure if objective == "cost" else -figure
 
 
 def _plain(row: FoundService) -> dict[str, object]:
@@ -226,3 +194,23 @@ def _words(values: Mapping[str, object]) -> Iterator[str]:
 
 
 _SHORT = {"attention_dp": "dp", "max_tokens": "budget"}
+
+
+def _line(rank: int, row: FoundService) -> tuple[str, ...]:
+    flat = row.flat()
+    cost = flat["cost_per_million_output_tokens"]
+    return (
+        str(rank),
+        f"{row.objective:.5g}",
+        _milli(flat["ttft_p99_s"]),
+        _milli(flat["tpot_p99_s"]),
+        *row.figures,
+        f"{cost:.4g}" if isinstance(cost, float) else "-",
+        str(row.accelerators),
+        "kept" if row.meets_slo else "MISSED",
+        row.name,
+    )
+
+
+def _milli(seconds: object) -> str:
+    return f"{seconds * 1e3:.4g}" if isinstance(seconds, float) else "-"

@@ -77,7 +77,6 @@ def largest_rate(
 
     Parameters
     ----------
-    scenario : Scenario
     plan : ServicePlan
         Its workload has a rate.
     requests : Requests

@@ -13,9 +13,9 @@ from mpsim.scenario.serving import Disaggregated, PoolChoice
 from mpsim.serving.engines import engine, override
 from mpsim.serving.plan import ServicePlan
 from mpsim.serving.planning import make_service
-from mpsim.study.search.space import defaults
+from mpsim.study.search.given import defaults
 
-__all__ = ["AXES", "ServiceCandidate", "ServiceSpace"]
+__all__ = ["AXES", "ServiceLayout", "ServiceLayouts"]
 
 AXES: Final[Mapping[str, str]] = {
     "tp": "parallelism.tp",
@@ -29,15 +29,13 @@ AXES: Final[Mapping[str, str]] = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class ServiceCandidate:
+class ServiceLayout:
     """A service that could be run.
 
     Parameters
     ----------
     values : mapping of str to object
         By dotted key.
-    scenario : Scenario
-    plan : ServicePlan
     """
 
     values: Mapping[str, object]
@@ -45,7 +43,7 @@ class ServiceCandidate:
     plan: ServicePlan
 
 
-class ServiceSpace:
+class ServiceLayouts:
     """Layouts of one service.
 
     Parameters
@@ -73,7 +71,7 @@ class ServiceSpace:
         self.refused = 0
         """Combinations that the checks of a scenario refused, or that leave no cache."""
 
-    def candidates(self) -> Iterator[ServiceCandidate]:
+    def layouts(self) -> Iterator[ServiceLayout]:
         """Every layout that the checks accept and that has room for a cache."""
         for budget in self._budgets():
             for shape in self._shapes():
@@ -85,14 +83,14 @@ class ServiceSpace:
                     pools = {"prefill": prefill, "decode": decode, "max_tokens": budget}
                     yield from self._made(pools, lambda v=pools: self._apart(v))
 
-    def _made(self, values: Mapping[str, Any], make: Any) -> Iterator[ServiceCandidate]:
+    def _made(self, values: Mapping[str, Any], make: Any) -> Iterator[ServiceLayout]:
         try:
             scenario: Scenario = make()
             plan = make_service(scenario)
         except MpsimError:
             self.refused += 1
             return
-        yield ServiceCandidate(self._values(values), scenario, plan)
+        yield ServiceLayout(self._values(values), scenario, plan)
 
     def _values(self, values: Mapping[str, Any]) -> dict[str, object]:
         """By dotted key, what is usual left out."""

@@ -1,16 +1,54 @@
-"""Limits of a search: what layouts may cost and take, and how long it may look."""
+"""What a search is given: values of keys, what layouts may cost and take, and how long it may look."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mpsim.errors import ScenarioError
 from mpsim.hardware import Cluster
+from mpsim.memo import remembered
 from mpsim.scenario import Scenario
+from mpsim.shipped import read_shipped
 
-__all__ = ["Clock", "Limits", "nameplate_power", "power_of", "price_of", "price_per_hour"]
+__all__ = ["Clock", "Limits", "defaults", "nameplate_power", "price_of", "split_axes"]
+
+
+@remembered(8)
+def defaults(section: str) -> Mapping[str, Any]:
+    """Values of a section of ``search.yaml``."""
+    data: Mapping[str, Any] = read_shipped("mpsim.study.data", "search.yaml")
+    values: Mapping[str, Any] = data[section]["values"]
+    return values
+
+
+class Split(NamedTuple):
+    """Values to search over: of the axes of a search, by axis, and of other keys of a scenario."""
+
+    axes: dict[str, tuple[Any, ...]]
+    others: dict[str, tuple[Any, ...]]
+
+
+def split_axes(over: Mapping[str, Sequence[Any]], axes: Mapping[str, str]) -> Split:
+    """Divide values by dotted key into those of the axes of a search, whose keys are given, and the others.
+
+    Raises
+    ------
+    ScenarioError
+        For a key without values.
+    """
+    names = {key: axis for axis, key in axes.items()}
+    split = Split({}, {})
+    for key, values in over.items():
+        if not values:
+            raise ScenarioError(f"no values to search over for {key}; give at least one")
+        if key in names:
+            split.axes[names[key]] = tuple(dict.fromkeys(values))
+        else:
+            split.others[key] = tuple(values)
+    return split
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +75,7 @@ class Limits:
                 )
             if price > self.max_price:
                 return "price"
-        if self.max_power is not None and power_of(scenario) > self.max_power:
+        if self.max_power is not None and _power_of(scenario) > self.max_power:
             return "power"
         return None
 
@@ -60,26 +98,23 @@ class Clock:
 
 def price_of(scenario: Scenario) -> float | None:
     """Price of all accelerators, those of other nodes along the pipeline included [USD/h]; None where one has none."""
-    prices = [price_per_hour(cluster) for cluster in _clusters(scenario)]
-    known = [price for price in prices if price is not None]
-    return sum(known) / len(prices) if len(known) == len(prices) else None
+    total, clusters = 0.0, _clusters(scenario)
+    for cluster in clusters:
+        if cluster.accelerator.price_per_hour is None:
+            return None
+        total += cluster.accelerator.price_per_hour * cluster.accelerators
+    return total / len(clusters)
 
 
-def power_of(scenario: Scenario) -> float:
+def _power_of(scenario: Scenario) -> float:
     """Most that the nodes take, those of other nodes along the pipeline included [W]."""
-    powers = [nameplate_power(cluster) for cluster in _clusters(scenario)]
-    return sum(powers) / len(powers)
+    clusters = _clusters(scenario)
+    return sum(map(nameplate_power, clusters)) / len(clusters)
 
 
 def _clusters(scenario: Scenario) -> tuple[Cluster, ...]:
     """The cluster as each pipeline rank has it, all of which have as many nodes."""
     return scenario.stage_clusters or (scenario.hardware,)
-
-
-def price_per_hour(cluster: Cluster) -> float | None:
-    """Price of all accelerators [USD/h]; None where the catalog has none."""
-    each = cluster.accelerator.price_per_hour
-    return None if each is None else each * cluster.accelerators
 
 
 def nameplate_power(cluster: Cluster) -> float:

@@ -1,0 +1,319 @@
+"""Branch and bound: enumerate, rule out, bound, then simulate what is left, the most promising first.
+
+One machine for both jobs. A `Space` says what there is (layouts of a training step, or of a service), what each cannot beat, and what it takes;
+here is what they share: the order of looking and of simulating, the budget of time, the journal, and what may be left out. Nothing is ruled out by a
+guess: candidates are simulated in the order of their bounds until no bound is better than the last of the best, so these are the best of all.
+
+Scores are such that less is better, and no candidate's score is below its own bound.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from mpsim.errors import ScenarioError
+from mpsim.study.journal import Journal
+from mpsim.study.search.given import Clock, defaults
+from mpsim.study.search.queue import Queue, Waiting
+
+__all__ = ["Bounded", "BranchAndBound", "Labels", "Progress", "Space"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is done, how many are done, how many there are)."""
+
+
+class Bounded(Protocol):
+    """A candidate that fits, before it is simulated."""
+
+    @property
+    def least(self) -> float:
+        """Bound of its score."""
+
+    @property
+    def group(self) -> int:
+        """Candidates of one group are simulated together."""
+
+    @property
+    def digest(self) -> str:
+        """Name of its entry in the journal."""
+
+
+C = TypeVar("C", bound=Bounded)
+Labels = Callable[[C], Iterable[object]]
+
+
+class Space(ABC, Generic[C]):
+    """What is searched.
+
+    Parameters
+    ----------
+    clock : Clock
+        Of the whole search.
+
+    Attributes
+    ----------
+    counts : Counter of str
+        What became of what was looked at, by reason; the machine adds what it simulated and what it left.
+    keys : tuple of str
+        Keys of a scenario that are searched beside the layout.
+    a_turn : float
+        How many are bounded between two turns of simulating the best of them.
+    a_batch : int
+        How many are simulated between two looks at the clock.
+    prunes : bool
+        Whether a bound rules candidates out.
+    """
+
+    a_turn: float = math.inf
+    a_batch: int = 1
+    prunes: bool = True
+    keys: tuple[str, ...] = ()
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.counts: Counter[str] = Counter()
+
+    @property
+    @abstractmethod
+    def nothing(self) -> str:
+        """Refusal where there is nothing to look at."""
+
+    @abstractmethod
+    def frames(self) -> Iterator[Waiting]:
+        """Everything there is, in groups that are looked at a part at a time."""
+
+    @abstractmethod
+    def bounded(self, frame: Waiting, part: Sequence[Any]) -> Iterable[C]:
+        """Those of a part of a frame that fit, with their bounds; the others are counted."""
+
+    @abstractmethod
+    def entries(self, candidates: Sequence[C], worst: float) -> Iterable[Mapping[str, Any]]:
+        """What the journal keeps of candidates of one group, simulated; `worst` is the score of the last of the best."""
+
+    @abstractmethod
+    def score(self, candidate: C, entry: Mapping[str, Any], worst: float) -> float | None:
+        """Take a simulated candidate: its score, infinite for what cannot be the best; None, and counted, for what is no row."""
+
+    def labellings(self) -> Iterator[Labels[C]]:
+        """Further questions: for every labelling, the best of each label is wanted, however far it is behind the best of all."""
+        return iter(())
+
+    def may_lead(self, candidate: C) -> bool:
+        """Whether a candidate that cannot be among the best leads in something else that is wanted."""
+        return False
+
+
+class BranchAndBound(Generic[C]):
+    """One search.
+
+    Parameters
+    ----------
+    space : Space
+        What is searched.
+    top : int
+        How many of the best are wanted.
+    journal : Journal
+        Candidates in it are not simulated again.
+    report : callable, optional
+        See `Progress`.
+    """
+
+    def __init__(
+        self, space: Space[C], *, top: int, journal: Journal, report: Progress | None = None
+    ) -> None:
+        if top < 1:
+            raise ScenarioError(f"top is {top}; needed at least 1")
+        self._space, self._top, self._clock = space, top, space.clock
+        self._journal, self._report = journal, report or (lambda what, done, total: None)
+        self._number = itertools.count()
+        self._waiting: list[tuple[float, int, C]] = []  # heap of what fits, by its least score
+        self._scores: list[float] = []  # of what was simulated, the best first
+        self._simulated: list[tuple[C, float]] = []
+        self._total = self._bounded = 0
+        self._cut = False
+        self.interrupted = False
+
+    def run(self) -> None:
+        """Look, bound and simulate by turns; what is left afterwards is counted."""
+        with self._journal.writing():
+            try:
+                self._look()
+                self._simulate_others()
+            except KeyboardInterrupt:
+                self.interrupted = True
+        self._space.counts += Counter(
+            simulated=len(self._simulated),
+            bound=len(self._waiting) - self._late,
+            unsimulated=self._late,
+            unseen=self._total - self._bounded,
+        )
+
+    @property
+    def seen(self) -> bool:
+        """Whether everything was looked at."""
+        return self._total == self._bounded and not self._cut
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was simulated or ruled out, so that nothing else can be among the best."""
+        return self.seen and not self._late
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the same is true of what leads in something else."""
+        return self.complete and not self._waiting
+
+    @property
+    def floor(self) -> float | None:
+        """Least score of what fits and was not simulated; None where nothing is left, or where not everything was looked at."""
+        return min(score for score, _, _ in self._waiting) if self._late and self.seen else None
+
+    @property
+    def _worst(self) -> float:
+        """Score of the last of the best."""
+        return self._scores[self._top - 1] if len(self._scores) >= self._top else math.inf
+
+    @property
+    def _threshold(self) -> float:
+        """Bound above which nothing is simulated. Of equals both are: which is better, further figures say."""
+        return self._worst if self._space.prunes else math.inf
+
+    @property
+    def _late(self) -> int:
+        """Candidates that may be among the best and were not simulated."""
+        return sum(score <= self._threshold for score, _, _ in self._waiting)
+
+    def _look(self) -> None:
+        """Bound everything, the most promising first, and simulate the best of it by turns."""
+        usual = defaults("search")
+        share, least = float(usual["enumerating_share"]), float(usual["enumerated_at_least"])
+        frames: list[Waiting] = []
+        for frame in self._space.frames():
+            frames.append(frame)
+            self._total += frame.size
+            # words may make millions of layouts, which take longer to list than a budget has
+            if self._total > least and self._clock.spent(share):
+                self._cut = True
+                break
+        if not self._total:
+            raise ScenarioError(self._space.nothing)
+        queue = Queue(frames)
+        for key in ("bounding_share", "bounding_share_at_last"):
+            self._look_until(queue, float(usual[key]))
+            self._simulate_best()
+
+    def _look_until(self, queue: Queue, share: float) -> None:
+        """Look until a share of the time budget has gone, and simulate the best of it by turns."""
+        begun = self._bounded
+
+        def look(frame: Waiting, part: Sequence[Any]) -> float:
+            nonlocal begun
+            best = math.inf
+            for candidate in self._space.bounded(frame, part):
+                # the number keeps equals in the order in which they were met
+                entry = (candidate.least, next(self._number), candidate)
+                heapq.heappush(self._waiting, entry)
+                best = min(best, candidate.least)
+            self._bounded += len(part)
+            self._report("bounded", self._bounded, self._total)
+            if self._bounded >= begun + self._space.a_turn and not self._clock.spent(share):
+                begun = self._bounded
+                self._simulate_some()
+            return best
+
+        # whatever the budget is, something is looked at
+        while (not self._clock.spent(share) or not self._bounded) and (frame := queue.next()):
+            queue.back(frame, frame.look(look))
+
+    def _simulate_some(self) -> None:
+        """Simulate the most promising candidates so far, as far as one may be the best: a good score early rules out more."""
+        size = int(defaults("search")["simulated_a_turn"])
+        best = self._scores[0] if self._scores else math.inf
+        batch: list[C] = []
+        while self._waiting and len(batch) < size and self._waiting[0][0] < best:
+            batch.append(heapq.heappop(self._waiting)[2])
+        self._simulate(batch)
+
+    def _simulate_best(self) -> None:
+        """Simulate candidates in the order of their bounds, as long as one could be among the best."""
+        while self._waiting and not self._clock.spent():
+            most = self._threshold
+            if self._waiting[0][0] > most:
+                break
+            batch: list[C] = []
+            while (
+                self._waiting and len(batch) < self._space.a_batch and self._waiting[0][0] <= most
+            ):
+                batch.append(heapq.heappop(self._waiting)[2])
+            self._simulate(batch)
+            self._report_simulated()
+
+    def _simulate_others(self) -> None:
+        """Simulate what leads in something else; what does not is ruled out for good."""
+        for labels in self._space.labellings():
+            self._settle(labels)
+        aside = 0
+        while self._waiting and not self._clock.spent():
+            batch: list[C] = []
+            while self._waiting and len(batch) < self._space.a_batch:
+                candidate = heapq.heappop(self._waiting)[2]
+                if self._space.may_lead(candidate):
+                    batch.append(candidate)
+                else:
+                    aside += 1
+            self._simulate(batch)
+            self._report_simulated()
+        self._space.counts["bound"] += aside
+        self._report("simulated", len(self._simulated), len(self._simulated))
+
+    def _settle(self, labels: Labels[C]) -> None:
+        """Simulate until the best of each label is known."""
+        best: dict[object, float] = {}
+
+        def note(since: int) -> None:
+            for candidate, score in self._simulated[since:]:
+                for label in labels(candidate):
+                    best[label] = min(score, best.get(label, math.inf))
+
+        note(0)
+        left = []
+        for entry in sorted(self._waiting, key=lambda entry: entry[:2]):
+            least, _, candidate = entry
+            promising = any(least < best.get(label, math.inf) for label in labels(candidate))
+            if not promising or self._clock.spent():
+                left.append(entry)
+                continue
+            known = len(self._simulated)
+            self._simulate([candidate])
+            note(known)
+        self._waiting = left  # sorted, so it is a heap
+
+    def _simulate(self, batch: Sequence[C]) -> None:
+        """Simulate a batch, group by group; what is in the journal is not simulated again."""
+        groups: dict[int, list[C]] = {}
+        for candidate in batch:
+            groups.setdefault(candidate.group, []).append(candidate)
+        for group in groups.values():
+            names = [candidate.digest for candidate in group]
+            fresh = [place for place, name in enumerate(names) if name not in self._journal]
+            entries = self._space.entries([group[place] for place in fresh], self._worst)
+            for place, entry in zip(fresh, entries, strict=True):
+                self._journal.add(names[place], entry)
+            for candidate, name in zip(group, names, strict=True):
+                score = self._space.score(candidate, self._journal[name], self._worst)
+                if score is not None:
+                    self._simulated.append((candidate, score))
+                    bisect.insort(self._scores, score)
+            # not before: what is on disk is in the table, too, whenever an interrupt comes
+            self._journal.flush()
+
+    def _report_simulated(self) -> None:
+        done = len(self._simulated)
+        self._report("simulated", done, done + len(self._waiting))

@@ -1,0 +1,429 @@
+"""The search of training steps: every legal layout gets its memory and a bound of its step time, and what fits is simulated by its bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpsim.errors import MpsimError, ScenarioError, nearest
+from mpsim.scenario import Scenario
+from mpsim.schedule import schedule
+from mpsim.simulate import resolve, simulate_step
+from mpsim.study.journal import Journal
+from mpsim.study.search.bound import Bounder
+from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Progress, Space
+from mpsim.study.search.candidate import Candidate, Machine, Timer, WaitingFrame
+from mpsim.study.search.decisions import choices, decisions_of, turned
+from mpsim.study.search.found import Found
+from mpsim.study.search.further import further, pipelines
+from mpsim.study.search.given import Clock, Limits, defaults, price_of, split_axes
+from mpsim.study.search.layouts import AXES, Layout, Layouts
+from mpsim.study.search.outcome import OBJECTIVES, Search
+from mpsim.study.search.queue import Waiting
+from mpsim.training.intervals import setting_of
+from mpsim.training.memory import account_memory
+from mpsim.training.planning import Division, recompute_of
+
+__all__ = ["search"]
+
+_OVERLAP = "framework.expert_overlap"
+
+
+def search(
+    scenario: Scenario,
+    over: Mapping[str, Sequence[object]] | None = None,
+    *,
+    also: Sequence[str] = (),
+    objective: str = "time",
+    top: int | None = None,
+    front: bool = True,
+    explain: bool = False,
+    max_memory: float | None = None,
+    max_price: float | None = None,
+    max_power: float | None = None,
+    margin: float | None = None,
+    budget: float | None = None,
+    resume: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Search:
+    """Find the best layouts of a model on a cluster.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Its model, cluster, batch and framework; its own layout is only a place to start from.
+    over : mapping of str to sequence, optional
+        Values of single axes (``parallelism.tp``: [4, 8]) instead of all; other keys of a scenario (``cluster.nodes``) are searched as well.
+    also : sequence of str
+        Words of `FURTHER`: what is searched beside the layout's usual axes, or ``all``.
+    objective : str
+        ``time``: seconds a token, or ``cost``: dollars a token, for which the accelerators need a price.
+    top : int, optional
+        How many layouts to rank, 10 by default.
+    front : bool
+        Whether to simulate what no other layout beats in step time and memory at once, too.
+    explain : bool
+        Whether to find the best layout without each decision of the best one, too: `Search.decisions`.
+    max_memory : float, optional
+        Of the fullest rank, at most that of the accelerator [B].
+    max_price : float, optional
+        Of all accelerators [USD/h].
+    max_power : float, optional
+        Of all nodes, by their nameplate [W].
+    margin : float, optional
+        Share of the accelerator's memory that stays free, 0.05 by default: what a prediction of memory may miss.
+    budget : float, optional
+        Wall-clock time after which what was found counts [s].
+    resume : path, optional
+        JSON-lines file of simulated layouts: those in it are not simulated again, new ones are appended.
+    progress : callable, optional
+        Called with (what is done, how many are done, how many there are).
+
+    Returns
+    -------
+    Search
+        Also when the budget ran out, or after a KeyboardInterrupt: `Search.complete` says so.
+
+    Raises
+    ------
+    ScenarioError
+        If no layout is legal, or an argument is out of range.
+
+    Examples
+    --------
+    >>> import mpsim
+    >>> scenario = mpsim.load("scenarios/quickstart.yaml")  # doctest: +SKIP
+    >>> mpsim.search(scenario, top=3).best.values["parallelism.tp"]  # doctest: +SKIP
+    1
+    """
+    if objective not in OBJECTIVES:
+        raise ScenarioError(f"got objective {objective!r}; {nearest(objective, OBJECTIVES)}")
+    if scenario.has_uneven_replicas or scenario.training_step.batch_per_replica is not None:
+        raise ScenarioError(
+            f"{scenario.name}: got replicas that differ or uneven batches, which belong to one layout; "
+            "search with nodes that are alike, or that differ along the pipeline (cluster.stages)"
+        )
+    usual = defaults("search")
+    free = float(usual["margin"]) if margin is None else margin
+    if not 0.0 <= free < 1.0:
+        raise ScenarioError(f"margin is {margin!r}; needed a share from 0 to below 1")
+    trainings = Trainings(
+        scenario,
+        over or {},
+        also=also,
+        objective=objective,
+        front=front,
+        explain=explain,
+        limits=Limits(max_memory=max_memory, max_price=max_price, max_power=max_power),
+        usable=1.0 - free,
+        clock=Clock(budget),
+    )
+    journal = Journal(resume, what="a layout of a search")
+    most = int(usual["top"]) if top is None else top
+    run = BranchAndBound(trainings, top=most, journal=journal, report=progress)
+    run.run()
+    return trainings.outcome(run, top=most, remarks=journal.remarks)
+
+
+class Trainings(Space[Candidate]):
+    """Legal layouts of a training step, on every machine that is searched.
+
+    Parameters
+    ----------
+    usable : float
+        Share of each accelerator's memory that may be full.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        over: Mapping[str, Sequence[object]],
+        *,
+        also: Sequence[str],
+        objective: str,
+        front: bool,
+        explain: bool,
+        limits: Limits,
+        usable: float,
+        clock: Clock,
+    ) -> None:
+        super().__init__(clock)
+        usual = defaults("search")
+        self.a_turn, self.a_batch = int(usual["bounded_a_turn"]), int(usual["batch"])
+        self._scenario, self._over, self._also = scenario, over, also
+        self._objective, self._front, self._explain = objective, front, explain
+        self._limits, self._usable = limits, usable
+        self._timed: list[tuple[Candidate, float]] = []
+        self._legal: dict[str, set[str]] = {}
+        self._explained = False
+        self._undivided = self._unbatched = self._machines = 0
+        self._refused = ""
+        self._hides_nothing_too = False
+
+    @property
+    def nothing(self) -> str:
+        """Refusal where no layout is legal."""
+        lost = f" ({self._undivided} have layers that do not divide as the framework needs)"
+        return (
+            f"{self._scenario.name}: no legal layout{lost if self._undivided else ''}; "
+            "loosen the values given, or see 'mpsim check'"
+        )
+
+    def frames(self) -> Iterator[Waiting]:
+        """Every frame that has layouts, with what makes its machine."""
+        if "parallelism.dp" in self._over:
+            raise ScenarioError(
+                "parallelism.dp follows from the cluster and the other degrees; give values of tp, pp or cp"
+            )
+        own, other = split_axes({**further(self._scenario, self._also), **self._over}, AXES)
+        self.keys = tuple(key for key in other if key in self._over)
+        self._hides_nothing_too = "none" in other.get(_OVERLAP, ())
+        _check_schedules(own.get("schedule", ()))
+        places = itertools.count()
+        for chosen in itertools.product(*other.values()):
+            values = dict(zip(other, chosen, strict=True))
+            base = self._scenario.with_values(values, checked=False) if values else self._scenario
+            for parts, given in pipelines(base, own):
+                yield from self._frames_of(next(places), {**values, **parts}, given)
+
+    def _frames_of(
+        self, place: int, values: Mapping[str, object], given: Mapping[str, Sequence[object]]
+    ) -> Iterator[WaitingFrame]:
+        """Every frame of one combination of keys that are no axes."""
+        base = self._scenario.with_values(values, checked=False) if values else self._scenario
+        legal = Layouts(base, given)
+        made: list[Machine | None] = []
+
+        def machine(layout: Layout) -> Machine | None:
+            # made when the first of its layouts is looked at: a plan takes as long as many layouts
+            if not made:
+                made.append(self._machine(base, values, layout))
+            return made[0]
+
+        hides = values.get(_OVERLAP, "none") != "none" and self._hides_nothing_too
+        for frame in legal.frames():
+            if hides and frame.ep == 1:
+                continue  # no exchange to hide: the same as without
+            if layouts := legal.layouts(frame):
+                yield WaitingFrame(place, machine, layouts)
+        self._undivided += legal.undivided
+        self._unbatched += legal.unbatched
+
+    def _machine(
+        self, base: Scenario, values: Mapping[str, object], layout: Layout
+    ) -> Machine | None:
+        """None where a limit refuses all of its layouts."""
+        if reason := self._limits.refuses(base):
+            self._refused = reason
+            return None
+        price = price_of(base)
+        if self._objective == "cost" and price is None:
+            raise ScenarioError(
+                f"{base.hardware.accelerator.name} has no price; give cluster.price_per_hour, or search for time"
+            )
+        first = base.with_values(layout.values())
+        plan = resolve(first)
+        bounder = Bounder(plan, Division.of(base), recompute_of(base))
+        self._machines += 1
+        return Machine(
+            self._machines,
+            base,
+            values,
+            bounder,
+            Timer(bounder, base),
+            first.digest,
+            price,
+            setting_of(plan),
+        )
+
+    def bounded(self, frame: Waiting, part: Sequence[Layout]) -> Iterable[Candidate]:
+        """Layouts of one frame that fit, with the memory and the bound of each."""
+        assert isinstance(frame, WaitingFrame)
+        machine = frame.machine(part[0])
+        if machine is None:
+            self.counts[self._refused] += len(part)
+            return []
+        for layout in part if self._explain else ():
+            for key, value in choices({**machine.values, **layout.values()}).items():
+                self._legal.setdefault(key, set()).add(value)
+        runs = [layout for layout in part if machine.bounder.order(layout).runs()]
+        self.counts["schedule"] += len(part) - len(runs)
+        if not runs:
+            return []
+        most = self._limits.max_memory or math.inf
+        try:
+            known = machine.bounder.bound(runs, usable=self._usable, most=most)
+        except MpsimError:
+            self.counts["refused"] += len(runs)
+            return []
+        fits = known.bound < math.inf
+        self.counts["memory"] += int((~fits).sum())
+        weight = machine.weight(self._objective)
+        memory, bound = known.memory.tolist(), known.bound.tolist()
+        return [
+            Candidate(machine, runs[place], memory[place], bound[place], bound[place] * weight)
+            for place in np.flatnonzero(fits).tolist()
+        ]
+
+    def entries(self, candidates: Sequence[Candidate], worst: float) -> Iterable[Mapping[str, Any]]:
+        """Values and step time of each layout [s]; None where operations would wait for each other."""
+        if not candidates:
+            return
+        timer = candidates[0].machine.timer
+        took = _seconds(timer, [candidate.layout for candidate in candidates])
+        for candidate, seconds in zip(candidates, took, strict=True):
+            yield {"values": candidate.values(), "step_time_s": seconds}
+
+    def score(self, candidate: Candidate, entry: Mapping[str, Any], worst: float) -> float | None:
+        """Seconds, or dollars, a token."""
+        seconds = entry["step_time_s"]
+        if seconds is None:
+            self.counts["deadlock"] += 1
+            return None
+        self._timed.append((candidate, float(seconds)))
+        return self._score(self._timed[-1])
+
+    def labellings(self) -> Iterator[Labels[Candidate]]:
+        """The best for each value of the keys searched beside the layout, and the best without each decision of the best."""
+        if self.keys:
+            yield lambda candidate: [self._beside(candidate)]
+        if self._explain:
+            yield from self._alternatives()
+            self._explained = not self.clock.spent()
+
+    def _alternatives(self) -> Iterator[Labels[Candidate]]:
+        """Decisions of the best layout, anew whenever a better one was found: a search that was cut short may find one on the way."""
+        chosen: dict[str, str] = {}
+        while self._timed and not self.clock.spent():
+            best = min(self._timed, key=self._score)[0]
+            if choices(best.values()) == chosen:
+                return
+            chosen, beside = choices(best.values()), self._beside(best)
+
+            def labels(
+                candidate: Candidate,
+                chosen: Mapping[str, str] = chosen,
+                beside: tuple[object, ...] = beside,
+            ) -> Iterable[object]:
+                alike = self._beside(candidate) == beside
+                return turned(chosen, candidate.values()) if alike else ()
+
+            yield labels
+
+    def may_lead(self, candidate: Candidate) -> bool:
+        """Whether a layout may be one that no simulated one beats in step time, memory and price at once."""
+        if not self._front:
+            return False
+        price = candidate.machine.price or 0.0
+        return not any(
+            took <= candidate.bound
+            and other.memory <= candidate.memory
+            and (other.machine.price or 0.0) <= price
+            for other, took in self._timed
+        )
+
+    def _score(self, pair: tuple[Candidate, float]) -> float:
+        return pair[1] * pair[0].machine.weight(self._objective)
+
+    def _beside(self, candidate: Candidate) -> tuple[object, ...]:
+        """Values of the keys that are searched beside the layout."""
+        return tuple(candidate.machine.values[key] for key in self.keys)
+
+    def outcome(
+        self, run: BranchAndBound[Candidate], *, top: int, remarks: tuple[str, ...]
+    ) -> Search:
+        """The ranking, with whole results of the rows that are printed."""
+        order = sorted(self._timed, key=lambda pair: (self._score(pair), pair[0].memory))
+        rows = [candidate.found(took) for candidate, took in order]
+        own = _Own(None, "")
+        try:
+            # somebody who stops a search does not wait for whole results
+            if not run.interrupted:
+                self._complete_rows(rows, top)
+                own = self._own()
+        except KeyboardInterrupt:
+            run.interrupted = True
+        decisions = (
+            decisions_of(rows, self._legal, keys=self.keys, proved=self._explained and run.seen)
+            if self._explain
+            else ()
+        )
+        return Search(
+            scenario=self._scenario.name,
+            objective=self._objective,
+            top=top,
+            rows=tuple(rows),
+            counts={name: count for name, count in self.counts.items() if count},
+            complete=run.complete,
+            interrupted=run.interrupted,
+            remarks=remarks,
+            keys=self.keys,
+            own_step_time_s=own.step_time_s,
+            own_reason=own.reason,
+            front_complete=run.exhausted,
+            floor=run.floor,
+            undivided=self._undivided,
+            unbatched=self._unbatched,
+            decisions=decisions,
+        )
+
+    def _complete_rows(self, rows: list[Found], top: int) -> None:
+        """Give a whole result to the best rows, and to the best of each value of each key."""
+        places = set(range(min(top, len(rows))))
+        for key in self.keys:
+            first: dict[str, int] = {}
+            for place, row in enumerate(rows):
+                first.setdefault(str(row.values[key]), place)
+            places.update(first.values())
+        for place in sorted(places):
+            summary = simulate_step(self._scenario.with_values(rows[place].values)).summary
+            rows[place] = dataclasses.replace(rows[place], summary=summary)
+
+    def _own(self) -> _Own:
+        """Step of the layout that the scenario itself has."""
+        try:
+            result = simulate_step(self._scenario.with_values({}))
+        except MpsimError as error:
+            return _Own(None, str(error).partition("\n")[0])
+        plan, most = result.plan, self._limits.max_memory or math.inf
+        room = [
+            min(most, self._usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
+            for rank in range(plan.layout.mesh.pp)
+        ]
+        fits = bool((account_memory(plan).total <= room).all())
+        reason = "" if fits else "does not fit into memory"
+        return _Own(float(result.summary["step_time_s"]), reason)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Own:
+    """Step time [s] of the scenario's own layout, and why it cannot be used."""
+
+    step_time_s: float | None
+    reason: str
+
+
+def _seconds(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
+    """Step times [s]; None where operations would wait for each other."""
+    try:
+        return [*timer.seconds(layouts)]
+    except MpsimError:
+        # replayed together, one that cannot run fails all: find out which
+        if len(layouts) == 1:
+            return [None]
+        return [took for layout in layouts for took in _seconds(timer, [layout])]
+
+
+def _check_schedules(names: Sequence[object]) -> None:
+    """Refuse schedules that search their own order: what they hold is not known before they have."""
+    for name in names:
+        if "times" in schedule(str(name)).options:
+            raise ScenarioError(
+                f"schedule {name} makes an order of its own for every layout; search over the others, then try it on the best"
+            )
