@@ -8,43 +8,41 @@ Shapes: N actions.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from mpsim.parallel import Stage
-from mpsim.program.program import Template
-from mpsim.program.template import empty_template, stretched
+import numpy as np
+
+from mpsim.cost import copy_seconds, update_seconds
+from mpsim.hardware import Calibration
+from mpsim.memo import remembered
+from mpsim.program.program import TICK, Template
+from mpsim.program.template import one_kernel, stretched, ticks
 from mpsim.schedule import Action
 from mpsim.training.blocks import Block, Blocks
-from mpsim.training.costs import PlanCosts
 from mpsim.training.pipeline import Variants
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.issue import SegmentedAction
-from mpsim.training.replicas.passes import MemoryPasses
-from mpsim.training.replicas.segments import (
-    Bucket,
-    Segment,
-    gathering_actions,
-    reducing_actions,
-    split_action,
-)
-from mpsim.training.replicas.slowdown import OverlapSlowdown
-from mpsim.training.vocabulary import TRAINING
+from mpsim.training.replicas.segments import Bucket, CutAction, Cuts, Segment, SegmentedAction
+from mpsim.training.replicas.slowdown import Load
+from mpsim.training.vocabulary import PARTS, TRAINING
 
 __all__ = ["ActionVariants"]
 
 _GRADIENT = (Action.B, Action.W)
+_HOST = PARTS.index("host")
+_Seconds: TypeAlias = Callable[[float, float, Calibration | None], float]
+_KEPT = 1024  # passes that stay ready: equal ones are one template, whoever asks
 
 
 class ActionVariants:
-    """Chooses and collects the templates of the actions of one Plan: actions that do the same are one variant.
+    """Collects the templates of the actions of one Plan: actions that do the same are one variant.
 
     Parameters
     ----------
-    plan : Plan
-    costs : PlanCosts
-    blocks : Blocks, optional
-        Templates of the plan's blocks; made from the plan when absent.
+    cuts : Cuts
+        Where actions are cut.
+    beside : sequence of sequence of Load
+        What runs beside the segments of each of them.
 
     Attributes
     ----------
@@ -54,22 +52,21 @@ class ActionVariants:
         Segments of every variant, with what travels around them.
     """
 
-    def __init__(self, plan: Plan, costs: PlanCosts, blocks: Blocks | None = None) -> None:
+    def __init__(
+        self, plan: Plan, blocks: Blocks, cuts: Cuts, beside: Sequence[Sequence[Load]]
+    ) -> None:
         self._plan = plan
-        self._blocks = blocks or Blocks(plan, costs)
-        self._costs = costs
-        self._passes = MemoryPasses(plan)
-        self._slowdown = OverlapSlowdown(plan, costs)
+        self._blocks = blocks
+        self._passes = _MemoryPasses(plan)
         self._stretched: dict[tuple[Template, float], Template] = {}
         self._number: dict[
             Template, int
         ] = {}  # templates compare by identity: equal ones are made once
         self._rows: list[list[int]] = []  # templates of the rows of each variant
-        self._alone: dict[int, int] = {}
         self.segmented: list[SegmentedAction] = []
-        self.chosen = self._choose()
-        if plan.fuses_blocks:
-            self._fuse()
+        self.chosen = cuts.chosen
+        for cut, queued in zip(cuts.distinct, beside, strict=True):
+            self._append(cut, queued)
 
     @property
     def templates(self) -> tuple[Template, ...]:
@@ -90,64 +87,28 @@ class ActionVariants:
             out_bytes=np.array([each.out_bytes.sum() for each in templates])[template],
         )
 
-    def _choose(self) -> NDArray[np.int64]:
-        """Variant of every action; those of equal kind, content and exchanges are worked out once."""
-        orders = self._plan.orders
-        gather, reduce = gathering_actions(self._plan), reducing_actions(self._plan)
-        shape = (len(Action), orders.stages, 2, 2)
-        key = np.ravel_multi_index(
-            (
-                orders.kind,
-                self._first_alike()[orders.stage],
-                gather.astype(int),
-                reduce.astype(int),
-            ),
-            shape,
-        )
-        # a step has thousands of actions and a handful of distinct ones, which a table of counts finds without sorting
-        distinct = np.flatnonzero(np.bincount(key))
-        needs = zip(*(axis.tolist() for axis in np.unravel_index(distinct, shape)), strict=True)
-        table = np.zeros(int(np.prod(shape)), dtype=np.int64)
-        table[distinct] = [
-            self._variant(Action(kind), self._plan.layout.stages[stage], bool(first), bool(last))
-            for kind, stage, first, last in needs
-        ]
-        chosen: NDArray[np.int64] = table[key]
-        return chosen
-
-    def _first_alike(self) -> NDArray[np.int64]:
-        """For each stage, the first whose actions are cut and timed as its own."""
-        first: dict[tuple[object, ...], int] = {}
-        alike = self._costs.alike
-        contents = [
-            # the first stage's first chunk is cut in its own way, and so are stages on other nodes
-            (self._blocks.content(stage), stage.index == 0, int(alike[stage.rank]))
-            for stage in self._plan.layout.stages
-        ]
-        return np.array([first.setdefault(content, i) for i, content in enumerate(contents)])
-
-    def _variant(self, action: Action, stage: Stage, gather: bool, reduce: bool) -> int:
-        """Cut an action and register the rows it becomes."""
-        blocks = self._blocks.of(stage, action)
-        segments = split_action(self._plan, stage, action, blocks, gather=gather, reduce=reduce)
+    def _append(self, cut: CutAction, queued: Sequence[Load]) -> None:
+        """Register the rows that an action becomes: one a segment, longer by what runs beside it, and one for copies of its gradients."""
+        action, rank = cut.action, cut.stage.rank
+        alone = [cut.fused] if cut.fused else self._alone(cut)
+        factors = _slowdowns(alone, queued)
         rows: list[int] = []
         own, ready = [], []
-        templates = self._templates(action, segments, stage.rank)
-        for segment, template in zip(segments, templates, strict=True):
+        for segment, template, factor in zip(cut.segments, alone, factors, strict=True):
             own.append(len(rows))
-            rows.append(self._register(template))
-            if copies := self._passes.to_reduce(_parameters(segment.reduces), stage.rank):
+            rows.append(self._register(self._longer(template, factor)))
+            if copies := self._passes.to_reduce(_parameters(segment.reduces), rank):
                 rows.append(self._register(self._blocks.join(action, copies)))
             ready.append(len(rows) - 1)
-        return self._add(rows, SegmentedAction(segments, own, ready))
+        self._rows.append(rows)
+        self.segmented.append(SegmentedAction(cut.segments, own, ready))
 
-    def _templates(self, action: Action, segments: list[Segment], rank: int) -> list[Template]:
-        """Templates of segments, longer by what runs beside them."""
-        alone = [
-            self._blocks.join(action, self._computed(action, segment, rank)) for segment in segments
+    def _alone(self, cut: CutAction) -> list[Template]:
+        """Templates of segments beside which nothing runs."""
+        return [
+            self._blocks.join(cut.action, self._computed(cut.action, segment, cut.stage.rank))
+            for segment in cut.segments
         ]
-        factors = self._slowdown.factors(segments, alone, rank)
-        return [self._longer(*each) for each in zip(alone, factors, strict=True)]
 
     def _longer(self, template: Template, factor: float) -> Template:
         """The template stretched by a factor; equal ones are one."""
@@ -165,36 +126,80 @@ class ActionVariants:
         added = sum(each.parameters for each in segment.blocks) if action in _GRADIENT else 0.0
         return [*before, *segment.blocks, *self._passes.added(added, rank)]
 
-    def _fuse(self) -> None:
-        """Put both actions of a block into the first one's row, where neither is cut; the second one's row is left empty."""
-        orders, stages = self._plan.orders, self._plan.layout.stages
-        if self._plan.layout.framework.data.accumulation_traffic:
-            return
-        whole = [variant.is_whole for variant in self.segmented]
-        nothing = self._of_one_row(empty_template(TRAINING))
-        for head in np.flatnonzero(orders.fused).tolist():
-            if not all(whole[variant] for variant in self.chosen[head : head + 2]):
-                continue
-            ahead, behind = (stages[orders.stage[row]] for row in (head, head + 1))
-            both = self._blocks.fused(ahead, behind, Action(int(orders.kind[head + 1])))
-            self.chosen[head] = self._of_one_row(both)
-            self.chosen[head + 1] = nothing
-
-    def _of_one_row(self, template: Template) -> int:
-        """Variant of one row around which nothing travels."""
-        row = self._register(template)
-        if row not in self._alone:
-            self._alone[row] = self._add([row], SegmentedAction([Segment(())], [0], [0]))
-        return self._alone[row]
-
-    def _add(self, rows: list[int], segmented: SegmentedAction) -> int:
-        self._rows.append(rows)
-        self.segmented.append(segmented)
-        return len(self._rows) - 1
-
     def _register(self, template: Template) -> int:
         return self._number.setdefault(template, len(self._number))
 
 
 def _parameters(buckets: tuple[Bucket, ...]) -> float:
     return sum(bucket.dense + bucket.experts for bucket in buckets)
+
+
+def _slowdowns(templates: Sequence[Template], queued: Sequence[Load]) -> list[float]:
+    """How many times longer than alone each segment of an action takes, beside what is queued as it begins.
+
+    A segment in which the device waits for the host is longer only by what does not fit into the waiting.
+    """
+    factors, left, lost = [], 0.0, 0.0
+    for template, joining in zip(templates, queued, strict=True):
+        left, lost = left + joining.seconds, lost + joining.lost
+        alone = float(template.parts.sum()) * TICK
+        busy = alone - float(template.parts[_HOST]) * TICK
+        share = lost / left if left else 0.0
+        # either all that is queued ends beside this segment, or collectives run all the time that it does
+        took = max(alone, min(busy + lost, busy / (1.0 - share)))
+        left = max(left - took, 0.0)
+        lost = share * left
+        factors.append(took / alone if took > alone else 1.0)
+    return factors
+
+
+class _MemoryPasses:
+    """Passes over memory on the compute stream: laying out what was gathered or is to be reduced, adding up gradients.
+
+    Notes
+    -----
+    Each is a template of one memory-bound kernel, made once. Copies that only sharding needs count as ``exposed_dp``, adding up gradients as ``other``. Copies move memory as fast as
+    `mpsim.cost.copy_seconds` says, additions in place as fast as the optimizer.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._made: dict[tuple[str, float, int], Template] = {}
+        clusters = plan.layout.stage_clusters
+        # the first pipeline rank with the same nodes: chips of equal speed share their passes
+        self._chip = [clusters.index(cluster) for cluster in clusters]
+
+    def gathered(self, parameters: float, rank: int) -> list[Block]:
+        """Laying out a gathered unit on a pipeline rank."""
+        traffic = self._plan.layout.framework.data.gather_copy_traffic
+        return self._blocks("copy gathered parameters", "exposed_dp", parameters * traffic, rank)
+
+    def to_reduce(self, parameters: float, rank: int) -> list[Block]:
+        """Laying out gradients before they are reduced."""
+        traffic = self._plan.layout.framework.data.reduce_copy_traffic
+        return self._blocks("copy gradients", "exposed_dp", parameters * traffic, rank)
+
+    def added(self, parameters: float, rank: int) -> list[Block]:
+        """Adding the gradients of a microbatch to those of the ones before it."""
+        traffic = self._plan.layout.framework.data.accumulation_traffic
+        return self._blocks(
+            "accumulate gradients", "other", parameters * traffic, rank, update_seconds
+        )
+
+    def _blocks(
+        self, name: str, part: str, moved: float, rank: int, time: _Seconds = copy_seconds
+    ) -> list[Block]:
+        """A block of one kernel that moves so many bytes, or none."""
+        if not moved:
+            return []
+        chip = self._plan.layout.cluster_of(rank).accelerator
+        key = (name, moved, self._chip[rank] if self._chip else 0)
+        if key not in self._made:
+            seconds = time(moved, chip.memory_bandwidth, chip.calibration)
+            self._made[key] = _pass(name, part, float(ticks(seconds)))
+        return [Block(-1, self._made[key], 0.0)]
+
+
+@remembered(_KEPT)
+def _pass(name: str, part: str, duration: float) -> Template:
+    return one_kernel(TRAINING, name, part, duration)

@@ -1,26 +1,28 @@
-"""Plan to Program: the pipeline's actions, and around them what a step does once."""
+"""Plan to Program: the pipeline's actions, and around them what a step does once.
+
+The walk goes one way: cuts, what runs beside them, templates, rows of the pipeline, exchanges, end of the step.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
-from mpsim.framework import BlockingSends
 from mpsim.program.floors import held_to_links
 from mpsim.program.join import UnequalCollectivesError, join
 from mpsim.program.program import Program
 from mpsim.program.rows import Rows
 from mpsim.program.unfold import spans
-from mpsim.schedule import Orders
 from mpsim.training.actions import ActionVariants
 from mpsim.training.blocks import Blocks
 from mpsim.training.costs import PlanCosts
-from mpsim.training.messages import warmup_and_flush
+from mpsim.training.messages import blocking_actions
 from mpsim.training.pipeline import add_pipeline
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.exchanges import add_exchanges
-from mpsim.training.replicas.issue import SegmentRuns
+from mpsim.training.replicas.issue import SegmentRuns, issue_exchanges
+from mpsim.training.replicas.segments import cut_actions
+from mpsim.training.replicas.slowdown import exchanges_beside
 from mpsim.training.step_end import StepRows
 from mpsim.training.vocabulary import TRAINING
 
@@ -59,8 +61,11 @@ def _build(plan: Plan, costs: PlanCosts, blocks: Blocks | None) -> Program:
     """The program of replicas that are alike."""
     rows = Rows(TRAINING)
     step = StepRows(rows, plan, costs)
-    actions = ActionVariants(plan, costs, blocks)
     begun = step.overhead()
+    blocks = blocks or Blocks(plan, costs)
+    cuts = cut_actions(plan, costs, blocks)
+    beside = exchanges_beside(plan, costs, cuts)
+    actions = ActionVariants(plan, blocks, cuts, beside)
     placed = add_pipeline(
         rows,
         plan.orders,
@@ -68,10 +73,11 @@ def _build(plan: Plan, costs: PlanCosts, blocks: Blocks | None) -> Program:
         actions.variants,
         costs.sends(),
         overlap="fused" if plan.fuses_blocks else "late-send",
-        blocking=_blocking(plan),
+        blocking=blocking_actions(plan),
     )
     runs = SegmentRuns.of(actions.segmented, actions.chosen, placed, plan.orders)
-    reduced = add_exchanges(rows, plan, costs, runs, placed, begun)
+    exchanges = issue_exchanges(plan, runs, placed)
+    reduced = add_exchanges(rows, plan, costs, exchanges, placed, begun)
     reduced = step.sum_shared_weights(reduced, placed)
     step.optimizer_step(reduced)
     return rows.finish(
@@ -92,23 +98,3 @@ def _joined(plan: Plan, programs: list[Program]) -> Program:
             f"replicas that differ would not gather and reduce the same tensors in the same order ({counts} collectives by class); "
             "give every replica as many microbatches, or take a framework and a zero that reduce gradients once a step"
         ) from None
-
-
-def _blocking(plan: Plan) -> NDArray[np.bool_]:
-    """Around which actions messages block; a fused block has both its inputs before it and both its outputs after it."""
-    return _blocking_actions(plan) & ~(plan.fuses_blocks & _in_blocks(plan.orders))
-
-
-def _in_blocks(orders: Orders) -> NDArray[np.bool_]:
-    inside: NDArray[np.bool_] = orders.fused | np.roll(orders.fused, 1)
-    return inside
-
-
-def _blocking_actions(plan: Plan) -> NDArray[np.bool_]:
-    orders, software = plan.orders, plan.layout.framework
-    if software.pipeline.blocking_sends is BlockingSends.NEVER:
-        return np.zeros(len(orders), dtype=bool)
-    if software.pipeline.blocking_sends is BlockingSends.ALWAYS or orders.exchanges:
-        return np.ones(len(orders), dtype=bool)
-    nowhere = np.zeros(len(orders), dtype=bool)
-    return nowhere if software.pipeline.overlap_warmup_flush else warmup_and_flush(orders)

@@ -22,12 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.cost import COLLECTIVES
+from mpsim.framework import BlockingSends
 from mpsim.program.program import Stream
 from mpsim.program.rows import Rows
 from mpsim.schedule import Action, Orders
+from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS, Kind
 
-__all__ = ["Messages", "PipelineRows", "Sends", "add_messages", "warmup_and_flush"]
+__all__ = [
+    "Messages",
+    "PipelineRows",
+    "Sends",
+    "add_messages",
+    "blocking_actions",
+    "warmup_and_flush",
+]
 
 _EXPOSED_PP = PARTS.index("exposed_pp")
 
@@ -152,6 +161,22 @@ def _block(
     sent[messages.producer] = ids
     separate = late & (orders.kind[before] == orders.kind[messages.consumer]) & (sent[before] >= 0)
     rows.depend(ids[separate], sent[before[separate]])
+
+
+def blocking_actions(plan: Plan) -> NDArray[np.bool_]:
+    """Around which actions messages block, bool[N]; a fused block has both its inputs before it and both its outputs after it."""
+    fused = plan.orders.fused | np.roll(plan.orders.fused, 1)
+    return _blocking(plan) & ~(plan.fuses_blocks & fused)
+
+
+def _blocking(plan: Plan) -> NDArray[np.bool_]:
+    orders, software = plan.orders, plan.layout.framework.pipeline
+    sends = software.blocking_sends
+    if sends is BlockingSends.ALWAYS or (orders.exchanges and sends is not BlockingSends.NEVER):
+        return np.ones(len(orders), dtype=bool)
+    if sends is BlockingSends.NEVER or software.overlap_warmup_flush:
+        return np.zeros(len(orders), dtype=bool)
+    return warmup_and_flush(orders)
 
 
 def warmup_and_flush(orders: Orders) -> NDArray[np.bool_]:

@@ -23,9 +23,7 @@ __all__ = [
     "Sends",
     "Variants",
     "add_pipeline",
-    "first_forward",
     "from_orders",
-    "last_gradient",
 ]
 
 OVERLAPS = ("serial", "late-send", "fused")
@@ -168,27 +166,6 @@ def _edges(
     """Let actions `after` wait for actions `before`, where both exist."""
     both = (after >= 0) & (before >= 0)
     rows.depend(placed.first[after[both]], placed.last[before[both]])
-
-
-def first_forward(orders: Orders) -> NDArray[np.int64]:
-    """Action index of the first forward of each stage [S]."""
-    return _extreme(orders, (Action.F,), last=False)
-
-
-def last_gradient(orders: Orders) -> NDArray[np.int64]:
-    """Action index of the last weight gradient of each stage [S], after which its gradients are complete."""
-    return _extreme(orders, (Action.B, Action.W), last=True)
-
-
-def _extreme(orders: Orders, kinds: tuple[Action, ...], *, last: bool) -> NDArray[np.int64]:
-    wanted = np.zeros(len(Action), dtype=bool)
-    wanted[[int(kind) for kind in kinds]] = True
-    chosen = np.flatnonzero(wanted[orders.kind])
-    result = np.full(orders.stages, -1, dtype=np.int64)
-    ordered = chosen if last else chosen[::-1]
-    # numpy assigns in order, so of several actions of a stage the last one stays
-    result[orders.stage[ordered]] = ordered
-    return result
 
 
 def from_orders(

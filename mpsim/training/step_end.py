@@ -13,8 +13,13 @@ from mpsim.program.template import ticks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.exchanges import add_collectives
-from mpsim.training.replicas.groups import GATHERS, ReplicaGroup, dense_group, expert_group
+from mpsim.training.replicas.groups import (
+    GATHERS,
+    ReplicaGroup,
+    add_collectives,
+    dense_group,
+    expert_group,
+)
 from mpsim.training.replicas.offload import add_host_optimizer
 from mpsim.training.vocabulary import PARTS, Kind
 

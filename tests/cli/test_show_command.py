@@ -72,7 +72,10 @@ def test_an_option_of_another_question_is_refused(mpsim_cli, arguments, option):
     [
         (("kernel",), "got nothing; needed one of: gemm=MxNxK"),
         (("kernel", "gem=3", "--on", "h100-sxm"), "got kernel 'gem'; did you mean 'gemm'"),
-        (("kernel", "gemm=64x64x0", "--on", "h100-sxm"), "not 3 to 4 whole numbers of 1 or more"),
+        (
+            ("kernel", "gemm=64x64x0", "--on", "h100-sxm"),
+            "whole numbers of 1 or more as gemm=MxNxK",
+        ),
         (("collective", "al_reduce=1 MiB", "--on", "dgx-h100"), "did you mean 'all_reduce'"),
         (("collective", "all_reduce=3", "--on", "dgx-h100"), "got '3' (no unit)"),
         (("fabric", "dgx-h100", "--nodes", "9" * 20), "--nodes"),

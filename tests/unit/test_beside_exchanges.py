@@ -13,7 +13,7 @@ from mpsim.program.template import stretched
 from mpsim.training import build_program
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.exchanges import exchange_times
+from mpsim.training.replicas.groups import exchange_times
 from mpsim.training.replicas.segments import Bucket
 from mpsim.training.vocabulary import PARTS
 from tests.unit.test_sharded_data import labelled, plan_of, step, unhindered

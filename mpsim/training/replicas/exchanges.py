@@ -8,55 +8,44 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import COLLECTIVES, CollectiveModel
-from mpsim.parallel import GroupShape
-from mpsim.program.program import Span, Stream
+from mpsim.program.program import Stream
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
 from mpsim.training.replicas.groups import (
-    GATHERS,
     ReplicaGroup,
-    collective_columns,
+    add_collectives,
+    collective_of,
     dense_group,
     expert_group,
     reduction_kind,
-    rooted_kind,
 )
-from mpsim.training.replicas.issue import Exchanges, SegmentRuns, issue_exchanges
+from mpsim.training.replicas.issue import Exchanges
 from mpsim.training.replicas.offload import Copies, add_copies
-from mpsim.training.replicas.segments import Bucket
 from mpsim.training.vocabulary import PARTS, Kind
 
-__all__ = ["add_collectives", "add_exchanges", "exchange_times"]
+__all__ = ["add_exchanges"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_LONG = 2.0**36  # B: long enough for any group
 _EXPOSED_DP = PARTS.index("exposed_dp")
-_LABELS = {
-    "all_gather": "gather parameters",
-    "broadcast": "broadcast parameters",
-    "all_reduce": "all-reduce gradients",
-    "reduce_scatter": "reduce-scatter gradients",
-    "rooted": "reduce gradients to their owners",
-}
 
 
 def add_exchanges(
-    rows: Rows, plan: Plan, costs: PlanCosts, runs: SegmentRuns, placed: PipelineRows, start: Ints
+    rows: Rows,
+    plan: Plan,
+    costs: PlanCosts,
+    exchanges: Exchanges,
+    placed: PipelineRows,
+    start: Ints,
 ) -> Ints:
     """Append the gathers and reductions of a step.
 
     Parameters
     ----------
-    rows : Rows
-    plan : Plan
-    costs : PlanCosts
-    runs : SegmentRuns
     placed : PipelineRows
         Rows of the actions.
     start : int64[R]
@@ -67,22 +56,19 @@ def add_exchanges(
     int64
         Rows after which the gradients of all ranks are reduced.
     """
-    exchanges = issue_exchanges(plan, runs, placed)
     if not len(exchanges):
         return np.zeros(0, dtype=np.int64)
-    return _Adder(rows, plan, costs, runs, exchanges).add(start, placed)
+    return _Adder(rows, plan, costs, exchanges).add(start, placed)
 
 
 class _Adder:
     """Appends the rows of all exchanges of a step."""
 
-    def __init__(
-        self, rows: Rows, plan: Plan, costs: PlanCosts, runs: SegmentRuns, exchanges: Exchanges
-    ) -> None:
+    def __init__(self, rows: Rows, plan: Plan, costs: PlanCosts, exchanges: Exchanges) -> None:
         self._rows = rows
         self._plan = plan
         self._costs = costs
-        self._runs = runs
+        self._runs = exchanges.runs
         self._all = exchanges
 
     def add(self, start: Ints, placed: PipelineRows) -> Ints:
@@ -111,7 +97,7 @@ class _Adder:
         """One row an exchange on the communicator of the sharers."""
         plan, exchanges = self._plan, self._all
         gather = exchanges.is_gather[chosen]
-        gathered, reduced = _collective(plan, gather=True), _collective(plan, gather=False)
+        gathered, reduced = collective_of(plan, gather=True), collective_of(plan, gather=False)
         each_rank = plan.layout.framework.data.gather_rank_time
         return add_collectives(
             self._rows,
@@ -192,7 +178,7 @@ class _Adder:
         plan = self._plan
         if group.copies == 1 or reduction_kind(plan) == "all_reduce" or not len(ids):
             return ids
-        _, element = _collective(plan, gather=False)
+        _, element = collective_of(plan, gather=False)
         holders = ReplicaGroup(
             name=f"{group.name} between copies",
             stream=Stream.REPLICA,
@@ -221,107 +207,3 @@ class _Adder:
         """The last of each rank: a communicator's queue ends with it."""
         rank = self._all.rank[reduces]
         return done[np.flatnonzero(np.append(rank[1:] != rank[:-1], True)[: len(rank)])]
-
-
-def _collective(plan: Plan, *, gather: bool) -> tuple[str, int]:
-    """Which collective an exchange is, and bytes of a parameter in it."""
-    data, sizes = plan.layout.framework.data, plan.layout.framework.optimizer
-    if not gather:
-        return reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
-    kind = "all_gather" if plan.gathers_units else GATHERS[data.parameter_gather]
-    return kind, data.gathered_bytes or sizes.parameter_bytes
-
-
-def exchange_times(
-    plan: Plan, costs: PlanCosts, bucket: Bucket, *, gather: bool, rank: int
-) -> list[tuple[float, float]]:
-    """Times of the collectives of one exchange [s], and the rate at which each sends when it is long [B/s].
-
-    Parameters
-    ----------
-    plan : Plan
-    costs : PlanCosts
-    bucket : Bucket
-        Parameters on one rank that travel together.
-    gather : bool
-        Whether they are gathered; else their gradients are reduced.
-    rank : int
-        Pipeline rank.
-    """
-    kind, element = _collective(plan, gather=gather)
-    model, times = costs.of(rank).collectives, []
-    groups = (dense_group(plan, costs), expert_group(plan, costs))
-    for group, parameters in zip(groups, bucket, strict=True):
-        if not parameters:
-            continue
-        size = parameters * element
-        members = group.everyone if kind == "all_reduce" else group.inside
-        times.append(_time_and_rate(model, kind, size, members(rank), group.owners))
-        if not gather and kind != "all_reduce" and group.copies > 1:
-            share = size / group.sharers
-            times.append(_time_and_rate(model, "all_reduce", share, group.between(rank), 0))
-    return times
-
-
-def _time_and_rate(
-    model: CollectiveModel, kind: str, size: float, shape: GroupShape, owners: int
-) -> tuple[float, float]:
-    """Seconds of one collective, and the rate of its ranks where latency does not count [B/s]."""
-    both = np.array([size, max(size, _LONG)])
-    seconds, up, out = collective_columns(model, kind, both, [shape, shape], owners)
-    return float(seconds[0]), float((up[1] + out[1]) / seconds[1]) if seconds[1] else 0.0
-
-
-def add_collectives(
-    rows: Rows,
-    costs: PlanCosts,
-    group: ReplicaGroup,
-    kinds: NDArray[np.str_],
-    size: Floats,
-    *,
-    rank: Ints,
-    stage: Ints,
-    beyond: Floats | float = 0.0,
-) -> Ints:
-    """Append collectives of a group, each on the communicator of its rank.
-
-    Parameters
-    ----------
-    rows : Rows
-    costs : PlanCosts
-    group : ReplicaGroup
-    kinds : array of str [E]
-        See `mpsim.training.replicas.groups.collective_columns`.
-    size : float64[E]
-        Whole tensor [B].
-    rank, stage : int64[E]
-    beyond : float64[E]
-        Time each takes beyond the collective itself [s].
-    """
-    seconds, up, out = np.zeros((3, len(size)))
-    for kind in sorted(set(kinds.tolist())):
-        mine = kinds == kind
-        members = group.everyone if kind == "all_reduce" else group.inside
-        alike = costs.alike[rank[mine]]
-        shapes = {first: members(first) for first in set(alike.tolist())}
-        for model in costs.models(alike.tolist()):
-            same = np.array([costs.of(first).collectives is model for first in alike.tolist()])
-            chosen = np.flatnonzero(mine)[same]
-            groups = [shapes[first] for first in alike[same].tolist()]
-            columns = collective_columns(model, kind, size[chosen], groups, group.owners)
-            seconds[chosen], up[chosen], out[chosen] = columns
-    return rows.add(
-        len(size),
-        rank=rank,
-        stream=group.stream,
-        kind=Kind.COLLECTIVE,
-        part=_EXPOSED_DP,
-        span=Span.DP | Span.CP,
-        stage=stage,
-        duration=ticks(seconds + beyond),
-        up_bytes=up,
-        out_bytes=out,
-        collective=np.array([COLLECTIVES.index(rooted_kind(kind)) for kind in kinds.tolist()]),
-        size=size,
-        label=np.array([_LABELS[kind] + group.name for kind in kinds.tolist()]),
-    )

@@ -5,33 +5,50 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import CollectiveModel
+from mpsim.cost import COLLECTIVES, CollectiveModel
 from mpsim.framework import ParameterGather, Reduction
 from mpsim.parallel import REPLICATING, GroupShape, placed
-from mpsim.program.program import Stream
+from mpsim.program.program import Span, Stream
+from mpsim.program.rows import Rows
+from mpsim.program.template import ticks
 from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import SHARDED_PARAMETERS, Plan
+from mpsim.training.replicas.segments import Bucket
+from mpsim.training.vocabulary import PARTS, Kind
 
 __all__ = [
     "GATHERS",
     "ReplicaGroup",
+    "add_collectives",
     "collective_columns",
+    "collective_of",
     "dense_group",
+    "exchange_times",
     "expert_group",
     "reduction_kind",
     "rooted_kind",
 ]
 
+Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 GATHERS: Mapping[ParameterGather, str] = MappingProxyType(
     {ParameterGather.ALL_GATHER: "all_gather", ParameterGather.BROADCAST: "broadcast"}
 )
 """Collective of each way to hand out parameters, as `collective_columns` names it."""
+_LABELS = {
+    "all_gather": "gather parameters",
+    "broadcast": "broadcast parameters",
+    "all_reduce": "all-reduce gradients",
+    "reduce_scatter": "reduce-scatter gradients",
+    "rooted": "reduce gradients to their owners",
+}
+_LONG = 2.0**36  # B: long enough for any group
 _ROOTED = {"rooted": "reduce", "broadcast": "broadcast"}
 
 
@@ -146,10 +163,18 @@ def rooted_kind(kind: str) -> str:
     return _ROOTED.get(kind, kind)
 
 
+class CollectiveColumns(NamedTuple):
+    """Seconds of collectives, and bytes one rank sends over scale-up and scale-out links, float64[n] each."""
+
+    seconds: Floats
+    up: Floats
+    out: Floats
+
+
 def collective_columns(
     model: CollectiveModel, kind: str, size: Floats, shapes: list[GroupShape], owners: int = 0
-) -> tuple[Floats, Floats, Floats]:
-    """Seconds of collectives, and bytes one rank sends over scale-up and scale-out links.
+) -> CollectiveColumns:
+    """Time and traffic of collectives.
 
     Parameters
     ----------
@@ -175,4 +200,100 @@ def collective_columns(
         seconds[mine] = times * model.seconds(whole, distinct / times, shape)[index]
         sent = model.wire_bytes(whole, distinct / times, shape)
         up[mine], out[mine] = (times * column[index] for column in sent)
-    return seconds, up, out
+    return CollectiveColumns(seconds, up, out)
+
+
+def collective_of(plan: Plan, *, gather: bool) -> tuple[str, int]:
+    """Which collective an exchange is, and bytes of a parameter in it."""
+    data, sizes = plan.layout.framework.data, plan.layout.framework.optimizer
+    if not gather:
+        return reduction_kind(plan), data.reduced_bytes or sizes.gradient_bytes
+    kind = "all_gather" if plan.gathers_units else GATHERS[data.parameter_gather]
+    return kind, data.gathered_bytes or sizes.parameter_bytes
+
+
+class ExchangeTime(NamedTuple):
+    """Time of one collective [s], and the rate at which its ranks send when it is long [B/s]."""
+
+    seconds: float
+    rate: float
+
+
+def exchange_times(
+    plan: Plan, costs: PlanCosts, bucket: Bucket, *, gather: bool, rank: int
+) -> list[ExchangeTime]:
+    """Times of the collectives that gather a bucket on a pipeline rank, or reduce its gradients."""
+    kind, element = collective_of(plan, gather=gather)
+    model, times = costs.of(rank).collectives, []
+    groups = (dense_group(plan, costs), expert_group(plan, costs))
+    for group, parameters in zip(groups, bucket, strict=True):
+        if not parameters:
+            continue
+        size = parameters * element
+        members = group.everyone if kind == "all_reduce" else group.inside
+        times.append(_time_and_rate(model, kind, size, members(rank), group.owners))
+        if not gather and kind != "all_reduce" and group.copies > 1:
+            share = size / group.sharers
+            times.append(_time_and_rate(model, "all_reduce", share, group.between(rank), 0))
+    return times
+
+
+def _time_and_rate(
+    model: CollectiveModel, kind: str, size: float, shape: GroupShape, owners: int
+) -> ExchangeTime:
+    both = np.array([size, max(size, _LONG)])
+    seconds, up, out = collective_columns(model, kind, both, [shape, shape], owners)
+    rate = float((up[1] + out[1]) / seconds[1]) if seconds[1] else 0.0
+    return ExchangeTime(float(seconds[0]), rate)
+
+
+def add_collectives(
+    rows: Rows,
+    costs: PlanCosts,
+    group: ReplicaGroup,
+    kinds: NDArray[np.str_],
+    size: Floats,
+    *,
+    rank: Ints,
+    stage: Ints,
+    beyond: Floats | float = 0.0,
+) -> Ints:
+    """Append collectives of a group, each on the communicator of its rank.
+
+    Parameters
+    ----------
+    kinds : array of str [E]
+        See `collective_columns`.
+    size : float64[E]
+        Whole tensor [B].
+    rank, stage : int64[E]
+    beyond : float64[E]
+        Time each takes beyond the collective itself [s].
+    """
+    seconds, up, out = np.zeros((3, len(size)))
+    for kind in sorted(set(kinds.tolist())):
+        mine = kinds == kind
+        members = group.everyone if kind == "all_reduce" else group.inside
+        alike = costs.alike[rank[mine]]
+        shapes = {first: members(first) for first in set(alike.tolist())}
+        for model in costs.models(alike.tolist()):
+            same = np.array([costs.of(first).collectives is model for first in alike.tolist()])
+            chosen = np.flatnonzero(mine)[same]
+            groups = [shapes[first] for first in alike[same].tolist()]
+            columns = collective_columns(model, kind, size[chosen], groups, group.owners)
+            seconds[chosen], up[chosen], out[chosen] = columns
+    return rows.add(
+        len(size),
+        rank=rank,
+        stream=group.stream,
+        kind=Kind.COLLECTIVE,
+        part=PARTS.index("exposed_dp"),
+        span=Span.DP | Span.CP,
+        stage=stage,
+        duration=ticks(seconds + beyond),
+        up_bytes=up,
+        out_bytes=out,
+        collective=np.array([COLLECTIVES.index(rooted_kind(kind)) for kind in kinds.tolist()]),
+        size=size,
+        label=np.array([_LABELS[kind] + group.name for kind in kinds.tolist()]),
+    )

@@ -18,38 +18,15 @@ from numpy.typing import NDArray
 from mpsim.schedule import Action, Orders
 from mpsim.training.messages import PipelineRows
 from mpsim.training.plan import Plan
-from mpsim.training.replicas.segments import Bucket, Segment
+from mpsim.training.replicas.segments import Bucket, SegmentedAction
 
-__all__ = ["Buckets", "Exchanges", "SegmentRuns", "SegmentedAction", "issue_exchanges"]
+__all__ = ["Buckets", "Exchanges", "SegmentRuns", "issue_exchanges"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 _BESIDE, _AFTER = 1, 2  # places in the queue: gathers ahead of them come first
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SegmentedAction:
-    """Segments of an action with the rows each became, counted from the action's first.
-
-    Parameters
-    ----------
-    segments : sequence of Segment
-    row, ready : sequence of int
-        Row that computes, and the row after which its gradients can be reduced (a later one where they are copied first).
-    """
-
-    segments: Sequence[Segment]
-    row: Sequence[int]
-    ready: Sequence[int]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the action is one segment with which nothing travels."""
-        return len(self.segments) == 1 and not (
-            self.segments[0].gathers or self.segments[0].reduces
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -167,6 +144,8 @@ class Exchanges:
 
     Parameters
     ----------
+    runs : SegmentRuns
+        What the exchanges belong to.
     run, rank, stage : int64[E]
         Run of the segment it belongs to, with its rank and stage.
     place : int64[E]
@@ -190,6 +169,7 @@ class Exchanges:
     is_gather: Flags
     after: Ints
     fetch_after: Ints
+    runs: SegmentRuns
 
     def __len__(self) -> int:
         return len(self.run)
@@ -232,7 +212,7 @@ def issue_exchanges(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> Exch
         "after": np.concatenate([runs.end_before(gathers.run, window), ready]),
         "fetch_after": np.concatenate([runs.end_before(gathers.run, window + 1), nothing]),
     }
-    return Exchanges(**{name: column[order] for name, column in columns.items()})
+    return Exchanges(**{name: column[order] for name, column in columns.items()}, runs=runs)
 
 
 def _reduce_places(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> tuple[Ints, Ints]:

@@ -4,7 +4,7 @@ Where parameters are sharded (ZeRO 3, FSDP) every action is cut into *units*, ea
 backward of a stage is cut into *buckets* of gradients where the framework reduces them beside it, and the first forward likewise
 where parameters are gathered beside it.
 
-Shapes: N actions.
+Shapes: N actions, S stages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.parallel import Stage
-from mpsim.schedule import Action
-from mpsim.training.blocks import Block
-from mpsim.training.pipeline import first_forward, last_gradient
+from mpsim.program.program import Template
+from mpsim.program.template import empty_template
+from mpsim.schedule import Action, Orders
+from mpsim.training.blocks import Block, Blocks
+from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
+from mpsim.training.vocabulary import TRAINING
 
-__all__ = ["Bucket", "Segment", "gathering_actions", "reducing_actions", "split_action"]
+__all__ = ["Bucket", "CutAction", "Cuts", "Segment", "SegmentedAction", "cut_actions"]
 
 _NEEDING = (Action.F, Action.B, Action.I)  # a weight gradient needs activations and gradients only
 _GRADIENT = (Action.B, Action.W)
@@ -54,7 +57,103 @@ class Segment:
     reduces: tuple[Bucket, ...] = ()
 
 
-def gathering_actions(plan: Plan) -> NDArray[np.bool_]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class SegmentedAction:
+    """Segments of an action with the rows each became, counted from the action's first.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+    row, ready : sequence of int
+        Row that computes, and the row after which its gradients can be reduced (a later one where they are copied first).
+    """
+
+    segments: Sequence[Segment]
+    row: Sequence[int]
+    ready: Sequence[int]
+
+
+class CutAction(NamedTuple):
+    """An action with the segments it consists of, at least one; `fused` is its template where it runs beside another."""
+
+    action: Action
+    stage: Stage
+    segments: list[Segment]
+    fused: Template | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the action is one segment with which nothing travels."""
+        return len(self.segments) == 1 and not (
+            self.segments[0].gathers or self.segments[0].reduces
+        )
+
+
+class Cuts(NamedTuple):
+    """Every distinct action of a step, and which of them each action is [N]."""
+
+    distinct: list[CutAction]
+    chosen: NDArray[np.int64]
+
+
+def cut_actions(plan: Plan, costs: PlanCosts, blocks: Blocks) -> Cuts:
+    """Cut the actions of a step where parameters or gradients travel; those of equal kind, content and exchanges are cut once."""
+    orders = plan.orders
+    gather, reduce = _gathering_actions(plan), _reducing_actions(plan)
+    shape = (len(Action), orders.stages, 2, 2)
+    alike = _first_alike(plan, costs, blocks)[orders.stage]
+    key = np.ravel_multi_index((orders.kind, alike, gather.astype(int), reduce.astype(int)), shape)
+    # a step has thousands of actions and a handful of distinct ones, which a table of counts finds without sorting
+    distinct = np.flatnonzero(np.bincount(key))
+    needs = zip(*(axis.tolist() for axis in np.unravel_index(distinct, shape)), strict=True)
+    table = np.zeros(int(np.prod(shape)), dtype=np.int64)
+    table[distinct] = np.arange(len(distinct))
+    cuts = []
+    for kind, index, gathers, reduces in needs:
+        action, stage = Action(kind), plan.layout.stages[index]
+        row = blocks.of(stage, action)
+        segments = _split(plan, stage, action, row, gather=bool(gathers), reduce=bool(reduces))
+        cuts.append(CutAction(action, stage, segments))
+    chosen: NDArray[np.int64] = table[key]
+    if plan.fuses_blocks and not plan.layout.framework.data.accumulation_traffic:
+        _fuse(plan, blocks, Cuts(cuts, chosen))
+    return Cuts(cuts, chosen)
+
+
+def _fuse(plan: Plan, blocks: Blocks, cuts: Cuts) -> None:
+    """Put both actions of a block into the first one, where neither is cut; nothing is left of the second."""
+    orders, stages = plan.orders, plan.layout.stages
+    number: dict[Template, int] = {}
+
+    def alone(action: Action, stage: Stage, template: Template) -> int:
+        if template not in number:
+            number[template] = len(cuts.distinct)
+            cuts.distinct.append(CutAction(action, stage, [Segment(())], template))
+        return number[template]
+
+    whole = [cut.is_whole for cut in cuts.distinct]
+    nothing = alone(Action.F, stages[0], empty_template(TRAINING))
+    for head in np.flatnonzero(orders.fused).tolist():
+        if not all(whole[place] for place in cuts.chosen[head : head + 2]):
+            continue
+        ahead, behind = (stages[orders.stage[row]] for row in (head, head + 1))
+        action = Action(int(orders.kind[head + 1]))
+        cuts.chosen[head] = alone(action, behind, blocks.fused(ahead, behind, action))
+        cuts.chosen[head + 1] = nothing
+
+
+def _first_alike(plan: Plan, costs: PlanCosts, blocks: Blocks) -> NDArray[np.int64]:
+    """For each stage, the first whose actions are cut and timed as its own."""
+    first: dict[tuple[object, ...], int] = {}
+    contents = [
+        # the first stage's first chunk is cut in its own way, and so are stages on other nodes
+        (blocks.content(stage), stage.index == 0, int(costs.alike[stage.rank]))
+        for stage in plan.layout.stages
+    ]
+    return np.array([first.setdefault(content, i) for i, content in enumerate(contents)])
+
+
+def _gathering_actions(plan: Plan) -> NDArray[np.bool_]:
     """Actions that wait for parameters to be gathered, bool[N].
 
     Notes
@@ -68,16 +167,16 @@ def gathering_actions(plan: Plan) -> NDArray[np.bool_]:
         needing = _NEEDING if plan.layout.framework.data.reshard_after_forward else (Action.F,)
         return np.isin(orders.kind, [int(kind) for kind in needing])
     once = plan.gathers_units or plan.gathers_beside
-    return _only(plan, first_forward(plan.orders) if once else None)
+    return _only(plan, _extreme(plan.orders, (Action.F,), last=False) if once else None)
 
 
-def reducing_actions(plan: Plan) -> NDArray[np.bool_]:
+def _reducing_actions(plan: Plan) -> NDArray[np.bool_]:
     """Actions after which gradients are reduced, bool[N]."""
     if plan.replicas == 1:
         return _only(plan, None)
     if plan.reduces_every_microbatch:
         return np.isin(plan.orders.kind, [int(kind) for kind in _GRADIENT])
-    return _only(plan, last_gradient(plan.orders))
+    return _only(plan, _extreme(plan.orders, _GRADIENT, last=True))
 
 
 def _only(plan: Plan, actions: NDArray[np.int64] | None) -> NDArray[np.bool_]:
@@ -87,7 +186,19 @@ def _only(plan: Plan, actions: NDArray[np.int64] | None) -> NDArray[np.bool_]:
     return chosen
 
 
-def split_action(
+def _extreme(orders: Orders, kinds: tuple[Action, ...], *, last: bool) -> NDArray[np.int64]:
+    """Index of the first or last action of these kinds of each stage [S]."""
+    wanted = np.zeros(len(Action), dtype=bool)
+    wanted[[int(kind) for kind in kinds]] = True
+    chosen = np.flatnonzero(wanted[orders.kind])
+    result = np.full(orders.stages, -1, dtype=np.int64)
+    ordered = chosen if last else chosen[::-1]
+    # numpy assigns in order, so of several actions of a stage the last one stays
+    result[orders.stage[ordered]] = ordered
+    return result
+
+
+def _split(
     plan: Plan,
     stage: Stage,
     action: Action,
@@ -96,23 +207,7 @@ def split_action(
     gather: bool,
     reduce: bool,
 ) -> list[Segment]:
-    """Cut an action of a stage where parameters or gradients travel.
-
-    Parameters
-    ----------
-    plan : Plan
-    stage : Stage
-    action : Action
-    blocks : sequence of Block
-        In the order they run.
-    gather, reduce : bool
-        Whether this action needs parameters gathered, and completes gradients that are reduced.
-
-    Returns
-    -------
-    list of Segment
-        At least one; their blocks in order are `blocks`.
-    """
+    """Cut an action that needs parameters gathered (`gather`) or completes gradients that are reduced (`reduce`)."""
     if plan.gathers_units:
         return _units(plan, action, blocks, gather=gather, reduce=reduce)
     overlaps = plan.layout.framework.overlaps_gradients(plan.layout.mesh.pp)
