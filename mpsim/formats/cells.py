@@ -1,4 +1,4 @@
-"""CSV tables of measured data: their rows, the cells of a row, and which kind of data their columns say they hold."""
+"""CSV tables of measured data: their rows, and the cells of a row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -15,7 +15,7 @@ from mpsim.errors import CalibrationError
 from mpsim.formats.source import open_text
 from mpsim.inputs import shown
 
-__all__ = ["TABLES", "Cells", "read_rows", "table_kind"]
+__all__ = ["Cells", "read_rows"]
 
 T = TypeVar("T")
 MOST: Final[Mapping[str, float]] = MappingProxyType(
@@ -33,30 +33,6 @@ _MOST_ROWS: Final = 500_000
 _LONGEST_CELL: Final = 10_000
 _TRUE = ("1", "true", "yes")
 _FALSE = ("0", "false", "no")
-
-TABLES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {
-        "training runs": frozenset(
-            {"id", "family", "num_accel", "global_batch_seqs", "iter_time_s"}
-        ),
-        "training runs on one node": frozenset(
-            {"record_id", "gpus", "gpus_per_node", "iteration_time_ms", "layers"}
-        ),
-        "collectives": frozenset({"collective", "bytes", "time_us", "gpus", "nodes"}),
-        "kernels": frozenset({"gpu", "op", "dtype", "time_us", "tflops", "GBps"}),
-        "whole trainings": frozenset(
-            {"id", "tokens_b", "global_batch_tokens_m", "accel_count", "accelerator_hours"}
-        ),
-        "inference": frozenset(
-            {"id", "regime", "engine", "input_tokens", "output_tokens", "ttft_ms"}
-        ),
-        "peak memory": frozenset(
-            {"id", "method", "optimizer", "memory_statistic", "peak_gib", "micro_batch_seqs"}
-        ),
-        "schedules": frozenset({"schedule", "pp", "microbatches", "tF", "tB", "tW", "makespan"}),
-    }
-)
-"""Columns that tell each kind of table from the others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,21 +138,3 @@ def _cell(text: str | None) -> str:
     if text is not None and len(text) > _LONGEST_CELL:
         raise csv.Error(f"a cell of over {_LONGEST_CELL} characters")
     return text or ""
-
-
-def table_kind(path: Path, columns: Iterable[str]) -> str:
-    """The kind of data, a key of `TABLES`, that a table with these columns holds.
-
-    Raises
-    ------
-    CalibrationError
-        If none is known.
-    """
-    present = set(columns)
-    for title, needed in TABLES.items():
-        if needed <= present:
-            return title
-    wanted = "; ".join(f"{title}: {', '.join(sorted(needed))}" for title, needed in TABLES.items())
-    raise CalibrationError(
-        f"{path} holds no known kind of measured data; needed the columns of one of: {wanted}"
-    )

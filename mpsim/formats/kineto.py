@@ -1,36 +1,51 @@
-"""Kineto traces of torch.profiler, read as a stream: kernels by operator and shape, collectives by message.
+"""Traces of torch.profiler (Kineto), read as a stream, event by event: kernels by operator and shape, or what happened in the step and when.
 
-A trace of a training run is gigabytes; events are decoded one after the other and only durations are kept. Shapes are there when the
-profiler ran with ``record_shapes=True``; without them a trace says how long kernels took, but not of what, and nothing can be fitted.
+A trace of a training run is gigabytes; of kernels only their times are kept. Shapes are there when the profiler ran with ``record_shapes=True``; without them a trace says how long kernels took,
+but not of what, and nothing can be fitted. Host names and paths of the recording are not kept.
 
 References
 ----------
-pytorch/kineto, ``libkineto/src/output_json.cpp``: cat ``cpu_op`` with args ``Input Dims``, ``Input type``, ``External id``; cat ``kernel`` with args
+pytorch/kineto, ``libkineto/src/output_json.cpp``, and ``torch/csrc/profiler`` of torch 2.13: cat ``cpu_op`` with args ``Input Dims``, ``Input type``, ``External id``; cat ``kernel`` with args
 ``External id``, and for NCCL ``Collective name``, ``In msg nelems``, ``Out msg nelems``, ``Group size``, ``dtype``.
+facebookresearch/HolisticTraceAnalysis f4d0062, ``utils.py`` (classes of kernels).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final, NamedTuple
 
 from mpsim.errors import CalibrationError
 from mpsim.formats.imported import (
     MeasuredPoint,
     Points,
+    Recorded,
     collective_name,
     collective_point,
     kernel_point,
 )
-from mpsim.formats.source import Head, Options, open_text
+from mpsim.formats.source import Format, Head, Options, open_text
+from mpsim.formats.spans import (
+    ACTIONS,
+    Busy,
+    Dense,
+    Span,
+    Spans,
+    axis_of,
+    is_number,
+    kernel_word,
+)
 from mpsim.inputs import shown
 from mpsim.record import MOST
 from mpsim.workload import gemm_flops
 
-__all__ = ["Event", "is_kineto", "read_points", "stream_events"]
+__all__ = ["KINETO", "stream_events"]
 
 _CHUNK = 1 << 20
 _LONGEST_HEAD = 1 << 26
@@ -51,11 +66,24 @@ _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 _FEWEST_DIMS = 2
 _LONGEST_SIDE = 1 << 40
 _MOST_RANKS = 1_000_000
+_RANGE = re.compile(
+    r"PP:(\d{1,6})(F|I|B|W|UNSHARD|REDUCE_GRAD|SEND_F|SEND_B|RECV_F|RECV_B)(\d{0,9})$"
+)
+_STEP = re.compile(r"(?:ProfilerStep|\w*[sS]tep)#(\d+)$")
+_KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_LAUNCHES = ("c10d::", "_c10d_functional::", "record_param_comms", "gloo:")
+_OPTIMIZER = "Optimizer.step#"
+_RANGE_NAMES = {
+    "UNSHARD": "gather parameters",
+    "REDUCE_GRAD": "reduce gradients",
+    "SEND_F": "send activation",
+    "SEND_B": "send gradient",
+}
 
 Event = dict[str, Any]
 
 
-def is_kineto(head: Head) -> bool:
+def _is_kineto(head: Head) -> bool:
     """Whether a file begins as traces of torch.profiler do."""
     marks = ("traceEvents", '"schemaVersion"', "deviceProperties")
     return any(mark in head.text for mark in marks)
@@ -70,21 +98,17 @@ def stream_events(path: Path) -> Iterator[Event]:
         If there are no events, or the file breaks off.
     """
     with open_text(path, needed="a Kineto trace") as stream:
-        yield from _events(path, stream)
-
-
-def _events(path: Path, stream: IO[str]) -> Iterator[Event]:
-    buffer, place = stream.read(_CHUNK), 0
-    while (found := _EVENTS.search(buffer, place)) is None:
-        place = max(0, len(buffer) - _CHUNK)  # what was looked at is not looked at again
-        chunk_text = stream.read(_CHUNK)
-        if not chunk_text or len(buffer) > _LONGEST_HEAD:
-            raise CalibrationError(
-                f"{path}: has no traceEvents; needed a trace of torch.profiler (export_chrome_trace)"
-            )
-        buffer += chunk_text
-    yield {"ph": "head", "text": buffer[: found.start()]}
-    yield from _decoded(path, stream, buffer, found.end())
+        buffer, place = stream.read(_CHUNK), 0
+        while (found := _EVENTS.search(buffer, place)) is None:
+            place = max(0, len(buffer) - _CHUNK)  # what was looked at is not looked at again
+            chunk_text = stream.read(_CHUNK)
+            if not chunk_text or len(buffer) > _LONGEST_HEAD:
+                raise CalibrationError(
+                    f"{path}: has no traceEvents; needed a trace of torch.profiler (export_chrome_trace)"
+                )
+            buffer += chunk_text
+        yield {"ph": "head", "text": buffer[: found.start()]}
+        yield from _decoded(path, stream, buffer, found.end())
 
 
 def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[Event]:
@@ -123,21 +147,47 @@ def _decoded(path: Path, stream: IO[str], buffer: str, place: int) -> Iterator[E
             yield event
 
 
-class _Samples:
-    """Durations by what they are of."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.times: dict[tuple[Any, ...], list[float]] = {}
-        self.kernels = 0
-
-    def add(self, key: tuple[Any, ...], seconds: float) -> None:
-        times = self.times.setdefault(key, [])
-        if len(times) < _MOST_SAMPLES:
-            times.append(seconds)
+def _args(event: Event) -> Mapping[str, Any]:
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}
 
 
-def read_points(source: Head, options: Options) -> Points:
+# --- kernels and collectives, as points
+
+
+class _Product(NamedTuple):
+    """A matrix product that an operator computes."""
+
+    dtype: str
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    def point(self, times: list[float], place: str) -> MeasuredPoint:
+        """Its kernels' times as a measured point."""
+        shape = {"m": self.m, "n": self.n, "k": self.k, "batch": self.batch}
+        flops = gemm_flops(self.m, self.n, self.k, self.batch)
+        return kernel_point(
+            "gemm", shape, times, dtype=self.dtype, place=place, phase="sustained", flops=flops
+        )
+
+
+class _Collective(NamedTuple):
+    """A collective of so many bytes, as our sizes count them."""
+
+    name: str
+    size: int
+    ranks: int
+
+    def point(self, times: list[float], place: str) -> MeasuredPoint:
+        """The fastest of its times as a measured point: in the others somebody waited."""
+        return collective_point(
+            self.name, self.size, [min(times)], ranks=self.ranks, domains=1, place=place
+        )
+
+
+def _read_points(source: Head, options: Options) -> Points:
     """Read matrix products and collectives of a trace.
 
     Raises
@@ -147,31 +197,38 @@ def read_points(source: Head, options: Options) -> Points:
     """
     del options
     path = source.path
-    samples, operators, head = _Samples(path.name), {}, ""
-    on_gpu = False
-    for event in stream_events(path):
-        if event.get("ph") == "head":
-            head = event["text"]
-            on_gpu = bool(re.search(r'"deviceProperties"\s*:\s*\[\s*\{', head))
-            continue
+    events = stream_events(path)
+    head = next(events)["text"]
+    device = re.search(r'"deviceProperties"\s*:\s*\[\s*\{', head)
+    samples: dict[_Product | _Collective, list[float]] = {}
+    operators: dict[int | str, _Product] = {}
+    kernels = 0
+    for event in events:
         if event.get("ph") != "X":
             continue
-        args = event.get("args")
-        args = args if isinstance(args, dict) else {}
-        category = event.get("cat")
+        args, category = _args(event), event.get("cat")
+        timed: _Product | _Collective | None = None
         if category == "cpu_op" and event.get("name") in _PRODUCTS:
-            shape = _product(str(event["name"]), args)
-            if shape is not None:
-                operators[_external(args)] = shape
-                if not on_gpu:
-                    samples.add(shape, _duration(path, event))
+            product = _product(str(event["name"]), args)
+            if product is not None:
+                operators[_external(args)] = product
+                timed = None if device else product
         elif category == "kernel":
-            samples.kernels += 1
-            _take_kernel(path, event, args, operators, samples)
-    points = tuple(_points(samples))
+            kernels += 1
+            timed = _timed(event, args, operators)
+        if timed is not None:
+            times = samples.setdefault(timed, [])
+            seconds = _duration(path, event)
+            if len(times) < _MOST_SAMPLES:
+                times.append(seconds)
+    points = tuple(
+        key.point(positive, path.name)
+        for key, times in samples.items()
+        if (positive := [seconds for seconds in times if seconds > 0])
+    )
     if not points:
         raise CalibrationError(
-            f"{path}: no event has a shape ({samples.kernels} kernels without); profile with record_shapes=True"
+            f"{path}: no event has a shape ({kernels} kernels without); profile with record_shapes=True"
         )
     waiting = f"{path}: collectives in a trace include waiting for other ranks; measure them alone"
     communicates = any(point.family == "collectives" for point in points)
@@ -185,32 +242,22 @@ def read_points(source: Head, options: Options) -> Points:
     )
 
 
-def _take_kernel(
-    path: Path,
-    event: Event,
-    args: Mapping[str, Any],
-    operators: Mapping[Any, Any],
-    samples: _Samples,
-) -> None:
+def _timed(
+    event: Event, args: Mapping[str, Any], operators: Mapping[int | str, _Product]
+) -> _Product | _Collective | None:
+    """What the time of a kernel is of: a collective, or the product of its operator rather than a copy or a bias on the way."""
     if "Collective name" in args:
-        key = _message(args)
-        if key is not None:
-            samples.add(key, _duration(path, event))
-        return
-    shape = operators.get(_external(args))
-    if shape is not None and _is_product(str(event.get("name", ""))):
-        samples.add(shape, _duration(path, event))
+        return _message(args)
+    name = str(event.get("name", "")).lower()
+    if any(word in name for word in ("gemm", "cutlass", "matmul", "nvjet", "cublas")):
+        return operators.get(_external(args))
+    return None
 
 
 def _external(args: Mapping[str, Any]) -> int | str:
     """Number that joins a kernel to its operator."""
     number = args.get("External id")
     return number if isinstance(number, int | str) else ""
-
-
-def _is_product(name: str) -> bool:
-    """Whether a kernel does the product of its operator, rather than a copy or a bias on the way."""
-    return any(word in name.lower() for word in ("gemm", "cutlass", "matmul", "nvjet", "cublas"))
 
 
 def _duration(path: Path, event: Event) -> float:
@@ -224,65 +271,288 @@ def _duration(path: Path, event: Event) -> float:
 
 def _is_shape(value: object) -> bool:
     return isinstance(value, list) and all(
-        isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= _LONGEST_SIDE
-        for side in value
+        type(side) is int and 1 <= side <= _LONGEST_SIDE for side in value
     )
 
 
-def _product(name: str, args: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Key of a product: batch, m, n, k and the number format."""
+def _product(name: str, args: Mapping[str, Any]) -> _Product | None:
+    """The product of an operator, of the shapes of its last two operands."""
     dims, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(dims, list) or not isinstance(types, list):
         return None
     sides = [shape for shape in dims if _is_shape(shape) and len(shape) >= _FEWEST_DIMS]
-    if len(sides) < _FEWEST_DIMS:
+    named = [kind.lower() for kind in types if isinstance(kind, str) and kind.lower() in _TYPES]
+    if len(sides) < _FEWEST_DIMS or not named:
         return None
     a, b = sides[-2], sides[-1]
     batch = a[0] if name == "aten::bmm" else 1
-    named = [kind.lower() for kind in types if isinstance(kind, str) and kind.lower() in _TYPES]
-    if not named:
-        return None
-    return ("gemm", _TYPES[named[-1]], int(batch), int(a[-2]), int(b[-1]), int(a[-1]))
+    return _Product(_TYPES[named[-1]], batch=batch, m=a[-2], n=b[-1], k=a[-1])
 
 
-def _message(args: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Key of a collective: name, bytes as our sizes count them, ranks."""
+def _message(args: Mapping[str, Any]) -> _Collective | None:
+    """The collective of a kernel of NCCL; None where it is none of ours or its size is not stated."""
     name = collective_name(str(args["Collective name"]).removeprefix("_"))
     element = _ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
-    sent, received = args.get("In msg nelems"), args.get("Out msg nelems")
     ranks = args.get("Group size")
     if name is None or element is None or not isinstance(ranks, int) or not 1 < ranks < _MOST_RANKS:
         return None
-    counts = [count for count in (sent, received) if isinstance(count, int) and count < MOST]
-    if not counts or max(counts) < 1:
-        return None
-    return ("collective", name, max(counts) * element, ranks)
-
-
-def _points(samples: _Samples) -> Iterator[MeasuredPoint]:
-    for key, times in samples.times.items():
-        positive = [seconds for seconds in times if seconds > 0]
-        if not positive:
-            continue
-        if key[0] == "collective":
-            _, name, size, ranks = key
-            fastest = [min(positive)]  # the others waited
-            yield collective_point(name, size, fastest, ranks=ranks, domains=1, place=samples.file)
-            continue
-        _, dtype, batch, m, n, k = key
-        shape = {"m": m, "n": n, "k": k, "batch": batch}
-        yield kernel_point(
-            "gemm",
-            shape,
-            positive,
-            dtype=dtype,
-            place=samples.file,
-            phase="sustained",
-            flops=gemm_flops(m, n, k, batch),
-        )
+    stated = (args.get("In msg nelems"), args.get("Out msg nelems"))
+    most = max((n for n in stated if isinstance(n, int) and n < MOST), default=0)
+    return _Collective(name, most * element, ranks) if most >= 1 else None
 
 
 def _device(head: str) -> str:
     start = re.search(r'"deviceProperties"\s*:\s*\[', head)
     match = start and re.search(r'"name"\s*:\s*"([^"]{0,200})"', head[start.end() :])
     return match[1] if match else ""
+
+
+# --- the step
+
+
+def _read_trace(head: Head, options: Options) -> Recorded:
+    """Read a trace of torch.profiler, event by event.
+
+    Raises
+    ------
+    CalibrationError
+        If there are no events, or the file breaks off.
+    """
+    events = stream_events(head.path)
+    opening = next(events)["text"]
+    info = _distributed_info(opening)
+    base = re.search(r'"baseTimeNanoseconds"\s*:\s*(\d{1,20})', opening)
+    rank, ranks = _whole(info.get("rank")), _whole(info.get("world_size"))
+    trace = _Trace(keeps=options.spans)
+    for event in events:
+        if event.get("ph") == "X":
+            trace.add(event)
+            rank = _whole(_args(event).get("Rank")) if rank is None else rank
+    groups = _groups(info)
+    facts: dict[str, Any] = {
+        "rank": rank,
+        "ranks": options.ranks if ranks is None else ranks,
+        "base_ns": int(base[1]) if base else None,
+        "groups": [{"name": name, "ranks": list(members)} for name, members in groups.items()]
+        or None,
+        **trace.facts(),
+    }
+    warnings = []
+    if rank is None:
+        warnings.append(
+            "the trace does not say which rank it is of; torch writes distributedInfo from 2.1 on"
+        )
+    if trace.wrong:
+        warnings.append(f"{trace.wrong} events without a time were left out")
+    spans = Spans(
+        name="a rank" if rank is None else f"rank {rank}",
+        rank=rank,
+        spans=tuple(sorted(trace.spans(), key=lambda span: (span.start, span.end))),
+        dense=tuple(trace.dense()),
+        steps=tuple(trace.steps()),
+        groups=groups,
+        base_ns=facts["base_ns"] or 0,
+    )
+    return Recorded(
+        format="kineto",
+        tool="torch.profiler",
+        files=(str(head.path),),
+        facts={key: value for key, value in facts.items() if value is not None},
+        warnings=tuple(warnings),
+        spans=(spans,) if options.spans else (),
+    )
+
+
+def _distributed_info(text: str) -> Mapping[str, Any]:
+    """Block about the job, of what stands before the events; empty where there is none."""
+    block = re.search(r'"distributedInfo"\s*:\s*(\{)', text)
+    info: Any = {}
+    if block is not None:
+        with contextlib.suppress(ValueError, RecursionError):
+            info, _ = json.JSONDecoder().raw_decode(text, block.start(1))
+    return info if isinstance(info, dict) else {}
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int and abs(value) < MOST else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _groups(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Members of every group that the trace lists; lists that were shortened are left out."""
+    listed = info.get("pg_config")
+    found: dict[str, tuple[int, ...]] = {}
+    for entry in listed if isinstance(listed, list) else []:
+        ranks = entry.get("ranks") if isinstance(entry, dict) else None
+        if isinstance(ranks, list) and ranks and all(_whole(rank) is not None for rank in ranks):
+            found[_text(entry.get("pg_name")) or str(len(found))] = tuple(ranks)
+    return found
+
+
+class _Range(NamedTuple):
+    """A range of the pipeline [us]."""
+
+    start: float
+    end: float
+    stage: str
+    what: str
+    microbatch: str
+
+
+class _Trace:
+    """Sums over the events of one trace, and where spans are kept what happened when.
+
+    Parameters
+    ----------
+    keeps : bool
+        Whether spans are kept.
+    """
+
+    def __init__(self, *, keeps: bool) -> None:
+        self.keeps = keeps
+        self.devices: dict[Any, Busy] = {}
+        # of the host, and as the device ran them
+        self.ranges: dict[str, list[_Range]] = {"host": [], "device": []}
+        self.optimizer: dict[str, list[tuple[float, float]]] = {"host": [], "device": []}
+        self.collectives: Counter[tuple[str, int, int]] = Counter()
+        self.launched: Counter[tuple[str, int]] = Counter()
+        self.calls: list[Span] = []
+        self.operators = Busy(_MICRO)
+        self.marked: list[tuple[float, float]] = []
+        self.wrong = 0
+
+    def add(self, event: Event) -> None:
+        """Take one complete event."""
+        start, length = event.get("ts"), event.get("dur")
+        if not (is_number(start) and is_number(length)) or length < 0:
+            self.wrong += 1
+            return
+        name, category = _text(event.get("name")), _text(event.get("cat"))
+        if category in _KERNELS:
+            self._kernel(event, name, start, start + length)
+        elif category in ("user_annotation", "gpu_user_annotation"):
+            where = "device" if category == "gpu_user_annotation" else "host"
+            self._annotation(event, name, where, start, start + length)
+        elif category == "cpu_op" and self._counts_operators and not name.startswith(_LAUNCHES):
+            self.operators.add("", start, start + length)
+
+    @property
+    def _counts_operators(self) -> bool:
+        """Whether the host stands for what computes: as long as no device does."""
+        return self.keeps and not self.devices
+
+    def _annotation(self, event: Event, name: str, where: str, start: float, end: float) -> None:
+        if match := _RANGE.match(name):
+            stage, what, microbatch = match.groups()
+            if bool(microbatch) != (what in ("UNSHARD", "REDUCE_GRAD")):
+                self.ranges[where].append(_Range(start, end, stage, what, microbatch))
+        elif name.startswith("gloo:"):
+            self._collective(name.removeprefix("gloo:"), _args(event), start, end)
+        elif name.startswith(_OPTIMIZER):
+            self.optimizer[where].append((start, end))
+        elif where == "host" and _STEP.match(name):
+            self.marked.append((start, end))
+
+    def _kernel(self, event: Event, name: str, start: float, end: float) -> None:
+        args = _args(event)
+        device = args.get("device", event.get("pid"))
+        known = _whole(device) is not None or (isinstance(device, str) and device.isdigit())
+        busy = self.devices.setdefault(device, Busy(_MICRO)) if known else Busy(_MICRO)
+        if busy.add(name, start, end) != "communication":
+            return
+        size, ranks = _whole(args.get("In msg nelems")) or 0, _whole(args.get("Group size")) or 0
+        stated = _text(args.get("Collective name")) or kernel_word(name)
+        word = collective_name(stated.strip("_")) or stated[:40]
+        if "Collective name" in args:
+            self.collectives[word, size, ranks] += 1
+        group = args.get("Process Group Description") or args.get("Process Group Name")
+        self._call(word, start, end, size, axis=axis_of(_text(group)), ranks=ranks)
+
+    def _collective(self, word: str, args: Mapping[str, Any], start: float, end: float) -> None:
+        dims = args.get("Input Dims")
+        count = 0
+        for shape in dims if isinstance(dims, list) else []:
+            if isinstance(shape, list) and shape and all(_whole(size) for size in shape):
+                count = min(count + math.prod(shape), MOST)
+        name = collective_name(word) or word[:40]
+        self.launched[name, count] += 1
+        # a send or a receive of gloo lasts until somebody waits for it: its range says when it was over
+        self._call(word if word in ("send", "recv") else name, start, end, count)
+
+    def _call(
+        self, word: str, start: float, end: float, size: int, *, axis: str = "dp", ranks: int = 0
+    ) -> None:
+        if self.keeps:
+            at, until = start * _MICRO, end * _MICRO
+            self.calls.append(
+                Span.communication(at, until, word, axis=axis, size=size, ranks=ranks)
+            )
+
+    @property
+    def _seen(self) -> list[_Range]:
+        """Ranges as the device ran them, where it recorded any, or of the host."""
+        return self.ranges["device"] or self.ranges["host"]
+
+    @property
+    def _device(self) -> Busy | None:
+        """The first device; None where the host computes."""
+        return self.devices[min(self.devices, key=str)] if self.devices else None
+
+    def steps(self) -> list[tuple[float, float]]:
+        """Start and end of every step that is marked [s]."""
+        return [(start * _MICRO, end * _MICRO) for start, end in sorted(self.marked)]
+
+    def facts(self) -> dict[str, Any]:
+        """Everything that was found, by the names of the output; None for what was not."""
+        actions = [item for item in sorted(self._seen) if item.what in ACTIONS]
+        collectives: list[dict[str, Any]] = [
+            {"kind": kind, "times": times, "elements": size, "ranks": ranks}
+            for (kind, size, ranks), times in self.collectives.items()
+        ]
+        collectives = collectives or [
+            {"kind": kind, "times": times, "elements": size}
+            for (kind, size), times in self.launched.items()
+        ]
+        lengths = [(end - start) * _MICRO for start, end in sorted(self.marked)]
+        return {
+            "actions": [f"{item.stage}{item.what}{item.microbatch}" for item in actions] or None,
+            **(self._device.facts() if self._device else {}),
+            "collectives": collectives or None,
+            "step_s": lengths or None,
+        }
+
+    def dense(self) -> Iterator[Dense]:
+        """Kernels and copies of the device, or operators of the host where there is none; actions stand for what computes."""
+        device = self._device or self.operators
+        if not any(item.what in ACTIONS for item in self._seen):
+            name = "kernels" if self._device else "operators"
+            yield from device.dense("computation", "compute", name)
+        yield from device.dense("memory", "copy", "copies")
+
+    def spans(self) -> Iterator[Span]:
+        """Actions, collectives, messages and optimizer steps."""
+        messages = [item for item in self.ranges["host"] if item.what in ("SEND_F", "SEND_B")]
+        for item in self._seen:
+            at, until, stage = item.start * _MICRO, item.end * _MICRO, int(item.stage)
+            number = int(item.microbatch or -1)
+            if item.what in ACTIONS:
+                yield Span(at, until, ACTIONS[item.what], item.what, stage=stage, microbatch=number)
+            elif item.what in _RANGE_NAMES:
+                kind, axis = (
+                    ("send", "pp") if item.what in ("SEND_F", "SEND_B") else ("collective", "dp")
+                )
+                name = _RANGE_NAMES[item.what]
+                yield Span(at, until, kind, name, axis=axis, stage=stage, microbatch=number)
+        where = "device" if self.optimizer["device"] or self.devices else "host"
+        for start, end in self.optimizer[where]:
+            yield Span(start * _MICRO, end * _MICRO, "optimizer", "optimizer step")
+        # sends of a pipeline are in its ranges already
+        yield from (call for call in self.calls if not (messages and call.kind == "send"))
+
+
+KINETO: Final = Format(
+    "kineto", "trace of torch.profiler", "points", _is_kineto, _read_points, _read_trace
+)

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from mpsim.engine import Timeline
 from mpsim.errors import FormatError
 from mpsim.formats.imported import Recorded
-from mpsim.formats.intervals import Array
 from mpsim.formats.registry import read
-from mpsim.formats.spans import Dense, Span, Spans
+from mpsim.formats.spans import Array, Dense, Span, Spans
 from mpsim.parallel.axes import AXES, Stream
 from mpsim.program import COLLECTIVE, SEND, TICK, Vocabulary
 from mpsim.program.rows import Rows
@@ -89,10 +88,6 @@ class RecordedStep:
 def read_recordings(path: Path) -> list[Recorded]:
     """Read what one tool recorded of a job: a file, or a folder with one a rank.
 
-    Parameters
-    ----------
-    path : Path
-
     Raises
     ------
     FormatError
@@ -107,15 +102,14 @@ def read_recordings(path: Path) -> list[Recorded]:
             raise FormatError(
                 f"{path}: is a folder with {len(files)} files that end in {', '.join(_ENDINGS)}; needed one recording a rank"
             )
-    read_files = [read(file, spans=True) for file in files]
-    recordings = [item for item in read_files if isinstance(item, Recorded) and item.spans]
-    if len(recordings) < len(read_files):
-        other = next(
-            file for file, item in zip(files, read_files, strict=True) if item not in recordings
-        )
-        raise FormatError(
-            f"{other}: is no recording of a step; needed a trace of torch.profiler or an SQLite export of Nsight Systems"
-        )
+    recordings = []
+    for file in files:
+        recorded = read(file, spans=True)
+        if not isinstance(recorded, Recorded) or not recorded.spans:
+            raise FormatError(
+                f"{file}: is no recording of a step; needed a trace of torch.profiler or an SQLite export of Nsight Systems"
+            )
+        recordings.append(recorded)
     if len({item.format for item in recordings}) > 1:
         raise FormatError(f"{path}: holds recordings of several tools; give those of one")
     return recordings
@@ -151,25 +145,16 @@ def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) ->
     offsets = clock_offsets(ranks)
     steps = min(len(spans.steps) for spans in ranks)
     chosen = _step(ranks, steps, step)
-    windows = [spans.steps[chosen] if steps else None for spans in ranks]
     # whole nanoseconds between the bases first: their difference is exact, each alone as a float is not
     base = min(spans.base_ns for spans in ranks)
-    shifts = [
-        (spans.base_ns - base) * 1e-9 - offset for spans, offset in zip(ranks, offsets, strict=True)
+    cuts = [
+        _Cut.of(
+            spans, spans.steps[chosen] if steps else None, (spans.base_ns - base) * 1e-9 - offset
+        )
+        for spans, offset in zip(ranks, offsets, strict=True)
     ]
-    cut = [_within(spans.spans, window) for spans, window in zip(ranks, windows, strict=True)]
-    dense = [
-        [(item, item.within(window)) for item in spans.dense]
-        for spans, window in zip(ranks, windows, strict=True)
-    ]
-    begins = [
-        (window[0] if window else _first(spans, items)) + shift
-        for spans, items, window, shift in zip(cut, dense, windows, shifts, strict=True)
-    ]
-    origin = min((begin for begin in begins if math.isfinite(begin)), default=0.0)
-    timeline = _timeline(
-        ranks, cut, dense, [shift - origin for shift in shifts], recordings[0].format
-    )
+    origin = min((cut.begin for cut in cuts if math.isfinite(cut.begin)), default=0.0)
+    timeline = _timeline(cuts, origin, recordings[0].format)
     return RecordedStep(
         timeline=timeline,
         ranks=tuple(spans.rank for spans in ranks),
@@ -177,6 +162,27 @@ def recorded_step(recordings: Sequence[Recorded], *, step: int | None = None) ->
         steps=max(1, steps),
         parts=_parts(timeline),
     )
+
+
+class _Cut(NamedTuple):
+    """One step of one rank: what began in it, by how much its times are shifted, and when it began after that [s]."""
+
+    name: str
+    spans: list[Span]
+    dense: list[tuple[Dense, Array]]
+    shift: float
+    begin: float
+
+    @classmethod
+    def of(cls, rank: Spans, window: tuple[float, float] | None, shift: float) -> _Cut:
+        """What begins in a window; without one everything, which begins with the first of it."""
+        low, high = window or (-math.inf, math.inf)
+        spans = [span for span in rank.spans if low <= span.start <= high]
+        dense = [(item, item.within(window)) for item in rank.dense]
+        starts = [span.start for span in spans[:1]]
+        starts += [float(times[:, 0].min()) for _, times in dense if len(times)]
+        begin = window[0] if window else min(starts, default=math.inf)
+        return cls(rank.name, spans, dense, shift, begin + shift)
 
 
 def _step(ranks: Sequence[Spans], steps: int, step: int | None) -> int:
@@ -191,28 +197,8 @@ def _step(ranks: Sequence[Spans], steps: int, step: int | None) -> int:
     return lengths.index(statistics.median_high(lengths))
 
 
-def _first(spans: Sequence[Span], dense: Sequence[tuple[Dense, Array]]) -> float:
-    """When the first of them began; infinity where there are none."""
-    starts = [span.start for span in spans[:1]]
-    starts += [float(times[:, 0].min()) for _, times in dense if len(times)]
-    return min(starts, default=math.inf)
-
-
-def _within(spans: Sequence[Span], window: tuple[float, float] | None) -> list[Span]:
-    """Spans that begin in a step; without a window all."""
-    if window is None:
-        return list(spans)
-    return [span for span in spans if window[0] <= span.start <= window[1]]
-
-
 def clock_offsets(ranks: Sequence[Spans]) -> list[float]:
-    """By how much the clock of each rank is ahead of the first one's [s]; 0 where nothing shows it.
-
-    Parameters
-    ----------
-    ranks : sequence of Spans
-        Each on its own clock.
-    """
+    """By how much the clock of each rank is ahead of the first one's [s]; 0 where nothing shows it."""
     offsets: list[float | None] = [0.0] + [None] * (len(ranks) - 1)
     pending = [0]
     while pending:  # neighbours of neighbours: a pipeline's ranks share messages with the next only
@@ -279,23 +265,15 @@ def _delays(left: Spans, right: Spans, apart: float) -> list[float]:
     return found
 
 
-def _timeline(
-    ranks: Sequence[Spans],
-    cut: Sequence[Sequence[Span]],
-    dense: Sequence[Sequence[tuple[Dense, Array]]],
-    shifts: Sequence[float],
-    engine: str,
-) -> Timeline:
+def _timeline(cuts: Sequence[_Cut], origin: float, engine: str) -> Timeline:
     """Rows of all spans, then of what is too many for a span each."""
-    rank: list[int] = []
-    spans: list[Span] = []
-    for place, mine in enumerate(cut):
-        rank += [place] * len(mine)
-        spans += mine
+    rank = [place for place, cut in enumerate(cuts) for _ in cut.spans]
+    spans = [span for cut in cuts for span in cut.spans]
+    shifts = [cut.shift - origin for cut in cuts]
     shift = np.array(shifts)[rank] if rank else np.zeros(0)
     start = _ticks(np.array([span.start for span in spans]) + shift)
     end = np.maximum(start, _ticks(np.array([span.end for span in spans]) + shift))
-    stages = [sorted({span.stage for span in mine if span.is_action}) for mine in cut]
+    stages = [sorted({span.stage for span in cut.spans if span.is_action}) for cut in cuts]
     rows = Rows(RECORDED)
     rows.add(
         len(spans),
@@ -315,12 +293,11 @@ def _timeline(
         duration=end - start,
         size=[float(span.size) for span in spans],
     )
-    begun, ended = [start], [end]
-    for place, items in enumerate(dense):
-        for item, times in items:
-            bounds = _ticks(times + shifts[place])
-            begun.append(bounds[:, 0])
-            ended.append(np.maximum(bounds[:, 0], bounds[:, 1]))
+    bounds = [np.stack([start, end])]
+    for place, cut in enumerate(cuts):
+        for item, times in cut.dense:
+            begun, ended = _ticks(times + shifts[place]).T
+            bounds.append(np.stack([begun, np.maximum(begun, ended)]))
             rows.add(
                 len(times),
                 label=item.name,
@@ -328,11 +305,11 @@ def _timeline(
                 stream=_QUEUES.get(item.kind, Stream.COMPUTE),
                 kind=RECORDED.kinds.index(item.kind),
                 part=RECORDED.part(_PART[item.kind]),
-                duration=ended[-1] - begun[-1],
+                duration=bounds[-1][1] - bounds[-1][0],
             )
-    start, end = np.concatenate(begun), np.concatenate(ended)
+    start, end = np.concatenate(bounds, axis=1)
     program = rows.finish(
-        rank_name=[spans.name for spans in ranks], class_size=np.ones(len(ranks), np.int64)
+        rank_name=[cut.name for cut in cuts], class_size=np.ones(len(cuts), np.int64)
     )
     return Timeline(program=program, start=start, end=end, engine=engine)
 

@@ -15,7 +15,7 @@ from mpsim.formats.deepspeed import DEEPSPEED
 from mpsim.formats.hlo import HLO
 from mpsim.formats.huggingface import HUGGING_FACE
 from mpsim.formats.imported import Imported, Points, Recorded
-from mpsim.formats.kineto_step import KINETO
+from mpsim.formats.kineto import KINETO
 from mpsim.formats.megatron import MEGATRON, SLURM
 from mpsim.formats.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
 from mpsim.formats.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON

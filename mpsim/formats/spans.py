@@ -9,23 +9,32 @@ from __future__ import annotations
 import array
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
-from typing import TypeGuard
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard
 
-from mpsim.formats.intervals import Array, busy_time, overlap, union
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from mpsim.result.intervals import Cover
 
 __all__ = [
+    "ACTIONS",
     "AXIS_WORDS",
+    "Array",
+    "Busy",
     "Dense",
     "Span",
     "Spans",
     "axis_of",
-    "busy_facts",
     "is_number",
-    "joined",
-    "kernel_class",
+    "kernel_word",
 ]
 
+Array: TypeAlias = "npt.NDArray[np.float64]"
+ACTIONS: Final = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
+"""Kinds of actions by the letter that tools and schedules write."""
+_LETTERS: Final = {kind: letter for letter, kind in ACTIONS.items()}
 AXIS_WORDS: Mapping[str, tuple[str, ...]] = {
     "ep": ("expert", "ep"),
     "tp": ("tensor", "tp", "model"),
@@ -34,6 +43,11 @@ AXIS_WORDS: Mapping[str, tuple[str, ...]] = {
     "dp": ("data", "dp", "fsdp", "ddp", "shard", "replicate", "hsdp"),
 }
 """Words of names of groups that say over which axis they communicate, the first that fits."""
+_COLLECTIVE_KERNEL = re.compile(
+    r"(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Reduce|SendRecv)"
+)
+_COMMUNICATES = re.compile(r"(nccl|rccl)|.*(ncclkernel|nccldevkernel|msccl)", re.DOTALL)
+_COPIES = ("memcpy", "memset", "[cuda mem", "dma")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,8 +59,7 @@ class Span:
     start, end : float
         On the clock of its recording [s].
     kind : str
-        ``forward``, ``backward``, ``input_gradient``, ``weight_gradient``, ``optimizer``, ``compute``, ``collective``, ``send``, ``copy`` or ``wait``.
-    name : str
+        ``forward``, ``backward``, ``input_gradient``, ``weight_gradient``, ``optimizer``, ``collective``, ``send`` or ``wait``.
     axis : str
         Of communication; empty for the rest.
     stage, microbatch : int
@@ -67,21 +80,24 @@ class Span:
     size: int = 0
     ranks: int = 0
 
+    @classmethod
+    def communication(
+        cls, start: float, end: float, word: str, *, axis: str, size: int = 0, ranks: int = 0
+    ) -> Span:
+        """A collective, or a message, whose axis is that of the pipeline."""
+        if word in ("send", "recv", "send_recv"):
+            return cls(start, end, "send", word, axis="pp", size=size, ranks=ranks)
+        return cls(start, end, "collective", word, axis=axis, size=size, ranks=ranks)
+
     @property
     def token(self) -> str:
         """The action as schedules write it, such as ``2I0``."""
-        letter = {"forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W"}
-        return f"{self.stage}{letter[self.kind]}{self.microbatch}"
+        return f"{self.stage}{_LETTERS[self.kind]}{self.microbatch}"
 
     @property
     def is_action(self) -> bool:
         """Whether it is an action of a pipeline."""
-        return self.stage >= 0 and self.kind in (
-            "forward",
-            "backward",
-            "input_gradient",
-            "weight_gradient",
-        )
+        return self.stage >= 0 and self.kind in _LETTERS
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -90,8 +106,8 @@ class Dense:
 
     Parameters
     ----------
-    kind, name : str
-        As of a `Span`.
+    kind : str
+        ``compute`` or ``copy``.
     times : float64[n, 2]
         Start and end of each [s].
     """
@@ -104,9 +120,8 @@ class Dense:
         """Intervals that begin in a window; without one all."""
         if window is None:
             return self.times
-        chosen: Array = self.times[
-            (self.times[:, 0] >= window[0]) & (self.times[:, 0] <= window[1])
-        ]
+        begins = self.times[:, 0]
+        chosen: Array = self.times[(begins >= window[0]) & (begins <= window[1])]
         return chosen
 
 
@@ -146,6 +161,68 @@ class Spans:
         return [span for span in self.spans if span.is_action]
 
 
+class Busy:
+    """Intervals of one device by what it did in them: ``computation``, ``communication``, ``memory``.
+
+    Parameters
+    ----------
+    unit : float
+        Of the recording's times [s].
+    """
+
+    def __init__(self, unit: float) -> None:
+        self.unit = unit
+        # 16 B an interval: traces have millions of kernels
+        self.times: dict[str, array.array[float]] = {}
+
+    def add(self, kernel: str, start: float, end: float) -> str:
+        """Take a kernel by its name; the class that it is of."""
+        kind, low = "computation", kernel.lower()
+        if _COMMUNICATES.match(low):
+            kind = "communication"
+        elif low.startswith(_COPIES):
+            kind = "memory"
+        self.times.setdefault(kind, array.array("d")).extend((start, end))
+        return kind
+
+    def _cover(self, *kinds: str) -> Cover:
+        import numpy as np
+
+        from mpsim.result.intervals import Cover
+
+        found = [np.frombuffer(self.times[kind]) for kind in kinds if kind in self.times]
+        pairs = np.concatenate([np.zeros(0), *found]).reshape(-1, 2)
+        return Cover(pairs[:, 0], pairs[:, 1])
+
+    def _seconds(self, *kinds: str) -> float:
+        cover = self._cover(*kinds)
+        return float((cover.end - cover.start).sum())
+
+    def facts(self) -> dict[str, float]:
+        """Busy times of the device and what overlaps [s]."""
+        compute, communication = self._seconds("computation"), self._seconds("communication")
+        together = self._seconds("computation", "communication")
+        return {
+            "compute_s": compute * self.unit,
+            "communication_s": communication * self.unit,
+            "overlap_s": max(0.0, compute + communication - together) * self.unit,
+        }
+
+    def dense(self, kind: str, becomes: str, name: str) -> Iterator[Dense]:
+        """Intervals of a class joined where they touch or overlap; nothing where there are none."""
+        import numpy as np
+
+        if kind in self.times:
+            cover = self._cover(kind)
+            yield Dense(becomes, name, np.column_stack([cover.start, cover.end]) * self.unit)
+
+
+def kernel_word(kernel: str) -> str:
+    """Collective in the name of a kernel such as ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``."""
+    match = _COLLECTIVE_KERNEL.search(kernel)
+    return match[1] if match else kernel
+
+
 def axis_of(description: str) -> str:
     """Axis that the name of a group of ranks speaks of; ``dp`` where it says nothing, as most jobs only divide data.
 
@@ -155,54 +232,10 @@ def axis_of(description: str) -> str:
     ('tp', 'dp', 'dp')
     """
     words = set(re.split(r"[^a-z]+", description.lower()))
-    for axis, names in AXIS_WORDS.items():
-        if words & set(names):
-            return axis
-    return "dp"
-
-
-def joined(pairs: array.array[float], kind: str, name: str, scale: float) -> Dense:
-    """Intervals that touch or overlap as one each.
-
-    Parameters
-    ----------
-    pairs : array of float
-        Start and end of each interval, one after the other.
-    kind, name : str
-    scale : float
-        Length of their unit [s].
-    """
-    return Dense(kind, name, union(pairs) * scale)
-
-
-def kernel_class(name: str) -> str:
-    """``communication``, ``memory`` or ``computation``, by the name of a kernel."""
-    low = name.lower()
-    if (
-        low.startswith(("nccl", "rccl"))
-        or "ncclkernel" in low
-        or "nccldevkernel" in low
-        or "msccl" in low
-    ):
-        return "communication"
-    return "memory" if low.startswith(("memcpy", "memset", "[cuda mem", "dma")) else "computation"
-
-
-def busy_facts(kernels: Mapping[str, Sequence[float]], scale: float) -> dict[str, float]:
-    """Busy times of one device and what overlaps [s]."""
-    compute, communication = kernels.get("computation", ()), kernels.get("communication", ())
-    return {
-        "compute_s": busy_time(compute) * scale,
-        "communication_s": busy_time(communication) * scale,
-        "overlap_s": overlap(compute, communication) * scale,
-    }
+    return next((axis for axis, names in AXIS_WORDS.items() if words & set(names)), "dp")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value of JSON is a number that a time can be."""
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) < 1e18
-        and (not isinstance(value, float) or value == value)
-    )
+    # a comparison with what is no number is false
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18

@@ -1,4 +1,4 @@
-"""CSV tables of kernels and collectives, laid out as ``validate`` reads them.
+"""CSV tables of kernels and collectives.
 
 Columns that say on what a row was measured (``system``, ``gpu``, ``link``, ``nic``) must hold one machine: `only` picks it.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from mpsim.errors import CalibrationError, nearest
-from mpsim.formats.cells import TABLES, Cells, read_rows
+from mpsim.formats.cells import Cells, read_rows
 from mpsim.formats.imported import (
     MeasuredPoint,
     Points,
@@ -26,8 +26,8 @@ from mpsim.workload import gemm_flops
 __all__ = ["TABLE", "table_of"]
 
 _MICRO, _TERA = 1e-6, 1e12
-_COLLECTIVES = TABLES["collectives"]
-_KERNELS = TABLES["kernels"] - {"tflops", "GBps"}  # times alone can be fitted
+_COLLECTIVES = frozenset({"collective", "bytes", "time_us", "gpus", "nodes"})
+_KERNELS = frozenset({"gpu", "op", "dtype", "time_us"})
 _MACHINE = ("system", "gpu", "link", "nic")
 _DTYPES = {
     "fp32": "float32",
@@ -47,13 +47,7 @@ def _is_table(head: Head) -> bool:
 
 
 def _read_table(head: Head, options: Options) -> Points:
-    """Read a CSV table.
-
-    Parameters
-    ----------
-    head : Head
-    options : Options
-        With the values that columns must have, for tables of several machines.
+    """Read a CSV table, of several machines those rows whose columns have the values of `options`.
 
     Raises
     ------

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bench import collectives, inference, kernels, peaks, plans, schedules, training
+from bench.columns import TABLES, table_kind
 from bench.rows import Row
 from mpsim.errors import CalibrationError, MpsimError
-from mpsim.formats.cells import TABLES, Cells, read_rows, table_kind
+from mpsim.formats.cells import Cells, read_rows
 from mpsim.hardware import Cluster
 from mpsim.serving.measurable import ServedPoint
 from mpsim.validate.records import Record, Validation
