@@ -1,43 +1,56 @@
 """Bash scripts read for the commands that they launch: nothing is run, and no variable is looked up outside the file.
 
-Plain assignments, arrays, ``${V:-x}`` and sums of integers are worked out; what depends on a command, on the machine or on a branch stays unknown and is
-named, so that a reader refuses it where it matters and nowhere else.
+Words are those of `shlex`. Plain assignments, arrays, ``${V:-x}``, sums of integers and continued lines are worked out. Branches, loops, functions and ``case`` are not
+followed: a variable that is set in one is unknown and named with its reason, so that a reader asks for it where it matters and nowhere else.
 
 References
 ----------
-GNU Bash manual, 3.4 and 3.5: parameters and expansions.
+GNU Bash manual, 3.1, 3.4 and 3.5: quoting, parameters, expansions.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mpsim.errors import FormatError
-from mpsim.formats.shell_branches import Branch, truth
-from mpsim.formats.shell_sums import value_of_sum
-from mpsim.formats.shell_words import ASSIGNMENT, Part, Scanner, Token
 
 __all__ = ["Command", "Word", "commands"]
 
 MOST_TEXT: Final = 200_000
-"""Characters of one word and of all words of a command: what doubles itself in a loop ends here."""
+"""Characters of one value and of all words of a command: what doubles itself ends here."""
 MOST_COMMANDS: Final = 20_000
 DEEPEST: Final = 12  # scripts in words of scripts, defaults in defaults
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_EXPANSION = re.compile(r"(#?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
-_DEFAULT = re.compile(r"(:?[-=+?])(.*)", re.DOTALL)
-_OPENING = frozenset({"if", "for", "while", "until", "case", "select"})
-_CLOSING = frozenset({"fi", "done", "esac"})
-_BETWEEN = frozenset({"then", "else", "elif", "do", "!", "time", "in", "{"})
-_BUILTINS = frozenset({"export", "declare", "readonly", "local", "typeset"})
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[(\w*)\])?(\+?)=(.*)", re.DOTALL)
+_EXPANSION = re.compile(
+    r"(#?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(?:(:?[-=+?])(.*))?", re.DOTALL
+)
+_QUOTED = re.compile(r"\\(?:\n|.)|[\"$`]", re.DOTALL)
+_PLAIN = re.compile(
+    r"\\(?:\n|.)|'[^']*'|[\"$`\n]|(?<![^\s;&|(])\#[^\n]*|<<-?[ \t]*['\"]?\w+['\"]?"
+    r"|(?:(?<!\S)\d|&)?(?:>>|[<>]&|>\||<<<|[<>])[ \t]*(?:[<>]\([^)]*\)|(?:\"[^\"]*\"|'[^']*'|[^\s;&|\"'])*)",
+    re.DOTALL,
+)
+"""What stands out of text between and outside double quotes; redirections are no words of a command."""
+_VARIABLE = re.compile(r"[A-Za-z_]\w*|[\d@*#?$!-]")
+_OPENING: Final[Mapping[str, str]] = {
+    "if": "branch", "for": "loop", "while": "loop", "until": "loop", "select": "loop", "case": "case", "{": "",
+}  # fmt: skip
+_CLOSING = frozenset({"fi", "done", "esac", "}"})
+_BETWEEN = frozenset({"then", "else", "elif", "do", "!", "time", "function"})
+_DECLARING = frozenset({"export", "declare", "readonly", "local", "typeset"})
 _NESTED = frozenset({"bash", "sh", "/bin/bash", "/bin/sh", "zsh"})
+_FIRST: Final = 0xF0000
+_MARK = re.compile("[\U000f0000-\U000ffffd]")
+"""Letters of private use: each stands for an expansion, or for a value that is not known, in its place in the text."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """One word of a command, expanded.
 
     Parameters
@@ -55,22 +68,34 @@ class Word:
     unknown: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Command:
-    """One command that a script runs.
-
-    Parameters
-    ----------
-    words : tuple of Word
-        Program and arguments, variables expanded and split as bash does.
-    line : int
-    branch : int
-        Line of the branch or loop that it stands in; 0 where it always runs.
-    """
+class Command(NamedTuple):
+    """One command that a script runs: program and arguments, variables expanded and split as bash does."""
 
     words: tuple[Word, ...]
     line: int
-    branch: int = 0
+
+
+class _Value(NamedTuple):
+    """Text of a variable or a word on its way, and the line that it was written on."""
+
+    text: str
+    line: int
+
+
+class _Part(NamedTuple):
+    """Meaning of one mark: a variable, a sum, or the reason why a value is not known."""
+
+    kind: str
+    content: str
+    quoted: bool
+    line: int
+
+
+class _Branch(NamedTuple):
+    """A branch, loop, case or function that is open; a group of commands has no kind, and always runs."""
+
+    kind: str
+    line: int
 
 
 def commands(text: str, known: Mapping[str, str] | None = None) -> list[Command]:
@@ -92,451 +117,432 @@ def commands(text: str, known: Mapping[str, str] | None = None) -> list[Command]
     >>> [[word.text for word in command.words] for command in commands('A=(--x 1)\nrun "${A[@]}" --n=$((2*4)) ${B:-c}')]
     [['run', '--x', '1', '--n=8', 'c']]
     """
-    shell = _Shell({name: (Value(value, 0),) for name, value in (known or {}).items()})
-    shell.run(_HIDDEN.sub("?", text), 1, 0)
+    shell = _Shell({name: [_Value(value, 0)] for name, value in (known or {}).items()})
+    shell.run(_MARK.sub("?", text), 1, 0)
     return shell.commands
-
-
-_FIRST: Final = 0xE000
-_HIDDEN = re.compile("[\ue000-\uf8ff]")
-"""Letters of private use: each stands for something unknown in the text of a value, so that its place is kept while values are joined and split."""
-
-
-class Value(NamedTuple):
-    """Text of a variable or a word on its way, and the line that it was written on."""
-
-    text: str
-    line: int
 
 
 @dataclasses.dataclass(slots=True)
 class _Shell:
     """A script under way: its variables, and the commands met so far."""
 
-    variables: dict[str, tuple[Value, ...]]
+    variables: dict[str, list[_Value]]
     commands: list[Command] = dataclasses.field(default_factory=list)
+    parts: list[_Part] = dataclasses.field(default_factory=list)
+    branches: list[_Branch] = dataclasses.field(default_factory=list)
+    reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     arrays: set[str] = dataclasses.field(default_factory=set)
-    branches: list[Branch] = dataclasses.field(default_factory=list)
-    reasons: list[str] = dataclasses.field(default_factory=list)
-    after: int = 0  # line of a && or || whose command may or may not run
-    joint: str = ""  # && or || before the present command
-    status: bool | None = True  # whether the last command succeeded
-    in_function: bool = False  # its name is read and its body is not
+    hangs: int = 0  # line of a && or || whose command may or may not run
+    opens_function: int = 0  # line of a function whose name is read and whose body is not
 
     def run(self, text: str, line: int, depth: int) -> None:
         """Walk through a script, or through a string that is run as one."""
         if depth > DEEPEST:
             raise FormatError(f"line {line}: scripts in strings of scripts, deeper than {DEEPEST}")
-        statement: list[Token] = []
-        for token in Scanner(text, line).tokens():
-            kind, content, number = token
-            if kind != "operator" or (content in ("&&", "||") and _in_test(statement)):
-                statement.append(token)
-                continue
-            if content == "()":
-                self._open_function(number)
+        statement: list[_Value] = []
+        tokens = list(self._tokens(text, line))
+        place = 0
+        while place < len(tokens):
+            token = tokens[place]
+            place += 1
+            match = _ASSIGNMENT.fullmatch(token.text)
+            opens = place < len(tokens) and tokens[place].text == "("
+            if match is not None and not match[4] and opens:
+                end = next((n for n in range(place, len(tokens)) if tokens[n].text == ")"), None)
+                if end is None:
+                    raise FormatError(f"line {token.line}: ')' is missing; the script breaks off")
+                self._assign_array(match, token.line, tokens[place + 1 : end])
+                place = end + 1
+            elif token.text in _ENDS:
+                is_function = (
+                    token.text == "(" and len(statement) == 1 and tokens[place].text == ")"
+                )
+                self._statement(statement, depth)
                 statement = []
-                continue
-            self._statement(statement, depth, str(content))
-            statement = []
-            self._follow(str(content), number)
-        self._statement(statement, depth, "\n")
+                self._follow(token, is_function=is_function)
+            else:
+                statement.append(token)
+        self._statement(statement, depth)
 
-    def _follow(self, operator: str, line: int) -> None:
+    def _follow(self, token: _Value, *, is_function: bool) -> None:
         """Come behind an operator: what follows && or || hangs on the command before."""
-        if operator in ("&&", "||"):
-            self.joint = operator
-            if self.status is None:
-                self.after = self.after or line
-        elif operator in ("\n", ";", "&", ";;"):
-            self.joint, self.after = "", 0
-        top = self.branches[-1] if self.branches else None
-        if operator == ";;" and top is not None and top.kind == "case":
-            top.turn()
-            top.is_pattern = True
+        if token.text in ("&&", "||"):
+            self.hangs = self.hangs or token.line
+        elif token.text in ("\n", ";", ";;", "&"):
+            self.hangs = 0
+        elif is_function:
+            self.opens_function = token.line
 
-    def _open_function(self, line: int) -> None:
-        if not self.in_function:
-            self.branches.append(Branch(line, "function"))
-        self.in_function = True
-
-    @property
-    def _branch(self) -> int:
-        """Line of the innermost branch of which is not known whether it runs; 0 outside any."""
-        return next(
-            (item.line for item in reversed(self.branches) if item.line and item.runs is None),
-            self.after,
-        )
-
-    @property
-    def _skips(self) -> bool:
-        """Whether the present command is known not to run."""
-        if any(item.runs is False for item in self.branches):
-            return True
-        return self.status is not None and (
-            (self.joint == "&&" and not self.status) or (self.joint == "||" and self.status)
-        )
-
-    def _statement(self, tokens: list[Token], depth: int, end: str) -> None:
-        tokens = self._patterns(tokens, end)
-        tokens = self._keywords(tokens, end)
-        if not tokens or self._skips:
-            return
-        hangs = bool(self.joint) and self.status is None
-        negated = _plain(tokens[0]) == "!"
-        branch = self._branch
-        status = self._command(tokens[1:] if negated else tokens, branch, depth)
-        if negated and status is not None:
-            status = not status
-        self.status = None if hangs else status
-
-    def _command(self, tokens: list[Token], branch: int, depth: int) -> bool | None:
-        """Assign or record what one command says; returns whether it succeeds, as far as that is known."""
-        exported = bool(tokens) and _plain(tokens[0]) in _BUILTINS
-        rest = tokens[1:] if exported else tokens
-        assigned: list[tuple[Token, Token | None]] = []
-        while rest and (exported or _is_assignment(rest[0])):
-            array = rest[1] if len(rest) > 1 and rest[1][0] == "array" else None
-            if _is_assignment(rest[0]):
-                assigned.append((rest[0], array))
-            rest = rest[2:] if array is not None else rest[1:]
+    def _statement(self, tokens: Sequence[_Value], depth: int) -> None:
+        """Open and close branches, then assign or record what one command says."""
+        rest = list(tokens)
+        while rest and not self._keyword(rest):
+            rest = rest[1:]
+        declares = bool(rest) and rest[0].text in _DECLARING
+        rest = rest[1:] if declares else rest
+        assigned: list[_Value] = []
+        while rest and (declares or _ASSIGNMENT.fullmatch(rest[0].text)):
+            assigned.append(rest.pop(0))
         if not rest:
-            for token, array in assigned:
-                self._assign(token, array, branch)
-            return True
-        if _plain(rest[0]) in ("[", "[[", "test"):
-            return truth([self._tested(token) for token in rest])
+            for token in assigned:
+                self._assign(token)
+            return
         values = [value for token in rest for value in self._expand(token)]
         if not values:
-            return None
+            return
+        _check_size(values, rest[0].line)
         if len(self.commands) >= MOST_COMMANDS:
             raise FormatError(f"line {values[0].line}: more than {MOST_COMMANDS} commands")
-        self.commands.append(Command(tuple(map(self._word, values)), rest[0][2], branch))
+        self.commands.append(Command(tuple(map(self._word, values)), rest[0].line))
         for script in _scripts(values):
             self.run(script.text, script.line, depth + 1)
-        return truth([values[0].text]) if len(values) == 1 else None
 
-    def _tested(self, token: Token) -> str | None:
-        """A word of a test; None where it is not known."""
-        if token[0] == "operator":
-            return str(token[1])
-        text = " ".join(value.text for value in self._expand(token))
-        return None if _HIDDEN.search(text) else text
+    def _keyword(self, tokens: list[_Value]) -> bool:
+        """Whether a command begins here; else the keyword in front of it opened or closed a branch."""
+        word, line = tokens[0]
+        if word in _CLOSING:
+            if self.branches:
+                self.branches.pop()
+            return False
+        if word not in _OPENING:
+            if word == "function":
+                self.opens_function = line
+                del tokens[1:2]
+            return word not in _BETWEEN
+        kind = _OPENING[word]
+        if word == "{" and self.opens_function:
+            kind, line, self.opens_function = "function", self.opens_function, 0
+        self.branches.append(_Branch(kind, line))
+        if word in ("for", "select") and len(tokens) > 1:
+            name = tokens[1].text
+            reason = f"${name} (of a loop on line {tokens[1].line})"
+            self.variables[name] = [self._unknown(reason, tokens[1].line)]
+        if kind and word not in ("if", "while", "until"):
+            del tokens[1:]
+        return False
 
-    def _patterns(self, tokens: list[Token], end: str) -> list[Token]:
-        """Take the patterns of a case out of a statement; what is left is a command."""
-        top = self.branches[-1] if self.branches else None
-        if top is None or not top.is_pattern or (tokens and _plain(tokens[0]) == "esac"):
-            return tokens
-        if end in ("|", ")"):
-            top.patterns += [self._tested(token) for token in tokens]
-        if end == ")":
-            top.match()
-        return []
+    @property
+    def _branch(self) -> _Branch | None:
+        """The innermost branch of which is not known whether it runs."""
+        inner = next((item for item in reversed(self.branches) if item.kind), None)
+        return inner or (_Branch("branch", self.hangs) if self.hangs else None)
 
-    def _word(self, value: Value) -> Word:
-        letters = dict.fromkeys(_HIDDEN.findall(value.text))
-        unknown = tuple(self.reasons[ord(letter) - _FIRST] for letter in letters)
-        return Word(_HIDDEN.sub("", value.text), value.line, unknown)
-
-    def _unknown(self, reason: str, line: int) -> Value:
-        """A value of which only is known why it is not known."""
-        if reason not in self.reasons:
-            if len(self.reasons) > 5000:
-                raise FormatError(
-                    f"line {line}: over 5,000 values that depend on what the script does not say"
-                )
-            self.reasons.append(reason)
-        return Value(chr(_FIRST + self.reasons.index(reason)), line)
-
-    def _keywords(self, tokens: list[Token], end: str) -> list[Token]:
-        """Words of a statement behind its keywords, which open and close branches."""
-        while tokens:
-            word, line = _plain(tokens[0]), tokens[0][2]
-            if word in ("for", "select", "case"):
-                self._open_list(word, tokens, end)
-                return []
-            if word in _OPENING:
-                self._open(Branch(line, "if" if word == "if" else "loop", word == "if" or None))
-            elif word in _CLOSING or word == "}":
-                if self.branches:
-                    self.branches.pop()
-                self.status = None
-                return []
-            elif word in ("then", "elif", "else"):
-                self._turn(word)
-            elif word == "function":
-                self._open_function(line)
-            elif word == "{":
-                if not self.in_function:
-                    self._open(Branch(0, "group"))
-                self.in_function = False
-            elif word == "!" or word not in _BETWEEN:
-                return [] if self.in_function else tokens
-            tokens = tokens[1:]
-        return tokens
-
-    def _open(self, branch: Branch) -> None:
-        """Begin a branch; one that hangs on a command of which nothing is known may not run at all."""
-        if self._skips:
-            branch.runs, branch.done = False, True
-        elif self.joint and self.status is None:
-            branch.line, branch.runs, branch.done = branch.line or self.after, None, None
-        self.branches.append(branch)
-        self.joint = ""
-
-    def _turn(self, word: str) -> None:
-        """Come to another part of an if."""
-        top = self.branches[-1] if self.branches else None
-        if top is None or top.kind != "if":
+    def _assign(self, token: _Value) -> None:
+        match = _ASSIGNMENT.fullmatch(token.text)
+        if match is None:
             return
-        if word == "then":
-            top.take(self.status)
-        elif word == "elif":
-            top.turn()
-        else:
-            top.take(True)
-        self.joint, self.after = "", 0
-
-    def _open_list(self, word: str, tokens: list[Token], end: str) -> None:
-        """Begin a loop, whose variable holds one value after the other, or a case."""
-        line = tokens[0][2]
-        name = _plain(tokens[1]) if len(tokens) > 1 else ""
-        if word != "case":
-            self._open(Branch(line, "loop"))
-            if _NAME.fullmatch(name):
-                reason = f"${name} (of a loop on line {tokens[1][2]})"
-                self.variables[name] = (self._unknown(reason, tokens[1][2]),)
-            return
-        subject = self._tested(tokens[1]) if len(tokens) > 1 else None
-        self._open(Branch(line, "case", subject=subject, is_pattern=True))
-        behind = next((place for place, token in enumerate(tokens) if place > 1 and _plain(token) == "in"), None)  # fmt: skip
-        if behind is not None and tokens[behind + 1 :]:
-            self._patterns(tokens[behind + 1 :], end)
-
-    def _assign(self, token: Token, array: Token | None, branch: int) -> None:
-        first = token[1][0]
-        assert not isinstance(first, str)
-        match = ASSIGNMENT.match(first[1])
-        assert match is not None
-        name, index, more = match[1], match[2], match[3]
-        line, old = token[2], self.variables.get(name, ())
-        if array is not None:
-            value = tuple(self._elements(array))
-            self.arrays.add(name)
-        else:
-            parts = [(first[0], first[1][match.end() :], first[2], first[3]), *token[1][1:]]
-            value = (
-                _joined([self._value(part) for part in parts if not isinstance(part, str)], line),
-            )
+        name, index, more, _ = match.groups()
+        value = self._joined(match[4], token.line)
+        old = self.variables.get(name, [])
         if index is not None:
             self.arrays.add(name)
             place = int(index) if index.isdigit() and int(index) <= len(old) else len(old)
-            value = (*old[:place], *value, *old[place + 1 :])
-        elif more:
-            added = (self._added(name, value, branch, line),) if branch else value
-            value = (*old, *added) if name in self.arrays else (_joined([*old, *added], line),)
-        if branch and not more:
-            value = self._in_branch(name, value, token, branch)
-        _check_size(value, line)
-        self.variables[name] = value
+            self._set(name, [*old[:place], value, *old[place + 1 :]], token.line)
+        elif more and name not in self.arrays:
+            before = "".join(item.text for item in old)
+            self._set(name, [_Value(before + value.text, token.line)], token.line)
+        else:
+            self._set(name, [*old, value] if more else [value], token.line)
 
-    def _added(self, name: str, values: Iterable[Value], branch: int, line: int) -> Value:
-        """An addition of a branch to a variable: unknown, and the flags in it are named."""
-        words = [word for value in values for word in value.text.split() if word.startswith("--")]
-        flags = " ".join(_HIDDEN.sub("", word.partition("=")[0])[:60] for word in words[:40])
-        reason = f"{flags} (added to ${name} in a branch that begins on line {branch})"
-        return Value(f" {self._unknown(reason.strip(), line).text} ", line)
-
-    def _in_branch(
-        self, name: str, value: tuple[Value, ...], token: Token, branch: int
-    ) -> tuple[Value, ...]:
-        """A value that is given in a branch: known only where the variable has it anyway."""
-        before = self.variables.get(name)
-        same = before is not None and [item.text for item in before] == [
-            item.text for item in value
+    def _assign_array(self, match: re.Match[str], line: int, tokens: Iterable[_Value]) -> None:
+        elements = [
+            value for token in tokens if token.text != "\n" for value in self._expand(token)
         ]
-        if same or any(
-            not isinstance(part, str) and part[1].startswith(f"{name}:-") for part in token[1]
-        ):
-            return value
-        if before is not None and len(before) == 1 == len(value) and before[0].text:
-            old, new = before[0].text, value[0].text
-            if new.startswith(old):  # OPTIONS="$OPTIONS --more"
-                added = self._added(name, [Value(new[len(old) :], token[2])], branch, token[2])
-                return (_joined([*before, added], token[2]),)
-        how = "set" if before is not None else "set only"
-        return (
-            self._unknown(f"${name} ({how} in a branch that begins on line {branch})", token[2]),
-        )
+        old = self.variables.get(match[1], []) if match[3] else []
+        self.arrays.add(match[1])
+        self._set(match[1], [*old, *elements], line)
 
-    def _elements(self, array: Token) -> Iterator[Value]:
-        assert isinstance(array[1], str)
-        for inner in Scanner(array[1], array[2]).tokens():
-            if inner[0] == "word":
-                yield from self._expand(inner)
-
-    def _expand(self, token: Token) -> Iterator[Value]:
-        """The words that one written word becomes: unquoted variables are split, arrays give a word an element."""
-        kind, parts, line = token
-        if kind != "word":
-            return
-        current: list[Value] = []
-        for part in parts:
-            assert not isinstance(part, str)
-            name = _whole_array(part)
-            if name is not None:
-                known = self.variables.get(name)
-                elements = [self._unset(name, part[3])] if known is None else list(known)
-            elif part[0] != "text" and not part[2]:
-                value = self._value(part)
-                elements = [Value(piece, value.line) for piece in value.text.split()]
-                if value.text[:1].isspace() and current:
-                    yield _joined(current, line)
-                    current = []
+    def _set(self, name: str, values: list[_Value], line: int) -> None:
+        """Give a variable its value; what a branch gives is known only where the variable has it anyway."""
+        _check_size(values, line)
+        branch, old = self._branch, self.variables.get(name)
+        if branch is not None and (old is None or _text(old) != _text(values)):
+            where = f"in a {branch.kind} that begins on line {branch.line}"
+            if old is not None and _text(values).startswith(_text(old)):
+                words = [
+                    word for word in _text(values)[len(_text(old)) :].split() if word[:2] == "--"
+                ]
+                flags = " ".join(_MARK.sub("", word.partition("=")[0])[:60] for word in words[:40])
+                reason = f"{flags} (added to ${name} {where})".strip()
+                mark = self._unknown(reason, line)
+                values = (
+                    [*old, mark]
+                    if name in self.arrays
+                    else [_Value(f"{_text(old)} {mark.text} ", line)]
+                )
             else:
-                current.append(self._value(part))
-                continue
-            for place, element in enumerate(elements):
-                if place and current:
-                    yield _joined(current, line)
-                    current = []
-                current.append(element)
-        if current:
-            yield _joined(current, line)
+                how = "set only" if old is None else "set"
+                values = [self._unknown(f"${name} ({how} {where})", line)]
+        self.variables[name] = values
 
-    def _value(self, part: Part) -> Value:
-        kind, content, _, line = part
-        if kind == "text":
-            return Value(content, line)
-        if kind == "command":
-            return self._unknown(
-                f"$({' '.join(content.split())[:40]}) (a command, and none is run)", line
-            )
-        if kind == "sum":
-            return self._sum(content, line)
-        return self._variable(content, line)
+    def _word(self, value: _Value) -> Word:
+        reasons = (self._part(mark) for mark in dict.fromkeys(_MARK.findall(value.text)))
+        return Word(_MARK.sub("", value.text), value.line, tuple(part.content for part in reasons))
 
-    def _variable(self, content: str, line: int, depth: int = 0) -> Value:
-        if depth > DEEPEST:
-            raise FormatError(f"line {line}: defaults in defaults, deeper than {DEEPEST}")
-        match = _EXPANSION.fullmatch(content)
-        default = _DEFAULT.fullmatch(match[4]) if match is not None else None
-        if match is None or (match[4] and default is None):
-            return self._unknown(f"${{{content[:40]}}} (not worked out)", line)
-        length, name, index, _ = match.groups()
-        value = self.variables.get(name)
-        if length and value is not None:
-            return Value(
-                str(len(value) if index in ("@", "*") else len(value[0].text if value else "")),
-                line,
-            )
-        if index not in (None, "", "@", "*") and value is not None:
-            value = (value[int(index)],) if index.isdigit() and int(index) < len(value) else None
-        if default is not None:
-            empty_counts = default[1][0] != ":"
-            there = value is not None and (empty_counts or any(item.text for item in value))
-            if default[1][-1] == "+":
-                return self._nested(default[2], line, depth) if there else Value("", line)
-            if default[1][-1] in "-=" and not there:
-                given = self._nested(default[2], line, depth)
-                if default[1][-1] == "=" and _NAME.fullmatch(name):
-                    self.variables[name] = (given,)
-                return given
-        if value is None:
-            return self._unset(name, line)
-        return _joined(value if index in ("@", "*") else value[:1], line, between=" ")
+    def _expand(self, token: _Value) -> Iterator[_Value]:
+        """The words that one written word becomes: unquoted variables are split, arrays give a word an element."""
+        words = [_Value("", 0)]
+        is_written = not token.text  # "" is a word
+        for piece in re.split(f"({_MARK.pattern})", token.text):
+            part = self._part(piece) if _MARK.fullmatch(piece) else None
+            if part is None or part.kind == "unknown":
+                added = [_Value(piece, token.line)]
+            else:
+                added = self._pieces(part)
+                is_written = is_written or (part.quoted and bool(added))
+            for place, value in enumerate(added):
+                if place:
+                    words.append(_Value("", 0))
+                words[-1] = _Value(words[-1].text + value.text, words[-1].line or value.line)
+        for value in words:
+            if value.text or is_written:
+                yield _Value(value.text, value.line or token.line)
 
-    def _nested(self, text: str, line: int, depth: int) -> Value:
-        """A default, in which variables stand too."""
-        parts = Scanner(text.replace('"', "").replace("'", ""), line).quoted()
+    def _pieces(self, part: _Part) -> list[_Value]:
+        """Text of an expansion, in pieces that belong to different words."""
+        whole = re.fullmatch(r"(?:([A-Za-z_]\w*)\[([@*])\]|([@*]))", part.content)
+        if part.kind == "variable" and whole is not None and not (part.quoted and whole[2] == "*"):
+            values = self.variables.get(whole[1] or whole[3])
+            if values is not None and part.quoted:
+                return values
+        value = self._value(part)
+        if part.quoted:
+            return [value]
+        return [_Value(piece, value.line) for piece in re.split(r"\s+", value.text)]
+
+    def _joined(self, text: str, line: int) -> _Value:
+        """A text with every expansion in it worked out, and not split."""
+        pieces = re.split(f"({_MARK.pattern})", text)
         values = [
-            self._variable(part[1], line, depth + 1) if part[0] == "variable" else self._value(part)
-            for part in parts
+            self._value(self._part(piece)) if _MARK.fullmatch(piece) else _Value(piece, line)
+            for piece in pieces
         ]
-        return _joined(values, line)
-
-    def _unset(self, name: str, line: int) -> Value:
-        why = (
-            "an argument of the script"
-            if name.isdigit() or name in "@*#"
-            else "not set in the file"
+        return _Value(
+            "".join(value.text for value in values),
+            next((value.line for value in values if value.text and value.line), line),
         )
-        return self._unknown(f"${name} ({why})", line)
 
-    def _sum(self, text: str, line: int) -> Value:
+    def _value(self, part: _Part, depth: int = 0) -> _Value:
+        if part.kind == "unknown":
+            return self._unknown(part.content, part.line)
+        if part.kind == "sum":
+            return self._sum(part.content, part.line)
+        if depth > DEEPEST:
+            raise FormatError(f"line {part.line}: defaults in defaults, deeper than {DEEPEST}")
+        match = _EXPANSION.fullmatch(part.content)
+        if match is None:
+            return self._unknown(f"${{{part.content[:40]}}} (not worked out)", part.line)
+        length, name, index, operator, default = match.groups()
+        values = self.variables.get(name)
+        if length and values is not None:
+            return _Value(str(len(values) if index else len(_text(values))), part.line)
+        if index not in (None, "", "@", "*") and values is not None:
+            values = [values[int(index)]] if index.isdigit() and int(index) < len(values) else None
+        if operator is not None and operator[-1] in "-=+":
+            is_set = values is not None and (operator[0] != ":" or bool(_text(values)))
+            if is_set == (operator[-1] == "+"):
+                return self._default(name, default, operator, part.line, depth)
+            if operator[-1] == "+":
+                return _Value("", part.line)
+        if values is None:
+            is_argument = name.isdigit() or name in "@*#"
+            why = "an argument of the script" if is_argument else "not set in the file"
+            return self._unknown(f"${name} ({why})", part.line)
+        shown = values if index in ("@", "*") else values[:1]
+        return _Value(
+            " ".join(value.text for value in shown), shown[0].line if shown else part.line
+        )
+
+    def _default(self, name: str, text: str, operator: str, line: int, depth: int) -> _Value:
+        """A default, in which variables stand too; ``=`` gives it to the variable."""
+        encoded = self._encoded(text.replace('"', "").replace("'", ""), line)
+        value = _Value(
+            _MARK.sub(lambda mark: self._value(self._part(mark[0]), depth + 1).text, encoded), line
+        )
+        _check_size([value], line)
+        if operator[-1] == "=":
+            self.variables[name] = [value]
+        return value
+
+    def _sum(self, text: str, line: int) -> _Value:
         """A sum of integers and variables; anything else stays unknown."""
 
-        def value(match: re.Match[str]) -> str:
-            return self._variable(match[1] or match[2] or match[3], line).text or "0"
+        def number(match: re.Match[str]) -> str:
+            found = next(group for group in match.groups() if group is not None)
+            return self._value(_Part("variable", found, False, line)).text or "0"
 
-        plain = re.sub(r"\$\{([^}]*)\}|\$(\w+)|\b([A-Za-z_]\w*)\b", value, text)
-        hidden = "".join(_HIDDEN.findall(plain))
-        if hidden:
-            return Value(hidden, line)
-        number = value_of_sum(plain)
-        if number is None:
+        plain = re.sub(r"\$\{([^}]*)\}|\$(\w+)|\b([A-Za-z_]\w*)\b", number, text)
+        marks = "".join(_MARK.findall(plain))
+        if marks:
+            return _Value(marks, line)
+        try:
+            if len(plain) > 200:
+                raise ValueError
+            value = _integer(ast.parse(plain.strip(), mode="eval").body)
+        except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
             return self._unknown(f"$(({text[:40].strip()})) (not worked out)", line)
-        return Value(str(number), line)
+        return _Value(str(value), line)
+
+    def _part(self, mark: str) -> _Part:
+        return self.parts[ord(mark) - _FIRST]
+
+    def _mark(self, part: _Part) -> str:
+        if len(self.parts) >= 65_000:
+            raise FormatError(f"line {part.line}: over 65,000 expansions; needed a launch script")
+        self.parts.append(part)
+        return chr(_FIRST + len(self.parts) - 1)
+
+    def _unknown(self, reason: str, line: int) -> _Value:
+        """A value of which only is known why it is not known."""
+        if reason not in self.reasons:
+            self.reasons[reason] = self._mark(_Part("unknown", reason, False, line))
+        return _Value(self.reasons[reason], line)
+
+    def _tokens(self, text: str, line: int) -> Iterator[_Value]:
+        """Words and operators; a line feed ends a statement unless it is continued."""
+        for number, physical, ends in self._lines(text, line):
+            reader = shlex.shlex(physical, posix=True, punctuation_chars=";&|()")
+            reader.whitespace_split, reader.commenters = True, ""
+            try:
+                words = list(reader)
+            except ValueError as error:
+                raise FormatError(f"line {number}: {error}; the script breaks off") from error
+            for word in words:
+                if word and set(word) <= set(";&|()"):
+                    for operator in re.findall(r"&&|\|\||;;|[;&|()]", word):
+                        yield _Value(operator, number)
+                else:
+                    yield _Value(word, number)
+            if ends:
+                yield _Value("\n", number)
+
+    def _lines(self, text: str, line: int) -> Iterator[tuple[int, str, bool]]:
+        """Lines with their expansions marked, and whether a statement may end with each; quotes run over several."""
+        place, started, quoted, out, document = 0, line, 0, "", ""
+        while place < len(text):
+            match = (_QUOTED if quoted else _PLAIN).search(text, place)
+            stop = len(text) if match is None else match.start()
+            out += text[place:stop]
+            line += text.count("\n", place, stop)
+            if match is None:
+                break
+            place, piece = match.end(), match[0]
+            if piece in ("$", "`"):
+                mark, place = self._expansion(text, place - 1, line, quoted=bool(quoted))
+                line += text.count("\n", stop, place)
+                out += mark
+                continue
+            line += piece.count("\n")
+            if piece == '"':
+                quoted = 0 if quoted else line
+                out += piece
+            elif piece == "\\\n" and quoted:
+                pass
+            elif piece in ("\n", "\\\n"):
+                yield started, out, piece == "\n"
+                if piece == "\n" and document:
+                    skipped = re.compile(rf"^\s*{document}\s*$", re.MULTILINE).search(text, place)
+                    stop = len(text) if skipped is None else skipped.end()
+                    line += text.count("\n", place, stop)
+                    place, document = stop, ""
+                started, out = line, ""
+            elif piece[0] in "\\'":
+                out += piece
+            elif re.match(r"<<-?[ \t]*['\"]?\w", piece) and piece[:3] != "<<<":
+                document = re.sub(r"\W", "", piece)
+        if quoted:
+            raise FormatError(f'line {quoted}: a quote " is left open; the script breaks off')
+        if "'" in re.sub(r"\\.|'[^']*'|\"(?:\\.|[^\"])*\"", "", out, flags=re.DOTALL):
+            raise FormatError(f"line {started}: a quote ' is left open; the script breaks off")
+        yield started, out, True
+
+    def _encoded(self, text: str, line: int) -> str:
+        """A text between double quotes with its expansions marked."""
+        out, place = "", 0
+        while (stop := text.find("$", place)) >= 0:
+            out += text[place:stop]
+            mark, place = self._expansion(text, stop, line, quoted=True)
+            out += mark
+        return out + text[place:]
+
+    def _expansion(self, text: str, place: int, line: int, *, quoted: bool) -> tuple[str, int]:
+        """Mark of the expansion that begins here, and the place behind it."""
+        for opening, closing in (("$((", "))"), ("$(", ")"), ("${", "}"), ("`", "`")):
+            if text.startswith(opening, place):
+                start = place + len(opening)
+                stop = _closed(text, start, opening[-1], closing, line)
+                content = text[start:stop]
+                kind = {"$((": "sum", "${": "variable"}.get(opening, "unknown")
+                if kind == "unknown":
+                    words = " ".join(content.split())[:40]
+                    return self._unknown(f"$({words}) (a command, and none is run)", line).text, stop + len(closing)  # fmt: skip
+                return self._mark(_Part(kind, content, quoted, line)), stop + len(closing)
+        match = _VARIABLE.match(text, place + 1)
+        if match is None:
+            return ("" if text.startswith("$'", place) else "$"), place + 1
+        return self._mark(_Part("variable", match[0], quoted, line)), match.end()
 
 
-def _in_test(statement: Sequence[Token]) -> bool:
-    """Whether a statement is a test in double brackets that is still open."""
-    words = [_plain(token) for token in statement]
-    return "[[" in words and words[-1] != "]]"
+_ENDS = frozenset({"\n", ";", ";;", "&", "&&", "||", "|", "(", ")"})
 
 
-def _plain(token: Token) -> str:
-    """Text of a word that is written as it is; empty where it is quoted or expanded."""
-    kind, parts, _ = token
-    if kind != "word" or len(parts) != 1:
-        return ""
-    part = parts[0]
-    return part[1] if not isinstance(part, str) and part[0] == "text" and not part[2] else ""
+def _closed(text: str, start: int, opening: str, closing: str, line: int) -> int:
+    """Place of the closing bracket, over quotes and inner brackets."""
+    depth, place = 0, start
+    while place < len(text):
+        letter = text[place]
+        if depth == 0 and text.startswith(closing, place):
+            return place
+        if letter == "\\":
+            place += 1
+        elif letter == "'" and opening == "(":
+            place = max(text.find("'", place + 1), place)
+        elif letter == opening and opening != "`":
+            depth += 1
+        elif letter == closing[0] and depth:
+            depth -= 1
+        place += 1
+    raise FormatError(f"line {line}: {closing!r} is missing; the script breaks off")
 
 
-def _is_assignment(token: Token) -> bool:
-    kind, parts, _ = token
-    if kind != "word" or not parts:
-        return False
-    first = parts[0]
-    return (
-        not isinstance(first, str)
-        and first[0] == "text"
-        and not first[2]
-        and ASSIGNMENT.match(first[1]) is not None
-    )
+def _integer(node: ast.expr) -> int:
+    """Value of a sum of integers; division cuts towards zero as bash does."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_integer(node.operand)
+    if not isinstance(node, ast.BinOp):
+        raise ValueError
+    left, right = _integer(node.left), _integer(node.right)
+    if isinstance(node.op, ast.Add | ast.Sub):
+        value = left + (right if isinstance(node.op, ast.Add) else -right)
+    elif isinstance(node.op, ast.Mult):
+        value = left * right
+    elif isinstance(node.op, ast.Div | ast.Mod):
+        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+        value = quotient if isinstance(node.op, ast.Div) else left - quotient * right
+    else:
+        raise ValueError
+    if abs(value) >= 10**18:
+        raise ValueError
+    return value
 
 
-def _whole_array(part: Part) -> str | None:
-    """Name of the array that a part gives element by element (``"${A[@]}"``)."""
-    if part[0] != "variable":
-        return None
-    match = re.fullmatch(r"([A-Za-z_]\w*)\[([@*])\]", part[1])
-    if match is not None:
-        return match[1] if match[2] == "@" or not part[2] else None
-    return part[1] if part[1] in ("@", "*") else None
+def _text(values: Iterable[_Value]) -> str:
+    return " ".join(value.text for value in values)
 
 
-def _joined(values: Iterable[Value], line: int, between: str = "") -> Value:
-    known = list(values)
-    written = next((value.line for value in known if value.text and value.line), line)
-    joined = Value(between.join(value.text for value in known), written)
-    _check_size((joined,), line)
-    return joined
-
-
-def _check_size(values: Sequence[Value], line: int) -> None:
+def _check_size(values: Sequence[_Value], line: int) -> None:
     if sum(len(value.text) + 1 for value in values) > MOST_TEXT:
         raise FormatError(
             f"line {line}: a variable grows over {MOST_TEXT:,} characters; needed a launch script"
         )
 
 
-def _scripts(values: Sequence[Value]) -> Iterator[Value]:
+def _scripts(values: Sequence[_Value]) -> Iterator[_Value]:
     """Strings that a command runs as scripts: ``bash -c STRING``, ``eval WORDS``."""
     if values[0].text == "eval":
-        yield _joined(values[1:], values[0].line, between=" ")
+        yield _Value(_text(values[1:]), values[0].line)
         return
     for place, value in enumerate(values[:-2]):
         if value.text in _NESTED and re.fullmatch(r"-[a-z]*c", values[place + 1].text):
