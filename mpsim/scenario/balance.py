@@ -6,13 +6,15 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpsim.framework import StageSplit
 from mpsim.memo import remembered
-from mpsim.scenario.described import Described
 from mpsim.schedule import schedule
 from mpsim.workload import Transformer, part_flops
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["Work", "balanced_layers", "balanced_stages", "stage_loads", "work_of"]
 
@@ -37,7 +39,7 @@ class Work:
     head: float
 
 
-def balanced_stages(scenario: Described) -> tuple[int, ...] | None:
+def balanced_stages(scenario: Scenario) -> tuple[int, ...] | None:
     """The balanced split of a scenario that its framework can run; None where there is none."""
     pp, chunks = scenario.parallelism.pp, scenario.virtual_stages
     name = scenario.schedule.name

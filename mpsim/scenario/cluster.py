@@ -1,9 +1,9 @@
-"""The ``cluster:`` section: a system of the catalog, one with changes, or a cluster put together."""
+"""The ``cluster:`` section: a system of the catalog, one with changes, a cluster put together, or nodes that differ."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, cast
 
@@ -43,7 +43,7 @@ from mpsim.scenario.fields import (
 )
 from mpsim.scenario.network import FIGURES, FabricChoice, Folder, Nodes, network_of, thinnings_of
 
-__all__ = ["AcceleratorChoice", "ClusterChoice", "LinkChoice", "PartChoice"]
+__all__ = ["AcceleratorChoice", "ClusterChoice", "LinkChoice", "PartChoice", "alike", "clusters_of"]
 
 GIVEN = "given by the user"
 T = TypeVar("T", Accelerator, Link)
@@ -390,3 +390,79 @@ def _finished(cluster: Cluster, choice: ClusterChoice, folder: Folder) -> Cluste
         node = dataclasses.replace(cluster.node, power_w=choice.node_power)
         cluster = dataclasses.replace(cluster, node=node)
     return cluster
+
+
+def clusters_of(choice: ClusterChoice, key: str, folder: Folder) -> tuple[Cluster, ...] | None:
+    """The cluster as every pipeline rank or replica has it.
+
+    Parameters
+    ----------
+    key : str
+        ``stages`` or ``replicas``.
+    folder : callable
+        Where the file lies in which a dotted key was written.
+
+    Returns
+    -------
+    tuple of Cluster, or None
+        One for each; those that are alike are the same object. None where the section does not say.
+
+    Raises
+    ------
+    ScenarioError
+        If a name is unknown, at the place of the part.
+    """
+    parts: Sequence[PartChoice] | None = getattr(choice, key)
+    if parts is None:
+        return None
+    known: list[Cluster] = []
+    result: list[Cluster] = []
+    for number, part in enumerate(parts):
+        cluster = _part(choice, part, f"cluster.{key}.{number}", folder)
+        same = next((earlier for earlier in known if alike(earlier, cluster)), None)
+        if same is None:
+            known.append(cluster)
+        result += [same or cluster] * part.count
+    return tuple(result)
+
+
+def _part(choice: ClusterChoice, part: PartChoice, key: str, folder: Folder) -> Cluster:
+    given = {name: getattr(part, name) for name in PartChoice.model_fields if name != "count"}
+    changed = {name: value for name, value in given.items() if value is not None}
+    if part.accelerator is not None:
+        # another chip has its own link and price; the cluster's are those of the cluster's chip
+        changed |= {name: given[name] for name in ("scale_up", "node_power", "price_per_hour")}
+    merged = choice.model_copy(update={**changed, "stages": None, "replicas": None})
+    try:
+        return merged.resolve(lambda part_key: folder(_moved(part_key, key)))
+    except ScenarioError as error:
+        moved = [
+            dataclasses.replace(problem, key=_moved(problem.key, key)) for problem in error.problems
+        ]
+        raise ScenarioError(moved) from error
+
+
+def _moved(key: str, part: str) -> str:
+    """The key of a part in place of that of the whole cluster."""
+    return part + key.removeprefix("cluster")
+
+
+def alike(cluster: Cluster, other: Cluster) -> bool:
+    """Whether two clusters differ in nothing that a simulation sees."""
+    return _bare(cluster) == _bare(other)
+
+
+def _bare(cluster: Cluster) -> Cluster:
+    node = cluster.node
+    bare = dataclasses.replace(
+        node,
+        accelerator=_untold(node.accelerator),
+        scale_up=_untold(node.scale_up),
+        nic=_untold(node.nic),
+    )
+    return dataclasses.replace(cluster, node=bare, sources={}, note="", max_nodes=None)
+
+
+def _untold(part: T) -> T:
+    """A part without where its figures come from."""
+    return dataclasses.replace(part, sources={}, note="", title="")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpsim.limits import MEMORY_LIMIT, TIME_LIMIT, refuse_large
-from mpsim.scenario.described import Described
 from mpsim.schedule import schedule
 from mpsim.shipped import read_shipped
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["Extent", "extent_of", "refuse_large_scenario"]
 
@@ -41,12 +43,12 @@ class Extent:
     smaller: tuple[str, ...]
 
 
-def extent_of(scenario: Described) -> Extent:
+def extent_of(scenario: Scenario) -> Extent:
     """Estimate the cost of simulating a scenario that the checks found sound."""
     return _service(scenario) if scenario.serves else _step(scenario)
 
 
-def refuse_large_scenario(scenario: Described) -> None:
+def refuse_large_scenario(scenario: Scenario) -> None:
     """Refuse a scenario that costs more than the limits, unless it was said that it is meant.
 
     Raises
@@ -67,7 +69,7 @@ def _constants() -> dict[str, Any]:
     return constants
 
 
-def _step(scenario: Described) -> Extent:
+def _step(scenario: Scenario) -> Extent:
     constants, simulation = _constants(), scenario.simulation
     layers = scenario.transformer.layers
     stages = scenario.parallelism.pp * scenario.virtual_stages
@@ -121,7 +123,7 @@ def _step(scenario: Described) -> Extent:
     return Extent(runs, memory, seconds, what, tuple(smaller))
 
 
-def _kernels_a_layer(scenario: Described) -> float:
+def _kernels_a_layer(scenario: Scenario) -> float:
     """Kernels of a layer, forward and backward."""
     constants, model = _constants(), scenario.transformer
     kernels = float(constants["kernels_a_layer"])
@@ -135,18 +137,18 @@ def _kernels_a_layer(scenario: Described) -> float:
     return kernels
 
 
-def _splits(scenario: Described) -> bool:
+def _splits(scenario: Scenario) -> bool:
     name = scenario.schedule.name
     return name is not None and schedule(name).splits
 
 
-def _is_searched(scenario: Described) -> bool:
+def _is_searched(scenario: Scenario) -> bool:
     """Whether the order is searched for the times of its actions."""
     name = scenario.schedule.name
     return name is not None and "times" in schedule(name).options
 
 
-def _segments(scenario: Described) -> float:
+def _segments(scenario: Scenario) -> float:
     """Rows of an action: one, or one a unit of sharded parameters with its gather and reduction."""
     data, parallelism = scenario.software.data, scenario.parallelism
     stages = parallelism.pp * scenario.virtual_stages
@@ -157,14 +159,14 @@ def _segments(scenario: Described) -> float:
     return 2.5 * units
 
 
-def _leaves_domain(scenario: Described) -> bool:
+def _leaves_domain(scenario: Scenario) -> bool:
     """Whether collectives inside layers may leave a scale-up domain, so that every kernel is a row."""
     parallelism, cluster = scenario.parallelism, scenario.hardware
     inside = parallelism.tp * parallelism.cp * parallelism.ep
     return inside > cluster.domain_size or parallelism.order != "tp-cp-ep-dp-pp"
 
 
-def _drawn(scenario: Described) -> int:
+def _drawn(scenario: Scenario) -> int:
     """Steps that a variation draws."""
     variation = scenario.variation
     if variation is None:
@@ -172,7 +174,7 @@ def _drawn(scenario: Described) -> int:
     return variation.samples if variation.is_random else 1
 
 
-def _copies(scenario: Described) -> int:
+def _copies(scenario: Scenario) -> int:
     """Replicas that are followed apart."""
     variation = scenario.variation
     assert variation is not None, "something is drawn"
@@ -181,7 +183,7 @@ def _copies(scenario: Described) -> int:
     return min(scenario.dp, 1 + len(variation.slow) + len(variation.links))
 
 
-def _service(scenario: Described) -> Extent:
+def _service(scenario: Scenario) -> Extent:
     constants, load = _constants()["request"], scenario.service.workload
     expected = load.requests or 1000
     if load.duration is not None and load.rate is not None:

@@ -145,16 +145,14 @@ class ModelChoice(Section):
         ScenarioError
             If the preset is unknown, fields are missing, or they contradict each other.
         """
-        problems = [*_check_known(self), *_check_complete(self)]
+        problems = [*_check_known(self), *_check_fields(self), *_check_parts(self)]
         if problems:
             raise ScenarioError(problems)
         try:
             return _modified(self) if self.preset is not None else _spelled_out(self)
         except WorkloadError as error:
-            key = "model"
-            raise ScenarioError(
-                [Problem(line, key=key) for line in str(error).split("\n")]
-            ) from error
+            lines = str(error).split("\n")
+            raise ScenarioError([Problem(line, key="model") for line in lines]) from error
 
 
 def _check_known(choice: ModelChoice) -> list[Problem]:
@@ -162,10 +160,6 @@ def _check_known(choice: ModelChoice) -> list[Problem]:
         return []
     near = nearest(choice.preset, model_names())
     return [Problem(f"unknown model {choice.preset[:60]!r}; {near}", key="model.preset")]
-
-
-def _check_complete(choice: ModelChoice) -> list[Problem]:
-    return [*_check_fields(choice), *_check_parts(choice)]
 
 
 def _check_fields(choice: ModelChoice) -> list[Problem]:
@@ -193,25 +187,15 @@ def _check_parts(choice: ModelChoice) -> list[Problem]:
 def _parts(choice: ModelChoice, base: Transformer | None, ffn_hidden: int) -> dict[str, Any]:
     """Experts and latent attention as written, over those of the preset."""
     parts: dict[str, Any] = {}
-    if choice.moe is not None:
-        known = base.moe if base is not None else None
-        own = _written(choice.moe)
-        parts["moe"] = (
-            dataclasses.replace(known, **own)
-            if known is not None
-            else Experts(**{"ffn_hidden": ffn_hidden, **own})
-        )
-    if choice.mla is not None:
-        latent = base.mla if base is not None else None
-        own = _written(choice.mla)
-        parts["mla"] = (
-            dataclasses.replace(latent, **own) if latent is not None else LatentAttention(**own)
-        )
+    for name, kind, usual in (
+        ("moe", Experts, {"ffn_hidden": ffn_hidden}),
+        ("mla", LatentAttention, {}),
+    ):
+        section, known = getattr(choice, name), getattr(base, name, None)
+        if section is not None:
+            own = {key: value for key, value in section if value is not None}
+            parts[name] = dataclasses.replace(known, **own) if known else kind(**{**usual, **own})
     return parts
-
-
-def _written(section: Section) -> dict[str, Any]:
-    return {name: value for name, value in section if value is not None}
 
 
 def _width(hidden: int, heads: int) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
@@ -17,10 +17,12 @@ from mpsim.hardware import Accelerator, Cluster, Fabric, FabricKind, Link, Place
 from mpsim.inputs import read_bytes
 from mpsim.memo import remembered
 from mpsim.scenario.cluster import AcceleratorChoice, ClusterChoice, LinkChoice
-from mpsim.scenario.described import Described
 from mpsim.scenario.fields import Section
 from mpsim.scenario.network import FIGURES, FabricChoice
 from mpsim.workload import Transformer
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["digest_of", "resolved_data"]
 
@@ -30,7 +32,7 @@ _PROVENANCE = ("source", "as_of", "title")
 _PRESETS = 16  # models and frameworks that stay ready
 
 
-def resolved_data(scenario: Described) -> dict[str, Any]:
+def resolved_data(scenario: Scenario) -> dict[str, Any]:
     """Plain data that gives the same scenario again, whatever becomes of the presets it named."""
     data: dict[str, Any] = {
         "schema": scenario.schema_version,
@@ -52,7 +54,7 @@ def resolved_data(scenario: Described) -> dict[str, Any]:
     return data
 
 
-def digest_of(scenario: Described) -> str:
+def digest_of(scenario: Scenario) -> str:
     """sha256 of all that decides the result: not of names of files, nor of the order of keys."""
     content = resolved_data(scenario)
     del content["name"]
@@ -78,7 +80,7 @@ def _figures(preset: Transformer | Framework) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key not in _PROVENANCE}
 
 
-def _parallelism(scenario: Described) -> dict[str, Any]:
+def _parallelism(scenario: Scenario) -> dict[str, Any]:
     parallelism = _dumped(scenario.parallelism)
     if scenario.serves:  # pools have layouts of their own
         own = () if scenario.service.disaggregated else ("tp", "pp", "ep")
@@ -89,7 +91,7 @@ def _parallelism(scenario: Described) -> dict[str, Any]:
     return parallelism
 
 
-def _job(scenario: Described) -> dict[str, Any]:
+def _job(scenario: Scenario) -> dict[str, Any]:
     """The section of the job, by its name."""
     if scenario.serving is None:
         training = scenario.training_step.model_dump(mode="json")
@@ -103,7 +105,7 @@ def _job(scenario: Described) -> dict[str, Any]:
     return {"serving": {"engine": {"preset": engine["preset"], **engine["overrides"]}, **serving}}
 
 
-def _parts(scenario: Described) -> dict[str, Any]:
+def _parts(scenario: Scenario) -> dict[str, Any]:
     """Nodes of each pipeline rank and replica, neighbours that are alike together."""
     mixed = {"stages": scenario.stage_clusters, "replicas": scenario.replica_clusters}
     return {
@@ -123,7 +125,7 @@ def _part(cluster: Cluster) -> dict[str, Any]:
     return {key: whole[key] for key in names if whole.get(key)}
 
 
-def _simulation(scenario: Described) -> dict[str, Any]:
+def _simulation(scenario: Scenario) -> dict[str, Any]:
     data = scenario.simulation.model_dump()
     # both are written only where they matter: digests of old scenarios stay
     usual = {"interference": False, "straggling": True}

@@ -20,11 +20,10 @@ from mpsim.framework import Framework, framework
 from mpsim.hardware import Cluster
 from mpsim.scenario.balance import balanced_stages
 from mpsim.scenario.checks import check
-from mpsim.scenario.cluster import ClusterChoice
+from mpsim.scenario.cluster import ClusterChoice, clusters_of
 from mpsim.scenario.fields import Section, Shorthand
 from mpsim.scenario.fragment import fragment, is_read
 from mpsim.scenario.layers import Layers, ground, lay_values, read_layers
-from mpsim.scenario.mixture import clusters_of
 from mpsim.scenario.model import ModelChoice
 from mpsim.scenario.resolved import digest_of, resolved_data
 from mpsim.scenario.schema import describe_schema, long_keys
@@ -109,23 +108,16 @@ class Scenario(Shown, Section):
     def training_step(self) -> Training:
         """The training section; ScenarioError for a scenario that serves."""
         if self.training is None:
-            raise ScenarioError(
-                [
-                    Problem(
-                        "missing; this needs a training step, and the scenario serves",
-                        key="training",
-                    )
-                ]
-            )
+            message = "missing; this needs a training step, and the scenario serves"
+            raise ScenarioError([Problem(message, key="training")])
         return self.training
 
     @property
     def service(self) -> Serving:
         """The serving section; ScenarioError for a scenario that trains."""
         if self.serving is None:
-            raise ScenarioError(
-                [Problem("missing; this needs a service, and the scenario trains", key="serving")]
-            )
+            message = "missing; this needs a service, and the scenario trains"
+            raise ScenarioError([Problem(message, key="serving")])
         return self.serving
 
     @classmethod
@@ -237,7 +229,8 @@ class Scenario(Shown, Section):
     @property
     def microbatches(self) -> int:
         """Microbatches each replica runs in one step; the most of any where the batch is uneven."""
-        return max(self.microbatches_of(replica) for replica in self._distinct_replicas)
+        distinct = len(self.training_step.batch_per_replica or (0,))
+        return max(map(self.microbatches_of, range(distinct)))
 
     def microbatches_of(self, replica: int) -> int:
         """Microbatches that one data-parallel replica runs in one step."""
@@ -245,10 +238,6 @@ class Scenario(Shown, Section):
         if training.batch_per_replica is not None:
             return training.batch_per_replica[replica] // training.micro_batch
         return training.global_batch // (self.dp * training.micro_batch)
-
-    @property
-    def _distinct_replicas(self) -> range:
-        return range(len(self.training_step.batch_per_replica or (0,)))
 
     @functools.cached_property
     def stage_clusters(self) -> tuple[Cluster, ...] | None:

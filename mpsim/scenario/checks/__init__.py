@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpsim.errors import MpsimError, Problem
 from mpsim.scenario.checks import data, experts, layer, machine, recompute, serving, step, variants
 from mpsim.scenario.checks.machine import absent_parts
 from mpsim.scenario.checks.variants import wrong_values
-from mpsim.scenario.described import Described
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["CHECKS", "absent_parts", "check", "wrong_values"]
 
-Check: TypeAlias = Callable[[Described], list[Problem]]
+Check: TypeAlias = "Callable[[Scenario], list[Problem]]"
 
 
-def _listing(find: Callable[[Described], Iterator[Problem]]) -> Check:
+def _listing(find: Callable[[Scenario], Iterator[Problem]]) -> Check:
     @functools.wraps(find)
-    def check(scenario: Described) -> list[Problem]:
+    def check(scenario: Scenario) -> list[Problem]:
         return list(find(scenario))
 
     return check
@@ -92,7 +94,7 @@ SERVING_CHECKS: Final[tuple[Check, ...]] = (
 """Those of a scenario that serves."""
 
 
-def check(scenario: Described) -> list[Problem]:
+def check(scenario: Scenario) -> list[Problem]:
     """Run every check.
 
     Returns

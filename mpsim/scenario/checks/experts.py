@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap
 from mpsim.scenario.checks.near import divisors_near
-from mpsim.scenario.described import Described
 from mpsim.scenario.sections import OF_STAGE, factors
 from mpsim.schedule import schedule, schedules
 
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
 
-def check_experts(scenario: Described) -> Iterator[Problem]:
+
+def check_experts(scenario: Scenario) -> Iterator[Problem]:
     """Expert parallelism has experts to divide, and divides them."""
     p, moe = scenario.parallelism, scenario.transformer.moe
     if moe is None:
@@ -35,7 +38,7 @@ def check_experts(scenario: Described) -> Iterator[Problem]:
         yield Problem(message, "parallelism.etp" if p.etp else "parallelism.tp")
 
 
-def check_expert_ranks(scenario: Described) -> Iterator[Problem]:
+def check_expert_ranks(scenario: Scenario) -> Iterator[Problem]:
     """The ranks of a pipeline stage form whole groups that hold every expert once."""
     p, moe, degrees = scenario.parallelism, scenario.transformer.moe, _degrees(scenario)
     ranks, etp = math.prod(degrees.values()), p.etp or p.tp
@@ -53,7 +56,7 @@ def check_expert_ranks(scenario: Described) -> Iterator[Problem]:
     yield Problem(message + mend, "parallelism.ep")
 
 
-def check_expert_tokens(scenario: Described) -> Iterator[Problem]:
+def check_expert_tokens(scenario: Scenario) -> Iterator[Problem]:
     """Tensor-parallel ranks route different tokens."""
     p = scenario.parallelism
     if scenario.transformer.moe is not None and p.tp > 1 and not p.sequence_parallel:
@@ -64,7 +67,7 @@ def check_expert_tokens(scenario: Described) -> Iterator[Problem]:
         yield Problem(message, "parallelism.sequence_parallel")
 
 
-def check_expert_overlap(scenario: Described) -> Iterator[Problem]:
+def check_expert_overlap(scenario: Scenario) -> Iterator[Problem]:
     """Dispatch and combine that overlap another microbatch have one to run beside."""
     software, name = scenario.software, scenario.schedule.name
     beside = software.experts.expert_overlap is ExpertOverlap.MICROBATCH
@@ -87,6 +90,6 @@ def check_expert_overlap(scenario: Described) -> Iterator[Problem]:
     yield Problem(message, "framework.expert_overlap")
 
 
-def _degrees(scenario: Described) -> dict[str, int]:
+def _degrees(scenario: Scenario) -> dict[str, int]:
     """Degrees of the axes whose ranks make a pipeline stage."""
     return {axis: scenario.degrees[axis] for axis in OF_STAGE}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
 from mpsim.framework import ExpertOverlap
-from mpsim.scenario.described import Described
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["legal_modules"]
 
@@ -18,7 +21,7 @@ _OF_GRANULARITY = {
 }
 
 
-def check_recompute(scenario: Described) -> Iterator[Problem]:
+def check_recompute(scenario: Scenario) -> Iterator[Problem]:
     """Keys of one granularity stand beside that one only; per-op meets the layers it was written for."""
     training = scenario.training_step
     for name, wanted in _OF_GRANULARITY.items():
@@ -34,7 +37,7 @@ def check_recompute(scenario: Described) -> Iterator[Problem]:
         yield Problem(message, "training.recompute")
 
 
-def _against_per_op(scenario: Described) -> Iterator[str]:
+def _against_per_op(scenario: Scenario) -> Iterator[str]:
     model = scenario.transformer
     if model.moe is not None:
         yield "the model has experts"
@@ -48,7 +51,7 @@ def _against_per_op(scenario: Described) -> Iterator[str]:
         yield "attention is not fused, so that it has no one output to keep"
 
 
-def check_recompute_layers(scenario: Described) -> Iterator[Problem]:
+def check_recompute_layers(scenario: Scenario) -> Iterator[Problem]:
     """The number of layers is one that a stage has."""
     training = scenario.training_step
     if training.recompute != "full":
@@ -73,13 +76,13 @@ def check_recompute_layers(scenario: Described) -> Iterator[Problem]:
         yield Problem(message, key)
 
 
-def _largest_stage(scenario: Described) -> int:
+def _largest_stage(scenario: Scenario) -> int:
     given = scenario.stage_layers
     stages = scenario.parallelism.pp * scenario.virtual_stages
     return max(given) if given else -(-scenario.transformer.layers // stages)
 
 
-def check_recompute_modules(scenario: Described) -> Iterator[Problem]:
+def check_recompute_modules(scenario: Scenario) -> Iterator[Problem]:
     """Modules that run again exist, and nothing else runs where they would."""
     modules = scenario.training_step.recompute_modules or ()
     if scenario.training_step.recompute != "selective":
@@ -98,13 +101,13 @@ def check_recompute_modules(scenario: Described) -> Iterator[Problem]:
         yield Problem(message, "training.recompute_modules")
 
 
-def legal_modules(scenario: Described) -> tuple[str, ...]:
+def legal_modules(scenario: Scenario) -> tuple[str, ...]:
     """Modules that selective recomputation can run again in this model on this stack."""
     out = {*dict(_missing(scenario)), *_hidden(scenario)}
     return tuple(module for module in _MODULES if module not in out)
 
 
-def _hidden(scenario: Described) -> tuple[str, ...]:
+def _hidden(scenario: Scenario) -> tuple[str, ...]:
     """Modules that run beside an exchange of experts."""
     overlap = scenario.software.experts.expert_overlap
     beside = {ExpertOverlap.MICROBATCH: ("moe",), ExpertOverlap.SHARED_EXPERT: ("shared_experts",)}
@@ -114,7 +117,7 @@ def _hidden(scenario: Described) -> tuple[str, ...]:
 _MODULES = ("core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj")
 
 
-def _missing(scenario: Described) -> Iterator[tuple[str, str]]:
+def _missing(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """Modules that the model does not have, and why."""
     model = scenario.transformer
     moe, mla = model.moe, model.mla

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mpsim.errors import Problem
 from mpsim.scenario.checks.machine import absent_parts
-from mpsim.scenario.described import Described
 from mpsim.scenario.serving import PoolChoice
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
 
 _COMPUTE: Final = {
     "bf16": "bf16",
@@ -25,14 +27,14 @@ _TRAINING_KEYS: Final = (
 _DRAWN: Final = ("jitter", "network_jitter", "experts", "links")
 
 
-def check_job(scenario: Described) -> Iterator[Problem]:
+def check_job(scenario: Scenario) -> Iterator[Problem]:
     """Refuse a scenario that trains and serves."""
     if scenario.training is not None and scenario.serving is not None:
         message = "got both training and serving; needed one of them: leave the other out"
         yield Problem(message, "serving")
 
 
-def check_training_keys(scenario: Described) -> Iterator[Problem]:
+def check_training_keys(scenario: Scenario) -> Iterator[Problem]:
     """Refuse degrees that only training knows."""
     p = scenario.parallelism
     for key in _TRAINING_KEYS:
@@ -60,7 +62,7 @@ class _Instances(NamedTuple):
         return self.tp * self.pp * (self.replicas or 1)
 
 
-def _pools(scenario: Described) -> list[_Instances]:
+def _pools(scenario: Scenario) -> list[_Instances]:
     """The instances of a service, or of each of its pools."""
     p, serving = scenario.parallelism, scenario.service
     if serving.disaggregated is None:
@@ -76,7 +78,7 @@ def _pools(scenario: Described) -> list[_Instances]:
     return found
 
 
-def check_service_variation(scenario: Described) -> Iterator[Problem]:
+def check_service_variation(scenario: Scenario) -> Iterator[Problem]:
     """Refuse variation that services do not have, and nodes and ranks that are not there."""
     variation, cluster = scenario.variation, scenario.hardware
     if variation is None:
@@ -91,7 +93,7 @@ def check_service_variation(scenario: Described) -> Iterator[Problem]:
     yield from absent_parts(variation, cluster.nodes, cluster.accelerators)
 
 
-def check_pools(scenario: Described) -> Iterator[Problem]:
+def check_pools(scenario: Scenario) -> Iterator[Problem]:
     """Refuse a layout beside those of two pools, pools that the cluster has no room for, and caches that do not agree."""
     serving, pools = scenario.service, scenario.service.disaggregated
     if pools is None:
@@ -114,7 +116,7 @@ def check_pools(scenario: Described) -> Iterator[Problem]:
         yield Problem(message, "serving.disaggregated.decode.kv")
 
 
-def check_instances(scenario: Described) -> Iterator[Problem]:
+def check_instances(scenario: Scenario) -> Iterator[Problem]:
     """Refuse instances that the cluster has no room for."""
     world, layers = scenario.world_size, scenario.transformer.layers
     for pool in _pools(scenario):
@@ -135,7 +137,7 @@ def check_instances(scenario: Described) -> Iterator[Problem]:
             yield Problem(message, f"{pool.section}.kv_blocks")
 
 
-def check_service_heads(scenario: Described) -> Iterator[Problem]:
+def check_service_heads(scenario: Scenario) -> Iterator[Problem]:
     """Refuse tensor parallelism that does not divide the heads."""
     model, divides = scenario.transformer, True
     for pool in _pools(scenario):
@@ -155,7 +157,7 @@ def check_service_heads(scenario: Described) -> Iterator[Problem]:
         yield Problem(message, "model")
 
 
-def check_service_experts(scenario: Described) -> Iterator[Problem]:
+def check_service_experts(scenario: Scenario) -> Iterator[Problem]:
     """Refuse expert parallelism that does not divide experts or ranks."""
     moe = scenario.transformer.moe
     for pool in _pools(scenario):
@@ -175,7 +177,7 @@ def check_service_experts(scenario: Described) -> Iterator[Problem]:
             yield Problem(message, key)
 
 
-def check_service_precision(scenario: Described) -> Iterator[Problem]:
+def check_service_precision(scenario: Scenario) -> Iterator[Problem]:
     """Refuse weights in a format that the accelerator cannot multiply."""
     chip = scenario.hardware.accelerator
     has = [name for name, compute in _COMPUTE.items() if compute in chip.peak_flops]

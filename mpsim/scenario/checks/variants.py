@@ -5,29 +5,31 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pydantic
 
 from mpsim.document import Document
 from mpsim.errors import Problem
 from mpsim.scenario.checks.machine import check_cluster, check_framework, check_model
-from mpsim.scenario.described import Described
 from mpsim.scenario.layers import Layers, lay_values
 from mpsim.scenario.translate import translate
+
+if TYPE_CHECKING:
+    from mpsim.scenario.scenario import Scenario
 
 __all__ = ["wrong_values"]
 
 MAX_POINTS: Final = 100_000
 FIXED_KEYS: Final = ("schema", "name", "sweep", "include", "overrides")
-_PRESETS: Final[Mapping[str, Callable[[Described], Iterator[Problem]]]] = {
+_PRESETS: Final[Mapping[str, Callable[[Scenario], Iterator[Problem]]]] = {
     "model": check_model,
     "cluster": check_cluster,
     "framework": check_framework,
 }
 
 
-def check_sweep(scenario: Described) -> Iterator[Problem]:
+def check_sweep(scenario: Scenario) -> Iterator[Problem]:
     """Every value of the sweep fits the key it is for."""
     total = math.prod(map(len, scenario.sweep.values()))
     if total > MAX_POINTS:
@@ -40,20 +42,20 @@ def check_sweep(scenario: Described) -> Iterator[Problem]:
 
 
 def wrong_values(
-    scenario: Described, values: Mapping[str, Sequence[object]], *, indexed: bool = True
+    scenario: Scenario, values: Mapping[str, Sequence[object]], *, indexed: bool = True
 ) -> list[Problem]:
     """Say which values do not fit the key they are for, or name a preset that does not exist.
 
     Parameters
     ----------
-    scenario : Described
+    scenario : Scenario
         That is varied.
     values : mapping of str to sequence
         Values by dotted key.
     indexed : bool
         Whether the key of a problem ends in the number of the value, as in a file.
     """
-    known = set(_misfits(scenario.source, _schema(scenario)))
+    known = set(_misfits(scenario.source, type(scenario)))
     problems: list[Problem] = []
     for key, choices in values.items():
         if key.partition(".")[0] in FIXED_KEYS:
@@ -72,15 +74,9 @@ def wrong_values(
     return problems
 
 
-def _schema(scenario: Described) -> type[pydantic.BaseModel]:
-    """The model that a document of the scenario has to fit."""
-    assert isinstance(scenario, pydantic.BaseModel)
-    return type(scenario)
-
-
-def _wrong_value(scenario: Described, key: str, value: object) -> list[str]:
+def _wrong_value(scenario: Scenario, key: str, value: object) -> list[str]:
     """Mistakes of one value of a key, whatever the other keys are."""
-    document, kind = lay_values(scenario.ground, {key: value}), _schema(scenario)
+    document, kind = lay_values(scenario.ground, {key: value}), type(scenario)
     wrong = _misfits(document, kind)
     section = key.partition(".")[0]
     if wrong or section not in _PRESETS:
@@ -93,14 +89,14 @@ def _wrong_value(scenario: Described, key: str, value: object) -> list[str]:
     ]
 
 
-def check_overrides(scenario: Described) -> Iterator[Problem]:
+def check_overrides(scenario: Scenario) -> Iterator[Problem]:
     """Every named override fits the scenario it changes, chosen or not."""
-    known = set(_misfits(scenario.source, _schema(scenario))) if scenario.overrides else set()
+    known = set(_misfits(scenario.source, type(scenario))) if scenario.overrides else set()
     for name in scenario.overrides:
         layers = Layers(scenario.source.file)
         layers.lay(scenario.source)
         layers.lay_override(name, scenario.source)
-        for message in _misfits(layers.document(), _schema(scenario)):
+        for message in _misfits(layers.document(), type(scenario)):
             if message not in known:
                 yield Problem(message, f"overrides.{name}")
 
