@@ -20,13 +20,18 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails, core_schema
 
 __all__ = [
+    "Bandwidth",
     "Bytes",
     "Count",
     "Flag",
+    "FlopRate",
+    "Frequency",
     "Mistake",
     "MistakenError",
     "Number",
     "Plain",
+    "Power",
+    "PriceRate",
     "Quantity",
     "Scalar",
     "Seconds",
@@ -127,6 +132,11 @@ Number: TypeAlias = Annotated[float, Plain(bounds={"ge": 0.0, "lt": _MOST})]
 Share: TypeAlias = Annotated[float, Plain(bounds={"ge": 0.0, "le": 1.0})]
 Seconds: TypeAlias = Annotated[float, Quantity(Dimension.TIME)]
 Bytes: TypeAlias = Annotated[float, Quantity(Dimension.BYTES)]
+Bandwidth: TypeAlias = Annotated[float, Quantity(Dimension.BANDWIDTH)]
+FlopRate: TypeAlias = Annotated[float, Quantity(Dimension.FLOP_RATE)]
+Frequency: TypeAlias = Annotated[float, Quantity(Dimension.FREQUENCY)]
+Power: TypeAlias = Annotated[float, Quantity(Dimension.POWER)]
+PriceRate: TypeAlias = Annotated[float, Quantity(Dimension.PRICE_RATE)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,6 +208,8 @@ def _mistake(key: str, detail: ErrorDetails) -> Mistake:
         # pydantic has put the choices into one text: 'a', 'b' or 'c'
         choices = str(context["expected"]).replace(" or ", ", ").split(", ")
         return Mistake(key, got, nearest(str(got), [word.strip("'") for word in choices]))
+    if kind == "unexpected_keyword_argument":
+        return Mistake(key, got, "unknown key", whole=True)
     if kind in _TYPES:
         return Mistake(key, got, f"needed {_TYPES[kind]}")
     if kind in _BOUNDS:
@@ -217,7 +229,7 @@ def described(noun: type) -> Mapping[str, str]:
     """The texts under the fields of a noun, by field."""
     import pydantic
 
-    config = pydantic.ConfigDict(use_attribute_docstrings=True)
+    config: Any = {**getattr(noun, "__pydantic_config__", {}), "use_attribute_docstrings": True}
     noun.__pydantic_config__ = config  # type: ignore[attr-defined] # where pydantic looks for it
     schema = pydantic.TypeAdapter(noun).json_schema()
     return {

@@ -15,6 +15,18 @@ from typing import Protocol
 from mpsim.description import Description, describe_fields
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
+from mpsim.nouns import (
+    Bandwidth,
+    Bytes,
+    Flag,
+    FlopRate,
+    Frequency,
+    Number,
+    Power,
+    PriceRate,
+    Seconds,
+    Whole,
+)
 from mpsim.units import Dimension, format_quantity
 
 __all__ = [
@@ -83,58 +95,44 @@ def _check_not_negative(owner: str, **values: float) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One device as software sees it, from its datasheet.
-
-    Parameters
-    ----------
-    name : str
-        Identifier in the catalog.
-    title, vendor, family : str
-        Printed name, maker, and the family whose kernel constants apply (``ampere``, ``hopper``, ...).
-    year : int
-        Of launch.
-    peak_flops : mapping of str to float
-        Dense peak by precision (fp64 fp32 tf32 fp16 bf16 fp8 fp4 int8) [FLOP/s].
-    memory_bytes, memory_bandwidth : float
-        Device memory that the driver reports [B] and its rate [B/s].
-    compute_units : int
-        SMs, CUs or cores.
-    tdp_w, idle_w : float
-        Board power limit and idle power [W].
-    scale_up : str or None
-        Name of its usual scale-up link.
-    price_per_hour : float or None
-        On demand [USD/h].
-    boost_clock_hz : float or None
-        Highest clock of its processors [Hz].
-    clock_hz : float or None
-        Clock that it is locked to, at most `boost_clock_hz`; None where nothing holds it [Hz].
-    sources : mapping of str to str
-        For each figure (or ``*`` for the rest): where it was read and when; ``recalled`` marks a lead, not a fact.
-    note : str
-        What a careful reader should know: conflicts between sources, traps.
-    calibration : Calibration or None
-        Constants of its kernels, where they were measured on it.
-    """
+    """One device as software sees it, from its datasheet."""
 
     name: str
+    """Identifier in the catalog."""
     title: str
+    """Printed name."""
     vendor: str
     family: str
-    year: int
-    peak_flops: Mapping[str, float]
-    memory_bytes: float
-    memory_bandwidth: float
-    compute_units: int
-    tdp_w: float
-    idle_w: float
+    """Whose kernel constants apply (`ampere`, `hopper`, ...)."""
+    year: Whole
+    """Of launch."""
+    peak_flops: Mapping[str, FlopRate]
+    """Dense peak by precision (fp64 fp32 tf32 fp16 bf16 fp8 fp4 int8) [FLOP/s]."""
+    memory_bytes: Bytes
+    """Device memory that the driver reports [B]."""
+    memory_bandwidth: Bandwidth
+    """Its rate [B/s]."""
+    compute_units: Whole
+    """SMs, CUs or cores."""
+    tdp_w: Power
+    """Board power limit [W]."""
+    idle_w: Power
+    """Idle power [W]."""
     scale_up: str | None = None
-    price_per_hour: float | None = None
-    boost_clock_hz: float | None = None
+    """Name of its usual scale-up link."""
+    price_per_hour: PriceRate | None = None
+    """On demand [USD/h]."""
+    boost_clock_hz: Frequency | None = None
+    """Highest clock of its processors [Hz]."""
     clock_hz: float | None = None
+    """Clock that it is locked to, at most `boost_clock_hz`; None where nothing holds it [Hz]."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """For each figure (or `*` for the rest): where it was read and when; `recalled` marks a lead,
+    not a fact."""
     note: str = ""
+    """What a careful reader should know: conflicts between sources, traps."""
     calibration: Calibration | None = None
+    """Constants of its kernels, where they were measured on it."""
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -206,40 +204,27 @@ class Accelerator:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One kind of link; ``bandwidth`` is per direction, for scale-up the sum over an accelerator's links.
-
-    Parameters
-    ----------
-    bandwidth : float
-        Per direction and accelerator (scale-up) or per port (NIC, host) [B/s].
-    latency : float
-        One hop, as a message pays it [s].
-    shape : LinkShape
-    links : int
-        Physical links the bandwidth is the sum of (a torus divides by it).
-    in_network_reduction : bool
-        Whether switches can reduce (NVLink SHARP).
-    efficiency : float
-        Share of `bandwidth` that large messages reach.
-    switch_latency : float
-        What one switch of this network adds [s]; scale-out only.
-    switch_ports : int
-        Ports of one switch of this network; 0 where it does not matter.
-    max_domain : int or None
-        Most accelerators the link can join; None where it is a matter of what one builds.
-    """
+    """One kind of link; ``bandwidth`` is per direction, for scale-up the sum over an accelerator's links."""
 
     name: str
     title: str
     shape: LinkShape
-    bandwidth: float
-    latency: float
-    links: int = 1
-    in_network_reduction: bool = False
-    efficiency: float = 1.0
-    switch_latency: float = 0.0
-    switch_ports: int = 0
-    max_domain: int | None = None
+    bandwidth: Bandwidth
+    """Per direction and accelerator (scale-up) or per port (NIC, host) [B/s]."""
+    latency: Seconds
+    """One hop, as a message pays it [s]."""
+    links: Whole = 1
+    """Physical links the bandwidth is the sum of (a torus divides by it)."""
+    in_network_reduction: Flag = False
+    """Whether switches can reduce (NVLink SHARP)."""
+    efficiency: Number = 1.0
+    """Share of `bandwidth` that large messages reach."""
+    switch_latency: Seconds = 0.0
+    """What one switch of this network adds [s]; scale-out only."""
+    switch_ports: Whole = 0
+    """Ports of one switch of this network; 0 where it does not matter."""
+    max_domain: Whole | None = None
+    """Most accelerators the link can join; None where it is a matter of what one builds."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""
 

@@ -1,4 +1,4 @@
-"""Catalog entries (plain YAML data) turned into Accelerator and Link; every mistake names the entry and the key.
+"""Entries of a catalog (plain YAML data) made nouns of hardware; every mistake names the entry and the key.
 
 An entry carries ``source`` and ``as_of`` for its figures, ``figures`` for those read elsewhere, and
 ``recalled`` for those nobody has read: from memory, or an estimate.
@@ -9,164 +9,74 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
-from mpsim.errors import HardwareError, UnitError, nearest
-from mpsim.hardware.components import Accelerator, Link, LinkShape
-from mpsim.units import Dimension, parse_quantity
+from mpsim.errors import HardwareError, nearest
+from mpsim.hardware.components import Accelerator, Link
+from mpsim.nouns import Mistake, MistakenError, read
+from mpsim.shipped import read_shipped
 
-__all__ = ["Entry", "parse_accelerator", "parse_link", "sources_of"]
+__all__ = ["catalog_entry", "parse_accelerator", "parse_link", "read_entry", "section"]
 
-PROVENANCE = ("source", "as_of", "figures", "recalled", "note")
-FIELD_OF: Mapping[str, str] = MappingProxyType(
-    {
-        "memory": "memory_bytes",
-        "tdp": "tdp_w",
-        "idle": "idle_w",
-        "boost_clock": "boost_clock_hz",
-        "node_power": "power_w",
-    }
-)
 T = TypeVar("T")
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
-    """One mapping of a catalog file, read key by key with complaints that say where."""
-
-    name: str
-    data: Mapping[str, object]
-
-    @classmethod
-    def of(cls, name: str, data: object, keys: frozenset[str]) -> Entry:
-        """Take `data` as the entry `name`; HardwareError if it is no mapping or has other keys than `keys`."""
-        if not isinstance(data, Mapping):
-            raise HardwareError(f"{name}: got {data!r}, needed a mapping of figures")
-        for key in data:
-            if key not in keys:
-                raise HardwareError(f"{name}: unknown key {key!r}; {nearest(str(key), keys)}")
-        return cls(name, data)
-
-    def has(self, key: str) -> bool:
-        """Whether `key` is given."""
-        return self.data.get(key) is not None
-
-    def quantity(self, key: str, dimension: Dimension, default: float | None = None) -> float:
-        """The quantity under `key` in SI units, or `default` when it is left out."""
-        if not self.has(key) and default is not None:
-            return default
-        return _quantity(self.name, key, self._given(key), dimension)
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """The text under `key`."""
-        if not self.has(key) and default is not None:
-            return default
-        return self._typed(key, str, "text")
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """The whole number under `key`."""
-        if not self.has(key) and default is not None:
-            return default
-        return self._typed(key, int, "a whole number")
-
-    def number(self, key: str, default: float) -> float:
-        """The plain number under `key`."""
-        value = self.data.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise HardwareError(f"{self.name}: {key} is {value!r}, needed a number")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        """Whether `key` is true; false when left out."""
-        return self.has(key) and self._typed(key, bool, "true or false")
-
-    def mapping(self, key: str) -> Mapping[str, object]:
-        """The mapping under `key`; empty when left out."""
-        value = self.data.get(key) or {}
-        if not isinstance(value, Mapping):
-            raise HardwareError(f"{self.name}: {key} is {value!r}, needed a mapping")
-        return value
-
-    def quantities(self, key: str, dimension: Dimension) -> Mapping[str, float]:
-        """A mapping of quantities of one dimension."""
-        return MappingProxyType(
-            {
-                str(name): _quantity(self.name, f"{key}.{name}", value, dimension)
-                for name, value in self.mapping(key).items()
-            }
-        )
-
-    def _given(self, key: str) -> object:
-        if not self.has(key):
-            raise HardwareError(f"{self.name}: {key} is missing")
-        return self.data[key]
-
-    def _typed(self, key: str, kind: type[T], wanted: str) -> T:
-        value = self._given(key)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise HardwareError(f"{self.name}: {key} is {value!r}, needed {wanted}")
-        return value
-
-
-def _quantity(name: str, key: str, value: object, dimension: Dimension) -> float:
-    try:
-        return parse_quantity(value, dimension)
-    except UnitError as error:
-        raise HardwareError(f"{name}: {key}: {error}") from error
-
-
-def sources_of(entry: Entry) -> Mapping[str, str]:
-    """Where each figure of `entry` comes from, by the name of the field that holds it.
-
-    Parameters
-    ----------
-    entry : Entry
-        With ``source`` and ``as_of``; optionally ``figures`` and ``recalled``.
-
-    Returns
-    -------
-    mapping of str to str
-        ``*`` for the whole entry; figures from elsewhere and recalled ones under their own name.
-    """
-    default = f"{entry.text('source')} ({entry.data.get('as_of') or _undated(entry.name)})"
-    sources = {"*": default}
-    for key, given in entry.mapping("figures").items():
-        own = Entry.of(f"{entry.name}: figures.{key}", given, frozenset({"source", "as_of"}))
-        sources[_field(key)] = (
-            f"{own.text('source')} ({own.data.get('as_of') or _undated(own.name)})"
-        )
-    listed = entry.data.get("recalled") or []
-    if not isinstance(listed, list):
-        raise HardwareError(f"{entry.name}: recalled is {listed!r}, needed a list of keys")
-    for key in listed:
-        sources[_field(str(key))] = f"recalled, unverified ({entry.data['as_of']})"
-    return MappingProxyType(sources)
-
-
-def _undated(name: str) -> str:
-    raise HardwareError(f"{name}: as_of is missing: say on which day the source was read")
-
-
-def _field(key: str) -> str:
-    return FIELD_OF.get(key, key)
-
-
-ACCELERATOR_KEYS = frozenset(
-    (
-        *PROVENANCE,
-        *("title", "vendor", "family", "year", "compute_units", "peak_flops", "memory"),
-        *("memory_bandwidth", "tdp", "idle", "scale_up", "price_per_hour", "boost_clock"),
-    )
+_WRITTEN: Mapping[str, str] = MappingProxyType(
+    {
+        "memory_bytes": "memory",
+        "tdp_w": "tdp",
+        "idle_w": "idle",
+        "boost_clock_hz": "boost_clock",
+        "power_w": "node_power",
+    }
 )
+"""Keys of fields that an entry calls otherwise."""
+_NOT_WRITTEN = frozenset({"name", "sources", "calibration", "clock_hz"})
 
 
-def parse_accelerator(name: str, data: object) -> Accelerator:
-    """Read one accelerator entry.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """Where a figure was read, and when."""
+
+    source: str
+    as_of: object
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    def __str__(self) -> str:
+        return f"{self.source} ({self.as_of})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Provenance:
+    """Where the figures of an entry come from."""
+
+    source: str
+    as_of: object
+    figures: Mapping[str, _Origin] = dataclasses.field(default_factory=dict)
+    """Figures that were read elsewhere."""
+    recalled: tuple[str, ...] = ()
+    """Figures that nobody has read."""
+
+    def by_field(self, fields: Mapping[str, str]) -> Mapping[str, str]:
+        """Sources by the field that holds a figure; ``*`` for the whole entry."""
+        own = {key: str(origin) for key, origin in self.figures.items()}
+        own |= dict.fromkeys(self.recalled, f"recalled, unverified ({self.as_of})")
+        named = {fields.get(key, key): source for key, source in own.items()}
+        return MappingProxyType({"*": f"{self.source} ({self.as_of})"} | named)
+
+
+_PROVENANCE = tuple(field.name for field in dataclasses.fields(_Provenance))
+
+
+def read_entry(noun: type[T], name: str, data: object) -> T:
+    """Make a noun of one entry.
 
     Parameters
     ----------
+    noun : type
+        A dataclass with ``name`` and ``sources``.
     name : str
-        Its identifier.
+        Identifier of the entry.
     data : object
         The mapping written in YAML; quantities are strings with units.
 
@@ -175,63 +85,66 @@ def parse_accelerator(name: str, data: object) -> Accelerator:
     HardwareError
         If a key is unknown or missing, or a figure is not a quantity.
     """
-    entry = Entry.of(name, data, ACCELERATOR_KEYS)
-    return Accelerator(
-        name=name,
-        title=entry.text("title"),
-        vendor=entry.text("vendor"),
-        family=entry.text("family"),
-        year=entry.integer("year"),
-        peak_flops=entry.quantities("peak_flops", Dimension.FLOP_RATE),
-        memory_bytes=entry.quantity("memory", Dimension.BYTES),
-        memory_bandwidth=entry.quantity("memory_bandwidth", Dimension.BANDWIDTH),
-        compute_units=entry.integer("compute_units"),
-        tdp_w=entry.quantity("tdp", Dimension.POWER),
-        idle_w=entry.quantity("idle", Dimension.POWER),
-        scale_up=entry.text("scale_up") if entry.has("scale_up") else None,
-        price_per_hour=_price(entry),
-        boost_clock_hz=entry.quantity("boost_clock", Dimension.FREQUENCY)
-        if entry.has("boost_clock")
-        else None,
-        sources=sources_of(entry),
-        note=entry.text("note", ""),
-    )
+    if not isinstance(data, Mapping):
+        raise HardwareError(f"{name}: got {data!r}, needed a mapping of figures")
+    fields = {
+        _WRITTEN.get(field.name, field.name): field.name
+        for field in dataclasses.fields(noun)  # type: ignore[arg-type] # nouns are dataclasses
+        if field.name not in _NOT_WRITTEN
+    }
+    known = (*_PROVENANCE, *fields)
+    for key in data:
+        if key not in known:
+            raise HardwareError(f"{name}: unknown key {key!r}; {nearest(str(key), known)}")
+    given = {key: value for key, value in data.items() if value is not None}
+    try:
+        origin = read(_Provenance, {key: given[key] for key in _PROVENANCE if key in given})
+        figures = {fields[key]: value for key, value in given.items() if key in fields}
+        return read(noun, {**figures, "name": name, "sources": origin.by_field(fields)})
+    except MistakenError as error:
+        raise HardwareError(_complaint(name, error.mistakes[0])) from error
 
 
-def _price(entry: Entry) -> float | None:
-    has = entry.has("price_per_hour")
-    return entry.quantity("price_per_hour", Dimension.PRICE_RATE) if has else None
+def _complaint(name: str, mistake: Mistake) -> str:
+    head, dot, rest = mistake.key.partition(".")
+    key = f"{_WRITTEN.get(head, head)}{dot}{rest}"
+    if not key:  # what the noun says of all its figures
+        return mistake.needed
+    if mistake.whole:
+        return f"{name}: {key}: {mistake.needed}"
+    if mistake.needed:
+        comma = "," if mistake.needed.startswith("needed") else ";"
+        return f"{name}: {key} is {mistake.got!r}{comma} {mistake.needed}"
+    place, _, last = f"{name}: {key}".rpartition(".") if rest else (f"{name}", "", key)
+    mend = ": say on which day the source was read" if last == "as_of" else ""
+    return f"{place}: {last} is missing{mend}"
 
 
-LINK_KEYS = frozenset(
-    (
-        *PROVENANCE,
-        *("title", "shape", "bandwidth", "latency", "links", "in_network_reduction", "efficiency"),
-        *("switch_latency", "switch_ports", "max_domain"),
-    )
-)
+def parse_accelerator(name: str, data: object) -> Accelerator:
+    """Read one accelerator entry; raises like `read_entry`."""
+    return read_entry(Accelerator, name, data)
 
 
 def parse_link(name: str, data: object) -> Link:
-    """Read one link entry; raises like `parse_accelerator`."""
-    entry = Entry.of(name, data, LINK_KEYS)
-    shape = entry.text("shape")
-    if shape not in set(LinkShape):
-        raise HardwareError(
-            f"{name}: shape is {shape!r}; {nearest(shape, [known.value for known in LinkShape])}"
-        )
-    return Link(
-        name=name,
-        title=entry.text("title"),
-        shape=LinkShape(shape),
-        bandwidth=entry.quantity("bandwidth", Dimension.BANDWIDTH),
-        latency=entry.quantity("latency", Dimension.TIME),
-        links=entry.integer("links", 1),
-        in_network_reduction=entry.flag("in_network_reduction"),
-        efficiency=entry.number("efficiency", 1.0),
-        switch_latency=entry.quantity("switch_latency", Dimension.TIME, 0.0),
-        switch_ports=entry.integer("switch_ports", 0),
-        max_domain=entry.integer("max_domain") if entry.has("max_domain") else None,
-        sources=sources_of(entry),
-        note=entry.text("note", ""),
-    )
+    """Read one link entry; raises like `read_entry`."""
+    return read_entry(Link, name, data)
+
+
+def section(kind: str) -> Mapping[str, object]:
+    """The entries of one catalog file: ``accelerators``, ``hosts``, ``links`` or ``systems``."""
+    entries: Mapping[str, object] = read_shipped("mpsim.hardware.catalog", f"{kind}.yaml")
+    return entries
+
+
+def catalog_entry(kind: str, name: str) -> object:
+    """The entry called `name` of one catalog file.
+
+    Raises
+    ------
+    HardwareError
+        If there is none; it names the nearest.
+    """
+    known = section(kind)
+    if name not in known:
+        raise HardwareError(f"no {kind.removesuffix('s')} named {name!r}; {nearest(name, known)}")
+    return known[name]

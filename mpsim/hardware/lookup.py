@@ -9,15 +9,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.cluster import Cluster
 from mpsim.hardware.components import Accelerator, Link, LinkShape, Node
-from mpsim.hardware.entries import PROVENANCE, Entry, parse_accelerator, parse_link, sources_of
+from mpsim.hardware.entries import (
+    catalog_entry,
+    parse_accelerator,
+    parse_link,
+    read_entry,
+    section,
+)
 from mpsim.hardware.fabric import Fabric, FabricKind
 from mpsim.memo import remembered
-from mpsim.shipped import load_catalog
+from mpsim.nouns import Number, Power, PriceRate, Whole
 from mpsim.units import Dimension, format_quantity
 
 __all__ = [
@@ -32,56 +37,22 @@ __all__ = [
     "with_overrides",
 ]
 
-CATALOG = "mpsim.hardware.catalog"
 GENERIC_NIC = "generic-nic"
-SYSTEM_KEYS = frozenset(
-    (
-        *PROVENANCE,
-        *(
-            "title",
-            "accelerator",
-            "accelerators_per_node",
-            "scale_up",
-            "domain",
-            "nics_per_node",
-            "nic",
-        ),
-        *("fabric", "oversubscription", "nodes", "max_nodes", "node_power", "price_per_hour"),
-    )
-)
-
-
-@remembered(16)
-def _section(kind: str) -> Mapping[str, object]:
-    """The entries of one catalog file: ``accelerators``, ``links`` or ``systems``."""
-    for stem, data in load_catalog(CATALOG):
-        if stem == kind:
-            return MappingProxyType(data)
-    raise HardwareError(
-        f"the catalog has no {kind}.yaml: the installation is incomplete, reinstall mpsim"
-    )
-
-
-def _entry(kind: str, name: str) -> object:
-    known = _section(kind)
-    if name not in known:
-        raise HardwareError(f"no {kind.removesuffix('s')} named {name!r}; {nearest(name, known)}")
-    return known[name]
 
 
 def accelerator_names() -> tuple[str, ...]:
     """Every accelerator of the catalog, in its order."""
-    return tuple(_section("accelerators"))
+    return tuple(section("accelerators"))
 
 
 def link_names() -> tuple[str, ...]:
     """Every link of the catalog, in its order."""
-    return tuple(_section("links"))
+    return tuple(section("links"))
 
 
 def system_names() -> tuple[str, ...]:
     """Every system of the catalog, in its order."""
-    return tuple(_section("systems"))
+    return tuple(section("systems"))
 
 
 @remembered(1024)
@@ -93,7 +64,7 @@ def accelerator(name: str) -> Accelerator:
     >>> accelerator("a100-sxm-80").peak("bf16") / 1e12
     312.0
     """
-    return parse_accelerator(name, _entry("accelerators", name))
+    return parse_accelerator(name, catalog_entry("accelerators", name))
 
 
 def board_power(chip: Accelerator) -> float:
@@ -112,7 +83,7 @@ def link(name: str) -> Link:
     >>> link("nvlink4").bandwidth / 1e9
     450.0
     """
-    return parse_link(name, _entry("links", name))
+    return parse_link(name, catalog_entry("links", name))
 
 
 def system(name: str, *, nodes: int | None = None) -> Cluster:
@@ -139,40 +110,54 @@ def system(name: str, *, nodes: int | None = None) -> Cluster:
     return usual if nodes is None else dataclasses.replace(usual, nodes=nodes)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _System:
+    """A machine as the catalog describes it: the parts of a cluster."""
+
+    name: str
+    title: str
+    accelerator: str
+    accelerators_per_node: Whole
+    nics_per_node: Whole
+    nic: str
+    fabric: str
+    sources: Mapping[str, str]
+    scale_up: str | None = None
+    domain: Whole | None = None
+    """Accelerators of a scale-up domain; left out, those of a node."""
+    oversubscription: Number = 1.0
+    nodes: Whole = 1
+    """By which it is known."""
+    max_nodes: Whole | None = None
+    power_w: Power | None = None
+    """Of a node [W]."""
+    price_per_hour: PriceRate | None = None
+    note: str = ""
+
+
 @remembered(1024)
 def _system(name: str) -> Cluster:
-    entry = Entry.of(name, _entry("systems", name), SYSTEM_KEYS)
+    entry = read_entry(_System, name, catalog_entry("systems", name))
     cluster = build_cluster(
-        accelerator=entry.text("accelerator"),
-        accelerators_per_node=entry.integer("accelerators_per_node"),
-        nodes=entry.integer("nodes", 1),
-        nics_per_node=entry.integer("nics_per_node"),
-        nic=entry.text("nic"),
-        scale_up=entry.text("scale_up") if entry.has("scale_up") else None,
-        domain=entry.integer("domain", entry.integer("accelerators_per_node")),
-        fabric_kind=entry.text("fabric"),
-        oversubscription=entry.number("oversubscription", 1.0),
+        accelerator=entry.accelerator,
+        accelerators_per_node=entry.accelerators_per_node,
+        nodes=entry.nodes,
+        nics_per_node=entry.nics_per_node,
+        nic=entry.nic,
+        scale_up=entry.scale_up,
+        domain=entry.accelerators_per_node if entry.domain is None else entry.domain,
+        fabric_kind=entry.fabric,
+        oversubscription=entry.oversubscription,
         name=name,
     )
-    power = entry.quantity("node_power", Dimension.POWER) if entry.has("node_power") else None
-    price = (
-        entry.quantity("price_per_hour", Dimension.PRICE_RATE)
-        if entry.has("price_per_hour")
-        else None
-    )
-    sources = sources_of(entry)
+    source = entry.sources.get("price_per_hour", entry.sources["*"])
+    chip = _priced(cluster.accelerator, entry.price_per_hour, source)
     return dataclasses.replace(
         cluster,
-        node=dataclasses.replace(
-            cluster.node,
-            accelerator=_priced(
-                cluster.accelerator, price, sources.get("price_per_hour", sources["*"])
-            ),
-            power_w=power,
-        ),
-        max_nodes=entry.integer("max_nodes") if entry.has("max_nodes") else None,
-        sources=sources,
-        note=entry.text("note", ""),
+        node=dataclasses.replace(cluster.node, accelerator=chip, power_w=entry.power_w),
+        max_nodes=entry.max_nodes,
+        sources=entry.sources,
+        note=entry.note,
     )
 
 

@@ -34,10 +34,10 @@ def test_an_accelerator_without_a_host_of_its_own_has_the_generic_one() -> None:
     """TPUs are in no entry."""
     host = host_of(system("tpu-v4-pod", nodes=1))
     assert host.name == "generic"
-    assert "link_bandwidth" in recalled(host)
+    assert "link_efficiency" in recalled(host)
 
 
 def test_a_host_without_bandwidth_is_refused() -> None:
     """It would take forever."""
     with pytest.raises(HardwareError, match="nvme_read is not above 0"):
-        Host(name="x", title="x", link_bandwidth=1, memory_bandwidth=1, nvme_read=0, nvme_write=1)
+        Host(name="x", title="x", link=1, memory=1, nvme_read=0, nvme_write=1)
