@@ -159,7 +159,7 @@ def _beside_recording(
 
 def _print_recorded(comparison: RecordedComparison) -> None:
     from mpsim.cli.console import print_table, print_text
-    from mpsim.study.words import figure_text, part_text, share_text
+    from mpsim.study.figures import figure_text, part_text, share_text
 
     rows = [
         (

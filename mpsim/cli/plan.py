@@ -131,9 +131,8 @@ def plan(
     from mpsim.cli.sweep import values_of
     from mpsim.limits import set_unlimited
     from mpsim.study.facility import Facility, read_rates
-    from mpsim.study.plan import Assumptions
+    from mpsim.study.plan import Assumptions, changed
     from mpsim.study.plan import plan as make_plan
-    from mpsim.study.plan_words import changed
 
     set_unlimited(yes)
     scenario = load_scenario(file, sets=sets, overrides=overrides, allow_include=allow_include)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -26,8 +26,7 @@ from mpsim.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from mpsim.scenario import Scenario
-    from mpsim.study import Search
+    from mpsim.study.search import Search, ServiceSearch
 
 __all__ = ["search"]
 
@@ -153,44 +152,37 @@ def search(
     check_over(scenario, values)
     if scenario.serves:
         _refuse_training_options(objective, emit, margin, also=also, explain=explain)
-        _search_service(
-            scenario,
-            values,
-            csv=csv,
-            plot=plot,
-            as_json=as_json,
-            objective=None if objective is None else objective.value,
-            top=top,
-            pools=pools,
-            max_memory=max_memory,
-            max_price=max_price,
-            max_power=max_power,
-            budget=budget,
-            resume=resume,
-        )
-        return
-    if pools or objective in (Objective.GOODPUT, Objective.THROUGHPUT, Objective.RATE):
-        raise typer.BadParameter(
-            "is for services, and the scenario trains; leave it out",
-            param_hint="--pools" if pools else "--objective",
-        )
+    else:
+        _refuse_service_options(objective, pools=pools)
+    limits: Limits = {
+        "top": top,
+        "max_memory": max_memory,
+        "max_price": max_price,
+        "max_power": max_power,
+        "budget": budget,
+        "resume": resume,
+    }
+    outcome: Search | ServiceSearch
     with phases_bar(scenario.name) as report:
-        outcome = run_search(
-            scenario,
-            values,
-            also=[word.strip() for word in (also or "").split(",") if word.strip()],
-            objective="time" if objective is None else objective.value,
-            top=top,
-            front=front,
-            explain=explain,
-            max_memory=max_memory,
-            max_price=max_price,
-            max_power=max_power,
-            margin=margin,
-            budget=budget,
-            resume=resume,
-            progress=report,
-        )
+        if scenario.serves:
+            from mpsim.study.search.services import search_services
+
+            ranked = None if objective is None else objective.value
+            outcome = search_services(
+                scenario, values, objective=ranked, pools=pools, progress=report, **limits
+            )
+        else:
+            outcome = run_search(
+                scenario,
+                values,
+                also=[word.strip() for word in (also or "").split(",") if word.strip()],
+                objective="time" if objective is None else objective.value,
+                front=front,
+                explain=explain,
+                margin=margin,
+                progress=report,
+                **limits,
+            )
     if csv is not None:
         outcome.to_csv(csv)
         wrote(csv)
@@ -211,6 +203,26 @@ def search(
     for remark in outcome.remarks:
         note(remark)
     end_early(outcome.interrupted)
+
+
+class Limits(TypedDict):
+    """Options that both jobs have."""
+
+    top: int | None
+    max_memory: float | None
+    max_price: float | None
+    max_power: float | None
+    budget: float | None
+    resume: Path | None
+
+
+def _refuse_service_options(objective: Objective | None, *, pools: bool) -> None:
+    """Refuse options that say nothing of a training step."""
+    if pools or objective in (Objective.GOODPUT, Objective.THROUGHPUT, Objective.RATE):
+        raise typer.BadParameter(
+            "is for services, and the scenario trains; leave it out",
+            param_hint="--pools" if pools else "--objective",
+        )
 
 
 def _refuse_training_options(
@@ -239,15 +251,13 @@ def _refuse_training_options(
         )
 
 
-def _search_service(scenario: Scenario, values: dict[str, list[object]], **options: Any) -> None:
-    from mpsim.cli.console import end_early
-    from mpsim.cli.service_search import search_service
+def _draw(outcome: Search | ServiceSearch, path: Path) -> None:
+    from mpsim.plot import SearchDisplay, ServiceFrontDisplay
+    from mpsim.study.search import Search
 
-    end_early(search_service(scenario, values, **options))
-
-
-def _draw(outcome: Search, path: Path) -> None:
-    from mpsim.plot import SearchDisplay
-
-    title = f"{outcome.scenario}: step time against memory of {len(outcome.rows):,} layouts"
-    SearchDisplay.from_search(outcome).titled(title).save(path)
+    if isinstance(outcome, Search):
+        title = f"{outcome.scenario}: step time against memory of {len(outcome.rows):,} layouts"
+        SearchDisplay.from_search(outcome).titled(title).save(path)
+        return
+    title = f"{outcome.scenario}: tokens/s of a user against tokens/s of an accelerator"
+    ServiceFrontDisplay.from_search(outcome).titled(title).save(path)

@@ -9,43 +9,22 @@ from typing import TYPE_CHECKING, Any
 from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular
 from mpsim.result import Result
-from mpsim.sheet import Sheet, Shown
+from mpsim.sheet import Section, Sheet, Shown
+from mpsim.study.figures import (
+    FIGURES,
+    SERVICE_FIGURES,
+    figure_text,
+    part_text,
+    share_text,
+    title_of,
+)
 from mpsim.study.ties import Ratio, ratio_of
-from mpsim.study.words import comparison_sheet, part_text
 from mpsim.units import percent
 
 if TYPE_CHECKING:
     from mpsim.serving import ServiceResult
 
-__all__ = ["FIGURES", "SERVICE_FIGURES", "Comparison", "Difference", "compare", "needed_keys"]
-
-FIGURES = (
-    "accelerators",
-    "step_time_s",
-    "tokens_per_s",
-    "tokens_per_s_per_accelerator",
-    "mfu",
-    "hfu",
-    "tensor_utilisation",
-    "bubble_fraction",
-    "peak_memory_bytes",
-    "energy_j_per_step",
-    "energy_j_per_token",
-    "accelerator_power_w",
-    "meter_energy_j_per_step",
-    "cost_per_step",
-)
-"""What is compared besides the parts of the step."""
-
-SERVICE_FIGURES = (
-    "accelerators",
-    "accelerator_s_per_output_token",
-    *("output_tokens_per_s", "output_tokens_per_s_per_accelerator", "output_tokens_per_s_per_user"),
-    *("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "e2e_mean_s"),
-    *("goodput_per_s", "requests_within_slo", "utilisation"),
-    *("energy_j_per_output_token", "cost_per_million_output_tokens"),
-)
-"""What is compared of services, besides the parts of an accelerator's time."""
+__all__ = ["Comparison", "Difference", "compare", "needed_keys"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,7 +116,24 @@ class Comparison(Shown, Tabular):
 
     def sheet(self) -> Sheet:
         """Both results side by side, as ``mpsim compare`` prints them."""
-        return comparison_sheet(self.to_json())
+        rows: tuple[tuple[str, ...], ...] = tuple(
+            (
+                title_of(figure.name),
+                figure_text(figure.name, figure.a),
+                figure_text(figure.name, figure.b),
+                figure_text(figure.name, figure.difference, signed=True),
+                share_text(figure.relative),
+                *(_range(figure, side) for side in range(2)),
+            )
+            for figure in (*self.figures, *self.parts)
+            if figure.a or figure.b
+        )
+        header: tuple[str, ...] = ("", "A", "B", "B - A", "of A", "80 % of A", "80 % of B")
+        if not any(row[-1] for row in rows):
+            rows, header = tuple(row[:-2] for row in rows), header[:-2]
+        names = Section((("A", self.a), ("B", self.b)))
+        lines = (self.explanation,)
+        return Sheet("", (names, Section(rows, header, tuple(range(1, len(header))), lines=lines)))
 
     @property
     def explanation(self) -> str:
@@ -181,6 +177,11 @@ class Comparison(Shown, Tabular):
             "figures": {figure.name: figure.to_json() for figure in self.figures},
             "breakdown_s": {part.name: part.to_json() for part in self.parts},
         }
+
+
+def _range(figure: Difference, side: int) -> str:
+    ends = figure.intervals[side] if figure.intervals else ()
+    return " - ".join(figure_text(figure.name, end, digits=3) for end in ends)
 
 
 def compare(

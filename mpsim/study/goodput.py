@@ -12,14 +12,14 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular
-from mpsim.sheet import Sheet, Shown
+from mpsim.sheet import Section, Sheet, Shown
 from mpsim.study.reliability import (
     Checkpoint,
     Reliability,
@@ -27,7 +27,8 @@ from mpsim.study.reliability import (
     expected_share,
     young_interval,
 )
-from mpsim.study.words import goodput_sheet
+from mpsim.table import plural
+from mpsim.units import Dimension, format_quantity, percent
 
 if TYPE_CHECKING:
     from mpsim.plot.goodput import GoodputDisplay
@@ -97,7 +98,29 @@ class Goodput(Shown, Tabular):
 
     def sheet(self, *, name: str = "", tokens_per_s: float | None = None) -> Sheet:
         """Shares of the time and what interrupts it, as ``mpsim goodput`` prints them; `name` and rate [tokens/s] of the step that is repeated."""
-        return goodput_sheet(self.to_json(), name=name, tokens_per_s=tokens_per_s)
+        told = self.to_json()
+        rows = tuple((part, percent(share, digits=2)) for part, share in told["shares"].items())
+        rate = ""
+        if tokens_per_s is not None:
+            rate = f": {tokens_per_s * told['effective']:,.0f} of {tokens_per_s:,.0f} tokens/s"
+        between, spread = (
+            " to ".join(percent(told[f"effective_{end}"], digits=2) for end in ends)
+            for ends in (("low", "high"), ("p5", "p95"))
+        )
+        progress = (
+            f"{percent(told['effective'], digits=2)} of the time is progress (95 % confidence {between}; one run in ten is outside "
+            f"{spread}){rate}."
+        )
+        size = format_quantity(told["checkpoint_bytes"], Dimension.BYTES, digits=3)
+        saved = (
+            f"One interruption every {_span(told['mean_time_between_interruptions_s'])}; a checkpoint of {size} every "
+            f"{_span(told['interval_s'])} stops training for {_span(told['checkpoint_blocking_s'])} (best interval by Young "
+            f"{_span(told['young_interval_s'])}, by Daly {_span(told['daly_interval_s'])})."
+        )
+        lead = f"{name}: " if name else ""
+        title = f"{lead}{told['days']:g} days, {plural(told['trials'], 'trial')}"
+        section = Section(rows, ("where the time goes", "share"), (1,), lines=(progress, saved))
+        return Sheet(title, (section,))
 
     def display(self) -> GoodputDisplay:
         """The expected goodput over checkpoint intervals, and this simulation on it."""
@@ -118,7 +141,7 @@ class Goodput(Shown, Tabular):
         )
         return GoodputDisplay(intervals, np.array(expected), marks, simulated, notes=notes)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Plain data, SI units."""
         low, high = self.confidence
         mean = self.reliability.mean_time_between
@@ -142,6 +165,19 @@ class Goodput(Shown, Tabular):
             "daly_interval_s": daly_interval(self.checkpoint.blocking, mean) if finite else None,
             "expected": expected_share(self.reliability, self.checkpoint, self.interval),
         }
+
+
+_LADDER = (("d", 86400.0), ("h", 3600.0), ("min", 60.0))
+
+
+def _span(seconds: float | None) -> str:
+    """A time of any length: 3.09 h, 2.31 s; without end where there is none."""
+    if seconds is None or not math.isfinite(seconds):
+        return "ever"
+    for unit, scale in _LADDER:
+        if seconds >= 2 * scale or (unit != "d" and seconds >= scale):
+            return f"{seconds / scale:.3g} {unit}"
+    return format_quantity(seconds, Dimension.TIME, digits=3)
 
 
 def simulate_goodput(

@@ -12,7 +12,7 @@ from mpsim.formats.recorded_step import RecordedStep
 from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.study.comparison import Difference
-from mpsim.study.words import figure_text, part_text
+from mpsim.study.figures import figure_text, part_text
 from mpsim.units import percent
 
 __all__ = ["ActionPair", "RecordedComparison", "compare_recorded"]

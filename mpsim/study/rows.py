@@ -9,17 +9,17 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Final, overload
 
 from mpsim.errors import MpsimError
 from mpsim.frame import Tabular
 from mpsim.output import write_whole
-from mpsim.sheet import Sheet, Shown
+from mpsim.sheet import Section, Sheet, Shown
 from mpsim.stamp import stamp
 from mpsim.study.journal import Journal
-from mpsim.study.row import COLUMNS, SERVICE_COLUMNS, Row, figure_of
 from mpsim.study.ties import ties
-from mpsim.study.words import sweep_sheet
+from mpsim.table import plural
+from mpsim.units import percent
 
 __all__ = [
     "COLUMNS",
@@ -27,12 +27,128 @@ __all__ = [
     "Row",
     "StoredRows",
     "Sweep",
+    "column_of",
+    "figure_of",
     "reason_of",
     "write_csv",
 ]
 
-
 _AT_METER = "meter_energy_j_per_token"
+_STEP_COLUMNS = ("step (s)", "tokens/s/acc.", "MFU", "bubble", "memory (GB)")
+_ENERGIES: Final[Mapping[str, str]] = {
+    "J/token": "energy_j_per_token",
+    "at meter": "meter_energy_j_per_token",
+}
+_SERVICE_ENERGIES: Final[Mapping[str, str]] = {"J/token": "energy_j_per_output_token"}
+_SERVICE_COLUMNS: Final[Mapping[str, tuple[str, float]]] = {
+    "TTFT p99 (ms)": ("ttft_s.p99", 1e3),
+    "TPOT p99 (ms)": ("tpot_s.p99", 1e3),
+    "tokens/s": ("output_tokens_per_s", 1.0),
+    "tokens/s/acc.": ("output_tokens_per_s_per_accelerator", 1.0),
+    "goodput (1/s)": ("goodput_per_s", 1.0),
+}
+COLUMNS = (
+    "accelerators",
+    "step_time_s",
+    "tokens_per_s",
+    "tokens_per_s_per_accelerator",
+    "mfu",
+    "hfu",
+    "tensor_utilisation",
+    "bubble_fraction",
+    "peak_memory_bytes",
+    "fits_memory",
+    "energy_j_per_step",
+    "energy_j_per_token",
+    "accelerator_power_w",
+    "meter_energy_j_per_token",
+    "cost_per_step",
+    "engine",
+)
+"""What a table of results shows of each summary of a training step."""
+
+
+SERVICE_COLUMNS = (
+    *("accelerators", "output_tokens_per_s", "output_tokens_per_s_per_accelerator"),
+    *("output_tokens_per_s_per_user", "goodput_per_s", "requests_within_slo"),
+    *("ttft_s.mean", "ttft_s.p99", "tpot_s.mean", "tpot_s.p99", "itl_s.p99", "e2e_s.mean"),
+    *("preemptions", "prefix_hit_share", "cache_use.mean", "utilisation"),
+    *("energy_j_per_output_token", "cost_per_million_output_tokens", "engine"),
+)
+"""The same of a service; after a dot a figure of a latency."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Row:
+    """One combination of a sweep.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        Dotted key to the value it was given.
+    summary : mapping of str to object, or None
+        The result in the shape of ``mpsim run --json``, without ``calibration.constants``; None when it could not be simulated.
+    reason : str or None
+        Why it could not be simulated, or that it does not fit into memory; None for a good row.
+    """
+
+    values: Mapping[str, object]
+    summary: Mapping[str, object] | None
+    reason: str | None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it was simulated and fits into memory."""
+        return self.summary is not None and self.reason is None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is of a service."""
+        return self.summary is not None and self.summary.get("job") == "serving"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of the result; none where there is no result."""
+        known = (self.summary or {}).get("warnings")
+        return tuple(map(str, known)) if isinstance(known, Sequence) else ()
+
+    def number(self, column: str) -> float:
+        """One figure of the summary as a float; NaN when there is none."""
+        value = figure_of(self.summary, column) if self.summary is not None else None
+        return float(value) if isinstance(value, int | float) else float("nan")
+
+    def __repr__(self) -> str:
+        what = self.reason or f"{len(self.summary or {})} figures"
+        values = ", ".join(f"{key} {value}" for key, value in self.values.items())
+        return f"<Row {values}: {what[:200]}>"
+
+    def flat(self, *, serves: bool | None = None) -> dict[str, object]:
+        """Values, figures and reason in one mapping, in the order of the columns: those of a service if it `serves`, which a row without a summary cannot know."""
+        summary = self.summary or {}
+        columns = SERVICE_COLUMNS if (self.serves if serves is None else serves) else COLUMNS
+        figures = {column_of(name): figure_of(summary, name) for name in columns}
+        parts = summary.get("account_s" if self.serves else "breakdown_s")
+        times = (
+            {f"{name}_s": part for name, part in parts.items()} if isinstance(parts, dict) else {}
+        )
+        warnings = "; ".join(self.warnings)
+        return {**self.values, **figures, **times, "warnings": warnings, "reason": self.reason}
+
+
+def figure_of(summary: Mapping[str, object], name: str) -> object:
+    """A figure of a summary; after a dot one of a mapping in it."""
+    value: object = summary
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def column_of(name: str) -> str:
+    """Name of a figure as a column, its unit at the end: ``ttft_p99_s``."""
+    head, dot, which = name.partition(".")
+    if not dot:
+        return name
+    return f"{head.removesuffix('_s')}_{which}_s" if head.endswith("_s") else f"{head}_{which}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -64,15 +180,40 @@ class Sweep(Shown, Tabular):
         return iter(self.rows)
 
     def sheet(self) -> Sheet:
-        """One line a combination, as ``mpsim sweep`` prints them."""
-        return sweep_sheet(
-            self.keys,
-            self.rows,
-            best=self.best,
-            thriftiest=self.thriftiest,
-            ties=0 if any(row.serves for row in self.rows) else len(self.ties),
-            warnings=self.warnings,
-        )
+        """One line a combination, as ``mpsim sweep`` prints them: the best, then why some cannot run and what others warn of."""
+        keys, rows, best, thriftiest = self.keys, self.rows, self.best, self.thriftiest
+        serves = any(row.serves for row in rows)
+        ties = 0 if serves else len(self.ties)
+        # layouts of one cluster differ little in energy, and their keys need the room
+        hardware = any(key.startswith("cluster.") for key in keys)
+        energies = (_SERVICE_ENERGIES if serves else _ENERGIES) if hardware else {}
+        notes: dict[str, int] = {}
+        lines = []
+        for row in rows:
+            figures = _service_figures(row) if serves else _step_figures(row)
+            figures += tuple(_joules(row.number(name)) for name in energies.values())
+            reason = row.reason or ""
+            mark = f"[{notes.setdefault(reason, len(notes) + 1)}]" if reason else ""
+            lines.append((*map(str, row.values.values()), *figures, mark))
+        names = (*(_SERVICE_COLUMNS if serves else _STEP_COLUMNS), *energies)
+        first = len(keys)
+        right = tuple(range(first, first + len(names)))
+        header = (*keys, *names, *(("note",) if notes else ()))
+        below = [f"[{number}] {reason}" for reason, number in notes.items()]
+        if best is not None:
+            what = (
+                "output tokens/s per accelerator within the limits"
+                if serves
+                else "tokens/s per accelerator that fit"
+            )
+            tie = f"; tie with {plural(ties, 'other')} within the error of such differences"
+            below.append(f"most {what}: {assigned(best.values)}{tie if ties else ''}")
+        other = best is None or thriftiest is None or thriftiest.values != best.values
+        if hardware and not serves and thriftiest is not None and other:
+            below.append(f"least energy a token at the meter: {assigned(thriftiest.values)}")
+        for warning, count in self.warnings.items():
+            below.append(f"warning of {count:,} of {plural(len(rows), 'row')}: {warning}")
+        return Sheet("", (Section(tuple(lines), header, right, lines=tuple(below)),))
 
     @property
     def best(self) -> Row | None:
@@ -193,3 +334,32 @@ def write_csv(table: Sequence[Mapping[str, object]], path: str | Path | None = N
     if path is not None:
         write_whole(path, buffer.getvalue())
     return buffer.getvalue()
+
+
+def assigned(values: Mapping[str, object]) -> str:
+    """Values by dotted key in one line."""
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def _step_figures(row: Row) -> tuple[str, ...]:
+    if row.summary is None:
+        return ("-",) * len(_STEP_COLUMNS)
+    return (
+        f"{row.number('step_time_s'):.5g}",
+        f"{row.number('tokens_per_s_per_accelerator'):.5g}",
+        percent(row.number("mfu")),
+        percent(row.number("bubble_fraction")),
+        f"{row.number('peak_memory_bytes') / 1e9:.1f}",
+    )
+
+
+def _joules(value: float) -> str:
+    """Energy a token; rows that were stored before it was kept lack it."""
+    return "-" if math.isnan(value) else f"{value:.3g}"
+
+
+def _service_figures(row: Row) -> tuple[str, ...]:
+    return tuple(
+        "-" if math.isnan(row.number(name)) else f"{row.number(name) * factor:.5g}"
+        for name, factor in _SERVICE_COLUMNS.values()
+    )

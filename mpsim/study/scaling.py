@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.frame import Tabular
 from mpsim.scenario import Scenario
-from mpsim.sheet import Sheet, Shown
+from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import simulate_step
-from mpsim.study.words import scale_sheet
+from mpsim.units import percent
 
 if TYPE_CHECKING:
     from mpsim.plot.scaling import ScalingDisplay
 
 __all__ = ["MODES", "Scale", "Scaled", "doublings", "scale"]
 
+_GROWN = 3  # parts that are told
+_LEAST = 0.0005  # share of the step
 MODES = ("strong", "weak")
 """Strong: the global batch stays; weak: it grows with the accelerators."""
 
@@ -108,7 +110,35 @@ class Scale(Shown, Tabular):
 
     def sheet(self) -> Sheet:
         """One line a size, as ``mpsim scale`` prints them."""
-        return scale_sheet(self.to_json())
+        header = (
+            *("accelerators", "step (s)", "tokens/s", "tokens/s/acc.", "MFU", "efficiency"),
+            "grown since the smallest",
+        )
+        sizes: dict[str, list[tuple[str, ...]]] = {}
+        for row in self.rows:
+            if row.summary is not None:
+                sizes.setdefault(row.mode, []).append(self._line(row))
+        sections = (
+            Section(tuple(rows), header, tuple(range(6)), f"{self.scenario}, {mode} scaling")
+            for mode, rows in sizes.items()
+        )
+        return Sheet("", tuple(sections))
+
+    def _line(self, row: Scaled) -> tuple[str, ...]:
+        grown = (
+            f"{name.replace('_', ' ')} +{100 * more:.1f} points"
+            for name, more in list(dict(self.eaters(row)).items())[:_GROWN]
+            if more > _LEAST
+        )
+        return (
+            f"{row.accelerators:,}",
+            f"{row.figure('step_time_s'):.4g}",
+            f"{row.figure('tokens_per_s'):,.0f}",
+            f"{row.figure('tokens_per_s_per_accelerator'):,.1f}",
+            percent(row.figure("mfu")),
+            percent(self.efficiency(row)),
+            ", ".join(grown),
+        )
 
     def display(self) -> ScalingDisplay:
         """Throughput against accelerators, and the parts of the step at each size."""

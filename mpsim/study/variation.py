@@ -41,7 +41,7 @@ from mpsim.study.draws import (
     peers_of,
     sigma_of,
 )
-from mpsim.study.words import part_text
+from mpsim.study.figures import part_text
 from mpsim.table import plural
 
 if TYPE_CHECKING:

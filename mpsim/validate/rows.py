@@ -26,7 +26,7 @@ from mpsim.serving import ServiceResult, make_service
 from mpsim.serving.intervals import setting_of as setting_of_service
 from mpsim.serving.measurable import ServedPoint
 from mpsim.simulate import simulate
-from mpsim.study.row import COLUMNS, SERVICE_COLUMNS, column_of, figure_of
+from mpsim.study.rows import COLUMNS, SERVICE_COLUMNS, column_of, figure_of
 from mpsim.training.intervals import residuals_of, setting_of
 from mpsim.units import Dimension, parse_quantity
 from mpsim.validate.records import Record, Validation

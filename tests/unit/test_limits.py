@@ -16,7 +16,7 @@ from mpsim.cli.app import execute
 from mpsim.scenario import Scenario
 from mpsim.scenario.extent import extent_of
 from mpsim.simulate import prepare
-from mpsim.study.points import Product, combinations
+from mpsim.study.grid import Product, combinations
 
 BASE: dict[str, Any] = {
     "schema": 1,

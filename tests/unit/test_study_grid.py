@@ -12,9 +12,8 @@ import pytest
 
 import mpsim
 from mpsim.errors import ScenarioError
-from mpsim.study.points import combinations
-from mpsim.study.shared import kind_of
-from mpsim.study.together import Together, simulate_together
+from mpsim.study.grid import combinations
+from mpsim.study.together import Together, kind_of, simulate_together
 
 AXES = {"parallelism.tp": [1, 2], "parallelism.pp": [2, 3, 4]}
 

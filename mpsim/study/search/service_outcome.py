@@ -116,8 +116,8 @@ class FoundService:
 class ServiceSearch(Outcome[FoundService]):
     """Outcome of a search of services: of its rows those that keep the limits come first."""
 
-    def sheet(self) -> Sheet:
-        """Ranking, front and what became of all others, as ``mpsim search`` prints them."""
+    def sheet(self, *, front: bool = True) -> Sheet:
+        """Ranking, `front` and what became of all others, as ``mpsim search`` prints them."""
         ranking = Section(
             tuple(_line(rank, row) for rank, row in enumerate(self.leaders, start=1)),
             (
@@ -126,7 +126,7 @@ class ServiceSearch(Outcome[FoundService]):
             ),
             tuple(range(8)),
         )
-        front = Section(
+        leading = Section(
             tuple((*row.figures, row.name) for row in self.front),
             ("tokens/s/user", "tokens/s/acc.", "layout"),
             (0, 1),
@@ -138,7 +138,8 @@ class ServiceSearch(Outcome[FoundService]):
             title if self.complete else f"{title}; not all were looked at",
             () if self.leaders else ("nothing was simulated: no layout is within the limits",),
         )
-        sections = (ranking, front, others) if len(self.front) > 1 else (ranking, others)
+        several = front and len(self.front) > 1
+        sections = (ranking, leading, others) if several else (ranking, others)
         return Sheet(f"{self.scenario}: {SERVICE_OBJECTIVES[self.objective]}", sections)
 
     @property

@@ -1,0 +1,82 @@
+"""Figures of results in words: what each is called, and how people write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from mpsim.units import Dimension, format_quantity, percent
+
+__all__ = ["FIGURES", "SERVICE_FIGURES", "figure_text", "part_text", "share_text", "title_of"]
+
+_SHARE, _COUNT, _PRICE = "share", "count", "USD"
+_USUAL: Final = 4  # digits of a figure; counts have another
+FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = {
+    "accelerators": ("accelerators", _COUNT),
+    "step_time_s": ("step time", Dimension.TIME),
+    "tokens_per_s": ("tokens/s", _COUNT),
+    "tokens_per_s_per_accelerator": ("tokens/s per accelerator", _COUNT),
+    "mfu": ("MFU", _SHARE),
+    "hfu": ("HFU", _SHARE),
+    "tensor_utilisation": ("matrix units", _SHARE),
+    "bubble_fraction": ("pipeline bubble", _SHARE),
+    "peak_memory_bytes": ("peak memory", Dimension.BYTES),
+    "energy_j_per_step": ("energy a step", Dimension.ENERGY),
+    "energy_j_per_token": ("energy a token", Dimension.ENERGY),
+    "accelerator_power_w": ("mean power", Dimension.POWER),
+    "meter_energy_j_per_step": ("at the meter", Dimension.ENERGY),
+    "cost_per_step": ("price a step", _PRICE),
+}
+"""Words and kind of what is compared of training steps, besides the parts of the step."""
+
+SERVICE_FIGURES: Final[Mapping[str, tuple[str, str | Dimension]]] = {
+    "accelerators": FIGURES["accelerators"],
+    "accelerator_s_per_output_token": ("accelerator time an output token", Dimension.TIME),
+    "output_tokens_per_s": ("output tokens/s", _COUNT),
+    "output_tokens_per_s_per_accelerator": ("output tokens/s per accelerator", _COUNT),
+    "output_tokens_per_s_per_user": ("output tokens/s per user", _COUNT),
+    "ttft_mean_s": ("TTFT, mean", Dimension.TIME),
+    "ttft_p99_s": ("TTFT, p99", Dimension.TIME),
+    "tpot_mean_s": ("TPOT, mean", Dimension.TIME),
+    "tpot_p99_s": ("TPOT, p99", Dimension.TIME),
+    "e2e_mean_s": ("E2E, mean", Dimension.TIME),
+    "goodput_per_s": ("goodput, requests/s", _COUNT),
+    "requests_within_slo": ("requests within limits", _SHARE),
+    "utilisation": ("utilisation", _SHARE),
+    "energy_j_per_output_token": ("energy an output token", Dimension.ENERGY),
+    "cost_per_million_output_tokens": ("price a million output tokens", _PRICE),
+}
+"""The same of services, besides the parts of an accelerator's time."""
+_KNOWN: Final = {**FIGURES, **SERVICE_FIGURES}
+
+
+def title_of(name: str) -> str:
+    """A figure in words; parts of a step have none but their name."""
+    return _KNOWN[name][0] if name in _KNOWN else name.replace("_", " ")
+
+
+def figure_text(name: str, value: float | None, *, signed: bool = False, digits: int = 4) -> str:
+    """A figure as people write it; parts of a step are times. Differences are `signed`, those of shares in points."""
+    if value is None:
+        return "-"
+    kind = _KNOWN[name][1] if name in _KNOWN else Dimension.TIME
+    sign = "+" if signed and value > 0 else ""
+    if kind == _SHARE:
+        return f"{100 * value:+.1f} points" if signed else percent(value)
+    if isinstance(kind, Dimension):
+        return sign + format_quantity(value, kind, digits=digits)
+    if kind == _PRICE:
+        return f"{sign}{value:.4g} USD"
+    if value == int(value) or abs(value) >= 10 ** (digits if digits < _USUAL else 4):
+        return f"{sign}{value:,.0f}"
+    return f"{sign}{value:,.{digits + 1}g}"
+
+
+def part_text(seconds: float | None) -> str:
+    """Seconds as people write them."""
+    return "?" if seconds is None else format_quantity(seconds, Dimension.TIME)
+
+
+def share_text(value: float | None) -> str:
+    """A relative difference."""
+    return "-" if value is None else percent(value, signed=True)
