@@ -28,13 +28,7 @@ Use = Callable[[ConstantGroup, str], float]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWork:
-    """Shapes of N attention kernels, as `mpsim.workload.Operator` names them.
-
-    Parameters
-    ----------
-    queries, keys, heads, sequences, head_dim, head_dim_v, window : array of N
-    causal, forward : array of N bool
-    """
+    """Shapes of N attention kernels, as `mpsim.workload.Operator` names them."""
 
     queries: Floats
     keys: Floats
@@ -79,7 +73,6 @@ class AttentionModel:
 
     Parameters
     ----------
-    accelerator : Accelerator
     kernel : str
         One of `ATTENTION_CHARTS`.
     precision : str

@@ -56,7 +56,6 @@ class CollectiveModel:
 
     Parameters
     ----------
-    cluster : Cluster
     loaded : bool
         True for training, where other traffic of the job shares the network (constants fitted on training runs); False for
         a benchmark on a quiet network.
@@ -103,7 +102,6 @@ class CollectiveModel:
             One of `COLLECTIVES`.
         size_bytes : float or array
             S as the module's docstring defines it [B].
-        group : GroupShape
 
         Returns
         -------
@@ -148,7 +146,6 @@ class CollectiveModel:
         ----------
         pair_bytes : array
             What rank i sends to rank j, n by n; ranks are numbered domain by domain [B].
-        group : GroupShape
 
         Returns
         -------
@@ -168,7 +165,6 @@ class CollectiveModel:
             One of `COLLECTIVES`.
         size_bytes : float
             S as the module's docstring defines it [B].
-        group : GroupShape
         """
         algorithm, protocol = self._priced(kind, size_bytes, group)
         return CollectiveAnswer(

@@ -62,7 +62,6 @@ class Constant:
         Where it was read, or on what it was fitted.
     as_of : str
         Date of the source (year-month).
-    status : Status
     """
 
     name: str
@@ -97,7 +96,6 @@ class ConstantGroup(Mapping[str, Constant]):
         Patterns (``h100*``) of the hardware names it is for.
     families : tuple of str
         Families it stands in for when no group names the hardware itself; ``*`` for all the rest.
-    constants : mapping of str to Constant
     words : mapping of str to tuple of str
         Settings that are names rather than numbers.
     """

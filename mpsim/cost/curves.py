@@ -191,7 +191,6 @@ class CollectiveCurves:
     ----------
     name, source, as_of : str
         Of the calibration; where and when it was measured.
-    curves : mapping of (collective, ranks, domains) to Curve
     library, accelerator : str
         What they were measured with and on; empty where the file does not say.
     """

@@ -79,7 +79,6 @@ def gemm_seconds(
         Dense peak of the precision [FLOP/s].
     bandwidth : float
         Device memory [B/s].
-    c : GemmConstants
     padding : float or array
         Work done over work asked for, at least 1 (whole tiles; see `mpsim.cost.waves`).
 
@@ -133,7 +132,6 @@ def grouped_gemm_seconds(
         Of every operand [B].
     peak, bandwidth : float
         As in `gemm_seconds`.
-    c : GemmConstants
     tile : float
         Rows that a tile works on: each group is rounded up to whole tiles.
 
@@ -175,7 +173,6 @@ def attention_pairs(
     ----------
     queries, keys : float or array
         Lengths; with context parallelism `queries` is a rank's balanced share of the sequence, half masked like the whole.
-    causal : bool or array of bool
     window : float or array
         Keys that a query sees at most [tokens]; 0 for all.
     diagonal : bool

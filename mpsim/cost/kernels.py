@@ -70,7 +70,6 @@ class KernelModel:
 
     Parameters
     ----------
-    accelerator : Accelerator
     precision : str
         Of matrix products: bf16, fp16, tf32, fp32, or a narrow one: fp8 (a scale a tensor), fp8_rowwise (a scale a row), fp8_block (a scale for 128 elements), mxfp8 (a
         scale for 32), fp4, also called nvfp4. Then attention and the output projection stay bf16, and casts are kernels of their own:

@@ -36,7 +36,6 @@ class LayoutCosts:
 
     Parameters
     ----------
-    layout : Layout
     like : LayoutCosts, optional
         Of a layout on the same cluster, in the same precision and framework: what its models remember serves here too.
     """

@@ -37,7 +37,6 @@ class DomainCurve:
 
     Parameters
     ----------
-    cluster : Cluster
     constants : ConstantGroup
         ``inside.*`` of this link.
     use : callable

@@ -102,7 +102,6 @@ def group_nic_bandwidth(cluster: Cluster, group: GroupShape, kind: str, span: in
 
     Parameters
     ----------
-    cluster : Cluster
     group : GroupShape
         With what its traffic meets on the fabric, if that was counted.
     kind : str

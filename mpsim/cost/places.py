@@ -24,10 +24,6 @@ _ANSWERS = 1 << 14  # remembered: a search asks for some ten of each mesh
 class Places:
     """Shapes of communicators on one cluster.
 
-    Parameters
-    ----------
-    cluster : Cluster
-
     Notes
     -----
     A search asks for thousands of layouts on one cluster, of which most have a mesh in common with others; the last of them are kept
@@ -55,7 +51,6 @@ class Places:
 
         Parameters
         ----------
-        mesh : Mesh
         nodes : tuple of int
             Number of each pipeline rank's kind of node; empty where all are alike.
         """

@@ -75,8 +75,6 @@ def casting(
 
     Parameters
     ----------
-    precision : str
-    accelerator : Accelerator
     use : callable
         Reads a constant of a group; the default does only that, a cost model also records it.
 

@@ -138,7 +138,6 @@ def equal_share(pair_bytes: ArrayLike, group: GroupShape, *, pxn: bool = True) -
     ----------
     pair_bytes : array
         What rank i sends to rank j, n by n; ranks are numbered domain by domain, evenly [B]. The diagonal costs nothing.
-    group : GroupShape
     pxn : bool
         Whether a message to another domain leaves by the NIC of its destination's rail (NCCL's PXN), so that NICs even out what
         the ranks of a domain send; else by its sender's.

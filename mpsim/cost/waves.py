@@ -30,7 +30,6 @@ class Tiling:
         Rate of a tile smaller than the largest over that of the largest, in (0, 1].
     partial_bytes : float
         Moved for an element of a partial sum when k is split: written and read once [B].
-    tiles : tuple of (rows, columns)
     splits : tuple of int
         Parts that k may be cut into.
     """

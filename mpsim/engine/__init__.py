@@ -30,7 +30,6 @@ def run(program: Program, engine: str = "auto", links: Links | None = None) -> T
 
     Parameters
     ----------
-    program : Program
     engine : str
         ``simpy``, ``replay``, or ``auto``: replay where no duration depends on what else runs, else simpy.
     links : Links, optional

@@ -30,7 +30,6 @@ def run_contended(program: Program, links: Links) -> Timeline:
 
     Parameters
     ----------
-    program : Program
     links : Links
         Of this program.
 

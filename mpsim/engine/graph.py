@@ -72,8 +72,6 @@ def deadlock(program: Program, waits: Lists, finished: NDArray[np.bool_]) -> Dea
 
     Parameters
     ----------
-    program : Program
-    waits : Lists
     finished : bool[N]
         Rows that ran.
     """

@@ -44,10 +44,6 @@ class KernelTimes:
 def kernel_times(timeline: Timeline) -> KernelTimes:
     """Refine a timeline to kernels.
 
-    Parameters
-    ----------
-    timeline : Timeline
-
     Returns
     -------
     KernelTimes
@@ -79,7 +75,6 @@ def reduce_template(template: Template, durations: Floats) -> tuple[Floats, Floa
 
     Parameters
     ----------
-    template : Template
     durations : float64[K, Q]
         Of its kernels, not negative.
 
@@ -109,7 +104,6 @@ def reduce_templates(templates: Sequence[Template], durations: Sequence[Floats])
 
     Parameters
     ----------
-    templates : sequence of Template
     durations : sequence of float64[K, Q]
         Of the kernels of each template.
 

@@ -14,10 +14,6 @@ __all__ = ["run_replay"]
 def run_replay(program: Program) -> Timeline:
     """Evaluate `program` once, chain by chain: an operation starts at the latest end of what it waits for.
 
-    Parameters
-    ----------
-    program : Program
-
     Returns
     -------
     Timeline

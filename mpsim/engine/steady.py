@@ -1,8 +1,8 @@
-"""The steady state of a pipeline: what repeats itself in the middle of a step is walked a few times, not every time.
+"""The steady state of a program: what repeats itself in its middle is walked a few times, not every time.
 
-Between warm-up and flush a schedule repeats itself every so many microbatches, a *period*: in each chain the same durations follow each
-other, with gates as many nodes later as their own chain advances. With some periods left out the graph keeps its form. Where it has become
-steady, so that every node ends a fixed time after the one a period before it, the nodes left out end at multiples of that time.
+In a *period* (`mpsim.program.periods`) the same durations follow each other in each chain, with gates as many nodes later as their own chain
+advances. With some periods left out the graph keeps its form. Where it has become steady, so that every node ends a fixed time after the one
+a period before it, the nodes left out end at multiples of that time.
 
 That is a guess until it is checked: a node ends when `Chains` says it does, from the ends of the two nodes it waits for. If one of all nodes does
 not, everything is walked.
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine.chains import Chains, walk
+from mpsim.program.periods import periods_of
 from mpsim.program.program import Program
 
 __all__ = ["ends_of"]
@@ -26,7 +27,7 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-_WALKED = 5  # periods that are walked: to become steady, two that show it, to flush (GPT-3's pipeline needs no more)
+_WALKED = 5  # periods that are walked: to become steady, two that show it, to run out (GPT-3's pipeline needs no more)
 _WORTH = 4096  # from so many nodes left out finding them costs less than walking them (measured)
 
 
@@ -35,7 +36,6 @@ def ends_of(program: Program, chains: Chains, duration: Floats) -> Floats:
 
     Parameters
     ----------
-    program : Program
     chains : Chains
         Of the program.
     duration : float64[N]
@@ -51,34 +51,12 @@ def ends_of(program: Program, chains: Chains, duration: Floats) -> Floats:
     return chains.run(duration) if ends is None else ends
 
 
-def _microbatches(program: Program) -> int:
-    """Microbatches of a period, at least as many as there are ranks; 0 where actions do not repeat themselves."""
-    acts = np.flatnonzero((program.microbatch >= 0) & program.vocabulary.is_action(program.kind))
-    if not len(acts):
-        return 0
-    ranks = np.bincount(program.rank[acts], minlength=1)
-    mine = acts[program.rank[acts] == ranks.argmax()]
-    code = (program.stage[mine] * len(program.vocabulary.kinds) + program.kind[mine]) * (
-        len(program.templates) + 1
-    ) + program.template[mine]
-    microbatch, middle = program.microbatch[mine], len(mine) // 2
-    wide = slice(middle - len(mine) // 6, middle + len(mine) // 6)
-    for later in middle + 1 + np.flatnonzero(code[middle + 1 : len(mine) * 3 // 4] == code[middle]):
-        after = slice(wide.start + later - middle, wide.stop + later - middle)
-        passed = int(microbatch[later] - microbatch[middle])
-        alike = code[after] == code[wide]
-        if passed > 0 and (alike & (microbatch[after] - microbatch[wide] == passed)).all():
-            return passed * -(-program.ranks // passed)
-    return 0
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Steady:
     """Periods of a graph that need not be walked.
 
     Parameters
     ----------
-    chains : Chains
     takes : float64[G]
         Duration of each node.
     chain : int64[G]
@@ -106,21 +84,24 @@ class _Steady:
         """Find what repeats itself; None where it would not pay."""
         if len(program) < _WORTH or not duration[program.vocabulary.is_action(program.kind)].all():
             return None
-        passed, count = _microbatches(program), int(program.microbatch.max()) + 1
-        periods = count // passed - _WALKED if passed else 0
-        if periods < 1 or periods * passed * len(program) < _WORTH * count:
+        period = periods_of(program)
+        if period is None:
             return None
-        chain, microbatch = _nodes(program, chains)
-        # At the begin of a period, of an odd number the later of the two in the middle: warm-up takes longer to become steady than flush.
-        middle = (count // passed + 1) // 2 * passed
-        inside = (microbatch >= middle) & (microbatch < middle + passed)
+        periods = period.turns // period.length - _WALKED
+        if periods < 1 or periods * period.length * len(program) < _WORTH * period.turns:
+            return None
+        chain, turn = _nodes(period.turn, chains)
+        # at the begin of a period, of an odd number the later of the two in the middle: filling up takes longer to become steady than running out
+        middle = (period.turns // period.length + 1) // 2 * period.length
+        inside = (turn >= middle) & (turn < middle + period.length)
         step = np.bincount(chain[inside], minlength=len(chains.begin))
-        begins = np.flatnonzero(microbatch == middle)
+        begins = np.flatnonzero(turn == middle)
         begins = begins[np.diff(chain[begins], prepend=-1) > 0]
         anchor = np.full(len(step), -1)
         anchor[chain[begins]] = begins
         takes = chains.spread(duration)
         repeats = _repeats(chains, takes, chain, step)
+        # chains that take part; the anchor of each is its first node of the middle period, around which repetition has to hold without a break
         mine = np.flatnonzero(step)
         if not len(mine) or (anchor[mine] < 0).any() or not repeats[anchor[mine]].all():
             return None
@@ -139,6 +120,7 @@ class _Steady:
     def ends(self) -> Floats | None:
         """When each node ends; None where this does not become steady."""
         out, mine = self.periods * self.step, np.flatnonzero(self.step)
+        # nodes cut .. cut + out of every chain, as one index array
         left_out = np.repeat(self.cut[mine] - np.cumsum(out[mine]) + out[mine], out[mine])
         left_out += np.arange(len(left_out))
         stays = np.ones(len(self.chain), dtype=bool)
@@ -167,6 +149,7 @@ class _Steady:
         # gates behind what is left out move forward with it; those before it stay where they are
         late = self._behind(nodes) & (gate - out >= first[owner])
         late |= (self.step[self.chain[nodes]] == 0) & (gate >= cut[owner] + out)
+        # a gate loses the nodes left out before it, and the whole graph those of the chains before its own
         moved = gate - late * out - np.append(begin - place, 0)[owner]
         known = owner < len(begin)
         if (moved >= np.append(place[1:], [len(nodes)] * 2)[owner])[known].any():
@@ -187,6 +170,7 @@ class _Steady:
         late = np.append(self._behind(np.arange(len(self.chain))), [False, False])
         others = np.flatnonzero(self.step[self.chain] == 0)
         owner, known = self.chain[others], -1
+        # to the fixed point: a chain outside the periods may wait for another one that a late node holds up
         while late.sum() > known:
             known = late.sum()
             waits = late[others] | late[self.chains.gate[others]]
@@ -204,14 +188,14 @@ class _Steady:
         return bool(((ends == law) | (self.chains.gate == self.chains.never)).all())
 
 
-def _nodes(program: Program, chains: Chains) -> tuple[Ints, Ints]:
-    """Chain and microbatch of each node [G]; -1 for what belongs to no microbatch."""
+def _nodes(turn: Ints, chains: Chains) -> tuple[Ints, Ints]:
+    """Chain and turn of each node [G]; -1 for what belongs to no turn."""
     nodes = len(chains.gate)
     chain = np.repeat(np.arange(len(chains.begin)), np.diff(np.append(chains.begin, nodes)))
-    microbatch = np.full(nodes, -1)
-    every = np.arange(len(program))
-    microbatch[chains.nodes(every)] = np.repeat(program.microbatch, chains.last - chains.first + 1)
-    return chain, microbatch
+    result = np.full(nodes, -1)
+    every = np.arange(len(turn))
+    result[chains.nodes(every)] = np.repeat(turn, chains.last - chains.first + 1)
+    return chain, result
 
 
 def _repeats(chains: Chains, takes: Floats, chain: Ints, step: Ints) -> Flags:

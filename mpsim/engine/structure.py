@@ -39,7 +39,6 @@ class Structure:
 
     Parameters
     ----------
-    levels : Levels
     chains : Chains, optional
         The same graph for walking; without it everything goes by levels.
     """

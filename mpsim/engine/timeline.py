@@ -26,7 +26,6 @@ class Timeline(Saved):
 
     Parameters
     ----------
-    program : Program
     start, end : float64[N]
         Ticks since the step began.
     engine : str

@@ -49,7 +49,6 @@ def carried(links: Links, row: Ints, time: Floats, rate: Floats, edges: Floats) 
 
     Parameters
     ----------
-    links : Links
     row, time, rate : int64[C], float64[C], float64[C]
         As of `Traffic`.
     edges : float64[B + 1]

@@ -46,13 +46,7 @@ class _Run:
 
 
 def block_forward(expansion: Expansion, sharding: Sharding) -> list[Item]:
-    """Forward of one layer (or embedding, or head) on one rank, with its collectives.
-
-    Parameters
-    ----------
-    expansion : Expansion
-    sharding : Sharding
-    """
+    """Forward of one layer (or embedding, or head) on one rank, with its collectives."""
     items: list[Item] = []
     if any(operator.in_attention_core for operator in expansion.forward):
         items += norm_items(expansion.forward[0], sharding)
@@ -88,8 +82,6 @@ def block_backward(
 
     Parameters
     ----------
-    expansion : Expansion
-    sharding : Sharding
     again : sequence of Repeat
         Forward kernels that run again, before the first kernel of `Phase.INPUT_GRADIENT` that waits for them.
     phases : set of Phase

@@ -44,7 +44,6 @@ def core_forward(core: Sequence[Operator], sharding: Sharding) -> Iterator[Item]
     ----------
     core : sequence of Operator
         Of the undivided model: one fused kernel, or one by one.
-    sharding : Sharding
     """
     yield from _exchanged(core, sharding, backward=False)
 

@@ -40,7 +40,6 @@ def placed(cluster: Cluster, groups: Ints) -> GroupShape:
 
     Parameters
     ----------
-    cluster : Cluster
     groups : int64[G, M]
         Ranks. All groups are taken to send at once.
     """

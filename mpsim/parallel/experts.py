@@ -66,7 +66,6 @@ def expert_forward(
     ----------
     operators : sequence of Operator
         Those of the routed experts; without their second product among them nothing travels back (a forward that runs again and stops early).
-    sharding : Sharding
     beside : pair of sequences of Item
         What runs while tokens travel there, and back (the shared experts).
     """
@@ -88,7 +87,6 @@ def expert_backward(
     ----------
     operators : sequence of Operator
         Backward operators of the routed experts; without one of `Phase.INPUT_GRADIENT` among them nothing travels.
-    sharding : Sharding
     beside : pair of sequences of Item
         As in `expert_forward`.
     """

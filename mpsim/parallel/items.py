@@ -28,7 +28,6 @@ class Communication:
 
     Parameters
     ----------
-    name : str
     axis : str
         Name of its communicator in the table of axes (`mpsim.parallel.axes.Communicator`).
     kind : str
@@ -37,7 +36,6 @@ class Communication:
     size : float
         Whole tensor for an all-reduce, gathered size for all-gather and reduce-scatter, what one rank sends otherwise (in an
         all-to-all with its own part) [B].
-    waits : Waits
     phase : Phase
         Of the computation it belongs to.
     repeated : bool
@@ -78,7 +76,6 @@ class Compute:
 
     Parameters
     ----------
-    operator : Operator
     repeated : bool
         Whether it does again what the forward pass has done.
     needs : set of str
@@ -96,7 +93,6 @@ class Synchronization:
 
     Parameters
     ----------
-    count : int
     launches : int
         Kernels that the host has launched since the wait before, each shorter than its launch: the device idles for as long.
     """

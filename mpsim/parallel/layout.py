@@ -51,10 +51,6 @@ class Layout:
 
     Parameters
     ----------
-    cluster : Cluster
-    model : Transformer
-    framework : Framework
-    mesh : Mesh
     stages : tuple of Stage
         Virtual stages in model order, with the pipeline rank that runs each.
     precision : str

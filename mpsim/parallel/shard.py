@@ -30,8 +30,6 @@ class Routing:
         Tokens of the busiest rank over the mean: what everybody waits for. 1 where experts have a capacity, which all of them fill.
     capacity : float
         Places of an expert over its even share of tokens; the operators of the experts count them already.
-    dispatch : ExpertDispatch
-    overlap : ExpertOverlap
     grouped_gemm : bool
         One kernel for all local experts, or one each.
     synchronizations : int
@@ -139,7 +137,6 @@ def shard(operator: Operator, sharding: Sharding) -> Operator:
     ----------
     operator : Operator
         Of the undivided model.
-    sharding : Sharding
 
     Returns
     -------

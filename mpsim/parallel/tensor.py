@@ -25,7 +25,6 @@ def forward_items(whole: Operator, sharding: Sharding) -> Iterator[Item]:
     ----------
     whole : Operator
         Of the undivided model.
-    sharding : Sharding
     """
     mine = shard(whole, sharding)
     yield from _scales(whole, sharding)
@@ -52,8 +51,6 @@ def backward_items(whole: Operator, sharding: Sharding, *, together: bool) -> It
 
     Parameters
     ----------
-    whole : Operator
-    sharding : Sharding
     together : bool
         Whether both backward phases run in one action, so that one can hide what the other needs.
     """

@@ -68,7 +68,6 @@ def devices_of(program: Program, deployment: Deployment) -> Devices:
     ----------
     program : Program
         Of the deployment, with templates.
-    deployment : Deployment
 
     Returns
     -------

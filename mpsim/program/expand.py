@@ -32,10 +32,6 @@ for _axis in AXES:
 def expand(program: Program) -> Program:
     """Give every kernel of every template a row.
 
-    Parameters
-    ----------
-    program : Program
-
     Returns
     -------
     Program
@@ -104,10 +100,6 @@ def expanded_flops(program: Program) -> NDArray[np.float64]:
 
 class _Tiles:
     """Where the kernels of every row go, and their columns and lists tiled there.
-
-    Parameters
-    ----------
-    program : Program
 
     Attributes
     ----------

@@ -56,7 +56,6 @@ def link_floors(program: Program, deployment: Deployment) -> tuple[Floor, ...]:
     ----------
     program : Program
         Of the deployment, with templates or expanded.
-    deployment : Deployment
 
     Notes
     -----

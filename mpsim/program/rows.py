@@ -63,7 +63,6 @@ class Rows:
 
         Parameters
         ----------
-        count : int
         label : str or array of str
             Name of rows that have no template, one for all or one each.
         **columns

@@ -251,10 +251,8 @@ def evaluate_block(
 
     Parameters
     ----------
-    name : str
     items : sequence of Item
         In issue order.
-    costs : BlockCosts
     vocabulary : Vocabulary
         Of the job.
     part_of : callable
@@ -375,7 +373,6 @@ def concatenate(name: str, blocks: Sequence[tuple[int, Template]]) -> Template:
 
     Parameters
     ----------
-    name : str
     blocks : sequence of (layer, Template)
         In the order they run; `layer` counts from the stage's first, -1 outside the layers. At least one.
     """

@@ -142,7 +142,6 @@ class Unfolding:
 
         Parameters
         ----------
-        lists : Lists
         order : int64[N], optional
             Folded rows in another order: lists and their values then count rows in that order.
         """
@@ -177,7 +176,6 @@ class Unfolding:
         other : int8[values]
             Span of what each value stands for.
         origin : int64[values]
-        scale : int
         """
         row = owners(pointer)
         count = self._each[span]

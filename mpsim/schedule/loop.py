@@ -156,7 +156,6 @@ def _on_loop(
         Name the orders carry.
     kind_PA, stage_PA, microbatch_PA : [P, A]
         The A actions of every rank, in order.
-    virtual_stages : int
 
     Returns
     -------

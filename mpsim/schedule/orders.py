@@ -47,7 +47,6 @@ class Orders:
     ----------
     schedule : str
         Name it was made by.
-    pp, microbatches, virtual_stages : int
     stage_rank : int32[S]
         Which rank holds each stage; stage s feeds stage s + 1.
     rank_ptr : int64[P + 1]

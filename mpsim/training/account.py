@@ -42,10 +42,6 @@ _DATA = (Stream.DP, Stream.REPLICA, Stream.EDP, Stream.COPY, Stream.HOST)
 def attribute(timeline: Timeline) -> NDArray[np.float64]:
     """Split the step time of every rank class into `PARTS`.
 
-    Parameters
-    ----------
-    timeline : Timeline
-
     Returns
     -------
     float64[R, len(PARTS)]
@@ -58,10 +54,6 @@ def attribute(timeline: Timeline) -> NDArray[np.float64]:
 
 def idle_waits(timeline: Timeline) -> Waits:
     """Split the idle time of every rank class into intervals of one part each.
-
-    Parameters
-    ----------
-    timeline : Timeline
 
     Returns
     -------

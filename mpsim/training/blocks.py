@@ -45,7 +45,6 @@ class Block:
     ----------
     layer : int
         Counted from the stage's first; -1 for all others.
-    template : Template
     parameters : float
         Of this part on one tensor-parallel rank; its gradients are complete when its last backward ends.
     experts : float
@@ -63,8 +62,6 @@ class Blocks:
 
     Parameters
     ----------
-    plan : Plan
-    costs : PlanCosts
     like : Blocks, optional
         Of a plan with the same model, microbatch, recomputation, and tensor, sequence, context and expert parallelism: its templates serve here too.
     sums : bool

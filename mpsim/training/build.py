@@ -36,7 +36,6 @@ def build_program(
 
     Parameters
     ----------
-    plan : Plan
     costs : PlanCosts, optional
         Made from the plan when absent.
     blocks : Blocks, optional

@@ -34,7 +34,6 @@ class PlanCosts(LayoutCosts):
 
     Parameters
     ----------
-    plan : Plan
     like : PlanCosts, optional
         Of a plan on the same cluster, in the same precision and framework: what its models remember serves here too.
     """

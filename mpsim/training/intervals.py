@@ -77,7 +77,6 @@ def intervals(setting: Setting, summary: Mapping[str, Any]) -> dict[str, Any]:
 
     Parameters
     ----------
-    setting : Setting
     summary : mapping
         With the predictions: ``step_time_s``, ``tokens_per_s``, ``mfu``, ``peak_memory_bytes`` and so on.
 

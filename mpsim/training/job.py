@@ -29,7 +29,6 @@ class TrainingStep:
 
     Parameters
     ----------
-    plan : Plan
     known_memory : Memory, optional
         What was accounted before for the same plan; accounted when a result asks for it otherwise.
     """

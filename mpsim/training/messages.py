@@ -92,11 +92,6 @@ def add_messages(
 
     Parameters
     ----------
-    rows : Rows
-    orders : Orders
-    placed : PipelineRows
-    sends : Sends
-    messages : Messages
     blocking : bool[N], optional
         Around which actions communication blocks; around none by default.
     """

@@ -71,12 +71,8 @@ def add_pipeline(
 
     Parameters
     ----------
-    rows : Rows
-    orders : Orders
     variant : int64[N]
         Which of `variants` each action is.
-    variants : Variants
-    sends : Sends
     overlap : str
         How a fused block runs, one of `OVERLAPS`.
     blocking : bool[N], optional
@@ -182,7 +178,6 @@ def from_orders(
 
     Parameters
     ----------
-    orders : Orders
     forward, backward, weight : float or float64[S]
         Time of a forward, an input gradient and a weight gradient of one chunk [any unit, used as ticks]; a full
         backward takes ``backward + weight``.

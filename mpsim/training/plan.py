@@ -60,8 +60,6 @@ class Plan(Saved):
         What every stage runs again in its backward.
     zero : int
         What data-parallel ranks share: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too.
-    engine : str
-    seed : int
     schedule : str
         Name of the schedule; empty when the orders were read from a file.
     network : str

@@ -69,8 +69,6 @@ def step_orders(
     ----------
     schedule : str
         Name or file.
-    pp, microbatches : int
-    virtual_stages : int, optional
     beside : bool
         Whether forwards run beside backwards, in blocks; see `runs_beside`.
     """
@@ -87,10 +85,6 @@ def runs_beside(framework: Framework, model: Transformer) -> bool:
 
 def make_plan(scenario: Scenario) -> Plan:
     """Resolve a scenario.
-
-    Parameters
-    ----------
-    scenario : Scenario
 
     Returns
     -------

@@ -93,7 +93,6 @@ class Rerun:
 
     Parameters
     ----------
-    parts : tuple of Repeat
     kept : mapping of (Module, Role) to (float, float)
         Bytes of forward operators that keep others than they report, by their place: until the input gradient, until the weight gradient [B].
     together : bool

@@ -104,10 +104,6 @@ class _Watched(Blocks):
 def roofline(plan: Plan) -> Roofline:
     """Collect the kernels of forwards and backwards of a step, mean over pipeline ranks.
 
-    Parameters
-    ----------
-    plan : Plan
-
     Notes
     -----
     Copies around exchanges of gradients and the optimizer are no kernels of layers, and are left out. Where replicas differ, these are those of the first.

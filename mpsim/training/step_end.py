@@ -36,14 +36,7 @@ def host_overhead(plan: Plan) -> float:
 
 
 class StepRows:
-    """Appends the rows that surround the pipeline of one step.
-
-    Parameters
-    ----------
-    rows : Rows
-    plan : Plan
-    costs : PlanCosts
-    """
+    """Appends the rows that surround the pipeline of one step."""
 
     def __init__(self, rows: Rows, plan: Plan, costs: PlanCosts) -> None:
         self._rows = rows

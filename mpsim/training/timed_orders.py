@@ -27,11 +27,6 @@ class ActionTimes(NamedTuple):
 def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
     """Measure the actions of a Plan.
 
-    Parameters
-    ----------
-    plan : Plan
-    costs : PlanCosts
-
     Returns
     -------
     ActionTimes
@@ -59,7 +54,6 @@ def with_timed_orders(plan: Plan, costs: PlanCosts) -> Plan:
     ----------
     plan : Plan
         With orders searched for equal times.
-    costs : PlanCosts
 
     Returns
     -------

@@ -44,7 +44,6 @@ def make_library(name: str | None, cluster: Cluster, ledger: Ledger, *, loaded: 
     ----------
     name : str or None
         One of `library_names`.
-    cluster : Cluster
     ledger : Ledger
         Where constants are accounted for.
     loaded : bool

@@ -20,7 +20,6 @@ class Rung:
     ----------
     below : float
         [B]; infinite for the last one.
-    algorithm : str
     per_rank : bool
         Whether `below` is of S over the ranks.
     """
@@ -36,7 +35,6 @@ class Band:
 
     Parameters
     ----------
-    ranks_below : float
     powers : bool
         Whether only powers of two fit.
     rungs : tuple of Rung
@@ -58,7 +56,6 @@ class DecisionTable:
 
     Parameters
     ----------
-    version, source, as_of : str
     bands : mapping of str to tuple of Band
         By collective; the first band that fits counts.
     """

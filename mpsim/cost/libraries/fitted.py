@@ -49,8 +49,6 @@ class FittedLibrary:
 
     Parameters
     ----------
-    name : str
-    cluster : Cluster
     ledger : Ledger
         Where constants are accounted for.
     loaded : bool

@@ -34,7 +34,6 @@ class HostLibrary:
     ----------
     name : str
         ``openmpi``, ``mpich`` or ``gloo``.
-    cluster : Cluster
     ledger : Ledger
         Where constants are accounted for.
 

@@ -30,7 +30,6 @@ def lower_bound(setting: Setting, room: Room) -> float:
     ----------
     setting : Setting
         All stages one chain.
-    room : Room
 
     Returns
     -------

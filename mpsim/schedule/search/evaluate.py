@@ -181,7 +181,6 @@ def evaluate(
 
     Parameters
     ----------
-    setting : Setting
     steps : sequence of sequences of Step
         One order a rank, each with F before B or I, and I before W, of the same stage and microbatch.
     fused : list of list of bool, optional

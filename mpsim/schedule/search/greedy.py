@@ -54,8 +54,6 @@ def build_greedily(setting: Setting, room: Room, policy: Policy) -> list[list[St
     ----------
     setting : Setting
         All stages one chain.
-    room : Room
-    policy : Policy
     """
     return _Greedy(setting, room, policy).run()
 

@@ -48,8 +48,6 @@ def improve(
 
     Parameters
     ----------
-    setting : Setting
-    room : Room
     start : Candidate
         Where to start: B split into I and W, within `room`.
     bound : float

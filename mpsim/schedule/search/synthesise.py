@@ -55,7 +55,6 @@ class Synthesis:
 
     Parameters
     ----------
-    orders : Orders
     makespan : float
         Of these orders [unit of the times].
     lower_bound : float

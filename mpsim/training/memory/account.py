@@ -31,10 +31,6 @@ COMPONENTS = (
 def account_memory(plan: Plan) -> Memory:
     """Add up model states, activations in flight, buffers and overhead of every pipeline rank (of every class of replicas).
 
-    Parameters
-    ----------
-    plan : Plan
-
     Returns
     -------
     Memory

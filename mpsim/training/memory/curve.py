@@ -26,7 +26,6 @@ def memory_curve(timeline: Timeline, plan: Plan, memory: Memory, rank: int) -> M
     ----------
     timeline : Timeline
         Of the plan's program, expanded or not.
-    plan : Plan
     memory : Memory
         Of the plan.
     rank : int

@@ -67,7 +67,6 @@ def fresh_gradients(plan: Plan, microbatches: int | None = None) -> Fresh:
 
     Parameters
     ----------
-    plan : Plan
     microbatches : int, optional
         Of a step; those of the plan's order by default.
     """

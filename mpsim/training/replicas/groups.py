@@ -178,7 +178,6 @@ def collective_columns(
 
     Parameters
     ----------
-    model : CollectiveModel
     kind : str
         As the cost model names it; ``rooted`` and ``broadcast`` stand for one rooted collective of a share for each member.
     size : float64[n]

@@ -58,7 +58,6 @@ class SegmentRuns:
         Pipeline rank.
     row, ready : int64[V]
         See `SegmentedAction`; numbers of the program's rows.
-    gathers, reduces : Buckets
     """
 
     action: Ints
@@ -76,12 +75,10 @@ class SegmentRuns:
 
         Parameters
         ----------
-        variants : sequence of SegmentedAction
         chosen : int64[N]
             Which of them each action is.
         placed : PipelineRows
             Rows of the actions.
-        orders : Orders
         """
         count = np.array([len(variant.segments) for variant in variants])
         action, source = _tiled(count, chosen)
@@ -180,8 +177,6 @@ def issue_exchanges(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> Exch
 
     Parameters
     ----------
-    plan : Plan
-    runs : SegmentRuns
     placed : PipelineRows
         Rows of the actions.
 

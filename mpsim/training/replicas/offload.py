@@ -56,9 +56,6 @@ def add_copies(rows: Rows, plan: Plan, exchanges: Exchanges, sharers: tuple[int,
 
     Parameters
     ----------
-    rows : Rows
-    plan : Plan
-    exchanges : Exchanges
     sharers : tuple of int
         Ranks that divide one copy of the dense parameters, and of the experts.
 
@@ -104,8 +101,6 @@ def add_host_optimizer(rows: Rows, plan: Plan, share: Floats) -> tuple[Ints, Int
 
     Parameters
     ----------
-    rows : Rows
-    plan : Plan
     share : float64[R]
         Parameters whose state each rank keeps.
 

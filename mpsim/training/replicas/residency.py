@@ -55,10 +55,6 @@ class Residency:
 def residency(plan: Plan) -> Residency:
     """Parameters, gradients and states that every rank holds.
 
-    Parameters
-    ----------
-    plan : Plan
-
     Notes
     -----
     Sharded parameters: a rank keeps its share, and gathers ``units_in_flight`` units beside the root; all of them where units are

@@ -63,7 +63,6 @@ class SegmentedAction:
 
     Parameters
     ----------
-    segments : sequence of Segment
     row, ready : sequence of int
         Row that computes, and the row after which its gradients can be reduced (a later one where they are copied first).
     """
