@@ -31,10 +31,6 @@ class _Stream(simpy.Event):
 def run_simpy(program: Program) -> Timeline:
     """Simulate `program`.
 
-    Returns
-    -------
-    Timeline
-
     Raises
     ------
     DeadlockError

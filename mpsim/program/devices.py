@@ -68,10 +68,6 @@ def devices_of(program: Program, deployment: Deployment) -> Devices:
     ----------
     program : Program
         Of the deployment, with templates.
-
-    Returns
-    -------
-    Devices
     """
     fine = expand(program)
     rank, home = fine.rank, fine.stream

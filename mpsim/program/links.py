@@ -103,10 +103,6 @@ def links_of(program: Program, deployment: Deployment) -> Links:
     deployment : Deployment
         It says who talks to whom, and over which fabric.
 
-    Returns
-    -------
-    Links
-
     Notes
     -----
     A row's bytes leave through the ports of its home class and arrive at those of its peer, or of its own class for a

@@ -56,5 +56,5 @@ def periods_of(program: Program) -> Periods | None:
         alike = code[after] == code[wide]
         if passed > 0 and (alike & (own[after] - own[wide] == passed)).all():
             length = passed * -(-program.ranks // passed)
-            return Periods(microbatch, int(microbatch.max()) + 1, length)
+            return Periods(microbatch.astype(np.int64), int(microbatch.max()) + 1, length)
     return None

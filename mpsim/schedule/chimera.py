@@ -42,10 +42,6 @@ def chimera(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     virtual_stages : int
         1: one part of the model a rank and direction.
 
-    Raises
-    ------
-    ScheduleError
-
     Examples
     --------
     >>> chimera(pp=2, microbatches=2).tokens()

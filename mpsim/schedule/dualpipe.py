@@ -51,10 +51,6 @@ def dualpipe(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
     virtual_stages : int
         1: one part of the model a rank and direction.
 
-    Raises
-    ------
-    ScheduleError
-
     Examples
     --------
     >>> dualpipe(pp=2, microbatches=4).tokens()[0][:5]
@@ -100,10 +96,6 @@ def dualpipe_rank(near: int, far: int, place: int, *, half: int, microbatches: i
         H, ranks from an end to where the directions meet.
     microbatches : int
         n, of each stage.
-
-    Returns
-    -------
-    Tape
     """
     rest = half - place - 1
     tape = Tape()

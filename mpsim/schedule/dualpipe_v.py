@@ -29,16 +29,10 @@ def dualpipe_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
     microbatches : int
         Per optimizer step, at least 2 pp.
     virtual_stages : int
         2.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

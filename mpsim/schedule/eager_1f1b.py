@@ -25,16 +25,8 @@ def eager_1f1b(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int
         1; interleaved-1f1b has several chunks a rank.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

@@ -28,7 +28,8 @@ class Schedule:
     name : str
         As people write it, in the registry too.
     build : callable
-        Makes the `Orders`, from ``pp``, ``microbatches``, ``virtual_stages`` and options of its own, all by keyword.
+        Makes the `Orders`, from ``pp`` ranks, ``microbatches`` of an optimizer step, ``virtual_stages`` and options of its own, all by keyword; a `ScheduleError`
+        where a number does not fit.
     chunks : int or None
         Virtual stages of a rank where a scenario leaves them out; None where it has to say how many.
     interleaves : bool
@@ -99,12 +100,7 @@ class Schedule:
 
 
 def check_counts(schedule: str, *, pp: int, microbatches: int, virtual_stages: int) -> None:
-    """Refuse a pipeline of less than one rank, microbatch or virtual stage.
-
-    Raises
-    ------
-    ScheduleError
-    """
+    """Refuse a pipeline of less than one rank, microbatch or virtual stage."""
     given = {"pp": pp, "microbatches": microbatches, "virtual_stages": virtual_stages}
     for name, value in given.items():
         if value < 1:
@@ -114,12 +110,7 @@ def check_counts(schedule: str, *, pp: int, microbatches: int, virtual_stages: i
 
 
 def check_one_chunk(schedule: str, virtual_stages: int, *, instead: str) -> None:
-    """Refuse virtual stages where a schedule has one chunk a rank.
-
-    Raises
-    ------
-    ScheduleError
-    """
+    """Refuse virtual stages where a schedule has one chunk a rank."""
     if virtual_stages != 1:
         raise ScheduleError(
             f"{schedule}: got virtual_stages = {virtual_stages}; needed 1; set virtual_stages to 1, or "
@@ -128,12 +119,7 @@ def check_one_chunk(schedule: str, virtual_stages: int, *, instead: str) -> None
 
 
 def check_two_chunks(schedule: str, virtual_stages: int) -> None:
-    """Refuse other than two chunks a rank, which a V has: one on the way down, one on the way up.
-
-    Raises
-    ------
-    ScheduleError
-    """
+    """Refuse other than two chunks a rank, which a V has: one on the way down, one on the way up."""
     if virtual_stages != 2:
         raise ScheduleError(
             f"{schedule}: got virtual_stages = {virtual_stages}; needed 2, since each rank holds a stage on "
@@ -142,12 +128,7 @@ def check_two_chunks(schedule: str, virtual_stages: int) -> None:
 
 
 def check_even(schedule: str, name: str, value: int, *, why: str) -> None:
-    """Refuse an odd number.
-
-    Raises
-    ------
-    ScheduleError
-    """
+    """Refuse an odd number."""
     if value % 2:
         raise ScheduleError(
             f"{schedule}: got {name} = {value}; needed an even number, since {why}; set {name} to "

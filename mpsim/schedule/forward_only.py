@@ -26,16 +26,10 @@ def forward_only(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orde
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
     microbatches : int
         Of the evaluation, at least 1.
     virtual_stages : int
         Chunks a rank, at least 1; more than one are taken in the groups of interleaved-1f1b.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

@@ -26,18 +26,10 @@ def gpipe(*, pp: int, microbatches: int, virtual_stages: int = 1, lifo: bool = F
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int
         1; looped-bfs is GPipe over several chunks a rank.
     lifo : bool
         Whether the backwards run in the reverse order of the microbatches.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

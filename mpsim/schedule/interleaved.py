@@ -44,10 +44,6 @@ def interleaved_1f1b(
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int
         Chunks a rank, at least 1.
     group_size : int, optional
@@ -57,10 +53,6 @@ def interleaved_1f1b(
         Forwards of the warm-up beyond the usual, at least 0. Megatron-LM's
         ``overlap_moe_expert_parallel_comm`` runs 1 more, so that the forward and the backward of a steady
         step are independent.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

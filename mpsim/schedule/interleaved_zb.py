@@ -31,16 +31,10 @@ def interleaved_zb(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Or
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
     microbatches : int
         Per optimizer step, at least 1; m // pp equal groups, or one.
     virtual_stages : int
         Chunks a rank, at least 1.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

@@ -42,18 +42,12 @@ def loop_orders(
     ----------
     schedule : str
         Name the orders carry.
-    pp : int
-        Ranks.
     warmup_P : int64[P]
         Forwards before the first backward, beyond the one of the first pair; 0 to K.
     forward_chunk_K, forward_microbatch_K, backward_chunk_K, backward_microbatch_K : int64[K]
         What the k-th action of each direction works on, the same on every rank.
     exchanges : bool
         As in `Orders`.
-
-    Returns
-    -------
-    Orders
     """
     count = len(forward_chunk_K)
     rank_P = np.arange(pp)[:, None]
@@ -93,18 +87,12 @@ def split_loop_orders(
     ----------
     schedule : str
         Name the orders carry.
-    pp : int
-        Ranks.
     warmup_P : int64[P]
         Forwards before the first round, 0 to K.
     lag_P : int64[P]
         Rounds by which a weight gradient follows its input gradient, at least 0.
     forward_chunk_K, backward_chunk_K, microbatch_K : int64[K]
         What the k-th action of each kind works on, the same on every rank.
-
-    Returns
-    -------
-    Orders
     """
     count = len(microbatch_K)
     action_of = {
@@ -156,10 +144,6 @@ def _on_loop(
         Name the orders carry.
     kind_PA, stage_PA, microbatch_PA : [P, A]
         The A actions of every rank, in order.
-
-    Returns
-    -------
-    Orders
     """
     pp, actions = kind_PA.shape
     forwards = int((kind_PA[0] == Action.F).sum())

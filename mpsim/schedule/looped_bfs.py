@@ -29,16 +29,8 @@ def looped_bfs(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int
         Chunks a rank, at least 1.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

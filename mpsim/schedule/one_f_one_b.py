@@ -28,16 +28,8 @@ def one_f_one_b(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Order
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int
         1; interleaved-1f1b is 1F1B over several chunks a rank.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

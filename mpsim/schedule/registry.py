@@ -90,18 +90,10 @@ def make_orders(
     name : str
         One of `schedule_names`, or the path of a ``.csv`` file (`read_csv`), which must agree with the
         numbers given here.
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int, optional
         Chunks a rank; what the schedule takes by default: 2 on a V, else 1.
     **options : numbers, optional
         Of that schedule alone (`Schedule.options`), such as ``group_size`` of interleaved-1f1b or ``times`` of zb-2p.
-
-    Returns
-    -------
-    Orders
 
     Raises
     ------

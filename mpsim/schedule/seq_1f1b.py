@@ -34,18 +34,10 @@ def seq_1f1b(
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int
         1.
     segments : int
         Of each sequence, at least 1.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

@@ -109,10 +109,6 @@ def from_tapes(
         Part of the model each stage is, as of `Orders`.
     first_microbatch_S : int32[S], optional
         What a stage's counts start from; 0 by default.
-
-    Returns
-    -------
-    Orders
     """
     stages = len(stage_rank)
     first_S = np.zeros(stages, np.int32) if first_microbatch_S is None else first_microbatch_S
@@ -163,10 +159,6 @@ def from_steps(
         Per optimizer step.
     stage_rank : int32[S]
         Rank of each stage.
-
-    Returns
-    -------
-    Orders
     """
     flat = np.array([step for rank in steps for step in rank], dtype=np.int32).reshape(-1, 3)
     return Orders(

@@ -27,16 +27,8 @@ def zb_h1(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int
         1; interleaved-zb is ZB-H1 over several chunks a rank.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

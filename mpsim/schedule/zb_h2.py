@@ -26,16 +26,10 @@ def zb_h2(*, pp: int, microbatches: int, virtual_stages: int = 1) -> Orders:
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
     microbatches : int
         Per optimizer step, at least 1; the pipeline is full from 2 pp - 1 on.
     virtual_stages : int
         1.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

@@ -29,16 +29,10 @@ def zb_v(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
     microbatches : int
         Per optimizer step, at least 1; the pipeline is full from 2 pp - 1 on.
     virtual_stages : int
         2.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

@@ -77,10 +77,6 @@ def add_pipeline(
         How a fused block runs, one of `OVERLAPS`.
     blocking : bool[N], optional
         Around which actions communication blocks (see `mpsim.training.messages`); around none by default.
-
-    Returns
-    -------
-    PipelineRows
     """
     segments = np.diff(variants.ptr)[variant]
     action = np.repeat(np.arange(len(variant)), segments)

@@ -86,10 +86,6 @@ def runs_beside(framework: Framework, model: Transformer) -> bool:
 def make_plan(scenario: Scenario) -> Plan:
     """Resolve a scenario.
 
-    Returns
-    -------
-    Plan
-
     Raises
     ------
     ScenarioError

@@ -25,12 +25,7 @@ class ActionTimes(NamedTuple):
 
 
 def action_times(plan: Plan, costs: PlanCosts) -> ActionTimes:
-    """Measure the actions of a Plan.
-
-    Returns
-    -------
-    ActionTimes
-    """
+    """Measure the actions of a Plan."""
     blocks = Blocks(plan, costs)
 
     def mean(action: Action) -> float:

@@ -103,10 +103,6 @@ def auto(
         Of a forward, an input gradient and a weight gradient of one chunk [any one unit].
     memory_limit : float, optional
         Activations of one chunk that fit on a rank, counted until W.
-
-    Raises
-    ------
-    ScheduleError
     """
     forward, backward, weight = times
     best = synthesise(
@@ -144,10 +140,6 @@ def synthesise(
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     forward, backward, weight : float or float64[S]
         Time of a forward, an input gradient and a weight gradient of each stage, not negative [any one unit].
     send : float or float64[2, S]
@@ -164,10 +156,6 @@ def synthesise(
         Orders to build or evaluate beyond the named ones, at least 1.
     seed : int
         Of the local search.
-
-    Returns
-    -------
-    Synthesis
 
     Raises
     ------

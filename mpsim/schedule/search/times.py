@@ -64,10 +64,6 @@ def check_times(
     -------
     four floats
         Of a forward, an input gradient, a weight gradient and a message.
-
-    Raises
-    ------
-    ScheduleError
     """
     given = [*map(float, times), float(send)]
     if len(given) != len(("F", "I", "W", "send")) or not all(

@@ -46,16 +46,8 @@ def v_half(*, pp: int, microbatches: int, virtual_stages: int = 2) -> Orders:
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int
         2.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------
@@ -80,10 +72,6 @@ def v_min(
     delay : int, optional
         Slots by which input gradients come later than in the authors' block, 0 to 5; left out, as many as make the step shortest
         without holding more. 0 gives the authors' orders.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

@@ -53,10 +53,6 @@ def zb_v_search(
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int
         2.
     times : three floats
@@ -67,10 +63,6 @@ def zb_v_search(
         Part of an activation that is held until W, the rest until I, 0 to 1.
     memory_limit : float, optional
         Activations of one chunk that fit on a rank, at least 2 pp, which is the default.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------

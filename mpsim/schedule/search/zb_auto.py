@@ -49,10 +49,6 @@ def zb_1p(
 
     Parameters
     ----------
-    pp : int
-        Ranks, at least 1.
-    microbatches : int
-        Per optimizer step, at least 1.
     virtual_stages : int
         1.
     times : three floats
@@ -62,10 +58,6 @@ def zb_1p(
     until_weight : float
         Part of an activation that is held until W, the rest until I, 0 to 1; half by default. So the limit bounds
         the memory, not the number of activations held until W.
-
-    Raises
-    ------
-    ScheduleError
 
     Examples
     --------
@@ -94,10 +86,6 @@ def zb_2p(
     ----------
     pp, microbatches, virtual_stages, times, send, until_weight
         As of `zb_1p`.
-
-    Raises
-    ------
-    ScheduleError
     """
     check_counts("zb-2p", pp=pp, microbatches=microbatches, virtual_stages=virtual_stages)
     check_one_chunk("zb-2p", virtual_stages, instead="zb-v")

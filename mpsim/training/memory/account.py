@@ -31,10 +31,6 @@ COMPONENTS = (
 def account_memory(plan: Plan) -> Memory:
     """Add up model states, activations in flight, buffers and overhead of every pipeline rank (of every class of replicas).
 
-    Returns
-    -------
-    Memory
-
     Notes
     -----
     Activations follow the action order: a forward adds what its stage keeps, an input gradient frees what only it needed, a

@@ -179,10 +179,6 @@ def issue_exchanges(plan: Plan, runs: SegmentRuns, placed: PipelineRows) -> Exch
     ----------
     placed : PipelineRows
         Rows of the actions.
-
-    Returns
-    -------
-    Exchanges
     """
     gathers, reduces = runs.gathers, runs.reduces
     run = np.concatenate([gathers.run, reduces.run])

@@ -58,10 +58,6 @@ def add_copies(rows: Rows, plan: Plan, exchanges: Exchanges, sharers: tuple[int,
     ----------
     sharers : tuple of int
         Ranks that divide one copy of the dense parameters, and of the experts.
-
-    Returns
-    -------
-    Copies
     """
     ids = np.full(len(exchanges), -1, dtype=np.int64)
     wanted = np.full(len(exchanges), plan.offload != "none")
