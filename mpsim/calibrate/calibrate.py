@@ -57,8 +57,6 @@ class Calibrated:
     ----------
     document : mapping
         Of the machine file.
-    fit : Fit
-    warnings : tuple of str
     """
 
     document: Mapping[str, Any]

@@ -93,10 +93,8 @@ def fit_collectives(points: Sequence[Point], cluster: Cluster, library: str) -> 
 
     Parameters
     ----------
-    points : sequence of Point
     cluster : Cluster
         With the link of the measured machine.
-    library : str
     """
     if not points:
         return Fit()
@@ -148,7 +146,7 @@ def _host_constants(
         return np.concatenate([_predicted(model, rows) for rows in series])
 
     measured = np.array([p.seconds for rows in series for p in rows])
-    estimates, _ = fit_robust(form, [unknown(leaf) for leaf in leaves], measured)
+    estimates = fit_robust(form, [unknown(leaf) for leaf in leaves], measured)
     return {
         f"{prefix}.{estimate.name}": fitted(estimate, _UNITS[estimate.name])
         for estimate in estimates

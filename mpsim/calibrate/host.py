@@ -36,7 +36,6 @@ class LayerWork:
 
     Parameters
     ----------
-    point : Point
     streams, others : float
         Time of norm, softmax and elementwise kernels, and of all the rest [s].
     launches : int
@@ -142,7 +141,7 @@ def fit_host(works: Sequence[LayerWork]) -> Fit:
             )
         )
     train = [work for work in works if not work.point.held_out]
-    estimates, _ = fit_robust(
+    estimates = fit_robust(
         lambda x: _times(train, x),
         [unknown("host_call"), unknown("memory_kernel_factor")],
         np.array([work.point.seconds for work in train]),

@@ -100,7 +100,7 @@ def _gemm_shape(
         else u
         for u in unknowns
     ]
-    estimates, _ = fit_robust(
+    estimates = fit_robust(
         lambda x: _gemm_times(train, chip, precision, dict(zip(leaves, x.tolist(), strict=True))),
         bounded,
         np.array([p.seconds for p in train]),
@@ -126,7 +126,7 @@ def _gemm_level(
     def times(points: Sequence[Point], fraction: float) -> Floats:
         return _gemm_times(points, chip, precision, {**fixed, "compute_fraction": fraction})
 
-    (level,), _ = fit_robust(
+    (level,) = fit_robust(
         lambda x: times(train, float(x[0])),
         [unknown("compute_fraction")],
         np.array([p.seconds for p in train]),
@@ -244,7 +244,7 @@ def _attention_of(points: Sequence[Point], chip: Accelerator, main: str, backend
     unknowns += [_half_of(charts, train, index) for index in range(len(charts.labels))]
     unknowns.append(unknown("forward_share"))
     times = np.array([points[i].seconds for i in train])
-    estimates, _ = fit_robust(lambda x: charts.seconds(x, peak)[train], unknowns, times)
+    estimates = fit_robust(lambda x: charts.seconds(x, peak)[train], unknowns, times)
     constants = {"kernels.attention_rules.forward_share": fitted(estimates[-1], "1")}
     name = "cudnn" if backend == "cudnn" else "flash2"  # of torch's scaled_dot_product_attention
     constants |= {
@@ -311,7 +311,7 @@ def fit_memory(points: Sequence[Point], chip: Accelerator, main: str) -> Fit:
 
     unknowns = [*(unknown("memory_fraction", name=kind) for kind in kinds), unknown("floor")]
     measured = np.array([p.seconds for p in train])
-    estimates, _ = fit_robust(lambda x: times(train, x), unknowns, measured)
+    estimates = fit_robust(lambda x: times(train, x), unknowns, measured)
     values = np.array([estimate.value for estimate in estimates])
     units = {**dict.fromkeys(kinds, "1"), "floor": "s"}
     constants = {
@@ -386,7 +386,7 @@ def _fit_stream(name: str, mine: Sequence[Point], chip: Accelerator) -> Fit:
     if not train:
         return Fit()
     rate = chip.memory_bandwidth
-    (level,), _ = fit_robust(
+    (level,) = fit_robust(
         lambda x: np.array([p.size for p in train]) / (x[0] * rate),
         [unknown(name)],
         np.array([p.seconds for p in train]),

@@ -32,14 +32,10 @@ class Frame:
 
     Parameters
     ----------
-    name, source, as_of : str
     datasheet : str
         The accelerator of the catalog that it has; empty for a CPU.
     accelerator, scale_up : mapping
         Entries as a catalog holds them.
-    nic : mapping or None
-    per_node, nodes : int
-    library : str
     inputs : sequence of mapping
         The files it came from.
     """

@@ -48,7 +48,6 @@ class Score:
         In words.
     form : str
         ``constants``, ``curve`` or ``constants, refused for a curve``.
-    ids : tuple of str
     sizes, measured, predicted : tuple of float
         Of every point; FLOP, B, or whatever the series is ordered by, and [s].
     held_out : tuple of bool
@@ -86,11 +85,8 @@ class Fit:
     ----------
     constants : mapping of str to Fitted
         By dotted name.
-    kernels, collectives : tuple of MeasuredCurve
     framework : mapping
         Fields of a framework.
-    scores : tuple of Score
-    warnings : tuple of str
     """
 
     constants: Mapping[str, Fitted] = dataclasses.field(default_factory=dict)

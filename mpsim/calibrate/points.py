@@ -53,7 +53,6 @@ class Point:
 
     Parameters
     ----------
-    id : str
     series : str
         Points that differ in size alone.
     operator : Operator or None
@@ -64,7 +63,6 @@ class Point:
         Lower quartile of the samples [s]: what else runs on a machine only ever makes it slower.
     noise : float
         Relative spread of the samples.
-    precision : str
     phase : str
         ``burst`` or ``sustained``.
     ranks, domains : int

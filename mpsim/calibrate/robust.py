@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.errors import CalibrationError
+from mpsim.errors import CalibrationError, MissingExtraError
 
-__all__ = ["Estimate", "Unknown", "fit_robust", "spread_of"]
+__all__ = ["Estimate", "Unknown", "fit_robust"]
 
 Floats = NDArray[np.float64]
 Form = Callable[[Floats], Floats]
 """Seconds of N points for K constants."""
 
 _ROUNDS = 80
+_PASSES = 12  # fits in a row, each with the spread that the one before it left
+_SETTLED = 1e-6  # in logarithms
 _STEP = 1e-4
 _HUBER = 1.345  # Huber (1964): 95 % efficient where errors are normal
 _MAD = 1.4826  # of a normal distribution's standard deviation over its median absolute deviation
@@ -35,7 +38,6 @@ class Unknown:
 
     Parameters
     ----------
-    name : str
     start, low, high : float
         First guess, and the bounds it stays in, all above 0.
     prior : float
@@ -55,7 +57,6 @@ class Estimate:
 
     Parameters
     ----------
-    name : str
     value, low, high : float
         With the interval of 95 %, cut at the bounds.
     at_bound : bool
@@ -79,117 +80,99 @@ def fit_robust(
     *,
     step: float = _STEP,
     rounds: int = _ROUNDS,
-) -> tuple[tuple[Estimate, ...], Floats]:
+    passes: int = _PASSES,
+    method: Literal["trf", "dogbox"] = "trf",
+) -> tuple[Estimate, ...]:
     """Find the constants whose form is closest to measured times, by Huber's loss of logarithms.
 
     Parameters
     ----------
     form : callable
         Seconds for values of the unknowns, in their order.
-    unknowns : sequence of Unknown
     seconds : array of N
         Measured, above 0 [s].
     step : float
         Of numeric derivatives, in logarithms.
-    rounds : int
-        At most so many.
-
-    Returns
-    -------
-    tuple of Estimate
-    array of N
-        Residuals ``log(form / measured)``.
+    rounds, passes : int
+        At most so many steps of a fit, and fits in a row.
+    method : {"trf", "dogbox"}
+        Of scipy: the second for forms that jump, and where constants lie at their bounds.
 
     Raises
     ------
     CalibrationError
         If there are no points, or times are not above 0.
+    MissingExtraError
+        If scipy is not installed.
 
     Notes
     -----
-    Levenberg-Marquardt with weights recomputed each round. Intervals come from the weighted normal matrix at the end; they say how
-    well the points alone fix a constant if the form holds, not whether it does: that is what the held-out error is for.
+    Least squares of scipy within bounds. Huber's loss bends at a multiple of the spread of the residuals, which a fit changes: it is fitted
+    again until neither moves. Intervals come from the weighted normal matrix at the end; they say how well the points alone fix a constant if
+    the form holds, not whether it does: that is what the held-out error is for.
     """
+    try:
+        from scipy.optimize import least_squares
+    except ImportError as error:
+        raise MissingExtraError("scipy", "calibrate") from error
     if not len(seconds) or not np.all(np.isfinite(seconds) & (seconds > 0)):
         raise CalibrationError("a fit needs one time or more, all finite and above 0")
-    low = np.log([unknown.low for unknown in unknowns])
-    high = np.log([unknown.high for unknown in unknowns])
-    theta = np.clip(np.log([unknown.start for unknown in unknowns]), low, high)
-    target = np.log(seconds)
-
-    guess = theta.copy()
+    low, high = (np.log([getattr(unknown, end) for unknown in unknowns]) for end in ("low", "high"))
+    guess = np.clip(np.log([unknown.start for unknown in unknowns]), low, high)
+    target, count = np.log(seconds), len(seconds)
     pull = np.array([_PRIOR_NOISE / unknown.prior for unknown in unknowns])
 
+    seen: dict[bytes, Floats] = {}  # fits in a row begin where the one before ended
+
     def residuals(at: Floats) -> Floats:
-        points = np.log(np.maximum(form(np.exp(at)), 1e-300)) - target
-        return np.concatenate([points, pull * (at - guess)])
+        if (key := at.tobytes()) not in seen:
+            points = np.log(np.maximum(form(np.exp(at)), 1e-300)) - target
+            seen[key] = np.concatenate([points, pull * (at - guess)])
+        return seen[key]
 
-    now = residuals(theta)
-    damping = 1e-2
-    count = len(seconds)
-    for _ in range(rounds):
-        weights = np.concatenate([_weights(now[:count]), np.ones(len(unknowns))])
-        slope = _slope(residuals, theta, now, step)
-        moved, now_moved = _move(residuals, theta, slope, weights, now, damping, (low, high))
-        if _loss(now_moved, weights) < _loss(now, weights):
-            shift = float(np.max(np.abs(moved - theta)))
-            theta, now, damping = moved, now_moved, max(damping / 3, 1e-9)
-            if shift < 1e-7:
-                break
-        else:
-            damping *= 4
-            if damping > 1e9:
-                break
-    slope = _slope(residuals, theta, now, step)[:count]
-    return _estimates(unknowns, theta, slope, now[:count], (low, high)), now[:count]
+    def slope(at: Floats) -> Floats:
+        # forward steps of one size: forms that form iterations anew are flat between their jumps
+        here = residuals(at)
+        columns = [(residuals(at + row) - here) / step for row in step * np.eye(len(at))]
+        return np.stack(columns, axis=1)
 
-
-def spread_of(residuals: Floats) -> float:
-    """Robust standard deviation of residuals."""
-    if not len(residuals):
-        return 0.0
-    return float(_MAD * np.median(np.abs(residuals - np.median(residuals))))
-
-
-def _weights(residuals: Floats) -> Floats:
-    size = np.abs(residuals)
-    scale = max(_MAD * float(np.median(size)), _LEAST_SPREAD)
-    return np.asarray(np.minimum(1.0, _HUBER * scale / np.maximum(size, 1e-12)))
+    theta, spread = guess, _spread(residuals(guess)[:count])
+    for _ in range(passes):
+        bend = np.concatenate([np.full(count, _HUBER * spread), np.full(len(unknowns), np.inf)])
+        fit = least_squares(
+            residuals,
+            theta,
+            jac=slope,
+            bounds=(low, high),
+            method=method,
+            x_scale="jac",
+            loss=lambda squares, bend=bend: _huber(squares, bend),
+            max_nfev=rounds,
+        )
+        # it stays inside: a constant that pushes against a bound belongs on it
+        at = np.where(fit.active_mask < 0, low, np.where(fit.active_mask > 0, high, fit.x))
+        shift, theta = float(np.max(np.abs(at - theta))), at
+        now = _spread(fit.fun[:count])
+        if shift < _SETTLED and abs(now / spread - 1) < _SETTLED:
+            break
+        spread = now
+    return _estimates(unknowns, theta, slope(theta)[:count], residuals(theta)[:count], (low, high))
 
 
-def _loss(residuals: Floats, weights: Floats) -> float:
-    return float(np.sum(weights * residuals**2))
+def _spread(residuals: Floats) -> float:
+    """Robust size of residuals around 0."""
+    return max(_MAD * float(np.median(np.abs(residuals))), _LEAST_SPREAD)
 
 
-def _slope(residuals: Callable[[Floats], Floats], at: Floats, here: Floats, step: float) -> Floats:
-    columns = []
-    for index in range(len(at)):
-        moved = at.copy()
-        moved[index] += step
-        columns.append((residuals(moved) - here) / step)
-    return np.stack(columns, axis=1) if columns else np.zeros((len(here), 0))
-
-
-def _move(
-    residuals: Callable[[Floats], Floats],
-    theta: Floats,
-    slope: Floats,
-    weights: Floats,
-    now: Floats,
-    damping: float,
-    bounds: tuple[Floats, Floats],
-) -> tuple[Floats, Floats]:
-    """Where a damped step leads, and the residuals there; constants at a bound that pull outwards stay."""
-    gradient = slope.T @ (weights * now)
-    low, high = bounds
-    stuck = ((theta <= low) & (gradient > 0)) | ((theta >= high) & (gradient < 0))
-    free = np.flatnonzero(~stuck)
-    normal = slope[:, free].T @ (weights[:, None] * slope[:, free])
-    scale = np.diag(normal) + 1e-9
-    shift = np.linalg.lstsq(normal + damping * np.diag(scale), -gradient[free], rcond=None)[0]
-    moved = theta.copy()
-    moved[free] = np.clip(theta[free] + np.clip(shift, -1.0, 1.0), low[free], high[free])
-    return moved, residuals(moved)
+def _huber(squares: Floats, bend: Floats) -> Floats:
+    """Huber's loss of squared residuals with its two derivatives, linear beyond `bend`."""
+    size = np.sqrt(np.maximum(squares, 1e-300))
+    inside = size <= bend
+    with np.errstate(invalid="ignore"):
+        loss = np.where(inside, squares, 2 * bend * size - bend**2)
+        first = np.where(inside, 1.0, bend / size)
+        second = np.where(inside, 0.0, -bend / (2 * size**3))
+    return np.stack([loss, first, second])
 
 
 def _estimates(
@@ -199,9 +182,10 @@ def _estimates(
     residuals: Floats,
     bounds: tuple[Floats, Floats],
 ) -> tuple[Estimate, ...]:
-    weights = _weights(residuals)
+    bend = _HUBER * _spread(residuals)
+    weights = np.minimum(1.0, bend / np.maximum(np.abs(residuals), 1e-12))
     freedom = max(len(residuals) - len(unknowns), 1)
-    scale = max(_loss(residuals, weights) / freedom, _LEAST_SPREAD**2)
+    scale = max(float(np.sum(weights * residuals**2)) / freedom, _LEAST_SPREAD**2)
     normal = slope.T @ (weights[:, None] * slope)
     deviations = np.sqrt(np.maximum(np.diag(np.linalg.pinv(normal)) * scale, 0.0))
     felt = np.sqrt(np.diag(normal)) > 1e-3

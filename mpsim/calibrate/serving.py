@@ -26,7 +26,7 @@ _SHARES = ("gemm_bandwidth", "gemm_compute", "expert_bandwidth", "expert_compute
 _TIMES = ("step_time", "request_time", "layer_time", "host_layer_time", "first_token_time")
 _QUANTITIES = ("ttft", "tpot", "e2e", "throughput")
 _STEP = 0.05  # of a derivative, in logarithms: iterations are formed anew, so that less drowns in their steps
-_ROUNDS = 8
+_ROUNDS, _PASSES = 8, 2  # each serves every point once more for every constant
 _PRIOR = {"share": 2.0, "time": 5.0}  # standard deviation of a preset's value, in logarithms
 
 
@@ -62,12 +62,14 @@ def fit_serving(points: Sequence[ServedPoint]) -> Fit:
     chosen, others = points[::every], [p for at, p in enumerate(points) if at % every]
     unknowns = _unknowns(chosen)
     measured = _measured(chosen)
-    estimates, _ = fit_robust(
+    estimates = fit_robust(
         lambda values: _times(chosen, _named(unknowns, values)),
         unknowns,
         measured,
         step=_STEP,
         rounds=_ROUNDS,
+        passes=_PASSES,
+        method="dogbox",
     )
     constants = {
         estimate.name: fitted(estimate, _unit(estimate.name))

@@ -45,7 +45,6 @@ def measure(settings: Settings, *, say: Callable[[str], None]) -> Measured | Non
 
     Parameters
     ----------
-    settings : Settings
     say : callable
         Takes a line of progress; called on the first rank only.
 

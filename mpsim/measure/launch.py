@@ -18,7 +18,6 @@ class Launch:
 
     Parameters
     ----------
-    rank, world_size, local_rank : int
     address : str
         Host of rank 0, and
     port : int
@@ -37,7 +36,6 @@ def read_launch(environment: Mapping[str, str], *, port: int, ports: int) -> Lau
 
     Parameters
     ----------
-    environment : mapping
     port, ports : int
         First port and number of ports a Slurm job chooses from, by its number.
 

@@ -26,7 +26,6 @@ class Kernel:
 
     Parameters
     ----------
-    name : str
     inputs : callable
         (world, dtype, tokens, features, whether gradients are wanted) to tensors.
     call : callable

@@ -85,8 +85,6 @@ class Place:
         In the tensor-parallel group.
     group : process group
         None for one rank alone.
-    device : torch.device
-    dtype : torch.dtype
     """
 
     rank: int

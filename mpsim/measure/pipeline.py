@@ -34,13 +34,10 @@ class Pipeline:
 
     Parameters
     ----------
-    sizes : Sizes
-    split : Split
     place : Place
         Of this rank in its tensor-parallel group.
     axes : mapping of str to (int, mesh)
         Place and one-dimensional mesh along each axis.
-    recorder : Recorder
 
     Notes
     -----

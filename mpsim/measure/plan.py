@@ -27,7 +27,6 @@ class Split:
 
     Parameters
     ----------
-    dp, tp, pp : int
     virtual : int
         Stages a rank.
     microbatches : int

@@ -73,7 +73,6 @@ def rotated(world: World, each: float, make: Callable[[], T]) -> Callable[[], T]
 
     Parameters
     ----------
-    world : World
     each : float
         Of one set [B].
     make : callable

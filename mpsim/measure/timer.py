@@ -27,7 +27,6 @@ class Timed:
 
     Parameters
     ----------
-    method : str
     calls : int
         Executions in each sample.
     seconds : tuple of float
@@ -53,10 +52,6 @@ class _Sample:
 
 class Timer:
     """Times work, on every rank of its group alike.
-
-    Parameters
-    ----------
-    world : World
 
     Notes
     -----

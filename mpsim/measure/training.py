@@ -37,15 +37,10 @@ class Replica:
 
     Parameters
     ----------
-    sizes : Sizes
-    split : Split
     place : Place
         Of this rank in its tensor-parallel group.
     axes : mapping of str to (int, mesh)
         Place and one-dimensional mesh along each axis; the mesh is None alone.
-    recorder : Recorder
-    microbatches : int
-    recompute, compiled : bool
     """
 
     def __init__(

@@ -34,11 +34,6 @@ PINGS = 20
 class World:
     """One process among all that measure; ``with World.join("auto") as world``.
 
-    Parameters
-    ----------
-    launch : Launch
-    device : torch.device
-
     Notes
     -----
     Measurements use the backend of the device (NCCL on GPUs, gloo on CPUs); what the processes agree on goes over gloo always,
@@ -172,7 +167,7 @@ class World:
         if self.kind == "cuda":
             text = _nvidia_smi("clocks.sm", self.launch.local_rank)
             return float(text.split()[0]) * 1e6 if text[:1].isdigit() else 0.0
-        return _cpu_field("cpu MHz", 1e6)
+        return max(map(float, _proc("cpuinfo", "cpu MHz")), default=0.0) * 1e6
 
     def free_bytes(self) -> float:
         """Memory of the device that is free, this rank's share of it [B]."""
@@ -304,30 +299,21 @@ def _nvidia_smi(field: str, index: int) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def _proc(file: str, name: str) -> list[str]:
+    """Values of the lines of a file in /proc that begin with a name; none where there is no such file."""
+    try:
+        lines = Path("/proc", file).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
+
+
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or sys.platform
-
-
-def _cpu_field(name: str, scale: float) -> float:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0.0
-    values = [float(line.partition(":")[2]) for line in lines if line.startswith(name)]
-    return max(values) * scale if values else 0.0
+    names = _proc("cpuinfo", "model name")
+    return names[0] if names else platform.processor() or platform.machine() or sys.platform
 
 
 def _memory(name: str) -> float:
     """A line of /proc/meminfo [B]; 0 where there is none."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0.0
-    values = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return float(values[0]) * 1024 if values else 0.0
+    values = _proc("meminfo", f"{name}:")
+    return float(values[0].split()[0]) * 1024 if values else 0.0

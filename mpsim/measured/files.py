@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Annotated, Final, Self, TextIO
 
@@ -26,7 +26,6 @@ from mpsim.measured.records import (
 
 __all__ = [
     "RecordWriter",
-    "check_alike",
     "parse_line",
     "partial_path",
     "read_measured",
@@ -92,7 +91,6 @@ def read_measured(path: str | Path, *, partial: bool = False) -> Measured:
 
     Parameters
     ----------
-    path : str or Path
     partial : bool
         Whether a file without its end line, or with a broken last line, is read as far as it goes; else it is refused.
 
@@ -103,23 +101,6 @@ def read_measured(path: str | Path, *, partial: bool = False) -> Measured:
     """
     with open_text(path, needed="a file of 'mpsim measure'", error=CalibrationError) as stream:
         return _Reading(str(path), partial).read(stream)
-
-
-def check_alike(files: Sequence[Measured]) -> None:
-    """Refuse files that were not measured on the same kind of machine with the same software.
-
-    Raises
-    ------
-    CalibrationError
-        Naming the first field that differs, both values and both files.
-    """
-    for other in files[1:]:
-        for field in ("device_name", "torch", "nccl", "cuda", "driver", "backend"):
-            a, b = getattr(files[0].header, field), getattr(other.header, field)
-            if a != b and not (field == "backend" and "none" in (a, b)):
-                raise CalibrationError(
-                    f"{other.file}: {field} is {b!r}, but {a!r} in {files[0].file}; calibrate each on its own"
-                )
 
 
 class _Reading:

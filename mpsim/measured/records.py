@@ -126,8 +126,6 @@ class RankRecord:
 
     Parameters
     ----------
-    rank : int
-    host : str
     device : str
         ``cpu`` or ``cuda:0``.
     device_name : str
@@ -155,7 +153,6 @@ class Header:
 
     Parameters
     ----------
-    schema : int
     mpsim, torch, python, os : str
         Versions.
     cuda, nccl, driver : str
@@ -164,12 +161,10 @@ class Header:
         When, as ISO 8601 in UTC.
     backend : str
         Of torch.distributed: ``nccl``, ``gloo``, or ``none`` for one process.
-    world_size : int
     ranks : tuple of RankRecord
         Every rank once, in order.
     cores : int
         Of the CPUs of the first rank's host that it may use.
-    seed : int
     """
 
     schema: Annotated[int, BeforeValidator(_known_schema)]
@@ -218,7 +213,6 @@ class Actions:
     ----------
     step : tuple of int
         Which sample of the measurement, from 0.
-    rank : tuple of int
     token : tuple of str
         ``3F0`` as `mpsim.schedule.Orders` writes it, or a word such as ``optimizer``.
     start, end : tuple of float
@@ -424,12 +418,8 @@ class Measured:
 
     Parameters
     ----------
-    header : Header
-    measurements : tuple of Measurement
-    skipped : tuple of Skipped
     end : End or None
         None for a file that was read with ``partial=True`` and has none.
-    file : str
     """
 
     header: Header

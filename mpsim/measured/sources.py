@@ -22,17 +22,14 @@ class Source:
 
     Parameters
     ----------
-    file : str
     tool : str
         Name of the tool that wrote the file, in words.
-    measurements : tuple of Measurement
     device_name : str
         As the file names the accelerator; empty where it does not.
     library : str
         Communication library; empty where there is none.
     header : Header or None
         Of a file of `mpsim measure`.
-    warnings : tuple of str
     """
 
     file: str
@@ -49,7 +46,6 @@ def read_source(path: str | Path, *, only: Mapping[str, str] | None = None) -> S
 
     Parameters
     ----------
-    path : str or Path
     only : mapping of str to str, optional
         Value that a column of a CSV table must have.
 

@@ -148,7 +148,6 @@ def parts_of(
 
     Parameters
     ----------
-    slices : iterable of Slice
     step_time : float or None
         [s]; None for ranks that run on their own, each as long as its actions.
     weights : mapping of int to int, optional

@@ -152,8 +152,6 @@ class Validation(Shown):
 
     Parameters
     ----------
-    records : tuple of Record
-    interrupted : bool
     remarks : tuple of str
         Columns of files that were ignored.
     """
@@ -238,8 +236,6 @@ class Decision:
 
     Parameters
     ----------
-    family, group : str
-    rows : int
     tau : float
         Kendall's rank correlation of predicted and measured times a sequence, from -1 to 1.
     regret : float
@@ -262,14 +258,7 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """All groups of a family, in the mean.
-
-    Parameters
-    ----------
-    groups, rows : int
-    tau, mean_regret, worst_regret, random_regret : float
-    worst_group : str
-    """
+    """All groups of a family, in the mean."""
 
     family: str
     groups: int

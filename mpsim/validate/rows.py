@@ -137,8 +137,6 @@ class Table:
 
     Parameters
     ----------
-    path : Path
-    rows : sequence of mapping
     keys : tuple of str
         Columns that are dotted keys of a scenario.
     measured : mapping of str to (str, str)
@@ -407,7 +405,6 @@ def served_points(path: str | Path, *, only: Mapping[str, str] | None = None) ->
 
     Parameters
     ----------
-    path : str or Path
     only : mapping of str to str, optional
         Value that a column must have.
     """

@@ -57,7 +57,6 @@ def step_of(measurement: Measurement, machine: Cluster, *, launch: float = 0.0) 
 
     Parameters
     ----------
-    measurement : Measurement
     machine : Cluster
         Of a machine file.
     launch : float
@@ -166,8 +165,6 @@ def _calls(table: Mapping[str, Any], stack: str, each: float, layers: float) -> 
 
     Parameters
     ----------
-    table : mapping
-    stack : str
     each : float
         Time of one call [s].
     layers : float

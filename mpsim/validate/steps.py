@@ -43,12 +43,10 @@ class StepComparison:
 
     Parameters
     ----------
-    id, family, title : str
     measured, predicted : float or None
         [s]; the prediction is None where there is none.
     noise : float
         Relative spread of the measured steps.
-    samples : int
     others : float
         Share of the host that other processes used meanwhile.
     measured_parts, predicted_parts : mapping of str to float
@@ -61,7 +59,6 @@ class StepComparison:
         Peak of the fullest rank, as torch's allocator counts it [B]; 0 where it is not known.
     measured_slices, predicted_slices : tuple of Slice
         Timelines.
-    skipped_because : str or None
     """
 
     id: str
@@ -142,9 +139,6 @@ class Comparison(Shown):
 
     Parameters
     ----------
-    machine : str
-    steps : tuple of StepComparison
-    warnings : tuple of str
     drift : float
         How far the same kernel was apart at the start and the end of the quietest file.
     others : float

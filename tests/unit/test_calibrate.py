@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from mpsim.calibrate import calibrate
 from mpsim.calibrate.robust import Unknown, fit_robust
 from mpsim.cli.app import execute
 from mpsim.cost import GemmConstants, gemm_seconds
-from mpsim.errors import CalibrationError
+from mpsim.errors import CalibrationError, MissingExtraError
 from mpsim.measured.files import to_line
 from mpsim.measured.records import End, Header, Measurement, RankRecord
 from mpsim.measured.sources import Source, read_source
@@ -127,7 +128,7 @@ def test_a_fit_ignores_outliers():
     times = (2e-5 + size / 3e9) * np.exp(rng.normal(0, 0.02, 40))
     times[::10] *= 3
     unknowns = [Unknown("latency", 1e-6, 1e-9, 1.0), Unknown("rate", 1e8, 1e6, 1e12)]
-    (latency, rate), _ = fit_robust(lambda x: x[0] + size / x[1], unknowns, times)
+    (latency, rate) = fit_robust(lambda x: x[0] + size / x[1], unknowns, times)
     assert latency.value == pytest.approx(2e-5, rel=0.03)
     assert rate.value == pytest.approx(3e9, rel=0.03)
     assert latency.low < 2e-5 < latency.high
@@ -136,10 +137,17 @@ def test_a_fit_ignores_outliers():
 def test_a_constant_that_no_point_feels_is_not_identified():
     """Its interval is as wide as its bounds, and it stays at the first guess."""
     unknowns = [Unknown("felt", 1.0, 0.1, 10.0), Unknown("unfelt", 2.0, 0.1, 50.0, prior=1.0)]
-    found, _ = fit_robust(lambda x: np.full(5, x[0]), unknowns, np.full(5, 3.0))
+    found = fit_robust(lambda x: np.full(5, x[0]), unknowns, np.full(5, 3.0))
     assert found[0].value == pytest.approx(3.0, rel=1e-3)
     assert not found[1].identified
     assert (found[1].value, found[1].low, found[1].high) == pytest.approx((2.0, 0.1, 50.0))
+
+
+def test_without_scipy_the_extra_is_named(monkeypatch):
+    """The exact line that installs it."""
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'mpsim\[calibrate\]'"):
+        fit_robust(lambda x: x, [Unknown("a", 1.0, 0.1, 10.0)], np.ones(1))
 
 
 def test_calibrate_finds_the_constants_that_made_the_times(files):

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-FOR_USERS = ("validate", "report", "data", "chakra", "cluster")
+FOR_USERS = ("validate", "calibrate", "data", "chakra", "cluster")
 IN_TESTS = ("notebook",)
 MODULES = {"pyyaml": "yaml", "protobuf": "google.protobuf"}
 

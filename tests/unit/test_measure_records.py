@@ -12,7 +12,6 @@ import pytest
 from mpsim.errors import CalibrationError
 from mpsim.measured.files import (
     RecordWriter,
-    check_alike,
     parse_line,
     partial_path,
     read_measured,
@@ -241,17 +240,6 @@ def test_changed_clocks_are_a_warning(written: Path) -> None:
     first, second = read_measured(written).warnings
     assert "0.1 s at the start and 0.2 s at the end" in first
     assert "rank 1 began at 2500 MHz and ended at 1000 MHz" in second
-
-
-def test_files_of_different_machines_are_not_mixed(written: Path, tmp_path: Path) -> None:
-    """Two devices or two versions of torch in one calibration are refused by name."""
-    read = read_measured(written)
-    other = dataclasses.replace(
-        read, header=dataclasses.replace(HEADER, torch="2.4.0"), file="other"
-    )
-    check_alike([read, read])
-    with pytest.raises(CalibrationError, match=r"other: torch is '2.4.0', but '2.13.0'"):
-        check_alike([read, other])
 
 
 def test_a_line_reads_itself() -> None:
