@@ -11,7 +11,7 @@ import pytest
 import mpsim
 from mpsim.engine import run
 from mpsim.errors import FormatError
-from mpsim.formats import hlo_program as module_of_programs
+from mpsim.formats.hlo import program as module_of_programs
 from mpsim.formats.hlo.memory import device_memory
 from mpsim.formats.hlo.text import device_bytes, parse_module
 from mpsim.formats.hlo.work import product_of, work_of

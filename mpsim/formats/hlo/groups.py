@@ -17,6 +17,12 @@ from mpsim.errors import FormatError
 __all__ = ["MOST_DEVICES", "groups_of", "named_meshes"]
 
 MOST_DEVICES: Final = 1_000_000
+_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+_LISTS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(
+    r"replica_groups=(?:@?\w*)?mesh\[([^\]]*)\]\s*(?:,?\s*device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?\)?)?\s*,?\s*\{([^}]*)\}"
+)
 
 
 def groups_of(rest: str, devices: int, file: str = "") -> list[list[int]]:
@@ -43,23 +49,19 @@ def groups_of(rest: str, devices: int, file: str = "") -> list[list[int]]:
     >>> groups_of("replica_groups=mesh['a'=2,'b'=1,'c'=4] {'a'}", 8)
     [[0, 4], [1, 5], [2, 6], [3, 7]]
     """
-    if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest):
+    if pairs := _PAIRS.search(rest):
         return [_wholes(pair, file) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1])]
     if "source_target_pairs={{" in rest:
         raise FormatError(f"{file}: source_target_pairs that are no pairs; the file is damaged")
-    if listed := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest):
-        found = [
-            _wholes(group.strip(","), file) if group.strip(",") else []
-            for group in re.findall(r"\{([\d,]*)\}", listed[1])
-        ]
-        return found or [list(range(devices))]
-    if tiles := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
-        return _iota(*tiles.groups(), file=file)
-    if mesh := re.search(
-        r"replica_groups=(?:@?\w*)?mesh\[([^\]]*)\]\s*(?:,?\s*device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?\)?)?\s*,?\s*\{([^}]*)\}",
-        rest,
-    ):
-        return _mesh(mesh[1], mesh[2], mesh[3], mesh[4], file)
+    if lists := _LISTS.search(rest):
+        groups = re.findall(r"\{([\d,]*)\}", lists[1])
+        return [_wholes(group.strip(","), file) for group in groups] or [list(range(devices))]
+    if tiles := _IOTA.search(rest):
+        rows, columns = [*_wholes(tiles[1], file), 1][:2]
+        ids = _tiled(rows * columns, tiles[2], tiles[3], file, f"replica_groups=[{tiles[1]}]<=")
+        return _rows(ids, columns)
+    if mesh := _MESH.search(rest):
+        return _along_mesh(mesh, file)
     if "replica_groups=" in rest:
         raise FormatError(
             f"{file}: replica_groups in a spelling that is not known: {rest[rest.find('replica_groups=') :][:60]!r}"
@@ -69,24 +71,27 @@ def groups_of(rest: str, devices: int, file: str = "") -> list[list[int]]:
 
 def _wholes(text: str, file: str) -> list[int]:
     """Whole numbers between commas."""
-    items = text.split(",")
+    items = text.split(",") if text else []
     if not all(re.fullmatch(r"\d{1,9}", item) for item in items):
         raise FormatError(f"{file}: groups of {text[:60]!r}; needed numbers of devices")
     return [int(item) for item in items]
 
 
-def _iota(shape: str, tile: str, order: str | None, *, file: str) -> list[list[int]]:
-    rows, columns = [*_wholes(shape, file), 1][:2]
+def _rows(values: Sequence[int], columns: int) -> list[list[int]]:
+    return [list(values[start : start + columns]) for start in range(0, len(values), columns)]
+
+
+def _tiled(total: int, tile: str, order: str | None, file: str, what: str) -> list[int]:
+    """Numbers from 0 on as an array of the sizes of a tile, its axes in another order."""
     sizes = _wholes(tile, file)
     axes = _wholes(order, file) if order else list(range(len(sizes)))
     if (
-        math.prod(sizes) != rows * columns
+        math.prod(sizes) != total
         or sorted(axes) != list(range(len(sizes)))
-        or rows * columns > MOST_DEVICES
+        or not 0 < total <= MOST_DEVICES
     ):
-        raise FormatError(f"{file}: replica_groups=[{shape}]<=[{tile}] do not multiply")
-    flat = _transposed(list(range(rows * columns)), sizes, axes)
-    return [flat[row * columns : (row + 1) * columns] for row in range(rows)]
+        raise FormatError(f"{file}: {what}[{tile}] do not multiply to {total} devices")
+    return _transposed(list(range(total)), sizes, axes)
 
 
 def _transposed(values: Sequence[int], sizes: Sequence[int], axes: Sequence[int]) -> list[int]:
@@ -118,28 +123,18 @@ def _axes(text: str) -> list[tuple[str, int]]:
     ]
 
 
-def _mesh(
-    axes_text: str, tile: str | None, order: str | None, along: str, file: str
-) -> list[list[int]]:
-    axes = _axes(axes_text)
+def _along_mesh(mesh: re.Match[str], file: str) -> list[list[int]]:
+    """Groups along some axes of a mesh, whose devices may lie in another order."""
+    axes = _axes(mesh[1])
     names, sizes = [name for name, _ in axes], [size for _, size in axes]
     total = math.prod(sizes)
-    wanted = [name.strip("'\" ") for name in along.split(",") if name.strip()]
+    wanted = [name.strip("'\" ") for name in mesh[4].split(",") if name.strip()]
     if not 0 < total <= MOST_DEVICES or any(name not in names for name in wanted):
         raise FormatError(
-            f"{file}: replica_groups of mesh [{axes_text[:60]}] along {along[:60]}: needed axes of the mesh"
+            f"{file}: replica_groups of mesh [{mesh[1][:60]}] along {mesh[4][:60]}: needed axes of the mesh"
         )
-    ids = list(range(total))
-    if tile is not None:
-        shape = _wholes(tile, file)
-        turn = _wholes(order, file) if order else list(range(len(shape)))
-        if math.prod(shape) != total or sorted(turn) != list(range(len(shape))):
-            raise FormatError(
-                f"{file}: device_ids [{tile}] do not multiply to the {total} devices of the mesh"
-            )
-        ids = _transposed(ids, shape, turn)
+    ids = _tiled(total, mesh[2], mesh[3], file, "device_ids ") if mesh[2] else list(range(total))
     inner = [names.index(name) for name in wanted]
     outer = [place for place in range(len(names)) if place not in inner]
-    flat = _transposed(ids, sizes, [*outer, *inner])
-    each = math.prod(sizes[place] for place in inner)
-    return [flat[start : start + each] for start in range(0, total, each)]
+    columns = math.prod(sizes[place] for place in inner)
+    return _rows(_transposed(ids, sizes, [*outer, *inner]), columns)

@@ -10,7 +10,7 @@ openxla/xla, ``buffer_assignment.cc``, ``hlo_dataflow_analysis.cc`` (which instr
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from typing import Final
 
 from mpsim.formats.hlo.text import Instruction, Module, device_bytes
@@ -25,21 +25,17 @@ _DEEPEST: Final = 64
 
 
 def device_memory(module: Module) -> dict[str, float]:
-    """Bytes of arguments, results and temporaries of one device at the fullest moment.
-
-    Parameters
-    ----------
-    module : Module
-        In the order in which it runs.
+    """Bytes of arguments, results and temporaries of one device at the fullest moment of a module in the order in which it runs.
 
     Returns
     -------
     dict of str to float
         ``arguments``, ``results`` (those that take no argument's place), ``temporaries`` and their ``total`` [B].
     """
-    entry = module.computations[module.entry]
-    arguments = sum(device_bytes(line.type) for line in entry.values() if line.kind == "parameter")
-    root = entry.get(module.roots.get(module.entry, ""))
+    arguments = sum(
+        device_bytes(line.type) for line in module.lines(module.entry) if line.kind == "parameter"
+    )
+    root = module.root(module.entry)
     results = float(device_bytes(root.type)) if root is not None else 0.0
     temporaries = max(0.0, _peak(module, module.entry, {}, 0) - results)
     return {
@@ -55,20 +51,8 @@ def _peak(module: Module, computation: str, known: dict[str, float], depth: int)
     if computation in known or depth > _DEEPEST:
         return known.get(computation, 0.0)
     known[computation] = 0.0  # of one that calls itself, which no module does
-    lines = list(module.computations.get(computation, {}).values())
-    owners: dict[str, tuple[str, ...]] = {}
-    last: dict[str, int] = {}
-    for number, line in enumerate(lines):
-        for name, _ in line.operands:
-            for owner in owners.get(name, ()):
-                last[owner] = number
-        owners[line.name] = _owners(module, line, owners)
-        for owner in owners[line.name]:
-            last[owner] = number
-    if lines:
-        root = module.roots.get(computation, lines[-1].name)
-        for owner in owners.get(root, ()):
-            last[owner] = len(lines)
+    lines = list(module.lines(computation))
+    owners, last = _lives(module, computation, lines)
     freed: dict[int, float] = {}
     now = most = 0.0
     for number, line in enumerate(lines):
@@ -76,22 +60,34 @@ def _peak(module: Module, computation: str, known: dict[str, float], depth: int)
             size = _own_bytes(module, computation, line)
             now += size
             freed[last[line.name]] = freed.get(last[line.name], 0.0) + size
-        inside = max(
-            (_inside(module, line, name, known, depth) for name in module.called(line)), default=0.0
-        )
-        most = max(most, now + inside)
+        inside = (_inside(module, line, name, known, depth) for name in module.called(line))
+        most = max(most, now + max(inside, default=0.0))
         now -= freed.pop(number, 0.0)
     known[computation] = most
     return most
+
+
+def _lives(
+    module: Module, computation: str, lines: Sequence[Instruction]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
+    """Instructions whose buffers each result lies in, and the last line that reads the buffer of each; what is returned outlives all."""
+    owners: dict[str, tuple[str, ...]] = {}
+    last: dict[str, int] = {}
+    for number, line in enumerate(lines):
+        read = [owner for name, _ in line.operands for owner in owners.get(name, ())]
+        owners[line.name] = _owners(module, line, owners)
+        last.update(dict.fromkeys((*read, *owners[line.name]), number))
+    if lines:
+        root = module.roots.get(computation, lines[-1].name)
+        last.update(dict.fromkeys(owners.get(root, ()), len(lines)))
+    return owners, last
 
 
 def _own_bytes(module: Module, computation: str, line: Instruction) -> float:
     """Bytes that a result needs of its own; the type of a start lists what it reads as well, except that of an all-reduce."""
     size = device_bytes(line.type)
     if line.kind.endswith("-start") and line.kind not in ("all-reduce-start", "async-start"):
-        size -= sum(
-            device_bytes(module.operand_type(computation, operand)) for operand in line.operands
-        )
+        size -= sum(module.device_operands(computation, line))
     return float(max(0, size))
 
 
@@ -124,14 +120,11 @@ def _updated(module: Module, line: Instruction) -> int | None:
     """Which operand a fusion updates in place, if its result is such an update."""
     called = next(iter(module.called(line)), "")
     lines = module.computations.get(called, {})
-    root = lines.get(module.roots.get(called, ""))
+    root = module.root(called)
     if root is None or root.kind != "dynamic-update-slice" or not root.operands:
         return None
     target = lines.get(root.operands[0][0])
     while target is not None and target.kind == "bitcast" and target.operands:
         target = lines.get(target.operands[0][0])
-    if target is None or target.kind != "parameter":
-        return None
-    number = re.match(r"\((\d+)\)", target.rest)
-    place = int(number[1]) if number else len(line.operands)
-    return place if place < len(line.operands) else None
+    place = None if target is None else target.number
+    return place if place is not None and place < len(line.operands) else None

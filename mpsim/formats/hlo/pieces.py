@@ -39,8 +39,8 @@ class Piece:
     on: Ints
     entries: Ints
     exits: Ints
-    first: dict[int, int]
-    last: dict[int, int]
+    first: dict[str, int]
+    last: dict[str, int]
 
 
 class Assembly:
@@ -55,8 +55,8 @@ class Assembly:
         self.count = 0
         self.front: list[int] | None = None  # None: whatever comes before this piece
         self.entries: list[int] = []
-        self.first: dict[int, int] = {}
-        self.last: dict[int, int] = {}
+        self.first: dict[str, int] = {}
+        self.last: dict[str, int] = {}
         self.open: dict[str, int] = {}
 
     def add(self, cost: int, kind: int, axis: int, phase: int, label: int) -> int:
@@ -74,7 +74,7 @@ class Assembly:
         self.row += [row] * len(self.front)
         self.on += self.front
 
-    def queued(self, row: int, queue: int) -> None:
+    def queued(self, row: int, queue: str) -> None:
         """Let a row wait for the one before it on a queue."""
         if queue in self.last:
             self.row.append(row)

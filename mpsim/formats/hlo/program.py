@@ -14,34 +14,34 @@ openxla/xla, ``gpu/runtime/nccl_collective_thunk.cc`` (queues of asynchronous co
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import COLLECTIVES as COLLECTIVES_PRICED
-from mpsim.cost import CollectiveModel, Constant, KernelModel
+from mpsim.cost import COLLECTIVES, Constant, KernelModel
 from mpsim.errors import FormatError
 from mpsim.formats.execution import (
     PHASES,
+    CommunicationPrices,
     ImportedProgram,
+    Price,
     axis_streams,
     program_vocabulary,
 )
-from mpsim.formats.hlo.facts import COLLECTIVES, facts_of
+from mpsim.formats.hlo import facts_of
 from mpsim.formats.hlo.groups import groups_of, named_meshes
 from mpsim.formats.hlo.memory import device_memory
 from mpsim.formats.hlo.pieces import Assembly, Piece
 from mpsim.formats.hlo.text import Instruction, Module, type_bytes
 from mpsim.formats.hlo.work import FREE, Product, work_of
-from mpsim.formats.mesh_axes import DeviceAxes, device_axes
+from mpsim.formats.mesh_axes import device_axes
 from mpsim.hardware import Accelerator, Cluster
-from mpsim.parallel import GroupShape
 from mpsim.parallel.axes import Stream
-from mpsim.parallel.crossing import messages, placed, slowdown
 from mpsim.program import COLLECTIVE, Program
 from mpsim.program.rows import Rows
 from mpsim.program.template import ticks
@@ -65,7 +65,10 @@ _GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=.*?(?=, (?!device_
 _PAIRS = re.compile(r'_xla_send_recv_source_target_pairs="?(\{[^_]*?\}\})')
 _MESSAGES = "source_target_pairs"
 _NUMBERED = re.compile(r"(\.\d+|\.clone|\.remat\d*)+$")
-_QUEUES = ("collective", "message", "copy")
+_UNTIMED = frozenset({"recv", "infeed", "outfeed"})
+_PERMUTE = "collective-permute"
+_COPIES = -2  # in place of an axis
+_FUSED = "async_collective_fusion"
 _PRECISIONS = {
     "bf16": ("bf16", "fp16", "fp32"),
     "f16": ("fp16", "bf16", "fp32"),
@@ -81,20 +84,7 @@ Ints = NDArray[np.int64]
 
 
 def hlo_program(module: Module, cluster: Cluster, path: Path) -> ImportedProgram:
-    """Price a compiled module on a cluster.
-
-    Parameters
-    ----------
-    module : Module
-    cluster : Cluster
-        Device i of the module is its accelerator i.
-    path : Path
-        Of the file, for messages.
-
-    Returns
-    -------
-    ImportedProgram
-        One rank class that stands for all devices.
+    """Price a compiled module on a cluster, device i on accelerator i, as one rank class that stands for all devices.
 
     Raises
     ------
@@ -127,6 +117,48 @@ def hlo_program(module: Module, cluster: Cluster, path: Path) -> ImportedProgram
     )
 
 
+class _Place(NamedTuple):
+    """Where an instruction stands, and how many computations call each other to get there."""
+
+    computation: str
+    depth: int
+
+
+class _Wrapped(NamedTuple):
+    """A collective inside a called computation, whether products stand beside it, and which half of it this is."""
+
+    collective: Instruction | None = None
+    computes: bool = False
+    begins: bool = False
+    carries_on: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Cost:
+    """What a row costs: a kernel by its work, or communication by its price.
+
+    Parameters
+    ----------
+    moved : float
+        Read from and written to device memory by a kernel [B].
+    collective : str
+        As the cost models call it; empty for a kernel.
+    size : float
+        Whole tensor of a collective [B].
+    """
+
+    products: tuple[Product, ...] = ()
+    moved: float = 0.0
+    price: Price | None = None
+    collective: str = ""
+    size: float = 0.0
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the products of a kernel."""
+        return sum(product.flops for product in self.products)
+
+
 class _Builder:
     """A module being turned into rows and prices."""
 
@@ -134,48 +166,47 @@ class _Builder:
         self.module, self.cluster, self.file = module, cluster, file
         self.device = _device_of(module)
         self._pieces: dict[str, Piece] = {}
-        self._works: dict[tuple[object, ...], int] = {}
-        self._fixed: dict[int, tuple[float, float, float]] = {}
-        self._kinds: dict[int, tuple[int, float]] = {}
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._costs: list[_Cost] = []
         self._labels: dict[str, int] = {}
         self._unknown: set[str] = set()
         self._scaled = False
-        self._collectives = CollectiveModel(cluster)
+        self._prices = CommunicationPrices(cluster)
         self._kernels: dict[str, KernelModel] = {}
-        self._spelled: dict[str, tuple[tuple[int, ...], ...]] = {}
-        self._inside: dict[str, Instruction | None] = {}
+        self._wrapping: dict[str, _Wrapped] = {}
         self._phases: dict[str, int] = {}
-        self._takes = {"send": self._send, "copy-start": self._copy, "slice-start": self._copy}
-        meshes = self._spell()
-        messages = [text for text in self._spelled if text.startswith(_MESSAGES)]
-        self.axes: DeviceAxes = device_axes(
-            [groups for text, groups in self._spelled.items() if text not in messages],
-            module.devices,
-            pairs=[self._spelled[text] for text in messages],
-            named=meshes,
+        self._takes = {
+            "while": self._loop,
+            "call": self._call,
+            "conditional": self._branch,
+            "send": self._send,
+            "copy-start": self._copy,
+            "slice-start": self._copy,
+        }
+        texts = dict.fromkeys(
+            _groups_text(line)
+            for computation in module.computations
+            for line in module.lines(computation)
+            if line.collective or line.kind == "send"
         )
-        self._along = {text: self.axes.along(groups) for text, groups in self._spelled.items()}
-        self.axis_names = self._ordered(dict.fromkeys(self._along.values()))
-
-    def _ordered(self, names: dict[str, None]) -> tuple[str, ...]:
-        """Axes that communicate, single ones before combinations, the slowest first."""
+        self._groups = {text: self._expanded(text) for text in texts}
+        messages = {text for text in texts if text.startswith(_MESSAGES)}
+        self.axes = device_axes(
+            [groups for text, groups in self._groups.items() if text not in messages],
+            module.devices,
+            pairs=[groups for text, groups in self._groups.items() if text in messages],
+            named=[mesh for text in texts for mesh in named_meshes(text)],
+        )
+        self._along = {text: self.axes.along(groups) for text, groups in self._groups.items()}
+        # single axes before combinations, the slowest first
         place = {name: number for number, name in enumerate(self.axes.names)}
-        words = {name: [place.get(word, len(place)) for word in name.split("+")] for name in names}
-        return tuple(sorted(names, key=lambda name: (-len(words[name]), words[name])))
+        words = {
+            name: [place.get(word, len(place)) for word in name.split("+")]
+            for name in self._along.values()
+        }
+        self.axis_names = tuple(sorted(words, key=lambda name: (-len(words[name]), words[name])))
 
-    def _spell(self) -> list[list[tuple[str, int]]]:
-        """Expand the groups of every collective; meshes that are spelled out."""
-        meshes: list[list[tuple[str, int]]] = []
-        for lines in self.module.computations.values():
-            for line in lines.values():
-                if line.kind.removesuffix("-start") in COLLECTIVES or line.kind == "send":
-                    text = _groups_text(line)
-                    if text not in self._spelled:
-                        self._spelled[text] = self._groups(text)
-                        meshes += named_meshes(text)
-        return meshes
-
-    def _groups(self, text: str) -> tuple[tuple[int, ...], ...]:
+    def _expanded(self, text: str) -> tuple[tuple[int, ...], ...]:
         devices, partitions = self.module.devices, self.module.partitions
         groups = [group for group in groups_of(text, devices, self.file) if group]
         most = max((max(group) for group in groups), default=0)
@@ -198,81 +229,74 @@ class _Builder:
             if depth > _DEEPEST:
                 raise FormatError(f"{self.file}: computations call each other over {_DEEPEST} deep")
             assembly = Assembly()
-            for line in self.module.computations.get(computation, {}).values():
-                self._take(assembly, computation, line, depth)
+            for line in self.module.lines(computation):
+                self._take(assembly, _Place(computation, depth), line)
             self._pieces[computation] = assembly.finish()
         return self._pieces[computation]
 
-    def _take(self, assembly: Assembly, computation: str, line: Instruction, depth: int) -> None:
-        kind = line.kind
-        if kind.endswith("-done"):
+    def _take(self, assembly: Assembly, place: _Place, line: Instruction) -> None:
+        if line.kind.endswith("-done"):
             started = assembly.open.pop(line.operands[0][0], None) if line.operands else None
             if started is not None:
                 assembly.wait(started)
-        elif kind in FREE:
-            return
-        elif kind.removesuffix("-start") in COLLECTIVES:
-            self._collective(assembly, computation, line, line, waits=not kind.endswith("-start"))
-        elif kind == "while":
-            self._loop(assembly, line, depth)
-        elif kind == "call":
-            for name in self.module.called(line)[:1]:
-                assembly.embed(self.piece(name, depth + 1), 1, 1.0)
-        elif kind == "conditional":
-            branches = [self.piece(name, depth + 1) for name in self.module.called(line)]
-            if branches:
-                assembly.embed(max(branches, key=self._weight), 1, 1.0)
-        elif kind not in ("recv", "infeed", "outfeed"):
-            take = self._takes.get(kind, self._kernel)
-            take(assembly, computation, line)
+        elif line.collective:
+            waits = not line.kind.endswith("-start")
+            self._collective(assembly, place.computation, line, line, waits=waits)
+        elif line.kind not in FREE and line.kind not in _UNTIMED:
+            self._takes.get(line.kind, self._kernel)(assembly, place, line)
 
-    def _kernel(self, assembly: Assembly, computation: str, line: Instruction) -> None:
+    def _call(self, assembly: Assembly, place: _Place, line: Instruction) -> None:
+        for name in self.module.called(line)[:1]:
+            assembly.embed(self.piece(name, place.depth + 1), 1, 1.0)
+
+    def _branch(self, assembly: Assembly, place: _Place, line: Instruction) -> None:
+        branches = [self.piece(name, place.depth + 1) for name in self.module.called(line)]
+        if branches:
+            assembly.embed(max(branches, key=self._weight), 1, 1.0)
+
+    def _loop(self, assembly: Assembly, place: _Place, line: Instruction) -> None:
+        for name in self.module.called(line)[:1]:
+            piece, trips = self.piece(name, place.depth + 1), self.module.trips(line)
+            if trips >= 1 and len(piece.cost) * trips <= MOST_ROWS:
+                assembly.embed(piece, trips, 1.0)
+            elif trips >= 1:
+                self._scaled = True
+                assembly.embed(piece, 1, float(trips))
+
+    def _kernel(self, assembly: Assembly, place: _Place, line: Instruction) -> None:
         """A kernel, or a collective that is wrapped in what looks like one."""
         names = self.module.called(line)
-        wrapped = self._wrapped(names[0]) if names else None
-        if wrapped is not None and not self.module.carries_on(names[0]):
-            asynchronous = line.kind == "async-start" or self._begins(names[0])
-            self._collective(assembly, names[0], wrapped, line, waits=not asynchronous)
-            if not self._computes(names[0]):
+        wrapped = self._wrapped(names[0]) if names else _Wrapped()
+        if wrapped.collective is not None and not wrapped.carries_on:
+            waits = line.kind != "async-start" and not wrapped.begins
+            self._collective(assembly, names[0], wrapped.collective, line, waits=waits)
+            if not wrapped.computes:
                 return
-        elif wrapped is not None and not names[0].startswith("async_collective_fusion"):
-            begun = assembly.open.pop(_channel(wrapped), None)
+        elif wrapped.collective is not None and not names[0].startswith(_FUSED):
+            begun = assembly.open.pop(_channel(wrapped.collective), None)
             if begun is not None:
                 assembly.wait(begun)
             return
-        work = work_of(self.module, computation, line)
+        work = work_of(self.module, place.computation, line)
         if not work.known:
             target = re.search(r'custom_call_target="([^"]{0,60})', line.rest)
             self._unknown.add(target[1] if target else line.name)
-        if not (work.moved or work.products):
-            return
-        cost = self._works.setdefault((work.products, work.moved), len(self._works))
-        phase = self._phase(line)
-        row = assembly.add(cost, 2 + phase, -1, phase, self._label(line))
-        assembly.front = [row]
+        if work.moved or work.products:
+            phase = self._phase(line)
+            cost = self._work(work.products, work.moved)
+            assembly.front = [assembly.add(cost, 2 + phase, -1, phase, self._label(line))]
 
-    def _wrapped(self, name: str) -> Instruction | None:
-        """The collective inside a called computation."""
-        if name not in self._inside:
-            self._inside[name] = next(
-                (
-                    line
-                    for line in self.module.computations.get(name, {}).values()
-                    if line.kind.removesuffix("-start") in COLLECTIVES
-                ),
-                None,
+    def _wrapped(self, name: str) -> _Wrapped:
+        """What a called computation has to do with a collective."""
+        if name not in self._wrapping:
+            lines = self.module.lines(name)
+            self._wrapping[name] = _Wrapped(
+                next((line for line in lines if line.collective), None),
+                computes=any(line.kind in ("dot", "convolution") for line in lines),
+                begins=any("AsyncCollectiveStart" in line.rest for line in lines),
+                carries_on=self.module.carries_on(name),
             )
-        return self._inside[name]
-
-    def _computes(self, name: str) -> bool:
-        """Whether a called computation multiplies beside the collective in it."""
-        lines = self.module.computations.get(name, {}).values()
-        return any(line.kind in ("dot", "convolution") for line in lines)
-
-    def _begins(self, name: str) -> bool:
-        """Whether a called computation begins a collective that runs beside kernels, as TPUs write it."""
-        lines = self.module.computations.get(name, {}).values()
-        return any("AsyncCollectiveStart" in line.rest for line in lines)
+        return self._wrapping[name]
 
     def _collective(
         self,
@@ -283,85 +307,74 @@ class _Builder:
         *,
         waits: bool,
     ) -> None:
-        kind = line.kind.removesuffix("-start")
-        size = sum(
-            type_bytes(self.module.operand_type(computation, operand)) for operand in line.operands
-        )
+        kind, size = line.collective, self.module.operand_bytes(computation, line)
         if kind == "all-reduce" and outer is not line and outer.kind == "fusion":
             kind = "reduce-scatter"  # TPUs fuse the slice that makes it one
-        text = _groups_text(line)
-        cost = self._price(kind, size, text)
-        axis = self.axis_names.index(self._along[text])
-        row = assembly.add(cost, COLLECTIVE, axis, self._phase(outer), self._label(line, kind))
-        assembly.queued(
-            row, _QUEUES.index("message" if kind == "collective-permute" else "collective")
-        )
+        row = self._communication(assembly, kind, size, line, outer, self._label(line, kind))
         if waits or '"is_sync":true' in outer.rest:
             assembly.front = [row]
         else:
             assembly.open[outer.name] = assembly.open[_channel(line)] = row
 
-    def _send(self, assembly: Assembly, computation: str, line: Instruction) -> None:
-        """A message of a pipeline; transfers to the host use no link between devices."""
+    def _communication(
+        self,
+        assembly: Assembly,
+        kind: str,
+        size: int,
+        line: Instruction,
+        outer: Instruction,
+        label: int,
+    ) -> int:
+        """Append a row of communication, which follows the one before on its queue."""
         text = _groups_text(line)
-        if "is_host_transfer=true" in line.rest or not line.operands or not text:
-            return
-        size = type_bytes(self.module.operand_type(computation, line.operands[0]))
-        cost = self._price("collective-permute", size, text)
         axis = self.axis_names.index(self._along[text])
-        row = assembly.add(cost, COLLECTIVE, axis, self._phase(line), self._label(line, "send"))
-        assembly.queued(row, _QUEUES.index("message"))
+        cost = self._price(kind, size, text)
+        row = assembly.add(cost, COLLECTIVE, axis, self._phase(outer), label)
+        assembly.queued(row, "message" if kind == _PERMUTE else "collective")
+        return row
+
+    def _send(self, assembly: Assembly, place: _Place, line: Instruction) -> None:
+        """A message of a pipeline; transfers to the host use no link between devices."""
+        if "is_host_transfer=true" in line.rest or not line.operands or not _groups_text(line):
+            return
+        size = type_bytes(self.module.operand_type(place.computation, line.operands[0]))
+        label = self._label(line, "send")
+        row = self._communication(assembly, _PERMUTE, size, line, line, label)
         assembly.open[line.name] = row
 
-    def _copy(self, assembly: Assembly, computation: str, line: Instruction) -> None:
+    def _copy(self, assembly: Assembly, place: _Place, line: Instruction) -> None:
         """A copy beside the kernels, between memories of the device."""
-        work = work_of(self.module, computation, line)
+        work = work_of(self.module, place.computation, line)
         if work.moved:
-            cost = self._works.setdefault(((), work.moved), len(self._works))
-            row = assembly.add(cost, COLLECTIVE, -2, self._phase(line), self._label(line, "copy"))
-            assembly.queued(row, _QUEUES.index("copy"))
+            cost, label = self._work((), work.moved), self._label(line, "copy")
+            row = assembly.add(cost, COLLECTIVE, _COPIES, self._phase(line), label)
+            assembly.queued(row, "copy")
             assembly.open[line.name] = row
-
-    def _loop(self, assembly: Assembly, line: Instruction, depth: int) -> None:
-        for name in self.module.called(line)[:1]:
-            piece, trips = self.piece(name, depth + 1), self.module.trips(line)
-            if trips < 1:
-                return
-            if len(piece.cost) * trips <= MOST_ROWS:
-                assembly.embed(piece, trips, 1.0)
-            else:
-                self._scaled = True
-                assembly.embed(piece, 1, float(trips))
 
     def _weight(self, piece: Piece) -> float:
         """Rough time of a piece, to tell which branch is longer."""
         chip = self.cluster.accelerator
-        keys = list(self._works)
         total = 0.0
-        for cost, times in zip(piece.cost.tolist(), piece.times.tolist(), strict=True):
-            if cost in self._fixed:
-                total += times * self._fixed[cost][0]
+        for number, times in zip(piece.cost.tolist(), piece.times.tolist(), strict=True):
+            cost = self._costs[number]
+            if cost.price is not None:
+                total += times * cost.price.seconds
                 continue
-            products, moved = keys[cost]
-            assert isinstance(products, tuple)
-            assert isinstance(moved, float)
-            flops = sum(product.flops for product in products)
-            total += times * (flops / max(chip.peak_flops.values()) + moved / chip.memory_bandwidth)
+            peak = max(chip.peak_flops.values())
+            total += times * (cost.flops / peak + cost.moved / chip.memory_bandwidth)
         return total
 
     def _phase(self, line: Instruction) -> int:
         """Phase of the step that an instruction belongs to, by the name of the operation it came from."""
-        name = re.search(r'op_name="([^"]*)', line.rest)
-        if name is not None:
-            return _phase_of(name[1])
+        if line.operation:
+            return _phase_of(line.operation)
         for called in self.module.called(line)[:1]:
             if called not in self._phases:
-                names = (
-                    re.search(r'op_name="([^"]*)', inner.rest)
-                    for inner in self.module.computations.get(called, {}).values()
+                names = [inner.operation for inner in self.module.lines(called)]
+                phases = [_phase_of(name) for name in names if name]
+                self._phases[called] = max(
+                    phases, key=phases.count, default=PHASES.index("compute")
                 )
-                found = [_phase_of(match[1]) for match in names if match is not None]
-                self._phases[called] = max(found, key=found.count, default=PHASES.index("compute"))
             return self._phases[called]
         return PHASES.index("compute")
 
@@ -373,58 +386,41 @@ class _Builder:
 
     # --- prices
 
+    def _cost(self, key: tuple[object, ...], make: Callable[[], _Cost]) -> int:
+        """Number of a cost, which is made when it is new."""
+        if key not in self._numbers:
+            self._numbers[key] = len(self._costs)
+            self._costs.append(make())
+        return self._numbers[key]
+
+    def _work(self, products: tuple[Product, ...], moved: float) -> int:
+        return self._cost((products, moved), lambda: _Cost(products, moved))
+
     def _price(self, kind: str, size: int, text: str) -> int:
-        key = (kind, size, text)
-        if key not in self._works:
-            number = self._works[key] = len(self._works)
-            groups = self._spelled[text]
-            self._fixed[number] = self._priced(kind, size, groups)
-            name = _KINDS.get(kind, "send_recv")
-            gathers = len(groups[0]) if kind == "all-gather" and groups else 1
-            self._kinds[number] = COLLECTIVES_PRICED.index(name), float(size * gathers)
-        return self._works[key]
+        return self._cost((kind, size, text), lambda: self._priced(kind, size, self._groups[text]))
 
-    def _priced(
-        self, kind: str, size: int, groups: Sequence[Sequence[int]]
-    ) -> tuple[float, float, float]:
-        """Seconds of a collective, and bytes that a device sends over scale-up and scale-out links; the slowest of unequal groups decides."""
-        if kind == "collective-permute":
-            return self._permuted(size, groups)
-        found = [(0.0, 0.0, 0.0)]
-        for length in {len(group) for group in groups if len(group) > 1}:
-            members = np.array([group for group in groups if len(group) == length])
-            shape: GroupShape = placed(self.cluster, members)
-            whole = float(size * (length if kind == "all-gather" else 1))
-            name = _KINDS[kind]
-            up, out = self._collectives.wire_bytes(name, whole, shape)
-            found.append((float(self._collectives.seconds(name, whole, shape)), up, out))
-        return max(found)
-
-    def _permuted(self, size: int, pairs: Sequence[Sequence[int]]) -> tuple[float, float, float]:
-        """Messages of pairs; a device that sends to itself sends nothing."""
-        ends = np.array([pair for pair in pairs if len(pair) == 2 and pair[0] != pair[1]])
-        if not len(ends) or not size:
-            return 0.0, 0.0, 0.0
-        source, target = ends[:, 0], ends[:, 1]
-        leaves = self.cluster.domain_of(source) != self.cluster.domain_of(target)
-        crosses, share = bool(leaves.any()), float(leaves.mean())
-        slower = slowdown(self.cluster, messages(self.cluster, source, target)) if crosses else None
-        seconds = self._collectives.send(float(size), crosses=crosses, slowdown=slower)
-        sent = size * len(ends) / self.module.devices
-        return float(seconds), sent * (1.0 - share), sent * share
+    def _priced(self, kind: str, size: int, groups: Sequence[Sequence[int]]) -> _Cost:
+        """Communication of a device; the slowest of unequal groups decides."""
+        name, gathers = _KINDS.get(kind, "send_recv"), kind == "all-gather"
+        whole = float(size * (len(groups[0]) if gathers and groups else 1))
+        prices = [Price(0.0, 0.0, 0.0)]
+        if kind == _PERMUTE and size:
+            prices = [self._prices.messages(size, groups, ranks=self.module.devices)]
+        elif kind != _PERMUTE:
+            for length in {len(group) for group in groups if len(group) > 1}:
+                members = [group for group in groups if len(group) == length]
+                amount = float(size * (length if gathers else 1))
+                prices.append(self._prices.collective(name, amount, members))
+        return _Cost(price=max(prices), collective=name, size=whole)
 
     def _seconds(self) -> NDArray[np.float64]:
-        """Seconds of every price."""
-        seconds = np.zeros(len(self._works))
+        """Seconds of every cost."""
+        seconds = np.array([cost.price.seconds if cost.price else 0.0 for cost in self._costs])
         by_precision: dict[str, tuple[list[int], list[Operator]]] = {}
-        for number, key in enumerate(self._works):
-            if number in self._fixed:
-                seconds[number] = self._fixed[number][0]
+        for number, cost in enumerate(self._costs):
+            if cost.price is not None:
                 continue
-            products, moved = key
-            assert isinstance(products, tuple)
-            assert isinstance(moved, float)
-            for precision, operator in _operators(products, moved, self.cluster.accelerator):
+            for precision, operator in _operators(cost, self.cluster.accelerator):
                 numbers, operators = by_precision.setdefault(precision, ([], []))
                 numbers.append(number)
                 operators.append(operator)
@@ -437,52 +433,36 @@ class _Builder:
 
     def flops(self, piece: Piece) -> float:
         """FLOPs of the products of one device, those of the longest branches [FLOP]."""
-        each = np.array(
-            [
-                0 if number in self._fixed else sum(product.flops for product in key[0])  # type: ignore[attr-defined] # prices of kernels hold products
-                for number, key in enumerate(self._works)
-            ],
-            dtype=np.float64,
-        )
+        each = np.array([cost.flops for cost in self._costs], dtype=np.float64)
         return float((each[piece.cost] * piece.times).sum())
 
     def program(self, piece: Piece) -> Program:
         """The rows as a Program of one rank class."""
         vocabulary = program_vocabulary(self.axis_names)
         streams = axis_streams(self.axis_names)
-        copies = len(self.axis_names)
-        place = np.where(piece.axis == -2, copies, piece.axis)
-        of_axis = np.array(
-            [*(streams[name] for name in self.axis_names), Stream.COPY, Stream.COMPUTE]
-        )
-        part_of_axis = np.array(
-            [
-                *(vocabulary.part(f"exposed_{name}") for name in self.axis_names),
-                vocabulary.part("other"),
-                -1,
-            ]
-        )
+        # a column for each axis, then copies and kernels, whose axes are -2 and -1
+        queues = [*(streams[name] for name in self.axis_names), Stream.COPY, Stream.COMPUTE]
+        exposed = [vocabulary.part(f"exposed_{name}") for name in self.axis_names]
+        part = np.array([*exposed, vocabulary.part("other"), -1])[piece.axis]
         phase = np.array([vocabulary.part(name) for name in PHASES])[piece.phase]
-        fixed = np.zeros((2, len(self._works)))
-        for number, (_, up, out) in self._fixed.items():
-            fixed[:, number] = up, out
-        up_bytes, out_bytes = fixed[:, piece.cost] * piece.times
-        collective, size = np.full(len(self._works), -1), np.zeros(len(self._works))
-        for number, (kind, amount) in self._kinds.items():
-            collective[number], size[number] = kind, amount
-        names = np.array(list(self._labels) or [""])
+        sent = np.array([cost.price[1:] if cost.price else (0.0, 0.0) for cost in self._costs])[
+            piece.cost
+        ]
+        called = np.array(
+            [COLLECTIVES.index(cost.collective) if cost.collective else -1 for cost in self._costs]
+        )
         rows = Rows(vocabulary)
         rows.add(
             len(piece.cost),
-            label=names[piece.label],
-            stream=of_axis[place],
+            label=np.array(list(self._labels) or [""])[piece.label],
+            stream=np.array(queues)[piece.axis],
             kind=piece.kind,
-            part=np.where(piece.axis == -1, phase, part_of_axis[place]),
+            part=np.where(part < 0, phase, part),
             duration=ticks(self._seconds()[piece.cost] * piece.times),
-            up_bytes=up_bytes,
-            out_bytes=out_bytes,
-            collective=collective[piece.cost],
-            size=size[piece.cost],
+            up_bytes=sent[:, 0] * piece.times,
+            out_bytes=sent[:, 1] * piece.times,
+            collective=called[piece.cost],
+            size=np.array([cost.size for cost in self._costs])[piece.cost],
         )
         rows.depend(piece.row, piece.on)
         devices = self.module.devices
@@ -492,7 +472,7 @@ class _Builder:
     def constants(self) -> tuple[Constant, ...]:
         """Every constant that the prices rest on."""
         used = [constant for model in self._kernels.values() for constant in model.provenance()]
-        return tuple(dict.fromkeys([*used, *self._collectives.provenance()]))
+        return tuple(dict.fromkeys([*used, *self._prices.model.provenance()]))
 
     def warnings(self) -> list[str]:
         """Sentences on what the answer leaves out."""
@@ -550,41 +530,32 @@ def _device_of(module: Module) -> str:
     return ""
 
 
-def _operators(
-    products: tuple[Product, ...], moved: float, chip: Accelerator
-) -> list[tuple[str, Operator]]:
+def _operators(cost: _Cost, chip: Accelerator) -> list[tuple[str, Operator]]:
     """A kernel as operators of the cost models: its products, which share its bytes, or its bytes alone."""
-    if not products:
-        precision = next((name for name in ("bf16", "fp16", "fp32") if name in chip.peak_flops), "")
-        return [
-            (
-                precision or min(chip.peak_flops),
-                Operator(
-                    name="kernel",
-                    kind=OperatorKind.ELEMENTWISE,
-                    role=Role.KERNEL,
-                    phase=Phase.FORWARD,
-                    bytes=moved,
-                ),
-            )
-        ]
+    plain = Operator(
+        name="kernel",
+        kind=OperatorKind.ELEMENTWISE,
+        role=Role.KERNEL,
+        phase=Phase.FORWARD,
+        bytes=cost.moved / max(1, len(cost.products)),
+    )
+    if not cost.products:
+        return [(_precision("", chip), plain)]
     return [
         (
             _precision(product.dtype, chip),
-            Operator(
+            dataclasses.replace(
+                plain,
                 name="product",
                 kind=OperatorKind.GEMM,
-                role=Role.KERNEL,
-                phase=Phase.FORWARD,
                 m=product.m,
                 n=product.n,
                 k=product.k,
                 batch=product.batch,
                 flops=float(product.flops),
-                bytes=moved / len(products),
             ),
         )
-        for product in products
+        for product in cost.products
     ]
 
 

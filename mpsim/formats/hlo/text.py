@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from mpsim.errors import FormatError
@@ -21,14 +21,25 @@ from mpsim.formats.hlo.groups import MOST_DEVICES
 from mpsim.memo import remembered
 
 __all__ = [
+    "COLLECTIVES",
     "Instruction",
     "Module",
     "arrays",
     "device_bytes",
-    "elements",
     "parse_module",
     "type_bytes",
 ]
+
+COLLECTIVES: Final = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+"""Opcodes of collectives, without ``-start`` and ``-done``."""
 
 DEEPEST: Final = 64  # computations that call computations
 _LONGEST_CONSTANT: Final = 1 << 20
@@ -64,14 +75,14 @@ class Instruction:
 
     Parameters
     ----------
-    name, kind : str
-        Its name, and its opcode.
+    kind : str
+        Its opcode.
     type : str
         Type of its result as written.
     operands : tuple of (str, str)
         Name of each operand, and its type where the printer writes it.
     rest : str
-        Attributes.
+        Attributes; of a parameter or a constant what stands in its parentheses as well.
     """
 
     name: str
@@ -80,6 +91,24 @@ class Instruction:
     operands: tuple[tuple[str, str], ...]
     rest: str
 
+    @property
+    def collective(self) -> str:
+        """The collective that it is or starts; empty where it is none."""
+        kind = self.kind.removesuffix("-start")
+        return kind if kind in COLLECTIVES else ""
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation that it came from; empty where it is not stated."""
+        match = re.search(r'op_name="([^"]*)', self.rest)
+        return match[1] if match else ""
+
+    @property
+    def number(self) -> int | None:
+        """Which parameter it is; None for what is none."""
+        match = re.match(r"\((\d+)\)", self.rest) if self.kind == "parameter" else None
+        return int(match[1]) if match else None
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Module:
@@ -87,13 +116,10 @@ class Module:
 
     Parameters
     ----------
-    name : str
     devices : int
         Partitions times replicas.
     computations : mapping of str to mapping of str to Instruction
         Instructions of every computation by name, in their order.
-    entry : str
-    is_scheduled : bool
     partitions : int
         Devices that divide one replica among them.
     roots : mapping of str to str
@@ -108,6 +134,14 @@ class Module:
     partitions: int = 1
     roots: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def lines(self, computation: str) -> Collection[Instruction]:
+        """Instructions of a computation in their order; none of one that there is not."""
+        return self.computations.get(computation, {}).values()
+
+    def root(self, computation: str) -> Instruction | None:
+        """The instruction that a computation returns."""
+        return self.computations.get(computation, {}).get(self.roots.get(computation, ""))
+
     def operand_type(self, computation: str, operand: tuple[str, str]) -> str:
         """Type of an operand: as it is written, or that of the line it names."""
         name, written = operand
@@ -116,6 +150,14 @@ class Module:
         known = self.computations[computation].get(name)
         return known.type if known is not None else ""
 
+    def operand_bytes(self, computation: str, line: Instruction) -> int:
+        """Bytes of all operands together."""
+        return sum(type_bytes(self.operand_type(computation, item)) for item in line.operands)
+
+    def device_operands(self, computation: str, line: Instruction) -> list[int]:
+        """Bytes of each operand that lie in the device's main memory."""
+        return [device_bytes(self.operand_type(computation, item)) for item in line.operands]
+
     def walk(self) -> Iterator[tuple[str, Instruction, int]]:
         """Every instruction that a step runs, with its computation and how often it runs."""
         yield from self._walk(self.entry, 1, 0)
@@ -123,9 +165,7 @@ class Module:
     def _walk(
         self, computation: str, times: int, depth: int
     ) -> Iterator[tuple[str, Instruction, int]]:
-        if depth > DEEPEST or computation not in self.computations:
-            return
-        for line in self.computations[computation].values():
+        for line in self.lines(computation) if depth <= DEEPEST else ():
             yield computation, line, times
             times_inside = times * self.trips(line) if line.kind == "while" else times
             for name in self.called(line):
@@ -133,17 +173,11 @@ class Module:
 
     def carries_on(self, computation: str) -> bool:
         """Whether a fusion only carries on or ends a collective that another began, as TPUs write those that run beside kernels."""
-        lines = self.computations.get(computation, {}).values()
-        marks = {
-            word
-            for line in lines
-            if line.kind == "custom-call"
-            for word in ("AsyncCollectiveStart", "AsyncCollectiveDone")
-            if word in line.rest
-        }
-        if "AsyncCollectiveStart" in marks:  # whatever else it carries on, this one begins here
-            return False
-        return bool(marks) or computation.startswith("async_collective_fusion")
+        calls = [line.rest for line in self.lines(computation) if line.kind == "custom-call"]
+        if any("AsyncCollectiveStart" in rest for rest in calls):
+            return False  # whatever else it carries on, this one begins here
+        ends = any("AsyncCollectiveDone" in rest for rest in calls)
+        return ends or computation.startswith("async_collective_fusion")
 
     def states_trips(self, loop: Instruction) -> bool:
         """Whether a loop says itself how often it runs."""
@@ -171,20 +205,14 @@ class Module:
         if stated is not None:
             return int(stated[1])
         condition = dict(_CALLED.findall(loop.rest)).get("condition", "")
-        lines = self.computations.get(condition, {})
         constants = [
             int(match[1])
-            for line in lines.values()
+            for line in self.lines(condition)
             if line.kind == "constant"
             and re.match(r"[su]\d+\[\]", line.type)
             and (match := re.match(r"\s*\(?(-?\d+)", line.rest))
         ]
         return max([*constants, 1])
-
-
-def elements(text: str) -> int:
-    """Elements of the arrays of a type together."""
-    return sum(math.prod(shape) for _, shape in arrays(text))
 
 
 def device_bytes(text: str) -> int:
@@ -225,13 +253,7 @@ def _bits(dtype: str) -> int:
 
 
 def parse_module(text: str, file: str) -> Module:
-    """A module of its text.
-
-    Parameters
-    ----------
-    text : str
-    file : str
-        What complaints call it.
+    """A module of its text; complaints call it `file`.
 
     Raises
     ------
@@ -240,68 +262,74 @@ def parse_module(text: str, file: str) -> Module:
     """
     if re.search(rf"\d{{{_LONGEST_NUMBER}}}", text):
         raise FormatError(f"{file}: a number of over {_LONGEST_NUMBER} digits; the file is damaged")
-    computations: dict[str, dict[str, Instruction]] = {}
-    roots: dict[str, str] = {}
-    current: dict[str, Instruction] | None = None
-    entry = inside = unfinished = ""
-    rows = 0
+    parser = _Parser(file)
     for number, line in enumerate(text.splitlines(), start=1):
-        if current is None:
-            header = (
-                _HEADER.match(line)
-                if line.rstrip().endswith("{") and not line.startswith("HloModule")
-                else None
-            )
-            if header is not None:
-                inside = header[2]
-                current = computations.setdefault(inside, {})
-                entry = inside if header[1] else entry
-        elif line.startswith("}") and not unfinished:
-            current = None
-        else:
-            whole = unfinished + line if unfinished else line
-            found = _instruction(whole)
-            if found is not None:
-                current[found.name] = found
-                unfinished, rows = "", 0
-                if whole.lstrip().startswith("ROOT "):
-                    roots[inside] = found.name
-            elif " constant({" in whole and len(whole) < _LONGEST_CONSTANT and rows < _MOST_ROWS:
-                unfinished, rows = (
-                    whole,
-                    rows + 1,
-                )  # older printers give every row of a constant a line
-            elif _LINE.match(whole):
-                raise FormatError(f"{file}:{number}: an instruction breaks off; the file is cut")
-    if current is not None:
+        parser.take(number, line)
+    if parser.current is not None:
         raise FormatError(f"{file}: breaks off inside a computation; the file is cut")
-    if not entry:
+    if not parser.entry:
         raise FormatError(f"{file}: has no ENTRY computation; needed the text of a compiled module")
     head = text[: text.find("\n")]
     name = re.match(r"HloModule\s+([\w.\-]+)", head)
-    partitions = re.search(r"\bnum_partitions=(\d+)", head)
+    partitions, replicas = (
+        int(match[1]) if (match := re.search(rf"\b{word}=(\d+)", head)) else 1
+        for word in ("num_partitions", "replica_count")
+    )
+    devices = partitions * replicas
+    if not 0 < devices <= MOST_DEVICES:
+        raise FormatError(f"{file}: {devices} devices; needed 1 to {MOST_DEVICES:,}")
     return Module(
         name=name[1] if name else "",
-        devices=_devices(head, file),
-        computations=computations,
-        entry=entry,
+        devices=devices,
+        computations=parser.computations,
+        entry=parser.entry,
         is_scheduled="is_scheduled=true" in head,
-        partitions=int(partitions[1]) if partitions else 1,
-        roots=roots,
+        partitions=partitions,
+        roots=parser.roots,
     )
 
 
-def _devices(head: str, file: str) -> int:
-    """Devices that the first line of a module states."""
-    sizes = [
-        int(match[1])
-        for word in ("num_partitions", "replica_count")
-        if (match := re.search(rf"\b{word}=(\d+)", head))
-    ]
-    devices = math.prod(sizes)
-    if not 0 < devices <= MOST_DEVICES:
-        raise FormatError(f"{file}: {devices} devices; needed 1 to {MOST_DEVICES:,}")
-    return devices
+class _Parser:
+    """Computations of a module, line by line."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.computations: dict[str, dict[str, Instruction]] = {}
+        self.roots: dict[str, str] = {}
+        self.current: dict[str, Instruction] | None = None
+        self.entry = self._inside = self._unfinished = ""
+        self._rows = 0
+
+    def take(self, number: int, line: str) -> None:
+        """Take a line: the head of a computation, its end, or an instruction."""
+        if self.current is None:
+            if line.rstrip().endswith("{") and not line.startswith("HloModule"):
+                self._begin(line)
+        elif line.startswith("}") and not self._unfinished:
+            self.current = None
+        else:
+            self._add(number, self._unfinished + line)
+
+    def _begin(self, line: str) -> None:
+        header = _HEADER.match(line)
+        if header is not None:
+            self._inside = header[2]
+            self.current = self.computations.setdefault(self._inside, {})
+            self.entry = self._inside if header[1] else self.entry
+
+    def _add(self, number: int, line: str) -> None:
+        found = _instruction(line)
+        if found is not None:
+            assert self.current is not None
+            self.current[found.name] = found
+            self._unfinished, self._rows = "", 0
+            if line.lstrip().startswith("ROOT "):
+                self.roots[self._inside] = found.name
+        elif " constant({" in line and len(line) < _LONGEST_CONSTANT and self._rows < _MOST_ROWS:
+            # older printers give every row of a constant a line
+            self._unfinished, self._rows = line, self._rows + 1
+        elif _LINE.match(line):
+            raise FormatError(f"{self.file}:{number}: an instruction breaks off; the file is cut")
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -310,20 +338,14 @@ def _instruction(line: str) -> Instruction | None:
         return None
     end = _type_end(line, match.end())
     opcode = _OPCODE.match(line, end)
-    if opcode is None:
+    close = _closing(line, opcode.end() - 1) if opcode else -1
+    if opcode is None or close < 0:
         return None
-    close = _closing(line, opcode.end() - 1)
-    if close < 0:
-        return None
-    inside = line[opcode.end() : close]
-    kind = opcode[1]
+    name, kind, result = match[2], opcode[1], line[match.end() : end]
+    inside, rest = line[opcode.end() : close], line[close + 1 :]
     if kind in ("constant", "parameter"):
-        return Instruction(
-            match[2], kind, line[match.end() : end], (), f"({inside}){line[close + 1 :]}"
-        )
-    return Instruction(
-        match[2], kind, line[match.end() : end], tuple(_operands(inside)), line[close + 1 :]
-    )
+        return Instruction(name, kind, result, (), f"({inside}){rest}")
+    return Instruction(name, kind, result, tuple(_operands(inside)), rest)
 
 
 def _type_end(line: str, start: int) -> int:

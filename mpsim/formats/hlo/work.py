@@ -86,15 +86,7 @@ class Work:
 
 
 def work_of(module: Module, computation: str, line: Instruction) -> Work:
-    """Work of an instruction that runs by itself.
-
-    Parameters
-    ----------
-    module : Module
-    computation : str
-        Where it stands.
-    line : Instruction
-    """
+    """Work of an instruction of a computation that runs by itself."""
     if line.kind in FREE:
         return Work((), 0.0)
     if line.kind == "fusion":
@@ -107,87 +99,88 @@ def work_of(module: Module, computation: str, line: Instruction) -> Work:
 
 def product_of(module: Module, computation: str, line: Instruction) -> Product | None:
     """The matrix product that a dot or a convolution is; None for anything else."""
-    if line.kind not in ("dot", "convolution") or len(line.operands) < 2:
-        return None
-    left, right = (arrays(module.operand_type(computation, item)) for item in line.operands[:2])
-    result = arrays(line.type)
-    if not (left and right and result):
-        return None
     if line.kind == "convolution":
-        return _convolution(line, left[0], right[0][1], result[0][1])
-    shape = left[0][1]
-    contracted = _picked(shape, _numbers(line.rest, "lhs_contracting_dims"))
-    batch = _picked(shape, _numbers(line.rest, "lhs_batch_dims"))
-    return _shaped(shape, result[0][1], contracted, batch, left[0][0])
+        return _convolution(module, computation, line)
+    if line.kind != "dot":
+        return None
+    dims = {
+        word: _whole_numbers(text)
+        for word, text in re.findall(r"lhs_(contracting|batch)_dims=\{([\d,]*)\}", line.rest)
+    }
+    return _shaped(module, computation, line, dims.get("contracting", []), dims.get("batch", []))
 
 
 def _shaped(
-    left: tuple[int, ...], result: tuple[int, ...], contracted: int, batch: int, dtype: str
+    module: Module, computation: str, line: Instruction, contracting: list[int], batch: list[int]
 ) -> Product | None:
-    """A product of the shapes of its left operand and of its result."""
-    whole = math.prod(left)
-    if not (whole and contracted and batch) or whole % (contracted * batch):
+    """A product by the shapes of its left operand and of its result, and dimensions of the left operand."""
+    if len(line.operands) < 2:
         return None
-    rows = whole // (contracted * batch)
-    columns = math.prod(result) // (rows * batch) if rows else 0
-    return Product(rows, columns, contracted, batch, dtype) if columns else None
+    left = arrays(module.operand_type(computation, line.operands[0]))
+    result = arrays(line.type)
+    if not left or not result:
+        return None
+    dtype, shape = left[0]
+    k, count, whole = _picked(shape, contracting), _picked(shape, batch), math.prod(shape)
+    if not (whole and k and count) or whole % (k * count):
+        return None
+    rows = whole // (k * count)
+    columns = math.prod(result[0][1]) // (rows * count)
+    return Product(rows, columns, k, count, dtype) if columns else None
 
 
-def _convolution(
-    line: Instruction,
-    left: tuple[str, tuple[int, ...]],
-    kernel: tuple[int, ...],
-    result: tuple[int, ...],
-) -> Product | None:
+def _convolution(module: Module, computation: str, line: Instruction) -> Product | None:
     """A convolution as the product that it amounts to: outputs by output features, over input features and the window.
 
     Notes
     -----
     Only places of the window that meet an input count: TPUs write batched products as convolutions whose padded window meets one input at each output.
     """
+    operands = [arrays(module.operand_type(computation, item)) for item in line.operands[:2]]
+    types = [*operands, arrays(line.type)]
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line.rest)
-    if (
-        labels is None
-        or any(len(set(word)) < len(word) for word in labels.groups())
-        or [len(word) for word in labels.groups()] != [len(left[1]), len(kernel), len(result)]
+    if labels is None or len(types) < 3 or not all(types):
+        return None
+    shapes = [found[0][1] for found in types]
+    words = labels.groups()
+    if any(
+        len(set(word)) < len(word) or len(word) != len(shape)
+        for word, shape in zip(words, shapes, strict=True)
     ):
         return None
     inputs, weights, outputs = (
-        dict(zip(word, shape, strict=True))
-        for word, shape in zip(labels.groups(), (left[1], kernel, result), strict=True)
+        dict(zip(word, shape, strict=True)) for word, shape in zip(words, shapes, strict=True)
     )
+    spatial = sorted(label for label in outputs if label.isdigit())
     if not {"i", "o"} <= weights.keys() or "f" not in outputs:
         return None
-    window = _window(line.rest)
+    if not all(label in inputs and label in weights for label in spatial):
+        return None
     met, places = weights["i"], 1
-    for place, label in enumerate(sorted(label for label in outputs if label.isdigit())):
-        if label not in inputs or label not in weights:
-            return None
-        sizes = {name: values[place] for name, values in window.items() if place < len(values)}
-        met *= _valid_places(inputs[label], weights[label], outputs[label], **sizes)
+    for label, window in zip(spatial, _windows(line.rest, len(spatial)), strict=True):
+        met *= _valid_places(inputs[label], weights[label], outputs[label], **window)
         places *= outputs[label]
-    count = math.prod(result)
+    count = math.prod(shapes[2])
     if not (met and places and count):
         return None
     summed = max(1, round(met / places))
-    return Product(count // outputs["f"], outputs["f"], summed, 1, left[0])
+    return Product(count // outputs["f"], outputs["f"], summed, 1, operands[0][0][0])
 
 
-def _window(rest: str) -> dict[str, list[int]]:
-    """Stride, padding before, and dilations of a window, by spatial dimension."""
+_WINDOW = {"stride": "stride", "pad": "before", "lhs_dilate": "spread", "rhs_dilate": "apart"}
+
+
+def _windows(rest: str, dimensions: int) -> list[dict[str, int]]:
+    """Stride, padding before, and dilations of a window, of each spatial dimension."""
     window = re.search(r"window=\{([^}]*)\}", rest)
     words = dict(re.findall(r"(\w+)=([\d_x\-]+)", window[1])) if window else {}
-    found = {
-        name: [int(item) for item in words[word].split("x")]
-        for word, name in (
-            ("stride", "stride"),
-            ("lhs_dilate", "spread"),
-            ("rhs_dilate", "apart"),
-        )
-        if word in words and "_" not in words[word]
-    }
-    if "pad" in words:
-        found["before"] = [int(item.partition("_")[0]) for item in words["pad"].split("x")]
+    found: list[dict[str, int]] = [{} for _ in range(dimensions)]
+    for word, name in _WINDOW.items():
+        text = words.get(word, "")
+        if not text or ("_" in text and word != "pad"):
+            continue
+        for sizes, item in zip(found, text.split("x"), strict=False):
+            sizes[name] = int(item.partition("_")[0])
     return found
 
 
@@ -207,8 +200,8 @@ def _valid_places(
     ----------
     size, window, outputs : int
         Of input, window and output.
-    stride, before, spread, apart : int
-        Steps of the window, padding before the input, distance of inputs, distance of places of the window.
+    before, spread, apart : int
+        Padding before the input, distance of inputs, distance of places of the window.
 
     Examples
     --------
@@ -224,9 +217,8 @@ def _valid_places(
     return int(inside.sum())
 
 
-def _numbers(rest: str, word: str) -> list[int]:
-    found = re.search(rf"{word}=\{{([\d,]*)\}}", rest)
-    return [int(item) for item in found[1].split(",") if item] if found else []
+def _whole_numbers(text: str) -> list[int]:
+    return [int(item) for item in re.findall(r"\d+", text)]
 
 
 def _picked(shape: tuple[int, ...], dims: list[int]) -> int:
@@ -236,45 +228,40 @@ def _picked(shape: tuple[int, ...], dims: list[int]) -> int:
 def _moved(module: Module, computation: str, line: Instruction) -> float:
     """Bytes that one instruction outside a fusion moves."""
     result = device_bytes(line.type)
-    operands = [device_bytes(module.operand_type(computation, item)) for item in line.operands]
+    operands = module.device_operands(computation, line)
     if line.kind in _SLICES:
         return 2.0 * result
     if line.kind == "dynamic-update-slice":
         return 2.0 * (operands[1] if len(operands) > 1 else result)
     if line.kind == "scatter":
         return 3.0 * (operands[-1] if operands else result)
-    if line.kind in (
-        "copy-start",
-        "slice-start",
-    ):  # its type is (result, operand, context) or the like
-        sizes = operands[:1] or [result]
-        return float(sizes[0] if line.kind == "copy-start" else min(sizes[0], result))
+    if line.kind == "copy-start":  # its type is (result, operand, context) or the like
+        return float(operands[0] if operands else result)
+    if line.kind == "slice-start":
+        return float(min(operands[0], result) if operands else result)
     return float(result + sum(operands))
 
 
 def _fusion(module: Module, computation: str, line: Instruction) -> Work:
     """Work of a fusion: products inside, operands read, result written."""
     called = next(iter(module.called(line)), "")
-    lines = module.computations.get(called, {})
-    products, moved = [], 0.0
+    products: list[Product] = []
     used_by: dict[str, list[Instruction]] = {}
-    parameters: dict[int, Instruction] = {}
-    for inner in lines.values():
+    parameters: dict[int, str] = {}
+    for inner in module.lines(called):
         for name, _ in inner.operands:
             used_by.setdefault(name, []).append(inner)
-        if inner.kind == "parameter" and (number := re.match(r"\((\d+)\)", inner.rest)):
-            parameters[int(number[1])] = inner
-        elif inner.kind in ("dot", "convolution"):
-            product = product_of(module, called, inner)
-            products += [product] if product is not None else []
-        elif inner.kind == "fusion":
+        if inner.number is not None:
+            parameters[inner.number] = inner.name
+        if inner.kind == "fusion":
             products += _fusion(module, called, inner).products
+        elif (product := product_of(module, called, inner)) is not None:
+            products.append(product)
     updates, written = _updates(module, called)
-    for place, operand in enumerate(line.operands):
-        whole = device_bytes(module.operand_type(computation, operand))
-        inner_parameter = parameters.get(place)
-        if inner_parameter is not None and whole:
-            whole = min(whole, _read(inner_parameter.name, used_by, updates, whole))
+    moved = 0.0
+    for place, whole in enumerate(module.device_operands(computation, line)):
+        if place in parameters and whole:
+            whole = min(whole, _read(parameters[place], used_by, updates, whole))
         moved += whole
     result = device_bytes(line.type)
     moved += min(result, written) if updates and result else result
@@ -283,8 +270,7 @@ def _fusion(module: Module, computation: str, line: Instruction) -> Work:
 
 def _updates(module: Module, called: str) -> tuple[frozenset[str], float]:
     """Instructions that a fusion updates in place, and bytes of the results it writes then."""
-    known = module.computations.get(called, {})
-    root = known.get(module.roots.get(called, ""))
+    known, root = module.computations.get(called, {}), module.root(called)
     if root is None:
         return frozenset(), 0.0
     results = [root]
@@ -327,55 +313,48 @@ def _read(
 
 def _call(module: Module, computation: str, line: Instruction) -> Work:
     """Work of a call of a library: its product where it is one, else its operands and result."""
-    moved = float(
-        device_bytes(line.type)
-        + sum(device_bytes(module.operand_type(computation, item)) for item in line.operands)
-    )
+    moved = float(device_bytes(line.type) + sum(module.device_operands(computation, line)))
     if _NOTHING_CALLED.search(line.rest):
         return Work((), 0.0)
     if _ATTENTION.search(line.rest):
         return _attention(module, computation, line, moved)
     if _LIBRARIES.search(line.rest):
-        product = library_product(module, computation, line)
+        dims = _listed_dims(line.rest)
+        contracting = dims.get("lhs_contracting_dimensions")
+        product = None
+        if contracting is not None:
+            batch = dims.get("lhs_batch_dimensions", [])
+            product = _shaped(module, computation, line, contracting, batch)
         return Work(() if product is None else (product,), moved, known=product is not None)
     return Work((), moved, known=False)
 
 
-def library_product(module: Module, computation: str, line: Instruction) -> Product | None:
-    """The product that a call of a library for products does, by the dimensions of its configuration."""
-    if len(line.operands) < 2:
-        return None
-    left = arrays(module.operand_type(computation, line.operands[0]))
-    result = arrays(line.type)
-    dims = re.search(r'"lhs_contracting_dimensions":\s*\[([^\[\]]*)\]', line.rest)
-    if dims is None or not left or not result:
-        return None
-    shape = left[0][1]
-    batch = re.search(r'"lhs_batch_dimensions":\s*\[([^\[\]]*)\]', line.rest)
-    places = [int(item) for item in re.findall(r"\d+", dims[1])]
-    batches = [int(item) for item in re.findall(r"\d+", batch[1])] if batch else []
-    return _shaped(shape, result[0][1], _picked(shape, places), _picked(shape, batches), left[0][0])
+def _listed_dims(text: str) -> dict[str, list[int]]:
+    """Dimensions by their name in the configuration of a call, of the first product in it."""
+    found: dict[str, list[int]] = {}
+    for name, numbers in re.findall(r'"(\w+_dimensions)":\s*\[([^\[\]]*)\]', text):
+        found.setdefault(name, _whole_numbers(numbers))
+    return found
 
 
 def _attention(module: Module, computation: str, line: Instruction, moved: float) -> Work:
     """Fused attention: queries against keys and the result against values, five products of that size in two backward ones."""
+    unknown = Work((), moved, known=False)
     first = re.search(r'"bmm1[^"]*dot_dimension_numbers":\s*\{([^{}]*)\}', line.rest)
     if first is None or len(line.operands) < 2:
-        return Work((), moved, known=False)
+        return unknown
     queries, keys = (arrays(module.operand_type(computation, item)) for item in line.operands[:2])
-    lists = dict(re.findall(r'"(\w+)":\s*\[([^\[\]]*)\]', first[1]))
-    contracted, batch, other = (
-        [int(item) for item in re.findall(r"\d+", lists.get(word, ""))]
-        for word in ("lhs_contracting_dimensions", "lhs_batch_dimensions", "rhs_batch_dimensions")
-    )
     if not queries or not keys:
-        return Work((), moved, known=False)
-    width, heads = _picked(queries[0][1], contracted), _picked(queries[0][1], batch)
-    rows = math.prod(queries[0][1]) // max(1, width * heads)
-    columns = math.prod(keys[0][1]) // max(1, width * _picked(keys[0][1], other))
+        return unknown
+    dims = _listed_dims(first[1])
+    (dtype, left), right = queries[0], keys[0][1]
+    width = _picked(left, dims.get("lhs_contracting_dimensions", []))
+    heads = _picked(left, dims.get("lhs_batch_dimensions", []))
+    others = _picked(right, dims.get("rhs_batch_dimensions", []))
+    rows = math.prod(left) // max(1, width * heads)
+    columns = math.prod(right) // max(1, width * others)
     if not (width and heads and rows and columns):
-        return Work((), moved, known=False)
-    each = Product(rows, columns, width, heads, queries[0][0])
+        return unknown
     backward = "backward" in line.rest.partition("backend_config")[0].lower()
     count = round(2 * _BACKWARD_PRODUCTS) if backward else 2
-    return Work((each,) * count, moved)
+    return Work((Product(rows, columns, width, heads, dtype),) * count, moved)
