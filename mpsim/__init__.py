@@ -108,6 +108,7 @@ def _offer(name: str, home: str, function: str) -> None:
 
 
 _offer("job", "mpsim.simulate", "job_class")
+_offer("result.class", "mpsim.simulate", "result_class")
 _offer("result.plot", "mpsim.plot", "Plots")
 _offer("result.sensitivity", "mpsim.study", "measure_sensitivity")
 _offer("result.variation", "mpsim.study", "simulate_variation")

@@ -17,7 +17,7 @@ from mpsim.program.devices import devices_of, interference_constants
 from mpsim.program.expand import expand
 from mpsim.program.links import links_of
 from mpsim.program.program import Program
-from mpsim.result import Job, Memory, Result
+from mpsim.result import Job, JobResult, Memory, Result
 from mpsim.scenario import Scenario
 from mpsim.training.build import build_program
 from mpsim.training.costs import PlanCosts
@@ -37,6 +37,7 @@ __all__ = [
     "prepare",
     "ready",
     "resolve",
+    "result_class",
     "simulate",
     "simulate_step",
 ]
@@ -241,6 +242,16 @@ def resolve(scenario: Scenario) -> Plan:
 
 
 _JOBS: Mapping[str, type[Job]] = {"training": TrainingStep}
+_SERVICE = "serving"
+
+
+def result_class(kind: str) -> type[JobResult]:
+    """The class of the results of a kind of job; `job_class` refuses what is none."""
+    if kind != _SERVICE:
+        return Result
+    from mpsim.serving import ServiceResult
+
+    return ServiceResult
 
 
 def job_class(kind: str) -> type[Job]:
@@ -252,7 +263,7 @@ def job_class(kind: str) -> type[Job]:
         If there is no such kind.
     """
     if kind not in _JOBS:
-        raise ScenarioError(f"got a job of kind {kind!r}; {nearest(kind, _JOBS)}")
+        raise ScenarioError(f"got a job of kind {kind!r}; {nearest(kind, (*_JOBS, _SERVICE))}")
     return _JOBS[kind]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -77,7 +77,7 @@ def _result(
     from mpsim.simulate import simulate
 
     if is_archive(file):
-        return Result.load(file)
+        return cast("AnyResult", Result.load(file))
     if file.suffix == ".json":
         return _stored(file)
     return simulate(

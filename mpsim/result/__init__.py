@@ -1,9 +1,18 @@
 """Results: what any job's timeline means, from the use of compute and links to energy and price."""
 
 from mpsim.result.memory import Memory, MemoryCurve
-from mpsim.result.result import Job, Result
+from mpsim.result.result import Job, JobResult, Result
 from mpsim.result.slices import CommunicationSlices
 from mpsim.result.utilisation import Utilisation
 from mpsim.result.waits import Waits
 
-__all__ = ["CommunicationSlices", "Job", "Memory", "MemoryCurve", "Result", "Utilisation", "Waits"]
+__all__ = [
+    "CommunicationSlices",
+    "Job",
+    "JobResult",
+    "Memory",
+    "MemoryCurve",
+    "Result",
+    "Utilisation",
+    "Waits",
+]

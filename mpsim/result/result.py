@@ -1,7 +1,8 @@
-"""The Result: everything one simulated step can tell."""
+"""The Result: what that of any job can do, and everything one simulated step can tell."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import json
@@ -28,7 +29,7 @@ from mpsim.result.words import summary_sheet
 from mpsim.scenario import Scenario
 from mpsim.sheet import Sheet, Shown
 
-__all__ = ["Job", "Pictures", "Result", "Summary"]
+__all__ = ["Job", "JobResult", "Pictures", "Result", "Summary"]
 
 
 class Summary(dict[str, Any]):
@@ -99,12 +100,84 @@ class Pictures(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Result(Shown):
-    """One simulated job.
+class JobResult(Shown, abc.ABC):
+    """What the result of any job can do: it has figures, draws itself, is saved and read again.
 
     Parameters
     ----------
     scenario : Scenario
+    saved_summary : mapping, optional
+        The summary of a result that was saved, as the version that wrote it gave it.
+    """
+
+    scenario: Scenario
+    saved_summary: Mapping[str, Any] | None = dataclasses.field(default=None, kw_only=True)
+
+    @functools.cached_property
+    def summary(self) -> Summary:
+        """The figures of the outside contract, SI units."""
+        return Summary(self._figures() if self.saved_summary is None else self.saved_summary)
+
+    @property
+    @abc.abstractmethod
+    def plot(self) -> Pictures:
+        """Pictures of the job."""
+
+    @abc.abstractmethod
+    def _figures(self) -> Mapping[str, Any]:
+        """The summary, worked out."""
+
+    @abc.abstractmethod
+    def _parts(self) -> Mapping[str, object]:
+        """What an archive keeps beside scenario and summary, the ``kind`` of the job first."""
+
+    @classmethod
+    @abc.abstractmethod
+    def _restored(
+        cls, saved: archive.Archive, scenario: Scenario, summary: Mapping[str, Any]
+    ) -> JobResult:
+        """A result of these parts."""
+
+    def save_plots(self, folder: str | Path) -> list[Path]:
+        """Draw every picture into `folder` as PNG; return the files written."""
+        return self.plot.save(folder)
+
+    def to_json(self) -> str:
+        """The summary as one line of JSON; equal results give equal bytes."""
+        return json.dumps(self.summary, allow_nan=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write an archive: scenario, what was simulated, and summary."""
+        head = {"scenario": self.scenario.resolved(), "digest": self.scenario.digest}
+        archive.save(path, "Result", {**head, **self._parts(), "summary": self.summary})
+
+    @staticmethod
+    def load(path: str | Path) -> JobResult:
+        """Read what `save` wrote, of a step or of a service; nothing is simulated again.
+
+        Raises
+        ------
+        ScenarioError
+            If the file is not a saved result.
+
+        Warns
+        -----
+        UserWarning
+            If another version of mpsim wrote it; its figures are those of that version.
+        """
+        saved = archive.Archive(path).of("Result")
+        mapping: Any = saved.part("scenario", object)
+        summary: Any = saved.part("summary", object)
+        result: type[JobResult] = accessors.call("result.class", saved.part("kind", str))
+        return result._restored(saved, Scenario.from_mapping(mapping), summary)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Result(JobResult):
+    """One simulated step.
+
+    Parameters
+    ----------
     job : Job
         Such as a training step.
     timeline : Timeline
@@ -112,16 +185,12 @@ class Result(Shown):
         Every constant the cost models used, with its source.
     program : Program
         As it was built; the timeline's own may be of finer grain.
-    saved_summary : mapping, optional
-        The summary of a result that was saved, as the version that wrote it gave it.
     """
 
-    scenario: Scenario
     job: Job
     timeline: Timeline
     constants: tuple[Constant, ...]
     program: Program
-    saved_summary: Mapping[str, Any] | None = None
 
     @property
     def plan(self) -> Any:
@@ -172,10 +241,8 @@ class Result(Shown):
         """Bytes that each link carried over time: ports of rank classes, and links of the fabric that could be too thin."""
         return measure_links(self.timeline, self.job.links)
 
-    @functools.cached_property
-    def summary(self) -> Summary:
-        """The figures of the outside contract, SI units."""
-        return Summary(self.job.summary(self) if self.saved_summary is None else self.saved_summary)
+    def _figures(self) -> Mapping[str, Any]:
+        return self.job.summary(self)
 
     @property
     def breakdown(self) -> Mapping[str, float]:
@@ -203,57 +270,31 @@ class Result(Shown):
         """Step times, percentiles and blame under the scenario's ``variation:``; see `mpsim.study.simulate_variation`."""
         return accessors.call("result.variation", self)
 
-    def save_plots(self, folder: str | Path) -> list[Path]:
-        """Draw every picture into `folder` as PNG; return the files written."""
-        return self.plot.save(folder)
-
     def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
         accessors.call("result.write_trace", self, path, detail=detail)
 
-    def to_json(self) -> str:
-        """The summary as one line of JSON; equal results give equal bytes."""
-        return json.dumps(self.summary, allow_nan=False)
-
-    def save(self, path: str | Path) -> None:
-        """Write an archive: scenario, job, program, timeline, constants and summary."""
+    def _parts(self) -> Mapping[str, object]:
         program = None if self.program is self.timeline.program else self.program
-        parts = {
-            "scenario": self.scenario.resolved(),
-            "digest": self.scenario.digest,
+        return {
             "kind": self.job.kind,
             "job": self.job,
             "timeline": self.timeline,
             "program": program,
             "constants": self.constants,
-            "summary": self.summary,
         }
-        archive.save(path, "Result", parts)
 
     @classmethod
-    def load(cls, path: str | Path) -> Result:
-        """Read what `save` wrote; nothing is simulated again.
-
-        Raises
-        ------
-        ScenarioError
-            If the file is not a saved result.
-
-        Warns
-        -----
-        UserWarning
-            If another version of mpsim wrote it; its figures are those of that version.
-        """
-        saved = archive.Archive(path).of("Result")
-        mapping: Any = saved.part("scenario", object)
-        summary: Any = saved.part("summary", object)
-        kind: Any = saved.part("kind", str)
+    def _restored(
+        cls, saved: archive.Archive, scenario: Scenario, summary: Mapping[str, Any]
+    ) -> Result:
+        kind = accessors.call("job", saved.part("kind", str))
         timeline = saved.part("timeline", Timeline)
         constants: Any = saved.part("constants", tuple[Constant, ...])
         program: Any = saved.part("program", Program | None)  # type: ignore[arg-type] # a union is no class
         return cls(
-            scenario=Scenario.from_mapping(mapping),
-            job=saved.part("job", accessors.call("job", kind)),
+            scenario=scenario,
+            job=saved.part("job", kind),
             timeline=timeline,
             constants=Constants(constants),
             program=timeline.program if program is None else program,

@@ -3,60 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpsim import accessors
+from mpsim import accessors, archive
 from mpsim.frame import to_frame
-from mpsim.result.result import Summary
+from mpsim.result.result import JobResult, Pictures
 from mpsim.scenario import Scenario
 from mpsim.serving.intervals import intervals, setting_of
 from mpsim.serving.plan import ServicePlan
+from mpsim.serving.planning import make_service
 from mpsim.serving.requests import Requests
 from mpsim.serving.served import Served
 from mpsim.serving.service import serve
 from mpsim.serving.summary import summarise
 from mpsim.serving.words import service_sheet
-from mpsim.sheet import Sheet, Shown
+from mpsim.sheet import Sheet
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["ServiceResult", "run_service", "serve_requests"]
 
+_KIND = "serving"  # of job, as summaries and archives name it
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ServiceResult(Shown):
-    """One simulated service.
+class ServiceResult(JobResult):
+    """One simulated service."""
 
-    Parameters
-    ----------
-    scenario : Scenario
-    plan : ServicePlan
-    requests : Requests
-    served : Served
-    """
-
-    scenario: Scenario
     plan: ServicePlan
     requests: Requests
     served: Served
 
-    @functools.cached_property
-    def summary(self) -> Summary:
-        """The figures of the outside contract, SI units."""
+    def _figures(self) -> Mapping[str, Any]:
         figures = summarise(self.plan, self.requests, self.served)
-        return Summary(
-            scenario=self.scenario.name,
-            job="serving",
-            engine=self.plan.engine.name,
+        return {
+            "scenario": self.scenario.name,
+            "job": _KIND,
+            "engine": self.plan.engine.name,
             **figures,
-            interval=intervals(setting_of(self.plan), figures),
-        )
+            "interval": intervals(setting_of(self.plan), figures),
+        }
 
     @property
     def breakdown(self) -> dict[str, float]:
@@ -65,22 +56,26 @@ class ServiceResult(Shown):
         return parts
 
     @property
-    def plot(self) -> Any:
+    def plot(self) -> Pictures:
         """Pictures of the service; see `mpsim.plot.ServicePlots`."""
-        return accessors.call("service.plot", self)
-
-    def save_plots(self, folder: str | Path) -> list[Path]:
-        """Draw every picture into `folder` as PNG; return the files written."""
-        files: list[Path] = self.plot.save(folder)
-        return files
+        pictures: Pictures = accessors.call("service.plot", self)
+        return pictures
 
     def write_trace(self, path: str | Path) -> None:
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""
         accessors.call("service.write_trace", self, path)
 
-    def to_json(self) -> str:
-        """The summary as one line of JSON; equal results give equal bytes."""
-        return json.dumps(self.summary, allow_nan=False)
+    def _parts(self) -> Mapping[str, object]:
+        return {"kind": _KIND, "requests": self.requests, "served": self.served}
+
+    @classmethod
+    def _restored(
+        cls, saved: archive.Archive, scenario: Scenario, summary: Mapping[str, Any]
+    ) -> ServiceResult:
+        # the plan follows from the scenario, and its prices are worked out when somebody asks
+        plan = make_service(scenario)
+        requests, served = saved.part("requests", Requests), saved.part("served", Served)
+        return cls(scenario, plan, requests, served, saved_summary=summary)
 
     def to_pandas(self) -> pd.DataFrame:
         """One row a request: tokens, and when it arrived, was started, had its first and its last token [s].
