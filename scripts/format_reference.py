@@ -16,8 +16,8 @@ HEAD = """\
 # Formats of other tools
 
 Files that `mpsim import` reads and `mpsim export` writes, and which of their keys say which value of a scenario (this page is generated from the tables that both use; do not
-edit it). A key that stands here is read into that value; where a format is written too, it is written from it. Keys of a file that are not here are ignored with a reason, told as a
-warning where they move the time or the memory of a step, or refused by name: `mpsim import` lists every one. See [how to import](../how-to/import.md) and
+edit it). A key that stands here is read into that value; where a format is written too, it is written from it. Any other key of a file is ignored: `mpsim import` lists every one,
+warns of those known to move the time or the memory of a step, and refuses models that cannot be simulated by name. See [how to import](../how-to/import.md) and
 [how to export](../how-to/export.md).
 """
 TITLES = {

@@ -1,7 +1,7 @@
 """Table of keys: which word of a tool says which value of a scenario, written once for reading and writing.
 
-Rows stand in the section ``keys`` of a format's data file. What a row cannot say (a count that follows from two others, a list in a spelling of its own) is worked out by
-the format's reader and writer, and the row's note tells how.
+Rows stand in the section ``keys`` of a format's data file. A row with a kind is read and written by the table alone; what a row cannot say (a count that follows from two
+others, a list in a spelling of its own) is worked out by the format's module, and the row's note tells how.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from mpsim.formats.words import table
 from mpsim.memo import remembered
 
-__all__ = ["TABLES", "Key", "key_to", "keys", "values_of"]
+__all__ = ["DATA", "TABLES", "Key", "key_to", "keys", "keys_to", "values_of"]
 
-_PACKAGE = "mpsim.formats.data"
+DATA = "mpsim.formats.data"
 TABLES = ("megatron", "megatron-yaml", "torchtitan", "deepspeed", "huggingface")
 """Data files with a table of keys."""
 
@@ -26,7 +26,7 @@ class Key:
 
     Parameters
     ----------
-    name : str
+    key : str
         As the tool writes it; dotted where it is nested.
     to : str
         Dotted key of the scenario.
@@ -34,12 +34,33 @@ class Key:
         Value of the scenario by the tool's word; empty where both write the same. Of several words for one value the first is written.
     note : str
         What the row cannot say.
+    kind : str
+        ``int``, ``number``, ``word``, ``switch`` (true where it is on), ``off`` (false where it is on); empty where the row alone does not decide.
+    default, dataclass : object
+        Value where the key is absent, and where it is absent in a file that fills dataclasses.
+    ask : bool
+        Whether the scenario needs it.
+    says : object
+        Value that a switch stands for.
+    when : str
+        Condition under which the key counts.
     """
 
-    name: str
+    key: str
     to: str
-    values: Mapping[str, Any]
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     note: str = ""
+    kind: str = ""
+    default: Any = None
+    dataclass: Any = None
+    ask: bool = False
+    says: Any = None
+    when: str = ""
+
+    @property
+    def name(self) -> str:
+        """The key, as the tool writes it."""
+        return self.key
 
     def word(self, value: object) -> str | None:
         """The tool's word for a value of the scenario; None where it has none."""
@@ -55,15 +76,17 @@ def keys(name: str) -> tuple[Key, ...]:
     >>> [key.name for key in keys("megatron") if key.to == "parallelism.tp"]
     ['tensor-model-parallel-size', 'model-parallel-size']
     """
-    return tuple(
-        Key(row["key"], row["to"], row.get("values", {}), row.get("note", ""))
-        for row in table(_PACKAGE, name)["keys"]
-    )
+    return tuple(Key(**row) for row in table(DATA, name)["keys"])
+
+
+def keys_to(name: str, to: str) -> tuple[Key, ...]:
+    """Keys of a format that say a value of the scenario, the one that is written first."""
+    return tuple(key for key in keys(name) if key.to == to)
 
 
 def key_to(name: str, to: str) -> Key:
     """The first key of a format that says a value of the scenario."""
-    return next(key for key in keys(name) if key.to == to)
+    return keys_to(name, to)[0]
 
 
 def values_of(name: str, key: str) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ Values of keys that are not mapped are never kept: files of others hold paths, h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ MOST_LAYERS: Final = 4096
 """Layers, stages and experts that a configuration may state: lists are made of them, and no model has so many."""
 
 _NEEDED = ("model", "cluster", "training.global_batch", "training.sequence_length")
+_OFF: Final = (None, False, 0, "", "0", "none", "None", "false", "False", "off")
 LONGEST = 60  # characters of a value of somebody's file that a message repeats
 
 
@@ -129,7 +130,9 @@ class Ledger:
         line = self._lines.get(key, 0)
         return f"{Path(self.file).name}:{line} {key}" if line else f"{Path(self.file).name} {key}"
 
-    def integer(self, key: str, *, least: int = 0, most: int = 10**15) -> int | None:
+    def integer(
+        self, key: str, *, least: int = 0, most: int = 10**15, value: object = None
+    ) -> int | None:
         """A whole number of the file; None where the key is absent or null, and refused by name where it is none.
 
         Parameters
@@ -139,8 +142,10 @@ class Ledger:
             The smallest that makes sense.
         most : int
             The largest.
+        value : object
+            What it says, where the file has it otherwise.
         """
-        value = self.get(key)
+        value = self.get(key) if value is None else value
         if value is None:
             return None
         number = _whole(value)
@@ -164,7 +169,14 @@ class Ledger:
         self.refuse(f"{self.place(key)}: got {shortened(value)}; needed true or false")
         return None
 
-    def close(self, format: str, *, tool: str = "", version: str = "") -> Imported:  # noqa: A002 - the word of the command line
+    def close(
+        self,
+        format: str,  # noqa: A002 - the word of the command line
+        *,
+        tool: str = "",
+        version: str = "",
+        moves: Callable[[str], bool] = lambda _: False,
+    ) -> Imported:
         """The file as it was understood: values, and the fate of every key.
 
         Raises
@@ -179,8 +191,12 @@ class Ledger:
                     for why in self._refused
                 )
             )
-        for key in self._untaken():
-            self._ignored[key] = "unknown to mpsim"
+        left = list(self._untaken())
+        self._ignored |= dict.fromkeys(left, "not mapped")
+        felt = [key for key in left if moves(key) and self.get(key) not in _OFF]
+        if felt:
+            named = ", ".join(felt[:20]) + (", ..." if len(felt) > 20 else "")
+            self.warn(f"not simulated, though time or memory depend on it: {named}")
         for key in _NEEDED:
             below = any(to == key or to.startswith(f"{key}.") for to in self.scenario)
             if not below and not any(missing.startswith(key) for missing in self._missing):

@@ -1,8 +1,8 @@
-"""Megatron-LM's command line, of any version from v1.0 to 2026: flags, their era, and the scenario they describe.
+"""Megatron-LM's launch script, of any version from v1.0 to 2026, read and written: flags, their era, and the scenario they describe.
 
-The script is read as `mpsim.formats.shell` reads it; nothing is run. The era is where all flags existed together: its oldest tag decides
-the defaults, since nothing in the file speaks for a newer one. Flags that move neither time nor memory, and those that do and are not simulated, stand
-in ``data/megatron.yaml``, all flags with the tags that have them in ``data/megatron-flags.csv``.
+The script is read as `mpsim.formats.shell` reads it; nothing is run. The era is where all flags existed together: its oldest tag decides the defaults, since nothing in
+the file speaks for a newer one. A written script has the flags of one version, which it names: the newest of the era that the framework's preset stands for, or a
+later one where the layout needs it.
 
 References
 ----------
@@ -12,52 +12,80 @@ NVIDIA/Megatron-LM, ``arguments.py`` at 22 tags from v1.0 to core_v0.19.0 and at
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from mpsim.errors import FormatError, nearest
+from mpsim.errors import FormatError
 from mpsim.formats.imported import Imported
+from mpsim.formats.keys import DATA, keys
 from mpsim.formats.launch import Launch, header, launched, scheduler_variables
 from mpsim.formats.ledger import Ledger, shortened
-from mpsim.formats.megatron_flags import era_of, flags, preset_of, reviewed, tags
-from mpsim.formats.megatron_scenario import put_scenario
-from mpsim.formats.megatron_settings import Settings
-from mpsim.formats.shell import Command, Word, commands
+from mpsim.formats.megatron_flags import era_of, flags, moves, newest_tag, preset_of, refused, tags
+from mpsim.formats.megatron_habits import read_habits, write_habits
+from mpsim.formats.megatron_layout import (  # fmt: skip
+    check_mesh,
+    read_layout,
+    read_training,
+    write_layout,
+    write_training,
+)
+from mpsim.formats.megatron_model import read_model, write_model
+from mpsim.formats.megatron_settings import Reading, Writing
+from mpsim.formats.outgoing import Exported
+from mpsim.formats.outgoing import header as headed
+from mpsim.formats.shell import Word, commands
 from mpsim.formats.source import Format, Head, Options, read_text
+from mpsim.formats.words import table
 from mpsim.formats.world import put_cluster
+from mpsim.framework import framework_aliases
+from mpsim.scenario import Scenario
 
-__all__ = ["MEGATRON", "SLURM"]
+__all__ = ["MEGATRON", "NEWEST", "SLURM", "export_megatron", "put_scenario", "settings_for"]
 
 LARGEST: Final = 1_000_000  # characters of a launch script
+NEWEST: Final = "core_v0.19.0"
 _TAG = re.compile(
     r"(?:megatron[-_]?lm|megatron_tag|checkout|--branch|-b)[\s@:/=\"']*(core_[rv]\d+\.\d+(?:\.\d+)?|v\d\.\d|2\d\.\d\d)\b",
     re.IGNORECASE,
 )
-_TELLING = frozenset(
-    {
-        "num-layers",
-        "hidden-size",
-        "tensor-model-parallel-size",
-        "model-parallel-size",
-        "pipeline-model-parallel-size",
-    }
+_MENTIONED = re.compile(
+    r"--(tensor-model-parallel|model-parallel-size|pipeline-model-parallel|micro-batch-size|num-attention-heads)"
+)
+_TELLING = re.compile(
+    r"--?(num-layers|hidden-size|((tensor-|pipeline-)?model-parallel-size))(=.*)?"
 )
 """Flags of which a training command of Megatron has at least one."""
+_FLAG = re.compile(r"--?[A-Za-z]")
+_EXCLUSIVE: Final = (
+    ("fp16", "bf16"),
+    ("fp8-e4m3", "fp8-hybrid"),
+    ("fp8-format", "fp4-format"),
+    ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"),
+    ("use-torch-fsdp2", "use-megatron-fsdp"),
+    ("use-torch-fsdp2", "use-distributed-optimizer"),
+    ("model-parallel-size", "tensor-model-parallel-size"),
+)
+
+
+def put_scenario(given: Reading, launch: Launch, options: Options) -> None:
+    """Put everything that the settings and the launch say into their ledger."""
+    for pair in _EXCLUSIVE:
+        if given.stated(*pair) == list(pair):
+            both = " and ".join(given.keys[name] for name in pair)
+            given.ledger.refuse(f"{both} contradict each other; keep one")
+    ranks = put_cluster(given.ledger, launch, options)
+    layers = read_model(given)
+    read_layout(given, layers)
+    read_training(given, ranks)
+    read_habits(given)
+    check_mesh(given, ranks)
 
 
 def _is_script(head: Head) -> bool:
-    return not head.is_object and _mentions_megatron(head.text)
-
-
-def _mentions_megatron(text: str) -> bool:
-    return (
-        re.search(
-            r"--(tensor-model-parallel|model-parallel-size|pipeline-model-parallel|micro-batch-size|num-attention-heads)",
-            text,
-        )
-        is not None
-    )
+    return not head.is_object and _MENTIONED.search(head.text) is not None
 
 
 def _is_batch_script(head: Head) -> bool:
@@ -73,8 +101,33 @@ def _read_script(head: Head, options: Options) -> Imported:
         If there is none or more than one, something it needs is unknown, flags contradict each other or belong to no one version.
     """
     text = read_text(head.path, needed="a launch script", largest=LARGEST)
-    launch = _training(text, str(head.path))
-    return _imported(launch, str(head.path), options, _named_tag(text))
+    file = str(head.path)
+    named = _named_tag(text)
+    launch = _training(text, file)
+    raw = list(_given(launch.arguments, file))
+    try:
+        first, last = spanned = era_of([name for name, _ in raw])
+    except FormatError as error:
+        raise FormatError(f"{file}: {error}") from error
+    if named is not None and _order(first) <= _order(named) <= _order(last):
+        first = last = named
+    given = _settings(launch, dict(_resolved(raw, first, last, file)), file, first)
+    ledger = given.ledger
+    for name in {name for name, _ in raw if [item for item, _ in raw].count(name) > 1}:
+        ledger.note(f"--{name}", "is given more than once; the last counts")
+    if any(_is_further(word) and word.unknown[0][0] == "$" for word in launch.arguments):
+        ledger.warn("$@: arguments that the script is started with are not known here")
+    put_scenario(given, launch, options)
+    _warn_unknown(ledger)
+    if named is not None and named not in (first, last):
+        which = f"the flags together are of {first} to {last}, which count"
+        ledger.warn(f"names Megatron-LM {named}, but {which}")
+    why = f"the newest flags came with {first}, the oldest went after {last}"
+    if (first, last) != spanned:
+        why = f"the file names {named}"
+    ledger.note("framework", f"{why}; if the run was newer, change the preset")
+    version = first if first == last else f"{first} to {last}"
+    return ledger.close("megatron", tool="Megatron-LM", version=version, moves=_moves)
 
 
 def _read_batch_script(head: Head, options: Options) -> Imported:
@@ -86,18 +139,14 @@ def _read_batch_script(head: Head, options: Options) -> Imported:
         As for any launch script.
     """
     text = read_text(head.path, needed="a batch script", largest=LARGEST)
-    if _mentions_megatron(text):
+    if _MENTIONED.search(text):
         return _read_script(head, options)
     lines = header(text)
     known = commands(text, scheduler_variables(lines))
-    launches = [
-        launch for command in known if (launch := launched(command.words, lines)) is not None
-    ]
-    launch = (
-        launches[-1] if launches else Launch(program="", arguments=(), line=0, **_numbers(lines))
-    )
-    ledger = _ledger(str(head.path), launch, {})
-    _ignore_options(ledger, launch)
+    launches = [launch for command in known if (launch := launched(command.words, lines))]
+    launch = launches[-1] if launches else launched([Word("srun", 0), Word("x.py", 0)], lines)
+    assert launch is not None
+    ledger = _settings(launch, {}, str(head.path), NEWEST).ledger
     put_cluster(ledger, launch, options)
     if launch.arguments:
         ledger.warn(
@@ -106,253 +155,232 @@ def _read_batch_script(head: Head, options: Options) -> Imported:
     return ledger.close("slurm", tool="Slurm batch script", version="")
 
 
-def _numbers(lines: Mapping[str, Word]) -> dict[str, Any]:
-    """Nodes and processes of a header without a command."""
-    bare = launched([Word("srun", 0), Word("x.py", 0)], lines)
-    assert bare is not None
-    return {
-        "nodes": bare.nodes,
-        "per_node": bare.per_node,
-        "world": bare.world,
-        "options": bare.options,
-    }
-
-
 def _named_tag(text: str) -> str | None:
     """The tag of Megatron-LM that a script names: in a checkout, a branch or a comment; of a patch release the one it mends."""
     for match in _TAG.finditer(text):
         name = match[1].replace("core_r", "core_v")
-        if name in tags():
-            return name
-        minor = ".".join(name.split(".")[:2])
-        known = next((tag for tag in tags() if tag.startswith(f"{minor}.")), None)
+        minor = ".".join(name.split(".")[:2]) + "."
+        known = next((tag for tag in tags() if tag == name or tag.startswith(minor)), None)
         if known is not None:
             return known
     return None
 
 
+def _order(tag: str) -> int:
+    return tags().index(tag)
+
+
 def _training(text: str, file: str) -> Launch:
     """The one command that trains."""
     lines = header(text)
-    found: list[tuple[Launch, Command]] = []
+    distinct: dict[tuple[str, ...], Launch] = {}
     for command in commands(text, scheduler_variables(lines)):
         launch = launched(command.words, lines)
-        if launch is not None and _TELLING & {_name(word.text) for word in launch.arguments}:
-            found.append((launch, command))
-    distinct = {
-        tuple(word.text for word in launch.arguments): (launch, command)
-        for launch, command in found
-    }
+        if launch is not None and any(_TELLING.fullmatch(word.text) for word in launch.arguments):
+            distinct[tuple(word.text for word in launch.arguments)] = launch
     if not distinct:
         raise FormatError(
             f"{file}: no command passes flags of Megatron-LM to a training program; needed such as 'torchrun pretrain_gpt.py --num-layers 32 ...' in one file"
         )
     if len(distinct) > 1:
-        places = ", ".join(str(launch.line) for launch, _ in distinct.values())
+        places = ", ".join(str(launch.line) for launch in distinct.values())
         raise FormatError(
             f"{file}: training commands on lines {places}; needed one, so keep the one to simulate"
         )
-    ((launch, _),) = distinct.values()
-    return launch
+    return next(iter(distinct.values()))
 
 
-def _name(word: str) -> str:
-    return word.partition("=")[0].lstrip("-")
-
-
-def _ledger(file: str, launch: Launch, given: Mapping[str, tuple[Word, ...]]) -> Ledger:
-    values: dict[str, Any] = {key: word.text for key, word in launch.options.items()}
+def _settings(launch: Launch, given: Mapping[str, Sequence[Word]], file: str, tag: str) -> Reading:
+    """Options of the launchers and flags of the program, and the ledger that they go into."""
+    told: dict[str, Any] = {key: word.text for key, word in launch.options.items()}
     lines = {key: word.line for key, word in launch.options.items()}
+    values = {name: _value(name, words) for name, words in given.items()}
     for name, words in given.items():
-        values[f"--{name}"] = (
-            words[1].text
-            if len(words) == 2
-            else " ".join(word.text for word in words[1:])
-            if len(words) > 1
-            else True
-        )
+        told[f"--{name}"] = " ".join(word.text for word in words[1:]) or True
         lines[f"--{name}"] = words[0].line
-    return Ledger(file, values, lines)
+    ledger = Ledger(file, told, lines)
+    _check_known(ledger, given, Path(file).name)
+    names = {name: f"--{name}" for name in given}
+    return Reading(ledger, names, values, preset=preset_of(tag), tag=tag, is_dataclass=False)
 
 
-def _ignore_options(ledger: Ledger, launch: Launch) -> None:
-    for key in launch.options:
-        ledger.ignore(key, "how processes are placed and find each other")
-
-
-def _imported(launch: Launch, file: str, options: Options, named: str | None) -> Imported:
-    raw = list(_given(launch.arguments, file))
-    era = _era(raw, file)
-    spanned = era
-    if named is not None and tags().index(era[0]) <= tags().index(named) <= tags().index(era[1]):
-        era = named, named
-    given: dict[str, tuple[Word, ...]] = {}
-    twice: list[str] = []
-    for name, words in _resolved(raw, era, file):
-        if name in given:
-            twice.append(name)
-        given[name] = words
-    ledger = _ledger(file, launch, given)
-    for name in dict.fromkeys(twice):
-        ledger.note(f"--{name}", "is given more than once; the last counts")
-    if any(_is_further(word) and word.unknown[0].startswith("$") for word in launch.arguments):
-        ledger.warn("$@: arguments that the script is started with are not known here")
-    _check_known(ledger, given, file)
-    _ignore_options(ledger, launch)
-    first, last = era
-    settings = Settings(
-        ledger,
-        {name: f"--{name}" for name in given},
-        {name: _plain_value(name, words) for name, words in given.items()},
-        preset=preset_of(first),
-        since=tags().index(first),
-        is_dataclass=False,
-    )
-    put_scenario(settings, launch, options)
-    _review(ledger, given)
-    if named is not None and era == spanned and named not in era:
-        ledger.warn(
-            f"names Megatron-LM {named}, but the flags together are of {first} to {last}, which count"
-        )
-    span = first if first == last else f"{first} to {last}"
-    why = (
-        f"the file names {named}"
-        if era != spanned
-        else f"the newest flags came with {first}, the oldest went after {last}"
-        if last != tags()[-1]
-        else f"the newest flags came with {first}; later versions have all of them"
-    )
-    ledger.note("framework", f"{why}; if the run was newer, change the preset")
-    return ledger.close("megatron", tool="Megatron-LM", version=span)
+def _value(name: str, words: Sequence[Word]) -> Any:
+    texts = [word.text for word in words[1:]]
+    is_switch = name in flags() and flags()[name].is_switch
+    return True if is_switch or not texts else texts[0] if len(texts) == 1 else texts
 
 
 def _is_further(word: Word) -> bool:
-    """Whether a word stands for arguments that the script is started with (``$@``), or for flags of a branch that move neither time nor memory."""
+    """Whether a word stands for arguments that the script is started with (``$@``), or for flags of a branch that are not mapped."""
     if word.text.strip() or len(word.unknown) != 1:
         return False
     if word.unknown[0].startswith(("$@ ", "$* ")):
         return True
     added, branch, _ = word.unknown[0].partition(" (added to $")
     names = added.replace("--", "").split()
-    return bool(branch and names) and all(
-        reviewed().get(name, ("",))[0] == "still" for name in names
-    )
+    return bool(branch and names) and not any(name in _mapped() or name in refused() for name in names)  # fmt: skip
 
 
-def _plain_value(name: str, words: tuple[Word, ...]) -> Any:
-    known = flags().get(name)
-    if known is not None and known.is_switch:
-        return True
-    texts = [word.text for word in words[1:]]
-    return texts[0] if len(texts) == 1 else texts or True
+def _mapped() -> frozenset[str]:
+    """Flags that say a value of the scenario, alone or with others."""
+    return frozenset(row.name for row in keys("megatron")) | frozenset(table(DATA, "megatron")["beside"].split())  # fmt: skip
 
 
 def _given(arguments: Sequence[Word], file: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
     """Flags as they are written, each with its values."""
     current: list[Word] = []
     for word in arguments:
-        if re.match(r"--?[A-Za-z]", word.text):
+        if _FLAG.match(word.text):
             if current:
-                yield _name(current[0].text), tuple(current)
+                yield current[0].text.lstrip("-"), tuple(current)
             name, equals, value = word.text.partition("=")
             current = [Word(name, word.line)]
             if equals:
                 current.append(Word(value, word.line, word.unknown))
             elif word.unknown:
-                raise FormatError(
-                    f"{file}:{word.line}: {word.unknown[0]} stands in the name of a flag; set it in the file"
-                )
-        elif current and not _is_further(word):
+                why = f"{word.unknown[0]} stands in the name of a flag; set it in the file"
+                raise FormatError(f"{file}:{word.line}: {why}")
+        elif _is_further(word):
+            continue
+        elif current:
             current.append(word)
-        elif word.unknown and not _is_further(word):
-            raise FormatError(
-                f"{file}:{word.line}: {word.unknown[0]} may hold flags; set it in the file"
-            )
+        elif word.unknown:
+            why = f"{word.unknown[0]} may hold flags; set it in the file"
+            raise FormatError(f"{file}:{word.line}: {why}")
     if current:
-        yield _name(current[0].text), tuple(current)
-
-
-def _era(raw: Sequence[tuple[str, tuple[Word, ...]]], file: str) -> tuple[str, str]:
-    names = [name for name, _ in raw]
-    try:
-        return era_of(names)
-    except FormatError as error:
-        raise FormatError(f"{file}: {error}") from error
+        yield current[0].text.lstrip("-"), tuple(current)
 
 
 def _resolved(
-    raw: Sequence[tuple[str, tuple[Word, ...]]], era: tuple[str, str], file: str
+    raw: Sequence[tuple[str, tuple[Word, ...]]], first: str, last: str, file: str
 ) -> Iterator[tuple[str, tuple[Word, ...]]]:
     """Flags by their full names: argparse takes any beginning that only one flag of the version has."""
-    order = {tag: place for place, tag in enumerate(tags())}
     there = [
         flag.name
         for flag in flags().values()
-        if order[flag.first] <= order[era[1]] and order[era[0]] <= order[flag.last]
+        if _order(flag.first) <= _order(last) and _order(first) <= _order(flag.last)
     ]
     for name, words in raw:
-        if name in flags():
-            yield name, words
-            continue
-        fits = [known for known in there if known.startswith(name)]
+        fits = [known for known in there if known.startswith(name)] if name not in flags() else []
         if len(fits) > 1:
-            raise FormatError(
-                f"{file}:{words[0].line}: --{name[:60]} may be {', '.join('--' + known for known in fits[:4])}; write it out"
-            )
+            names = ", ".join("--" + known for known in fits[:4])
+            where = f"{file}:{words[0].line}"
+            raise FormatError(f"{where}: --{name[:60]} may be {names}; write it out")
         yield (fits[0] if fits else name), words
 
 
-def _check_known(ledger: Ledger, given: Mapping[str, tuple[Word, ...]], file: str) -> None:
-    """Values that are unknown where they matter, switches with values, and values that are missing."""
-    for name, words in given.items():
-        flag = flags().get(name)
-        verdict = reviewed().get(name, ("", ""))[0]
-        unknown = [reason for word in words[1:] for reason in word.unknown]
-        bare = [
-            word
-            for word in words[1:]
-            if word.unknown
-            and not word.text
-            and ((flag is not None and flag.is_switch) or len(words) > 2)
-        ]
+def _check_known(ledger: Ledger, given: Mapping[str, Sequence[Word]], file: str) -> None:
+    """Refuse models that are not simulated, and mapped flags whose values are unknown, missing, or not taken."""
+    for name, (flag, *values) in given.items():
+        place = f"{file}:{flag.line}: --{name}"
+        is_off = [value.text.lower() for value in values] in (["none"], ["0"], ["false"], ["off"])
+        if name in refused() and not is_off:
+            ledger.refuse(f"{ledger.place('--' + name)}: {refused()[name]}")
+        if name not in _mapped() or name not in flags():
+            continue
+        unknown = [word for word in values if word.unknown]
+        is_switch = flags()[name].is_switch
+        bare = [word for word in unknown if not word.text and (is_switch or len(values) > 1)]
         if bare:
-            ledger.refuse(
-                f"{Path(file).name}:{bare[0].line}: {bare[0].unknown[0]} may hold flags; set it in the file"
-            )
-        elif unknown and flag is not None and verdict not in ("still", "told"):
-            ledger.refuse(
-                f"{Path(file).name}:{words[0].line}: --{name} needs {unknown[0]}; set it in the file"
-            )
-        elif (
-            flag is not None
-            and flag.is_switch
-            and len(words) == 2
-            and not verdict
-            and words[1].text
-        ):
-            ledger.refuse(
-                f"{Path(file).name}:{words[0].line}: --{name} takes no value; got {shortened(words[1].text)}"
-            )
-        elif flag is not None and not flag.is_switch and len(words) == 1 and not verdict:
-            ledger.refuse(f"{Path(file).name}:{words[0].line}: --{name} needs a value")
+            why = f"{bare[0].unknown[0]} may hold flags; set it in the file"
+            ledger.refuse(f"{file}:{bare[0].line}: {why}")
+        elif unknown:
+            ledger.refuse(f"{place} needs {unknown[0].unknown[0]}; set it in the file")
+        elif is_switch and len(values) == 1 and values[0].text:
+            ledger.refuse(f"{place} takes no value; got {shortened(values[0].text)}")
+        elif not is_switch and not values:
+            ledger.refuse(f"{place} needs a value")
 
 
-def _review(ledger: Ledger, given: Mapping[str, tuple[Word, ...]]) -> None:
-    """Say what becomes of the flags that change no value of the scenario."""
-    for name, words in given.items():
-        verdict, why = reviewed().get(name, ("", ""))
-        is_off = len(words) == 2 and words[1].text.lower() in ("none", "0", "false", "off")
-        if verdict == "refused":
-            ledger.refuse(f"{ledger.place('--' + name)}: {why}")
-        elif verdict == "told":
-            ledger.ignore(f"--{name}", f"not simulated: {why}", matters=not is_off)
-        elif verdict == "still":
-            ledger.ignore(f"--{name}", why)
-        elif name not in flags():
-            near = nearest(name, flags())
-            ledger.ignore(
-                f"--{name}", f"no version of Megatron-LM known here has it ({near})", matters=True
-            )
+def _warn_unknown(ledger: Ledger) -> None:
+    """Warn of a flag that nothing knows and that looks like one that is mapped."""
+    for key in ledger.values:
+        name = key.removeprefix("--")
+        near = get_close_matches(name, _mapped(), 1, 0.85) if name not in flags() else []
+        if near and key.startswith("--"):
+            ledger.warn(f"{ledger.place(key)}: is no flag; did you mean '--{near[0]}'")
+
+
+def _moves(key: str) -> bool:
+    return key.removeprefix("--") in moves()
+
+
+def export_megatron(scenario: Scenario) -> Exported:
+    """Write the training command of a scenario.
+
+    Raises
+    ------
+    FormatError
+        If it has an encoder, or serves.
+    """
+    chosen = framework_aliases().get(scenario.framework.preset, scenario.framework.preset)
+    own = NEWEST if chosen == "megatron-fsdp" else newest_tag(chosen)
+    eras = [newest_tag(preset) for _, preset in table(DATA, "megatron")["eras"]]
+    later = eras[eras.index(own) :] if own in eras else [NEWEST]
+    tried = [
+        _filled(Writing(scenario, tag, preset_of(tag), is_dataclass=False))
+        for tag in dict.fromkeys((*later, NEWEST))
+        if tag is not None
+    ]
+    # losses of the layout or the model; the framework's preset is none
+    put = min(tried, key=lambda each: sum(key[:9] != "framework" for key in each.out.losses))
+    tool = f"Megatron-LM {put.tag}"
+    mine = "data and the schedule of the learning rate are yours: MORE_ARGS in the script"
+    put.out.notes.append(mine)
+    return put.out.close("megatron", tool=tool, text="\n".join(_lines(put, tool)) + "\n")
+
+
+def settings_for(scenario: Scenario, preset: str, tag: str = NEWEST) -> Writing:
+    """Fields of the dataclasses of Megatron-Core of a version, for a tool with this framework preset."""
+    return _filled(Writing(scenario, tag, preset, is_dataclass=True))
+
+
+def _filled(put: Writing) -> Writing:
+    """The settings with everything that the scenario says."""
+    write_model(put)
+    write_layout(put)
+    write_training(put)
+    write_habits(put)
+    return put
+
+
+def _lines(put: Writing, tool: str) -> Iterator[str]:
+    cluster, p = put.run.hardware, put.run.parallelism
+    yield "#!/bin/bash"
+    yield from (f"# {line}" for line in headed(put.run, tool))
+    yield ""
+    if p.tp > 1 or p.cp > 1:
+        yield "export CUDA_DEVICE_MAX_CONNECTIONS=1   # kernels start in the order in which they are issued"
+        yield ""
+    yield f"LAUNCH=(torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.node.accelerators})"
+    arrays = _arrays(put)
+    for name, written in arrays.items():
+        yield from (f"{name}=(", *(f"    {flag}" for flag in written), ")")
+    more = ["--train-iters 20", "--lr 1.0e-4", *(["--mock-data"] if put.has("mock-data") else [])]
+    yield f"MORE_ARGS=({' '.join(more)})"
+    yield ""
+    words = " ".join(f'"${{{name}[@]}}"' for name in arrays)
+    yield f'"${{LAUNCH[@]}}" pretrain_gpt.py {words} "${{MORE_ARGS[@]}}"'
+
+
+def _arrays(put: Writing) -> dict[str, list[str]]:
+    """Flags in groups, in the order in which they were decided."""
+    software = {row.name for row in keys("megatron") if row.to.startswith("framework.")}
+    begins = table(DATA, "megatron")["arrays"]
+    groups: dict[str, list[str]] = {}
+    current = "MODEL_ARGS"
+    for name, value in put.given.items():
+        current = begins.get(name, current)
+        group = "SOFTWARE_ARGS" if name in software else current
+        groups.setdefault(group, []).append(_flag(name, value))
+    return groups
+
+
+def _flag(name: str, value: object) -> str:
+    if value is True:
+        return f"--{name}"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"--{name} {text if name == 'recompute-modules' else shlex.quote(text)}"
 
 
 MEGATRON: Final = Format(

@@ -1,4 +1,4 @@
-"""Megatron-LM's flags: every one with the tags that have it, the eras of its versions, and what those that change no scenario stand for.
+"""Megatron-LM's flags: those that are mapped or tell a version, with the tags that have them, the eras of versions, and flags whose models are refused.
 
 References
 ----------
@@ -8,21 +8,19 @@ NVIDIA/Megatron-LM, ``arguments.py`` at 22 tags from v1.0 to core_v0.19.0 and at
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from typing import NamedTuple
 
 from mpsim.errors import FormatError
+from mpsim.formats.keys import DATA
 from mpsim.formats.words import table
 from mpsim.memo import remembered
 
-__all__ = ["Flag", "era_of", "flags", "newest_tag", "preset_of", "reviewed", "tags"]
-
-_PACKAGE = "mpsim.formats.data"
+__all__ = ["Flag", "era_of", "flags", "moves", "newest_tag", "preset_of", "refused", "tags"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(NamedTuple):
     """One flag of Megatron-LM.
 
     Parameters
@@ -43,35 +41,32 @@ class Flag:
 
 @remembered(1)
 def flags() -> Mapping[str, Flag]:
-    """Every flag of every version, by name."""
-    rows = csv.DictReader(
-        (resources.files(_PACKAGE) / "megatron-flags.csv").read_text("utf-8").splitlines()
-    )
-    aborts = table(_PACKAGE, "megatron")["aborts"]
+    """Every flag of the table, by name."""
+    text = (resources.files(DATA) / "megatron-flags.csv").read_text("utf-8")
+    aborts = table(DATA, "megatron")["aborts"]
     return {
-        row["flag"]: Flag(
-            row["flag"], row["first"], aborts.get(row["flag"], row["last"]), row["kind"] == "switch"
-        )
-        for row in rows
+        name: Flag(name, first, aborts.get(name, last), kind == "switch")
+        for name, first, last, kind in list(csv.reader(text.splitlines()))[1:]
     }
 
 
 @remembered(1)
 def tags() -> tuple[str, ...]:
     """Tags of Megatron-LM, oldest first."""
-    return tuple(table(_PACKAGE, "megatron")["tags"])
+    return tuple(table(DATA, "megatron")["tags"])
 
 
 @remembered(1)
-def reviewed() -> Mapping[str, tuple[str, str]]:
-    """Flags that change no value of a scenario: which of ``still``, ``told`` and ``refused``, and why."""
-    data = table(_PACKAGE, "megatron")
-    return {
-        name: (verdict, why)
-        for verdict in ("still", "told", "refused")
-        for why, names in data[verdict].items()
-        for name in names.split()
-    }
+def refused() -> Mapping[str, str]:
+    """Why a flag's model or step cannot be simulated."""
+    reasons = table(DATA, "megatron")["refused"]
+    return {name: why for why, names in reasons.items() for name in names.split()}
+
+
+@remembered(1)
+def moves() -> frozenset[str]:
+    """Flags that move the time or the memory of a step and are not simulated."""
+    return frozenset(table(DATA, "megatron")["moves"].split())
 
 
 def era_of(names: Sequence[str]) -> tuple[str, str]:
@@ -82,13 +77,12 @@ def era_of(names: Sequence[str]) -> tuple[str, str]:
     FormatError
         If no tag has all; two flags that exclude each other are named.
     """
-    order = {tag: place for place, tag in enumerate(tags())}
     known = [flags()[name] for name in names if name in flags()]
     if not known:
         return tags()[0], tags()[-1]
-    youngest = max(known, key=lambda flag: order[flag.first])
-    oldest = min(known, key=lambda flag: order[flag.last])
-    if order[youngest.first] > order[oldest.last]:
+    youngest = max(known, key=lambda flag: tags().index(flag.first))
+    oldest = min(known, key=lambda flag: tags().index(flag.last))
+    if tags().index(youngest.first) > tags().index(oldest.last):
         raise FormatError(
             f"--{youngest.name} came with {youngest.first}, and --{oldest.name} went after {oldest.last}: no version of Megatron-LM has both; drop one"
         )
@@ -97,15 +91,11 @@ def era_of(names: Sequence[str]) -> tuple[str, str]:
 
 def preset_of(tag: str) -> str:
     """The framework preset of the era that a tag belongs to."""
-    preset = ""
-    for first, name in table(_PACKAGE, "megatron")["eras"]:
-        if tags().index(first) <= tags().index(tag):
-            preset = name
-    return preset
+    eras: list[tuple[str, str]] = table(DATA, "megatron")["eras"]
+    return [name for first, name in eras if tags().index(first) <= tags().index(tag)][-1]
 
 
 def newest_tag(preset: str) -> str | None:
     """The newest tag of the era that a framework preset stands for; None where it stands for none."""
-    return next(
-        (tag for tag in reversed(tags()) if tag != "HEAD" and preset_of(tag) == preset), None
-    )
+    released = (tag for tag in reversed(tags()) if tag != "HEAD")
+    return next((tag for tag in released if preset_of(tag) == preset), None)

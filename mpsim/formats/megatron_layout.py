@@ -1,4 +1,4 @@
-"""Settings of Megatron that divide the work: degrees, sharding, the schedule with its layers on stages, and the checks that they go together."""
+"""Division of the work in Megatron's settings, and what one step trains on, read and written: degrees, sharding, schedule, batches, precision, recomputation."""
 
 from __future__ import annotations
 
@@ -6,204 +6,157 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from mpsim.formats.keys import keys_to
 from mpsim.formats.ledger import MOST_LAYERS, shortened
-from mpsim.formats.megatron_settings import Settings
+from mpsim.formats.megatron_settings import Reading, Writing
 
-__all__ = ["check_mesh", "put_parallelism", "put_schedule"]
+__all__ = [
+    "check_mesh",
+    "mesh_of",
+    "read_layout",
+    "read_training",
+    "write_layout",
+    "write_training",
+]
 
-
-def put_parallelism(s: Settings) -> dict[str, int]:
-    """Put degrees, sharding and the order of ranks into the ledger; returns the degrees."""
-    tensor = (
-        "model-parallel-size" if "model-parallel-size" in s.keys else "tensor-model-parallel-size"
-    )
-    degrees = {
-        "tp": tensor,
-        "pp": "pipeline-model-parallel-size",
-        "cp": "context-parallel-size",
-        "ep": "expert-model-parallel-size",
-    }
-    mesh: dict[str, int] = {}
-    for axis, name in degrees.items():
-        mesh[axis] = s.integer(name, least=1) or 1
-        if axis in ("tp", "pp") or name in s.keys:
-            s.put(name, f"parallelism.{axis}", mesh[axis])
-    has_experts = s.has_experts
-    etp = s.integer("expert-tensor-parallel-size", least=1)
-    if etp is not None and has_experts:
-        s.put("expert-tensor-parallel-size", "parallelism.etp", etp)
-        mesh["etp"] = etp
-    s.ignore("expert-tensor-parallel-size", "without experts it does nothing")
-    sequence = s.on("sequence-parallel") and mesh["tp"] > 1
-    s.put("sequence-parallel", "parallelism.sequence_parallel", sequence)
-    if s.on("sequence-parallel") and not sequence:
-        s.ledger.note(
-            "parallelism.sequence_parallel", "without tensor parallelism Megatron switches it off"
-        )
-    _sharding(s)
-    library = s.meant("distributed-backend", "nccl")
-    if library != "nccl" and library is not None:
-        s.put("distributed-backend", "cluster.library", library)
-    s.ignore("distributed-backend", "the library that the vendor ships")
-    if s.on("use-tp-pp-dp-mapping"):
-        s.put("use-tp-pp-dp-mapping", "parallelism.order", "tp-cp-ep-pp-dp")
-    return mesh
-
-
-def _sharding(s: Settings) -> None:
-    """Which states data-parallel ranks share."""
-    names = [
-        "use-distributed-optimizer",
-        "use-megatron-fsdp",
-        "use-custom-fsdp",
-        "use-torch-fsdp2",
-        "data-parallel-sharding-strategy",
-    ]
-    usual = "optim_grads_params" if s.since_tag("core_v0.18.0") else "no_shard"
-    stage = s.meant("data-parallel-sharding-strategy", usual)
-    if stage is None:
-        return
-    if s.on("use-torch-fsdp2"):
-        stays = s.on("torch-fsdp2-no-reshard-after-forward")
-        s.put(
-            ["use-torch-fsdp2", "torch-fsdp2-no-reshard-after-forward"],
-            "parallelism.zero",
-            2 if stays else 3,
-        )
-    elif s.on("use-megatron-fsdp") or s.on("use-custom-fsdp"):
-        s.put(names[1:], "parallelism.zero", max(stage, int(s.on("use-distributed-optimizer"))))
-    else:
-        s.put(
-            "use-distributed-optimizer", "parallelism.zero", int(s.on("use-distributed-optimizer"))
-        )
-    s.ignore(
-        [*names, "torch-fsdp2-no-reshard-after-forward"], "another flag decides what is sharded"
-    )
-    if s.on("optimizer-cpu-offload"):
-        fraction = s.number("optimizer-offload-fraction")
-        s.put(
-            ["optimizer-cpu-offload", "optimizer-offload-fraction"],
-            "parallelism.offload",
-            "optimizer",
-        )
-        if fraction not in (None, 1.0):
-            s.ledger.warn(
-                f"{s.place('optimizer-offload-fraction')}: a part of the optimizer is offloaded; all of it is simulated"
-            )
-    s.ignore(["optimizer-cpu-offload", "optimizer-offload-fraction"], "nothing is offloaded")
-
-
-def put_schedule(s: Settings, mesh: Mapping[str, int], layers: int | None) -> None:
-    """Put the schedule and the layers of every stage into the ledger."""
-    pp = mesh["pp"]
-    layout = s.text("pipeline-model-parallel-layout")
-    each, chunks = s.integer("num-layers-per-virtual-pipeline-stage", least=1), None
-    names = [
-        "num-layers-per-virtual-pipeline-stage",
-        "num-virtual-stages-per-pipeline-rank",
-        "virtual-pipeline-model-parallel-size",
-    ]
-    for name in names[1:]:
-        chunks = chunks or s.integer(name, least=1)
-    uneven = any(name in s.keys for name in _ENDS)
-    if layout is not None:
-        chunks = _from_layout(s, layout, pp, layers)
-    elif each is not None and layers is not None:
-        ends = int(s.on("account-for-embedding-in-pipeline-split")) + int(
-            s.on("account-for-loss-in-pipeline-split")
-        )
-        if (layers + ends) % (pp * each):
-            s.ledger.refuse(
-                f"{s.place('num-layers-per-virtual-pipeline-stage')}: {layers + ends} layers on {pp} stages are no whole chunks of {each}; needed a divisor of "
-                f"{(layers + ends) // pp}"
-            )
-            return
-        chunks = (layers + ends) // pp // each
-    chunks = chunks or 1
-    if pp == 1 and chunks > 1:
-        s.ledger.refuse(
-            f"{s.keys[next(name for name in (*names, 'pipeline-model-parallel-layout') if name in s.keys)]}: virtual stages need pipeline parallelism"
-        )
-        return
-    s.put(
-        [name for name in names if name in s.keys] or ["pipeline-model-parallel-layout"],
-        "schedule.name",
-        "interleaved-1f1b" if chunks > 1 else "1f1b",
-    )
-    if chunks > 1:
-        s.put(
-            [name for name in names if name in s.keys] or ["pipeline-model-parallel-layout"],
-            "schedule.virtual_stages",
-            chunks,
-        )
-    for name, to in (
-        ("account-for-embedding-in-pipeline-split", "embedding_counts_as_layer"),
-        ("account-for-loss-in-pipeline-split", "loss_counts_as_layer"),
-    ):
-        if s.on(name):
-            s.put(name, f"parallelism.{to}", True)
-        s.ignore(name, "off")
-    if uneven and layout is None and layers is not None:
-        _uneven(s, pp, chunks, layers)
-    s.ignore(_ENDS, "the layout decides")
-
-
-_ENDS: Final = (
-    "decoder-first-pipeline-num-layers",
-    "decoder-last-pipeline-num-layers",
-    "num-layers-in-first-pipeline-stage",
-    "num-layers-in-last-pipeline-stage",
+_AXES: Final = ("tp", "pp", "cp")
+_CHUNKS: Final = (
+    "num-virtual-stages-per-pipeline-rank",
+    "virtual-pipeline-model-parallel-size",
+    "num-layers-per-virtual-pipeline-stage",
 )
+_LAYOUT: Final = "pipeline-model-parallel-layout"
+_FIRST: Final = ("decoder-first-pipeline-num-layers", "num-layers-in-first-pipeline-stage")
+_LAST: Final = ("decoder-last-pipeline-num-layers", "num-layers-in-last-pipeline-stage")
+_MODULES: Final = ("core_attn", "layernorm", "mlp", "moe_act", "moe", "shared_experts", "mla_up_proj")  # fmt: skip
+_EMBEDDING: Final = "account-for-embedding-in-pipeline-split"
+_LOSS: Final = "account-for-loss-in-pipeline-split"
 
 
-def _uneven(s: Settings, pp: int, chunks: int, layers: int) -> None:
+def mesh_of(given: Reading) -> Mapping[str, int]:
+    """Degrees of the scenario so far."""
+    return {axis: given.scenario(f"parallelism.{axis}", 1) for axis in (*_AXES, "ep")}
+
+
+def read_layout(given: Reading, layers: int | None) -> None:
+    """Put degrees, sharding, the order of ranks and the schedule into the ledger."""
+    given.read("parallelism.tp", "parallelism.pp", "parallelism.cp", "parallelism.ep")
+    mesh = mesh_of(given)
+    if given.scenario("model.moe.experts") is not None:
+        given.read("parallelism.etp")
+    sequence = given.on("sequence-parallel") and mesh["tp"] > 1
+    given.put("sequence-parallel", "parallelism.sequence_parallel", sequence)
+    if given.on("sequence-parallel") and not sequence:
+        why = "without tensor parallelism Megatron switches it off"
+        given.ledger.note("parallelism.sequence_parallel", why)
+    _read_sharding(given)
+    library = given.meant("distributed-backend", "nccl")
+    if library not in ("nccl", None):
+        given.put("distributed-backend", "cluster.library", library)
+    if given.on("use-tp-pp-dp-mapping"):
+        given.put("use-tp-pp-dp-mapping", "parallelism.order", "tp-cp-ep-pp-dp")
+    _read_schedule(given, mesh["pp"], layers)
+
+
+def _read_sharding(given: Reading) -> None:
+    """Which states data-parallel ranks share."""
+    names = ["use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "data-parallel-sharding-strategy"]  # fmt: skip
+    usual = "optim_grads_params" if given.since("core_v0.18.0") else "no_shard"
+    stage = given.meant("data-parallel-sharding-strategy", usual)
+    distributed = int(given.on("use-distributed-optimizer"))
+    stays = "torch-fsdp2-no-reshard-after-forward"
+    if given.on("use-torch-fsdp2"):
+        given.put(["use-torch-fsdp2", stays], "parallelism.zero", 2 if given.on(stays) else 3)
+    elif given.on("use-megatron-fsdp", "use-custom-fsdp") and stage is not None:
+        given.put(names, "parallelism.zero", max(stage, distributed))
+    else:
+        given.put("use-distributed-optimizer", "parallelism.zero", distributed)
+    if given.on("optimizer-cpu-offload"):
+        both = ["optimizer-cpu-offload", "optimizer-offload-fraction"]
+        given.put(both, "parallelism.offload", "optimizer")
+        if given.number(both[1]) not in (None, 1.0):
+            why = "a part of the optimizer is offloaded; all of it is simulated"
+            given.ledger.warn(f"{given.place(both[1])}: {why}")
+
+
+def _read_schedule(given: Reading, pp: int, layers: int | None) -> None:
+    """Put the schedule and the layers of every stage into the ledger."""
+    ends = int(given.on(_EMBEDDING)) + int(given.on(_LOSS))
+    layout = given.text(_LAYOUT)
+    names = [name for name in _CHUNKS if name in given.keys] or [_LAYOUT]
+    if layout is not None:
+        chunks = _read_stages(given, layout, pp, layers)
+    else:
+        chunks = _read_chunks(given, pp, layers, ends)
+    if chunks is None:
+        return
+    if pp == 1 and chunks > 1:
+        given.ledger.refuse(f"{given.keys[names[0]]}: virtual stages need pipeline parallelism")
+        return
+    given.put(names, "schedule.name", "interleaved-1f1b" if chunks > 1 else "1f1b")
+    if chunks > 1:
+        given.put(names, "schedule.virtual_stages", chunks)
+    for name, end in ((_EMBEDDING, "embedding"), (_LOSS, "loss")):
+        if given.on(name):
+            given.put(name, f"parallelism.{end}_counts_as_layer", True)
+    uneven = any(name in given.keys for name in (*_FIRST, *_LAST))
+    if uneven and layout is None and layers is not None:
+        _read_ends(given, pp, chunks, layers)
+
+
+def _read_chunks(given: Reading, pp: int, layers: int | None, ends: int) -> int | None:
+    """Chunks of a rank, as many as are stated or as their layers make; None where they do not divide."""
+    chunks = given.integer(_CHUNKS[0]) or given.integer(_CHUNKS[1]) or 1
+    each = given.integer(_CHUNKS[2])
+    if each is None or layers is None:
+        return chunks
+    if (layers + ends) % (pp * each):
+        needed = f"needed a divisor of {(layers + ends) // pp}"
+        why = f"{layers + ends} layers on {pp} stages are no whole chunks of {each}; {needed}"
+        given.refuse(_CHUNKS[2], why)
+        return None
+    return (layers + ends) // pp // each
+
+
+def _read_ends(given: Reading, pp: int, chunks: int, layers: int) -> None:
     """Fewer or more layers on the first and the last pipeline rank; each rank's are divided evenly among its chunks."""
     if max(pp, chunks) > MOST_LAYERS:  # said where the degrees are put
         return
-    first = next((s.integer(name, least=1) for name in _ENDS[::2] if name in s.keys), None)
-    last = next((s.integer(name, least=1) for name in _ENDS[1::2] if name in s.keys), None)
+    first, last = given.integer(given.first(*_FIRST)), given.integer(given.first(*_LAST))
     inner = pp - (first is not None) - (last is not None)
     rest = layers - (first or 0) - (last or 0)
-    stated = [name for name in _ENDS if name in s.keys]
-    each = rest // inner if inner > 0 else 0
-    counts = [each] * pp
-    if first is not None:
-        counts[0] = first
-    if last is not None:
-        counts[-1] = last
+    stated = [name for name in (*_FIRST, *_LAST) if name in given.keys]
+    counts = [rest // inner if inner > 0 else 0] * pp
+    counts[0] = counts[0] if first is None else first
+    counts[-1] = counts[-1] if last is None else last
     if rest < 0 or inner < 0 or sum(counts) != layers or any(count % chunks for count in counts):
-        s.ledger.refuse(
-            f"{', '.join(s.keys[name] for name in stated)}: {layers} layers do not divide among {pp} stages of {chunks} chunks with these ends"
-        )
+        names = ", ".join(given.keys[name] for name in stated)
+        why = f"{layers} layers do not divide among {pp} stages of {chunks} chunks with these ends"
+        given.ledger.refuse(f"{names}: {why}")
         return
-    s.put(
-        stated,
-        "parallelism.layers_per_stage",
-        [counts[rank] // chunks for _ in range(chunks) for rank in range(pp)],
-    )
+    stages = [counts[rank] // chunks for _ in range(chunks) for rank in range(pp)]
+    given.put(stated, "parallelism.layers_per_stage", stages)
 
 
-def _from_layout(s: Settings, text: str, pp: int, layers: int | None) -> int | None:
+def _read_stages(given: Reading, text: str, pp: int, layers: int | None) -> int | None:
     """Layers of every stage as a layout string lists them; returns the chunks of a rank."""
-    expanded = _expanded_layout(text)
+    expanded = _expanded(text)
     if expanded is None:
-        s.ledger.refuse(
-            f"{s.place('pipeline-model-parallel-layout')}: got {shortened(text)}; needed stages such as 'Et*3|(tt|)*29,m|L'"
-        )
+        why = f"got {shortened(text)}; needed stages such as 'Et*3|(tt|)*29,m|L'"
+        given.refuse(_LAYOUT, why)
         return None
     stages = expanded.split("|")
     counts = [stage.count("t") + stage.count("m") for stage in stages]
-    further = sum(stage.count("m") for stage in stages)
-    if len(stages) % pp or (layers is not None and sum(counts) - further != layers):
-        s.ledger.refuse(
-            f"{s.place('pipeline-model-parallel-layout')}: {len(stages)} stages with {sum(counts) - further} layers; needed a multiple of {pp} stages with {layers} layers"
-        )
+    plain = sum(stage.count("t") for stage in stages)
+    if len(stages) % pp or (layers is not None and plain != layers):
+        got = f"{len(stages)} stages with {plain} layers"
+        given.refuse(_LAYOUT, f"{got}; needed a multiple of {pp} stages with {layers} layers")
         return None
-    s.put("pipeline-model-parallel-layout", "parallelism.layers_per_stage", counts)
+    given.put(_LAYOUT, "parallelism.layers_per_stage", counts)
     return len(stages) // pp
 
 
-def _expanded_layout(text: str) -> str | None:
+def _expanded(text: str) -> str | None:
     """A layout string with its repetitions written out; None where it is none."""
     text = re.sub(r"[\s,'\"]", "", text)
     while (match := re.search(r"\(([^()]*)\)\*(\d{1,4})", text)) is not None:
@@ -216,35 +169,248 @@ def _expanded_layout(text: str) -> str | None:
     return text if re.fullmatch(r"[EtmL|]+", text) else None
 
 
-def check_mesh(s: Settings, mesh: Mapping[str, int], ranks: int | None) -> None:
+def check_mesh(given: Reading, ranks: int | None) -> None:
     """Refuse degrees that do not divide what they must."""
-    scenario = s.ledger.scenario
-    each = mesh["tp"] * mesh["pp"] * mesh["cp"]
-    words = f"tp {mesh['tp']} x pp {mesh['pp']} x cp {mesh['cp']} = {each}"
+    mesh = mesh_of(given)
+    tp, pp, cp, ep = mesh.values()
+    each = tp * pp * cp
     if ranks is not None and ranks % each:
-        s.ledger.refuse(f"{ranks} accelerators do not divide by {words}")
+        words = f"tp {tp} x pp {pp} x cp {cp} = {each}"
+        given.ledger.refuse(f"{ranks} accelerators do not divide by {words}")
         return
-    heads = scenario.get("model.heads")
-    if heads is not None and heads % mesh["tp"]:
-        s.ledger.refuse(
-            f"{s.place('num-attention-heads')}: {heads} heads do not divide among tp {mesh['tp']}"
-        )
-    layers = (scenario.get("model.layers") or 0) - (scenario.get("model.mtp_layers") or 0)
-    ends = sum(
-        bool(scenario.get(f"parallelism.{name}_counts_as_layer")) for name in ("embedding", "loss")
-    )
-    stages = mesh["pp"] * (scenario.get("schedule.virtual_stages") or 1)
-    if layers and "parallelism.layers_per_stage" not in scenario and (layers + ends) % stages:
-        s.ledger.refuse(
-            f"{s.place('num-layers')}: {layers + ends} layers do not divide among {stages} stages"
-        )
-    experts = scenario.get("model.moe.experts")
-    if experts is not None and experts % mesh["ep"]:
-        s.ledger.refuse(
-            f"{s.place('expert-model-parallel-size')}: {experts} experts do not divide among ep {mesh['ep']}"
-        )
-    micro, batch = scenario.get("training.micro_batch"), scenario.get("training.global_batch")
+    heads, experts = given.scenario("model.heads"), given.scenario("model.moe.experts")
+    if heads is not None and heads % tp:
+        given.refuse("num-attention-heads", f"{heads} heads do not divide among tp {tp}")
+    if experts is not None and experts % ep:
+        given.refuse("expert-model-parallel-size", f"{experts} experts do not divide among ep {ep}")
+    layers = given.scenario("model.layers", 0) - given.scenario("model.mtp_layers", 0)
+    for end in ("embedding", "loss"):
+        layers += bool(layers and given.scenario(f"parallelism.{end}_counts_as_layer"))
+    stages = pp * given.scenario("schedule.virtual_stages", 1)
+    if given.scenario("parallelism.layers_per_stage") is None and layers % stages:
+        given.refuse("num-layers", f"{layers} layers do not divide among {stages} stages")
+    micro, batch = given.scenario("training.micro_batch"), given.scenario("training.global_batch")
     if ranks is not None and micro and batch and batch % (micro * (ranks // each)):
-        s.ledger.refuse(
-            f"{s.place('global-batch-size')}: {batch} sequences do not divide by micro-batch {micro} x dp {ranks // each}"
-        )
+        why = f"{batch} sequences do not divide by micro-batch {micro} x dp {ranks // each}"
+        given.refuse("global-batch-size", why)
+
+
+def read_training(given: Reading, ranks: int | None) -> None:
+    """Put batches, precision and recomputation into the ledger."""
+    mesh = mesh_of(given)
+    each = mesh["tp"] * mesh["pp"] * mesh["cp"]
+    given.read("training.micro_batch", "training.global_batch")
+    micro = given.scenario("training.micro_batch")
+    if given.scenario("training.global_batch") is None:
+        if micro is not None and ranks is not None and ranks % each == 0 and ranks >= each:
+            why = "one microbatch for each data-parallel replica"
+            given.ledger.assume("training.global_batch", micro * (ranks // each), why)
+        else:
+            given.ledger.ask("training.global_batch")
+    given.read("training.sequence_length")
+    _read_precision(given)
+    _read_recompute(given)
+
+
+def _read_precision(given: Reading) -> None:
+    variant = "hybrid" if given.on("fp8-hybrid") else "e4m3" if given.on("fp8-e4m3") else None
+    narrow = given.text("fp8-format")
+    if given.on("fp8-format"):  # NeMo's switch, with the format beside it
+        narrow = variant or "e4m3"
+    elif "fp8-format" not in given.values:
+        narrow = variant
+    if given.text("fp4-format") is not None:
+        given.put(["fp4-format", "fp4-recipe"], "training.precision", "nvfp4")
+    elif narrow is not None:
+        meant = given.meant("fp8-recipe", "delayed")
+        if meant is not None:
+            names = ["fp8-format", "fp8-hybrid", "fp8-e4m3", "fp8-recipe"]
+            given.put(names, "training.precision", meant)
+    else:
+        wide = next((name for name in ("bf16", "fp16") if given.on(name)), "fp32")
+        given.put(["bf16", "fp16"], "training.precision", wide)
+
+
+def _read_recompute(given: Reading) -> None:
+    old = given.stated("checkpoint-activations", "activations-checkpoint-method")
+    how = given.text("recompute-granularity")
+    if how is None and given.on("recompute-activations"):
+        how = "selective"
+    how = "full" if old else how
+    if how not in (None, "full", "selective"):
+        why = f"got {shortened(how)}; needed full or selective"
+        given.refuse("recompute-granularity", why)
+        return
+    names = ["recompute-granularity", "recompute-activations", *old]
+    given.put(names, "training.recompute", how or "none")
+    if how == "full":
+        given.read("training.recompute_method", "training.recompute_layers")
+    elif how == "selective":
+        _read_modules(given)
+    elif given.on("moe-layer-recompute"):
+        given.put("moe-layer-recompute", "training.recompute", "selective")
+        given.put("moe-layer-recompute", "training.recompute_modules", ["moe"])
+
+
+def _read_modules(given: Reading) -> None:
+    modules = given.values.get("recompute-modules")
+    if modules is None or modules is True:
+        return
+    listed = modules if isinstance(modules, list) else str(modules).replace(",", " ").split()
+    known = [module for module in listed if module in _MODULES]
+    if known:
+        given.put("recompute-modules", "training.recompute_modules", known)
+    if len(known) < len(listed):
+        others = ", ".join(str(module)[:20] for module in listed if module not in _MODULES)
+        given.ledger.warn(f"{given.place('recompute-modules')}: {others} are not simulated")
+
+
+def write_layout(put: Writing) -> None:
+    """Put degrees, sharding and the schedule into the settings."""
+    p = put.run.parallelism
+    put.write("parallelism.tp", "parallelism.pp")
+    put.write(*(f"parallelism.{axis}" for axis in ("cp", "ep") if getattr(p, axis) > 1))
+    put.out.hold("parallelism.dp", "the launcher")
+    if put.run.transformer.moe is not None and p.etp is not None:
+        put.write("parallelism.etp")
+    elif p.etp is not None:
+        put.out.hold("parallelism.etp", "without experts it does nothing")
+    if p.sequence_parallel and p.tp > 1:
+        put.put("sequence-parallel", True, "parallelism.sequence_parallel")
+    elif p.sequence_parallel:
+        why = "Megatron switches it off without tensor parallelism"
+        put.out.lose("parallelism.sequence_parallel", why)
+    _write_sharding(put)
+    if p.order == "tp-cp-ep-pp-dp":
+        put.put("use-tp-pp-dp-mapping", True, "parallelism.order")
+    else:
+        why = "Megatron lays ranks tp-cp-ep-dp-pp, or pp before dp"
+        put.out.lose("parallelism.order", why)
+    _write_schedule(put)
+    name = put.run.hardware.name
+    why = f"no setting names accelerators, links and NICs: import it with --cluster {name}"
+    put.out.lose_cluster(why)
+
+
+def _write_sharding(put: Writing) -> None:
+    p = put.run.parallelism
+    if p.zero == 1:
+        put.put("use-distributed-optimizer", True, "parallelism.zero")
+    elif p.zero > 1:
+        fsdp = "use-megatron-fsdp" if put.has("use-megatron-fsdp") else "use-custom-fsdp"
+        if put.put(fsdp, True, "parallelism.zero"):
+            row = next(row for row in keys_to("megatron", "parallelism.zero") if row.values)
+            put.put(row.name, row.word(p.zero), "parallelism.zero")
+            put.given["use-distributed-optimizer"] = True
+    put.out.lose("parallelism.shard", "which ranks share one copy is not read from a setting")
+    if p.offload == "optimizer" and p.offload_to == "host":
+        put.put("optimizer-cpu-offload", True, "parallelism.offload")
+    else:
+        both = ["parallelism.offload", "parallelism.offload_to"]
+        put.out.lose(both, "Megatron offloads the optimizer, to the host")
+
+
+def _write_schedule(put: Writing) -> None:
+    p, schedule, model = put.run.parallelism, put.run.schedule, put.run.transformer
+    usual = schedule.name in ("1f1b", "interleaved-1f1b")
+    chunks = put.run.virtual_stages if usual else 1
+    if usual and (p.pp > 1 or schedule.name == "1f1b"):
+        both = ["schedule.name", "schedule.virtual_stages"]
+        put.out.hold(both, "--pipeline-model-parallel-size")
+    else:
+        put.out.lose_section("schedule", "Megatron runs 1F1B, plain or interleaved")
+    if put.run.stage_layers is not None:
+        _write_stages(put, list(put.run.stage_layers), chunks)
+        return
+    if p.embedding_counts_as_layer:
+        put.put(_EMBEDDING, True, "parallelism.embedding_counts_as_layer")
+    if p.loss_counts_as_layer:
+        put.put(_LOSS, True, "parallelism.loss_counts_as_layer")
+    if chunks == 1 or p.pp == 1:
+        return
+    if put.is_dataclass:
+        put.given[_CHUNKS[1]] = chunks
+    elif put.has(_CHUNKS[0]):
+        put.put(_CHUNKS[0], chunks, "schedule.virtual_stages")
+    else:
+        layers = model.layers + p.embedding_counts_as_layer + p.loss_counts_as_layer
+        put.put(_CHUNKS[2], layers // p.pp // chunks, "schedule.virtual_stages")
+
+
+def _write_stages(put: Writing, counts: list[int], chunks: int) -> None:
+    """Layers of every stage as a layout string, or by the two ends where that says it."""
+    key, pp = "parallelism.layers_per_stage", put.run.parallelism.pp
+    further = put.run.transformer.mtp_layers
+    if put.has(_LAYOUT):
+        stages = ["t" * count for count in counts]
+        stages[0] = "E" + stages[0]
+        if further:
+            stages[-1] = stages[-1].removesuffix("t" * further) + "m" * further
+        stages[-1] += "L"
+        put.put(_LAYOUT, "|".join(stages), key, "schedule.virtual_stages")
+    elif chunks == 1 and pp > 2 and len(set(counts[1:-1])) == 1:
+        put.put(_FIRST[0], counts[0], key)
+        put.put(_LAST[0], counts[-1], key)
+    else:
+        put.out.lose(key, f"--{_LAYOUT} came with core_v0.13.0")
+
+
+def write_training(put: Writing) -> None:
+    """Put batches, precision and recomputation into the settings."""
+    training = put.run.training_step
+    put.write("training.micro_batch")
+    if put.has("global-batch-size"):
+        put.write("training.global_batch")
+    elif training.global_batch == training.micro_batch * put.run.dp:
+        put.out.hold("training.global_batch", "--batch-size")
+    else:
+        put.out.lose("training.global_batch", "this version has one microbatch a step")
+    put.write("training.sequence_length")
+    put.out.lose("training.batch_per_replica", "every replica has as many sequences")
+    _write_precision(put, training.precision)
+    _write_recompute(put)
+
+
+def _write_precision(put: Writing, precision: str) -> None:
+    key = "training.precision"
+    if precision == "fp32":
+        put.out.hold(key, "without --bf16 and --fp16")
+        return
+    if precision in ("bf16", "fp16"):
+        put.put(precision, True, key)
+        return
+    put.given["bf16"] = True
+    row = keys_to("megatron", key)
+    recipe = next((item.word(precision) for item in row if item.values), None)
+    if recipe is not None:
+        if put.put("fp8-format", "hybrid", key) and recipe != "delayed":
+            put.put("fp8-recipe", recipe, key)
+    elif precision == "nvfp4":
+        put.put("fp4-format", "e2m1", key)
+    else:
+        put.out.lose(key, "Megatron has no such format")
+
+
+def _write_recompute(put: Writing) -> None:
+    training = put.run.training_step
+    how, modules = training.recompute, training.recompute_modules
+    method, layers = training.recompute_method or "uniform", training.recompute_layers or 1
+    rest = ("training.recompute_method", "training.recompute_layers")
+    if how == "full" and put.has("recompute-granularity"):
+        put.put("recompute-granularity", how, "training.recompute")
+        put.put("recompute-method", method, rest[0])
+        put.put("recompute-num-layers", layers, rest[1])
+    elif how == "full" and put.has("activations-checkpoint-method"):
+        put.put("activations-checkpoint-method", method, "training.recompute", rest[0])
+        put.put("activations-checkpoint-num-layers", layers, rest[1])
+    elif how == "full":
+        put.put("checkpoint-activations", True, "training.recompute")
+        if method == "uniform":
+            put.put("checkpoint-num-layers", layers, *rest)
+    elif how == "selective":
+        put.put("recompute-granularity", how, "training.recompute")
+        if modules:
+            text = list(modules) if put.is_dataclass else " ".join(modules)
+            put.put("recompute-modules", text, "training.recompute_modules")
+    elif how != "none":
+        put.out.lose("training.recompute", "Megatron recomputes all of a layer, or named modules")

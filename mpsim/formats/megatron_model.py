@@ -1,329 +1,195 @@
-"""Settings of Megatron that describe the model: sizes, attention, MLP, norms, vocabulary and experts."""
+"""Model of a run in Megatron's settings, read and written: sizes, attention, MLP, norms, vocabulary and experts."""
 
 from __future__ import annotations
 
 import re
 
+from mpsim.errors import FormatError
+from mpsim.formats.keys import DATA
 from mpsim.formats.ledger import MOST_LAYERS, shortened
-from mpsim.formats.megatron_settings import Settings
+from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.formats.words import table
 
-__all__ = ["put_model"]
+__all__ = ["read_model", "write_model"]
 
-
-def put_model(settings: Settings) -> int | None:
-    """Put the model into the ledger; returns its layers without those of multi-token prediction."""
-    s = settings
-    layers, names = (
-        None,
-        [
-            name
-            for name in ("num-layers", "encoder-num-layers", "decoder-num-layers")
-            if name in s.keys
-        ],
+_LATENT = tuple(
+    f"model.mla.{field}"
+    for field in (
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
     )
-    for name in names[:1]:
-        layers = s.integer(name, least=1, most=MOST_LAYERS)
-    further = s.integer("mtp-num-layers") or 0
-    if layers is not None:
-        s.put(
-            [*names[:1], *(["mtp-num-layers"] if further else [])], "model.layers", layers + further
-        )
+)
+
+
+def read_model(given: Reading) -> int | None:
+    """Put the model into the ledger; returns its layers without those of multi-token prediction."""
+    name = given.first("num-layers", "encoder-num-layers", "decoder-num-layers")
+    layers, further = (
+        given.integer(name, most=MOST_LAYERS),
+        given.integer("mtp-num-layers", least=0),
+    )
+    if layers is None:
+        given.ledger.ask("model.layers")
     else:
-        s.ledger.ask("model.layers")
-    s.ignore([*names[1:], "mtp-num-layers"], "none, or the same as --num-layers")
+        given.put([name, *(["mtp-num-layers"] if further else [])], "model.layers", layers + (further or 0))  # fmt: skip
     if further:
-        s.put("mtp-num-layers", "model.mtp_layers", further)
-    hidden, heads = s.integer("hidden-size", least=1), s.integer("num-attention-heads", least=1)
-    for name, to, value in (
-        ("hidden-size", "model.hidden", hidden),
-        ("num-attention-heads", "model.heads", heads),
-    ):
-        if value is None:
-            s.ledger.ask(to)
-        else:
-            s.put(name, to, value)
-    _attention(s, hidden, heads)
-    _mlp(s, hidden)
-    _norms_and_ends(s)
-    _experts(s, layers)
+        given.put("mtp-num-layers", "model.mtp_layers", further)
+    given.read("model.hidden", "model.heads")
+    _read_heads(given)
+    if given.on("multi-latent-attention"):
+        given.read(*_LATENT)
+        width = given.scenario("model.mla.v_head_dim")
+        given.put(["multi-latent-attention", "v-head-dim"], "model.mla.v_head_dim", width)
+    _read_positions(given)
+    if "qk-layernorm" in given.keys and not given.on("multi-latent-attention"):
+        given.put("qk-layernorm", "model.qk_norm", given.on("qk-layernorm"))
+    _read_window(given)
+    given.read("model.gated_mlp", "model.ffn_hidden")
+    hidden = given.scenario("model.hidden")
+    if given.scenario("model.ffn_hidden") is None and hidden is not None:
+        narrow = given.scenario("model.gated_mlp") and not given.is_dataclass
+        width = int((4 * hidden * 2 / 3) / 64) * 64 if narrow else 4 * hidden
+        why = "two thirds of 4 x hidden, by 64" if narrow else "4 x hidden"
+        given.ledger.assume("model.ffn_hidden", width, why)
+    given.read("model.norm", "model.bias")
+    if given.on("add-qkv-bias") and not given.scenario("model.bias"):
+        given.put("add-qkv-bias", "model.qkv_bias", True)
+    given.read("model.tied_embeddings", "model.dropout")
+    _read_vocabulary(given)
+    given.read("model.moe.experts")
+    if given.scenario("model.moe.experts") is not None:
+        _read_experts(given, layers)
     return layers
 
 
-def _attention(s: Settings, hidden: int | None, heads: int | None) -> None:
-    groups = s.integer("num-query-groups", least=1)
-    latent = s.on("multi-latent-attention")
-    if latent or not (s.on("group-query-attention") or s.is_dataclass) or groups is None:
-        if s.on("group-query-attention") and not latent and not s.is_dataclass:
-            s.put("group-query-attention", "model.kv_heads", groups or 1)
-        elif heads is not None:
-            s.ledger.assume("model.kv_heads", heads, "as many as heads")
-        why = (
-            "latent attention has a key and a value a head"
-            if latent
-            else "without --group-query-attention it does nothing"
-        )
-        s.ignore(["num-query-groups", "group-query-attention"], why)
-    else:
-        s.put(["num-query-groups", "group-query-attention"], "model.kv_heads", groups)
-    channels = s.integer("kv-channels", least=1)
+def _read_heads(given: Reading) -> None:
+    hidden, heads = given.scenario("model.hidden"), given.scenario("model.heads")
+    latent, grouped = given.on("multi-latent-attention"), given.on("group-query-attention")
+    groups = given.integer("num-query-groups")
+    counts = grouped if not given.is_dataclass else groups is not None
+    if counts and not latent:
+        given.put(["num-query-groups", "group-query-attention"], "model.kv_heads", groups or 1)
+    elif heads is not None:
+        given.ledger.assume("model.kv_heads", heads, "as many as heads")
     if latent:
-        s.ignore("kv-channels", "latent attention has widths of its own")
-    elif channels is not None:
-        s.put("kv-channels", "model.head_dim", channels)
+        return
+    channels = given.integer("kv-channels")
+    if channels is not None:
+        given.put("kv-channels", "model.head_dim", channels)
     elif hidden is not None and heads is not None:
         if hidden % heads:
-            s.ledger.refuse(
-                f"--hidden-size {hidden} does not divide among {heads} heads; give --kv-channels"
-            )
-        s.ledger.assume("model.head_dim", hidden // heads, "hidden / heads")
-    if latent:
-        _latent(s)
-    else:
-        s.ignore(
-            ["q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"],
-            "without latent attention it does nothing",
+            why = f"--hidden-size {hidden} does not divide among {heads} heads; give --kv-channels"
+            given.ledger.refuse(why)
+        given.ledger.assume("model.head_dim", hidden // heads, "hidden / heads")
+
+
+def _read_positions(given: Reading) -> None:
+    rotary = given.on("use-rotary-position-embeddings")
+    kind = given.text("position-embedding-type")
+    positions = "rotary"
+    if not rotary:
+        is_none = kind in (None, "learned_absolute") and given.on("no-position-embedding")
+        is_none = is_none or kind == "no_position_embedding"
+        positions = (
+            "none" if is_none else given.meant("position-embedding-type", "learned_absolute")
         )
-        s.ignore(
-            [
-                "multi-latent-attention",
-                "no-multi-latent-attention",
-                "disable-multi-latent-attention",
-            ],
-            "attention is plain",
-        )
-    _positions(s)
-    normed = s.on("qk-layernorm")
-    if "qk-layernorm" in s.keys and not latent:
-        s.put("qk-layernorm", "model.qk_norm", normed)
-    s.ignore("qk-layernorm", "latent attention has norms of its own")
-    _window(s)
-
-
-def _latent(s: Settings) -> None:
-    default = 512 if s.is_dataclass else 32
-    rank = s.integer("q-lora-rank", least=1)
-    s.put(
-        ["q-lora-rank"],
-        "model.mla.q_lora_rank",
-        rank or (512 if s.is_dataclass and "q-lora-rank" not in s.keys else 0),
-    )
-    for name, to, usual in (
-        ("kv-lora-rank", "kv_lora_rank", default),
-        ("qk-head-dim", "qk_nope_head_dim", 128),
-        ("qk-pos-emb-head-dim", "qk_rope_head_dim", 64),
-        ("v-head-dim", "v_head_dim", 128),
-    ):
-        value = s.integer(name, least=1)
-        s.put(name, f"model.mla.{to}", usual if value is None else value)
-    s.ignore("multi-latent-attention", "")
-    s.put(
-        "multi-latent-attention", "model.mla.v_head_dim", s.ledger.scenario["model.mla.v_head_dim"]
-    )
-
-
-def _positions(s: Settings) -> None:
-    kind = s.text("position-embedding-type") or (
-        "rope" if s.on("use-rotary-position-embeddings") else "learned_absolute"
-    )
-    words = (
-        "rotary"
-        if s.on("use-rotary-position-embeddings")
-        else "none"
-        if kind == "no_position_embedding"
-        else s.meant("position-embedding-type", kind)
-    )
-    if words is None:
+    if positions is None:
         return
-    if s.on("no-position-embedding") and words == "learned":
-        words = "none"
     names = ["position-embedding-type", "use-rotary-position-embeddings", "no-position-embedding"]
-    s.put(names, "model.positions", words)
-    rows = s.integer("max-position-embeddings", least=1)
-    if words == "learned" and rows is not None:
-        s.put("max-position-embeddings", "model.max_positions", rows)
-    elif words == "relative":
-        buckets = s.integer("relative-attention-num-buckets", least=1) or 32
-        s.put("relative-attention-num-buckets", "model.max_positions", buckets)
-    s.ignore(
-        ["max-position-embeddings", "relative-attention-num-buckets"],
-        "no table of positions is learned",
-    )
+    given.put(names, "model.positions", positions)
+    rows = given.integer("max-position-embeddings")
+    if positions == "learned" and rows is not None:
+        given.put("max-position-embeddings", "model.max_positions", rows)
+    elif positions == "relative":
+        name = "relative-attention-num-buckets"
+        given.put(name, "model.max_positions", given.integer(name) or 32)
 
 
-def _window(s: Settings) -> None:
-    text = s.values.get("window-size")
-    words = " ".join(map(str, text)) if isinstance(text, list) else str(text or "")
-    numbers = [int(word) for word in re.findall(r"-?\d+", words)][:2]
+def _read_window(given: Reading) -> None:
+    value = given.values.get("window-size")
+    words = " ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+    numbers = [int(word) for word in re.findall(r"-?\d{1,12}", words)][:2]
     if not numbers or numbers[0] < 1:
-        s.ignore(["window-size", "window-attn-skip-freq"], "without a window it does nothing")
-        s.ledger.assume("model.attention", "causal", "a decoder")
+        given.ledger.assume("model.attention", "causal", "a decoder")
         return
-    s.put("window-size", "model.attention", "sliding")
-    s.put("window-size", "model.window", numbers[0])
-    every = (
-        s.integer("window-attn-skip-freq", least=1)
-        if re.fullmatch(r"\d+", s.text("window-attn-skip-freq") or "")
-        else None
-    )
+    given.put("window-size", "model.attention", "sliding")
+    given.put("window-size", "model.window", numbers[0])
+    name = "window-attn-skip-freq"
+    every = given.integer(name) if re.fullmatch(r"\d+", given.text(name) or "") else None
     if every is not None and every > 1:
-        s.put("window-attn-skip-freq", "model.full_every", every)
-    elif "window-attn-skip-freq" in s.keys:
-        s.ledger.ignore(
-            s.keys["window-attn-skip-freq"],
-            "which layers have a window is not simulated in this spelling; all have it",
-            matters=True,
-        )
+        given.put(name, "model.full_every", every)
+    elif name in given.keys:
+        why = "which layers have a window is not simulated in this spelling; all have it"
+        given.ledger.ignore(given.keys[name], why, matters=True)
 
 
-def _mlp(s: Settings, hidden: int | None) -> None:
-    gated = s.on("swiglu") or s.on("quick-geglu") or s.on("gated-linear-unit")
-    s.put(["swiglu", "quick-geglu", "gated-linear-unit"], "model.gated_mlp", gated)
-    width = s.integer("ffn-hidden-size", least=1)
-    if width is not None:
-        s.put("ffn-hidden-size", "model.ffn_hidden", width)
-    elif hidden is not None:
-        narrow = int((4 * hidden * 2 / 3) / 64) * 64
-        cut = gated and not s.is_dataclass
-        s.ledger.assume(
-            "model.ffn_hidden",
-            narrow if cut else 4 * hidden,
-            "two thirds of 4 x hidden, by 64" if cut else "4 x hidden",
-        )
-
-
-def _norms_and_ends(s: Settings) -> None:
-    norm = (s.text("normalization") or "LayerNorm").lower()
-    if norm not in ("layernorm", "rmsnorm"):
-        s.ledger.refuse(
-            f"{s.place('normalization')}: got {shortened(norm)}; needed LayerNorm or RMSNorm"
-        )
-    s.put("normalization", "model.norm", "rmsnorm" if norm == "rmsnorm" else "layernorm")
-    bias = not s.on("disable-bias-linear")
-    s.put("disable-bias-linear", "model.bias", bias)
-    if s.on("add-qkv-bias") and not bias:
-        s.put("add-qkv-bias", "model.qkv_bias", True)
-    s.ignore("add-qkv-bias", "all projections have a bias" if bias else "off")
-    s.put(
-        "untie-embeddings-and-output-weights",
-        "model.tied_embeddings",
-        not s.on("untie-embeddings-and-output-weights"),
-    )
-    hidden, inner = s.number("hidden-dropout"), s.number("attention-dropout")
-    dropout = 0.1 if hidden is None else hidden
-    s.put("hidden-dropout", "model.dropout", dropout)
-    s.ignore("attention-dropout", "the dropout of the residual stream stands for both")
-    if (0.1 if inner is None else inner) != dropout:
-        s.ledger.note(
-            "model.dropout",
-            "attention and residual stream drop unequally; that of the residual stream stands for both",
-            dropout,
-        )
-    _vocabulary(s)
-
-
-def _vocabulary(s: Settings) -> None:
-    padded, rows = s.integer("padded-vocab-size", least=1), s.integer("vocab-size", least=1)
-    extra = s.integer("vocab-extra-ids") or 0
-    kind = s.text("tokenizer-type")
-    known = table("mpsim.formats.data", "megatron")["tokenizers"]
+def _read_vocabulary(given: Reading) -> None:
+    padded, rows = given.integer("padded-vocab-size"), given.integer("vocab-size")
+    extra = given.integer("vocab-extra-ids", least=0) or 0
+    kind = given.text("tokenizer-type")
+    known = table(DATA, "megatron")["tokenizers"]
     if padded is not None:
-        s.put("padded-vocab-size", "model.vocab", padded)
+        given.put("padded-vocab-size", "model.vocab", padded)
     elif rows is not None:
-        s.put(["vocab-size", "vocab-extra-ids"], "model.vocab", rows + extra)
+        given.put(["vocab-size", "vocab-extra-ids"], "model.vocab", rows + extra)
     elif kind in known:
-        s.put(["tokenizer-type", "vocab-extra-ids"], "model.vocab", known[kind] + extra)
-    elif {"vocab-file", "merge-file"} <= s.keys.keys() and kind is None:
+        given.put(["tokenizer-type", "vocab-extra-ids"], "model.vocab", known[kind] + extra)
+    elif {"vocab-file", "merge-file"} <= given.keys.keys() and kind is None:
         # pretrain_gpt.py has GPT2BPETokenizer as its own default, and these two are its files
         why = "GPT2BPETokenizer, of --vocab-file and --merge-file"
-        s.ledger.assume("model.vocab", known["GPT2BPETokenizer"] + extra, why)
+        given.ledger.assume("model.vocab", known["GPT2BPETokenizer"] + extra, why)
     else:
-        s.ledger.ask("model.vocab")
-    s.ignore(
-        ["vocab-size", "vocab-extra-ids", "tokenizer-type"],
-        "how many rows the table has is not in it, or stated elsewhere",
-    )
-    multiple = s.integer("make-vocab-size-divisible-by", least=1)
-    if multiple not in (None, 128):
-        s.ledger.ignore(
-            s.keys["make-vocab-size-divisible-by"],
-            "the simulated table is padded to 128 x tp",
-            matters=True,
-        )
-    s.ignore(
-        ["make-vocab-size-divisible-by", "no-pad-vocab-size", "disable-pad-vocab-size"],
-        "the simulated table is padded to 128 x tp",
-    )
+        given.ledger.ask("model.vocab")
+    multiple = "make-vocab-size-divisible-by"
+    if given.integer(multiple) not in (None, 128):
+        why = "the simulated table is padded to 128 x tp"
+        given.ledger.ignore(given.keys[multiple], why, matters=True)
 
 
-def _experts(s: Settings, layers: int | None) -> None:
-    names = ("num-experts", "num-moe-experts")
-    stated = next((name for name in names if name in s.keys), names[0])
-    experts = s.integer(stated, least=1)
-    others = (
-        "moe-router-topk moe-ffn-hidden-size moe-layer-freq moe-shared-expert-intermediate-size moe-expert-capacity-factor moe-token-dispatcher-type "
-        "moe-grouped-gemm moe-shared-expert-overlap moe-enable-deepep moe-flex-dispatcher-backend moe-extended-tp moe-layer-recompute"
-    ).split()
-    if experts is None:
-        s.ignore([*names, *others], "without experts it does nothing")
-        return
-    s.put(stated, "model.moe.experts", experts)
-    s.put("moe-router-topk", "model.moe.top_k", s.integer("moe-router-topk", least=1) or 2)
-    width = s.integer("moe-ffn-hidden-size", least=1)
-    if width is not None:
-        s.put("moe-ffn-hidden-size", "model.moe.ffn_hidden", width)
-    shared = s.integer("moe-shared-expert-intermediate-size") or 0
+def _read_experts(given: Reading, layers: int | None) -> None:
+    given.read("model.moe.top_k", "model.moe.ffn_hidden")
+    name = "moe-shared-expert-intermediate-size"
+    shared = given.integer(name, least=0)
     if shared:
-        s.put("moe-shared-expert-intermediate-size", "model.moe.shared_experts", 1)
-        s.put("moe-shared-expert-intermediate-size", "model.moe.shared_ffn_hidden", shared)
-    capacity = s.number("moe-expert-capacity-factor")
+        given.put(name, "model.moe.shared_experts", 1)
+        given.put(name, "model.moe.shared_ffn_hidden", shared)
+    capacity = given.number("moe-expert-capacity-factor")
     if capacity is not None and capacity > 0:
-        s.put("moe-expert-capacity-factor", "model.moe.capacity_factor", capacity)
-    s.ignore(["moe-shared-expert-intermediate-size", "moe-expert-capacity-factor"], "none")
-    _expert_layers(s, layers)
+        given.put("moe-expert-capacity-factor", "model.moe.capacity_factor", capacity)
+    value = given.values.get("moe-layer-freq")
+    if value is not None:
+        _read_expert_layers(given, value, layers)
 
 
-def _expert_layers(s: Settings, layers: int | None) -> None:
+def _read_expert_layers(given: Reading, value: object, layers: int | None) -> None:
     """Which layers have experts: every n-th, or as a list of zeros and ones says."""
-    value = s.values.get("moe-layer-freq")
-    if value is None:
-        return
+    name = "moe-layer-freq"
     pattern = value if isinstance(value, list) else _pattern(str(value))
     if pattern is None or layers is None:
-        s.ledger.refuse(
-            f"{s.place('moe-layer-freq')}: got {shortened(value)}; needed a number, or a list such as ([0]*3+[1]*58)"
-        )
+        given.refuse(name, f"got {shortened(value)}; needed a number, or a list such as ([0]*3+[1]*58)")  # fmt: skip
         return
     if len(pattern) == 1 and pattern[0] >= 1:
         if pattern[0] > 1:
-            s.put("moe-layer-freq", "model.moe.every", pattern[0])
-            s.ledger.note(
-                "model.moe.every",
-                "experts stand in the last of each n layers here, in the first there",
-            )
-        s.ignore("moe-layer-freq", "every layer has experts")
+            given.put(name, "model.moe.every", pattern[0])
+            why = "experts stand in the last of each n layers here, in the first there"
+            given.ledger.note("model.moe.every", why)
         return
     where = [bool(item) for item in pattern]
     dense = where.index(True) if True in where else layers
-    if len(where) != layers or not all(where[dense:]):
-        every = next(
-            (
-                n
-                for n in range(2, layers + 1)
-                if where == [layer % n == 0 for layer in range(layers)]
-            ),
-            None,
-        )
-        if every is None:
-            s.ledger.refuse(
-                f"{s.place('moe-layer-freq')}: experts neither in every n-th layer nor in all after the first; not simulated"
-            )
-        else:
-            s.put("moe-layer-freq", "model.moe.every", every)
+    if len(where) == layers and all(where[dense:]):
+        if dense:
+            given.put(name, "model.moe.dense_layers", dense)
         return
-    if dense:
-        s.put("moe-layer-freq", "model.moe.dense_layers", dense)
-    s.ignore("moe-layer-freq", "every layer has experts")
+    steps = range(2, layers + 1)
+    every = next((n for n in steps if where == [layer % n == 0 for layer in range(layers)]), None)
+    if every is None:
+        why = "experts neither in every n-th layer nor in all after the first; not simulated"
+        given.refuse(name, why)
+    else:
+        given.put(name, "model.moe.every", every)
 
 
 def _pattern(text: str) -> list[int] | None:
@@ -338,3 +204,151 @@ def _pattern(text: str) -> list[int] | None:
             return None
         items += [int(item) for item in match[1].split(",")] * int(match[2] or 1)
     return items
+
+
+def write_model(put: Writing) -> None:
+    """Put the model into the settings.
+
+    Raises
+    ------
+    FormatError
+        If it has an encoder.
+    """
+    model = put.run.transformer
+    if model.encoder_layers:
+        raise FormatError(
+            f"model {model.name}: has an encoder and a decoder; Megatron's GPT settings describe one stack of layers"
+        )
+    further = model.mtp_layers
+    has_further = further and put.put("mtp-num-layers", further, "model.mtp_layers")
+    put.put("num-layers", model.layers - (further if has_further else 0), "model.layers")
+    put.write("model.hidden", "model.heads")
+    _write_latent(put) if model.mla is not None else _write_heads(put)
+    put.write("model.ffn_hidden")
+    _write_vocabulary(put)
+    put.write("model.gated_mlp", "model.tied_embeddings")
+    if model.norm == "rmsnorm" or put.has("normalization"):
+        put.write("model.norm")
+    else:
+        put.out.hold("model.norm", "without --normalization")
+    put.write("model.bias")
+    if model.qkv_bias and not model.bias:
+        put.put("add-qkv-bias", True, "model.qkv_bias")
+    put.write("model.dropout")
+    put.put("attention-dropout", model.dropout, "model.dropout")
+    if model.qk_norm and model.mla is None:
+        put.put("qk-layernorm", True, "model.qk_norm")
+    _write_positions(put)
+    if model.attention == "sliding":
+        width = [model.window, 0] if put.is_dataclass else f"{model.window},0"
+        put.put("window-size", width, "model.window", "model.attention")
+        if model.full_every:
+            put.put("window-attn-skip-freq", model.full_every, "model.full_every")
+    elif model.attention == "full":
+        put.out.lose("model.attention", "Megatron's GPT layers are causal")
+    if model.moe is not None:
+        _write_experts(put)
+
+
+def _write_latent(put: Writing) -> None:
+    put.put("multi-latent-attention", True)
+    put.write(*_LATENT[1:])
+    latent = put.run.transformer.mla
+    if put.is_dataclass or (latent is not None and latent.q_lora_rank):
+        put.write("model.mla.q_lora_rank")
+    own = ["model.mla.q_lora_rank", "model.kv_heads", "model.head_dim"]
+    put.out.hold(own, "--multi-latent-attention")
+    put.out.lose("model.qk_norm", "latent attention has norms of its own")
+
+
+def _write_heads(put: Writing) -> None:
+    model = put.run.transformer
+    if model.kv_heads != model.heads or put.is_dataclass:
+        if put.put("num-query-groups", model.kv_heads, "model.kv_heads") and not put.is_dataclass:
+            put.put("group-query-attention", True, "model.kv_heads")
+    else:
+        put.out.hold("model.kv_heads", "without --group-query-attention")
+    if model.heads * model.head_dim != model.hidden:
+        put.put("kv-channels", model.head_dim, "model.head_dim")
+    else:
+        put.out.hold("model.head_dim", "--num-attention-heads")
+
+
+def _write_vocabulary(put: Writing) -> None:
+    rows = put.run.transformer.vocab
+    if put.has("vocab-size"):
+        if not put.is_dataclass:
+            put.given["tokenizer-type"] = "NullTokenizer"
+        put.put("vocab-size", rows, "model.vocab")
+        return
+    known = table(DATA, "megatron")["tokenizers"]
+    named = next((name for name, size in known.items() if size == rows), None)
+    if named is not None:
+        put.put("tokenizer-type", named, "model.vocab")
+        return
+    put.given["tokenizer-type"] = "GPT2BPETokenizer"
+    put.out.lose("model.vocab", "the size of the table is the tokenizer's in this version")
+
+
+def _write_positions(put: Writing) -> None:
+    model = put.run.transformer
+    length = put.run.training_step.sequence_length
+    learned = model.positions == "learned"
+    rows = max(model.max_positions, length) if learned else length
+    put.given["max-position-embeddings"] = rows
+    if learned:
+        put.out.hold("model.positions", "--position-embedding-type")
+        if rows == model.max_positions:
+            put.out.hold("model.max_positions", "--max-position-embeddings")
+        else:
+            put.out.force("model.max_positions", "learned positions need a row for every token")
+    elif model.positions == "relative":
+        put.put("relative-attention-num-buckets", model.max_positions, "model.max_positions")
+    if put.has("position-embedding-type"):
+        put.write("model.positions")
+        put.given.setdefault("position-embedding-type", "none")
+    elif model.positions == "rotary" and put.has("use-rotary-position-embeddings"):
+        put.put("use-rotary-position-embeddings", True, "model.positions")
+    elif not learned:
+        put.out.lose("model.positions", "positions are learned in this version")
+        put.out.force("model.max_positions", "positions are learned in this version")
+
+
+def _write_experts(put: Writing) -> None:
+    model = put.run.transformer
+    experts = model.moe
+    assert experts is not None
+    put.write("model.moe.experts", "model.moe.top_k", "model.moe.ffn_hidden")
+    shared = experts.shared_experts * (experts.shared_ffn_hidden or experts.ffn_hidden)
+    if shared:
+        held = ("model.moe.shared_experts", "model.moe.shared_ffn_hidden")
+        put.put("moe-shared-expert-intermediate-size", shared, *held)
+        if experts.shared_experts > 1:
+            words = f"{experts.shared_experts} shared experts are one, as wide as all of them"
+            put.out.notes.append(words)
+    _write_expert_layers(put, experts.dense_layers, experts.every, model.layers - model.mtp_layers)
+    if experts.capacity_factor:
+        factor = experts.capacity_factor
+        put.put("moe-expert-capacity-factor", factor, "model.moe.capacity_factor")
+    uneven = ["model.moe.imbalance", "model.moe.spread"]
+    put.out.lose(uneven, "how evenly tokens reach experts is the data's, no setting's")
+    if put.has("moe-grouped-gemm"):
+        put.given["moe-grouped-gemm"] = True
+    if experts.gated_mlp in (None, model.gated_mlp):
+        put.out.hold("model.moe.gated_mlp", "--swiglu")
+
+
+def _write_expert_layers(put: Writing, dense: int, every: int, layers: int) -> None:
+    """Which layers have experts."""
+    both = ("model.moe.every", "model.moe.dense_layers")
+    where = [int(layer >= dense and (layer - dense + 1) % every == 0) for layer in range(layers)]
+    if all(where):
+        put.out.hold(both, "--num-experts")
+    elif every == 1 and dense:
+        text = where if put.is_dataclass else f"([0]*{dense}+[1]*{layers - dense})"
+        put.put("moe-layer-freq", text, *both)
+    elif not dense and layers % every == 0:
+        # experts in the first of each n layers there, in the last here: as many
+        put.put("moe-layer-freq", every, *both)
+    else:
+        put.out.lose(both, "experts in every n-th layer after dense ones")

@@ -1,26 +1,30 @@
-"""Settings of Megatron as a scenario, whether a command line, a YAML file or a recipe of NeMo or Megatron-Bridge states them.
+"""Settings of Megatron on their way in and out, whether a command line or the fields of its dataclasses in a YAML file hold them.
 
 Every setting has the name of its flag without dashes. What is absent takes Megatron's default, which is one thing on the command line and another in the
-dataclasses that YAML files fill.
+dataclasses that YAML files fill. Plain rows of the table are read and written here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from mpsim.formats.keys import values_of
+from mpsim.formats.keys import Key, keys_to, values_of
 from mpsim.formats.ledger import Ledger, shortened
-from mpsim.formats.words import table
+from mpsim.formats.megatron_flags import flags, tags
+from mpsim.formats.outgoing import Outgoing
+from mpsim.framework import framework
+from mpsim.scenario import Scenario
 
-__all__ = ["Settings"]
+__all__ = ["Reading", "Writing"]
 
 _KEYS: Final = "megatron"
+_OFF: Final = (None, False, "False", "false", "None", "none", "null")
 
 
 @dataclasses.dataclass(slots=True)
-class Settings:
+class Reading:
     """Settings of one run, and the ledger they go into.
 
     Parameters
@@ -32,8 +36,8 @@ class Settings:
         What each says: a switch true or false, text, or a list.
     preset : str
         Framework preset of the era.
-    since : int
-        Place of the era's first tag among all tags.
+    tag : str
+        First version of the era.
     is_dataclass : bool
         Whether absent settings take the defaults of the dataclasses instead of those of the command line.
     """
@@ -42,44 +46,32 @@ class Settings:
     keys: Mapping[str, str]
     values: Mapping[str, Any]
     preset: str
-    since: int
+    tag: str
     is_dataclass: bool
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether the model has experts."""
-        return "model.moe.experts" in self.ledger.scenario
+    def on(self, *names: str) -> bool:
+        """Whether one of these switches is set."""
+        values = (self.values.get(name) for name in names)
+        return any(value is True or str(value).strip().lower() in ("true", "1", "yes") for value in values)  # fmt: skip
 
-    def on(self, name: str) -> bool:
-        """Whether a switch is set."""
-        value = self.values.get(name)
-        if value is None or value is True or value is False:
-            return bool(value)
-        return str(value).strip().lower() in ("true", "1", "yes")
+    def stated(self, *names: str) -> list[str]:
+        """Those of these settings that say something."""
+        return [name for name in names if self.values.get(name) not in _OFF]
+
+    def first(self, *names: str) -> str:
+        """The first of these settings that is there; the first of all where none is."""
+        return next((name for name in names if name in self.keys), names[0])
 
     def text(self, name: str) -> str | None:
-        """Text of a setting; None where it is absent."""
+        """Text of a setting; None where it is absent or off."""
         value = self.values.get(name)
-        return (
-            None
-            if value is None or value is True
-            else value
-            if isinstance(value, str)
-            else str(value)
-        )
+        return None if value in _OFF or value is True else str(value)
 
-    def integer(self, name: str, *, least: int = 0, most: int = 10**12) -> int | None:
+    def integer(self, name: str, *, least: int = 1, most: int = 10**12) -> int | None:
         """A whole number; None where it is absent, refused by name where it is none."""
-        value = self.values.get(name)
-        if value is None:
+        if name not in self.keys:
             return None
-        number = _whole(value)
-        if number is None or not least <= number <= most:
-            self.ledger.refuse(
-                f"{self.place(name)}: got {shortened(value)}; needed a whole number of at least {least}"
-            )
-            return None
-        return number
+        return self.ledger.integer(self.keys[name], least=least, most=most, value=self.values[name])
 
     def number(self, name: str) -> float | None:
         """A number; None where it is absent, refused by name where it is none."""
@@ -96,15 +88,7 @@ class Settings:
         return number
 
     def meant(self, name: str, usual: str | None = None) -> Any:
-        """Value of the scenario that the word of a setting stands for; None where there is none, refused by name where nobody knows the word.
-
-        Parameters
-        ----------
-        name : str
-            One whose words stand in the table of keys.
-        usual : str, optional
-            The word where the setting is absent.
-        """
+        """Value of the scenario that the word of a setting stands for, or `usual` where it is absent; refused by name where nobody knows the word."""
         value = self.values.get(name)
         given = value[0] if isinstance(value, list) and value else value
         word = usual if given is None or given is True else str(given)
@@ -112,18 +96,20 @@ class Settings:
             return None
         known = values_of(_KEYS, name)
         if word not in known:
-            self.ledger.refuse(
-                f"{self.place(name)}: got {shortened(word)}; needed one of {', '.join(known)}"
-            )
-            return None
-        return known[word]
+            needed = ", ".join(known)
+            self.ledger.refuse(f"{self.place(name)}: got {shortened(word)}; needed one of {needed}")
+        return known.get(word)
 
     def place(self, name: str) -> str:
         """Where a setting stands in the file."""
         return self.ledger.place(self.keys.get(name, name))
 
+    def refuse(self, name: str, why: str) -> None:
+        """Refuse the file for a setting."""
+        self.ledger.refuse(f"{self.place(name)}: {why}")
+
     def put(
-        self, names: str | Sequence[str], to: str, value: object, why: str = "Megatron's default"
+        self, names: str | Iterable[str], to: str, value: object, why: str = "Megatron's default"
     ) -> None:
         """Give a key of the scenario its value, mapped from those settings that are stated, else assumed."""
         listed = [names] if isinstance(names, str) else names
@@ -133,22 +119,122 @@ class Settings:
         else:
             self.ledger.assume(to, value, why)
 
-    def ignore(self, names: str | Sequence[str], why: str) -> None:
-        """Say why stated settings change nothing."""
-        listed = [names] if isinstance(names, str) else names
-        self.ledger.ignore([self.keys[name] for name in listed if name in self.keys], why)
+    def read(self, *targets: str) -> None:
+        """Read plain rows of the table: a value of the scenario each, from the first of its keys that the file has."""
+        for to in targets:
+            rows = keys_to(_KEYS, to)
+            row = next((row for row in rows if self.stated(row.name)), rows[0])
+            value = self._plain(row)
+            if value is None:
+                usual = (
+                    row.dataclass
+                    if self.is_dataclass and row.dataclass is not None
+                    else row.default
+                )
+                value = None if row.name in self.keys and row.kind == "word" else usual
+            if value is not None:
+                self.put(row.name, to, value)
+            elif row.ask:
+                self.ledger.ask(to)
 
-    def since_tag(self, tag: str) -> bool:
+    def _plain(self, row: Key) -> Any:
+        if row.kind == "int":
+            return self.integer(row.name)
+        if row.kind == "number":
+            return self.number(row.name)
+        if row.kind == "word":
+            return self.meant(row.name)
+        return self.on(row.name) == (row.kind == "switch")
+
+    def scenario(self, to: str, usual: Any = None) -> Any:
+        """Value that the scenario has so far."""
+        return self.ledger.scenario.get(to, usual)
+
+    def since(self, tag: str) -> bool:
         """Whether the era begins with this tag or a later one."""
-        tags: list[str] = table("mpsim.formats.data", "megatron")["tags"]
-        return self.since >= tags.index(tag)
+        return tags().index(self.tag) >= tags().index(tag)
 
 
-def _whole(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        number = float(str(value).replace("_", ""))
-    except ValueError:
-        return None
-    return int(number) if abs(number) < 1e15 and number == int(number) else None
+class Writing:
+    """Settings of one run of one version of Megatron, and what became of the scenario's values.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    tag : str
+        Version of Megatron-LM whose flags there are.
+    preset : str
+        Framework preset that a reader takes for it.
+    is_dataclass : bool
+        Whether settings become fields of dataclasses (YAML) instead of flags.
+    """
+
+    def __init__(self, scenario: Scenario, tag: str, preset: str, *, is_dataclass: bool) -> None:
+        self.out = Outgoing(scenario)
+        self.run = scenario
+        self.tag = tag
+        self.preset = preset
+        self.is_dataclass = is_dataclass
+        self.given: dict[str, Any] = {}
+        self.changes: dict[str, object] = {}
+        chosen = scenario.framework
+        self.wanted = framework(chosen.preset, chosen.overrides).fields()
+
+    def has(self, name: str) -> bool:
+        """Whether the version has a flag."""
+        order, flag = tags(), flags().get(name)
+        return flag is not None and (
+            self.is_dataclass
+            or order.index(flag.first) <= order.index(self.tag) <= order.index(flag.last)
+        )
+
+    def since(self, tag: str) -> bool:
+        """Whether the version is this one or a later one."""
+        return tags().index(self.tag) >= tags().index(tag)
+
+    def scenario(self, key: str, usual: Any = None) -> Any:
+        """Value of the scenario by dotted key."""
+        return self.out.values.get(key, usual)
+
+    def put(self, name: str, value: object, *holds: str) -> bool:
+        """Write a setting that holds values of the scenario; where the version lacks it they are lost."""
+        if self.has(name):
+            self.given[name] = value
+            self.out.hold(holds, f"--{name}")
+            return True
+        first = flags()[name].first if name in flags() else ""
+        self.out.lose(holds, f"--{name} came with {first}" if first else f"there is no --{name}")
+        return False
+
+    def write(self, *targets: str) -> None:
+        """Write rows of the table: the first key of each value that the version has, in the tool's word where it has words of its own."""
+        for to in targets:
+            rows = keys_to(_KEYS, to)
+            row = next((row for row in rows if self.has(row.name)), rows[0])
+            value = self.scenario(to)
+            if row.kind in ("switch", "off"):
+                self.switch(row.name, bool(value) == (row.kind == "switch"), to)
+            elif not row.values:
+                self.put(row.name, value, to)
+            elif (word := row.word(value)) is not None:
+                self.put(row.name, word, to)
+            else:
+                self.out.lose(to, f"--{row.name} has no word for it")
+
+    def switch(self, name: str, on: bool, *holds: str) -> None:
+        """Write a switch where it is on; where it is off its absence says so."""
+        if on:
+            self.put(name, True, *holds)
+        else:
+            self.out.hold(holds, f"without --{name}")
+
+    def change(self, name: str, value: object, **changes: object) -> None:
+        """Write a switch of the software where the version has it, with what a reader takes from it."""
+        if self.has(name) and value is not None:  # None: the tool has no word for it
+            self.given[name] = value
+            self.changes |= changes
+
+    def habit(self, field: str) -> Any:
+        """A field of the scenario's framework as a plain value."""
+        value = self.wanted[field]
+        return getattr(value, "value", value)

@@ -16,14 +16,18 @@ from mpsim.formats.hlo import HLO
 from mpsim.formats.huggingface import HUGGING_FACE
 from mpsim.formats.imported import Imported, Points, Recorded
 from mpsim.formats.kineto import KINETO
-from mpsim.formats.megatron import MEGATRON, SLURM
-from mpsim.formats.megatron_yaml import MEGATRON_BRIDGE, MEGATRON_YAML, NEMO
+from mpsim.formats.megatron import MEGATRON, SLURM, export_megatron
+from mpsim.formats.megatron_yaml import (
+    MEGATRON_BRIDGE,
+    MEGATRON_YAML,
+    NEMO,
+    export_bridge,
+    export_nemo,
+)
 from mpsim.formats.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
 from mpsim.formats.nsys import NSYS, is_sqlite
 from mpsim.formats.osu import OSU
 from mpsim.formats.out_deepspeed import export_deepspeed
-from mpsim.formats.out_megatron import export_megatron
-from mpsim.formats.out_megatron_yaml import export_bridge, export_nemo
 from mpsim.formats.out_torchtitan import export_torchtitan
 from mpsim.formats.outgoing import Exported
 from mpsim.formats.scenarios import on_cluster
