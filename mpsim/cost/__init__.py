@@ -13,13 +13,12 @@ from mpsim.cost.formulas import (
     attention_seconds,
     copy_seconds,
     gemm_seconds,
-    grouped_gemm_seconds,
     memory_seconds,
     update_seconds,
 )
 from mpsim.cost.interference import Interference, interference_of
 from mpsim.cost.kernels import KernelModel
-from mpsim.cost.layout import LayoutCosts, StageCosts
+from mpsim.cost.layout import LayoutCosts, StageCosts, Transfer
 from mpsim.cost.libraries import default_library, library_names, library_of
 from mpsim.cost.power import KERNELS, Board, Load, PowerCurve, load_of
 from mpsim.cost.quantise import launch_seconds, quantise_seconds
@@ -43,12 +42,12 @@ __all__ = [
     "PowerCurve",
     "StageCosts",
     "Status",
+    "Transfer",
     "attention_pairs",
     "attention_seconds",
     "copy_seconds",
     "default_library",
     "gemm_seconds",
-    "grouped_gemm_seconds",
     "host_constants",
     "interference_of",
     "launch_seconds",

@@ -7,7 +7,7 @@ reduce-scatter; the send buffer of one rank for all-to-all; the message for send
 from __future__ import annotations
 
 import dataclasses
-from typing import overload
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +23,8 @@ from mpsim.parallel.group import GroupShape
 __all__ = ["COLLECTIVES", "CollectiveAnswer", "CollectiveModel"]
 
 Floats = NDArray[np.float64]
-Size = float | Floats
+Size = TypeVar("Size", float, Floats)
+"""Bytes or seconds: one number, or one for each of several."""
 
 _MODELLED = "model"
 
@@ -89,10 +90,6 @@ class CollectiveModel:
         if curves is not None:
             curves.check_made_for(self.library.name, cluster.accelerator.name)
 
-    @overload
-    def seconds(self, kind: str, size_bytes: float, group: GroupShape) -> float: ...
-    @overload
-    def seconds(self, kind: str, size_bytes: Floats, group: GroupShape) -> Floats: ...
     def seconds(self, kind: str, size_bytes: Size, group: GroupShape) -> Size:
         """Time of one collective, never below `floor`.
 
@@ -176,23 +173,11 @@ class CollectiveModel:
             self._basis(kind, size_bytes, group),
         )
 
-    @overload
-    def floor(self, kind: str, size_bytes: float, group: GroupShape) -> float: ...
-    @overload
-    def floor(self, kind: str, size_bytes: Floats, group: GroupShape) -> Floats: ...
     def floor(self, kind: str, size_bytes: Size, group: GroupShape) -> Size:
         """Least time of any algorithm on these links [s]; see `mpsim.cost.traffic.floor_seconds`."""
         _check_kind(kind)
         return _like(size_bytes, floor_seconds(kind, size_bytes, group, self.cluster))
 
-    @overload
-    def wire_bytes(
-        self, kind: str, size_bytes: float, group: GroupShape
-    ) -> tuple[float, float]: ...
-    @overload
-    def wire_bytes(
-        self, kind: str, size_bytes: Floats, group: GroupShape
-    ) -> tuple[Floats, Floats]: ...
     def wire_bytes(self, kind: str, size_bytes: Size, group: GroupShape) -> tuple[Size, Size]:
         """Bytes a rank sends on average over its scale-up link and over its NIC share [B]."""
         _check_kind(kind)
@@ -202,14 +187,6 @@ class CollectiveModel:
         inside, outside = self.library.sent_bytes(kind, np.asarray(size_bytes, float), group)
         return _like(size_bytes, inside), _like(size_bytes, outside)
 
-    @overload
-    def send(
-        self, size_bytes: float, *, crosses: bool, share: int = 1, slowdown: float | None = None
-    ) -> float: ...
-    @overload
-    def send(
-        self, size_bytes: Floats, *, crosses: bool, share: int = 1, slowdown: float | None = None
-    ) -> Floats: ...
     def send(
         self, size_bytes: Size, *, crosses: bool, share: int = 1, slowdown: float | None = None
     ) -> Size:
@@ -285,4 +262,5 @@ def _check_kind(kind: str) -> None:
 
 def _like(given: Size, result: Floats) -> Size:
     """A float for a float, an array for an array."""
-    return np.array(result) if isinstance(given, np.ndarray) else float(result)
+    either: object = given
+    return cast(Size, np.array(result) if isinstance(either, np.ndarray) else float(result))

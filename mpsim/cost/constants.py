@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from mpsim.errors import HardwareError
 from mpsim.hardware.calibrated import Calibration
@@ -118,10 +118,6 @@ class ConstantGroup(Mapping[str, Constant]):
     def value(self, leaf: str) -> float:
         """The number called `leaf`, in its SI unit."""
         return self.constants[leaf].value
-
-    def vector(self, stem: str, labels: Sequence[int]) -> tuple[float, ...]:
-        """The numbers ``stem_label`` for each label."""
-        return tuple(self.value(f"{stem}_{label}") for label in labels)
 
     def matches(self, name: str) -> bool:
         """Whether one of the group's patterns names this hardware."""

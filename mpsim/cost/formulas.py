@@ -21,7 +21,6 @@ __all__ = [
     "attention_seconds",
     "copy_seconds",
     "gemm_seconds",
-    "grouped_gemm_seconds",
     "memory_seconds",
     "update_seconds",
 ]
@@ -107,56 +106,6 @@ def gemm_seconds(
     ratio = np.divide(smaller, larger, out=np.zeros_like(larger), where=larger > 0)
     result: Floats = c.launch + larger * (1.0 + ratio**c.knee) ** (1.0 / c.knee)
     return result
-
-
-def grouped_gemm_seconds(
-    rows: ArrayLike,
-    n: float,
-    k: float,
-    *,
-    element_bytes: float,
-    peak: float,
-    bandwidth: float,
-    c: GemmConstants,
-    tile: float = 1.0,
-) -> float:
-    """Time of one kernel that multiplies groups of unequal size, (rows_i, k) @ (k, n) each with a weight of its own.
-
-    Parameters
-    ----------
-    rows : array of groups
-        Rows of each group (tokens of an expert); an empty group costs nothing.
-    n, k : float
-        Common to the groups.
-    element_bytes : float
-        Of every operand [B].
-    peak, bandwidth : float
-        As in `gemm_seconds`.
-    tile : float
-        Rows that a tile works on: each group is rounded up to whole tiles.
-
-    Notes
-    -----
-    The groups share one launch and one knee: work and bytes are summed first.
-
-    Examples
-    --------
-    >>> flat = GemmConstants(compute_fraction=1.0, memory_fraction=1.0, launch=0.0, knee=64.0)
-    >>> uneven = grouped_gemm_seconds([1, 255], 64, 64, element_bytes=0, peak=1e6, bandwidth=1.0, c=flat, tile=128)
-    >>> even = grouped_gemm_seconds([128, 128], 64, 64, element_bytes=0, peak=1e6, bandwidth=1.0, c=flat, tile=128)
-    >>> uneven / even
-    1.5
-    """
-    m = np.asarray(rows, float)
-    asked, done = float(m.sum()), float((np.ceil(m / tile) * tile).sum())
-    used = float((m > 0).sum())
-    if asked == 0:
-        return 0.0
-    moved = element_bytes * (asked * (k + n) + used * k * n)
-    padding = done / asked
-    return float(
-        gemm_seconds(asked, n, k, 1.0, moved, peak=peak, bandwidth=bandwidth, c=c, padding=padding)
-    )
 
 
 def attention_pairs(

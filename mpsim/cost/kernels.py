@@ -6,6 +6,7 @@ Shapes: N operators, U shapes among them that were never seen before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +15,7 @@ from mpsim.cost.attention import ATTENTION_CHARTS, AttentionModel, AttentionWork
 from mpsim.cost.constants import (
     Constant,
     ConstantGroup,
+    Ledger,
     calibrated_groups,
     choose_group,
     hardware_constant,
@@ -42,6 +44,7 @@ __all__ = [
     "CLOCKS",
     "GemmConstants",
     "KernelModel",
+    "Work",
     "attention_seconds",
     "gemm_seconds",
     "memory_seconds",
@@ -63,6 +66,14 @@ _RELATIVES = {
 _HALF = ("bf16", "fp16")
 
 Shape = tuple[object, ...]
+
+
+class Work(NamedTuple):
+    """FLOPs that operators really execute, seconds they would take at the dense peak of the format that each runs in, and seconds in which memory moves their bytes."""
+
+    executed_flops: float
+    peak_seconds: float
+    memory_seconds: float
 
 
 class KernelModel:
@@ -106,7 +117,8 @@ class KernelModel:
         self.accelerator = accelerator
         self.precision = precision
         self.eager_factor = eager_factor
-        self._used: dict[str, Constant] = {}
+        self._ledger = Ledger()
+        self._use, self._note = self._ledger.use, self._ledger.note
         measured = accelerator.calibration
         self._rules = calibrated_groups("kernels", measured)
         self._wide_roles = frozenset(map(Role, self._rules["gemm_precision"].words["wide_roles"]))
@@ -160,13 +172,13 @@ class KernelModel:
                 seen[shape] = time  # noqa: PERF403 # a Memo takes entries one by one
         return np.array([seen[shape] for shape in shapes], dtype=np.float64)
 
-    def work(self, operators: Sequence[Operator]) -> tuple[float, float, float]:
-        """FLOPs that operators really execute together, seconds they would take at the dense peak of the format that each runs in, and seconds in which memory moves their bytes."""
+    def work(self, operators: Sequence[Operator]) -> Work:
+        """Work of operators together."""
         products = [operator for operator in operators if operator.flops > 0]
         flops = executed_flops(products)
         peaks = np.array([self._gemm[self._format_of(product)][0] for product in products])
         moved = sum(operator.bytes for operator in operators)
-        return float(flops.sum()), float((flops / peaks).sum()), moved / self._bandwidth
+        return Work(float(flops.sum()), float((flops / peaks).sum()), moved / self._bandwidth)
 
     def quantisation_seconds(self, elements: ArrayLike, *, from_bytes: float = 2.0) -> Floats:
         """Time of casting tensors of so many elements to this model's narrow format [s]; 0 in a wide precision."""
@@ -221,14 +233,7 @@ class KernelModel:
 
     def provenance(self) -> tuple[Constant, ...]:
         """Every constant that was used so far, by name; those of a kind of operator never met are left out."""
-        return tuple(self._used[name] for name in sorted(self._used))
-
-    def _use(self, group: ConstantGroup, leaf: str) -> float:
-        self._note(group[leaf])
-        return group.value(leaf)
-
-    def _note(self, constant: Constant) -> None:
-        self._used[constant.name] = constant
+        return self._ledger.constants()
 
     def _peak(self, precision: str) -> float:
         peak = self.accelerator.peak(precision)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from mpsim.cost.collectives import CollectiveModel
 from mpsim.cost.constants import Constant
 from mpsim.cost.interference import Interference, interference_of
-from mpsim.cost.kernels import KernelModel
+from mpsim.cost.kernels import KernelModel, Work
 from mpsim.cost.places import Places
 from mpsim.cost.quantise import casting
 from mpsim.errors import HardwareError
@@ -23,12 +24,20 @@ from mpsim.parallel import AXES, Communication, GroupShape, Layout
 from mpsim.parallel.axes import Communicator
 from mpsim.workload import Operator
 
-__all__ = ["LayoutCosts", "StageCosts"]
+__all__ = ["LayoutCosts", "StageCosts", "Transfer"]
 
 _OF_EXPERTS = frozenset(
     group.name for axis in AXES for group in axis.communicators if group.of_experts
 )
 _MESSAGES = 4096  # remembered: pairs of ranks and sizes
+
+
+class Transfer(NamedTuple):
+    """Seconds of a collective or message, and bytes one rank sends for it over scale-up and scale-out links."""
+
+    seconds: float
+    up_bytes: float
+    out_bytes: float
 
 
 class LayoutCosts:
@@ -50,8 +59,8 @@ class LayoutCosts:
         self._first = [clusters.index(cluster) for cluster in clusters]
         self._others: dict[int, LayoutCosts] = {}
         self._stages: dict[int, StageCosts] = {}
-        self._sent = Memo[tuple[int, int, float], tuple[float, float, float]](_MESSAGES)
-        self._messages = Memo[tuple[object, ...], tuple[float, float, float]](_MESSAGES)
+        self._sent = Memo[tuple[int, int, float], Transfer](_MESSAGES)
+        self._messages = Memo[tuple[object, ...], Transfer](_MESSAGES)
         if like is not None:
             self.kernels, self.collectives = like.kernels, like.collectives
             self.places = like.places
@@ -158,7 +167,7 @@ class LayoutCosts:
         scatters = layout.framework.pipeline.scatter_gather and not layout.sequence_parallel
         return scatters and layout.mesh.tp > 1
 
-    def message(self, source: int, target: int, size: float) -> tuple[float, float, float]:
+    def message(self, source: int, target: int, size: float) -> Transfer:
         """A message between two pipeline ranks, as the slower of them has it.
 
         Parameters
@@ -167,11 +176,6 @@ class LayoutCosts:
             Pipeline ranks.
         size : float
             Whole message, before tensor-parallel ranks divide it [B].
-
-        Returns
-        -------
-        tuple of float
-            Seconds, and bytes one rank sends for it over scale-up and scale-out links.
         """
         key = (source, target, size)
         if key not in self._sent:
@@ -189,8 +193,8 @@ class LayoutCosts:
 
     def _message(
         self, whole: float, crosses: bool, receivers: GroupShape, slower: float | None
-    ) -> tuple[float, float, float]:
-        """Seconds of one message, and bytes one rank sends for it over scale-up and scale-out links.
+    ) -> Transfer:
+        """One message on the way from these nodes.
 
         Notes
         -----
@@ -211,7 +215,7 @@ class LayoutCosts:
             seconds += float(model.seconds("all_gather", whole, receivers))
             gathered = model.wire_bytes("all_gather", whole, receivers)
             up, out = up + gathered[0], out + gathered[1]
-        self._messages[key] = seconds, float(up), float(out)
+        self._messages[key] = Transfer(seconds, float(up), float(out))
         return self._messages[key]
 
 
@@ -232,23 +236,23 @@ class StageCosts:
         """Seconds of sharded operators [s]."""
         return self._costs.kernels.seconds(operators)
 
-    def work(self, operators: Sequence[Operator]) -> tuple[float, float, float]:
-        """FLOPs that sharded operators execute, seconds they would take at the peaks of their formats, and seconds in which memory moves their bytes."""
+    def work(self, operators: Sequence[Operator]) -> Work:
+        """Work of sharded operators together."""
         return self._costs.kernels.work(operators)
 
-    def collective(self, item: Communication) -> tuple[float, float, float]:
-        """Seconds of a collective and bytes one rank sends over scale-up and scale-out links."""
+    def collective(self, item: Communication) -> Transfer:
+        """A collective of a block."""
         group = self._groups[item.axis]
         model = self._costs.collectives
         if item.kind == "send":
             out = item.size * group.domains / group.ranks if group.crosses else 0.0
             took = model.send(item.size, crosses=group.crosses, slowdown=group.ring_slowdown)
-            return float(took), item.size - out, out
+            return Transfer(float(took), item.size - out, out)
         if item.across:
             return self._twice(item, group)
         up, out = model.wire_bytes(item.kind, item.size, group)
         seconds = self._issued + float(model.seconds(item.kind, item.size, group))
-        return seconds, float(up), float(out)
+        return Transfer(seconds, float(up), float(out))
 
     def lost(self, item: Communication) -> float:
         """Share of their rate that kernels lose while tokens travel to experts or back beside them; 0 beside all else.
@@ -270,7 +274,7 @@ class StageCosts:
         """Time that the framework adds to a collective of the library [s]."""
         return self._costs.layout.framework.host.collective_cost
 
-    def _twice(self, item: Communication, group: GroupShape) -> tuple[float, float, float]:
+    def _twice(self, item: Communication, group: GroupShape) -> Transfer:
         """An all-to-all between the peers of each domain, beside one inside that passes on what arrives."""
         model = self._costs.collectives
         inside = GroupShape(group.per_domain, group.per_domain, 1)
@@ -281,7 +285,7 @@ class StageCosts:
         )
         up, _ = model.wire_bytes(item.kind, item.size, inside)
         out = item.across * (1.0 - 1.0 / group.domains)
-        return self._issued + float(slower), float(up), float(out)
+        return Transfer(self._issued + float(slower), float(up), float(out))
 
 
 def _check_casts(layout: Layout) -> None:

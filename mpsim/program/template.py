@@ -10,19 +10,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost import COLLECTIVES, KERNELS, load_of
+from mpsim.cost import COLLECTIVES, KERNELS, StageCosts, Transfer, load_of
 from mpsim.memo import remembered
 from mpsim.parallel import AXES, Communication, Compute, Item, Synchronization
 from mpsim.program.program import TICK, Stream, Template, Vocabulary
 from mpsim.workload import Operator
 
 __all__ = [
-    "BlockCosts",
     "concatenate",
     "empty_template",
     "evaluate_block",
@@ -33,26 +32,6 @@ __all__ = [
 ]
 
 _AXIS = {group.name: axis for axis in AXES for group in axis.communicators}
-
-
-class BlockCosts(Protocol):
-    """Answers of cost models that evaluating a block asks for."""
-
-    def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
-        """Seconds of sharded operators [s]."""
-        ...
-
-    def work(self, operators: Sequence[Operator]) -> tuple[float, float, float]:
-        """FLOPs that sharded operators execute, seconds they would take at the peaks of their formats, and seconds in which memory moves their bytes."""
-        ...
-
-    def collective(self, item: Communication) -> tuple[float, float, float]:
-        """Seconds of a collective and bytes one rank sends over scale-up and scale-out links."""
-        ...
-
-    def lost(self, item: Communication) -> float:
-        """Share of their rate that kernels lose on average while this collective runs beside them, in [0, 1)."""
-        ...
 
 
 def ticks(seconds: float | NDArray[np.float64]) -> NDArray[np.float64]:
@@ -141,9 +120,7 @@ class _Block:
             now, work = end, work - meanwhile
         return float(np.rint(now + work - self.now))
 
-    def communicate(
-        self, item: Communication, cost: tuple[float, float, float], lost: float = 0.0
-    ) -> None:
+    def communicate(self, item: Communication, cost: Transfer, lost: float = 0.0) -> None:
         """Issue a collective, beside which kernels lose a share of their rate."""
         axis = _AXIS[item.axis]
         stream = axis.streams[0]
@@ -237,7 +214,7 @@ class _Block:
 def evaluate_block(
     name: str,
     items: Sequence[Item],
-    costs: BlockCosts,
+    costs: StageCosts,
     *,
     vocabulary: Vocabulary,
     part_of: Callable[[Compute], int],
@@ -301,13 +278,10 @@ def evaluate_block(
     ):  # a kernel of no time, so that what waits for the block still has something to wait for
         block.nothing()
     block.wait_for_host(host_seconds + (block.now * TICK if launch_blocking else 0.0))
-    executed, at_peak, at_bandwidth = costs.work(kernels)
     return dataclasses.replace(
         _as_template(name, block),
-        executed_flops=executed,
-        peak_seconds=at_peak,
         load_seconds=_by_load(kernels, alone),
-        memory_seconds=at_bandwidth,
+        **costs.work(kernels)._asdict(),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from mpsim.cost import GemmConstants, KernelModel, Status
-from mpsim.cost.formulas import gemm_seconds, grouped_gemm_seconds
 from mpsim.cost.quantise import FORMATS, format_bytes, launch_seconds, quantise_seconds
 from mpsim.cost.waves import group_padding
 from mpsim.errors import HardwareError
@@ -88,29 +87,6 @@ def test_a_missing_or_misspelt_format_is_refused() -> None:
         KernelModel(accelerator("h100-sxm"), "nvfp4")
     with pytest.raises(HardwareError, match="fp8_block"):
         quantise_seconds(1.0, "fp8_blok", 1e12)
-
-
-def test_equal_groups_cost_one_product_of_all_rows_but_for_their_weights() -> None:
-    """Eight groups of 512 rows: the work of 4096 rows, and eight weights read."""
-    moved = 2.0 * (4096 * (1024 + 2048) + 8 * 1024 * 2048)
-    whole = gemm_seconds(4096, 2048, 1024, 1, moved, peak=1e15, bandwidth=3e12, c=C)
-    groups = grouped_gemm_seconds(
-        [512] * 8, 2048, 1024, element_bytes=2.0, peak=1e15, bandwidth=3e12, c=C, tile=128
-    )
-    assert groups == pytest.approx(float(whole))
-
-
-def test_uneven_groups_pay_for_whole_tiles_and_empty_ones_for_nothing() -> None:
-    """Rows that do not fill a tile cost a tile; a group without rows reads no weight."""
-
-    def cost(rows: list[int]) -> float:
-        return grouped_gemm_seconds(
-            rows, 2048, 1024, element_bytes=2.0, peak=1e13, bandwidth=3e12, c=C, tile=128
-        )
-
-    assert cost([1, 1023]) > cost([512, 512])
-    assert cost([1024, 0, 0]) == cost([1024])
-    assert cost([0, 0]) == 0.0
 
 
 def test_a_graph_launches_cheaper_than_a_compiler_and_that_than_eager() -> None:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.cost import Transfer
+from mpsim.cost.kernels import Work
 from mpsim.parallel import Communication, Compute, Synchronization, Waits
 from mpsim.program import TICK, Template
 from mpsim.program import template as templates
@@ -31,12 +33,12 @@ class _Costs:
     def kernels(self, operators: Sequence[Operator]) -> NDArray[np.float64]:
         return np.array([one.flops * US for one in operators])
 
-    def work(self, operators: Sequence[Operator]) -> tuple[float, float, float]:
+    def work(self, operators: Sequence[Operator]) -> Work:
         flops = sum(one.flops for one in operators)
-        return flops, flops / 2 * US, 0.0
+        return Work(flops, flops / 2 * US, 0.0)
 
-    def collective(self, item: Communication) -> tuple[float, float, float]:
-        return item.size * US, item.size, 0.0
+    def collective(self, item: Communication) -> Transfer:
+        return Transfer(item.size * US, item.size, 0.0)
 
     def lost(self, item: Communication) -> float:
         return self.share if item.axis == "ep" else 0.0
