@@ -18,7 +18,6 @@ class Fitted:
 
     Parameters
     ----------
-    value : float
     low, high : float
         Between which it lies with a probability of 95 %.
     unit : str

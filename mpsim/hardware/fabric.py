@@ -49,7 +49,6 @@ class Fabric:
 
     Parameters
     ----------
-    kind : FabricKind
     oversubscription : float
         Rate a leaf offers its nodes over the rate it has towards the tier above, at least 1.
     hop_latency : float
@@ -62,7 +61,6 @@ class Fabric:
         The same rate for spines, cores, ... towards the tier above them; 1 for those not given.
     planes : int
         Networks that the ports of every NIC are split over; a dual-plane fabric has 2.
-    routing : Routing
     shape : tuple of int
         Lengths of the axes of a torus; empty for the most cube-like one.
     widths : tuple of float
@@ -183,7 +181,6 @@ def tiers_of(fabric: Fabric, *, nodes: int, nics: int, bandwidth: float) -> tupl
 
     Parameters
     ----------
-    fabric : Fabric
     nodes, nics : int
         Nodes, and network ports of one node.
     bandwidth : float

@@ -31,7 +31,6 @@ def cluster_graph(cluster: Cluster, *, scale_up: bool = True) -> nx.DiGraph:
 
     Parameters
     ----------
-    cluster : Cluster
     scale_up : bool
         Whether to add scale-up links that leave a node (NVL72, ICI); those inside a node never appear.
 

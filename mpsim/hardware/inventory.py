@@ -20,7 +20,6 @@ class Row:
 
     Parameters
     ----------
-    name : str
     units, nodes, switches, cables : int
         Units, nodes below one of them, switches in all, cables to the tier below (or among themselves).
     up_bandwidth : float
@@ -46,7 +45,6 @@ class Inventory:
     ----------
     tiers : tuple of Row
         Lowest first; empty without switches.
-    switches, cables : int
     bisection : float
         What one half of the nodes can send to the other at once [B/s].
     full_bisection : float
@@ -93,14 +91,6 @@ def _counted(count: float, noun: str, plural: str = "") -> str:
 
 def inventory_of(cluster: Cluster) -> Inventory:
     """Count what the fabric of `cluster` is built of.
-
-    Parameters
-    ----------
-    cluster : Cluster
-
-    Returns
-    -------
-    Inventory
 
     References
     ----------

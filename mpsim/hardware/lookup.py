@@ -199,7 +199,6 @@ def build_cluster(
         At least 1.
     price_per_hour : float, optional
         Per accelerator [USD/h]; left out: that of the accelerator.
-    name : str
 
     Raises
     ------

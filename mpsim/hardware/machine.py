@@ -78,7 +78,6 @@ def machine_of(data: Mapping[str, Any], document: Document | None = None) -> Clu
 
     Parameters
     ----------
-    data : mapping
     document : Document, optional
         Where it was read, for the places of mistakes.
 

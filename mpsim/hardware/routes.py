@@ -70,10 +70,6 @@ class Routes:
 def routes_of(cluster: Cluster) -> Routes:
     """Routes of the fabric of `cluster`.
 
-    Parameters
-    ----------
-    cluster : Cluster
-
     Returns
     -------
     Routes

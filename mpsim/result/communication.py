@@ -79,7 +79,6 @@ def kernel_share(timeline: Timeline, edges: Floats) -> Floats:
 
     Parameters
     ----------
-    timeline : Timeline
     edges : float64[B + 1]
         Edges of spans, ascending [ticks].
 

@@ -84,7 +84,6 @@ def measure_links(
 
     Parameters
     ----------
-    timeline : Timeline
     links_of : callable
         Gives the links of a program of the same job.
     bins : int

@@ -135,7 +135,6 @@ class MeasuredRuns:
         As those of a `Setting`.
     smallest, largest : float
         Sizes.
-    rows : int
     mean_abs_error, bias : float
         Of predictions with names hidden and the family left out of the fit, as fractions; the bias with its sign.
     """
@@ -177,7 +176,6 @@ class Residuals:
         Half-widths, at `LEVEL`, of the difference of two residuals of one family that differ in a label (``layout``, ``format``, ``rest``) or in nothing (``same``).
     rows, families : int
         That the fit rests on.
-    runs : tuple of MeasuredRuns
     """
 
     figure: str
@@ -221,7 +219,6 @@ class Residuals:
         ----------
         value : float
             Predicted figure, above 0.
-        setting : Setting
 
         Notes
         -----

@@ -105,7 +105,6 @@ class JobResult(Shown, abc.ABC):
 
     Parameters
     ----------
-    scenario : Scenario
     saved_summary : mapping, optional
         The summary of a result that was saved, as the version that wrote it gave it.
     """
@@ -180,7 +179,6 @@ class Result(JobResult):
     ----------
     job : Job
         Such as a training step.
-    timeline : Timeline
     constants : tuple of Constant
         Every constant the cost models used, with its source.
     program : Program

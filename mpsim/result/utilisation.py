@@ -98,7 +98,6 @@ def measure_utilisation(
 
     Parameters
     ----------
-    timeline : Timeline
     clusters : sequence of Cluster
         As each rank class has it: the bandwidths per accelerator and direction.
     bins : int

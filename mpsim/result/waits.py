@@ -76,7 +76,6 @@ def waits_before(timeline: Timeline, gaps: Gaps, waiting: int) -> Waits:
 
     Parameters
     ----------
-    timeline : Timeline
     gaps : Gaps
         Each before a row.
     waiting : int

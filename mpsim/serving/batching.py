@@ -89,7 +89,6 @@ class Iteration:
         Sequences that decode, and tokens of their contexts together.
     gained : int
         Tokens that each of them gains.
-    prompt_tokens : int
     pairs : float
         Pairs of query and key of the prompts' causal attention.
     started, done : list of int
@@ -113,7 +112,6 @@ class Engine:
 
     Parameters
     ----------
-    rules : BatchRules
     blocks : int
         Blocks of cache.
     prompt, output : sequence of int

@@ -59,7 +59,6 @@ def bound_service(plan: ServicePlan, requests: Requests) -> ServiceBounds:
 
     Parameters
     ----------
-    plan : ServicePlan
     requests : Requests
         All of them; in a closed loop their arrivals do not count.
     """
@@ -133,7 +132,6 @@ def _work(plan: ServicePlan, decoded: Requests | None, tail: Floats, units: floa
 
     Parameters
     ----------
-    plan : ServicePlan
     decoded : Requests, optional
         Whose outputs it decodes.
     tail : float64[N]

@@ -15,7 +15,6 @@ class Exchange:
 
     Parameters
     ----------
-    cluster : Cluster
     work : RankWork
         Of one rank; its experts are divided among `ep` ranks.
 

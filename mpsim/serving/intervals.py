@@ -36,7 +36,6 @@ def intervals(setting: Setting, figures: Mapping[str, Any]) -> dict[str, Any]:
 
     Parameters
     ----------
-    setting : Setting
     figures : mapping
         With the predictions: ``ttft_s`` and other latencies by mean and percentiles, ``output_tokens_per_s``.
 

@@ -25,8 +25,6 @@ class ServedPoint:
 
     Parameters
     ----------
-    id : str
-    plan : ServicePlan
     measured : mapping of str to float
         As `measurable` names them, in its units; all above 0.
     """

@@ -49,7 +49,6 @@ class ServiceMemory:
         What is left for keys and values.
     usable : float
         Share of the memory that the engine may fill.
-    capacity : float
     block_bytes : float
         Of one block of cache on one accelerator.
     """
@@ -74,21 +73,12 @@ class ServicePlan:
 
     Parameters
     ----------
-    name : str
-    model : Transformer
-    cluster : Cluster
-    engine : EnginePreset
-    tp, pp, ep, attention_dp, replicas : int
     weights, kv : str
         Formats of weights and cache.
-    workload : Workload
-    slo : ServiceLevel
-    routing : str
     given_blocks : int, optional
         Blocks of cache of each instance; what fits by default.
     prefill : ServicePlan, optional
         The pool that computes prompts where it is another: this one then decodes.
-    speculation : Speculation, optional
     samples_first : bool
         Whether, with a pool of prompts, this one gives first tokens.
     variation : Variation, optional
@@ -97,7 +87,6 @@ class ServicePlan:
         Where its accelerators begin in the cluster.
     key : str
         Where its layout stands in the scenario.
-    seed : int
     folder : str
         Where the file of a trace is looked for.
     """

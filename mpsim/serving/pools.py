@@ -19,7 +19,6 @@ class Pool:
     ----------
     prices : IterationPrices
         Of one instance.
-    rules : BatchRules
     blocks : int
         Blocks of cache of each instance.
     replicas : int
@@ -76,7 +75,6 @@ class Handover:
 
     Parameters
     ----------
-    prefill : Pool
     network : CacheNetwork
         From instances that compute prompts to those that decode.
     token_bytes : float

@@ -39,9 +39,6 @@ class IterationPrices:
 
     Parameters
     ----------
-    work : RankWork
-    rates : Rates
-    engine : EnginePreset
     reductions : Reductions
         All-reduces among the ranks of a stage.
     kv_bytes : float

@@ -13,12 +13,7 @@ __all__ = ["AttentionRanks", "JointIteration"]
 
 
 class JointIteration(Iteration):
-    """One iteration of all ranks: sums over them, and each rank's own part.
-
-    Attributes
-    ----------
-    parts : list of (Engine, Iteration)
-    """
+    """One iteration of all ranks: sums over them, and each rank's own part."""
 
     __slots__ = ("parts",)
 

@@ -155,13 +155,6 @@ def _seconds(value: str) -> float:
 class Reductions:
     """All-reduces of an engine: its own kernel for small tensors where it has one, else the library's.
 
-    Parameters
-    ----------
-    cluster : Cluster
-    ranks : int
-    rates : Rates
-    engine : EnginePreset
-
     Notes
     -----
     Two kernels of the engine's own, of which the faster one is taken: one-shot, where every rank reads all of its peers, takes a fixed time that grows with the ranks that meet, and

@@ -60,13 +60,10 @@ def serve(
 
     Parameters
     ----------
-    requests : Requests
     prices : IterationPrices
         Of one instance; all replicas are alike.
-    rules : BatchRules
     blocks : int
         Blocks of cache of each instance.
-    replicas : int
     concurrency : int, optional
         Users of a closed loop, each of whom sends the next request when the last one has ended; None for an open one.
     routing : str

@@ -29,7 +29,6 @@ class Draft:
 
     Parameters
     ----------
-    tokens : int
     acceptance : float
         Probability that a token is right if those before it are.
     work : RankWork, optional
@@ -73,11 +72,8 @@ class Draft:
         ----------
         model : Transformer
             That drafts; with `heads` the one that is served, of which one layer drafts.
-        tokens : int
-        acceptance : float
         heads : bool
             Whether a layer drafts that shares embedding and output head with the model.
-        tp, ep, attention_dp : int
         weights, wide : Format
             Of the linear layers, and of what stays wide.
         """

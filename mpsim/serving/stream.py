@@ -22,8 +22,6 @@ def draw_requests(
 
     Parameters
     ----------
-    workload : Workload
-    seed : int
     folder : path
         Where a trace's file is looked for.
     count : int, optional

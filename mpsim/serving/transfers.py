@@ -64,11 +64,6 @@ class CachePath:
 class CacheNetwork:
     """Links and ways between instances; a way is found when it is first asked for.
 
-    Parameters
-    ----------
-    cluster : Cluster
-    sources, targets : sequence of Instance
-
     Attributes
     ----------
     capacity : list of float
@@ -129,7 +124,6 @@ class Transfers:
 
     Parameters
     ----------
-    environment : simpy.Environment
     capacity : sequence of float
         Of every link [B/s].
     done : callable

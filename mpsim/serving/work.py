@@ -22,7 +22,6 @@ class Format:
 
     Parameters
     ----------
-    name : str
     bytes : float
         Of a weight with its share of the scales [B].
     compute : str
@@ -40,12 +39,10 @@ class Linear:
 
     Parameters
     ----------
-    role : str
     out, into : float
         Features on this rank: (tokens, into) @ (into, out).
     layers : int
         How many such matrices.
-    format : Format
     share : float
         Tokens that pass it over those of the instance's iteration: below 1 with attention data parallelism.
     """
@@ -69,12 +66,10 @@ class ExpertWork:
 
     Parameters
     ----------
-    layers, experts, top_k : int
     elements : float
         Of one expert on this rank: all its matrices, divided by the tensor parallelism inside experts.
     ep : int
         Ranks that divide the experts among them.
-    format : Format
     imbalance : float
         Tokens of the busiest rank over the mean.
     """
@@ -99,7 +94,6 @@ class Attention:
 
     Parameters
     ----------
-    layers : int
     heads, kv_heads : float
         Query heads, and key-value heads whose cache is read.
     key_width, value_width : int
@@ -110,7 +104,6 @@ class Attention:
         Elements multiplied a query head and cached token in decoding (two FLOP each): absorbed for latent attention.
     window : int
         Tokens a query sees, 0 for all.
-    latent : bool
     """
 
     layers: int
@@ -163,7 +156,6 @@ class RankWork:
 
         Parameters
         ----------
-        model : Transformer
         tp, pp, ep, attention_dp : int
             Tensor parallel ranks of a stage, stages, ranks that divide experts, ranks with requests of their own.
         weights, wide : Format

@@ -163,11 +163,8 @@ class Core:
     ----------
     module : Module
         ATTENTION, or CROSS_ATTENTION where a decoder attends to the encoder.
-    heads, kv_heads, head_dim, head_dim_v : int
-    causal : bool
     window : int
         0 for none [tokens].
-    dropout : bool
     """
 
     module: Module
@@ -205,7 +202,6 @@ def attention_core(core: Core, lowering: Lowering, tokens: Tokens) -> list[Step]
 
     Parameters
     ----------
-    core : Core
     lowering : Lowering
         Fused or not.
     tokens : Tokens

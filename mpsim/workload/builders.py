@@ -103,8 +103,6 @@ def make_gemm(
 
     Parameters
     ----------
-    role : Role
-    phase : Phase
     m, n, k, batch : int
         (batch x) (m, k) @ (k, n) of this phase's own product.
     element_bytes : float
@@ -235,8 +233,6 @@ def make_elementwise(
 
     Parameters
     ----------
-    role : Role
-    phase : Phase
     moved : float
         Bytes read and written [B].
     kind, module, name, split, saved, saved_for_weight, saved_split
@@ -282,12 +278,10 @@ def linear(
 
     Parameters
     ----------
-    role : Role
     split : Split
         COLUMN or ROW; or SEQUENCE where every tensor-parallel rank has the weight and, with sequence parallelism, its share of the tokens.
     tokens, features_out, features_in : int
         The product is (tokens, features_in) @ (features_in, features_out).
-    lowering : Lowering
     module, name, weights
         As of `Operator`.
     saved, saved_for_weight : float
@@ -417,7 +411,6 @@ def streaming(
         Of its work and of what it saves.
     elements : int
         Of the tensor that `passes` counts.
-    lowering : Lowering
     role : Role, optional
         As `passes` has it by default.
     module, name

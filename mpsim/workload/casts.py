@@ -68,7 +68,6 @@ def with_casts(
     ----------
     expansion : Expansion
         In a wide precision.
-    casting : Casting
     wide_bytes : float
         Of an element before its cast [B].
     wide_roles : collection of Role

@@ -35,8 +35,6 @@ def expand_embedding(
 
     Parameters
     ----------
-    model : Transformer
-    lowering : Lowering
     sequences, sequence_length, context : int
         As in `expand_layer`.
 
@@ -78,8 +76,6 @@ def expand_head(
 
     Parameters
     ----------
-    model : Transformer
-    lowering : Lowering
     sequences, sequence_length, context : int
         As in `expand_layer`.
     padded_vocab : int, optional

@@ -24,7 +24,6 @@ def model_flops(
 
     Parameters
     ----------
-    model : Transformer
     sequences : int
         Global batch [sequences].
     sequence_length : int

@@ -37,7 +37,6 @@ def expand_layer(
 
     Parameters
     ----------
-    model : Transformer
     lowering : Lowering
         What the framework fuses, and the size of its elements.
     sequences : int

@@ -47,11 +47,6 @@ def activation(part: Part) -> Iterator[Step]:
 def expert_mlp(part: Part, moe: Experts) -> Iterator[Step]:
     """Expand router, dispatch, experts and combination; then the shared experts.
 
-    Parameters
-    ----------
-    part : Part
-    moe : Experts
-
     Yields
     ------
     Step

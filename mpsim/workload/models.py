@@ -24,10 +24,6 @@ def model(name: str) -> Transformer:
     name : str
         One of `model_names`.
 
-    Returns
-    -------
-    Transformer
-
     Raises
     ------
     WorkloadError
@@ -102,7 +98,6 @@ def transformer_of(name: str, fields: Mapping[str, object]) -> Transformer:
 
     Parameters
     ----------
-    name : str
     fields : mapping of str to object
         Fields of `Transformer`, all that have no default at least; `moe` and `mla` are mappings of their own fields.
 

@@ -159,11 +159,6 @@ class Operator:
     ----------
     name : str
         What traces show: ``qkv``, ``attention``, ``proj``, ``fc1``, ``norm1``, ``dropout_add`` ... Nothing is read out of it.
-    kind : OperatorKind
-    role : Role
-    module : Module
-    phase : Phase
-    split : Split
     m, n, k, batch : int
         GEMM shape in *this* phase's own product, (batch x) (m, k) @ (k, n); 0 for other kinds. For a column GEMM in FORWARD
         (tokens, out, in): COLUMN divides n; its dgrad is (tokens, in, out): COLUMN divides k; its wgrad is (out, in, tokens): divides m.

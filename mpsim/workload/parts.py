@@ -16,14 +16,7 @@ __all__ = ["Part"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """Model, lowering and tokens of one expansion, with methods that build its kernels.
-
-    Parameters
-    ----------
-    model : Transformer
-    lowering : Lowering
-    tokens : Tokens
-    """
+    """Model, lowering and tokens of one expansion, with methods that build its kernels."""
 
     model: Transformer
     lowering: Lowering

@@ -387,7 +387,6 @@ def _count_parameters(model: Transformer, vocab: int) -> Parameters:
 
     Parameters
     ----------
-    model : Transformer
     vocab : int
         Rows of the token table, padded or not.
 
