@@ -4,7 +4,8 @@
     >>> scenario = mpsim.load("scenarios/quickstart.yaml")  # doctest: +SKIP
     >>> mpsim.simulate(scenario).summary["step_time_s"]  # doctest: +SKIP
 
-Every public name is resolved on first use, so that ``import mpsim`` costs next to nothing.
+What a command does has the command's name here. Every name is resolved on first use, so that ``import mpsim`` costs next to nothing;
+what is not in ``mpsim.__all__`` is private, wherever it lives.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mpsim.accessors import offer
 from mpsim.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from mpsim.calibrate.calibrate import calibrate
     from mpsim.errors import (
         CalibrationError,
         DeadlockError,
@@ -30,22 +32,31 @@ if TYPE_CHECKING:
         UnitError,
         WorkloadError,
     )
-    from mpsim.formats import read
+    from mpsim.formats import export, read
     from mpsim.limits import unlimited
+    from mpsim.report import report
     from mpsim.result import Result
     from mpsim.scenario import Scenario, check, load
     from mpsim.simulate import Prepared, prepare, simulate
     from mpsim.study import Comparison, Sweep, compare, sweep
+    from mpsim.study import schedule_times as schedule
+    from mpsim.study.goodput import simulate_goodput as goodput
+    from mpsim.study.plan import plan
+    from mpsim.study.reliability import Checkpoint, Reliability
+    from mpsim.study.scaling import scale
     from mpsim.study.search import Search, search
+    from mpsim.validate import validate_files as validate
 
 __all__ = [
     "CalibrationError",
+    "Checkpoint",
     "Comparison",
     "DeadlockError",
     "HardwareError",
     "MissingExtraError",
     "MpsimError",
     "Prepared",
+    "Reliability",
     "Result",
     "Scenario",
     "ScenarioError",
@@ -55,41 +66,58 @@ __all__ = [
     "TooLargeError",
     "UnitError",
     "WorkloadError",
+    "calibrate",
     "check",
     "compare",
+    "export",
+    "goodput",
     "load",
+    "plan",
     "prepare",
     "read",
+    "report",
+    "scale",
+    "schedule",
     "search",
     "simulate",
     "sweep",
     "unlimited",
+    "validate",
 ]
 
 _HOMES = {
-    "Comparison": "mpsim.study",
-    "Prepared": "mpsim.simulate",
-    "Result": "mpsim.result",
-    "Scenario": "mpsim.scenario",
-    "Search": "mpsim.study",
-    "Sweep": "mpsim.study",
-    "check": "mpsim.scenario",
-    "compare": "mpsim.study",
-    "load": "mpsim.scenario",
-    "prepare": "mpsim.simulate",
-    "read": "mpsim.formats",
-    "search": "mpsim.study",
-    "simulate": "mpsim.simulate",
-    "sweep": "mpsim.study",
-    "unlimited": "mpsim.limits",
+    name: home
+    for home, names in {
+        "mpsim.calibrate": "calibrate",
+        "mpsim.formats": "export read",
+        "mpsim.limits": "unlimited",
+        "mpsim.report": "report",
+        "mpsim.result": "Result",
+        "mpsim.scenario": "Scenario check load",
+        "mpsim.simulate": "Prepared prepare simulate",
+        "mpsim.study": "Comparison Search Sweep compare schedule search sweep",
+        "mpsim.study.goodput": "goodput",
+        "mpsim.study.plan": "plan",
+        "mpsim.study.reliability": "Checkpoint Reliability",
+        "mpsim.study.scaling": "scale",
+        "mpsim.validate": "validate",
+    }.items()
+    for name in names.split()
 }
+_AT_HOME = {
+    "goodput": "simulate_goodput",
+    "schedule": "schedule_times",
+    "validate": "validate_files",
+}
+"""Names of functions that are commands here, and say more where they live."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name where it lives, the first time it is asked for."""
     if name not in __all__:
         raise AttributeError(f"module 'mpsim' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_HOMES.get(name, "mpsim.errors")), name)
+    home = importlib.import_module(_HOMES.get(name, "mpsim.errors"))
+    value: object = getattr(home, _AT_HOME.get(name, name))
     globals()[name] = value
     return value
 
@@ -120,7 +148,7 @@ _offer("timeline.write_trace", "mpsim.formats.perfetto", "write_trace")
 
 
 class _FrontDoor(ModuleType):
-    """The package, whose function `simulate` keeps its name when the module `mpsim.simulate` is imported: Python would put the module there."""
+    """The package, whose functions keep their names when modules of the same name are imported: Python would put `mpsim.simulate`, the module, there."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

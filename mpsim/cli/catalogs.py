@@ -39,7 +39,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 def names_of(catalog: Catalog) -> tuple[str, ...]:
     """Entries of a catalog, in its order."""
-    from mpsim import framework, hardware, schedule, workload
+    from mpsim import framework, hardware, workload
+    from mpsim.schedule import schedule_names
 
     listing: dict[Catalog, Callable[[], tuple[str, ...]]] = {
         Catalog.ACCELERATOR: hardware.accelerator_names,
@@ -47,6 +48,6 @@ def names_of(catalog: Catalog) -> tuple[str, ...]:
         Catalog.SYSTEM: hardware.system_names,
         Catalog.MODEL: workload.model_names,
         Catalog.FRAMEWORK: framework.framework_names,
-        Catalog.SCHEDULE: schedule.schedule_names,
+        Catalog.SCHEDULE: schedule_names,
     }
     return listing[catalog]()

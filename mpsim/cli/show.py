@@ -392,8 +392,9 @@ def _mark(source: str, used: list[str]) -> str:
 
 
 def _noun(catalog: Catalog, name: str) -> Noun:
-    from mpsim import framework, hardware, schedule, workload
+    from mpsim import framework, hardware, workload
     from mpsim.errors import ScheduleError, nearest
+    from mpsim.schedule import schedule
 
     lookup: dict[Catalog, Callable[[str], Noun]] = {
         Catalog.ACCELERATOR: hardware.accelerator,
@@ -401,7 +402,7 @@ def _noun(catalog: Catalog, name: str) -> Noun:
         Catalog.SYSTEM: hardware.system,
         Catalog.MODEL: workload.model,
         Catalog.FRAMEWORK: framework.framework,
-        Catalog.SCHEDULE: schedule.schedule,
+        Catalog.SCHEDULE: schedule,
     }
     known = names_of(catalog)
     if catalog is Catalog.SCHEDULE and name not in known:

@@ -11,6 +11,7 @@ from mpsim.study.schedules import (
     Times,
     compare_schedules,
     named_orders,
+    schedule_times,
     synthesise_schedule,
     time_schedule,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "compare_schedules",
     "measure_sensitivity",
     "named_orders",
+    "schedule_times",
     "search",
     "simulate_variation",
     "sweep",

@@ -191,6 +191,48 @@ def named_orders(
     return make_orders(name, pp=pp, microbatches=microbatches, **options)  # type: ignore[arg-type]
 
 
+def schedule_times(
+    name: str,
+    *,
+    pp: int,
+    microbatches: int,
+    virtual_stages: int | None = None,
+    forward: Number = 1,
+    backward: Number = 1,
+    weight: Number = 1,
+    send: Number = 0,
+    overlap: str = "late-send",
+) -> TimedSchedule:
+    """Time one pipeline schedule: what ``mpsim schedule`` does.
+
+    Parameters
+    ----------
+    name : str
+        Of a schedule, or the path of a CSV file of orders.
+    virtual_stages : int, optional
+        What the schedule has when absent.
+    forward, backward, weight, send : int, float or Fraction
+        Of one chunk, in any unit; a full backward takes backward and weight.
+    overlap : str
+        How fused blocks run; see `mpsim.training.from_orders`.
+
+    Raises
+    ------
+    ScheduleError
+        If there is no such schedule, it cannot be built, or actions wait for each other.
+
+    Examples
+    --------
+    >>> schedule_times("1f1b", pp=4, microbatches=8).bubble_over_ideal
+    0.375
+    """
+    times = Times.of(forward, backward, weight, send)
+    orders = named_orders(
+        name, pp=pp, microbatches=microbatches, virtual_stages=virtual_stages, times=times
+    )
+    return time_schedule(orders, times, overlap=overlap)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SynthesisedSchedule:
     """Orders the synthesiser found, and how good they are.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -51,7 +52,7 @@ def test_an_error_is_lines_and_an_exit_code(mpsim_cli, monkeypatch, error, code,
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("mpsim.schedule.schedule_names", fail)
+    monkeypatch.setattr(importlib.import_module("mpsim.schedule"), "schedule_names", fail)
     outcome = mpsim_cli("show", "schedule")
     assert (outcome.code, outcome.out) == (code, "")
     assert text in outcome.err
@@ -64,5 +65,5 @@ def test_debug_shows_the_traceback(mpsim_cli, monkeypatch):
     def fail() -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("mpsim.schedule.schedule_names", fail)
+    monkeypatch.setattr(importlib.import_module("mpsim.schedule"), "schedule_names", fail)
     assert "Traceback" in mpsim_cli("--debug", "show", "schedule").err

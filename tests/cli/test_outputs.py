@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -48,7 +49,7 @@ def idle(monkeypatch):
     for name in ("mpsim.scenario.load", "mpsim.study.time_schedule", "mpsim.study.sweep"):
         monkeypatch.setattr(name, fail)
     monkeypatch.setattr("mpsim.measured.sources.read_source", fail)
-    monkeypatch.setattr("mpsim.validate.validate_files", fail)
+    monkeypatch.setattr(importlib.import_module("mpsim.validate"), "validate_files", fail)
 
 
 def refused(outcome, *words):

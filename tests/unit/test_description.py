@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from mpsim import framework, hardware, schedule, workload
+from mpsim import framework, hardware, workload
 from mpsim.description import describe_fields
+from mpsim.schedule import schedule
 from mpsim.units import Dimension
 
 NOUNS = [
@@ -34,9 +35,9 @@ def test_every_figure_of_a_noun_has_a_name_of_its_own_and_a_text(noun) -> None:
 
 def test_a_schedule_shows_its_orders_at_a_small_size() -> None:
     """Four ranks of 1F1B; a schedule that needs two chunks shows two."""
-    figures = {figure.name: figure.text for figure in schedule.schedule("1f1b").describe().figures}
+    figures = {figure.name: figure.text for figure in schedule("1f1b").describe().figures}
     assert figures["rank 3"].startswith("3F0 3B0")
-    example, *_ = schedule.schedule("zb-v").describe().figures
+    example, *_ = schedule("zb-v").describe().figures
     assert "2 virtual stages" in example.text
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import re
 import subprocess
 import sys
+import types
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +22,27 @@ def test_all_is_sorted_without_repeats():
 
 @pytest.mark.parametrize("name", mpsim.__all__)
 def test_every_public_name_resolves(name):
-    """Lazy names exist where the table says they live."""
-    assert getattr(mpsim, name).__name__ == name
+    """Lazy names exist where the table says they live, also once a module of that name was imported."""
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(f"mpsim.{name}")
+    value = getattr(mpsim, name)
+    assert value.__name__ == mpsim._AT_HOME.get(name, name)
+    assert not isinstance(value, types.ModuleType)
+
+
+def test_every_name_is_listed():
+    """The reference names all of them, and nothing else."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text()
+    assert re.findall(r"^\| `mpsim\.(\w+)", page, re.MULTILINE) == list(mpsim.__all__)
+
+
+def test_every_command_of_one_question_has_a_name():
+    """What `mpsim NAME` does, ``mpsim.NAME`` does."""
+    commands = {
+        "plan", "scale", "goodput", "schedule", "validate", "calibrate", "export", "report",
+        "sweep", "search", "compare", "check",
+    }  # fmt: skip
+    assert commands <= set(mpsim.__all__)
 
 
 def test_public_names_are_documented():
