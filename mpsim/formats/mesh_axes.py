@@ -24,7 +24,6 @@ class DeviceAxes:
 
     Parameters
     ----------
-    names : tuple of str
     sizes : tuple of int
         The slowest first; they multiply to the number of devices.
     """
@@ -77,8 +76,6 @@ def device_axes(
 
     Parameters
     ----------
-    groupings : iterable of groups
-    devices : int
     pairs : iterable of groups
         Senders and receivers of messages, which show how far apart neighbours are but not how many there are.
     named : iterable of sequence of (str, int)

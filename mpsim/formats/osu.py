@@ -28,25 +28,28 @@ _LONGEST_LINE: Final = 1000
 _TITLE = re.compile(r"#\s*OSU\s+(\S+)\s+(.*?)\s+Test\s*(?:v?([\d.]+\w*))?\s*$")
 _MEGA, _MICRO = 1e6, 1e-6
 _COUNTS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+_WORDS: Final = {"bcast": "broadcast", "alltoallw": "alltoallv", "allgatherv": "allgather"}
 _GATHERED = ("all_gather", "all_to_all")  # a row's size is one rank's or one peer's share
 _COLUMNS: Final = (
-    (r"size", "bytes"),
-    (r"(avg )?(avg )?lat(ency)?\b.*|avg lat.*|overall.*", "time_s"),
-    (r"min lat.*", "min_s"),
-    (r"max lat.*", "max_s"),
-    (r"p50.*", "p50_s"),
-    (r"p90.*", "p90_s"),
-    (r"p95.*", "p95_s"),
-    (r"p99.*", "p99_s"),
-    (r"compute.*", "compute_s"),
-    (r"(coll\. init|mpi_test|mpi_wait|init|wait).*", "overhead_s"),
-    (r"pure comm.*", "pure_s"),
-    (r"overlap.*", "overlap_percent"),
-    (r"iterations", "iterations"),
-    (r"bandwidth.*|mb/s.*|bi-?directional.*", "bandwidth_Bps"),
-    (r"messages/s.*", "messages_per_s"),
-    (r"validation", "validation"),
+    (r"size", "bytes", 0.0),
+    (r"(avg )?(avg )?lat(ency)?\b.*|avg lat.*|overall.*", "time_s", _MICRO),
+    (r"min lat.*", "min_s", _MICRO),
+    (r"max lat.*", "max_s", _MICRO),
+    (r"p50.*", "p50_s", _MICRO),
+    (r"p90.*", "p90_s", _MICRO),
+    (r"p95.*", "p95_s", _MICRO),
+    (r"p99.*", "p99_s", _MICRO),
+    (r"compute.*", "compute_s", _MICRO),
+    (r"(coll\. init|mpi_test|mpi_wait|init|wait).*", "overhead_s", _MICRO),
+    (r"pure comm.*", "pure_s", _MICRO),
+    (r"overlap.*", "overlap_percent", 1),
+    (r"iterations", "iterations", 0.0),
+    (r"bandwidth.*|mb/s.*|bi-?directional.*", "bandwidth_Bps", _MEGA),
+    (r"messages/s.*", "messages_per_s", 1),
+    (r"validation", "validation", 1),
 )
+"""Columns: how their title reads, our name, and the unit of their numbers; 0 for whole numbers."""
+_UNITS: Final = {name: unit for _, name, unit in _COLUMNS}
 
 
 def _is_report(head: Head) -> bool:
@@ -137,7 +140,7 @@ def _columns(line: str) -> list[str]:
     names = []
     for word in words:
         name = next(
-            (name for pattern, name in _COLUMNS if re.fullmatch(pattern, word.strip().lower())),
+            (name for pattern, name, _ in _COLUMNS if re.fullmatch(pattern, word.strip().lower())),
             None,
         )
         if name is None:
@@ -163,14 +166,7 @@ def _row(place: str, line: str, columns: Sequence[str]) -> dict[str, Any]:
             value = math.nan
         if not math.isfinite(value) or value < 0 or value > 1e18:
             raise FormatError(f"{place}: got {shortened(cell)}; needed a number")
-        scale = (
-            _MICRO
-            if name.endswith("_s") and name != "messages_per_s"
-            else _MEGA
-            if name == "bandwidth_Bps"
-            else 1
-        )
-        row[name] = int(value) if name in ("bytes", "iterations") else value * scale
+        row[name] = value * _UNITS[name] if _UNITS[name] else int(value)
     return row
 
 
@@ -182,10 +178,8 @@ def _word(title: str) -> str:
         title,
     )
     word = "".join(letter for letter in word.lower() if letter.isalnum())
-    return {"bcast": "broadcast", "alltoallw": "alltoallv", "allgatherv": "allgather"}.get(
-        word.removeprefix("i") if word.startswith(("iall", "ibcast", "ired", "ibar")) else word,
-        word.removeprefix("i") if word.startswith(("iall", "ired", "ibar")) else word,
-    )
+    plain = re.sub(r"^i(?=all|bcast|red|bar)", "", word)  # of what does not block
+    return _WORDS.get(plain, plain)
 
 
 def _told(title: str, row: Mapping[str, Any], ranks: int, dtype: str) -> dict[str, Any]:

@@ -69,7 +69,6 @@ def write_trace(
 
     Parameters
     ----------
-    timeline : Timeline
     path : str or Path
         Gzipped when it ends in ``.gz``.
     detail : str
@@ -117,7 +116,7 @@ def trace_events(
 
     Parameters
     ----------
-    timeline, detail, ranks
+    detail, ranks
         As in `write_trace`.
     more : callable, optional
         Further tracks and counters of a rank class. Queues of collectives inside actions (`INSIDE`) are left to it.

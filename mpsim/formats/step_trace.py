@@ -61,7 +61,6 @@ def write_step_trace(
 
     Parameters
     ----------
-    result : Result
     path : str or Path
         Gzipped when it ends in ``.gz``.
     detail : str
@@ -98,7 +97,6 @@ class _Tracks:
 
     Parameters
     ----------
-    result : Result
     ranks : list of int
         That the trace shows.
 

@@ -68,7 +68,6 @@ class Work:
 
     Parameters
     ----------
-    products : tuple of Product
     moved : float
         Read from and written to device memory [B].
     known : bool
