@@ -7,9 +7,31 @@ look these services up in a table, and the front door (`mpsim/__init__.py`), whi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-__all__ = ["call", "offer"]
+__all__ = ["Drawable", "Drawn", "call", "chart", "offer"]
+
+
+class Drawn(Protocol):
+    """What a picture can do for those to the left of pictures: be written to a file."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write it; the suffix chooses the format."""
+        ...
+
+
+class Drawable(Drawn, Protocol):
+    """What a chart can do for them: be drawn, under another title too."""
+
+    def plot(self, ax: Any = None) -> Drawn:
+        """Draw on axes, or on a figure of its own."""
+        ...
+
+    def titled(self, title: str) -> Drawable:
+        """The same with another title."""
+        ...
+
 
 Service = Callable[..., Any]
 
@@ -44,3 +66,9 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
     8
     """
     return _OFFERED[name](*arguments, **options)
+
+
+def chart(name: str, *arguments: object) -> Drawable:
+    """A chart of a study, which the package of pictures makes."""
+    made: Drawable = call(f"chart.{name}", *arguments)
+    return made

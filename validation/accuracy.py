@@ -23,8 +23,8 @@ import numpy as np
 import yaml
 
 from bench import validate_files
-from mpsim.plot import AgreementDisplay
 from mpsim.validate import Record, Validation
+from mpsim.validate.pictures import agreement_of
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "validation"))
@@ -298,7 +298,7 @@ def draw(records: Sequence[Record]) -> None:
     from matplotlib import pyplot as plt
 
     seconds = [one for one in records if one.unit == "s"]
-    AgreementDisplay.from_records(seconds).save(HERE / "accuracy-agreement.png")
+    agreement_of(seconds).save(HERE / "accuracy-agreement.png")
     largest = [name for name, _ in Counter(one.family for one in records).most_common(9)]
     figure, axes = plt.subplots(3, 3, figsize=(9, 6.5), sharex=True, layout="constrained")
     for ax, family in zip(axes.flat, largest, strict=False):

@@ -150,8 +150,8 @@ def _percent(value: float | None) -> str:
 
 def _draw(calibrated: Calibrated, folder: Path) -> None:
     """Residuals of every fit, and measured against fitted."""
+    from mpsim.calibrate.pictures import residuals_of
     from mpsim.cli.console import wrote
-    from mpsim.plot.residuals import ResidualDisplay
 
     folder.mkdir(parents=True, exist_ok=True)
     groups: dict[str, list[Any]] = {"kernels": [], "collectives": []}
@@ -159,4 +159,4 @@ def _draw(calibrated: Calibrated, folder: Path) -> None:
         groups["collectives" if "rank" in score.what else "kernels"].append(score)
     for name, scores in groups.items():
         if scores:
-            wrote(ResidualDisplay.from_scores(scores).save(folder / f"residuals-{name}.png"))
+            wrote(residuals_of(scores).save(folder / f"residuals-{name}.png"))

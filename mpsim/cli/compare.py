@@ -95,11 +95,11 @@ def compare(
                 print_text("")
             print_sheet(comparison.sheet())
     if plot is not None:
-        from mpsim.plot import ComparisonDisplay
+        from mpsim.plot import comparison_chart
 
         shown = comparisons[0]
-        display = ComparisonDisplay.from_comparison(shown)
-        wrote(display.titled(f"{shown.a} against {shown.b}: parts of the step").save(plot))
+        title = f"{shown.a} against {shown.b}: parts of the step"
+        wrote(comparison_chart(shown).titled(title).save(plot))
 
 
 def _is_recording(path: Path) -> bool:
@@ -151,10 +151,10 @@ def _beside_recording(
     else:
         _print_recorded(comparison)
     if plot is not None:
-        from mpsim.plot import TimelinesDisplay
+        from mpsim.plot import timelines_chart
 
         titles = (f"simulated: {comparison.scenario}", f"recorded by {comparison.recording}")
-        wrote(TimelinesDisplay(titles, (comparison.simulated, comparison.recorded)).save(plot))
+        wrote(timelines_chart(titles, (comparison.simulated, comparison.recorded)).save(plot))
 
 
 def _print_recorded(comparison: RecordedComparison) -> None:

@@ -151,12 +151,10 @@ def _write(timed: TimedSchedule, *, csv: Path | None, plot: Path | None) -> None
         write_csv(timed.orders, csv)
         wrote(csv)
     if plot is not None:
-        from mpsim.plot import TimelineDisplay
+        from mpsim.plot import timeline_chart
 
-        drawn = TimelineDisplay.from_timeline(
-            timed.timeline, tick=1 / timed.scale, unit="unit of --times"
-        )
-        drawn.save(plot)
+        tick = 1 / timed.scale
+        timeline_chart(timed.timeline, tick=tick, unit="unit of --times").save(plot)
         wrote(plot)
 
 
@@ -280,10 +278,10 @@ def _compare(
     ranks, count = _required(pp, microbatches)
     comparison = compare_schedules(pp=ranks, microbatches=count, times=times, memory=memory)
     if plot is not None:
-        from mpsim.plot import SchedulesDisplay
+        from mpsim.plot import schedules_chart
 
         title = f"schedules of {ranks} ranks and {count} microbatches: bubble against memory"
-        SchedulesDisplay.from_choices(comparison, memory=memory).titled(title).save(plot)
+        schedules_chart(comparison, memory=memory).titled(title).save(plot)
         wrote(plot)
     if as_json:
         print_json(

@@ -252,12 +252,12 @@ def _refuse_training_options(
 
 
 def _draw(outcome: Search | ServiceSearch, path: Path) -> None:
-    from mpsim.plot import SearchDisplay, ServiceFrontDisplay
+    from mpsim.plot import search_chart, service_front_chart
     from mpsim.study.search import Search
 
     if isinstance(outcome, Search):
         title = f"{outcome.scenario}: step time against memory of {len(outcome.rows):,} layouts"
-        SearchDisplay.from_search(outcome).titled(title).save(path)
+        search_chart(outcome).titled(title).save(path)
         return
     title = f"{outcome.scenario}: tokens/s of a user against tokens/s of an accelerator"
-    ServiceFrontDisplay.from_search(outcome).titled(title).save(path)
+    service_front_chart(outcome).titled(title).save(path)

@@ -51,9 +51,9 @@ def show_fabric(name: str | None, *, nodes: int | None, plot: Path | None, as_js
     else:
         _print(cluster, counted)
     if plot is not None:
-        from mpsim.plot.fabric import FabricDisplay
+        from mpsim.plot import fabric_chart
 
-        wrote(FabricDisplay(cluster).save(plot))
+        wrote(fabric_chart(cluster).save(plot))
 
 
 def _cluster(name: str, nodes: int | None) -> Cluster:

@@ -156,11 +156,11 @@ def _processes(jobs: int | None, values: dict[str, list[object]]) -> int:
 
 
 def _draw(result: Sweep, path: Path, name: str) -> None:
-    from mpsim.plot import draw_sweep
+    from mpsim.plot import sweep_chart
     from mpsim.table import plural
 
     serves = any(row.serves for row in result)
     metric = f"{'output_' if serves else ''}tokens_per_s_per_accelerator"
     keys = ", ".join(key.rpartition(".")[2] for key in result.keys)
     title = f"{name}: {plural(len(result), 'point')} over {keys}"
-    draw_sweep(result, metric=metric).titled(title).save(path)
+    sweep_chart(result, metric=metric).titled(title).save(path)

@@ -11,7 +11,7 @@ import typer
 from mpsim.cli.options import AsJson, Plots, Sets, Trace, load_scenario
 
 if TYPE_CHECKING:
-    from mpsim.plot.display import Display
+    from mpsim.plot import Chart
     from mpsim.validate import Comparison, Validation
 
 __all__ = ["draw", "validate"]
@@ -92,21 +92,21 @@ def _values(sets: Sequence[str] | None) -> dict[str, object]:
 
 def draw(validation: Validation, folder: Path) -> None:
     """Draw two pictures of every kind that has scored rows."""
-    from mpsim.plot import AgreementDisplay, ErrorDisplay
+    from mpsim.validate.pictures import agreement_of, errors_of
 
     for total in validation.kinds:
         scored = [record for record in validation.records if record.error is not None]
         scored = [record for record in scored if record.kind == total.kind]
         if scored:
-            _save(AgreementDisplay.from_records(scored), folder / f"{total.kind}-agreement.png")
-            _save(ErrorDisplay.from_records(scored), folder / f"{total.kind}-error.png")
+            _save(agreement_of(scored), folder / f"{total.kind}-agreement.png")
+            _save(errors_of(scored), folder / f"{total.kind}-error.png")
 
 
-def _save(display: Display, file: Path) -> None:
+def _save(chart: Chart, file: Path) -> None:
     from mpsim.cli.console import wrote
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    wrote(display.save(file))
+    wrote(chart.save(file))
 
 
 def _validate_runs(
@@ -149,8 +149,7 @@ def _validate_runs(
 
 def _draw_steps(comparison: Comparison, folder: Path) -> None:
     """Timelines side by side, and predicted against measured."""
-    from mpsim.plot import AgreementDisplay
-    from mpsim.plot.measured import BesideDisplay
+    from mpsim.validate.pictures import agreement_of, beside
 
     steps = [
         record
@@ -159,7 +158,7 @@ def _draw_steps(comparison: Comparison, folder: Path) -> None:
     ]
     folder.mkdir(parents=True, exist_ok=True)
     if steps:
-        _save(AgreementDisplay.from_records(steps), folder / "steps-agreement.png")
-    beside = BesideDisplay.from_steps(comparison.scored)
-    if beside.lanes:
-        _save(beside, folder / "timelines.png")
+        _save(agreement_of(steps), folder / "steps-agreement.png")
+    lanes = beside(comparison.scored)
+    if lanes.names:
+        _save(lanes, folder / "timelines.png")

@@ -1,63 +1,99 @@
-"""Pictures: a Display takes numbers, ``plot()`` draws them, ``save()`` writes a file.
+"""Pictures: a function makes a Chart of numbers, ``plot()`` draws it, ``save()`` writes a file.
 
 Importing this package does not import matplotlib; drawing does.
 """
 
-from mpsim.plot.answer import AnswerDisplay
-from mpsim.plot.attribution import AttributionDisplay
-from mpsim.plot.bubbles import BubbleDisplay
-from mpsim.plot.comparison import ComparisonDisplay
-from mpsim.plot.display import FORMATS, Display
-from mpsim.plot.heat import HeatDisplay
-from mpsim.plot.links import LinksDisplay
-from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay, MemoryKindsDisplay
-from mpsim.plot.multiples import SweepMultiplesDisplay, draw_sweep
-from mpsim.plot.plan import PlanDisplay
-from mpsim.plot.plots import Plots
-from mpsim.plot.recorded import TimelinesDisplay
-from mpsim.plot.roofline import RooflineDisplay
-from mpsim.plot.scaling import ScalingDisplay
-from mpsim.plot.schedules import SchedulesDisplay
-from mpsim.plot.search import SearchDisplay
-from mpsim.plot.sensitivity import SensitivityDisplay
-from mpsim.plot.service import LatencyDisplay, OccupancyDisplay, ServicePlots
-from mpsim.plot.service_study import ServiceFrontDisplay, ServiceRateDisplay
-from mpsim.plot.sweep import SweepDisplay
-from mpsim.plot.timeline import TimelineDisplay, draw_timeline
-from mpsim.plot.utilisation import UtilisationDisplay
-from mpsim.plot.validation import AgreementDisplay, ErrorDisplay
+from mpsim.plot.accuracy import Scored, agreement_chart, error_chart, residual_chart
+from mpsim.plot.chart import Axis, Bars, Chart, Heat, Limit, Lines, Panels, Part, Series
+from mpsim.plot.fabric import fabric_chart
+from mpsim.plot.pen import FORMATS, Display
+from mpsim.plot.plots import Plots, ServicePlots, draw_timeline
+from mpsim.plot.service import (
+    batch_chart,
+    cache_chart,
+    goodput_rate_chart,
+    itl_chart,
+    latency_chart,
+    latency_rate_chart,
+    service_front_chart,
+)
+from mpsim.plot.step import (
+    attribution_chart,
+    blame_chart,
+    bubble_chart,
+    heat_chart,
+    links_chart,
+    memory_chart,
+    memory_curve_chart,
+    memory_kinds_chart,
+    roofline_chart,
+    utilisation_chart,
+)
+from mpsim.plot.studies import (
+    METRICS,
+    answer_chart,
+    comparison_chart,
+    goodput_chart,
+    line_chart,
+    plan_chart,
+    scaling_chart,
+    schedules_chart,
+    search_chart,
+    sensitivity_chart,
+    sweep_chart,
+)
+from mpsim.plot.timeline import Actions, Timeline, timeline_chart, timelines_chart
 
 __all__ = [
     "FORMATS",
-    "AgreementDisplay",
-    "AnswerDisplay",
-    "AttributionDisplay",
-    "BubbleDisplay",
-    "ComparisonDisplay",
+    "METRICS",
+    "Actions",
+    "Axis",
+    "Bars",
+    "Chart",
     "Display",
-    "ErrorDisplay",
-    "HeatDisplay",
-    "LatencyDisplay",
-    "LinksDisplay",
-    "MemoryCurveDisplay",
-    "MemoryDisplay",
-    "MemoryKindsDisplay",
-    "OccupancyDisplay",
-    "PlanDisplay",
+    "Heat",
+    "Limit",
+    "Lines",
+    "Panels",
+    "Part",
     "Plots",
-    "RooflineDisplay",
-    "ScalingDisplay",
-    "SchedulesDisplay",
-    "SearchDisplay",
-    "SensitivityDisplay",
-    "ServiceFrontDisplay",
+    "Scored",
+    "Series",
     "ServicePlots",
-    "ServiceRateDisplay",
-    "SweepDisplay",
-    "SweepMultiplesDisplay",
-    "TimelineDisplay",
-    "TimelinesDisplay",
-    "UtilisationDisplay",
-    "draw_sweep",
+    "Timeline",
+    "agreement_chart",
+    "answer_chart",
+    "attribution_chart",
+    "batch_chart",
+    "blame_chart",
+    "bubble_chart",
+    "cache_chart",
+    "comparison_chart",
     "draw_timeline",
+    "error_chart",
+    "fabric_chart",
+    "goodput_chart",
+    "goodput_rate_chart",
+    "heat_chart",
+    "itl_chart",
+    "latency_chart",
+    "latency_rate_chart",
+    "line_chart",
+    "links_chart",
+    "memory_chart",
+    "memory_curve_chart",
+    "memory_kinds_chart",
+    "plan_chart",
+    "residual_chart",
+    "roofline_chart",
+    "scaling_chart",
+    "schedules_chart",
+    "search_chart",
+    "sensitivity_chart",
+    "service_front_chart",
+    "sweep_chart",
+    "timeline_chart",
+    "timelines_chart",
+    "utilisation_chart",
 ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,11 @@ from numpy.typing import NDArray
 from mpsim.errors import ScenarioError
 from mpsim.plot.palette import MARKERS
 from mpsim.units import Dimension, rung
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mpsim.plot.pen import Display
 
 __all__ = [
     "Axis",
@@ -36,6 +42,9 @@ __all__ = [
     "short_number",
     "thin",
 ]
+
+if TYPE_CHECKING:
+    pass
 
 Floats = NDArray[np.float64]
 Numbers: TypeAlias = Sequence[float] | Floats
@@ -138,9 +147,24 @@ class Chart:
     notes: Sequence[str] = ()
     size: tuple[float, float] = (8.0, 4.2)
 
-    def titled(self, title: str) -> Chart:
+    def titled(self, title: str) -> Self:
         """The same chart with another title."""
         return dataclasses.replace(self, title=title)
+
+    def plot(self, ax: Axes | None = None) -> Display:
+        """Draw with matplotlib, on `ax` or on a figure of its own."""
+        from mpsim.plot.pen import Display
+
+        return Display(self).plot(ax)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a picture; the suffix chooses among ``.png``, ``.svg`` and ``.pdf``."""
+        from mpsim.plot.pen import Display
+
+        return Display(self).save(path)
+
+    def _repr_png_(self) -> bytes:
+        return self.plot()._repr_png_()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -256,6 +280,8 @@ class Series:
         Points whose labels stand beside them.
     errors : sequence of (float, float)
         Ends of the range of each point.
+    alpha : float
+        How little marks let through, in [0, 1].
     """
 
     name: str
@@ -271,6 +297,7 @@ class Series:
     labels: Sequence[str] = ()
     written: Sequence[int] = ()
     errors: Sequence[tuple[float, float]] = ()
+    alpha: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from mpsim.plot.attribution import AttributionDisplay
-from mpsim.plot.blame import BlameDisplay
-from mpsim.plot.bubbles import BubbleDisplay
-from mpsim.plot.display import Display
-from mpsim.plot.heat import HeatDisplay
-from mpsim.plot.links import LinksDisplay
-from mpsim.plot.memory import MemoryCurveDisplay, MemoryDisplay, MemoryKindsDisplay
-from mpsim.plot.roofline import RooflineDisplay
-from mpsim.plot.timeline import TimelineDisplay
-from mpsim.plot.utilisation import UtilisationDisplay
+from mpsim.engine import Timeline
+from mpsim.plot.chart import Chart
+from mpsim.plot.pen import Display
+from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart
+from mpsim.plot.step import (
+    attribution_chart,
+    blame_chart,
+    bubble_chart,
+    heat_chart,
+    links_chart,
+    memory_chart,
+    memory_curve_chart,
+    memory_kinds_chart,
+    roofline_chart,
+    utilisation_chart,
+)
+from mpsim.plot.timeline import timeline_chart
+from mpsim.result import Result
+from mpsim.serving import ServiceResult
 from mpsim.table import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mpsim.result import Result
-
-__all__ = ["Plots"]
-
-Shown = TypeVar("Shown", bound=Display)
+__all__ = ["Plots", "ServicePlots", "draw_timeline"]
 
 
-def headline(result: Result) -> str:
-    """The figures of a step that every one of its pictures says."""
-    summary = result.summary
-    memory = summary["memory"]
-    return (
-        f"{summary['step_time_s']:.4g} s a step on {plural(summary['accelerators'], 'accelerator')}, "
-        f"{summary['tokens_per_s_per_accelerator']:,.0f} tokens/s each, MFU {summary['mfu']:.1%}, "
-        f"bubble {summary['bubble_fraction']:.1%}, memory {memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB"
-    )
+def _save(folder: str | Path, pictures: Mapping[str, Callable[[], Display]]) -> list[Path]:
+    """Draw every picture into `folder` as PNG, which is made if need be."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [picture().save(folder / f"{name}.png") for name, picture in pictures.items()]
 
 
 class Plots:
@@ -50,9 +51,16 @@ class Plots:
     def __init__(self, result: Result) -> None:
         self._result = result
 
-    def _titled(self, display: Shown, what: str) -> Shown:
-        """A display under the scenario, what the picture shows, and the headline of the step."""
-        return display.titled(f"{self._result.scenario.name}: {what}\n{headline(self._result)}")
+    def _drawn(self, chart: Chart, what: str, ax: Axes | None) -> Display:
+        """A chart under the scenario, what it shows, and the headline of the step."""
+        summary = self._result.summary
+        memory = summary["memory"]
+        headline = (
+            f"{summary['step_time_s']:.4g} s a step on {plural(summary['accelerators'], 'accelerator')}, "
+            f"{summary['tokens_per_s_per_accelerator']:,.0f} tokens/s each, MFU {summary['mfu']:.1%}, "
+            f"bubble {summary['bubble_fraction']:.1%}, memory {memory['total'] / 1e9:.1f} of {memory['capacity'] / 1e9:.1f} GB"
+        )
+        return chart.titled(f"{self._result.scenario.name}: {what}\n{headline}").plot(ax)
 
     def timeline(
         self,
@@ -61,7 +69,7 @@ class Plots:
         communication: bool = True,
         ranks: Sequence[int] | None = None,
         window: tuple[float, float] | None = None,
-    ) -> TimelineDisplay:
+    ) -> Display:
         """Draw ranks by time, a bar an action, and under it what they communicate, hatched where kernels wait for it.
 
         Parameters
@@ -74,81 +82,117 @@ class Plots:
         window : tuple of float, optional
             Part of the step to draw [s]; a short one shows layers.
         """
-        if not communication:
-            timeline = self._result.timeline
-            display = TimelineDisplay.from_timeline(timeline, communication=False)
-        else:
-            display = TimelineDisplay.from_result(self._result, ranks=ranks, window=window)
-        return self._titled(display, "timeline").plot(ax)
+        chart = timeline_chart(
+            self._result, communication=communication, ranks=ranks, window=window
+        )
+        return self._drawn(chart, "timeline", ax)
 
-    def bubbles(self, ax: Axes | None = None) -> BubbleDisplay:
+    def bubbles(self, ax: Axes | None = None) -> Display:
         """Draw the bubble of each rank in percent of the step."""
-        display = BubbleDisplay.from_result(self._result)
-        return self._titled(display, "bubble by cause").plot(ax)
+        return self._drawn(bubble_chart(self._result), "bubble by cause", ax)
 
-    def attribution(self, ax: Axes | None = None, *, ranks: bool = True) -> AttributionDisplay:
+    def attribution(self, ax: Axes | None = None, *, ranks: bool = True) -> Display:
         """Draw where the time goes: the mean and, with `ranks`, each rank."""
-        display = AttributionDisplay.from_result(self._result, ranks=ranks)
-        return self._titled(display, "where the time goes").plot(ax)
+        return self._drawn(attribution_chart(self._result, ranks=ranks), "where the time goes", ax)
 
-    def utilisation(self, ax: Axes | None = None) -> UtilisationDisplay:
+    def utilisation(self, ax: Axes | None = None) -> Display:
         """Draw how busy compute and links are over time."""
-        display = UtilisationDisplay.from_result(self._result)
-        return self._titled(display, "use of compute and links").plot(ax)
+        return self._drawn(utilisation_chart(self._result), "use of compute and links", ax)
 
-    def heat(self, ax: Axes | None = None) -> HeatDisplay:
+    def heat(self, ax: Axes | None = None) -> Display:
         """Draw on which ranks kernels run when."""
-        return self._titled(HeatDisplay.from_result(self._result), "kernels by rank").plot(ax)
+        return self._drawn(heat_chart(self._result), "kernels by rank", ax)
 
-    def roofline(self, ax: Axes | None = None) -> RooflineDisplay:
-        """Draw what kernels achieve under the peaks of matrix units and memory."""
-        display = RooflineDisplay.from_result(self._result)
-        return self._titled(display, "roofline of its kernels").plot(ax)
+    def roofline(self, ax: Axes | None = None) -> Display:
+        """Draw the kernels below the peaks of the accelerator."""
+        return self._drawn(roofline_chart(self._result), "roofline of its kernels", ax)
 
-    def links(self, ax: Axes | None = None, *, most: int = 12) -> LinksDisplay:
+    def links(self, ax: Axes | None = None, *, most: int = 12) -> Display:
         """Draw how busy the `most` busiest links are over time."""
-        display = LinksDisplay.from_result(self._result, most=most)
-        return self._titled(display, "use of links by tier").plot(ax)
+        return self._drawn(links_chart(self._result, most=most), "use of links by tier", ax)
 
-    def memory(self, ax: Axes | None = None) -> MemoryDisplay:
+    def memory(self, ax: Axes | None = None) -> Display:
         """Draw what fills the memory of each rank."""
-        display = MemoryDisplay.from_result(self._result)
-        return self._titled(display, "memory at its fullest").plot(ax)
+        return self._drawn(memory_chart(self._result), "memory at its fullest", ax)
 
-    def memory_over_time(self, ax: Axes | None = None) -> MemoryCurveDisplay:
+    def memory_over_time(self, ax: Axes | None = None) -> Display:
         """Draw what the first, the fullest and the last rank hold over time."""
-        display = MemoryCurveDisplay.from_result(self._result)
-        return self._titled(display, "memory over time").plot(ax)
+        return self._drawn(memory_curve_chart(self._result), "memory over time", ax)
 
-    def memory_by_kind(
-        self, ax: Axes | None = None, *, rank: int | None = None
-    ) -> MemoryKindsDisplay:
+    def memory_by_kind(self, ax: Axes | None = None, *, rank: int | None = None) -> Display:
         """Draw what one rank holds over time by kind, the fullest when left out."""
-        display = MemoryKindsDisplay.from_result(self._result, rank=rank)
-        return self._titled(display, "memory by kind").plot(ax)
+        return self._drawn(memory_kinds_chart(self._result, rank=rank), "memory by kind", ax)
 
-    def blame(self, ax: Axes | None = None) -> BlameDisplay:
+    def blame(self, ax: Axes | None = None) -> Display:
         """Draw who waited for whom because of it, under the scenario's ``variation:``."""
         blame = self._result.variation.blame
-        display = BlameDisplay.with_most(blame.causes, blame.names, blame.matrix)
-        return self._titled(display, "who waited for whom").plot(ax)
+        chart = blame_chart(blame.causes, blame.names, blame.matrix)
+        return self._drawn(chart, "who waited for whom", ax)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        pictures: dict[str, Callable[[], Display]] = {
-            "timeline": self.timeline,
-            "bubbles": self.bubbles,
-            "attribution": self.attribution,
-            "utilisation": self.utilisation,
-            "heat": self.heat,
-            "roofline": self.roofline,
-            "links": self.links,
-            "memory": self.memory,
-            "memory_over_time": self.memory_over_time,
-            "memory_by_kind": self.memory_by_kind,
-        }
+        names: tuple[str, ...] = (
+            "timeline",
+            "bubbles",
+            "attribution",
+            "utilisation",
+            "heat",
+            "roofline",
+            "links",
+        )
+        names += ("memory", "memory_over_time", "memory_by_kind")
         if self._result.scenario.variation is not None:
-            pictures["blame"] = self.blame
-        return [draw().save(folder / f"{name}.png") for name, draw in pictures.items()]
+            names += ("blame",)
+        return _save(folder, {name: getattr(self, name) for name in names})
+
+
+class ServicePlots:
+    """Pictures that ``plot`` of a service's result offers; every method draws and returns a Display.
+
+    Parameters
+    ----------
+    result : ServiceResult
+    """
+
+    def __init__(self, result: ServiceResult) -> None:
+        self._result = result
+
+    def ttft(self, ax: Axes | None = None) -> Display:
+        """Draw how the time to the first token spreads over requests."""
+        return self._drawn(latency_chart(self._result, "ttft"), "TTFT over requests", ax)
+
+    def tpot(self, ax: Axes | None = None) -> Display:
+        """Draw how the time of each further token spreads over requests."""
+        return self._drawn(latency_chart(self._result, "tpot"), "TPOT over requests", ax)
+
+    def itl(self, ax: Axes | None = None) -> Display:
+        """Draw how the gaps between tokens spread over tokens."""
+        return self._drawn(itl_chart(self._result), "gaps between tokens", ax)
+
+    def batch(self, ax: Axes | None = None) -> Display:
+        """Draw how many sequences decode over time."""
+        return self._drawn(batch_chart(self._result), "batch over time", ax)
+
+    def cache(self, ax: Axes | None = None) -> Display:
+        """Draw how full the cache is over time."""
+        return self._drawn(cache_chart(self._result), "cache over time", ax)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
+        names = ("ttft", "tpot", "itl", "batch", "cache")
+        return _save(folder, {name: getattr(self, name) for name in names})
+
+    def _drawn(self, chart: Chart, what: str, ax: Axes | None) -> Display:
+        """A chart under the scenario, what it shows, and the headline of the service."""
+        result, summary = self._result, self._result.summary
+        headline = (
+            f"{summary['request_rate_per_s']:.3g} requests/s on {plural(summary['accelerators'], 'accelerator')}, "
+            f"{summary['output_tokens_per_s_per_accelerator']:,.0f} output tokens/s each, "
+            f"median TTFT {1e3 * summary['ttft_s']['p50']:,.0f} ms, TPOT {1e3 * summary['tpot_s']['p50']:,.1f} ms"
+        )
+        return chart.titled(f"{result.scenario.name}: {what}\n{headline}").plot(ax)
+
+
+def draw_timeline(timeline: Timeline, labels: Mapping[str, str] | None = None) -> Display:
+    """Draw any timeline, with communication under the kernels; `labels` are words of the legend for kinds of event."""
+    return timeline_chart(timeline, labels=labels).plot()

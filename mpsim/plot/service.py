@@ -1,37 +1,66 @@
-"""Pictures of a service: how its latencies spread, and how full its batches and its cache are over time.
+"""Charts of services: how latencies spread, batches and cache over time, and many services side by side.
 
-Shapes: N requests, S iterations or jumps over equal ones.
+Shapes: N requests, S iterations or jumps over equal ones, R rates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.plot.display import Display, legend_above
+from mpsim.errors import ScenarioError
+from mpsim.plot.chart import Axis, Limit, Lines, Series
 from mpsim.plot.palette import SERIES
+from mpsim.serving import ServiceResult
 from mpsim.serving.summary import itl, latencies
-from mpsim.table import plural
+from mpsim.study import Sweep
+from mpsim.study.search.service_outcome import ServiceSearch
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from mpsim.serving import ServiceResult
-
-Titled = TypeVar("Titled", bound=Display)
-
-__all__ = ["LatencyDisplay", "OccupancyDisplay", "ServicePlots"]
+__all__ = [
+    "batch_chart",
+    "cache_chart",
+    "goodput_rate_chart",
+    "itl_chart",
+    "latency_chart",
+    "latency_rate_chart",
+    "occupancy_chart",
+    "service_front_chart",
+    "spread_chart",
+]
 
 Floats = NDArray[np.float64]
-_MILLI = 1e-3
+
+_RATE = "serving.workload.rate"
+_LONGEST = 50.0  # times the least latency: an overloaded service needs a scale of powers
+_WIDE = 20.0  # times the least: a spread needs one
+_POINTS = 2000  # of a line: more than a screen has columns
+_FRONT = "Pareto front: no other is better in both"
 
 
-class LatencyDisplay(Display):
-    """Share of the requests that had a latency within so much, and the limit they were promised.
+def latency_chart(result: ServiceResult, name: str) -> Lines:
+    """How ``ttft``, ``tpot`` or ``e2e`` spreads over requests, and the limit it was promised."""
+    times = latencies(result.served, result.requests, result.plan.first_token_time)
+    return spread_chart(name.upper(), times[name], getattr(result.plan.slo, name, None))
+
+
+def itl_chart(result: ServiceResult) -> Lines:
+    """How gaps between tokens spread over tokens."""
+    gaps, weights = itl(result.served)
+    return spread_chart("ITL", gaps, weights=weights, what="tokens")
+
+
+def spread_chart(
+    name: str,
+    seconds: Floats,
+    limit: float | None = None,
+    *,
+    weights: Floats | None = None,
+    what: str = "requests",
+) -> Lines:
+    """Share of the requests that had a latency within so much.
 
     Parameters
     ----------
@@ -46,160 +75,198 @@ class LatencyDisplay(Display):
     what : str
         Things that had it.
     """
-
-    def __init__(
-        self,
-        name: str,
-        seconds: Floats,
-        limit: float | None = None,
-        *,
-        weights: Floats | None = None,
-        what: str = "requests",
-    ) -> None:
-        self.name, self.limit, self.what = name, limit, what
-        known = ~np.isnan(seconds)
-        order = np.argsort(seconds[known], kind="stable")
-        self.seconds = seconds[known][order]
-        self.weights = np.ones(len(order)) if weights is None else weights[known][order]
-
-    def _size(self) -> tuple[float, float]:
-        return 6.0, 3.6
-
-    def _draw(self, ax: Axes) -> None:
-        from matplotlib.lines import Line2D
-
-        count = len(self.seconds)
-        reach = np.cumsum(self.weights)
-        share = 100.0 * reach / (reach[-1] if count else 1.0)
-        ax.step(self.seconds / _MILLI, share, where="post", color=SERIES[0], linewidth=1.5)
-        handles = [
-            Line2D([], [], color=SERIES[0], label=f"{round(self.weights.sum()):,} {self.what}")
-        ]
-        if self.limit is not None:
-            ax.axvline(self.limit / _MILLI, color=SERIES[1], linestyle="--", linewidth=1.2)
-            handles.append(Line2D([], [], color=SERIES[1], linestyle="--", label="limit"))
-        if count and self.seconds[-1] > 20 * max(float(self.seconds[0]), 1e-9):
-            ax.set_xscale("log")
-        legend_above(ax, handles, columns=len(handles))
-        ax.set_xlabel(f"{self.name} (ms)")
-        ax.set_ylabel(f"{self.what} within (%)")
-        ax.set_ylim(0, 101)
-        ax.grid()
+    known = ~np.isnan(seconds)
+    order = np.argsort(seconds[known], kind="stable")
+    seconds = seconds[known][order]
+    reach = np.cumsum(np.ones(len(order)) if weights is None else weights[known][order])
+    share = reach / (reach[-1] if len(reach) else 1.0)
+    wide = bool(len(seconds)) and float(seconds[-1]) > _WIDE * max(float(seconds[0]), 1e-9)
+    middle = float(seconds[int(np.searchsorted(share, 0.5))]) if len(share) else 0.0
+    promised = f"; the limit is {limit:.4g} s" if limit is not None else ""
+    shown = _evenly(len(share))
+    count = round(float(reach[-1])) if len(reach) else 0
+    return Lines(
+        title=f"{name} over {what}",
+        alt=f"Half of the {what} have a {name} of {1e3 * middle:.4g} ms or less{promised}.",
+        series=[Series(f"{count:,} {what}", seconds[shown], share[shown], width=1.5, step=True)],
+        x=Axis(name=name, unit="s", log=10 if wide else 0),
+        y=Axis(name=f"{what} within", unit="share", limits=(0.0, 1.01)),
+        limits=[]
+        if limit is None
+        else [Limit(limit, f"limit {1e3 * limit:.4g} ms", SERIES[1], along=True)],
+        size=(6.0, 3.6),
+    )
 
 
-class OccupancyDisplay(Display):
-    """Sequences that decode, or the share of the cache in use, over time, a line for each engine.
+def _evenly(count: int) -> NDArray[np.int64]:
+    """Places of at most so many points that a screen can show."""
+    if count <= _POINTS:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, _POINTS).round().astype(np.int64))
+
+
+def batch_chart(result: ServiceResult) -> Lines:
+    """How many sequences decode over time, a line for each engine."""
+    scales = [float(name != "prefill") for name in result.plan.pools]
+    columns = _column(result, "decodes", scales)
+    return occupancy_chart(
+        "Sequences that decode together", Axis(name="sequences that decode"), columns
+    )
+
+
+def cache_chart(result: ServiceResult) -> Lines:
+    """How full the cache is over time, a line for each engine."""
+    scales = [1.0 / max(1, pool.blocks // pool.pp) for pool in result.plan.pools.values()]
+    columns = _column(result, "used", scales)
+    return occupancy_chart("Cache in use", Axis(name="cache in use", unit="share"), columns)
+
+
+def _column(
+    result: ServiceResult, column: str, scales: Sequence[float]
+) -> dict[str, tuple[Floats, Floats]]:
+    """A column of the iterations by engine, times the scale of each pool; a pool whose scale is 0 is left out."""
+    steps, served = result.served.steps, result.served
+    each = [scale for scale, count in zip(scales, served.pools, strict=True) for _ in range(count)]
+    columns = {}
+    for number, (name, scale) in enumerate(zip(served.engine_names, each, strict=True)):
+        mine = steps["engine"] == number
+        if mine.any() and scale:
+            columns[name] = steps["start"][mine], steps[column][mine] * scale
+    return columns
+
+
+def occupancy_chart(title: str, y: Axis, columns: Mapping[str, tuple[Floats, Floats]]) -> Lines:
+    """Values that stay until the next iteration, a line for each engine; of points that fall together, the highest stays.
 
     Parameters
     ----------
-    label : str
-        What the values are.
-    series : mapping of str to (float64[S], float64[S])
+    title : str
+    y : Axis
+    columns : mapping of str to (float64[S], float64[S])
         Engine to start of its iterations [s] and value from then on.
     """
-
-    def __init__(self, label: str, series: Mapping[str, tuple[Floats, Floats]]) -> None:
-        self.label, self.series = label, dict(series)
-
-    @classmethod
-    def of(
-        cls, result: ServiceResult, column: str, label: str, scales: Sequence[float]
-    ) -> OccupancyDisplay:
-        """A column of the iterations of a result, times the scale of each pool; a pool whose scale is 0 is left out."""
-        steps, served = result.served.steps, result.served
-        series = {}
-        scale_of = [
-            scale for scale, count in zip(scales, served.pools, strict=True) for _ in range(count)
-        ]
-        for number, (name, scale) in enumerate(zip(served.engine_names, scale_of, strict=True)):
-            mine = steps["engine"] == number
-            if mine.any() and scale:
-                series[name] = steps["start"][mine], steps[column][mine] * scale
-        return cls(label, series)
-
-    def _size(self) -> tuple[float, float]:
-        return 10.0, 3.2
-
-    def _draw(self, ax: Axes) -> None:
-        from matplotlib.lines import Line2D
-
-        handles = []
-        for place, (name, (times, values)) in enumerate(self.series.items()):
-            colour = SERIES[place % len(SERIES)]
-            ax.step(times, values, where="post", color=colour, linewidth=0.8)
-            handles.append(Line2D([], [], color=colour, label=name))
-        if 1 < len(handles) <= len(SERIES):
-            legend_above(ax, handles, columns=max(1, len(handles)))
-        ax.set_xlabel("time (s)")
-        ax.set_ylabel(self.label)
-        ax.set_ylim(bottom=0)
-        ax.grid()
+    binned = {name: _binned(*column) for name, column in columns.items()}
+    most = max((float(values.max(initial=0.0)) for _, values in columns.values()), default=0.0)
+    shown = f"{100 * most:.4g} %" if y.unit == "share" else f"{most:.4g}"
+    return Lines(
+        title=title,
+        alt=f"At most {shown} on {len(columns)} engine{'s' if len(columns) != 1 else ''}.",
+        series=[Series(name, *column, width=0.8, step=True) for name, column in binned.items()],
+        x=Axis(name="time", unit="s"),
+        y=Axis(name=y.name, unit=y.unit, limits=(0.0, None)),
+        size=(10.0, 3.2),
+    )
 
 
-class ServicePlots:
-    """Pictures that ``plot`` of a service's result offers; every method draws and returns a Display.
+def _binned(start: Floats, values: Floats) -> tuple[Floats, Floats]:
+    if len(start) <= _POINTS:
+        return start, values
+    edges = np.linspace(0, len(start), _POINTS + 1).astype(np.int64)[:-1]
+    return start[edges], np.maximum.reduceat(values, edges)
 
-    Parameters
-    ----------
-    result : ServiceResult
+
+def service_front_chart(search: ServiceSearch) -> Lines:
+    """Output tokens/s of a user against those of an accelerator, and the services that no other beats in both.
+
+    Raises
+    ------
+    ScenarioError
+        If nothing was simulated.
     """
+    rows = list(search.rows)
+    if not rows:
+        raise ScenarioError("no service was simulated: nothing to draw")
+    series = []
+    for kept, name in ((True, "keeps the limits"), (False, "misses the limits")):
+        mine = [row for row in rows if row.meets_slo == kept]
+        if mine:
+            points = [row.per_user for row in mine], [row.per_accelerator for row in mine]
+            labels = [row.name for row in mine]
+            series.append(
+                Series(
+                    name,
+                    *points,
+                    "other",
+                    line="",
+                    mark="o",
+                    size=4.0,
+                    labels=labels,
+                    hollow=[not kept] * len(mine),
+                )
+            )
+    front = [row.per_user for row in search.front], [row.per_accelerator for row in search.front]
+    numbers = [str(number) for number in range(1, len(search.front) + 1)]
+    series.append(
+        Series(_FRONT, *front, "forward", mark="o", labels=numbers, written=range(len(numbers)))
+    )
+    return Lines(
+        title="Users and accelerators",
+        alt=f"{len(rows)} services, {len(numbers)} on the front.",
+        notes=[f"{number}  {row.name}" for number, row in zip(numbers, search.front, strict=True)],
+        series=series,
+        x=Axis(
+            name="output tokens/s of a user", limits=(0.0, 1.1 * max(row.per_user for row in rows))
+        ),
+        y=Axis(
+            name="output tokens/s of an accelerator",
+            limits=(0.0, 1.1 * max(row.per_accelerator for row in rows)),
+        ),
+        size=(8.0, 4.4 + 0.16 * len(numbers)),
+    )
 
-    def __init__(self, result: ServiceResult) -> None:
-        self._result = result
 
-    def ttft(self, ax: Axes | None = None) -> LatencyDisplay:
-        """Draw how the time to the first token spreads over requests."""
-        return self._latency("ttft", self._result.plan.slo.ttft, ax)
+def latency_rate_chart(sweep: Sweep, name: str = "ttft") -> Lines:
+    """Percentiles of a latency (``ttft``, ``tpot``, ``itl``, ``e2e``) against the rate of requests, of a sweep over it."""
+    rates, summaries = _by_rate(sweep)
+    percentiles = {
+        which: np.array([summary[f"{name}_s"][which] for summary in summaries])
+        for which in ("p50", "p90", "p99")
+    }
+    limit = summaries[0]["slo"].get(f"{name}_s")
+    every = np.concatenate([*percentiles.values()])
+    log = float(every.max()) > _LONGEST * max(float(every.min()), 1e-9)
+    limits = [] if limit is None else [Limit(float(limit), f"limit {1e3 * limit:.4g} ms", "other")]
+    y = Axis(name=name.upper(), unit="s", log=10 if log else 0, limits=(None if log else 0.0, None))
+    return _rate_chart(f"{name.upper()} against the rate", rates, percentiles, y, limits)
 
-    def tpot(self, ax: Axes | None = None) -> LatencyDisplay:
-        """Draw how the time of each further token spreads over requests."""
-        return self._latency("tpot", self._result.plan.slo.tpot, ax)
 
-    def itl(self, ax: Axes | None = None) -> LatencyDisplay:
-        """Draw how the gaps between tokens spread over tokens."""
-        gaps, weights = itl(self._result.served)
-        display = LatencyDisplay("ITL", gaps, weights=weights, what="tokens")
-        return self._titled(display, "gaps between tokens").plot(ax)
+def goodput_rate_chart(sweeps: Mapping[str, Sweep]) -> Lines:
+    """Requests a second within the limits against the rate, a line for each sweep, and one on which as many are served as come."""
+    known = {name: _by_rate(sweep) for name, sweep in sweeps.items()}
+    rates = next(iter(known.values()))[0]
+    lines = {
+        name: np.array([summary["goodput_per_s"] or 0.0 for summary in summaries])
+        for name, (_, summaries) in known.items()
+    }
+    y = Axis(name="requests/s within the limits", limits=(0.0, None))
+    return _rate_chart("Goodput against the rate", rates, lines, y, (), ideal=True)
 
-    def batch(self, ax: Axes | None = None) -> OccupancyDisplay:
-        """Draw how many sequences decode over time."""
-        return self._titled(self.batch_display(), "batch over time").plot(ax)
 
-    def batch_display(self) -> OccupancyDisplay:
-        """The picture that `batch` draws."""
-        scales = [float(name != "prefill") for name in self._result.plan.pools]
-        return OccupancyDisplay.of(self._result, "decodes", "sequences that decode", scales)
+def _rate_chart(
+    title: str,
+    rates: Floats,
+    lines: Mapping[str, Floats],
+    y: Axis,
+    limits: Sequence[Limit],
+    *,
+    ideal: bool = False,
+) -> Lines:
+    series = [Series(name, rates, values, mark="o", size=3.0) for name, values in lines.items()]
+    if ideal:
+        series.append(Series("all", rates, rates, "other", line=":", width=1.2))
+    x = Axis(name="requests/s", limits=(0.0, None))
+    alt = f"{len(lines)} lines over {len(rates)} rates."
+    return Lines(title=title, alt=alt, series=series, x=x, y=y, limits=limits, size=(6.4, 4.0))
 
-    def cache(self, ax: Axes | None = None) -> OccupancyDisplay:
-        """Draw how full the cache is over time."""
-        return self._titled(self.cache_display(), "cache over time").plot(ax)
 
-    def cache_display(self) -> OccupancyDisplay:
-        """The picture that `cache` draws."""
-        pools = self._result.plan.pools.values()
-        scales = [100.0 / max(1, pool.blocks // pool.pp) for pool in pools]
-        return OccupancyDisplay.of(self._result, "used", "cache in use (%)", scales)
-
-    def save(self, folder: str | Path) -> list[Path]:
-        """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        names = ("ttft", "tpot", "itl", "batch", "cache")
-        draws = {name: getattr(self, name) for name in names}
-        return [draw().save(folder / f"{name}.png") for name, draw in draws.items()]
-
-    def _latency(self, name: str, limit: float | None, ax: Axes | None) -> LatencyDisplay:
-        result = self._result
-        times = latencies(result.served, result.requests, result.plan.first_token_time)
-        display = LatencyDisplay(name.upper(), times[name], limit)
-        return self._titled(display, f"{name.upper()} over requests").plot(ax)
-
-    def _titled(self, display: Titled, what: str) -> Titled:
-        """A display under the scenario, what the picture shows, and the headline of the service."""
-        result, summary = self._result, self._result.summary
-        headline = (
-            f"{summary['request_rate_per_s']:.3g} requests/s on {plural(summary['accelerators'], 'accelerator')}, "
-            f"{summary['output_tokens_per_s_per_accelerator']:,.0f} output tokens/s each, "
-            f"median TTFT {1e3 * summary['ttft_s']['p50']:,.0f} ms, TPOT {1e3 * summary['tpot_s']['p50']:,.1f} ms"
-        )
-        return display.titled(f"{result.scenario.name}: {what}\n{headline}")
+def _by_rate(sweep: Sweep) -> tuple[Floats, list[Mapping[str, Any]]]:
+    """Rates that were simulated, ascending, and their summaries."""
+    pairs = [
+        (float(str(row.values[_RATE])), row.summary)
+        for row in sweep
+        if row.summary is not None and _RATE in row.values
+    ]
+    if not pairs:
+        raise ScenarioError(f"{sweep.scenario}: no row has a rate; sweep over {_RATE}")
+    pairs.sort(key=lambda pair: pair[0])
+    return np.array([rate for rate, _ in pairs]), [summary for _, summary in pairs]

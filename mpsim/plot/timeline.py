@@ -1,40 +1,33 @@
-"""The pipeline timeline: one row a rank, time to the right, a bar an action, bubbles left blank.
+"""The pipeline timeline as a value: one row a rank, time to the right, a bar an action, and under it what the rank communicates over each axis.
 
-Shapes: N bars, R ranks.
+Few transfers are kept each by itself. Of many there is the share of each span of time, so a picture of a large step stays as small as its pixels.
+
+Shapes: N bars, S slices, R ranks drawn, A axes, T spans of time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.parallel import AXES, AXIS_NAMES
-from mpsim.plot.display import Display, event_patches, legend_above, thin
-from mpsim.plot.lanes import (
-    Bands,
-    Lanes,
-    add_bands,
-    add_lanes,
-    add_waits,
-    are_wide,
-    key_patch,
-    lanes_of,
-)
-from mpsim.plot.palette import COMMUNICATION, DARK, EVENTS, LUMINANCE, event_of_part, shades
+from mpsim.engine import Timeline as Times
+from mpsim.parallel import AXES
+from mpsim.parallel.axes import AXIS_NAMES
+from mpsim.plot.chart import Chart, Panels, readable
+from mpsim.plot.palette import EVENTS, event_of_part
 from mpsim.program import COLLECTIVE, TICK, Program, Stream
-from mpsim.units import Dimension
+from mpsim.result import CommunicationSlices, Result
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+__all__ = ["EXPOSED", "HIDDEN", "Actions", "Lanes", "Timeline", "timeline_chart", "timelines_chart"]
 
-    from mpsim.engine import Timeline
-    from mpsim.result import Result
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
-__all__ = ["Bars", "TimelineDisplay", "draw_timeline", "time_unit"]
+EXPOSED, HIDDEN = 0, 1
 
 _EVENT_NAMES = tuple(EVENTS)
 _OF_KIND = {
@@ -42,24 +35,13 @@ _OF_KIND = {
     "send": "pp",
 }
 _OF_STREAM = {axis.streams[0]: axis.name for axis in AXES}
-
-_ROW_INCHES, _WIDTH_INCHES, _TALLEST_INCHES = 0.36, 12.0, 13.0
-_COMPUTE_LANE, _COMMUNICATION_LANE, _ALONE_LANE = (-0.42, 0.52), (0.14, 0.24), (-0.42, 0.84)
-_UPPER_LANE, _LANES, _LANE_INCHES = (-0.47, 0.48), (0.05, 0.4), 0.14
-_COLUMNS, _COLUMNS_WITH_LANES = 11, 7  # of the legend
-_DIGIT_WIDTH = 0.62  # of the font size, DejaVu Sans
-_FONT_POINTS = (4.5, 7.0)
-_MOST_NUMBERS = 4000
-_FITTING = 0.1  # share of bars whose number may be too wide for them
-_WORTH_WRITING = 0.25  # share of bars whose number must fit for any to be written
-_VECTORS_BELOW = 5000  # bars; more of them are drawn as pixels in .svg and .pdf too
-_POINTS_PER_INCH = 72.0
-_SEPARATED_ABOVE, _SEPARATION_POINTS, _HAIRLINE_POINTS = 2.5, 0.4, 0.25  # points
+_SPANS, _MOST_SLICES = 800, 20_000
+_ROW_INCHES, _LANE_INCHES, _WIDTH_INCHES, _TALLEST_INCHES = 0.36, 0.14, 12.0, 13.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Bars:
-    """Bars of a timeline.
+class Actions:
+    """Bars of a timeline: actions, or what is communicated.
 
     Parameters
     ----------
@@ -82,9 +64,9 @@ class Bars:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Bars:
+    def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Actions:
         """Some of them."""
-        return Bars(**{f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)})
+        return Actions(**{f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self)})
 
     @property
     def events(self) -> set[str]:
@@ -92,193 +74,172 @@ class Bars:
         return {_EVENT_NAMES[index] for index in np.unique(self.event)}
 
 
-class TimelineDisplay(Display):
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Lanes:
+    """Communication of ranks over time.
+
+    Parameters
+    ----------
+    edges : float64[T + 1]
+        Edges of spans, in the unit of the picture.
+    share : float64[R, A, 2, T]
+        Share of each span in which an axis (by `mpsim.parallel.axes.AXIS_NAMES`) is exposed, and in which it is hidden.
+    rank, axis : int64[S]
+        Row of the picture and axis of every slice; empty where there are too many of them.
+    start, end : float64[S]
+        In the unit of the picture.
+    exposed : bool[S]
+    """
+
+    edges: Floats
+    share: Floats
+    rank: Ints
+    axis: Ints
+    start: Floats
+    end: Floats
+    exposed: NDArray[np.bool_]
+
+    @property
+    def axes(self) -> list[int]:
+        """Axes that communicate, as they are laid out from top to bottom."""
+        return np.flatnonzero(self.share.any(axis=(0, 2, 3))).tolist()
+
+    @property
+    def kinds(self) -> tuple[bool, bool]:
+        """Whether anything is exposed, and whether anything is hidden."""
+        exposed, hidden = (bool(self.share[:, :, kind].any()) for kind in (EXPOSED, HIDDEN))
+        return exposed, hidden
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline(Chart):
     """Ranks by time, coloured by kind of event, shaded by chunk, numbered by microbatch where it fits.
 
     Parameters
     ----------
-    rank_names : sequence of str
-        One a row, drawn from top to bottom.
-    compute, communication : Bars
+    title, alt, notes, size : as of a Chart
+    names : sequence of str
+        One a row, from top to bottom.
+    actions, communication : Actions
         Drawn in the upper and, if there is any, the lower part of each row.
     unit : str
         Of time, as the axis says it.
-    labels : mapping of str to str, optional
+    labels : mapping of str to str
         What the legend calls kinds of event, where it is not the palette's own words.
-    inside : tuple of Lanes and Bands, optional
+    lanes : Lanes or None
         Communication inside actions and between them, drawn instead of `communication`.
+    waited : float64[N, A] or None
+        Share of each action in which its kernels wait for an axis.
     window : tuple of float, optional
         Part of the time axis to draw, in `unit`; all of it when left out.
     """
 
-    def __init__(
-        self,
-        rank_names: Sequence[str],
-        compute: Bars,
-        communication: Bars,
-        *,
-        unit: str = "s",
-        labels: Mapping[str, str] | None = None,
-        inside: tuple[Lanes, Bands] | None = None,
-        window: tuple[float, float] | None = None,
-    ) -> None:
-        self.rank_names = tuple(rank_names)
-        self.compute = compute
-        self.communication = communication
-        self.unit = unit
-        self.labels = dict(labels or {})
-        self.inside, self.window = inside, window
-
-    @classmethod
-    def from_result(
-        cls,
-        result: Result,
-        *,
-        ranks: Sequence[int] | None = None,
-        window: tuple[float, float] | None = None,
-    ) -> TimelineDisplay:
-        """Collect the actions of a result, and what ranks communicate inside them and between them.
-
-        Parameters
-        ----------
-        result : Result
-        ranks : sequence of int, optional
-            Rank classes from top to bottom; all when left out.
-        window : tuple of float, optional
-            Part of the step to draw [s].
-        """
-        timeline = result.timeline
-        program = timeline.program
-        shown = list(range(program.ranks) if ranks is None else ranks)
-        begin, end = window or (0.0, timeline.makespan * TICK)
-        unit, seconds = time_unit(end - begin)
-        tick = TICK / seconds
-        rows = np.flatnonzero(
-            (timeline.end > timeline.start)
-            & (program.stream == Stream.COMPUTE)
-            & np.isin(program.rank, shown)
-        )
-        part = begin / seconds, end / seconds
-        bars = _placed(_bars(timeline, rows, tick, across=True), shown)
-        bars = bars.where((bars.end > part[0]) & (bars.start < part[1]))
-        inside = lanes_of(result, shown, (bars.rank, bars.start, bars.end), tick=tick, window=part)
-        names = [program.rank_name[rank] for rank in shown]
-        nothing = _bars(timeline, rows[:0], tick)
-        return cls(names, bars, nothing, unit=unit, inside=inside, window=part if window else None)
-
-    @classmethod
-    def from_timeline(
-        cls,
-        timeline: Timeline,
-        *,
-        communication: bool = True,
-        tick: float = TICK,
-        unit: str | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> TimelineDisplay:
-        """Collect the bars of a timeline.
-
-        Parameters
-        ----------
-        timeline : Timeline
-        communication : bool
-            Whether to draw sends (at the sender) and collectives under the actions.
-        tick : float
-            Length of a tick in `unit`; in seconds when `unit` is left out.
-        unit : str, optional
-            Left out: s, ms, us or ns, whichever suits the length.
-        labels : mapping of str to str, optional
-            As above.
-        """
-        if unit is None:
-            unit, seconds = time_unit(timeline.makespan * tick)
-            tick = tick / seconds
-        program = timeline.program
-        drawn = timeline.end > timeline.start
-        computes = program.stream == Stream.COMPUTE
-        return cls(
-            program.rank_name,
-            _bars(timeline, np.flatnonzero(drawn & computes), tick),
-            _bars(timeline, np.flatnonzero(drawn & ~computes & communication), tick),
-            unit=unit,
-            labels=labels,
-        )
-
-    def _size(self) -> tuple[float, float]:
-        lanes = len(self.inside[0].axes) if self.inside else 0
-        rows = len(self.rank_names) * (_ROW_INCHES + lanes * _LANE_INCHES)
-        return _WIDTH_INCHES, min(1.2 + rows, _TALLEST_INCHES)
-
-    def _draw(self, ax: Axes) -> None:
-        end = max(float(bars.end.max(initial=0.0)) for bars in (self.compute, self.communication))
-        if (
-            not ax.get_autoscalex_on()
-        ):  # limits were set, by another timeline on a shared axis: keep them in view
-            end = max(end, ax.get_xlim()[1])
-        ax.set_xlim(*(self.window or (0.0, end or 1.0)))
-        ax.set_ylim(len(self.rank_names) - 0.5, -0.5)
-        lane = _COMPUTE_LANE if len(self.communication) else _ALONE_LANE
-        if self.inside:
-            lane = _UPPER_LANE
-        self._label(ax)
-        figure = ax.get_figure(root=True)
-        if figure is not None and figure.get_layout_engine() is not None:
-            figure.draw_without_rendering()  # settles the layout, so that widths are known
-        wide = (
-            bool(np.median(_widths(ax, self.compute)) > _SEPARATED_ABOVE)
-            if len(self.compute)
-            else False
-        )
-        _add_bars(ax, self.compute, lane, separate=wide)
-        _add_bars(ax, self.communication, _COMMUNICATION_LANE, separate=False)
-        _add_numbers(ax, self.compute, lane, self._add_inside(ax, lane))
-
-    def _add_inside(self, ax: Axes, lane: tuple[float, float]) -> NDArray[np.float64]:
-        """Draw communication, and return the share of each bar that stays free for its number."""
-        if not self.inside:
-            return np.ones(len(self.compute))
-        lanes, bands = self.inside
-        add_lanes(ax, lanes, _LANES)
-        if are_wide(ax, lanes):
-            add_waits(ax, lanes, lane)
-            return np.ones(len(self.compute))
-        add_bands(ax, bands, (self.compute.rank, self.compute.start, self.compute.end), lane)
-        return bands.free
-
-    def _label(self, ax: Axes) -> None:
-        named = thin(len(self.rank_names), 32)
-        ax.set_yticks(named, [self.rank_names[row] for row in named])
-        ax.tick_params(axis="y", length=0)
-        ax.set_xlabel(f"time ({self.unit})")
-        ax.set_ylabel("rank")
-        events = self.compute.events | self.communication.events
-        lanes = [self.inside[0]] if self.inside else []
-        events |= {AXIS_NAMES[axis] for each in lanes for axis in each.axes}
-        handles = event_patches(events, labels=self.labels) + _chunk_patches(self.compute)
-        handles += [patch for each in lanes for patch in key_patch(each.kinds)]
-        legend_above(ax, handles, columns=_COLUMNS_WITH_LANES if lanes else _COLUMNS)
+    block: ClassVar[str] = "timeline"
+    names: Sequence[str]
+    actions: Actions
+    communication: Actions
+    unit: str = "s"
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lanes: Lanes | None = None
+    waited: Floats | None = None
+    window: tuple[float, float] | None = None
 
 
-def draw_timeline(timeline: Timeline, labels: Mapping[str, str] | None = None) -> TimelineDisplay:
-    """Draw any timeline, with communication under the kernels; `labels` as of `TimelineDisplay`."""
-    return TimelineDisplay.from_timeline(timeline, labels=labels).plot()
+def timeline_chart(
+    source: Result | Times,
+    *,
+    communication: bool = True,
+    ranks: Sequence[int] | None = None,
+    window: tuple[float, float] | None = None,
+    tick: float = TICK,
+    unit: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Timeline:
+    """The actions of a result, and what ranks communicate inside them and between them; or the bars of a timeline.
 
-
-def time_unit(seconds: float) -> tuple[str, float]:
-    """Unit in which a time reads well, and its length [s].
-
-    Examples
-    --------
-    >>> time_unit(0.25)
-    ('ms', 0.001)
+    Parameters
+    ----------
+    source : Result or mpsim.engine.Timeline
+    communication : bool
+        Whether to draw what is communicated under the actions; of a timeline sends (at the sender) and collectives.
+    ranks : sequence of int, optional
+        Rank classes of a result from top to bottom; all when left out.
+    window : tuple of float, optional
+        Part of a result's step to draw [s].
+    tick : float
+        Length of a tick in `unit`; in seconds when `unit` is left out.
+    unit : str, optional
+        Left out: s, ms, us or ns, whichever suits the length.
+    labels : mapping of str to str, optional
+        Words of the legend for kinds of event.
     """
-    from mpsim.units import parse_quantity
+    if isinstance(source, Result) and communication:
+        return _of_result(source, ranks, window)
+    times = source.timeline if isinstance(source, Result) else source
+    if unit is None:
+        unit, size = readable("s", times.makespan * tick)
+        tick = tick / size
+    program = times.program
+    drawn = times.end > times.start
+    computes = program.stream == Stream.COMPUTE
+    return Timeline(
+        names=program.rank_name,
+        actions=_bars(times, np.flatnonzero(drawn & computes), tick),
+        communication=_bars(times, np.flatnonzero(drawn & ~computes & communication), tick),
+        unit=unit,
+        labels=labels or {},
+        size=_size(program.ranks, 0),
+    )
 
-    for unit in ("s", "ms", "us"):
-        length = parse_quantity(f"1 {unit}", Dimension.TIME)
-        if seconds >= length:
-            return unit, length
-    return "ns", parse_quantity("1 ns", Dimension.TIME)
+
+def _of_result(
+    result: Result, ranks: Sequence[int] | None, window: tuple[float, float] | None
+) -> Timeline:
+    times = result.timeline
+    program = times.program
+    shown = list(range(program.ranks) if ranks is None else ranks)
+    begin, end = window or (0.0, times.makespan * TICK)
+    unit, seconds = readable("s", end - begin)
+    tick, part = TICK / seconds, (begin / seconds, end / seconds)
+    rows = np.flatnonzero(
+        (times.end > times.start)
+        & (program.stream == Stream.COMPUTE)
+        & np.isin(program.rank, shown)
+    )
+    bars = _placed(_bars(times, rows, tick, across=True), shown)
+    bars = bars.where((bars.end > part[0]) & (bars.start < part[1]))
+    lanes, waited = _lanes_of(result, shown, bars, tick=tick, window=part)
+    return Timeline(
+        names=[program.rank_name[rank] for rank in shown],
+        actions=bars,
+        communication=_bars(times, rows[:0], tick),
+        unit=unit,
+        lanes=lanes,
+        waited=waited,
+        window=part if window else None,
+        size=_size(len(shown), len(lanes.axes)),
+    )
+
+
+def timelines_chart(titles: Sequence[str], timelines: Sequence[Times]) -> Panels:
+    """Timelines one above the other, such as a simulated step and a recorded one, time to the same scale."""
+    longest = max(timeline.makespan for timeline in timelines) * TICK
+    unit, size = readable("s", longest)
+    charts = [
+        dataclasses.replace(
+            timeline_chart(timeline, tick=TICK / size, unit=unit),
+            title=title,
+            window=(0.0, longest / size),
+        )
+        for title, timeline in zip(titles, timelines, strict=True)
+    ]
+    heights = [chart.size[1] for chart in charts]
+    ratios = [max(2, len(chart.names)) for chart in charts]
+    return Panels(charts=charts, ratios=ratios, size=(_WIDTH_INCHES, sum(heights) + 0.6))
+
+
+def _size(ranks: int, lanes: int) -> tuple[float, float]:
+    return _WIDTH_INCHES, min(1.2 + ranks * (_ROW_INCHES + lanes * _LANE_INCHES), _TALLEST_INCHES)
 
 
 def _events(program: Program) -> NDArray[np.int64]:
@@ -297,18 +258,18 @@ def _events(program: Program) -> NDArray[np.int64]:
     return result
 
 
-def _placed(bars: Bars, ranks: Sequence[int]) -> Bars:
+def _placed(bars: Actions, ranks: Sequence[int]) -> Actions:
     """Bars of ranks by the row of the picture that each rank has, in order."""
     place = np.argsort(np.argsort(ranks)) if len(ranks) else np.zeros(0, dtype=np.int64)
     row = place[np.searchsorted(np.sort(ranks), bars.rank)]
     order = np.lexsort((bars.start, row))
     columns = {field.name: getattr(bars, field.name)[order] for field in dataclasses.fields(bars)}
-    return Bars(**columns | {"rank": row[order]})
+    return Actions(**columns | {"rank": row[order]})
 
 
 def _bars(
-    timeline: Timeline, rows: NDArray[np.int64], tick: float, *, across: bool = False
-) -> Bars:
+    timeline: Times, rows: NDArray[np.int64], tick: float, *, across: bool = False
+) -> Actions:
     """One bar for all rows of an action that follow each other without a gap, or `across` gaps too."""
     program, start, end = timeline.program, timeline.start, timeline.end
     # by rank, stream and then row (the last key counts first), so that rows of a lane are neighbours
@@ -320,7 +281,7 @@ def _bars(
     first = np.concatenate([[True], ~joined])[: len(rows)]
     last = np.concatenate([~joined, [True]])[: len(rows)]
     leading = rows[first]
-    return Bars(
+    return Actions(
         rank=program.rank[leading].astype(np.int64),
         start=start[leading] * tick,
         end=end[rows[last]] * tick,
@@ -330,83 +291,77 @@ def _bars(
     )
 
 
-def _colours(bars: Bars) -> NDArray[np.float64]:
-    """Colour of each bar: its event's, lighter for later chunks of computing, float64[N, 3]."""
-    chunks = int(bars.chunk.max(initial=0)) + 1
-    table = np.stack([shades(EVENTS[name], chunks) for name in _EVENT_NAMES])
-    thin_ones = [_EVENT_NAMES.index(name) for name in COMMUNICATION]
-    table[thin_ones] = table[thin_ones, :1]
-    result: NDArray[np.float64] = table[bars.event, np.maximum(bars.chunk, 0)]
-    return result
-
-
-def _add_bars(ax: Axes, bars: Bars, lane: tuple[float, float], *, separate: bool) -> None:
-    """Draw all bars at once: apart from each other, or each at least a hairline wide."""
-    from matplotlib.collections import PolyCollection
-
-    if not len(bars):
-        return
-    top, bottom = bars.rank + lane[0], bars.rank + sum(lane)
-    x = np.stack([bars.start, bars.end, bars.end, bars.start], axis=1)
-    y = np.stack([top, top, bottom, bottom], axis=1)
-    ax.add_collection(
-        PolyCollection(
-            list(np.stack([x, y], axis=2)),
-            facecolors=_colours(bars),
-            edgecolors="white" if separate else "face",
-            linewidths=_SEPARATION_POINTS if separate else _HAIRLINE_POINTS,
-            rasterized=len(bars) > _VECTORS_BELOW,
-        ),
-        autolim=False,
-    )
-
-
-def _widths(ax: Axes, bars: Bars) -> NDArray[np.float64]:
-    """Width of each bar as drawn [points]."""
-    left, right = ax.get_xlim()
-    inches = ax.get_window_extent().width / ax.figure.dpi
-    result: NDArray[np.float64] = (
-        (bars.end - bars.start) / (right - left) * inches * _POINTS_PER_INCH
-    )
-    return result
-
-
-def _add_numbers(
-    ax: Axes, bars: Bars, lane: tuple[float, float], free: NDArray[np.float64]
-) -> None:
-    """Write microbatch numbers into the free upper share of bars that are wide enough, all of one size."""
-    numbered = np.flatnonzero(bars.microbatch >= 0)
-    bottom, top = ax.get_ylim()
-    row = ax.get_window_extent().height / ax.figure.dpi * _POINTS_PER_INCH / abs(bottom - top)
-    digits = np.floor(np.log10(np.maximum(bars.microbatch[numbered], 1))) + 1
-    room = (_widths(ax, bars)[numbered] - _SEPARATION_POINTS) / (digits * _DIGIT_WIDTH)
-    if not len(room) or 0.8 * lane[1] * row < _FONT_POINTS[0]:
-        return
-    size = min(max(float(np.quantile(room, _FITTING)), _FONT_POINTS[0]), _FONT_POINTS[1])
-    size = min(size, 0.8 * lane[1] * row)
-    fits = numbered[(room >= size) & (0.9 * free[numbered] * lane[1] * row >= size)]
-    if len(fits) > _MOST_NUMBERS or len(fits) < _WORTH_WRITING * len(numbered):
-        return
-    dark = _colours(bars) @ LUMINANCE < DARK
-    middle = (bars.start + bars.end) / 2
-    style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
-    for bar in fits.tolist():
-        ax.text(
-            middle[bar],
-            bars.rank[bar] + lane[0] + free[bar] * lane[1] / 2,
-            str(bars.microbatch[bar]),
-            color="white" if dark[bar] else "black",
-            clip_on=True,
-            **style,
+def _lanes_of(
+    result: Result, ranks: Sequence[int], bars: Actions, *, tick: float, window: tuple[float, float]
+) -> tuple[Lanes, Floats]:
+    """Communication of some ranks in a window of time, and what share of each bar waits for it."""
+    edges = np.linspace(*window, _SPANS + 1)
+    share = np.zeros((len(ranks), len(AXIS_NAMES), 2, _SPANS))
+    waited = np.zeros((len(bars), len(AXIS_NAMES)))
+    kept: list[tuple[NDArray[Any], ...]] = []
+    count = 0
+    for row, rank in enumerate(ranks):
+        slices = result.communication_slices([rank])
+        start, end = slices.start * tick, slices.end * tick
+        share[row] = _shares(slices, start, end, edges)
+        first, last = np.searchsorted(bars.rank, [row, row + 1]).tolist()
+        waited[first:last] = _waited(
+            slices, start, end, bars.start[first:last], bars.end[first:last]
         )
+        seen = (end > window[0]) & (start < window[1])
+        count += int(seen.sum())
+        if count <= _MOST_SLICES:
+            of_rank = np.full(int(seen.sum()), row)
+            kept.append((of_rank, slices.axis[seen], start[seen], end[seen], slices.exposed[seen]))
+    columns = zip(*kept, strict=True) if count <= _MOST_SLICES else zip(*[_nothing()], strict=True)
+    each = (np.concatenate(column) for column in columns)
+    return Lanes(edges, share, *each), waited
 
 
-def _chunk_patches(bars: Bars) -> list[Any]:
-    """Legend entries that say which shade is which chunk; the first has the colours of the events themselves."""
-    from matplotlib.patches import Patch
+def _nothing() -> tuple[NDArray[Any], ...]:
+    ints, floats = np.zeros(0, dtype=np.int64), np.zeros(0)
+    return ints, ints, floats, floats, np.zeros(0, dtype=bool)
 
-    chunks = int(bars.chunk.max(initial=0)) + 1
-    later = [chunk for chunk in np.unique(bars.chunk).tolist() if chunk > 0]
-    colour = shades(EVENTS["forward"], chunks)
-    shown = later if len(later) < 4 else later[-1:]
-    return [Patch(facecolor=tuple(colour[chunk]), label=f"chunk {chunk}") for chunk in shown]
+
+def _shares(slices: CommunicationSlices, start: Floats, end: Floats, edges: Floats) -> Floats:
+    """Share of each span that slices of one rank take, by axis and kind [A, 2, T]; at most all of it."""
+    share = np.zeros((len(AXIS_NAMES), 2, len(edges) - 1))
+    for axis in np.unique(slices.axis).tolist():
+        for kind in (EXPOSED, HIDDEN):
+            mine = (slices.axis == axis) & (slices.exposed == (kind == EXPOSED))
+            share[axis, kind] = _covered(start[mine], end[mine], edges)
+    exposed = np.minimum(share[:, EXPOSED], 1.0)
+    # several transfers of one axis may run at once: together they fill the lane
+    hidden = np.minimum(share[:, HIDDEN], 1.0 - exposed)
+    return np.stack([exposed, hidden], axis=1)
+
+
+def _covered(start: Floats, end: Floats, edges: Floats) -> Floats:
+    """Sum over intervals of the share of each span that they take."""
+
+    def until(times: Floats) -> Floats:
+        # sum of max(0, edge - time) over all times, at each edge
+        ordered = np.sort(times)
+        before = np.searchsorted(ordered, edges)
+        sums = np.concatenate([[0.0], np.cumsum(ordered)])
+        total: Floats = before * edges - sums[before]
+        return total
+
+    taken = np.diff(until(start) - until(end)) / np.diff(edges)
+    # sums of many terms leave rests around zero
+    return np.where(taken > 1e-9, taken, 0.0)
+
+
+def _waited(
+    slices: CommunicationSlices, start: Floats, end: Floats, begins: Floats, ends: Floats
+) -> Floats:
+    """Share of each bar of one rank that is exposed, by axis [bars, A]."""
+    total = np.zeros((len(begins), len(AXIS_NAMES)))
+    if not len(begins):
+        return total
+    middle = (start + end) / 2
+    bar = np.searchsorted(begins, middle, side="right") - 1
+    inside = slices.exposed & (bar >= 0) & (middle < ends[np.maximum(bar, 0)])
+    np.add.at(total, (bar[inside], slices.axis[inside]), (end - start)[inside])
+    length = np.maximum(ends - begins, 1e-300)
+    return np.minimum(total / length[:, None], 1.0)

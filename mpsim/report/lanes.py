@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mpsim.parallel import AXIS_NAMES
 from mpsim.plot.palette import EVENTS
-from mpsim.plot.timeline import TimelineDisplay
+from mpsim.plot.timeline import timeline_chart
 from mpsim.program import TICK
 from mpsim.result import Result
 from mpsim.units import Dimension, format_quantity
@@ -106,19 +106,17 @@ def lanes_of(result: Result, *, most: int = MOST) -> Lanes:
     most : int
         Bars; of more, communication inside ranks is left out first, then ranks, evenly, the first and the last never.
     """
-    actions = TimelineDisplay.from_timeline(
-        result.timeline, communication=False, tick=TICK, unit="s"
-    )
-    names = actions.rank_names
-    ranks = _evenly(len(names), most, np.bincount(actions.compute.rank, minlength=len(names)))
-    shown = np.isin(actions.compute.rank, ranks)
+    chart = timeline_chart(result, communication=False, unit="s")
+    names, actions = chart.names, chart.actions
+    ranks = _evenly(len(names), most, np.bincount(actions.rank, minlength=len(names)))
+    shown = np.isin(actions.rank, ranks)
     computing = {
-        "rank": actions.compute.rank,
+        "rank": actions.rank,
         "of": np.full(len(shown), _COMPUTES),
         "word": np.full(len(shown), -1),
         "layer": np.full(len(shown), -1),
         **{
-            name: getattr(actions.compute, name)
+            name: getattr(actions, name)
             for name in ("start", "end", "event", "chunk", "microbatch")
         },
     }

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpsim.errors import ScenarioError
-from mpsim.plot.chart import Axis, Bars, Lines, Part, scattered
-from mpsim.plot.palette import COMMUNICATION, EVENTS, event_of_part
+from mpsim.plot.chart import Axis, Bars, Lines, scattered
+from mpsim.plot.step import parts_of
 from mpsim.report.blocks import Block, Column, Note, Section, Table
 from mpsim.report.choices import what_if
 from mpsim.study.search.found import Found
@@ -192,16 +192,7 @@ def _parts(leaders: Sequence[Found]) -> Section:
         title="Parts of the step",
         alt=f"The {len(known)} best layouts, the best at the top.",
         names=[f"{place}. {row.name}" for place, row in enumerate(known, start=1)],
-        parts=[
-            Part(
-                part.replace("_", " "),
-                seconds,
-                event_of_part(part),
-                event_of_part(part) in COMMUNICATION,
-            )
-            for part, seconds in times.items()
-            if any(seconds) and event_of_part(part) in EVENTS
-        ],
+        parts=parts_of(times),
         value=Axis(name="time", unit="s"),
     )
     return Section(

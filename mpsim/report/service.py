@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.plot.chart import Axis, Bars, Limit, Lines, Part, Series
+from mpsim.plot.chart import Axis, Bars, Limit, Part
 from mpsim.plot.palette import COMMUNICATION
-from mpsim.plot.service import LatencyDisplay, OccupancyDisplay, ServicePlots
+from mpsim.plot.service import batch_chart, cache_chart, itl_chart, latency_chart
 from mpsim.report.assumed import assumed_section, warnings_section
 from mpsim.report.blocks import Column, Figure, Figures, Note, Section, Table, at
 from mpsim.serving import ServiceResult
-from mpsim.serving.summary import ACCOUNT, itl, latencies
+from mpsim.serving.summary import ACCOUNT
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["HEADLINE", "service_sections"]
 
 Floats = NDArray[np.float64]
 
-_POINTS = 2000  # of a line: more than a screen has columns
 _LATENCIES = {
     "ttft_s": "time to first token",
     "tpot_s": "time per output token",
@@ -118,86 +117,18 @@ def _latency(result: ServiceResult, *, curves: bool) -> Section:
     columns = (Column("latency"), *(Column(name, "s") for name in names))
     blocks: list[Any] = [Table("Latencies", columns, rows)]
     if curves:
-        blocks += list(_curves(result))
+        charts = (latency_chart(result, "ttft"), latency_chart(result, "tpot"), itl_chart(result))
+        blocks += [chart for chart in charts if len(chart.series[0].x)]
     return Section(
         "latency", "Latency", "How long requests wait, and how that spreads over them.", blocks
     )
 
 
-def _curves(result: ServiceResult) -> Iterator[Lines]:
-    """Share of the requests, or of the tokens, within so much time."""
-    times = latencies(result.served, result.requests, result.plan.first_token_time)
-    slo = result.plan.slo
-    gaps, weights = itl(result.served)
-    displays = (
-        LatencyDisplay("TTFT", times["ttft"], slo.ttft),
-        LatencyDisplay("TPOT", times["tpot"], slo.tpot),
-        LatencyDisplay("ITL", gaps, weights=weights, what="tokens"),
-    )
-    for display in displays:
-        if not len(display.seconds):
-            continue
-        reach = np.cumsum(display.weights)
-        share = reach / reach[-1]
-        middle = float(display.seconds[int(np.searchsorted(share, 0.5))])
-        kept = _evenly(len(share))
-        limit = f"; the limit is {display.limit:.4g} s" if display.limit is not None else ""
-        span = float(display.seconds[-1]) / max(float(display.seconds[0]), 1e-9)
-        yield Lines(
-            title=f"{display.name} over {display.what}",
-            alt=f"Half of the {display.what} have a {display.name} of {format_quantity(middle, Dimension.TIME)} or less{limit}.",
-            series=[Series(display.name, display.seconds[kept], share[kept], step=True)],
-            x=Axis(name=display.name, unit="s", log=10 if span > 20 else 0),
-            y=Axis(name=f"share of the {display.what}", unit="share"),
-        )
-
-
-def _evenly(count: int) -> NDArray[np.int64]:
-    """Places of at most so many points that a screen can show."""
-    if count <= _POINTS:
-        return np.arange(count)
-    return np.unique(np.linspace(0, count - 1, _POINTS).round().astype(np.int64))
-
-
 def _batches(result: ServiceResult) -> Section:
-    plots = ServicePlots(result)
-    blocks = [
-        _occupancy(display, title, column)
-        for display, title, column in (
-            (
-                plots.batch_display(),
-                "Sequences that decode together",
-                Axis(name="sequences", unit="sequences"),
-            ),
-            (plots.cache_display(), "Cache in use", Axis(name="cache in use", unit="%")),
-        )
-    ]
+    blocks = [batch_chart(result), cache_chart(result)]
     return Section(
         "batches", "Batches over time", "How full the batches and the cache are.", blocks
     )
-
-
-def _occupancy(display: OccupancyDisplay, title: str, y: Axis) -> Lines:
-    series, most = [], 0.0
-    for name, (start, values) in display.series.items():
-        most = max(most, float(values.max(initial=0.0)))
-        x, held = _binned(start, values)
-        series.append(Series(name, x, held, step=True))
-    return Lines(
-        title=title,
-        alt=f"At most {most:.4g}{' %' if y.unit == '%' else ''} on {len(series)} engine{'s' if len(series) != 1 else ''}.",
-        series=series,
-        x=Axis(name="time", unit="s"),
-        y=y,
-    )
-
-
-def _binned(start: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """A line of so many points as a screen shows: of points that fall together, the highest stays."""
-    if len(start) <= _POINTS:
-        return start, values
-    edges = np.linspace(0, len(start), _POINTS + 1).astype(np.int64)[:-1]
-    return start[edges], np.maximum.reduceat(values, edges)
 
 
 def _account(summary: Mapping[str, Any]) -> Section:

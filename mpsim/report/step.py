@@ -6,13 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from mpsim.errors import MpsimError
-from mpsim.plot.attribution import AttributionDisplay
+from mpsim.plot import attribution_chart, bubble_chart, sensitivity_chart
 from mpsim.plot.chart import Axis, Bars, Part
-from mpsim.plot.palette import COMMUNICATION, LABELS, event_of_part
-from mpsim.program import TICK
 from mpsim.report.assumed import assumed_section, constants_section, warnings_section
 from mpsim.report.blocks import Block, Column, Figure, Figures, Note, Section, Table
 from mpsim.report.lanes import lanes_of
@@ -23,13 +19,9 @@ from mpsim.report.machine import (
     memory_section,
 )
 from mpsim.result import Result
-from mpsim.result.figures import mean_over_ranks
-from mpsim.training.bubbles import CAUSES, bubble_causes
 from mpsim.units import Dimension, format_quantity
 
 __all__ = ["HEADLINE", "headline", "step_sections"]
-
-_CAUSES = ("cause.warm-up", "cause.drain", "cause.imbalance", "cause.message")
 
 HEADLINE = (
     Figure("step time", "step_time_s", "s", "interval.step_time_s"),
@@ -121,40 +113,13 @@ def _trust(summary: Mapping[str, Any]) -> Iterator[Note]:
         yield Note("Nothing like it was measured: trust differences more than figures.", "warning")
 
 
-def _words(part: str) -> str:
-    """A part of the step in words."""
-    event = part.removeprefix("exposed_")
-    if event != part:
-        return f"exposed {event}"
-    return LABELS.get(part, part.replace("_", " "))
-
-
 def _time(result: Result) -> Section:
     """Where the time goes, in the mean and on each rank."""
-    display = AttributionDisplay.from_result(result)
-    mean = {part: float(times[0]) for part, times in display.seconds.items()}
-    total = sum(mean.values())
-    most = sorted(mean, key=lambda part: -mean[part])[:3]
-    told = ", ".join(f"{_words(part)} {100 * mean[part] / total:.1f} %" for part in most)
-    parts = [
-        Part(_words(part), times, event_of_part(part), event_of_part(part) in COMMUNICATION)
-        for part, times in display.seconds.items()
-        if times.any()
-    ]
     return Section(
         "time",
         "Where the time goes",
         "Every second of every rank is counted once; the parts of a bar sum to the step.",
-        [
-            Bars(
-                title="Parts of the step",
-                alt=f"Most of the time of the mean rank: {told}.",
-                names=display.names,
-                parts=parts,
-                value=Axis(name="time", unit="s"),
-            ),
-            *_communication(result.summary["communication_s"]),
-        ],
+        [attribution_chart(result), *_communication(result.summary["communication_s"])],
     )
 
 
@@ -188,31 +153,12 @@ def _timeline(result: Result) -> Section:
 
 def _bubbles(result: Result) -> Section:
     """Why ranks wait for the pipeline; nothing where none does."""
-    ticks = bubble_causes(result.timeline, result.idle).ticks
-    seconds, names = ticks * TICK, list(result.program.rank_name)
-    mean = mean_over_ranks(result, seconds)
-    blocks = []
-    if mean.sum() > 0:
-        table = np.vstack([mean, seconds])
-        most = int(np.argmax(mean))
-        blocks.append(
-            Bars(
-                title="Bubble by cause",
-                alt=f"{100 * mean[most] / mean.sum():.1f} % of the bubble of the mean rank is {CAUSES[most]}.",
-                names=["mean", *names],
-                parts=[
-                    Part(cause, table[:, place], colour)
-                    for place, (cause, colour) in enumerate(zip(CAUSES, _CAUSES, strict=True))
-                    if table[:, place].any()
-                ],
-                value=Axis(name="waiting for the pipeline", unit="s"),
-            )
-        )
+    chart = bubble_chart(result)
     return Section(
         "bubbles",
         "Bubble by cause",
         "Warm-up and drain: the pipeline fills and empties. Imbalance: another stage computes longer. Message: a transfer held up the stage that is waited for.",
-        blocks,
+        [chart] if chart.parts else [],
     )
 
 
@@ -250,23 +196,8 @@ def _sensitivity(result: Result) -> Sequence[Section]:
         answer = result.sensitivity()
     except MpsimError:
         return ()
-    rows = [row for row in answer.rows if row.elasticity]
-    if not rows:
+    known = dataclasses.replace(answer, rows=tuple(row for row in answer.rows if row.elasticity))
+    if not known.rows:
         return ()
-    best = rows[0]
-    return (
-        Section(
-            "sensitivity",
-            "Sensitivity",
-            "By how many per cent the step gets longer for one per cent more of each; bars to the left shorten it.",
-            [
-                Bars(
-                    title="Elasticity of the step time",
-                    alt=f"The step answers most to {best.name}: {best.elasticity:+.3f} per cent for one per cent.",
-                    names=[f"{row.name} ({row.value})" if row.value else row.name for row in rows],
-                    parts=[Part("elasticity", [row.elasticity for row in rows], "forward")],
-                    value=Axis(name="elasticity", unit=""),
-                )
-            ],
-        ),
-    )
+    lead = "By how many per cent the step gets longer for one per cent more of each; bars to the left shorten it."
+    return (Section("sensitivity", "Sensitivity", lead, [sensitivity_chart(known)]),)

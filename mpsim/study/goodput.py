@@ -12,11 +12,12 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.accessors import Drawable, chart
 from mpsim.errors import ScenarioError
 from mpsim.frame import Tabular
 from mpsim.sheet import Section, Sheet, Shown
@@ -30,9 +31,6 @@ from mpsim.study.reliability import (
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
-if TYPE_CHECKING:
-    from mpsim.plot.goodput import GoodputDisplay
-
 __all__ = ["PARTS", "Goodput", "simulate_goodput"]
 
 PARTS = ("progress", "checkpoints", "lost work", "restarts", "waiting for nodes")
@@ -41,6 +39,14 @@ _DAY = 86400.0
 _MOST_EVENTS = 1e7  # interruptions that take about a minute
 _CONFIDENCE = 0.95
 _POINTS = 200
+
+
+class GoodputCurve(NamedTuple):
+    """Expected shares of progress over intervals between checkpoints [s], and the best intervals [s] by whose formula gives them."""
+
+    interval_s: NDArray[np.float64]
+    expected: NDArray[np.float64]
+    best: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -122,10 +128,12 @@ class Goodput(Shown, Tabular):
         section = Section(rows, ("where the time goes", "share"), (1,), lines=(progress, saved))
         return Sheet(title, (section,))
 
-    def display(self) -> GoodputDisplay:
+    def display(self) -> Drawable:
         """The expected goodput over checkpoint intervals, and this simulation on it."""
-        from mpsim.plot.goodput import GoodputDisplay
+        return chart("goodput", self)
 
+    def curve(self) -> GoodputCurve:
+        """The expected goodput over checkpoint intervals around this one."""
         mean, blocking = self.reliability.mean_time_between, self.checkpoint.blocking
         intervals = np.geomspace(self.interval / 30, self.interval * 30, _POINTS)
         expected = [
@@ -133,13 +141,7 @@ class Goodput(Shown, Tabular):
         ]
         best = {"Young": young_interval(blocking, mean), "Daly": daly_interval(blocking, mean)}
         marks = {name: at for name, at in best.items() if 0 < at < math.inf}
-        simulated = (self.interval, self.effective, *self.confidence)
-        notes = (
-            "curve: long-run share for interruptions at random (Daly 2006, equation 20), with a node always at hand",
-            f"point: mean of {len(self.shares):,} simulated runs of {self.days:g} days, with spare nodes, their repair and checkpoints that are still being stored",
-            "lines: where the curve is highest by the formulas of Young (first order) and Daly (higher order)",
-        )
-        return GoodputDisplay(intervals, np.array(expected), marks, simulated, notes=notes)
+        return GoodputCurve(intervals, np.array(expected), marks)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, SI units."""

@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.frame import Tabular
 from mpsim.result import Result
@@ -20,9 +21,6 @@ from mpsim.study.reliability import Checkpoint, Reliability, daly_interval, expe
 from mpsim.table import plural
 from mpsim.training.intervals import residuals_of, setting_of
 from mpsim.units import percent
-
-if TYPE_CHECKING:
-    from mpsim.plot.plan import PlanDisplay
 
 __all__ = ["Assumptions", "Plans", "Training", "changed", "plan", "plan_training"]
 
@@ -325,11 +323,9 @@ class Plans(Shown, Tabular):
         below = (Section(section.rows, title=best.title) for section in best.sections)
         return Sheet("", (_rows(told["rows"]), *below))
 
-    def display(self) -> PlanDisplay:
+    def display(self) -> Drawable:
         """Days against dollars."""
-        from mpsim.plot.plan import PlanDisplay
-
-        return PlanDisplay.from_plans(self)
+        return chart("plan", self)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: figures of the best plan, or of the first if none is possible, and of every other."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.frame import Tabular
 from mpsim.scenario import Scenario
 from mpsim.sheet import Section, Sheet, Shown
 from mpsim.simulate import simulate_step
 from mpsim.units import percent
-
-if TYPE_CHECKING:
-    from mpsim.plot.scaling import ScalingDisplay
 
 __all__ = ["MODES", "Scale", "Scaled", "doublings", "scale"]
 
@@ -140,11 +137,9 @@ class Scale(Shown, Tabular):
             ", ".join(grown),
         )
 
-    def display(self) -> ScalingDisplay:
+    def display(self) -> Drawable:
         """Throughput against accelerators, and the parts of the step at each size."""
-        from mpsim.plot.scaling import ScalingDisplay
-
-        return ScalingDisplay.from_scale(self)
+        return chart("scaling", self)
 
     def to_json(self) -> dict[str, object]:
         """Plain data, SI units."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.accessors import Drawn, chart
 from mpsim.cost import CollectiveModel, KernelModel
 from mpsim.engine import Structure
 from mpsim.errors import ScenarioError
@@ -29,11 +30,6 @@ from mpsim.training.costs import PlanCosts
 from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Operator, OperatorKind
-
-if TYPE_CHECKING:
-    from mpsim.plot import SensitivityDisplay
-    from mpsim.plot.display import Axes
-
 
 __all__ = ["Elasticity", "Parameter", "Sensitivity", "measure_sensitivity", "parameters"]
 
@@ -316,11 +312,9 @@ class Sensitivity(Shown, Tabular):
         """Plain data."""
         return dataclasses.asdict(self)
 
-    def plot(self, ax: Axes | None = None) -> SensitivityDisplay:
-        """Draw a tornado."""
-        from mpsim.plot import SensitivityDisplay
-
-        return SensitivityDisplay.from_sensitivity(self).plot(ax)
+    def plot(self, ax: object = None) -> Drawn:
+        """Draw a tornado, on axes if there are any."""
+        return chart("sensitivity", self).plot(ax)
 
     def table(self) -> list[dict[str, object]]:
         """One mapping a parameter."""

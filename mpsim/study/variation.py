@@ -13,11 +13,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.accessors import Drawn, chart
 from mpsim.engine import Structure, Timeline, reduce_template
 from mpsim.errors import ScenarioError
 from mpsim.memo import remembered
@@ -43,9 +44,6 @@ from mpsim.study.draws import (
 )
 from mpsim.study.figures import part_text
 from mpsim.table import plural
-
-if TYPE_CHECKING:
-    from mpsim.plot.blame import BlameDisplay
 
 __all__ = ["Percentile", "VariedSteps", "simulate_variation"]
 
@@ -151,12 +149,10 @@ class VariedSteps(Shown):
             "blame": self.blame.to_json(),
         }
 
-    def plot_blame(self) -> BlameDisplay:
+    def plot_blame(self) -> Drawn:
         """Draw who waited for whom."""
-        from mpsim.plot.blame import BlameDisplay
-
         blame = self.blame
-        return BlameDisplay.with_most(blame.causes, blame.names, blame.matrix).plot()
+        return chart("blame", blame.causes, blame.names, blame.matrix).plot()
 
     def sheet(self) -> Sheet:
         """Percentiles of the step time, and who made others wait most."""

@@ -1,6 +1,6 @@
 """Step time against memory for every layout of a model.
 
-Covers: scenarios/best-layout.yaml, mpsim.search, SearchDisplay.
+Covers: scenarios/best-layout.yaml, mpsim.search, search_chart.
 Question: how should a 70-billion-parameter model be laid out on 64 H100, and what does a step cost when some of the memory must stay free?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import SearchDisplay
+from mpsim.plot import search_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "best-layout.yaml"
@@ -22,4 +22,4 @@ OVER = {
 }
 
 found = mpsim.search(mpsim.load(SCENARIO), OVER)
-SearchDisplay.from_search(found).save(OUT / "best_layout.png")
+search_chart(found).save(OUT / "best_layout.png")

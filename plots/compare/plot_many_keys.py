@@ -1,6 +1,6 @@
 """A sweep of four keys as small multiples.
 
-Covers: mpsim.sweep, draw_sweep.
+Covers: mpsim.sweep, sweep_chart.
 Question: how do tensor and pipeline parallelism, microbatch and recomputation act together?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import draw_sweep
+from mpsim.plot import sweep_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
@@ -21,4 +21,4 @@ VALUES = {
 
 sweep = mpsim.sweep(mpsim.load(SCENARIO), VALUES)
 title = "quickstart: tokens/s per accelerator over four keys"
-draw_sweep(sweep).titled(title).save(OUT / "many_keys.png")
+sweep_chart(sweep).titled(title).save(OUT / "many_keys.png")

@@ -1,6 +1,6 @@
 """Throughput against the size of a microbatch, for three ways to recompute.
 
-Covers: mpsim.sweep, SweepDisplay.
+Covers: mpsim.sweep, sweep_chart.
 Question: which microbatch and which recomputation give the most tokens per second?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import SweepDisplay
+from mpsim.plot import sweep_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
@@ -19,4 +19,4 @@ VALUES = {
 }
 
 sweep = mpsim.sweep(mpsim.load(SCENARIO), VALUES)
-SweepDisplay.from_sweep(sweep).save(OUT / "micro_batch.png")
+sweep_chart(sweep).save(OUT / "micro_batch.png")

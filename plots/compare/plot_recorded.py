@@ -1,6 +1,6 @@
 """A recorded step of torch.profiler above the same schedule simulated with the median times of its actions.
 
-Covers: mpsim.read with spans, recorded_step, from_orders, TimelinesDisplay.
+Covers: mpsim.read with spans, recorded_step, from_orders, timelines_chart.
 Question: how much of a recorded step is its schedule, and how much is waiting that no schedule asks for?
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import mpsim
 from mpsim.engine import run
 from mpsim.formats.recorded_step import recorded_step
-from mpsim.plot import TimelinesDisplay
+from mpsim.plot import timelines_chart
 from mpsim.program import TICK
 from mpsim.schedule import make_orders
 from mpsim.training.pipeline import from_orders
@@ -42,4 +42,4 @@ titles = (
     f"simulated: interleaved 1F1B with the recorded median of each stage, {milliseconds[0]}",
     f"recorded: torch.profiler on two CPU ranks, {milliseconds[1]}",
 )
-TimelinesDisplay(titles, (simulated, recorded)).plot().save(OUT / "recorded.png")
+timelines_chart(titles, (simulated, recorded)).save(OUT / "recorded.png")

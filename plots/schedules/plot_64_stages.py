@@ -1,6 +1,6 @@
 """1F1B on 64 ranks.
 
-Covers: TimelineDisplay where rows are thin and bars are many.
+Covers: timeline_chart where rows are thin and bars are many.
 Question: how does a deep pipeline fill and drain?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from mpsim.engine import run
-from mpsim.plot import TimelineDisplay
+from mpsim.plot import timeline_chart
 from mpsim.program import TICK
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
@@ -28,4 +28,4 @@ timeline = run(
         send=LATENCY_S / TICK,
     )
 )
-TimelineDisplay.from_timeline(timeline).save(OUT / "64_stages.png")
+timeline_chart(timeline).save(OUT / "64_stages.png")

@@ -1,6 +1,6 @@
 """The bubble of interleaved 1F1B against the number of microbatches.
 
-Covers: make_orders, from_orders, SweepDisplay from plain arrays.
+Covers: make_orders, from_orders, line_chart from plain arrays.
 Question: how many microbatches, or chunks, buy how much of the bubble?
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mpsim.engine import run
-from mpsim.plot import SweepDisplay
+from mpsim.plot import line_chart
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
 
@@ -30,10 +30,9 @@ def bubble(microbatches: int, chunks: int) -> float:
 
 
 lines = {f"chunks a rank: {v}": np.array([bubble(m, v) for m in MICROBATCHES]) for v in CHUNKS}
-SweepDisplay(
+line_chart(
     f"microbatches, {PP} pipeline ranks",
     [str(m) for m in MICROBATCHES],
     lines,
-    {name: np.ones(len(MICROBATCHES), dtype=bool) for name in lines},
     metric="bubble_fraction",
 ).save(OUT / "bubble_against_microbatches.png")

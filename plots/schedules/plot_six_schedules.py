@@ -1,6 +1,6 @@
 """Six schedules of the same work, drawn under each other.
 
-Covers: compare_schedules, Times, TimelineDisplay on given axes.
+Covers: compare_schedules, Times, timeline_chart on given axes.
 Question: what do chunks, a split backward, a V and two directions buy, and what do they hold for it?
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from mpsim.plot import TimelineDisplay
+from mpsim.plot import timeline_chart
 from mpsim.study import Times, compare_schedules
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
@@ -28,7 +28,7 @@ for ax, name in zip(axes, NAMES, strict=True):
     choice = found[name]
     assert choice.timed is not None
     timed = choice.timed
-    display = TimelineDisplay.from_timeline(
+    display = timeline_chart(
         timed.timeline, tick=1 / timed.scale, unit="quarters of a forward", communication=False
     )
     display.plot(ax)

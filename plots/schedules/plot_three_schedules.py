@@ -1,6 +1,6 @@
 """Three schedules of one pipeline, drawn under each other.
 
-Covers: make_orders, from_orders, TimelineDisplay on given axes.
+Covers: make_orders, from_orders, timeline_chart on given axes.
 Question: where do the bubbles of GPipe, 1F1B and interleaved 1F1B sit, and what does a chunk change?
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from mpsim.engine import run
-from mpsim.plot import TimelineDisplay
+from mpsim.plot import timeline_chart
 from mpsim.schedule import make_orders
 from mpsim.training import from_orders
 
@@ -26,9 +26,7 @@ for ax, (name, chunks) in zip(axes, CASES, strict=True):
     orders = make_orders(name, pp=PP, microbatches=MICROBATCHES, virtual_stages=chunks)
     times = [whole / chunks for whole in (FORWARD, BACKWARD, WEIGHT)]
     timeline = run(from_orders(orders, forward=times[0], backward=times[1], weight=times[2]))
-    display = TimelineDisplay.from_timeline(
-        timeline, tick=1, unit="stage slots", communication=False
-    )
+    display = timeline_chart(timeline, tick=1, unit="stage slots", communication=False)
     display.plot(ax)
     ax.set_title(
         f"{name}, holds {max(orders.peak_inflight()) / chunks:g} microbatches", loc="right"

@@ -1,6 +1,6 @@
 """Batch and cache over time while a burst of requests meets a small cache, on two engines.
 
-Covers: OccupancyDisplay on given axes, ServicePlots, preemption.
+Covers: batch_chart and cache_chart on given axes, ServicePlots, preemption.
 Question: what does an engine that admits on the prompt alone do when its cache is full, and what one that keeps room for the answer?
 """
 

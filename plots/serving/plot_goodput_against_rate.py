@@ -1,6 +1,6 @@
 """Goodput against the rate of requests, for three layouts of the same eight accelerators.
 
-Covers: mpsim.sweep of a service, ServiceRateDisplay.goodput.
+Covers: mpsim.sweep of a service, goodput_rate_chart.
 Question: up to which rate does each layout keep the limits, and what is left of it beyond?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import ServiceRateDisplay
+from mpsim.plot import goodput_rate_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "serving" / "llama3-70b-h100.yaml"
@@ -22,4 +22,4 @@ sweeps = {
     )
     for tp in (2, 4, 8)
 }
-ServiceRateDisplay.goodput(sweeps).save(OUT / "goodput_against_rate.png")
+goodput_rate_chart(sweeps).save(OUT / "goodput_against_rate.png")

@@ -1,6 +1,6 @@
 """How latencies of 70 billion parameters on a DGX H100 spread: first tokens, further tokens, gaps.
 
-Covers: LatencyDisplay on given axes, ServicePlots.
+Covers: latency_chart on given axes, ServicePlots.
 Question: how many requests have their first token within a second, and how uneven are the gaps between tokens?
 """
 

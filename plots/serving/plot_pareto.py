@@ -1,6 +1,6 @@
 """Speed for users against throughput of accelerators: layouts of one DGX H100 at several numbers of users.
 
-Covers: search_services over a key of the workload, ServiceFrontDisplay.
+Covers: search_services over a key of the workload, service_front_chart.
 Question: what does a faster answer cost in tokens of an accelerator, and with which layout?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import ServiceFrontDisplay
+from mpsim.plot import service_front_chart
 from mpsim.study.search.services import search_services
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
@@ -24,4 +24,4 @@ over = {
     "serving.engine.max_tokens": [8192],
 }
 found = search_services(base, over, prune=False)
-ServiceFrontDisplay.from_search(found).save(OUT / "pareto.png")
+service_front_chart(found).save(OUT / "pareto.png")

@@ -1,6 +1,6 @@
 """Half H100, half A100: where the slow ones go, and how layers and batch are divided.
 
-Covers: scenarios/what-if/mixed.yaml, cluster.stages, cluster.replicas, training.batch_per_replica, AnswerDisplay.
+Covers: scenarios/what-if/mixed.yaml, cluster.stages, cluster.replicas, training.batch_per_replica, answer_chart.
 Question: do slow nodes belong first or last in the pipeline, or in a replica of their own, and what does an uneven division buy?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import AnswerDisplay
+from mpsim.plot import answer_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "what-if" / "mixed.yaml"
@@ -50,6 +50,6 @@ answer = (
     f"Slow stages take {LAYERS - found[0][1]} layers where fast ones take {found[0][1]}, a slow replica {BATCH - found[2][1]} of {BATCH} "
     f"sequences: how the work is divided is worth a factor {division:.1f}, where the slow nodes sit {place:.0%}."
 )
-AnswerDisplay(
+answer_chart(
     names, {"divided evenly": even, "divided best": best}, ylabel="step time (s)", answer=answer
 ).save(OUT / "mixed.png")

@@ -1,6 +1,6 @@
 """Four NICs a node or eight.
 
-Covers: scenarios/what-if/nics.yaml, network: flow, AnswerDisplay.
+Covers: scenarios/what-if/nics.yaml, network: flow, answer_chart.
 Question: what do eight NICs a node buy over four when all traffic of a node shares them?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import AnswerDisplay
+from mpsim.plot import answer_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIOS = Path(__file__).parents[2] / "scenarios" / "what-if"
@@ -26,6 +26,6 @@ answer = (
     f"four {1 - times[1] / times[0]:.1%} shorter than two: "
     f"{'worth it only if they cost less than that share of the node' if saved > 0 else 'for nothing'}."
 )
-AnswerDisplay(
+answer_chart(
     [f"{count} NICs" for count in COUNTS], {"": times}, ylabel="step time (s)", answer=answer
 ).save(OUT / "nics.png")

@@ -1,6 +1,6 @@
 """Thinner networks: neighbours against dealt nodes.
 
-Covers: scenarios/what-if/oversubscription.yaml, cluster.placement, network: flow, AnswerDisplay.
+Covers: scenarios/what-if/oversubscription.yaml, cluster.placement, network: flow, answer_chart.
 Question: how thin may the network above the leaf switches be, and what does it take from a job whose nodes are scattered?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import AnswerDisplay
+from mpsim.plot import answer_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIOS = Path(__file__).parents[2] / "scenarios" / "what-if"
@@ -38,7 +38,7 @@ answer = (
     f"with nodes dealt to the racks; to lose at most {BEARABLE:.0%} the network may be "
     f"{bearable[together]}:1 and {bearable[dealt]}:1."
 )
-AnswerDisplay(
+answer_chart(
     [f"{one}:1" for one in THINNER],
     series,
     ylabel="step time (s)",

@@ -1,6 +1,6 @@
 """Pipeline messages against gradient reductions on one NIC.
 
-Covers: scenarios/what-if/pp-dp.yaml, network: analytic and flow, AnswerDisplay.
+Covers: scenarios/what-if/pp-dp.yaml, network: analytic and flow, answer_chart.
 Question: how much do pipeline messages and gradient reductions lose when they meet on one NIC?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import AnswerDisplay
+from mpsim.plot import answer_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIOS = Path(__file__).parents[2] / "scenarios" / "what-if"
@@ -32,6 +32,6 @@ answer = (
     f"Meeting on the NIC makes the step {lost[-1]:.1%} longer at {RATES[-1]} and at most {lost[worst]:.1%}, at "
     f"{RATES[worst]}: time that a model which lets each transfer have the NIC to itself leaves out."
 )
-AnswerDisplay(RATES, series, ylabel="step time (s)", xlabel="one NIC a GPU", answer=answer).save(
+answer_chart(RATES, series, ylabel="step time (s)", xlabel="one NIC a GPU", answer=answer).save(
     OUT / "pp_dp.png"
 )

@@ -1,6 +1,6 @@
 """Rails against a fat tree for the all-to-all of experts.
 
-Covers: scenarios/what-if/rails.yaml, fabrics, network: flow, AnswerDisplay.
+Covers: scenarios/what-if/rails.yaml, fabrics, network: flow, answer_chart.
 Question: are rails worth it for the all-to-all of experts?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import AnswerDisplay
+from mpsim.plot import answer_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIOS = Path(__file__).parents[2] / "scenarios" / "what-if"
@@ -34,7 +34,7 @@ answer = (
     f"and at 8:1 {tree[-1] / rails[-1] - 1:.0%}; rails themselves lose {rails[-1] / rails[0] - 1:.0%} from 1:1 to 8:1, "
     "because exchanges stay below one leaf of each rail."
 )
-AnswerDisplay(
+answer_chart(
     [f"{one}:1" for one in THINNER],
     series,
     ylabel="step time (s)",

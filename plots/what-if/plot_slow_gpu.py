@@ -1,6 +1,6 @@
 """One slow GPU among 1,024.
 
-Covers: scenarios/what-if/slow-gpu.yaml, variation, result.variation, AnswerDisplay.
+Covers: scenarios/what-if/slow-gpu.yaml, variation, result.variation, answer_chart.
 Question: what does one slow GPU among 1,024 cost, and who waits for it?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import AnswerDisplay
+from mpsim.plot import answer_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIOS = Path(__file__).parents[2] / "scenarios" / "what-if"
@@ -32,7 +32,7 @@ answer = (
     f"{lost * base.world_size:.0f} of {base.world_size:,} GPUs were missing; the others wait {waited:.0f} GPU-seconds a "
     f"step for {guilty}."
 )
-AnswerDisplay(
+answer_chart(
     [f"{speed:.0%}" for speed in SPEEDS],
     {"": times},
     ylabel="step time (s)",

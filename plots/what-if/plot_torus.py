@@ -1,6 +1,6 @@
 """Shapes of a torus.
 
-Covers: scenarios/what-if/torus.yaml, fabric.shape, AnswerDisplay.
+Covers: scenarios/what-if/torus.yaml, fabric.shape, answer_chart.
 Question: which shape should a torus have for a mixture of experts that exchanges over all of it?
 """
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mpsim
-from mpsim.plot import AnswerDisplay
+from mpsim.plot import answer_chart
 
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
 SCENARIOS = Path(__file__).parents[2] / "scenarios" / "what-if"
@@ -26,7 +26,7 @@ answer = (
     f"{names[best]}: a step on {names[worst]} takes {times[worst] / times[best]:.1f} times as long, because exchanges "
     "travel further over fewer links; the same NICs are in every node."
 )
-AnswerDisplay(
+answer_chart(
     names,
     {
         "step": times,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpsim.errors import ScenarioError
-from mpsim.plot import BubbleDisplay
+from mpsim.plot import answer_chart
 
 SCENARIO = str(Path(__file__).parents[2] / "scenarios" / "quickstart.yaml")
 SCHEDULE = ("schedule", "1f1b", "--pp", 2, "--microbatches", 2)
@@ -129,7 +129,7 @@ def test_a_measurement_makes_the_folder_it_needs_but_not_below_a_file(mpsim_cli,
 
 def test_saving_a_picture_of_another_format_is_refused(tmp_path):
     """In Python too, and nothing is left behind; capitals are the same format."""
-    display = BubbleDisplay(["pp 0"], [0.5])
+    display = answer_chart(["pp 0"], {"": [0.5]}, ylabel="", answer="")
     with pytest.raises(ScenarioError, match=r"needed the name of a picture that ends in \.png"):
         display.save(tmp_path / "picture.foo")
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ import mpsim
 from mpsim.errors import FormatError
 from mpsim.formats.recorded_step import clock_offsets, read_recordings, recorded_step
 from mpsim.formats.spans import Span, Spans
-from mpsim.plot import TimelineDisplay
+from mpsim.plot import timeline_chart
 from mpsim.program import TICK
 from mpsim.study.recorded import compare_recorded
 
@@ -186,10 +186,10 @@ def test_an_interleaved_trace_is_in_the_order_that_torch_takes(rank):
 def test_a_recorded_pipeline_is_drawn_like_a_simulated_one(tmp_path):
     """Bars of actions with their chunks and microbatches, messages under them."""
     step = step_of(*(SAMPLES / f"pp_interleaved_rank{rank}.json" for rank in (0, 1)))
-    display = TimelineDisplay.from_timeline(step.timeline)
-    assert display.rank_names == ("rank 0", "rank 1")
-    assert sorted(set(display.compute.chunk.tolist())) == [0, 1]
-    assert {"forward", "backward", "pp"} <= display.compute.events | display.communication.events
+    display = timeline_chart(step.timeline)
+    assert display.names == ("rank 0", "rank 1")
+    assert sorted(set(display.actions.chunk.tolist())) == [0, 1]
+    assert {"forward", "backward", "pp"} <= display.actions.events | display.communication.events
     assert sum(step.parts.values()) == pytest.approx(step.step_time_s)
 
 

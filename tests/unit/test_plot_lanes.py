@@ -7,7 +7,7 @@ import pytest
 from matplotlib.patches import PathPatch
 
 from mpsim.parallel.axes import AXES, AXIS_NAMES
-from mpsim.plot import TimelineDisplay, lanes
+from mpsim.plot import Timeline, timeline, timeline_chart
 from mpsim.plot.palette import EVENTS, LABELS, rgb
 from mpsim.program import TICK
 from mpsim.result import Result
@@ -25,50 +25,50 @@ def result(request) -> Result:
     return simulate_step(scenario.with_values(few))
 
 
-def _seconds(display: TimelineDisplay) -> float:
+def _seconds(display: Timeline) -> float:
     return {"s": 1.0, "ms": 1e-3, "us": 1e-6}[display.unit]
 
 
 def test_lanes_and_bands_hold_the_exposed_time(result: Result) -> None:
     """The filled part of lanes is the exposed time of the account; bands hold what of it lies inside actions."""
-    display = TimelineDisplay.from_result(result)
-    drawn, bands = display.inside
+    display = timeline_chart(result)
+    drawn, waits = display.lanes, display.waited
     unit = _seconds(display)
     filled = drawn.share[:, :, 0].sum(axis=2) * np.diff(drawn.edges)[0] * unit
     slices = result.communication_slices()
     assert filled == pytest.approx(slices.ticks() * TICK, rel=1e-6, abs=1e-9)
-    bars = display.compute
-    waited = (bands.share * (bars.end - bars.start)[:, None]).sum(axis=0) * unit
+    bars = display.actions
+    waited = (waits * (bars.end - bars.start)[:, None]).sum(axis=0) * unit
     tp, ep = AXIS_NAMES.index("tp"), AXIS_NAMES.index("ep")
     assert waited[[tp, ep]] == pytest.approx(slices.ticks().sum(axis=0)[[tp, ep]] * TICK, rel=1e-6)
-    assert (bands.free > 0).all()
+    assert (waits.sum(axis=1) < 1).all()
 
 
 def test_actions_cut_by_what_they_wait_for_are_one_bar(result: Result) -> None:
     """Under every network there are as many bars as actions, steps of the optimizer and the like."""
     counts = [
         len(set(zip(bars.rank, bars.event, bars.chunk, bars.microbatch, strict=True)))
-        for bars in [TimelineDisplay.from_result(result).compute]
+        for bars in [timeline_chart(result).actions]
     ]
     actions = 2 * 4 * result.plan.orders.microbatches * 4  # F and B of 4 chunks on 4 ranks
     assert counts[0] >= actions
-    assert (TimelineDisplay.from_result(result).compute.microbatch >= 0).sum() == actions
+    assert (timeline_chart(result).actions.microbatch >= 0).sum() == actions
 
 
 def test_few_slices_are_drawn_where_they_are_and_many_as_areas(monkeypatch, result: Result) -> None:
     """A window of 30 ms of two ranks shows every slice in it; of the whole step there are too many when few are allowed."""
-    window = TimelineDisplay.from_result(result, ranks=[3, 0], window=(0.06, 0.09))
-    assert window.rank_names == ("pp 3", "pp 0")
+    window = timeline_chart(result, ranks=[3, 0], window=(0.06, 0.09))
+    assert window.names == ["pp 3", "pp 0"]
     slices = result.communication_slices([3])
     seen = (slices.end * TICK > 0.06) & (slices.start * TICK < 0.09)
-    assert (window.inside[0].rank == 0).sum() == seen.sum() > 0
-    monkeypatch.setattr(lanes, "_MOST_SLICES", 100)
-    assert len(TimelineDisplay.from_result(result).inside[0].start) == 0
+    assert (window.lanes.rank == 0).sum() == seen.sum() > 0
+    monkeypatch.setattr(timeline, "_MOST_SLICES", 100)
+    assert len(timeline_chart(result).lanes.start) == 0
 
 
 def test_a_window_keeps_to_its_times(result: Result) -> None:
     """The axis ends where the window does, and legend entries of bars outside it are gone."""
-    display = TimelineDisplay.from_result(result, window=(0.06, 0.09)).plot()
+    display = timeline_chart(result, window=(0.06, 0.09)).plot()
     assert display.ax_.get_xlim() == pytest.approx((60.0, 90.0))
     assert "optimizer" not in [text.get_text() for text in display.ax_.get_legend().get_texts()]
 
@@ -77,7 +77,7 @@ def test_every_axis_of_the_legend_is_drawn_and_every_drawn_one_in_the_legend(
     result: Result,
 ) -> None:
     """Colours of lanes in full strength and axes named agree, one colour each."""
-    display = TimelineDisplay.from_result(result).plot()
+    display = timeline_chart(result).plot()
     drawn = {
         patch.get_facecolor()[:3]
         for patch in display.ax_.artists + display.ax_.patches

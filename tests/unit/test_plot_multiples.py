@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpsim.errors import ScenarioError
-from mpsim.plot import SweepDisplay, SweepMultiplesDisplay, draw_sweep
+from mpsim.plot import Lines, Panels, sweep_chart
 
 
 @dataclasses.dataclass
@@ -38,20 +38,22 @@ def _sweep(**choices: int) -> _Sweep:
     )
 
 
+def _line(chart: Lines, name: str) -> np.ndarray:
+    return next(np.asarray(series.y) for series in chart.series if series.name == name)
+
+
 def test_five_keys_are_a_page_of_panels_with_few_lines() -> None:
     """4 x 3 x 4 x 4 x 3 = 576 points: four lines in each of 4 x 3 panels, the best over the fifth key."""
-    display = draw_sweep(_sweep(a=4, b=3, c=4, d=4, e=3))
-    assert isinstance(display, SweepMultiplesDisplay)
-    assert len(display.panels) == 4 * 3
-    assert display.line_key == "c"
-    assert display.best_over == ("e",)
-    assert {len(panel.lines) for panel in display.panels} == {4}
+    chart = sweep_chart(_sweep(a=4, b=3, c=4, d=4, e=3))
+    assert isinstance(chart, Panels)
+    assert len(chart.charts) == 4 * 3
+    assert {len(panel.series) for panel in chart.charts} == {4}
     # a = 3, b = 2, c = d = 3: of e = 0, 1, 2 the best is the last row of all
-    assert display.panels[-1].lines["c 3"][3] == 4 * 3 * 4 * 4 * 3 - 1
-    display.plot()
-    assert len(display.ax_.get_legend().get_texts()) == 4
-    assert len(display.ax_.child_axes) == 12
-    assert any("the best over e" in text.get_text() for text in display.ax_.texts)
+    assert _line(chart.charts[-1], "c 3")[3] == 4 * 3 * 4 * 4 * 3 - 1
+    display = chart.plot()
+    assert len(display.figure_.legends[0].get_texts()) == 4
+    assert len(display.figure_.axes) == 12
+    assert chart.notes == ["each point: the best over e"]
 
 
 def test_of_a_figure_where_less_is_better_the_least_counts() -> None:
@@ -59,13 +61,12 @@ def test_of_a_figure_where_less_is_better_the_least_counts() -> None:
     rows = _sweep(a=1, b=7, c=7, d=7)
     for row in rows:
         row.usable = row.values["d"] == 3
-    display = SweepMultiplesDisplay.from_sweep(rows, metric="step_time_s")
-    assert display.best_over
-    chosen = np.concatenate([np.concatenate([*panel.usable.values()]) for panel in display.panels])
-    assert chosen.any()
-    free = SweepMultiplesDisplay.from_sweep(_sweep(a=1, b=7, c=7, d=7), metric="step_time_s")
-    least = min(float(line[0]) for panel in free.panels for line in panel.lines.values())
-    assert least == 0.0
+    chart = sweep_chart(rows, metric="step_time_s")
+    assert chart.notes
+    hollow = [series.hollow for panel in chart.charts for series in panel.series if series.line]
+    assert not np.concatenate(hollow).all()
+    free = sweep_chart(_sweep(a=1, b=7, c=7, d=7), metric="step_time_s")
+    assert min(series.y[0] for panel in free.charts for series in panel.series) == 0.0
 
 
 def test_points_that_could_not_be_simulated_are_left_out() -> None:
@@ -74,22 +75,21 @@ def test_points_that_could_not_be_simulated_are_left_out() -> None:
     for row in rows:
         if row.values["c"] == 0:
             row.figure = math.nan
-    display = SweepMultiplesDisplay.from_sweep(rows).plot()
-    assert np.isnan([*display.panels[0].lines.values()]).all()
-    assert len(display.ax_.child_axes) == 2
+    chart = sweep_chart(rows)
+    assert np.isnan([series.y for series in chart.charts[0].series]).all()
+    assert len(chart.plot().figure_.axes) == 2
 
 
 def test_two_keys_stay_one_panel_and_other_keys_are_refused() -> None:
     """Lines suffice for two; a horizontal key must have been varied."""
-    assert isinstance(draw_sweep(_sweep(a=2, b=2)), SweepDisplay)
-    with pytest.raises(ScenarioError, match="got key 'z' of 3 that were varied"):
-        SweepMultiplesDisplay.from_sweep(_sweep(a=2, b=2, c=2), key="z")
+    assert isinstance(sweep_chart(_sweep(a=2, b=2)), Lines)
+    with pytest.raises(ScenarioError, match="got key 'z', which was not varied"):
+        sweep_chart(_sweep(a=2, b=2, c=2), key="z")
     with pytest.raises(ScenarioError, match="got metric 'mffu'"):
-        SweepMultiplesDisplay.from_sweep(_sweep(a=2, b=2, c=2), metric="mffu")
+        sweep_chart(_sweep(a=2, b=2, c=2), metric="mffu")
 
 
 def test_all_panels_share_their_heights() -> None:
     """What is twice as high in one panel is so in another."""
-    display = SweepMultiplesDisplay.from_sweep(_sweep(a=3, b=3, c=2, d=2)).plot()
-    limits = {panel.get_ylim() for panel in display.ax_.child_axes}
-    assert len(limits) == 1
+    display = sweep_chart(_sweep(a=3, b=3, c=2, d=2)).plot()
+    assert len({panel.get_ylim() for panel in display.figure_.axes}) == 1

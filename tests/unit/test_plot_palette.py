@@ -80,7 +80,7 @@ def test_importing_the_displays_does_not_import_matplotlib() -> None:
     """Only drawing pays for matplotlib, and nothing ever imports pyplot."""
     code = (
         "import sys, mpsim.plot; assert 'matplotlib' not in sys.modules;"
-        "import numpy as np; mpsim.plot.BubbleDisplay(['pp 0'], np.array([0.5])).plot();"
+        "mpsim.plot.answer_chart(['pp 0'], {'': [0.5]}, ylabel='', answer='').plot();"
         "assert 'matplotlib' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

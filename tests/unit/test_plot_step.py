@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from mpsim.errors import ScenarioError
-from mpsim.plot import HeatDisplay, LinksDisplay, MemoryKindsDisplay, RooflineDisplay
+from mpsim.plot import heat_chart, links_chart, memory_kinds_chart, roofline_chart, step
 from mpsim.plot.palette import BUBBLE, LUMINANCE, rgb
 from mpsim.result import MemoryCurve, Result
 from mpsim.scenario.scenario import load
 from mpsim.simulate import simulate_step
 from mpsim.training.bubbles import CAUSES
+from mpsim.training.job import plan_of
+from mpsim.training.roofline import roofline
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 PICTURES = (
@@ -75,16 +77,13 @@ def test_causes_of_the_bubble_are_told_apart_in_grey() -> None:
     assert min(np.diff(bright)) > 0.1
 
 
-def test_the_heat_map_averages_neighbours_of_many_ranks() -> None:
-    """200 ranks become 64 rows, whose mean is that of all ranks."""
-    share = np.random.default_rng(3).random((192, 10))
-    names = [f"pp {rank}" for rank in range(192)]
-    display = HeatDisplay(names, np.linspace(0, 1, 11), share).plot()
-    drawn = display.ax_.collections[0].get_array()
-    assert drawn.shape == (64, 10)
-    assert drawn.mean() == pytest.approx(100 * share.mean())
-    with pytest.raises(ScenarioError, match="needed 1 ranks by 2 bins"):
-        HeatDisplay(["a"], np.linspace(0, 1, 3), np.zeros((2, 2)))
+def test_the_heat_map_averages_neighbours_of_many_ranks(monkeypatch, result: Result) -> None:
+    """Of more ranks than rows neighbours are averaged, and the mean stays that of all ranks."""
+    whole = heat_chart(result)
+    monkeypatch.setattr(step, "_MOST_RANKS", 2)
+    few = heat_chart(result)
+    assert (len(whole.names), len(few.names)) == (len(result.program.rank_name), 2)
+    assert few.values.mean() == pytest.approx(whole.values.mean())
 
 
 def test_kernels_of_the_heat_map_are_those_of_the_account(result: Result) -> None:
@@ -98,21 +97,20 @@ def test_kernels_of_the_heat_map_are_those_of_the_account(result: Result) -> Non
 
 def test_links_stand_by_tier_on_a_scale_of_powers_of_ten(result: Result) -> None:
     """Links of a tier are neighbours, every tier that carries anything is there, and a load of a percent is far from none."""
-    display = LinksDisplay.from_result(result).plot()
+    display = links_chart(result).plot()
+    groups = display.chart.groups
     use = result.links
     carrying = {tier for tier, carried in zip(use.tiers, use.carried, strict=True) if carried > 0}
-    assert set(display.tiers) == carrying
-    order = list(dict.fromkeys(display.tiers))
-    assert [order.index(tier) for tier in display.tiers] == sorted(
-        order.index(tier) for tier in display.tiers
-    )
+    assert set(groups) == carrying
+    order = list(dict.fromkeys(groups))
+    assert [order.index(tier) for tier in groups] == sorted(order.index(tier) for tier in groups)
     norm = display.ax_.collections[0].norm
     assert norm(1.0) == pytest.approx(1 / 3, abs=0.05)
 
 
 def test_memory_by_kind_stacks_to_what_is_held(result: Result) -> None:
     """The top of the stack is the curve; a curve without kinds is refused."""
-    display = MemoryKindsDisplay.from_result(result).plot()
+    display = memory_kinds_chart(result).plot()
     top = max(
         path.vertices[:, 1].max()
         for collection in display.ax_.collections
@@ -120,15 +118,17 @@ def test_memory_by_kind_stacks_to_what_is_held(result: Result) -> None:
     )
     assert top == pytest.approx(result.memory.total.max() / 1e9)
     with pytest.raises(ScenarioError, match="not known by kind"):
-        MemoryKindsDisplay("pp 0", MemoryCurve(np.zeros(1), np.zeros(1), 0.0), 1.0)
+        step.memory_areas("pp 0", MemoryCurve(np.zeros(1), np.zeros(1), 0.0), 1.0)
 
 
 def test_the_roofline_draws_every_kernel_that_works(result: Result) -> None:
     """One mark a kernel and part, all below the roof; the rest of the time is told."""
-    display = RooflineDisplay.from_result(result).plot()
-    kernels = display.kernels
+    display = roofline_chart(result).plot()
+    kernels = roofline(plan_of(result))
     works = kernels.flops > 0
-    assert len(display.ax_.collections) == works.sum()
-    assert 0 < display.moving_share < 1
-    note = f"{display.moving_share:.0%} of the kernel time"
-    assert any(text.get_text().startswith(note) for text in display.ax_.texts)
+    drawn = [series for series in display.chart.series if series.mark]
+    assert sum(len(series.x) for series in drawn) == works.sum()
+    roof = np.minimum(max(kernels.peaks.values()), kernels.intensity * kernels.bandwidth)
+    assert (kernels.achieved[works] <= 1.001 * roof[works]).all()
+    share = kernels.seconds[~works].sum() / kernels.seconds.sum()
+    assert display.chart.notes[0].startswith(f"{share:.0%} of the kernel time")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import random
@@ -12,7 +13,7 @@ import pytest
 
 import mpsim
 from mpsim.errors import ScenarioError
-from mpsim.plot import SearchDisplay
+from mpsim.plot import search_chart
 from mpsim.study.search import Found, Search, trainings
 from mpsim.study.search.candidate import WaitingFrame
 from mpsim.study.search.layouts import Layouts
@@ -205,17 +206,18 @@ def test_the_front_is_that_of_numbers_one_can_check_by_hand():
 
 def test_the_picture_holds_what_was_found(found):
     """Numbers in; the front ascends in time and descends in memory."""
-    display = SearchDisplay.from_search(found)
-    assert list(display.step_time) == [row.step_time_s for row in found.rows]
-    assert list(display.leaders) == [0, 1, 2, 3]
-    assert (display.memory[display.front][1:] < display.memory[display.front][:-1]).all()
-    display.plot()
+    chart = search_chart(found)
+    every, front, leaders = chart.series
+    assert every.x == [row.step_time_s for row in found.rows]
+    assert leaders.x == every.x[:4]
+    assert all(after < before for before, after in itertools.pairwise(front.y))
+    chart.plot()
 
 
 def test_nothing_simulated_is_nothing_to_draw():
     """Said in words."""
     with pytest.raises(ScenarioError, match="nothing to draw"):
-        SearchDisplay.from_search(Search("none", "time", 1, (), {}, complete=True))
+        search_chart(Search("none", "time", 1, (), {}, complete=True))
 
 
 def test_the_own_layout_and_the_second_are_set_against_the_best(scenario):

@@ -9,7 +9,7 @@ import pytest
 
 import mpsim
 from mpsim.errors import ScenarioError
-from mpsim.plot import ServiceFrontDisplay, ServiceRateDisplay
+from mpsim.plot import latency_rate_chart, service_front_chart
 from mpsim.scenario import Scenario
 from mpsim.serving.planning import make_service
 from mpsim.serving.stream import draw_requests
@@ -176,9 +176,9 @@ def test_a_sweep_of_services_has_their_figures():
     assert "step_time_s" not in table[0]
     assert "does not divide 32 heads" in table[1]["reason"]
     assert found.best.values == {"serving.workload.rate": 8.0, "parallelism.tp": 1}
-    display = ServiceRateDisplay.latency(found, "tpot")
-    assert display.rates.tolist() == [2.0, 8.0]
-    assert display.limit == pytest.approx(12.0)
+    chart = latency_rate_chart(found, "tpot")
+    assert chart.series[0].x.tolist() == [2.0, 8.0]
+    assert chart.limits[0].value == pytest.approx(12.0e-3)
 
 
 def test_two_services_are_compared_by_the_time_of_a_token():
@@ -202,6 +202,7 @@ def test_the_front_is_drawn():
     front = found.front
     assert [row.per_user for row in front] == sorted((r.per_user for r in front), reverse=True)
     assert [row.per_accelerator for row in front] == sorted(r.per_accelerator for r in front)
-    display = ServiceFrontDisplay.from_search(found)
-    assert len(display.per_user) == len(found)
-    assert display.plot() is display
+    chart = service_front_chart(found)
+    assert sum(len(series.x) for series in chart.series[:-1]) == len(found)
+    assert chart.series[-1].x == [row.per_user for row in front]
+    chart.plot()

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpsim.calibrate import Calibrated, Score, calibrate
+from mpsim.calibrate.pictures import residuals_of
 from mpsim.cli.validate import verdict
 from mpsim.measured.files import read_measured
 from mpsim.measured.sources import read_source
-from mpsim.plot.measured import BesideDisplay
-from mpsim.plot.residuals import ResidualDisplay
 from mpsim.validate import Comparison, StepComparison, compare_runs
+from mpsim.validate.pictures import beside
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "cpu-2-ranks.jsonl"
@@ -188,8 +188,8 @@ def main(recordings: Sequence[str]) -> None:
     comparisons = [compare_runs(found.cluster, [one]) for one in RECORDINGS]
     comparison = comparisons[0]
     (HERE / "README.md").write_text(report(found, comparisons), encoding="utf-8")
-    BesideDisplay.from_steps(comparison.scored[:SHOWN]).save(HERE / "timelines.png")
-    ResidualDisplay.from_scores(found.fit.scores).save(HERE / "residuals.png")
+    beside(comparison.scored[:SHOWN]).save(HERE / "timelines.png")
+    residuals_of(found.fit.scores).save(HERE / "residuals.png")
 
 
 if __name__ == "__main__":

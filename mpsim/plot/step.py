@@ -1,0 +1,456 @@
+"""Charts of a training step: where the time goes, bubbles, use of compute and links, memory, kernels, and who waited for whom.
+
+Shapes: R ranks, E edges of time, K kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.engine import Timeline
+from mpsim.errors import ScenarioError
+from mpsim.plot.chart import Axis, Bars, Heat, Limit, Lines, Part, Series
+from mpsim.plot.palette import BUBBLE, COMMUNICATION, LABELS, MEMORY, SERIES, event_of_part
+from mpsim.program import TICK
+from mpsim.result import MemoryCurve, Result, Waits
+from mpsim.result.links import LinkUse
+from mpsim.training.account import attribute, idle_waits
+from mpsim.training.bubbles import CAUSES, bubble_causes
+from mpsim.training.job import plan_of
+from mpsim.training.roofline import Roofline, roofline
+from mpsim.training.vocabulary import PARTS
+
+__all__ = [
+    "attribution_chart",
+    "blame_chart",
+    "bubble_chart",
+    "heat_chart",
+    "kernel_series",
+    "links_chart",
+    "links_heat",
+    "memory_chart",
+    "memory_curve_chart",
+    "memory_kinds_chart",
+    "parts_of",
+    "roofline_chart",
+    "utilisation_chart",
+]
+
+Floats = NDArray[np.float64]
+
+TIME = Axis(name="time", unit="s")
+
+_MOST_RANKS, _MOST_BLAMED = 64, 32  # rows drawn one by one
+_MOST_MOMENTS = 2000
+_LEAST_LOAD = 1e-3  # share: smaller loads look like this one
+_NAMED = 6  # kernels that take most of the time are named
+_LARGEST, _SMALLEST = 20.0, 4.0  # marks of kernels [point]
+_RESOURCES = {"compute": "compute", "scale_up": "scale-up links", "scale_out": "scale-out links"}
+_LINES = {"compute": "-", "scale_up": "--", "scale_out": ":"}
+_MARKS = {"forward": "o", "backward": "s", "weight_gradient": "^", "recompute": "D"}
+
+
+def part_words(part: str) -> str:
+    """A part of the step in words."""
+    event = part.removeprefix("exposed_")
+    return f"exposed {event}" if event != part else LABELS.get(part, part.replace("_", " "))
+
+
+def parts_of(seconds: Mapping[str, Sequence[float] | Floats]) -> list[Part]:
+    """Parts of the step that take any time, in the colours of their events, communication hatched."""
+    return [
+        Part(part_words(part), times, event := event_of_part(part), event in COMMUNICATION)
+        for part, times in seconds.items()
+        if np.any(times)
+    ]
+
+
+def attribution_chart(result: Result | Timeline, *, ranks: bool = True) -> Bars:
+    """Parts of the step [s], of the mean rank and, with `ranks`, of every rank class."""
+    if isinstance(result, Timeline):
+        timeline, parts = result, attribute(result)
+    else:
+        timeline, parts = result.timeline, result.parts
+    size = timeline.program.class_size
+    each = parts if ranks and len(parts) > 1 else parts[:0]
+    table = np.vstack([(size / size.sum()) @ parts, each]) * TICK
+    names = ["mean", *timeline.program.rank_name[: len(each)]]
+    mean, total = dict(zip(PARTS, table[0].tolist(), strict=True)), float(table[0].sum())
+    most = sorted(mean, key=lambda part: -mean[part])[:3]
+    told = ", ".join(
+        f"{part_words(part)} {100 * mean[part] / (total or 1.0):.1f} %" for part in most
+    )
+    return Bars(
+        title="Parts of the step",
+        alt=f"Most of the time of the mean rank: {told}.",
+        names=names,
+        parts=parts_of(dict(zip(PARTS, table.T, strict=True))),
+        value=TIME,
+        written="share",
+        size=(10.0, min(1.7 + 0.3 * len(names), 13.0)),
+    )
+
+
+def bubble_chart(result: Result | Timeline) -> Bars:
+    """Bubble of each rank class in shares of the step, by cause, and the mean over ranks."""
+    timeline, idle = (
+        (result, idle_waits(result))
+        if isinstance(result, Timeline)
+        else (result.timeline, result.idle)
+    )
+    return bubble_bars(timeline, idle)
+
+
+def bubble_bars(timeline: Timeline, idle: Waits) -> Bars:
+    """The same of a timeline and what its ranks wait for."""
+    shares = bubble_causes(timeline, idle).ticks / timeline.makespan
+    names, sizes = timeline.program.rank_name, timeline.program.class_size
+    mean = (sizes / sizes.sum()) @ shares
+    lead = int(np.argmax(mean))
+    whole = float(mean.sum())
+    return Bars(
+        title="Bubble by cause",
+        alt=f"{100 * mean[lead] / (whole or 1.0):.1f} % of the bubble of the mean rank is {CAUSES[lead]}.",
+        names=names,
+        parts=[
+            Part(cause, shares[:, i], f"cause.{cause}" if cause in BUBBLE else "bubble")
+            for i, cause in enumerate(CAUSES)
+            if shares[:, i].any()
+        ],
+        value=Axis(name="bubble, of the step", unit="share"),
+        across="rank",
+        upright=True,
+        written="total",
+        limits=[Limit(whole, f"mean over ranks {100 * whole:.1f} %", "forward")],
+        size=(float(np.clip(2.0 + 0.35 * len(names), 6.0, 12.0)), 3.6),
+    )
+
+
+def utilisation_chart(result: Result) -> Lines:
+    """Share of compute and links in use over time, mean over ranks."""
+    series, width = result.utilisation.series, np.diff(result.utilisation.series.edges_s)
+    means = {
+        name: float(np.average(values, weights=width)) for name, values in series.shares.items()
+    }
+    words = ", ".join(
+        f"{_RESOURCES.get(name, name)} {100 * share:.1f} %" for name, share in means.items()
+    )
+    return Lines(
+        title="Compute and links over time",
+        alt=f"In use in the mean: {words} of the time.",
+        series=[
+            Series(
+                f"{_RESOURCES.get(name, name)} (mean {100 * means[name]:.1f} %)",
+                series.edges_s,
+                np.append(values, values[-1:]),
+                f"resource.{name}",
+                line=_LINES.get(name, "-."),
+                step=True,
+            )
+            for name, values in series.shares.items()
+        ],
+        x=Axis(name="time", unit="s", limits=(float(series.edges_s[0]), float(series.edges_s[-1]))),
+        y=Axis(
+            name="in use, mean over ranks", unit="share", limits=(0.0, _top(series.shares.values()))
+        ),
+        size=(10.0, 3.2),
+    )
+
+
+def _top(shares: Iterable[Floats]) -> float:
+    most = max((float(share.max(initial=0.0)) for share in shares), default=0.0)
+    return 1.02 * max(1.0, most)
+
+
+def heat_chart(result: Result) -> Heat:
+    """Share of the time in which kernels run, by rank class and time; of many, neighbours are averaged."""
+    use = result.utilisation
+    names, share = list(result.timeline.program.rank_name), use.kernels
+    least = int(np.argmin(share.mean(axis=1)))
+    alt = f"{names[least]} computes least: {100 * share[least].mean():.1f} % of the time."
+    if len(names) > _MOST_RANKS:
+        groups = np.array_split(np.arange(len(names)), _MOST_RANKS)
+        share = np.stack([share[group].mean(axis=0) for group in groups])
+        names = [f"{names[group[0]]} to {names[group[-1]]}" for group in groups]
+    return Heat(
+        title="Kernels of each rank over time",
+        alt=alt,
+        names=names,
+        edges=use.series.edges_s,
+        values=share,
+        x=TIME,
+        z=Axis(name="kernels run", unit="share", limits=(0.0, 1.0)),
+        across="rank",
+        size=(10.0, float(np.clip(1.6 + 0.22 * len(names), 2.2, 10.0))),
+    )
+
+
+def links_chart(result: Result, *, most: int = 12) -> Heat:
+    """Share of their bandwidth that links carry over time: the busiest of every tier, about `most` in all, and how many are left out."""
+    used = result.links
+    tiers = used.tiers or ("",) * len(used.names)
+    busiest = used.busiest(len(used.names)).tolist()
+    present = dict.fromkeys(tiers[link] for link in busiest)
+    each = max(1, -(-most // max(1, len(present))))
+    chosen = [
+        link
+        for tier in present
+        for link in [link for link in busiest if tiers[link] == tier][:each]
+    ]
+    order = list(dict.fromkeys(tiers))
+    chosen.sort(key=lambda link: (order.index(tiers[link]), link))
+    if not chosen:
+        raise ScenarioError("no link carries anything: nothing to draw")
+    return links_heat(used, chosen, "links", len(busiest))
+
+
+def links_heat(use: LinkUse, chosen: Sequence[int], what: str, of: int) -> Heat:
+    """Share of their bandwidth that some links carry over time.
+
+    Parameters
+    ----------
+    use : LinkUse
+    chosen : sequence of int
+        Links, those of one tier after each other.
+    what : str
+        Word for them.
+    of : int
+        How many carry anything.
+    """
+    top = max(chosen, key=lambda link: float(use.mean[link]))
+    left_out = f"the {len(chosen)} busiest of {of:,} {what} that carry anything"
+    return Heat(
+        title=f"{what} over time".capitalize(),
+        alt=f"Busiest is {use.names[top]}, which carries {100 * use.mean[top]:.1f} % of what it could.",
+        notes=[left_out] if len(chosen) < of else (),
+        names=[use.names[link] for link in chosen],
+        edges=use.edges_s,
+        values=use.share[list(chosen)],
+        groups=[use.tiers[link] for link in chosen] if use.tiers else (),
+        x=TIME,
+        z=Axis(name="in use", unit="share", log=10, limits=(_LEAST_LOAD, 1.0)),
+        size=(10.0, 1.4 + 0.26 * max(len(chosen), 2)),
+    )
+
+
+def memory_chart(result: Result) -> Bars:
+    """Memory of every rank at its fullest, by component [B], against the capacity."""
+    memory, names = result.memory, result.program.rank_name
+    return memory_bars(names, memory.components, memory.capacity)
+
+
+def memory_bars(names: Sequence[str], components: Mapping[str, Floats], capacity: float) -> Bars:
+    """The same from sizes by component, float64[R]."""
+    total = np.sum(list(components.values()), axis=0)
+    full = int(np.argmax(total))
+    return Bars(
+        title="Memory at its fullest",
+        alt=f"{names[full]} is fullest with {total[full] / 1e9:.4g} GB of {capacity / 1e9:.4g} GB.",
+        names=names,
+        parts=[
+            Part(name, sizes, f"memory.{name}" if name in MEMORY else "other")
+            for name, sizes in components.items()
+            if np.any(sizes)
+        ],
+        value=Axis(name="memory at its fullest", unit="B"),
+        across="rank",
+        upright=True,
+        written="total",
+        limits=[capacity_limit(capacity)],
+        size=(float(np.clip(2.5 + 0.4 * len(names), 6.0, 12.0)), 4.0),
+    )
+
+
+def capacity_limit(capacity: float) -> Limit:
+    """What an accelerator has [B]."""
+    return Limit(capacity, f"capacity {capacity / 1e9:.4g} GB")
+
+
+def memory_curve_chart(result: Result) -> Lines:
+    """What the first, the fullest and the last rank hold over time, and thinly what is there all the time."""
+    memory = result.memory
+    chosen = sorted({0, memory.fullest, len(memory.total) - 1})
+    curves = {f"pp {rank}": result.memory_curve(rank) for rank in chosen}
+    last = max(float(curve.time_s[-1]) for curve in curves.values())
+    most = max(memory.capacity, *(float(curve.held.max()) for curve in curves.values()))
+    series = []
+    for (name, curve), colour in zip(curves.items(), SERIES, strict=False):
+        series.append(Series(name, curve.time_s, curve.held, colour, width=0.9, step=True))
+        series.append(Series("", [0.0, last], [curve.standing] * 2, colour, width=0.5))
+    return Lines(
+        title="Memory over time",
+        alt=f"{len(curves)} ranks; thin lines are what is there all the time.",
+        notes=["thin: there all the time"],
+        series=series,
+        x=Axis(name="time", unit="s", limits=(0.0, last)),
+        y=Axis(name="memory held", unit="B", limits=(0.0, 1.08 * most)),
+        limits=[capacity_limit(memory.capacity)],
+        grid="y",
+        size=(9.0, 4.0),
+    )
+
+
+def memory_kinds_chart(result: Result, *, rank: int | None = None) -> Lines:
+    """Memory of one rank class over time, stacked by kind; of the fullest when left out."""
+    memory = result.memory
+    rank = memory.fullest if rank is None else rank
+    name = result.program.rank_name[rank]
+    return memory_areas(name, result.memory_curve(rank), float(memory.capacities[rank]))
+
+
+def memory_areas(name: str, curve: MemoryCurve, capacity: float) -> Lines:
+    """The same of a curve, under the capacity [B].
+
+    Raises
+    ------
+    ScenarioError
+        If the curve does not say what it consists of.
+    """
+    if not curve.components:
+        raise ScenarioError("this memory is not known by kind; simulate the scenario again")
+    moments = _fullest_moments(curve.held)
+    # what changes stands on top, where its edge is the sum
+    kinds = sorted(curve.components, key=lambda kind: float(np.ptp(curve.components[kind])))
+    most = float(curve.held.max())
+    return Lines(
+        title=f"Memory of {name} over time",
+        alt=f"{name} holds {most / 1e9:.4g} GB at most, {curve.standing / 1e9:.4g} GB of it all the time.",
+        series=[
+            Series(kind, curve.time_s[moments], held[moments], f"memory.{kind}", step=True)
+            for kind in kinds
+            if (held := curve.components[kind]).any()
+        ],
+        x=Axis(name="time", unit="s", limits=(0.0, float(curve.time_s[-1]))),
+        y=Axis(name=f"memory held by {name}", unit="B", limits=(0.0, 1.08 * max(capacity, most))),
+        limits=[capacity_limit(capacity)],
+        stacked=True,
+        grid="y",
+        size=(9.0, 4.0),
+    )
+
+
+def _fullest_moments(held: Floats) -> NDArray[np.int64]:
+    """Moments to draw: all, or of many the fullest of each of so many spans."""
+    moments = np.arange(len(held))
+    if len(held) <= _MOST_MOMENTS:
+        return moments
+    spans = np.array_split(moments, _MOST_MOMENTS)
+    return np.array([span[np.argmax(held[span])] for span in spans])
+
+
+def roofline_chart(result: Result) -> Lines:
+    """Kernels of forwards and backwards: FLOPs per byte against achieved FLOP/s, under the peaks; marks by the time they take.
+
+    Kernels that only move data have no place in it; a note says how much of the time they take.
+    """
+    kernels = roofline(plan_of(result))
+    works = kernels.flops > 0
+    ridge, top = max(kernels.peaks.values()) / kernels.bandwidth, max(kernels.peaks.values())
+    least = min(float(kernels.intensity[works].min(initial=ridge)), ridge) / 4
+    most = max(float(kernels.intensity[works].max(initial=ridge)), ridge) * 4
+    moving = float(kernels.seconds[~works].sum() / kernels.seconds.sum())
+    lowest = float(kernels.achieved[works].min(initial=top))
+    marks = kernel_series(kernels)
+    longest = int(np.argmax(np.where(works, kernels.seconds, -1.0)))
+    return Lines(
+        title="Roofline",
+        alt=f"Most time goes to {_kernel(kernels, longest)}, at {kernels.achieved[longest] / 1e12:.4g} TFLOP/s.",
+        notes=[f"{moving:.0%} of the kernel time only moves data: no FLOPs, not shown"]
+        if moving
+        else (),
+        series=[*_roofs(kernels, least, most), *marks],
+        x=Axis(name="FLOPs per byte of device memory", unit="FLOP/B", log=10, limits=(least, most)),
+        y=Axis(
+            name="achieved",
+            unit="FLOP/s",
+            log=10,
+            limits=(min(lowest / 2, least * kernels.bandwidth), 3.0 * top),
+        ),
+        size=(8.0, 5.0),
+    )
+
+
+def _roofs(kernels: Roofline, least: float, most: float) -> list[Series]:
+    """Lines of memory and of each peak."""
+    roofs = []
+    for number, (name, peak) in enumerate(kernels.peaks.items()):
+        along = np.array([least, peak / kernels.bandwidth, most])
+        label = f"{name} {peak / 1e12:,.0f} TFLOP/s, memory {kernels.bandwidth / 1e12:.3g} TB/s"
+        roof = np.minimum(peak, along * kernels.bandwidth)
+        roofs.append(
+            Series(label, along, roof, "optimizer", line=("-", "--", ":")[number % 3], width=1.2)
+        )
+    return roofs
+
+
+def _kernel(kernels: Roofline, place: int) -> str:
+    return f"{kernels.names[place].replace('_', ' ')}, {kernels.parts[place].replace('_', ' ')}"
+
+
+def kernel_series(kernels: Roofline) -> list[Series]:
+    """One mark a kernel, a series a part of the step; those that take most of the time are named, once each, at their slowest part."""
+    works = np.flatnonzero(kernels.flops > 0).tolist()
+    whole, total = float(kernels.seconds.sum()), dict[str, float]()
+    slowest: dict[str, int] = {}
+    for place in works:
+        name = kernels.names[place]
+        total[name] = total.get(name, 0.0) + float(kernels.seconds[place])
+        if name not in slowest or kernels.achieved[place] < kernels.achieved[slowest[name]]:
+            slowest[name] = place
+    named = {
+        slowest[name]: share
+        for name, share in sorted(total.items(), key=lambda item: -item[1])[:_NAMED]
+    }
+    size = np.maximum(_LARGEST * np.sqrt(kernels.seconds / kernels.seconds.max()), _SMALLEST)
+    series = []
+    for part in dict.fromkeys(kernels.parts[place] for place in works):
+        mine = [place for place in works if kernels.parts[place] == part]
+        event = event_of_part(part)
+        series.append(
+            Series(
+                part_words(part),
+                kernels.intensity[mine],
+                kernels.achieved[mine],
+                event,
+                line="",
+                mark=_MARKS.get(event, "o"),
+                size=size[mine],
+                labels=[
+                    f"{kernels.names[place].replace('_', ' ')}, {named[place] / whole:.0%} of the time"
+                    if place in named
+                    else _kernel(kernels, place)
+                    for place in mine
+                ],
+                written=[i for i, place in enumerate(mine) if place in named],
+                alpha=0.85,
+            )
+        )
+    return series
+
+
+def blame_chart(causes: Sequence[str], sufferers: Sequence[str], matrix: Floats) -> Heat:
+    """Seconds that one rank of each sufferer waited beyond the undisturbed step on account of each cause; those with most waiting, in the order of ranks.
+
+    Parameters
+    ----------
+    causes, sufferers : sequence of str
+    matrix : float64[causes, sufferers]
+        See `mpsim.study.Blame.matrix` [s].
+    """
+    rows = np.sort(np.argsort(-np.abs(matrix).sum(axis=1), kind="stable")[:_MOST_BLAMED])
+    columns = np.sort(np.argsort(-np.abs(matrix).sum(axis=0), kind="stable")[:_MOST_BLAMED])
+    return Heat(
+        title="Who waited for whom",
+        alt="Waiting beyond the undisturbed step, by who caused it and who suffered it.",
+        names=[causes[row] for row in rows],
+        columns=[sufferers[column] for column in columns],
+        edges=[column - 0.5 for column in range(len(columns) + 1)],
+        values=matrix[np.ix_(rows, columns)],
+        x=Axis(name="suffered by"),
+        z=Axis(name="waiting of a rank beyond the undisturbed step", unit="s", limits=(0.0, None)),
+        across="caused by",
+        size=(3.0 + 0.3 * len(columns), 2.0 + 0.3 * len(rows)),
+    )
