@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from mpsim.errors import nearest
+from mpsim.inputs import shown
 from mpsim.memo import remembered
 from mpsim.units import Dimension, parse_quantity
 
@@ -23,6 +24,8 @@ __all__ = [
     "Bandwidth",
     "Bytes",
     "Count",
+    "Factor",
+    "Finite",
     "Flag",
     "FlopRate",
     "Frequency",
@@ -49,6 +52,7 @@ _TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "string_type": "text",
     "tuple_type": "a list",
     "list_type": "a list",
@@ -92,7 +96,7 @@ class Plain:
     unit : str
         What it counts, such as ``B an element``; empty for a ratio or a count.
     bounds : mapping of str to float
-        Of ``ge``, ``gt``, ``le`` and ``lt``.
+        Of ``ge``, ``gt``, ``le`` and ``lt``, or ``allow_inf_nan``.
     """
 
     unit: str = ""
@@ -129,6 +133,8 @@ Flag: TypeAlias = Annotated[bool, Plain()]
 Whole: TypeAlias = Annotated[int, Plain(bounds={"ge": 0, "lt": int(_MOST)})]
 Count: TypeAlias = Annotated[int, Plain(bounds={"ge": 1, "lt": int(_MOST)})]
 Number: TypeAlias = Annotated[float, Plain(bounds={"ge": 0.0, "lt": _MOST})]
+Factor: TypeAlias = Annotated[float, Plain(bounds={"gt": 0.0, "allow_inf_nan": False})]
+Finite: TypeAlias = Annotated[float, Plain(bounds={"allow_inf_nan": False})]
 Share: TypeAlias = Annotated[float, Plain(bounds={"ge": 0.0, "le": 1.0})]
 Seconds: TypeAlias = Annotated[float, Quantity(Dimension.TIME)]
 Bytes: TypeAlias = Annotated[float, Quantity(Dimension.BYTES)]
@@ -160,7 +166,7 @@ class Mistake:
     whole: bool = False
 
     def __str__(self) -> str:
-        return self.needed if self.whole else f"got {self.got!r}; {self.needed}"
+        return self.needed if self.whole else f"got {shown(self.got)}; {self.needed}"
 
 
 class MistakenError(ValueError):

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 from typing import Annotated, Literal, TypeAlias
 
-from mpsim.nouns import Bytes, Count, Flag, Number, Plain, Seconds, Whole
+from mpsim.nouns import Bytes, Count, Factor, Flag, Number, Plain, Seconds, Whole
 from mpsim.workload.lowering import ElementBytes, ElementSize
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
 ]
 
 AttentionKernel: TypeAlias = Literal["flash1", "flash2", "flash3", "cudnn"]
-Factor: TypeAlias = Annotated[float, Plain(bounds={"gt": 0.0, "lt": 1e12})]
 ParameterBytes: TypeAlias = Annotated[float, Plain("B a parameter", {"ge": 0.0, "lt": 1e12})]
 
 

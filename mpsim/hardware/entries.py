@@ -13,6 +13,7 @@ from typing import ClassVar, TypeVar
 
 from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator, Link
+from mpsim.inputs import shown
 from mpsim.nouns import Mistake, MistakenError, read
 from mpsim.shipped import read_shipped
 
@@ -114,7 +115,7 @@ def _complaint(name: str, mistake: Mistake) -> str:
         return f"{name}: {key}: {mistake.needed}"
     if mistake.needed:
         comma = "," if mistake.needed.startswith("needed") else ";"
-        return f"{name}: {key} is {mistake.got!r}{comma} {mistake.needed}"
+        return f"{name}: {key} is {shown(mistake.got)}{comma} {mistake.needed}"
     place, _, last = f"{name}: {key}".rpartition(".") if rest else (f"{name}", "", key)
     mend = ": say on which day the source was read" if last == "as_of" else ""
     return f"{place}: {last} is missing{mend}"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from mpsim.document import Document, read_document
 from mpsim.errors import HardwareError, MpsimError, Problem, ScenarioError, nearest
@@ -21,27 +20,104 @@ from mpsim.hardware.entries import parse_accelerator, parse_link
 from mpsim.hardware.lookup import GENERIC_NIC, build_cluster, link
 from mpsim.inputs import check_regular, shown
 from mpsim.memo import remembered
+from mpsim.nouns import Factor, Finite, Mistake, MistakenError, Plain, Scalar, Whole, read
 
 __all__ = ["MACHINE_SCHEMA", "is_machine_path", "machine_of", "read_machine"]
 
 MACHINE_SCHEMA = 1
-_MOST_RANKS = 10_000_000
+_Ranks: TypeAlias = Annotated[int, Plain(bounds={"ge": 0, "le": 10_000_000})]
 _SUFFIXES = (".yaml", ".yml")
-_REQUIRED = (
-    "schema",
-    "machine",
-    "source",
-    "as_of",
-    "accelerator",
-    "scale_up",
-    "accelerators_per_node",
-)
-_OPTIONAL = (
-    *("nodes", "nics_per_node", "nic", "fabric", "library", "datasheet", "framework", "constants"),
-    *("kernel_curves", "collective_curves", "fits", "warnings", "inputs"),
-)
-_FITTED = frozenset({"value", "low", "high", "unit", "status", "note"})
-_CURVE = frozenset({"kind", "phase", "ranks", "domains", "bytes", "seconds"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Constant:
+    """A fitted constant as a file holds it."""
+
+    value: Finite
+    unit: Scalar
+    low: Finite | None = None
+    high: Finite | None = None
+    status: object = None
+    note: object = None
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    def fitted(self) -> Fitted:
+        """The constant, as sure as it is itself where its bounds are not known."""
+        low = self.value if self.low is None else self.low
+        return Fitted(
+            self.value, low, self.value if self.high is None else self.high, f"{self.unit}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Curve:
+    """A measured curve as a file holds it."""
+
+    kind: Scalar
+    bytes: tuple[Factor, ...]
+    seconds: tuple[Factor, ...]
+    phase: Scalar = ""
+    ranks: _Ranks = 0
+    domains: _Ranks = 1
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if not self.bytes or len(self.bytes) != len(self.seconds):
+            raise ValueError("needed as many bytes as seconds, all above 0")
+        if any(b <= a for a, b in itertools.pairwise(self.bytes)):
+            raise ValueError("bytes have to rise, each one once")
+
+    def measured(self) -> MeasuredCurve:
+        """The curve."""
+        return MeasuredCurve(
+            f"{self.kind}", f"{self.phase}", self.ranks, self.domains, self.bytes, self.seconds
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _MachineFile:
+    """What `mpsim calibrate` writes."""
+
+    schema: object
+    machine: Scalar
+    source: Scalar
+    as_of: object
+    accelerator: object
+    scale_up: object
+    accelerators_per_node: Whole
+    nodes: Whole = 1
+    nics_per_node: Whole = 0
+    nic: object = None
+    fabric: str = "single-switch"
+    library: Scalar = ""
+    framework: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    """Fields of a framework that belong to this machine."""
+    constants: Mapping[str, _Constant] = dataclasses.field(default_factory=dict)
+    kernel_curves: tuple[_Curve, ...] = ()
+    collective_curves: tuple[_Curve, ...] = ()
+    datasheet: object = None
+    fits: object = None
+    warnings: object = None
+    inputs: object = None
+
+    def calibration(self, document: Mapping[str, Any]) -> Calibration:
+        """What was found out about the machine."""
+        return Calibration(
+            name=f"{self.machine}",
+            source=f"{self.source}",
+            as_of=f"{self.as_of}",
+            constants={name: constant.fitted() for name, constant in self.constants.items()},
+            kernels=tuple(curve.measured() for curve in self.kernel_curves),
+            collectives=tuple(curve.measured() for curve in self.collective_curves),
+            library=f"{self.library}",
+            framework=self.framework,
+            document=dict(document),
+        )
+
+
+_KEYS = tuple(field.name for field in dataclasses.fields(_MachineFile))
 
 
 def is_machine_path(name: str) -> bool:
@@ -87,134 +163,59 @@ def machine_of(data: Mapping[str, Any], document: Document | None = None) -> Clu
         With every mistake found.
     """
     origin = document or Document(data, {}, "cluster.machine")
-    problems = list(origin.problems) or list(_problems(data))
-    if problems:
-        raise HardwareError(str(ScenarioError(map(origin.locate, problems))))
-    try:
-        return _cluster(data)
-    except HardwareError as error:
-        raise HardwareError(f"{origin.file}: {error}") from error
+    problems = list(origin.problems)
+    if not problems:
+        try:
+            return _cluster(_read_file(data), data)
+        except MistakenError as error:
+            problems = _problems(data, error.mistakes)
+        except HardwareError as error:
+            raise HardwareError(f"{origin.file}: {error}") from error
+    raise HardwareError(str(ScenarioError(map(origin.locate, problems))))
 
 
-def _cluster(data: Mapping[str, Any]) -> Cluster:
-    name = str(data["machine"])
-    measured = _calibration(data)
-    chip = dataclasses.replace(parse_accelerator(name, data["accelerator"]), calibration=measured)
-    joined = parse_link(f"{name}-scale-up", data["scale_up"])
-    nic = parse_link(f"{name}-nic", data["nic"]) if "nic" in data else link(GENERIC_NIC)
+def _read_file(data: Mapping[str, Any]) -> _MachineFile:
+    known = {key: value for key, value in data.items() if key in _KEYS}
+    file = read(_MachineFile, known)
+    if len(known) < len(data) or file.schema != MACHINE_SCHEMA:
+        raise MistakenError([])
+    return file
+
+
+def _problems(data: Mapping[str, Any], mistakes: Sequence[Mistake]) -> list[Problem]:
+    """Mistakes of a file; nothing else is told of one that is no machine file."""
+    if "machine" not in data and "accelerator" not in data:
+        return [Problem("is no machine file; needed a file of 'mpsim calibrate'")]
+    problems = [
+        Problem(f"unknown key; {nearest(str(key), _KEYS)}", str(key))
+        for key in data
+        if key not in _KEYS
+    ]
+    if data.get("schema", MACHINE_SCHEMA) != MACHINE_SCHEMA:
+        message = f"got {shown(data['schema'])}; this version reads schema {MACHINE_SCHEMA}"
+        problems.append(Problem(message, "schema"))
+    return problems + [
+        Problem(
+            str(mistake) if mistake.needed else "missing; needed a file of 'mpsim calibrate'",
+            mistake.key,
+        )
+        for mistake in mistakes
+    ]
+
+
+def _cluster(file: _MachineFile, data: Mapping[str, Any]) -> Cluster:
+    name, measured = f"{file.machine}", file.calibration(data)
+    chip = dataclasses.replace(parse_accelerator(name, file.accelerator), calibration=measured)
+    nic = link(GENERIC_NIC) if file.nic is None else parse_link(f"{name}-nic", file.nic)
     cluster = build_cluster(
         accelerator=chip,
-        accelerators_per_node=data["accelerators_per_node"],
-        nodes=data.get("nodes", 1),
-        nics_per_node=data.get("nics_per_node", 0),
+        accelerators_per_node=file.accelerators_per_node,
+        nodes=file.nodes,
+        nics_per_node=file.nics_per_node,
         nic=nic,
-        scale_up=joined,
-        fabric_kind=data.get("fabric", "single-switch"),
+        scale_up=parse_link(f"{name}-scale-up", file.scale_up),
+        fabric_kind=file.fabric,
         name=name,
     )
     sources = {"*": f"{measured.source} ({measured.as_of})"}
     return dataclasses.replace(cluster, sources=sources, calibration=measured)
-
-
-def _calibration(data: Mapping[str, Any]) -> Calibration:
-    constants = {
-        str(name): Fitted(
-            float(constant["value"]),
-            float(constant.get("low", constant["value"])),
-            float(constant.get("high", constant["value"])),
-            str(constant["unit"]),
-        )
-        for name, constant in data.get("constants", {}).items()
-    }
-    return Calibration(
-        name=str(data["machine"]),
-        source=str(data["source"]),
-        as_of=str(data["as_of"]),
-        constants=constants,
-        kernels=tuple(map(_curve, data.get("kernel_curves", ()))),
-        collectives=tuple(map(_curve, data.get("collective_curves", ()))),
-        library=str(data.get("library", "")),
-        framework=dict(data.get("framework", {})),
-        document=dict(data),
-    )
-
-
-def _curve(curve: Mapping[str, Any]) -> MeasuredCurve:
-    return MeasuredCurve(
-        kind=str(curve["kind"]),
-        phase=str(curve.get("phase", "")),
-        ranks=int(curve.get("ranks", 0)),
-        domains=int(curve.get("domains", 1)),
-        sizes=tuple(map(float, curve["bytes"])),
-        times=tuple(map(float, curve["seconds"])),
-    )
-
-
-def _problems(data: Mapping[str, Any]) -> Iterator[Problem]:
-    if (
-        "machine" not in data and "accelerator" not in data
-    ):  # nothing is told of a file that is none
-        yield Problem("is no machine file; needed a file of 'mpsim calibrate'")
-        return
-    for key in data:
-        if key not in (*_REQUIRED, *_OPTIONAL):
-            yield Problem(f"unknown key; {nearest(str(key), (*_REQUIRED, *_OPTIONAL))}", str(key))
-    for key in _REQUIRED:
-        if key not in data:
-            yield Problem("missing; needed a file of 'mpsim calibrate'", key)
-    if data.get("schema", MACHINE_SCHEMA) != MACHINE_SCHEMA:
-        yield Problem(
-            f"got {shown(data['schema'])}; this version reads schema {MACHINE_SCHEMA}", "schema"
-        )
-    for key in ("accelerators_per_node", "nodes", "nics_per_node"):
-        if key in data and (type(data[key]) is not int or data[key] < 0):
-            yield Problem(f"got {shown(data[key])}; needed a whole number", key)
-    yield from _measured_problems(data)
-
-
-def _measured_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
-    """Mistakes in what was measured."""
-    for key, kind, needed in (
-        ("constants", dict, "constants by name"),
-        ("framework", dict, "fields of a framework"),
-        ("kernel_curves", list, "a list of curves"),
-        ("collective_curves", list, "a list of curves"),
-    ):
-        if not isinstance(data.get(key, kind()), kind):
-            yield Problem(f"got {shown(data[key])}; needed {needed}", key)
-            return
-    for name, entry in data.get("constants", {}).items():
-        yield from _constant_problems(f"constants.{name}", entry)
-    for key in ("kernel_curves", "collective_curves"):
-        for index, entry in enumerate(data.get(key, ())):
-            yield from _curve_problems(f"{key}.{index}", entry)
-
-
-def _constant_problems(key: str, constant: object) -> Iterator[Problem]:
-    if not isinstance(constant, Mapping) or not {"value", "unit"} <= set(constant) <= _FITTED:
-        yield Problem("needed value and unit, and low and high where they are known", key)
-        return
-    for figure in ("value", "low", "high"):
-        number = constant.get(figure, 1.0)
-        if type(number) not in (int, float) or not math.isfinite(number):
-            yield Problem(f"{figure} is {shown(number)}; needed a finite number", key)
-
-
-def _curve_problems(key: str, curve: object) -> Iterator[Problem]:
-    if not isinstance(curve, Mapping) or not {"kind", "bytes", "seconds"} <= set(curve) <= _CURVE:
-        yield Problem("needed kind, bytes and seconds", key)
-        return
-    for name in ("ranks", "domains"):
-        if type(curve.get(name, 1)) is not int or not 0 <= curve.get(name, 1) <= _MOST_RANKS:
-            yield Problem(f"{name} is {shown(curve[name])}; needed a whole number", key)
-    sizes, times = curve["bytes"], curve["seconds"]
-    plain = all(
-        isinstance(values, list)
-        and values
-        and all(type(x) in (int, float) and math.isfinite(x) and x > 0 for x in values)
-        for values in (sizes, times)
-    )
-    if not plain or len(sizes) != len(times):
-        yield Problem("needed as many bytes as seconds, all above 0", key)
-    elif any(b <= a for a, b in itertools.pairwise(sizes)):
-        yield Problem("bytes have to rise, each one once", key)
