@@ -1,4 +1,4 @@
-"""DeepSpeed's ``ds_config.json``: batches, ZeRO, offloading, buckets and precision.
+"""DeepSpeed's ``ds_config.json``, read and written: batches, ZeRO, offloading, buckets and precision; the model and the degrees are the program's.
 
 A batch is micro-batch x accumulation steps x data-parallel ranks; any one of the three may be left out, and one that contradicts the others is refused. ``"auto"``
 is for the trainer to fill, and asked for.
@@ -10,35 +10,31 @@ deepspeedai/DeepSpeed 0.19.8, ``runtime/config.py``, ``runtime/zero/config.py``;
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Final
 
 from mpsim.formats.configs import json_config, yaml_config
 from mpsim.formats.imported import Imported
-from mpsim.formats.keys import values_of
-from mpsim.formats.ledger import Ledger, flat, shortened
+from mpsim.formats.keys import DATA, Key, keys, keys_to
+from mpsim.formats.ledger import Ledger, flat, nested, shortened
+from mpsim.formats.outgoing import Exported, Outgoing
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import table
 from mpsim.formats.world import put_ranks
 from mpsim.framework import framework
+from mpsim.scenario import Scenario
 
-__all__ = ["DEEPSPEED", "put_deepspeed"]
+__all__ = ["DEEPSPEED", "export_deepspeed"]
 
-_PACKAGE = "mpsim.formats.data"
-_OWN = (
-    "zero_optimization",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-)
+_NAME: Final = "deepspeed"
+_OWN: Final = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")  # fmt: skip
+_TOTAL, _MICRO, _STEPS = _OWN[1:]
 
 
 def _is_config(head: Head) -> bool:
-    return (
-        head.is_object
-        and any(f'"{word}"' in head.text for word in _OWN)
-        and any(word in head.document for word in _OWN)
-    )
+    named = head.is_object and any(f'"{word}"' in head.text for word in _OWN)
+    return named and any(word in head.document for word in _OWN)
 
 
 def _read_config(head: Head, options: Options) -> Imported:
@@ -51,235 +47,245 @@ def _read_config(head: Head, options: Options) -> Imported:
     """
     data, lines = json_config(head) if head.is_object else yaml_config(head)
     ledger = Ledger(str(head.path), flat(data), lines)
-    put_deepspeed(ledger, "", options)
-    return ledger.close("deepspeed", tool="DeepSpeed")
-
-
-def put_deepspeed(ledger: Ledger, head: str, options: Options) -> None:
-    """Put a configuration of DeepSpeed into a ledger.
-
-    Parameters
-    ----------
-    ledger : Ledger
-    head : str
-        What its keys begin with, where they stand inside another file.
-    options : Options
-    """
-    for key, value in ledger.values.items():
-        if key.startswith(head) and value == "auto":
-            to = table(_PACKAGE, "deepspeed")["asked"].get(key.removeprefix(head))
-            ledger.ignore(
-                key, "auto: the trainer fills it in" + (f"; asked for as {to}" if to else "")
-            )
-            if to:
-                ledger.ask(to)
-    reader = _Reader(ledger, head)
-    tp = reader.integer("tensor_parallel.autotp_size") or 1
+    for key in [key for key, value in ledger.values.items() if value == "auto"]:
+        to = next((row.to for row in keys(_NAME) if row.name == key and row.ask), "")
+        asked = f"; asked for as {to}" if to else ""
+        ledger.ignore(key, f"auto: the trainer fills it in{asked}")
+        if to:
+            ledger.ask(to)
+    tp = _integer(ledger, "tensor_parallel.autotp_size") or 1
     if tp > 1:
-        ledger.put(head + "tensor_parallel.autotp_size", "parallelism.tp", tp)
-    reader.batches(options, tp)
-    stage = reader.sharding()
-    precision = reader.precision()
-    reader.framework(stage, precision)
-    for key in ledger.values:
-        for rule in table(_PACKAGE, "deepspeed")["ignored"]:
-            if key.startswith(head) and re.fullmatch(rule["pattern"], key.removeprefix(head)):
-                on = ledger.get(key) not in (None, False, 0, "", [], {}, "none", "false")
-                ledger.ignore(key, rule["why"], matters=rule.get("matters", False) and on)
-                break
+        ledger.put("tensor_parallel.autotp_size", "parallelism.tp", tp)
+    _read_batches(ledger, options, tp)
+    stage = _read_sharding(ledger)
+    _read_precision(ledger)
+    _read_habits(ledger, stage)
+    moves = re.compile(table(DATA, _NAME)["moves"])
+    return ledger.close(_NAME, tool="DeepSpeed", moves=lambda key: bool(moves.fullmatch(key)))
 
 
-class _Reader:
-    """One configuration on its way into a ledger."""
+def _get(ledger: Ledger, key: str) -> Any:
+    """Value of a key; None where it is absent or ``auto``."""
+    value = ledger.get(key)
+    return None if value == "auto" else value
 
-    def __init__(self, ledger: Ledger, head: str) -> None:
-        self.ledger = ledger
-        self.head = head
 
-    def get(self, key: str) -> Any:
-        """Value of a key; None where it is absent or ``auto``."""
-        value = self.ledger.get(self.head + key)
-        return None if value == "auto" else value
+def _integer(ledger: Ledger, key: str, *, least: int = 1) -> int | None:
+    return None if _get(ledger, key) is None else ledger.integer(key, least=least)
 
-    def integer(self, key: str, *, least: int = 1) -> int | None:
-        """A whole number; None where it is absent or ``auto``."""
-        return None if self.get(key) is None else self.ledger.integer(self.head + key, least=least)
 
-    def switch(self, key: str) -> bool | None:
-        """A truth value; None where it is absent or ``auto``."""
-        return None if self.get(key) is None else self.ledger.switch(self.head + key)
+def _switch(ledger: Ledger, key: str) -> bool | None:
+    return None if _get(ledger, key) is None else ledger.switch(key)
 
-    def batches(self, options: Options, tp: int) -> None:
-        """The identity of batches."""
-        ledger, head = self.ledger, self.head
-        words = (
-            "train_batch_size",
-            "train_micro_batch_size_per_gpu",
-            "gradient_accumulation_steps",
-        )
-        total, micro, steps = (self.integer(word) for word in words)
-        replicas = None
-        if options.ranks is not None:
-            put_ranks(ledger, options.ranks, options, "--ranks")
-            if options.ranks % tp:
-                ledger.refuse(f"--ranks {options.ranks} do not divide by autotp_size {tp}")
-                return
-            replicas = options.ranks // tp
-        if (
-            micro is None
-            and total is not None
-            and replicas is not None
-            and total % (replicas * (steps or 1)) == 0
-        ):
-            micro = total // replicas // (steps or 1)
-            if head + words[1] not in ledger:
-                ledger.assume(
-                    "training.micro_batch",
-                    micro,
-                    f"{total} sequences over {replicas} ranks and {steps or 1} accumulation steps",
-                )
-        elif micro is not None:
-            ledger.put(head + words[1], "training.micro_batch", micro)
-        if total is not None:
-            ledger.put(head + words[0], "training.global_batch", total)
-        elif micro is not None and replicas is not None:
-            ledger.put(
-                [head + words[1], head + words[2]],
-                "training.global_batch",
-                micro * (steps or 1) * replicas,
-            )
-        else:
-            ledger.ask("training.global_batch")
-        if None not in (total, micro, replicas):
-            each = (micro or 1) * (replicas or 1)
-            product = each * (steps or 1)
-            if (total or 0) % each or (steps is not None and product != total):
-                ledger.refuse(
-                    f"train_batch_size {total} is not micro-batch {micro} x accumulation {steps if steps is not None else '?'} x {replicas} data-parallel ranks; "
-                    "mend one of them, or --ranks where pipeline or sequence parallelism divides them"
-                )
-        elif None not in (total, micro, steps) and (total or 0) % ((micro or 1) * (steps or 1)):
+
+def _read_batches(ledger: Ledger, options: Options, tp: int) -> None:
+    """Batch, micro-batch and accumulation, any of which follows from the others."""
+    total, micro, steps = (_integer(ledger, word) for word in (_TOTAL, _MICRO, _STEPS))
+    replicas = None
+    if options.ranks is not None:
+        put_ranks(ledger, options.ranks, options, "--ranks")
+        if options.ranks % tp:
+            ledger.refuse(f"--ranks {options.ranks} do not divide by autotp_size {tp}")
+            return
+        replicas = options.ranks // tp
+    each = (steps or 1) * (replicas or 1)
+    if micro is not None:
+        ledger.put(_MICRO, "training.micro_batch", micro)
+    elif total is not None and replicas is not None and total % each == 0:
+        micro = total // each
+        why = f"{total} sequences over {replicas} ranks and {steps or 1} accumulation steps"
+        if _MICRO not in ledger:
+            ledger.assume("training.micro_batch", micro, why)
+    if total is not None:
+        ledger.put(_TOTAL, "training.global_batch", total)
+    elif micro is not None and replicas is not None:
+        ledger.put([_MICRO, _STEPS], "training.global_batch", micro * each)
+    else:
+        ledger.ask("training.global_batch")
+    if total is not None and micro is not None:
+        _check_batches(ledger, total, micro, steps, replicas)
+
+
+def _check_batches(
+    ledger: Ledger, total: int, micro: int, steps: int | None, replicas: int | None
+) -> None:
+    if replicas is not None:
+        product = micro * replicas * (steps or 1)
+        if total % product or (steps is not None and product != total):
+            words = f"{micro} x accumulation {'?' if steps is None else steps} x {replicas}"
             ledger.refuse(
-                f"train_batch_size {total} is no multiple of micro-batch {micro} x accumulation {steps}"
+                f"train_batch_size {total} is not micro-batch {words} data-parallel ranks; "
+                "mend one of them, or --ranks where pipeline or sequence parallelism divides them"
             )
-        ledger.ignore(head + words[2], "follows from the batch, the micro-batch and the ranks")
+    elif steps is not None and total % (micro * steps):
+        words = f"micro-batch {micro} x accumulation {steps}"
+        ledger.refuse(f"train_batch_size {total} is no multiple of {words}")
 
-    def sharding(self) -> int:
-        """ZeRO's stage and what is offloaded."""
-        ledger, zero = self.ledger, "zero_optimization."
-        plain = self.ledger.get(self.head + "zero_optimization")
-        key = (
-            self.head + "zero_optimization"
-            if isinstance(plain, bool)
-            else self.head + zero + "stage"
-        )
-        stage = (
-            int(plain) if isinstance(plain, bool) else self.integer(zero + "stage", least=0) or 0
-        )
-        if stage > 3:
-            ledger.refuse(f"{ledger.place(key)}: got {stage}; needed 0 to 3")
-            return 0
-        if key in ledger:
-            ledger.put(key, "parallelism.zero", stage)
+
+def _read_sharding(ledger: Ledger) -> int:
+    """ZeRO's stage and what is offloaded."""
+    key = next((row.name for row in keys_to(_NAME, "parallelism.zero") if row.name in ledger), "")
+    plain = ledger.get(key) if key else 0
+    stage = int(plain) if isinstance(plain, bool) else _integer(ledger, key, least=0) or 0
+    if stage > 3:
+        ledger.refuse(f"{ledger.place(key)}: got {stage}; needed 0 to 3")
+        return 0
+    if key:
+        ledger.put(key, "parallelism.zero", stage)
+    else:
+        ledger.assume("parallelism.zero", 0, "DeepSpeed's default")
+    last, where = "", ""
+    for row in keys_to(_NAME, "parallelism.offload"):
+        device = _get(ledger, row.name)
+        if not row.values:
+            if _switch(ledger, row.name):
+                last, where = row.name, "cpu"
+                ledger.put(row.name, row.to, row.says)
+        elif device in row.values:
+            last, where = row.name, device
+            ledger.put(row.name, row.to, row.values[device])
+        elif device not in (None, "none"):
+            why = f"got {shortened(device)}; needed none, cpu or nvme"
+            ledger.refuse(f"{ledger.place(row.name)}: {why}")
+    if where == "nvme":
+        ledger.put(last, "parallelism.offload_to", where)
+    return stage
+
+
+def _read_precision(ledger: Ledger) -> None:
+    """Number format of products."""
+    rows = keys_to(_NAME, "training.precision")
+    on = [row for row in rows if _switch(ledger, row.name)]
+    if len({row.says for row in on}) > 1:
+        names = " and ".join(row.name for row in on)
+        ledger.refuse(f"{names} contradict each other; keep one")
+    if on:
+        ledger.put(on[0].name, on[0].to, on[0].says)
+    elif not any(ledger.get(row.name) == "auto" for row in rows):
+        ledger.assume("training.precision", "fp32", "neither fp16 nor bf16 is enabled")
+
+
+def _read_habits(ledger: Ledger, stage: int) -> None:
+    """The preset of the stage, and the switches that differ from it."""
+    preset = table(DATA, _NAME)["presets"][str(stage)]
+    ledger.assume("framework.preset", preset, "DeepSpeed of 2024 on, by its stage")
+    habits = framework(preset, {}).fields()
+    for row in keys(_NAME):
+        field = row.to.removeprefix("framework.")
+        if not row.to.startswith("framework.") or (row.when == "scatters" and stage not in (1, 2)):
+            continue
+        usual = getattr(habits[field], "value", habits[field])
+        value = _habit(ledger, row, usual)
+        if value is None:
+            continue
+        if value == usual:
+            ledger.ignore(row.name, f"the preset {preset} has it")
         else:
-            ledger.assume("parallelism.zero", 0, "DeepSpeed's default")
-        states, where = None, None
-        for word, level in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
-            device = self.get(f"{zero}{word}.device")
-            if device not in (None, "none", "cpu", "nvme"):
-                ledger.refuse(
-                    f"{ledger.place(self.head + zero + word + '.device')}: got {shortened(device)}; needed none, cpu or nvme"
-                )
-            elif device in ("cpu", "nvme"):
-                states, where = level, device
-                ledger.put(f"{self.head}{zero}{word}.device", "parallelism.offload", level)
-        for word, level in (("cpu_offload", "optimizer"), ("cpu_offload_params", "parameters")):
-            if self.switch(zero + word):
-                states, where = level, "cpu"
-                ledger.put(f"{self.head}{zero}{word}", "parallelism.offload", level)
-        if where == "nvme":
-            word = "offload_param" if states == "parameters" else "offload_optimizer"
-            ledger.put(f"{self.head}{zero}{word}.device", "parallelism.offload_to", "nvme")
-        return stage
-
-    def precision(self) -> str | None:
-        """Number format of products."""
-        on = {
-            name: self.switch(f"{section}.enabled")
-            for name, section in (
-                ("bf16", "bf16"),
-                ("fp16", "fp16"),
-                ("bf16-old", "bfloat16"),
-                ("amp", "amp"),
-            )
-        }
-        if on["bf16"] and on["fp16"]:
-            self.ledger.refuse("bf16.enabled and fp16.enabled contradict each other; keep one")
-        auto = [
-            section
-            for section in ("bf16", "fp16")
-            if self.ledger.get(f"{self.head}{section}.enabled") == "auto"
-        ]
-        names = {"bf16": "bf16", "fp16": "fp16", "bf16-old": "bf16", "amp": "fp16"}
-        chosen = next((name for name, enabled in on.items() if enabled), None)
-        if chosen is None and auto:
-            return None
-        sections = {
-            "bf16": "bf16.enabled",
-            "fp16": "fp16.enabled",
-            "bf16-old": "bfloat16.enabled",
-            "amp": "amp.enabled",
-        }
-        word = names[chosen] if chosen else "fp32"
-        if chosen:
-            self.ledger.put(self.head + sections[chosen], "training.precision", word)
-        else:
-            self.ledger.assume("training.precision", word, "neither fp16 nor bf16 is enabled")
-        self.ledger.ignore([self.head + section for section in sections.values()], "off")
-        return word
-
-    def framework(self, stage: int, precision: str | None) -> None:
-        """The preset of the stage, and the switches that differ from it."""
-        ledger, zero = self.ledger, "zero_optimization."
-        preset = table(_PACKAGE, "deepspeed")["presets"][str(stage)]
-        ledger.assume("framework.preset", preset, "DeepSpeed of 2024 on, by its stage")
-        habits = framework(preset, {}).fields()
-        changes: dict[str, tuple[str, object]] = {}
-        overlap = self.switch(zero + "overlap_comm")
-        if overlap is not None:
-            changes["gradient_overlap"] = (zero + "overlap_comm", "always" if overlap else "never")
-        size = {"bf16": 2, "fp16": 2}.get(precision or "bf16", 4)
-        bucket = self.integer(zero + "reduce_bucket_size")
-        if bucket is not None:
-            changes["bucket_bytes"] = (zero + "reduce_bucket_size", float(bucket * size))
-        scatter = self.switch(zero + "reduce_scatter")
-        if scatter is not None and stage in (1, 2):
-            usual = getattr(habits["gradient_reduction"], "value", habits["gradient_reduction"])
-            changes["gradient_reduction"] = (
-                zero + "reduce_scatter",
-                usual if scatter else "all-reduce",
-            )
-        travels = values_of("deepspeed", "communication_data_type").get(
-            str(self.get("communication_data_type"))
-        )
-        if travels is not None:
-            changes["reduced_bytes"] = ("communication_data_type", travels)
-        clip = self.get("gradient_clipping")
-        if isinstance(clip, int | float) and not isinstance(clip, bool):
-            changes["gradient_norm"] = ("gradient_clipping", clip > 0)
-        for field, (key, value) in changes.items():
-            usual = getattr(habits[field], "value", habits[field])
-            same = usual == value
-            if same:
-                ledger.ignore(self.head + key, f"the preset {preset} has it")
-            else:
-                ledger.put(
-                    self.head + key,
-                    f"framework.{field}",
-                    f"{value:.0f} B" if field == "bucket_bytes" else value,
-                )
+            ledger.put(row.name, row.to, f"{value:.0f} B" if row.kind == "elements" else value)
 
 
-DEEPSPEED: Final = Format(
-    "deepspeed", "ds_config of DeepSpeed", "scenario", _is_config, _read_config
-)
+def _habit(ledger: Ledger, row: Key, usual: Any) -> Any:
+    """Value of a field of the framework that a key of the file states; None where it states none."""
+    if row.kind == "elements":
+        count = _integer(ledger, row.name)
+        size = 4 if ledger.scenario.get("training.precision") == "fp32" else 2
+        return None if count is None else float(count * size)
+    if row.kind == "positive":
+        number = ledger.get(row.name)
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        return number > 0 if is_number else None
+    if row.kind == "switch":
+        on = _switch(ledger, row.name)
+        return None if on is None else usual if on else row.says
+    word = _switch(ledger, row.name) if "true" in row.values else _get(ledger, row.name)
+    return row.values.get(str(word).lower())
+
+
+def export_deepspeed(scenario: Scenario) -> Exported:
+    """Write the ds_config of a scenario.
+
+    Raises
+    ------
+    FormatError
+        If it serves.
+    """
+    out = Outgoing(scenario)
+    training, p = scenario.training_step, scenario.parallelism
+    steps, left = divmod(training.global_batch, training.micro_batch * scenario.dp)
+    data: dict[str, Any] = {_TOTAL: training.global_batch, _MICRO: training.micro_batch}
+    if not left:
+        data[_STEPS] = steps
+    out.hold("training.global_batch", _TOTAL)
+    out.hold("training.micro_batch", _MICRO)
+    stage = keys_to(_NAME, "parallelism.zero")[0].name
+    data[stage] = p.zero
+    out.hold("parallelism.zero", stage)
+    if p.offload != "none":
+        rows = [row for row in keys_to(_NAME, "parallelism.offload") if row.values]
+        for row in rows[: 2 if p.offload == "parameters" else 1]:
+            data[row.name] = "nvme" if p.offload_to == "nvme" else "cpu"
+        out.hold(["parallelism.offload", "parallelism.offload_to"], rows[0].name)
+    _write_precision(out, data)
+    _write_habits(out, data)
+    out.lose_section("model", "a ds_config holds no model")
+    out.lose_section("schedule", "the order of a pipeline is the engine's")
+    out.lose(["training.sequence_length", "training.recompute"], "said by the program")
+    for axis in ("tp", "pp", "cp", "ep"):
+        out.lose(f"parallelism.{axis}", "a degree is a flag of the program, not of its ds_config")
+    out.lose_cluster("the launcher and its hosts decide")
+    out.lose("parallelism.dp", "follows from the accelerators")
+    return out.close(_NAME, tool="DeepSpeed", text=json.dumps(nested(data), indent=2) + "\n")
+
+
+def _write_precision(out: Outgoing, data: dict[str, Any]) -> None:
+    precision = out.scenario.training_step.precision
+    rows = keys_to(_NAME, "training.precision")
+    row = next((row for row in rows if row.says == precision), None)
+    if precision == "fp32":
+        out.hold("training.precision", "without bf16 and fp16")
+    elif row is not None:
+        data[row.name] = True
+        out.hold("training.precision", row.name)
+    else:
+        data[rows[0].name] = True
+        out.lose("training.precision", "DeepSpeed has no such format; bf16 is written")
+
+
+def _write_habits(out: Outgoing, data: dict[str, Any]) -> None:
+    chosen, stage = out.scenario.framework, out.scenario.parallelism.zero
+    precision = out.scenario.training_step.precision
+    wanted = framework(chosen.preset, chosen.overrides).fields()
+    preset = table(DATA, _NAME)["presets"][str(stage)]
+    usual = framework(preset, {}).fields()
+    changes: dict[str, object] = {}
+    for row in keys(_NAME):
+        field = row.to.removeprefix("framework.")
+        if not row.to.startswith("framework.") or (row.when == "scatters" and stage not in (1, 2)):
+            continue
+        value = getattr(wanted[field], "value", wanted[field])
+        rest = getattr(usual[field], "value", usual[field])
+        word = _word(row, value, rest, precision)
+        if word is not None:
+            data[row.name] = word
+            changes[field] = f"{value:.0f} B" if row.kind == "elements" else value
+    out.behave(preset, changes, tool="zero_optimization.stage")
+
+
+def _word(row: Key, value: Any, usual: object, precision: str) -> Any:
+    """What a key says of a field of the framework; None where it has no word for it."""
+    if row.kind == "elements":
+        size = 4 if precision == "fp32" else 2  # as the file has it
+        return int(value // size) if value % size == 0 else None
+    if row.kind == "positive":
+        return 1.0 if value else 0.0
+    if row.kind == "switch":
+        return True if value == usual else False if value == row.says else None
+    word = row.word(value)
+    if word is not None and "true" in row.values:
+        return word == "true"
+    if value == 2:
+        return "fp16" if precision == "fp16" else "bfp16"
+    return word
+
+
+DEEPSPEED: Final = Format(_NAME, "ds_config of DeepSpeed", "scenario", _is_config, _read_config)

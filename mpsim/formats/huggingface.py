@@ -60,10 +60,12 @@ def _read_config(head: Head, options: Options) -> Imported:
     names = {key.removeprefix(reader.head).partition(".")[0] for key in ledger.values}
     versions = {"5": {"rope_parameters"}, "4": {"rope_theta", "torch_dtype", "rope_scaling"}}
     spelling = next((version for version, words in versions.items() if words & names), "4 or 5")
+    moves = re.compile(table(_PACKAGE, "huggingface")["moves"])
     return ledger.close(
         "hf",
         tool=f"Hugging Face transformers, {reader.kind}",
         version=f"spelling of version {spelling}",
+        moves=lambda key: moves.fullmatch(key.removeprefix(reader.head)) is not None,
     )
 
 
@@ -103,7 +105,6 @@ class _Reader:
             self._check_complete()
             entry = {**entry, "defaults": {"tied": entry["defaults"]["tied"]}}
         self._model(entry)
-        self._ignore()
         try:
             model = ModelChoice.model_validate(nested(self.ledger.scenario)["model"]).resolve()
         except (ScenarioError, ValueError) as error:
@@ -517,22 +518,6 @@ class _Reader:
             512,
             "as the encoder's in T5's own pretraining; set it to the run's",
         )
-
-    def _ignore(self) -> None:
-        """Say why keys that every configuration has change nothing."""
-        section = len(self.head)
-        for key in self.ledger.values:
-            name = key[section:] if self.head and key.startswith(self.head) else key
-            if re.fullmatch(
-                r"max_position_embeddings|n_positions|n_ctx|max_seq_len|model_max_length|seq_length",
-                name,
-            ):
-                self.ledger.ignore(key, "the longest context, not the sequence length of a run")
-                continue
-            for rule in table(_PACKAGE, "huggingface")["ignored"]:
-                if re.fullmatch(rule["pattern"], name) or re.fullmatch(rule["pattern"], key):
-                    self.ledger.ignore(key, rule["why"], matters=rule.get("matters", False))
-                    break
 
     def _count(self, model: Transformer, entry: Mapping[str, Any], is_known: bool) -> None:
         """Parameters of the class's modules: those of the simulated model and what it leaves out."""

@@ -30,24 +30,21 @@ _KINDS: Final = {
     "srun": "sbatch", "mpirun": "mpirun", "mpiexec": "mpirun", "mpirun.openmpi": "mpirun", "torchrun": "torchrun", "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun", "deepspeed": "deepspeed", "deepspeed.launcher.runner": "deepspeed", "accelerate": "accelerate",
 }  # fmt: skip
+_NUMBERS: Final = {
+    "": re.compile(r"\b(\d{1,9})(?:\(.*\))?$"),
+    "nodes": re.compile(r"^(\d{1,9})$"),  # an elastic range has no one size
+    "map_by": re.compile(r"ppr:(\d{1,9}):node"),
+}
+_VARIABLES: Final = {
+    "nodes": "SLURM_NNODES SLURM_JOB_NUM_NODES",
+    "tasks": "SLURM_NTASKS_PER_NODE",
+    "gpus": "SLURM_GPUS_PER_NODE SLURM_GPUS_ON_NODE",
+    "world": "SLURM_NTASKS SLURM_NPROCS",
+}
 _LONGEST = 200  # characters of a number of nodes or ranks, with what stands behind it
 _PROGRAM = re.compile(r".*\.py|.*pretrain_\w{1,100}|finetune\w*|.*/train")
 _SWITCHES = frozenset(
-    {
-        "standalone",
-        "exclusive",
-        "label",
-        "l",
-        "u",
-        "unbuffered",
-        "no-python",
-        "module",
-        "m",
-        "use-env",
-        "verbose",
-        "overlap",
-        "kill-on-bad-exit",
-    }
+    "standalone exclusive label l u unbuffered no-python module m use-env verbose overlap kill-on-bad-exit".split()
 )
 
 
@@ -140,132 +137,83 @@ def launched(words: Sequence[Word], head: Mapping[str, Word]) -> Launch | None:
     place = _program(words)
     if place is None:
         return None
-    options: dict[str, Word] = {}
-    numbers: dict[str, Stated] = {}
-    _take(
-        "sbatch",
-        "#SBATCH",
-        {key.removeprefix("#SBATCH "): word for key, word in head.items()},
-        numbers,
-    )
-    name, kind, start = "", "", 0
-    sections: list[tuple[str, str, int, int]] = []
-    for index in range(place + 1):
-        base = PurePosixPath(words[index].text).name if index < place else ""
-        if base in _KINDS or index == place:
-            sections.append((name, kind, start, index))
-            name, kind, start = base, _KINDS.get(base, ""), index + 1
-    for name, kind, start, end in sections:
-        own = dict(options_of(words[start:end]))
-        if kind:
-            options |= {f"{name} {key}": word for key, word in own.items()}
-            _take(kind, name, own, numbers)
-    program = PurePosixPath(words[place].text).name
+    options = dict(head)
+    numbers = _header_numbers(head)
+    names = [PurePosixPath(word.text).name for word in words[:place]]
+    starts = [index for index, name in enumerate(names) if name in _KINDS]
+    for start, end in zip(starts, [*starts[1:], place], strict=False):
+        own = dict(options_of(words[start + 1 : end]))
+        options |= {f"{names[start]} {key}": word for key, word in own.items()}
+        _take(_KINDS[names[start]], names[start], own, numbers)
     return Launch(
-        program=program,
+        program=PurePosixPath(words[place].text).name,
         arguments=tuple(words[place + 1 :]),
         line=words[place].line,
         nodes=numbers.get("nodes"),
         per_node=_per_node(numbers),
         world=numbers.get("world") or numbers.get("all_gpus"),
-        options={**head, **options},
+        options=options,
     )
 
 
 def _program(words: Sequence[Word]) -> int | None:
     """Place of the training program: the first script, or the module that python runs and that is no launcher."""
     for place, word in enumerate(words):
-        if (
-            word.text in ("-m", "--module")
-            and place + 1 < len(words)
-            and words[place + 1].text not in _KINDS
-        ):
-            return place + 1
-        is_option = (
-            place > 0
-            and words[place - 1].text.startswith("--")
-            and not words[place - 1].text.endswith(("standalone", "python"))
-        )
-        if _PROGRAM.fullmatch(word.text) and not word.text.startswith("-") and not is_option:
+        before = words[place - 1].text if place else ""
+        if before in ("-m", "--module") and word.text not in _KINDS:
             return place
-        if (
-            _PROGRAM.fullmatch(word.text)
-            and word.text.endswith(".py")
-            and not word.text.startswith("-")
-        ):
+        if _PROGRAM.fullmatch(word.text) is None or word.text.startswith("-"):
+            continue
+        is_value = before.startswith("--") and not before.endswith(("standalone", "python"))
+        if word.text.endswith(".py") or not is_value:
             return place
     return None
+
+
+def _header_numbers(head: Mapping[str, Word]) -> dict[str, Stated]:
+    numbers: dict[str, Stated] = {}
+    options = {key.removeprefix("#SBATCH "): word for key, word in head.items()}
+    _take("sbatch", "#SBATCH", options, numbers)
+    return numbers
 
 
 def _take(kind: str, name: str, options: Mapping[str, Word], numbers: dict[str, Stated]) -> None:
     """Add what one launcher states; it stands inside those before it, so it wins."""
     taken: dict[str, Stated] = {}
     for key, word in options.items():
-        role = _LAUNCHERS[kind].get(key.lstrip("-").replace("_", "-"))
-        count = (
-            re.search(r"\b(\d{1,9})(?:\(.*\))?$", word.text[-_LONGEST:])
-            if role is not None
-            else None
-        )
-        if role is None or count is None or word.unknown:
-            continue
-        if role == "map_by":
-            count = re.search(r"ppr:(\d{1,9}):node", word.text)
-            role = "per_node"
-            if count is None:
-                continue
-        if role == "nodes" and not re.fullmatch(r"\d{1,9}", word.text):
-            continue  # an elastic range has no one size
-        taken[role] = Stated(int(count[1]), f"{name} {key}")
+        role = _LAUNCHERS[kind].get(key.lstrip("-").replace("_", "-"), "")
+        pattern = _NUMBERS.get(role, _NUMBERS[""])
+        count = pattern.search(word.text[-_LONGEST:])
+        if role and count is not None and not word.unknown:
+            taken["per_node" if role == "map_by" else role] = Stated(int(count[1]), f"{name} {key}")
     if kind == "torchrun" and {"nodes", "per_node"} & taken.keys():
         numbers.pop("world", None)  # Slurm counted the tasks that start it
-    if kind in ("accelerate", "mpirun") and "world" in taken:
-        numbers.pop("nodes", None) if "nodes" not in taken and kind == "accelerate" else None
+    if kind == "accelerate" and "world" in taken and "nodes" not in taken:
+        numbers.pop("nodes", None)
     numbers |= taken
 
 
 def _per_node(numbers: Mapping[str, Stated]) -> Stated | None:
+    tasks, nodes, world = (numbers.get(role) for role in ("tasks", "nodes", "world"))
     if "per_node" in numbers:
         return numbers["per_node"]
-    tasks, gpus = numbers.get("tasks"), numbers.get("gpus")
     if tasks is not None and tasks.value > 1:
         return tasks
-    if gpus is not None:
-        return gpus
-    nodes, world = numbers.get("nodes"), numbers.get("world")
-    if (
-        nodes is not None
-        and world is not None
-        and world.value % nodes.value == 0
-        and world.value > nodes.value
-    ):
-        return Stated(world.value // nodes.value, world.key)
-    return tasks
+    if "gpus" in numbers:
+        return numbers["gpus"]
+    if nodes is None or world is None or world.value <= nodes.value or world.value % nodes.value:
+        return tasks
+    return Stated(world.value // nodes.value, world.key)
 
 
 def scheduler_variables(head: Mapping[str, Word]) -> dict[str, str]:
     """Variables that Slurm sets for a job with this header."""
-    numbers: dict[str, Stated] = {}
-    _take(
-        "sbatch",
-        "#SBATCH",
-        {key.removeprefix("#SBATCH "): word for key, word in head.items()},
-        numbers,
-    )
-    variables: dict[str, str] = {}
-    if "nodes" in numbers:
-        variables |= dict.fromkeys(
-            ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(numbers["nodes"].value)
-        )
-    if "tasks" in numbers:
-        variables["SLURM_NTASKS_PER_NODE"] = str(numbers["tasks"].value)
-    if "gpus" in numbers:
-        variables |= dict.fromkeys(
-            ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"), str(numbers["gpus"].value)
-        )
-    if "world" in numbers:
-        variables |= dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(numbers["world"].value))
-    elif "nodes" in numbers and "tasks" in numbers:
-        total = str(numbers["nodes"].value * numbers["tasks"].value)
-        variables |= dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), total)
-    return variables
+    numbers = {role: stated.value for role, stated in _header_numbers(head).items()}
+    if "nodes" in numbers and "tasks" in numbers:
+        numbers.setdefault("world", numbers["nodes"] * numbers["tasks"])
+    return {
+        name: str(numbers[role])
+        for role, names in _VARIABLES.items()
+        if role in numbers
+        for name in names.split()
+    }

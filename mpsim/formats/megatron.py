@@ -59,21 +59,12 @@ _TELLING = re.compile(
 )
 """Flags of which a training command of Megatron has at least one."""
 _FLAG = re.compile(r"--?[A-Za-z]")
-_EXCLUSIVE: Final = (
-    ("fp16", "bf16"),
-    ("fp8-e4m3", "fp8-hybrid"),
-    ("fp8-format", "fp4-format"),
-    ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"),
-    ("use-torch-fsdp2", "use-megatron-fsdp"),
-    ("use-torch-fsdp2", "use-distributed-optimizer"),
-    ("model-parallel-size", "tensor-model-parallel-size"),
-)
 
 
 def put_scenario(given: Reading, launch: Launch, options: Options) -> None:
     """Put everything that the settings and the launch say into their ledger."""
-    for pair in _EXCLUSIVE:
-        if given.stated(*pair) == list(pair):
+    for pair in table(DATA, "megatron")["exclusive"]:
+        if given.stated(*pair) == pair:
             both = " and ".join(given.keys[name] for name in pair)
             given.ledger.refuse(f"{both} contradict each other; keep one")
     ranks = put_cluster(given.ledger, launch, options)

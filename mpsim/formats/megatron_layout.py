@@ -180,9 +180,9 @@ def check_mesh(given: Reading, ranks: int | None) -> None:
         return
     heads, experts = given.scenario("model.heads"), given.scenario("model.moe.experts")
     if heads is not None and heads % tp:
-        given.refuse("num-attention-heads", f"{heads} heads do not divide among tp {tp}")
+        given.refuse("model.heads", f"{heads} heads do not divide among tp {tp}")
     if experts is not None and experts % ep:
-        given.refuse("expert-model-parallel-size", f"{experts} experts do not divide among ep {ep}")
+        given.refuse("parallelism.ep", f"{experts} experts do not divide among ep {ep}")
     layers = given.scenario("model.layers", 0) - given.scenario("model.mtp_layers", 0)
     for end in ("embedding", "loss"):
         layers += bool(layers and given.scenario(f"parallelism.{end}_counts_as_layer"))
@@ -192,7 +192,7 @@ def check_mesh(given: Reading, ranks: int | None) -> None:
     micro, batch = given.scenario("training.micro_batch"), given.scenario("training.global_batch")
     if ranks is not None and micro and batch and batch % (micro * (ranks // each)):
         why = f"{batch} sequences do not divide by micro-batch {micro} x dp {ranks // each}"
-        given.refuse("global-batch-size", why)
+        given.refuse("training.global_batch", why)
 
 
 def read_training(given: Reading, ranks: int | None) -> None:
@@ -232,7 +232,9 @@ def _read_precision(given: Reading) -> None:
 
 
 def _read_recompute(given: Reading) -> None:
-    old = given.stated("checkpoint-activations", "activations-checkpoint-method")
+    old = given.stated(
+        "checkpoint-activations", keys_to("megatron", "training.recompute_method")[1].name
+    )
     how = given.text("recompute-granularity")
     if how is None and given.on("recompute-activations"):
         how = "selective"
@@ -359,7 +361,7 @@ def write_training(put: Writing) -> None:
     """Put batches, precision and recomputation into the settings."""
     training = put.run.training_step
     put.write("training.micro_batch")
-    if put.has("global-batch-size"):
+    if put.has_any("training.global_batch"):
         put.write("training.global_batch")
     elif training.global_batch == training.micro_batch * put.run.dp:
         put.out.hold("training.global_batch", "--batch-size")
@@ -394,23 +396,24 @@ def _write_precision(put: Writing, precision: str) -> None:
 def _write_recompute(put: Writing) -> None:
     training = put.run.training_step
     how, modules = training.recompute, training.recompute_modules
-    method, layers = training.recompute_method or "uniform", training.recompute_layers or 1
-    rest = ("training.recompute_method", "training.recompute_layers")
-    if how == "full" and put.has("recompute-granularity"):
-        put.put("recompute-granularity", how, "training.recompute")
-        put.put("recompute-method", method, rest[0])
-        put.put("recompute-num-layers", layers, rest[1])
-    elif how == "full" and put.has("activations-checkpoint-method"):
-        put.put("activations-checkpoint-method", method, "training.recompute", rest[0])
-        put.put("activations-checkpoint-num-layers", layers, rest[1])
-    elif how == "full":
-        put.put("checkpoint-activations", True, "training.recompute")
-        if method == "uniform":
-            put.put("checkpoint-num-layers", layers, *rest)
+    to, method, layers = (f"training.recompute{end}" for end in ("", "_method", "_layers"))
+    if how == "full":
+        if put.has("recompute-granularity"):
+            put.put("recompute-granularity", how, to)
+        elif put.has_any(method):
+            put.out.hold(to, "--activations-checkpoint-method")
+        else:
+            put.put("checkpoint-activations", True, to)
+        if put.has_any(method):
+            put.write(method, usual="uniform")
+            put.write(layers, usual=1)
+        elif training.recompute_method in (None, "uniform"):
+            put.write(layers, usual=1)
+            put.out.hold(method, "--checkpoint-num-layers")
     elif how == "selective":
-        put.put("recompute-granularity", how, "training.recompute")
+        put.put("recompute-granularity", how, to)
         if modules:
             text = list(modules) if put.is_dataclass else " ".join(modules)
             put.put("recompute-modules", text, "training.recompute_modules")
     elif how != "none":
-        put.out.lose("training.recompute", "Megatron recomputes all of a layer, or named modules")
+        put.out.lose(to, "Megatron recomputes all of a layer, or named modules")

@@ -42,7 +42,7 @@ def read_model(given: Reading) -> int | None:
     if given.on("multi-latent-attention"):
         given.read(*_LATENT)
         width = given.scenario("model.mla.v_head_dim")
-        given.put(["multi-latent-attention", "v-head-dim"], "model.mla.v_head_dim", width)
+        given.put("multi-latent-attention", "model.mla.v_head_dim", width)
     _read_positions(given)
     if "qk-layernorm" in given.keys and not given.on("multi-latent-attention"):
         given.put("qk-layernorm", "model.qk_norm", given.on("qk-layernorm"))
@@ -227,7 +227,7 @@ def write_model(put: Writing) -> None:
     put.write("model.ffn_hidden")
     _write_vocabulary(put)
     put.write("model.gated_mlp", "model.tied_embeddings")
-    if model.norm == "rmsnorm" or put.has("normalization"):
+    if model.norm == "rmsnorm" or put.has_any("model.norm"):
         put.write("model.norm")
     else:
         put.out.hold("model.norm", "without --normalization")

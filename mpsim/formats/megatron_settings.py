@@ -105,7 +105,9 @@ class Reading:
         return self.ledger.place(self.keys.get(name, name))
 
     def refuse(self, name: str, why: str) -> None:
-        """Refuse the file for a setting."""
+        """Refuse the file for a setting, or for the one that says a value of the scenario (dotted)."""
+        if "." in name:
+            name = self.first(*(row.name for row in keys_to(_KEYS, name)))
         self.ledger.refuse(f"{self.place(name)}: {why}")
 
     def put(
@@ -188,6 +190,10 @@ class Writing:
             or order.index(flag.first) <= order.index(self.tag) <= order.index(flag.last)
         )
 
+    def has_any(self, to: str) -> bool:
+        """Whether the version has a flag for a value of the scenario."""
+        return any(self.has(row.name) for row in keys_to(_KEYS, to))
+
     def since(self, tag: str) -> bool:
         """Whether the version is this one or a later one."""
         return tags().index(self.tag) >= tags().index(tag)
@@ -206,12 +212,12 @@ class Writing:
         self.out.lose(holds, f"--{name} came with {first}" if first else f"there is no --{name}")
         return False
 
-    def write(self, *targets: str) -> None:
-        """Write rows of the table: the first key of each value that the version has, in the tool's word where it has words of its own."""
+    def write(self, *targets: str, usual: object = None) -> None:
+        """Write rows of the table: the first key of each value (else the usual one) that the version has, in the tool's word where it has words of its own."""
         for to in targets:
             rows = keys_to(_KEYS, to)
             row = next((row for row in rows if self.has(row.name)), rows[0])
-            value = self.scenario(to)
+            value = usual if self.scenario(to) is None else self.scenario(to)
             if row.kind in ("switch", "off"):
                 self.switch(row.name, bool(value) == (row.kind == "switch"), to)
             elif not row.values:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mpsim.errors import FormatError
+from mpsim.formats.ledger import nested
 from mpsim.framework import framework, framework_aliases, mark_of
 from mpsim.nouns import Quantity
 from mpsim.scenario import Scenario
@@ -86,17 +87,6 @@ class Exported:
     lost: tuple[Lost, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def rest(self) -> dict[str, Any]:
-        """The lost values as a mapping of sections."""
-        data: dict[str, Any] = {}
-        for loss in self.lost:
-            *sections, name = loss.key.split(".")
-            place = data
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[name] = loss.value
-        return data
-
 
 class Outgoing:
     """Values of one scenario, and what became of them.
@@ -161,11 +151,11 @@ class Outgoing:
         own = {
             key.removeprefix(head): value
             for key, value in self.values.items()
-            if key.startswith(head)
+            if key.startswith(head) and value is not None
         }
         if own:
             self._lost = {key: loss for key, loss in self._lost.items() if not key.startswith(head)}
-            self._lost[section] = Lost(section, _nested(own), why)
+            self._lost[section] = Lost(section, nested(own), why)
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -265,18 +255,6 @@ def _leaves(data: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]
             yield from _leaves(value, f"{head}{key}.")
         else:
             yield f"{head}{key}", value
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for key, value in values.items():
-        *sections, name = key.split(".")
-        place = data
-        for section in sections:
-            place = place.setdefault(section, {})
-        if value is not None:
-            place[name] = value
-    return data
 
 
 def _habit(field: str, value: object) -> object:

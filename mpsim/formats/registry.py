@@ -11,7 +11,7 @@ from typing import Final
 from mpsim.errors import CalibrationError, FormatError, MpsimError, nearest
 from mpsim.formats.chakra import CHAKRA
 from mpsim.formats.chakra.trace import is_trace
-from mpsim.formats.deepspeed import DEEPSPEED
+from mpsim.formats.deepspeed import DEEPSPEED, export_deepspeed
 from mpsim.formats.hlo import HLO
 from mpsim.formats.huggingface import HUGGING_FACE
 from mpsim.formats.imported import Imported, Points, Recorded
@@ -27,13 +27,11 @@ from mpsim.formats.megatron_yaml import (
 from mpsim.formats.nccl_tests import NCCL_TESTS, NCCL_TESTS_JSON
 from mpsim.formats.nsys import NSYS, is_sqlite
 from mpsim.formats.osu import OSU
-from mpsim.formats.out_deepspeed import export_deepspeed
-from mpsim.formats.out_torchtitan import export_torchtitan
 from mpsim.formats.outgoing import Exported
 from mpsim.formats.scenarios import on_cluster
 from mpsim.formats.source import Format, Head, Options, read_head
 from mpsim.formats.tables import TABLE
-from mpsim.formats.torchtitan import TORCHTITAN
+from mpsim.formats.torchtitan import TORCHTITAN, export_torchtitan
 from mpsim.scenario import Scenario
 
 __all__ = [

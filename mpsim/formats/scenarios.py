@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from mpsim.errors import FormatError, ScenarioError
 from mpsim.formats.imported import Assumed, Imported
 from mpsim.formats.ledger import flat, laid
 from mpsim.formats.source import Options
-from mpsim.scalars import resolve
+from mpsim.formats.written import scalar
 from mpsim.scenario import Scenario, load
 from mpsim.scenario.paths import expand_shorthand
 
@@ -243,30 +242,6 @@ def _entry(
         for inner, item in value.items():
             yield from _entry(str(inner), item, lines, assumed, f"{indent}  ", f"{key}.{inner}")
         return
-    text = f"{indent}{_scalar(name)}: {_scalar(value)}"
+    text = f"{indent}{scalar(name)}: {scalar(value)}"
     why = f"assumed: {assumed[key].why}" if key in assumed else lines.get(key, "")
     yield f"{text:<40}  # {_plain(why)}".rstrip() if why else text
-
-
-def _scalar(value: object) -> str:
-    """A value as YAML reads it back."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        safe = (
-            value.replace("-", "")
-            .replace("_", "")
-            .replace(".", "")
-            .replace("/", "")
-            .replace(" ", "")
-            .isalnum()
-        )
-        is_text = value.isascii() and value == value.strip() and resolve(value) == value
-        return value if safe and is_text else json.dumps(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_scalar, value)) + "]"
-    if isinstance(value, Mapping):
-        return (
-            "{" + ", ".join(f"{_scalar(key)}: {_scalar(item)}" for key, item in value.items()) + "}"
-        )
-    return repr(value)

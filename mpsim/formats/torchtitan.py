@@ -1,4 +1,4 @@
-"""torchtitan: its TOML files of 2024 to 2026, and the JSON it saves of a configuration.
+"""torchtitan, read and written: its TOML files of 2024 to 2026, and the JSON it saves of a configuration.
 
 Batches count what one data-parallel rank gets, so their total needs the number of accelerators: from the degrees where all are given, else from the user.
 
@@ -9,40 +9,43 @@ pytorch/torchtitan 11509441 (2024-08), db52d57c (2025), cbdb3113 (2025-12), b5bc
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from mpsim.formats.configs import json_config, toml_config
 from mpsim.formats.imported import Imported
-from mpsim.formats.keys import values_of
+from mpsim.formats.keys import DATA, key_to, keys_to
 from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, shortened
+from mpsim.formats.outgoing import Exported, Outgoing, header
 from mpsim.formats.source import Format, Head, Options
 from mpsim.formats.words import table
 from mpsim.formats.world import put_ranks
-from mpsim.framework import framework
+from mpsim.formats.written import toml_text
+from mpsim.framework import framework, framework_aliases
+from mpsim.scenario import Scenario
+from mpsim.workload import Transformer, model
 
-__all__ = ["TORCHTITAN"]
+__all__ = ["TORCHTITAN", "export_torchtitan"]
 
-_PACKAGE = "mpsim.formats.data"
-_ERAS: Final = (
-    ("2026-08", "torchtitan-2026", ("training.num_tokens_per_microbatch_per_dp_rank", "training.max_context_length", "training.num_tokens_per_train_step")),
-    ("2025-12", "torchtitan-2025-12", ("training.local_batch_size", "training.global_batch_size")),
-    ("2024", "torchtitan-2024", ("training.data_parallel_degree", "training.tensor_parallel_degree", "experimental.pipeline_parallel_degree", "float8.enable_float8_linear", "training.enable_float8_linear")),
-    ("2025", "torchtitan-2025", ()),
-)  # fmt: skip
+_NAME: Final = "torchtitan"
+_USUAL: Final = "torchtitan-2025-12"
+_SECTIONS: Final = ("parallelism", "training", "experimental", "compile", "float8", "quantize.linear.float8")  # fmt: skip
+_WRITTEN: Final = ("model", "training", "parallelism", "experimental", "activation_checkpoint", "compile", "float8")  # fmt: skip
+_V_SHAPED: Final = ("zb-v", "dualpipe-v")
+
+
+def _rules() -> Mapping[str, Any]:
+    return table(DATA, _NAME)
 
 
 def _is_torchtitan(head: Head) -> bool:
     if head.is_object:
-        return (
-            '"data_parallel_shard_degree"' in head.text
-            or '"data_parallel_replicate_degree"' in head.text
-        )
+        return re.search(r'"data_parallel_(shard|replicate)_degree"', head.text) is not None
     sections = set(re.findall(r"^[ \t]*\[(\w+)[.\]]", head.text, re.MULTILINE))
-    return "training" in sections and bool(
-        sections & {"parallelism", "activation_checkpoint", "experimental", "model", "job"}
-    )
+    others = {"parallelism", "activation_checkpoint", "experimental", "model", "job"}
+    return "training" in sections and bool(sections & others)
 
 
 def _read_torchtitan(head: Head, options: Options) -> Imported:
@@ -55,492 +58,595 @@ def _read_torchtitan(head: Head, options: Options) -> Imported:
     """
     data, lines = json_config(head) if head.is_object else toml_config(head)
     ledger = Ledger(str(head.path), flat(data), lines)
-    era, preset, _ = next(
-        item for item in _ERAS if not item[2] or any(key in ledger for key in item[2])
-    )
+    signs: Mapping[str, str] = _rules()["signs"]
+    era = next((era for era, sign in signs.items() if any(re.fullmatch(sign, key) for key in ledger.values)), "2025")  # fmt: skip
     reader = _Reader(ledger, era)
-    layers = reader.model()
-    mesh, ranks = reader.parallelism(options)
-    reader.schedule(mesh, layers)
-    reader.batches(mesh, ranks)
+    reader.model()
+    reader.parallelism(options)
+    reader.schedule()
+    reader.batches()
     reader.precision()
-    reader.recompute(mesh, layers)
-    reader.framework(preset, mesh)
-    _ignore(ledger)
-    return ledger.close("torchtitan", tool="torchtitan", version=f"spelling of {era}")
+    reader.recompute()
+    reader.framework()
+    moves = re.compile(_rules()["moves"])
+    version = f"spelling of {era}"
+    return ledger.close(_NAME, tool=_NAME, version=version, moves=lambda key: bool(moves.fullmatch(key)))  # fmt: skip
 
 
+@dataclasses.dataclass(slots=True)
 class _Reader:
     """One configuration of one era on its way into a ledger."""
 
-    def __init__(self, ledger: Ledger, era: str) -> None:
-        self.ledger = ledger
-        self.era = era
+    ledger: Ledger
+    era: str
+    layers: int | None = None
+    ranks: int | None = None
+    mesh: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def key(self, *words: str) -> str | None:
         """The first of these words that the file has, in whichever section its era keeps it."""
-        sections = ("parallelism", "training", "experimental", "compile", "float8")
-        return next(
-            (
-                f"{section}.{word}"
-                for word in words
-                for section in sections
-                if f"{section}.{word}" in self.ledger
-            ),
-            None,
-        )
+        names = (f"{section}.{word}" for word in words for section in _SECTIONS)
+        return next((name for name in names if name in self.ledger), None)
 
-    def integer(self, *words: str, least: int = 1) -> tuple[int | None, str | None]:
-        """A whole number and its key."""
+    def keys(self, *words: str) -> list[str]:
+        """Keys of these words that the file has."""
+        return [key for word in words if (key := self.key(word))]
+
+    def integer(self, *words: str, least: int = 1) -> int | None:
+        """A whole number of the first of these words."""
         key = self.key(*words)
-        return (None if key is None else self.ledger.integer(key, least=least)), key
+        return None if key is None else self.ledger.integer(key, least=least)
+
+    def on(self, *words: str) -> bool:
+        """Whether a switch is on."""
+        key = self.key(*words)
+        return bool(key and self.ledger.switch(key))
 
     def put(
-        self, key: str | None, to: str, value: object, why: str = "torchtitan's default"
+        self,
+        names: str | Sequence[str] | None,
+        to: str,
+        value: object,
+        why: str = "torchtitan's default",
     ) -> None:
-        """Map a value from a key, or assume it."""
-        if key is None:
-            self.ledger.assume(to, value, why)
+        """Map a value from keys, or assume it."""
+        if names:
+            self.ledger.put(names, to, value)
         else:
-            self.ledger.put(key, to, value)
+            self.ledger.assume(to, value, why)
 
-    def model(self) -> int | None:
+    def refuse(self, key: str | None, why: str) -> None:
+        """Refuse the file for a key."""
+        self.ledger.refuse(f"{self.ledger.place(key or '')}: {why}")
+
+    @property
+    def each(self) -> int:
+        """Accelerators of one data-parallel replica."""
+        return self.mesh["tp"] * self.mesh["pp"] * self.mesh["cp"]
+
+    def model(self) -> None:
         """The model by the name of its flavor; its layers where the preset is known."""
-        from mpsim.workload import model
+        rows = [row.name for row in keys_to(_NAME, "model.preset")]
+        name, flavor = (str(self.ledger.get(row, "")) for row in rows)
+        preset = _rules()["flavors"].get(name, {}).get(flavor)
+        if preset is not None:
+            self.ledger.put(rows, "model.preset", preset)
+            self.layers = model(preset).layers
+            return
+        self.ledger.ask("model")
+        why = f"flavor {shortened(flavor)} of {shortened(name)} is in no table here"
+        self.ledger.ignore(rows, why, matters=True)
 
-        name, flavor = (
-            str(self.ledger.get("model.name", "")),
-            str(self.ledger.get("model.flavor", "")),
-        )
-        keys = [key for key in ("model.name", "model.flavor") if key in self.ledger]
-        preset = table(_PACKAGE, "torchtitan")["flavors"].get(name, {}).get(flavor)
-        if preset is None:
-            why = (
-                f"flavor {shortened(flavor)} of {shortened(name)} is in no table here"
-                if keys
-                else "which model it trains is not in the file"
-            )
-            self.ledger.ask("model")
-            self.ledger.ignore(keys, why, matters=True)
-            return None
-        self.ledger.put(keys, "model.preset", preset)
-        return model(preset).layers
-
-    def parallelism(self, options: Options) -> tuple[dict[str, int], int | None]:
+    def parallelism(self, options: Options) -> None:
         """Degrees, what is sharded, and the number of accelerators."""
-        mesh: dict[str, int] = {}
-        for axis, word in (
-            ("tp", "tensor_parallel_degree"),
-            ("pp", "pipeline_parallel_degree"),
-            ("cp", "context_parallel_degree"),
-            ("ep", "expert_parallel_degree"),
-            ("etp", "expert_tensor_parallel_degree"),
-        ):
-            degree, key = self.integer(word)
-            mesh[axis] = degree or 1
-            if axis == "etp" and mesh["ep"] > 1:
+        for axis in ("tp", "pp", "cp", "ep", "etp"):
+            word = key_to(_NAME, f"parallelism.{axis}").name.partition(".")[2]
+            degree, key = self.integer(word) or 1, self.key(word)
+            self.mesh[axis] = degree
+            if axis == "etp" and self.mesh["ep"] > 1:
                 # torchtitan's default: each expert is whole on a rank
-                self.put(key, "parallelism.etp", mesh["etp"])
-            elif key is not None and (axis in ("tp", "pp") or mesh[axis] > 1):
-                self.ledger.put(key, f"parallelism.{axis}", mesh[axis])
-            elif key is not None:
-                self.ledger.ignore(key, "1: not divided")
-        each = mesh["tp"] * mesh["pp"] * mesh["cp"]
-        ranks, replicate = self._ranks(mesh, each, options)
+                self.put(key, "parallelism.etp", degree)
+            elif key is not None and (axis in ("tp", "pp") or (degree > 1 and axis != "etp")):
+                self.ledger.put(key, f"parallelism.{axis}", degree)
+        replicate = self._ranks(options)
         switch = self.key("enable_sequence_parallel")
-        wanted = self.ledger.switch(switch) if switch else True
-        self.put(
-            switch,
-            "parallelism.sequence_parallel",
-            bool(wanted) and mesh["tp"] > 1,
-            "on with tensor parallelism",
-        )
-        self._sharding(mesh, ranks, replicate)
-        return mesh, ranks
+        divided = (self.on("enable_sequence_parallel") if switch else True) and self.mesh["tp"] > 1
+        why = "on with tensor parallelism"
+        self.put(switch, "parallelism.sequence_parallel", divided, why)
+        self._sharding(replicate)
 
-    def _ranks(self, mesh: dict[str, int], each: int, options: Options) -> tuple[int | None, int]:
-        replicate, _ = self.integer("data_parallel_replicate_degree")
-        shard, _ = self.integer("data_parallel_shard_degree", "data_parallel_degree", least=-1)
-        replicate = replicate or 1
-        mesh["shard"] = -1 if shard is None else shard
-        stated = None if mesh["shard"] < 1 else each * replicate * mesh["shard"]
-        if options.ranks is not None and stated is not None and stated != options.ranks:
-            self.ledger.refuse(
-                f"--ranks {options.ranks}: the degrees multiply to {stated}; leave one out"
-            )
+    def _ranks(self, options: Options) -> int:
+        """Count accelerators; returns copies of the parameters."""
+        replicate = self.integer("data_parallel_replicate_degree") or 1
+        shard = self.integer("data_parallel_shard_degree", "data_parallel_degree", least=-1)
+        self.mesh["shard"] = -1 if shard is None else shard
+        each = self.each * replicate
+        stated = None if self.mesh["shard"] < 1 else each * self.mesh["shard"]
+        if None not in (options.ranks, stated) and stated != options.ranks:
+            why = f"the degrees multiply to {stated}; leave one out"
+            self.ledger.refuse(f"--ranks {options.ranks}: {why}")
         ranks = stated or options.ranks
-        if ranks is not None and ranks % (each * replicate):
-            self.ledger.refuse(
-                f"{ranks} accelerators do not divide by tp {mesh['tp']} x pp {mesh['pp']} x cp {mesh['cp']} x replicas {replicate} = {each * replicate}"
-            )
-            return None, replicate
         if ranks is None:
             self.ledger.ask("cluster.nodes")
+        elif ranks % each:
+            tp, pp, cp = self.mesh["tp"], self.mesh["pp"], self.mesh["cp"]
+            words = f"tp {tp} x pp {pp} x cp {cp} x replicas {replicate} = {each}"
+            self.ledger.refuse(f"{ranks} accelerators do not divide by {words}")
         else:
-            mesh["shard"] = ranks // each // replicate
-            put_ranks(
-                self.ledger, ranks, options, "--ranks" if stated is None else "the degrees together"
-            )
-        return ranks, replicate
+            self.ranks = ranks
+            self.mesh["shard"] = ranks // each
+            source = "--ranks" if stated is None else "the degrees together"
+            put_ranks(self.ledger, ranks, options, source)
+        return replicate
 
-    def _sharding(self, mesh: Mapping[str, int], ranks: int | None, replicate: int) -> None:
+    def _sharding(self, replicate: int) -> None:
+        row = key_to(_NAME, "parallelism.zero")
+        stays = str(self.ledger.get(row.name, "default"))
+        if stays not in row.values:
+            self.refuse(row.name, f"got {shortened(stays)}; needed default, always or never")
+            return
         kind = str(self.ledger.get("training.data_parallel_type", "fsdp"))
-        keys = [
-            key
-            for word in (
-                "data_parallel_shard_degree",
-                "data_parallel_degree",
-                "data_parallel_type",
-                "fsdp_reshard_after_forward",
-            )
-            if (key := self.key(word))
-        ]
-        stays = str(self.ledger.get("parallelism.fsdp_reshard_after_forward", "default"))
-        is_sharded = kind == "fsdp" and (mesh["shard"] != 1 or mesh["cp"] > 1)
-        zero = 0 if not is_sharded else 2 if stays == "never" else 3
-        if stays not in ("default", "always", "never"):
-            self.ledger.refuse(
-                f"{self.ledger.place('parallelism.fsdp_reshard_after_forward')}: got {shortened(stays)}; needed default, always or never"
-            )
-        if keys:
-            self.ledger.put(keys, "parallelism.zero", zero)
-        else:
-            self.ledger.assume(
-                "parallelism.zero", zero, "data_parallel_shard_degree -1: all that is left"
-            )
-        key = self.key("data_parallel_replicate_degree")
-        if replicate > 1 and is_sharded and ranks is not None:
-            self.ledger.put([key or "", *keys[:1]], "parallelism.shard", mesh["shard"] * mesh["cp"])
+        is_sharded = kind == "fsdp" and (self.mesh["shard"] != 1 or self.mesh["cp"] > 1)
+        names = self.keys("data_parallel_shard_degree", "data_parallel_degree", "data_parallel_type", "fsdp_reshard_after_forward")  # fmt: skip
+        why = "data_parallel_shard_degree -1: all that is left"
+        self.put(names, "parallelism.zero", row.values[stays] if is_sharded else 0, why)
+        if replicate > 1 and is_sharded and self.ranks is not None:
+            both = [*self.keys("data_parallel_replicate_degree"), *names[:1]]
+            self.ledger.put(both, "parallelism.shard", self.mesh["shard"] * self.mesh["cp"])
         elif replicate > 1 and is_sharded:
             self.ledger.ask("parallelism.shard")
-        if key is not None:
-            self.ledger.ignore(
-                key, "1: one copy" if replicate == 1 else "copies follow from the accelerators"
-            )
 
-    def schedule(self, mesh: Mapping[str, int], layers: int | None) -> None:
+    def schedule(self) -> None:
         """The schedule and its virtual stages."""
+        if self.mesh["pp"] == 1:
+            return
         key = self.key("pipeline_parallel_schedule")
         word = str(self.ledger.get(key, "1F1B")) if key else "1F1B"
-        names = {
-            name.lower(): known
-            for name, known in table(_PACKAGE, "torchtitan")["schedules"].items()
-        }
-        if mesh["pp"] == 1:
-            if key is not None:
-                self.ledger.ignore(key, "without stages it does nothing")
-            return
-        csv = self.key("pipeline_parallel_schedule_csv")
-        if csv is not None and self.ledger.get(csv):
-            self.ledger.ignore(
-                csv, "an order from a CSV file: give it as schedule.file", matters=True
-            )
+        known = _rules()["schedules"]
+        names = {name.lower(): schedule for name, schedule in known.items()}
         if word.lower() not in names:
-            self.ledger.refuse(
-                f"{self.ledger.place(key or '')}: schedule {shortened(word)} is not simulated; needed one of {', '.join(table(_PACKAGE, 'torchtitan')['schedules'])}"
-            )
+            needed = ", ".join(known)
+            self.refuse(key, f"schedule {shortened(word)} is not simulated; needed one of {needed}")
             return
         name, chunks = names[word.lower()]
         self.put(key, "schedule.name", name)
-        per_stage, stage_key = self.integer("pipeline_parallel_layers_per_stage")
-        if chunks == 2 and name not in ("zb-v", "dualpipe-v"):
-            if per_stage is not None and layers is not None:
-                # torchtitan counts the layers that its ends have less (pipeline_parallel.py: ceil of the sum over layers a stage)
-                stages = -(-(layers + sum(self._less())) // per_stage)
-                self.ledger.put(
-                    stage_key or "", "schedule.virtual_stages", max(1, stages // mesh["pp"])
-                )
-            else:
-                self.ledger.assume(
-                    "schedule.virtual_stages",
-                    2,
-                    "torchtitan's default of schedules with several stages a rank",
-                )
-        self._ends(mesh, layers)
+        stages = self.mesh["pp"] * chunks
+        if chunks == 2 and name not in _V_SHAPED:
+            stages = self.mesh["pp"] * self._chunks()
+        self._ends(stages)
 
-    def _less(self) -> tuple[int, ...]:
-        """Layers that the first and the last stage have less than the others; one each since 2025."""
-        counts = (
-            self.integer(f"pipeline_parallel_{end}_stage_less_layers", least=0)[0]
-            for end in ("first", "last")
-        )
+    def _chunks(self) -> int:
+        """Virtual stages of a rank, of the layers that each is to have."""
+        to = "schedule.virtual_stages"
+        each, key = self.integer("pipeline_parallel_layers_per_stage"), self.key("pipeline_parallel_layers_per_stage")  # fmt: skip
+        if each is None or self.layers is None:
+            why = "torchtitan's default of schedules with several stages a rank"
+            self.ledger.assume(to, 2, why)
+            return 2
+        # torchtitan counts the layers that its ends have less (pipeline_parallel.py: ceil of the sum over layers a stage)
+        stages = -(-(self.layers + sum(self._less().values())) // each)
+        chunks = max(1, stages // self.mesh["pp"])
+        self.ledger.put(key or "", to, chunks)
+        return chunks
+
+    def _less(self) -> dict[str, int]:
+        """Layers that the stage of the embedding and that of the loss have less than the others; one each since 2025."""
         usual = 0 if self.era == "2024" else 1
-        return tuple(usual if count is None else count for count in counts)
+        counts = {end: self.integer(word, least=0) for end, word in _ENDS.items()}
+        return {end: usual if count is None else count for end, count in counts.items()}
 
-    def _ends(self, mesh: Mapping[str, int], layers: int | None) -> None:
+    def _ends(self, stages: int) -> None:
         """Fewer layers beside the embedding and the loss, the rest as evenly as they go: earlier stages have one more."""
-        less = (
-            ("pipeline_parallel_first_stage_less_layers", "embedding"),
-            ("pipeline_parallel_last_stage_less_layers", "loss"),
-        )
-        for word_, end in less:
-            count, end_key = self.integer(word_, least=0)
-            count = (1 if self.era != "2024" else 0) if count is None else count
+        less = self._less()
+        for end, count in less.items():
+            key = self.key(_ENDS[end])
             if count > 1:
-                self.ledger.refuse(
-                    f"{self.ledger.place(end_key or '')}: {count} layers fewer on an end; 0 or 1 is simulated"
-                )
-            elif count or end_key is not None:
-                self.put(end_key, f"parallelism.{end}_counts_as_layer", bool(count))
-        ends = [
-            bool(self.ledger.scenario.get(f"parallelism.{end}_counts_as_layer")) for _, end in less
-        ]
-        stages = mesh["pp"] * (
-            self.ledger.scenario.get("schedule.virtual_stages")
-            or (2 if self.ledger.scenario.get("schedule.name") in ("zb-v", "dualpipe-v") else 1)
-        )
-        if layers is None or stages > MOST_LAYERS or (layers + sum(ends)) % stages == 0:
+                self.refuse(key, f"{count} layers fewer on an end; 0 or 1 is simulated")
+                return
+            if count or key is not None:
+                self.put(key, f"parallelism.{end}_counts_as_layer", bool(count))
+        if self.layers is None or stages > MOST_LAYERS:
             return
-        base, extra = divmod(layers + sum(ends), stages)
+        base, extra = divmod(self.layers + sum(less.values()), stages)
+        if not extra:
+            return
         counts = [base + (stage < extra) for stage in range(stages)]
-        counts[0] -= ends[0]
-        counts[-1] -= ends[1]
-        for _, end in less:
+        counts[0] -= less["embedding"]
+        counts[-1] -= less["loss"]
+        for end in less:
             self.ledger.drop(f"parallelism.{end}_counts_as_layer")
-        self.ledger.assume(
-            "parallelism.layers_per_stage",
-            counts,
-            "as torchtitan divides them: one fewer on the ends, one more on the first",
-        )
+        why = "as torchtitan divides them: one fewer on the ends, one more on the first"
+        self.ledger.assume("parallelism.layers_per_stage", counts, why)
 
-    def batches(self, mesh: Mapping[str, int], ranks: int | None) -> None:
+    def batches(self) -> None:
         """Sequence length, microbatch and batch of a step."""
-        length_key = self.key("seq_len", "max_context_length")
-        length = (self.ledger.integer(length_key, least=1) if length_key else None) or (
-            None if length_key else 2048
-        )
+        key = self.key("seq_len", "max_context_length")
+        length = self.ledger.integer(key, least=1) if key else 2048
         if length is None:
             return
-        self.put(length_key, "training.sequence_length", length)
-        each = mesh["tp"] * mesh["pp"] * mesh["cp"]
-        replicas = None if ranks is None else ranks // each
+        self.put(key, "training.sequence_length", length)
         if self.era == "2026-08":
-            self._tokens(length, replicas)
+            self._tokens(length)
             return
-        local, key = self.integer("local_batch_size", "batch_size")
-        local = local or 8
-        micro, keys = local, [key] if key else []
-        if mesh["pp"] > 1:
-            count, count_key = self.integer("pipeline_parallel_microbatches")
-            size, size_key = self.integer("pipeline_parallel_microbatch_size")
-            if self.era == "2024":
-                count = count or mesh["pp"]
-                if local % count:
-                    self.ledger.refuse(
-                        f"{self.ledger.place(key or '')}: {local} sequences do not divide into {count} microbatches"
-                    )
-                    return
-            micro = local // count if self.era == "2024" and count else size or 1
-            keys = [item for item in (count_key, size_key) if item] or keys
-        if keys:
-            self.ledger.put(keys, "training.micro_batch", micro)
-        else:
-            self.ledger.assume("training.micro_batch", micro, "torchtitan's default")
-        self._global(local, key, replicas)
+        local, key = self.integer("local_batch_size", "batch_size") or 8, self.key("local_batch_size", "batch_size")  # fmt: skip
+        micro, names = local, [key] if key else []
+        if self.mesh["pp"] > 1 and self.era == "2024":
+            count = self.integer("pipeline_parallel_microbatches") or self.mesh["pp"]
+            if local % count:
+                self.refuse(key, f"{local} sequences do not divide into {count} microbatches")
+                return
+            micro = local // count
+            names = self.keys("pipeline_parallel_microbatches") or names
+        elif self.mesh["pp"] > 1:
+            micro = self.integer("pipeline_parallel_microbatch_size") or 1
+            names = self.keys("pipeline_parallel_microbatch_size") or names
+        self.put(names, "training.micro_batch", micro)
+        self._total(local, "global_batch_size", [key] if key else [])
 
-    def _global(self, local: int, key: str | None, replicas: int | None) -> None:
-        total, total_key = self.integer("global_batch_size", least=-1)
-        keys = [item for item in (key, total_key) if item]
+    def _total(self, local: int, word: str, names: list[str], size: int = 1) -> None:
+        """The batch of a step: as it is stated, else so many sequences for each data-parallel rank."""
+        total, key = self.integer(word, least=-1), self.key(word)
         if total is not None and total > 0:
-            self.ledger.put(keys[-1:], "training.global_batch", total)
-        elif replicas is not None:
-            if keys:
-                self.ledger.put(keys, "training.global_batch", local * replicas)
-            else:
-                self.ledger.assume(
-                    "training.global_batch",
-                    local * replicas,
-                    f"{local} for each data-parallel rank",
-                )
+            self.ledger.put(key or "", "training.global_batch", total // size)
+        elif self.ranks is not None:
+            why = f"{local} for each data-parallel rank"
+            batch = local * (self.ranks // self.each)
+            self.put([*names, *([key] if key else [])], "training.global_batch", batch, why)
         else:
             self.ledger.ask("training.global_batch")
-            self.ledger.ignore(keys, "of one data-parallel rank; the batch needs --ranks")
-        if key is not None:
-            self.ledger.ignore(key, "of one data-parallel rank")
 
-    def _tokens(self, length: int, replicas: int | None) -> None:
+    def _tokens(self, length: int) -> None:
         """Batches of 2026 count tokens."""
-        tokens, key = self.integer("num_tokens_per_microbatch_per_dp_rank")
-        tokens = tokens or 16384
+        word = "num_tokens_per_microbatch_per_dp_rank"
+        tokens, key = self.integer(word) or 16384, self.key(word)
         if tokens % length:
-            self.ledger.refuse(
-                f"{self.ledger.place(key or '')}: {tokens} tokens are no whole sequences of {length}"
-            )
+            self.refuse(key, f"{tokens} tokens are no whole sequences of {length}")
             return
         micro = tokens // length
         self.put(key, "training.micro_batch", micro)
-        total, total_key = self.integer("num_tokens_per_train_step", least=-1)
-        count, count_key = self.integer("num_pp_microbatches")
-        if total is not None and total > 0:
-            self.ledger.put(total_key or "", "training.global_batch", total // length)
-        elif replicas is not None:
-            self.put(
-                count_key or total_key,
-                "training.global_batch",
-                micro * replicas * (count or 1),
-                "a microbatch for each data-parallel rank",
-            )
-        else:
-            self.ledger.ask("training.global_batch")
-        for item in (count_key, total_key):
-            if item is not None:
-                self.ledger.ignore(item, "the tokens of a step decide")
+        count = self.integer("num_pp_microbatches") or 1
+        names = self.keys("num_pp_microbatches")
+        self._total(micro * count, "num_tokens_per_train_step", names, length)
 
     def precision(self) -> None:
         """Number format of products."""
-        found = [
-            name
-            for name in ("model.converters", "quantize.linear", "model.quantization")
-            if name in self.ledger
-        ]
-        converters = self.ledger.get(found[0]) if found else []
-        words = " ".join(map(str, converters)) if isinstance(converters, list) else str(converters)
-        switch = self.key("enable_float8_linear")
-        narrow = bool(re.search(r"float8", words)) or bool(switch and self.ledger.switch(switch))
-        recipe_key = next(
-            (
-                key
-                for key in ("float8.recipe_name", "quantize.linear.float8.recipe_name")
-                if key in self.ledger
-            ),
-            None,
-        )
-        recipe = str(self.ledger.get(recipe_key) or "tensorwise") if recipe_key else "tensorwise"
-        keys = [key for key in (*found, switch, recipe_key) if key]
+        names = [name for name in ("model.converters", "quantize.linear", "model.quantization") if name in self.ledger]  # fmt: skip
+        words = str(self.ledger.get(names[0])) if names else ""
+        recipe = self.key("recipe_name")
         if re.search(r"\bmx", words):
-            self.ledger.put(found, "training.precision", "mxfp8")
-            return
-        if narrow:
-            self.ledger.put(
-                keys, "training.precision", "fp8_rowwise" if "rowwise" in recipe else "fp8"
-            )
-            return
-        self.ledger.ignore(keys, "no narrow format")
-        param = self.key("mixed_precision_param")
-        word = str(self.ledger.get(param, "bfloat16")) if param else "bfloat16"
-        formats = values_of("torchtitan", "training.mixed_precision_param")
-        if word not in formats:
-            self.ledger.refuse(
-                f"{self.ledger.place(param or '')}: got {shortened(word)}; needed one of {', '.join(formats)}"
-            )
-            return
-        self.put(param, "training.precision", formats[word])
-
-    def recompute(self, mesh: Mapping[str, int], layers: int | None) -> None:
-        """Activation checkpointing."""
-        mode_key, option_key = (
-            "activation_checkpoint.mode",
-            "activation_checkpoint.selective_ac_option",
-        )
-        mode = str(self.ledger.get(mode_key, "selective")).lower()
-        option = str(self.ledger.get(option_key, "2" if self.era in ("2024", "2025") else "op"))
-        key = mode_key if mode_key in self.ledger else None
-        if mode == "none":
-            self.put(key, "training.recompute", "none")
-        elif mode == "full":
-            self.put(key, "training.recompute", "full")
-        elif mode == "selective" and option == "op":
-            self.ledger.put(
-                [mode_key, option_key], "training.recompute", "per-op"
-            ) if key else self.put(None, "training.recompute", "per-op")
-        elif mode == "selective" and option.isdigit() and int(option) > 0:
-            self.ledger.put([mode_key, option_key], "training.recompute", "full")
-            if int(option) > 1 and layers is not None:
-                count = max(1, layers // mesh["pp"] // int(option))
-                self.ledger.put([mode_key, option_key], "training.recompute_method", "block")
-                self.ledger.put([mode_key, option_key], "training.recompute_layers", count)
-                self.ledger.note(
-                    "training.recompute",
-                    f"every {option}th layer runs again there; here the first {count} of a stage",
-                    "full",
-                )
-        elif mode == "memory_budget":
-            self.put(key, "training.recompute", "per-op")
-            self.ledger.warn(
-                f"{self.ledger.place(mode_key)}: what runs again under a memory budget is not known; every second product does here"
-            )
+            self.ledger.put(names, "training.precision", "mxfp8")
+        elif "float8" in words or self.on("enable_float8_linear"):
+            all_names = [*names, *self.keys("enable_float8_linear", "recipe_name")]
+            is_rowwise = recipe is not None and "rowwise" in str(self.ledger.get(recipe))
+            self.put(all_names, "training.precision", "fp8_rowwise" if is_rowwise else "fp8")
         else:
-            self.ledger.refuse(
-                f"{self.ledger.place(mode_key)}: got {shortened(mode)} with option {shortened(option)}; needed none, selective or full"
-            )
-        self.ledger.ignore(option_key, "without selective recomputation it does nothing")
+            row = key_to(_NAME, "training.precision")
+            word = str(self.ledger.get(row.name, "bfloat16"))
+            if word not in row.values:
+                self.refuse(row.name, f"got {shortened(word)}; needed one of {', '.join(row.values)}")  # fmt: skip
+                return
+            name = row.name if row.name in self.ledger else None
+            self.put(name, row.to, row.values[word])
 
-    def framework(self, preset: str, mesh: Mapping[str, int]) -> None:
+    def recompute(self) -> None:
+        """Activation checkpointing."""
+        rows = [row.name for row in keys_to(_NAME, "training.recompute")]
+        mode = str(self.ledger.get(rows[0], "selective")).lower()
+        option = str(self.ledger.get(rows[1], "2" if self.era in ("2024", "2025") else "op"))
+        name = rows[0] if rows[0] in self.ledger else None
+        to = "training.recompute"
+        if mode in ("none", "full"):
+            self.put(name, to, mode)
+        elif mode == "selective" and option == "op":
+            self.put(rows if name else None, to, "per-op")
+        elif mode == "selective" and option.isdigit() and int(option) > 0:
+            self.ledger.put(rows, to, "full")
+            self._every(rows, int(option))
+        elif mode == "memory_budget":
+            self.put(name, to, "per-op")
+            why = (
+                "what runs again under a memory budget is not known; every second product does here"
+            )
+            self.ledger.warn(f"{self.ledger.place(rows[0])}: {why}")
+        else:
+            got = f"got {shortened(mode)} with option {shortened(option)}"
+            self.refuse(rows[0], f"{got}; needed none, selective or full")
+
+    def _every(self, rows: list[str], every: int) -> None:
+        """Every n-th layer runs again there, as many at the start of a stage here."""
+        if every == 1 or self.layers is None:
+            return
+        count = max(1, self.layers // self.mesh["pp"] // every)
+        self.ledger.put(rows, "training.recompute_method", "block")
+        self.ledger.put(rows, "training.recompute_layers", count)
+        why = f"every {every}th layer runs again there; here the first {count} of a stage"
+        self.ledger.note("training.recompute", why, "full")
+
+    def framework(self) -> None:
         """The preset of the era and what differs from it."""
+        preset = next(preset for preset, era in _rules()["eras"] if era == self.era)
         self.ledger.assume("framework.preset", preset, "the preset of the spelling")
         habits = framework(preset, {}).fields()
-        compiled = self.key("compile") or (
-            "compile.enable" if "compile.enable" in self.ledger else None
+        compiled = self.key("compile", "enable")
+        changes: dict[str, tuple[str | None, Any]] = {}
+        if not self.on("compile", "enable"):
+            changes = {name: (compiled, value) for name, value in _rules()["eager"].items()}
+        precision = str(self.ledger.scenario.get("training.precision", ""))
+        for word, to, value, counts in (
+            ("enable_async_tensor_parallel", "tensor_overlap", "micro-pipeline", self.mesh["tp"] > 1),
+            ("enable_fsdp_float8_all_gather", "gathered_bytes", 1, precision.startswith("fp8")),
+        ):  # fmt: skip
+            if counts and self.on(word):
+                changes[to] = (self.key(word), value)
+        if precision == "fp8_rowwise":
+            changes |= dict.fromkeys(_ROWWISE, (None, False))
+        for name, (key, value) in changes.items():
+            if getattr(habits[name], "value", habits[name]) != value:
+                why = "row-wise scales" if name in _ROWWISE else "torch.compile is off"
+                self.put(key, f"framework.{name}", value, why)
+
+
+_ENDS: Final = {
+    "embedding": "pipeline_parallel_first_stage_less_layers",
+    "loss": "pipeline_parallel_last_stage_less_layers",
+}
+_ROWWISE: Final = ("narrow_gathers", "scale_reductions")
+
+
+def export_torchtitan(scenario: Scenario) -> Exported:
+    """Write the configuration of a scenario, in the spelling of the era that its framework stands for.
+
+    Raises
+    ------
+    FormatError
+        If it serves.
+    """
+    writer = _Writer(scenario)
+    tool = f"torchtitan, spelling of {writer.era}"
+    head = "".join(f"# {line}\n" for line in header(scenario, tool))
+    return writer.out.close(_NAME, tool=tool, text=f"{head}\n{toml_text(writer.data)}")
+
+
+class _Writer:
+    """One configuration on its way out."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.out = Outgoing(scenario)
+        self.scenario = scenario
+        eras: Mapping[str, str] = dict(_rules()["eras"])
+        name = framework_aliases().get(scenario.framework.preset, scenario.framework.preset)
+        self.preset = name if name in eras else _USUAL
+        self.era = eras[self.preset]
+        self.is_first = self.era == "2024"  # degrees stood under training and experimental
+        self.data: dict[str, dict[str, object]] = {section: {} for section in _WRITTEN}
+        self._model()
+        self._degrees()
+        self._schedule()
+        self._batches()
+        self._precision()
+        self._recompute()
+        self._framework()
+        why = "no key names accelerators, links and NICs: import it with --cluster"
+        self.out.lose_cluster(f"{why} {scenario.hardware.name}")
+
+    def _write(self, key: str, value: object, *holds: str) -> None:
+        section, _, word = key.partition(".")
+        self.data[section][word] = value
+        self.out.hold(holds, key)
+
+    def _pipeline(self, word: str, value: object, *holds: str) -> None:
+        section = "experimental" if self.is_first else "parallelism"
+        self._write(f"{section}.pipeline_parallel_{word}", value, *holds)
+
+    def _model(self) -> None:
+        wanted = self.scenario.transformer
+        rows = keys_to(_NAME, "model.preset")
+        for name, flavors in _rules()["flavors"].items():
+            for flavor, preset in flavors.items():
+                if _same(wanted, model(preset)):
+                    self._write(rows[0].name, name)
+                    held = [key for key in self.out.values if key.startswith("model.")]
+                    self._write(rows[1].name, flavor, *held)
+                    return
+        why = "is none of torchtitan's flavors; its models are Python tables"
+        self.out.lose_section("model", why)
+
+    def _degrees(self) -> None:
+        p = self.scenario.parallelism
+        moved = (
+            {"tp": "training", "pp": "experimental", "cp": "experimental"} if self.is_first else {}
         )
-        is_compiled = bool(self.ledger.switch(compiled)) if compiled else False
-        changes: dict[str, tuple[Sequence[str | None], object]] = {}
-        if not is_compiled:
-            changes |= {
-                name: ([compiled], value)
-                for name, value in table(_PACKAGE, "torchtitan")["eager"].items()
-            }
-        async_key = self.key("enable_async_tensor_parallel")
-        if async_key and self.ledger.switch(async_key) and mesh["tp"] > 1:
-            changes["tensor_overlap"] = ([async_key], "micro-pipeline")
-        gather = next(
-            (
-                key
-                for key in (
-                    "float8.enable_fsdp_float8_all_gather",
-                    "quantize.linear.float8.enable_fsdp_float8_all_gather",
-                )
-                if key in self.ledger
-            ),
-            None,
-        )
-        if (
-            gather
-            and self.ledger.switch(gather)
-            and str(self.ledger.scenario.get("training.precision", "")).startswith("fp8")
-        ):
-            changes["gathered_bytes"] = ([gather], 1)
-        if self.ledger.scenario.get("training.precision") == "fp8_rowwise":
-            changes |= {"narrow_gathers": ([None], False), "scale_reductions": ([None], False)}
-        for name, (keys, value) in changes.items():
-            if getattr(habits[name], "value", habits[name]) == value:
-                continue
-            known = [key for key in keys if key]
-            if known:
-                self.ledger.put(known, f"framework.{name}", value)
+        for axis in ("tp", "pp", "cp", "ep", "etp"):
+            to, degree = f"parallelism.{axis}", getattr(p, axis)
+            word = key_to(_NAME, to).name.partition(".")[2]
+            counts = {"tp": True, "pp": True, "etp": p.ep > 1 and degree is not None}
+            if counts.get(axis, bool(degree and degree > 1)):
+                self._write(f"{moved.get(axis, 'parallelism')}.{word}", degree, to)
+        self._data_parallel()
+        to = "parallelism.sequence_parallel"
+        if p.tp == 1 or (p.sequence_parallel and self.era != "2026-08"):
+            self.out.hold(to, "tensor parallelism brings it")
+        elif self.era == "2026-08":
+            self._write(key_to(_NAME, to).name, p.sequence_parallel, to)
+        else:
+            self.out.force(to, "comes with tensor parallelism in this era")
+
+    def _data_parallel(self) -> None:
+        """Ranks that share one copy of the parameters, and how many copies there are."""
+        p, dp = self.scenario.parallelism, self.scenario.dp
+        # context parallelism always shares parameters here, so plain replicas of it are lost
+        group = (p.shard or dp * p.cp) if p.zero or p.cp > 1 else 1
+        shard = group // p.cp
+        if self.is_first:
+            self._write("training.data_parallel_degree", dp, "parallelism.dp")
+            if p.zero == 0:
+                self._write("training.data_parallel_type", "ddp")
+            self.out.lose("parallelism.shard", "all ranks share one copy in 2024")
+        else:
+            copies = dp * p.cp // group
+            self._write("parallelism.data_parallel_replicate_degree", copies, "parallelism.dp")
+            held = ("parallelism.dp", "parallelism.shard")
+            self._write("parallelism.data_parallel_shard_degree", shard, *held)
+        is_sharded = (shard > 1 or p.cp > 1) and not (self.is_first and p.zero == 0)
+        stays = p.zero == 2 and not self.is_first
+        if stays and is_sharded:
+            self._write("parallelism.fsdp_reshard_after_forward", "never")
+        read = 0 if not is_sharded else 2 if stays else 3
+        if read == p.zero:
+            self.out.hold("parallelism.zero", "parallelism.data_parallel_shard_degree")
+        else:
+            why = f"torchtitan's FSDP is {read} here, and it has no other"
+            self.out.force("parallelism.zero", why)
+
+    def _schedule(self) -> None:
+        schedule, p = self.scenario.schedule, self.scenario.parallelism
+        known = _rules()["schedules"]
+        words = {name: (word, chunks) for word, (name, chunks) in reversed(known.items())}
+        if p.pp == 1:
+            if schedule.name == "1f1b":
+                self.out.hold(["schedule.name", "schedule.virtual_stages"], "one stage")
+            return
+        chunks = self.scenario.virtual_stages
+        if schedule.name not in words:
+            why = "torchtitan has no such schedule; 1F1B is written"
+            self.out.lose_section("schedule", why)
+            self._pipeline("schedule", "1F1B")
+            chunks = 1
+        else:
+            word, usual = words[schedule.name]
+            self._pipeline("schedule", word, "schedule.name")
+            self.out.hold("schedule.virtual_stages", word)
+            if usual == 2 and schedule.name not in _V_SHAPED:
+                self._chunks(chunks)
+        self._ends(chunks)
+
+    @property
+    def _layers(self) -> int:
+        """Layers, and the ends that count as one each."""
+        p, layers = self.scenario.parallelism, self.scenario.transformer.layers
+        return layers + p.embedding_counts_as_layer + p.loss_counts_as_layer
+
+    def _chunks(self, chunks: int) -> None:
+        layers = self.scenario.transformer.layers if self.is_first else self._layers
+        pp = self.scenario.parallelism.pp
+        each = -(-layers // (pp * chunks))
+        if -(-layers // each) // pp == chunks and self.data["model"]:
+            self._pipeline("layers_per_stage", each)
+        elif chunks != 2:
+            why = "layers of a stage need a flavor of the model"
+            self.out.force("schedule.virtual_stages", why)
+
+    def _ends(self, chunks: int) -> None:
+        p = self.scenario.parallelism
+        for end, word in _ENDS.items():
+            to = f"parallelism.{end}_counts_as_layer"
+            if self.is_first:
+                self.out.lose(to, "a split by layers came in 2025")
             else:
-                self.ledger.assume(
-                    f"framework.{name}",
-                    value,
-                    "torch.compile is off"
-                    if name in table(_PACKAGE, "torchtitan")["eager"]
-                    else "row-wise scales",
-                )
-        for key in (compiled, async_key, gather):
-            if key is not None:
-                self.ledger.ignore(
-                    key,
-                    f"the preset {preset} has it"
-                    if key == compiled
-                    else "off, or without effect here",
-                )
+                self._write(f"parallelism.{word}", int(getattr(p, f"{end}_counts_as_layer")), to)
+        why, to = "torchtitan divides layers itself", "parallelism.layers_per_stage"
+        if p.layers_per_stage is not None:
+            self.out.lose(to, why)
+        elif self.data["model"] and self._layers % (p.pp * chunks):
+            self.out.force(to, why)
+
+    def _batches(self) -> None:
+        training, pp, dp = (
+            self.scenario.training_step,
+            self.scenario.parallelism.pp,
+            self.scenario.dp,
+        )
+        micro, total, length = training.micro_batch, training.global_batch, training.sequence_length
+        both = ("training.micro_batch", "training.global_batch")
+        if self.era == "2026-08":
+            self._write("training.max_context_length", length, "training.sequence_length")
+            self._write("training.num_tokens_per_microbatch_per_dp_rank", micro * length, both[0])
+            self._write("training.num_tokens_per_train_step", total * length, both[1])
+            if pp > 1:
+                self._write("parallelism.num_pp_microbatches", self.scenario.microbatches)
+            return
+        self._write("training.seq_len", length, "training.sequence_length")
+        local = total // dp if pp > 1 else micro
+        if self.era == "2025-12":
+            self._write("training.local_batch_size", local, both[0])
+            self._write("training.global_batch_size", total, both[1])
+        else:
+            whole = total == micro * dp or pp > 1
+            self._write("training.batch_size", local, *(both if whole else both[:1]))
+            if not whole:
+                self.out.force(both[1], "gradients are not accumulated in this era")
+        if pp > 1 and self.is_first:
+            self._pipeline("microbatches", self.scenario.microbatches)
+        elif pp > 1:
+            self._pipeline("microbatch_size", micro, both[0])
+
+    def _precision(self) -> None:
+        precision, to = self.scenario.training_step.precision, "training.precision"
+        row = key_to(_NAME, to)
+        word = row.word(precision)
+        if word is not None:
+            self._write(row.name, word, to)
+        elif precision in ("fp8", "fp8_rowwise"):
+            if self.is_first:
+                self._write("float8.enable_float8_linear", True, to)
+            else:
+                self._write("model.converters", ["float8"], to)
+            if precision == "fp8_rowwise":
+                self._write("float8.recipe_name", "rowwise", to)
+        elif precision == "mxfp8" and not self.is_first:
+            self._write("model.converters", ["mx"], to)
+        else:
+            self._write(row.name, "bfloat16")
+            self.out.lose(to, "torchtitan has no such format")
+
+    def _recompute(self) -> None:
+        how, to = self.scenario.training_step.recompute, "training.recompute"
+        rows = keys_to(_NAME, to)
+        word = rows[0].word(how)
+        if word is None:
+            self._write(rows[0].name, "none")
+            self.out.lose(to, "torchtitan recomputes none, all, or every second product")
+            return
+        self._write(rows[0].name, word, to)
+        if how == "per-op":
+            self._write(rows[1].name, "op")
+
+    def _framework(self) -> None:
+        chosen = self.scenario.framework
+        wanted = framework(chosen.preset, chosen.overrides).fields()
+        usual = framework(self.preset, {}).fields()
+        eager: Mapping[str, Any] = _rules()["eager"]
+        changes: dict[str, object] = {}
+        compiled = sum(wanted[field] == usual[field] for field in eager)
+        is_compiled = compiled >= sum(wanted[field] == value for field, value in eager.items())
+        name = "training.compile" if self.era in ("2024", "2025") else "compile.enable"
+        self._write(name, is_compiled)
+        if not is_compiled:
+            changes |= eager
+        if wanted["tensor_overlap"] == "micro-pipeline" and self.scenario.parallelism.tp > 1:
+            section = "experimental" if self.is_first else "parallelism"
+            self._write(f"{section}.enable_async_tensor_parallel", True)
+            changes["tensor_overlap"] = "micro-pipeline"
+        precision = self.scenario.training_step.precision
+        if precision.startswith("fp8") and (
+            "converters" in self.data["model"] or self.data["float8"]
+        ):
+            if wanted["gathered_bytes"] == 1:
+                self._write("float8.enable_fsdp_float8_all_gather", True)
+                changes["gathered_bytes"] = 1
+            if precision == "fp8_rowwise":
+                changes |= dict.fromkeys(_ROWWISE, False)
+        self.out.behave(self.preset, changes, tool="the spelling of the file")
 
 
-def _ignore(ledger: Ledger) -> None:
-    """Say why other keys change nothing."""
-    for key in ledger.values:
-        for rule in table(_PACKAGE, "torchtitan")["ignored"]:
-            if re.fullmatch(rule["pattern"], key):
-                ledger.ignore(
-                    key,
-                    rule["why"],
-                    matters=rule.get("matters", False)
-                    and ledger.get(key) not in (None, False, "", [], 0),
-                )
-                break
+def _same(wanted: Transformer, other: Transformer) -> bool:
+    """Whether two models differ in their names and sources alone."""
+    named = dataclasses.replace(other, name=wanted.name, source=wanted.source, as_of=wanted.as_of)
+    return wanted == named
 
 
 TORCHTITAN: Final = Format(
-    "torchtitan",
+    _NAME,
     "configuration of torchtitan (TOML, saved JSON)",
     "scenario",
     _is_torchtitan,

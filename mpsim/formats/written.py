@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 
-__all__ = ["toml_text", "yaml_text"]
+from mpsim.scalars import resolve
+
+__all__ = ["scalar", "toml_text", "yaml_text"]
 
 
 def yaml_text(data: Mapping[str, object], indent: str = "") -> str:
@@ -28,7 +31,7 @@ def _yaml(data: Mapping[str, object], indent: str) -> Iterator[str]:
             yield f"{indent}{key}:"
             yield from _yaml(value, f"{indent}  ")
         else:
-            yield f"{indent}{key}: {_scalar(value)}"
+            yield f"{indent}{key}: {scalar(value)}"
 
 
 def toml_text(data: Mapping[str, Mapping[str, object]]) -> str:
@@ -51,18 +54,20 @@ def toml_text(data: Mapping[str, Mapping[str, object]]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _scalar(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
+def scalar(value: object) -> str:
+    """A value as YAML reads it back."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        plain = value.replace("_", "").replace("-", "").replace(".", "")
-        words = value.lower() in ("true", "false", "null", "yes", "no", "on", "off", "none")
-        quoted = not plain.isalnum() or plain.isdigit() or value[0].isdigit() or words
-        return json.dumps(value) if quoted else value
+        is_plain = re.fullmatch(r"[\w./ -]*\w[\w./ -]*", value, re.ASCII) is not None
+        return (
+            value
+            if is_plain and value == value.strip() and resolve(value) == value
+            else json.dumps(value)
+        )
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_scalar, value)) + "]"
-    return "{}"
+        return "[" + ", ".join(map(scalar, value)) + "]"
+    if isinstance(value, Mapping):
+        items = (f"{scalar(key)}: {scalar(item)}" for key, item in value.items())
+        return "{" + ", ".join(items) + "}"
+    return repr(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import runpy
 import typing
 
@@ -46,6 +47,25 @@ def test_every_key_leads_to_a_value_of_a_scenario(name):
     rows = keys(name)
     assert {row.to for row in rows} <= known_keys()
     assert len({(row.name, row.to) for row in rows}) == len(rows)
+
+
+def is_plain(row):
+    """Whether the table alone reads and writes a row."""
+    return bool(row.kind) or row.says is not None
+
+
+@pytest.mark.parametrize("name", ["megatron", "deepspeed"])
+def test_no_key_of_a_plain_row_is_spelled_in_code(name, pytestconfig):
+    """What a row says is not said again in the reader or the writer."""
+    plain = {row.name for row in keys(name) if is_plain(row)}
+    assert len(plain) > 8
+    spelled = {
+        (path.name, node.value)
+        for path in (pytestconfig.rootpath / "mpsim" / "formats").glob(f"{name}*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in plain
+    }
+    assert spelled == set()
 
 
 def test_every_flag_of_the_table_is_one():
