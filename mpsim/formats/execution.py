@@ -19,6 +19,7 @@ from mpsim import accessors
 from mpsim.cost import CollectiveModel, Constant
 from mpsim.engine import Timeline, run
 from mpsim.errors import FormatError, nearest
+from mpsim.formats.imported import Recorded
 from mpsim.hardware import Cluster, system, system_names
 from mpsim.parallel.axes import Stream
 from mpsim.parallel.crossing import messages, placed, slowdown
@@ -70,8 +71,8 @@ class ImportedProgram:
 
     Parameters
     ----------
-    name, format, tool, version : str
-        Name of the program, name of the format as commands take it, and what wrote the file.
+    recorded : Recorded
+        What the file states.
     axes : tuple of str
         Over which it communicates, as the file shows them.
     cluster : Cluster, optional
@@ -82,23 +83,16 @@ class ImportedProgram:
         Of one rank by what it is for [B]; empty where the file does not show it.
     constants : tuple of Constant
         Every constant that the prices rest on.
-    facts : mapping of str to object
-        Further facts that the file states.
     """
 
     name: str
-    format: str
-    tool: str
-    files: tuple[str, ...]
+    recorded: Recorded
     program: Program
     axes: tuple[str, ...]
-    version: str = ""
     cluster: Cluster | None = None
     flops: float = 0.0
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
     constants: tuple[Constant, ...] = ()
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
 
     def run(self, engine: str = "auto") -> Execution:
         """Run it by an engine of `mpsim.engine.run`; DeadlockError if its operations wait for each other."""
@@ -158,7 +152,7 @@ class Execution:
             summary["memory"] = dict(source.memory)
         if source.constants:
             summary["calibration"] = calibration(source.constants)
-        return summary | {"warnings": list(source.warnings)}
+        return summary | {"warnings": list(source.recorded.warnings)}
 
     def write_trace(self, path: str | Path, *, detail: str = "chunk") -> None:
         """Write a trace that Perfetto opens; gzipped when `path` ends in ``.gz``."""

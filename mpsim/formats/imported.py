@@ -24,7 +24,6 @@ __all__ = [
     "collective_name",
     "collective_point",
     "kernel_point",
-    "recorded_program",
 ]
 
 _SHORTEST, _LONGEST = 1e-12, 1e9  # s, of a kernel or collective that somebody timed
@@ -262,19 +261,6 @@ class Recorded:
     warnings: tuple[str, ...] = ()
     program: ImportedProgram | None = None
     spans: tuple[Spans, ...] = ()
-
-
-def recorded_program(program: ImportedProgram) -> Recorded:
-    """Facts of a file, with the program that it is."""
-    return Recorded(
-        format=program.format,
-        tool=program.tool,
-        version=program.version,
-        files=program.files,
-        facts=program.facts,
-        warnings=program.warnings,
-        program=program,
-    )
 
 
 def collective_name(word: str) -> str | None:

@@ -76,7 +76,7 @@ def test_the_open_gpu_sample_on_a_node_of_h100():
     execution = mpsim.read(GPU, cluster="dgx-h100").program.run()
     summary = execution.summary
     assert summary["hardware_flops_per_step"] == 8 * 219_043_332_096
-    assert execution.source.facts["mesh"] == {"axis_0": 2, "axis_1": 4}
+    assert execution.source.recorded.facts["mesh"] == {"axis_0": 2, "axis_1": 4}
     # products alone at the dense peak of 989 TFLOP/s take 0.22 ms; the rest is bound by memory
     assert 0.22e-3 < summary["step_time_s"] < 4e-3
     assert summary["breakdown_s"]["backward"] > summary["breakdown_s"]["forward"]
@@ -340,7 +340,7 @@ ENTRY %main (a: bf16[1024], x: bf16[4096,4096]) -> bf16[8192] {
 def test_a_collective_of_a_tpu_that_runs_beside_kernels_counts_once(tmp_path):
     """Its start, the kernel that carries it on and its end name it three times; the kernel hides it."""
     program = read(tmp_path, BESIDE, "tpu-v5e")
-    assert [item["times"] for item in program.facts["collectives"]] == [1]
+    assert [item["times"] for item in program.recorded.facts["collectives"]] == [1]
     execution = program.run()
     axis = program.axes[0]
     assert execution.communication[axis]["hidden"] > 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any, Final
 
 from mpsim.formats.chakra.trace import Node, Trace, is_trace, read_ranks
-from mpsim.formats.imported import Recorded, recorded_program
+from mpsim.formats.imported import Recorded
 from mpsim.formats.source import Format, Head, Options
 
 __all__ = ["CHAKRA"]
@@ -34,7 +35,8 @@ def _read_trace(head: Head, options: Options) -> Recorded:
     cluster = None
     if options.cluster is not None:
         cluster = sized_cluster(options.cluster, len(trace.ranks))
-    return recorded_program(chakra_program(trace, cluster, recorded))
+    program = chakra_program(trace, cluster, recorded)
+    return dataclasses.replace(program.recorded, program=program)
 
 
 def _facts(trace: Trace) -> Recorded:

@@ -124,17 +124,12 @@ def chakra_program(trace: Trace, cluster: Cluster | None, recorded: Recorded) ->
     flops = sum(row.node.whole("num_ops") for row in rows if not row.collective)
     return ImportedProgram(
         name=trace.files[0].rpartition("/")[2].rsplit(".", 2)[0],
-        format=recorded.format,
-        tool=recorded.tool,
-        version=recorded.version,
-        files=recorded.files,
+        recorded=recorded,
         program=_columns(rows, order, axes, len(trace.ranks)),
         axes=axes,
         cluster=cluster,
         flops=flops / len(trace.ranks),
         constants=constants,
-        facts=recorded.facts,
-        warnings=recorded.warnings,
     )
 
 

@@ -10,6 +10,7 @@ openxla/xla; text of jax 0.10.2 for CPU, H100 and TPU v5e, and of tensorflow 2.2
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from mpsim.errors import FormatError
 from mpsim.formats.hlo.groups import groups_of
 from mpsim.formats.hlo.text import Instruction, Module, parse_module
 from mpsim.formats.hlo.work import product_of, work_of
-from mpsim.formats.imported import Recorded, recorded_program
+from mpsim.formats.imported import Recorded
 from mpsim.formats.source import Format, Head, Options, read_text
 
 __all__ = ["HLO", "facts_of", "read_module"]
@@ -64,7 +65,7 @@ def _read_facts(head: Head, options: Options) -> Recorded:
     from mpsim.formats.hlo.program import hlo_program  # engines and cost models
 
     program = hlo_program(module, sized_cluster(options.cluster, module.devices), head.path)
-    return recorded_program(program)
+    return dataclasses.replace(program.recorded, program=program)
 
 
 def facts_of(module: Module, path: Path) -> Recorded:

@@ -91,29 +91,27 @@ def hlo_program(module: Module, cluster: Cluster, path: Path) -> ImportedProgram
     FormatError
         If it runs nothing, or groups name devices that it does not have.
     """
-    facts = facts_of(module, path)
+    recorded = facts_of(module, path)
     builder = _Builder(module, cluster, str(path))
     piece = builder.piece(module.entry, 0)
     if not len(piece.cost):
         raise FormatError(f"{path}: runs nothing on the device; needed kernels or collectives")
     program = builder.program(piece)
+    mesh = dict(zip(builder.axes.names, builder.axes.sizes, strict=True))
     return ImportedProgram(
         name=module.name or path.name,
-        format="hlo",
-        tool=facts.tool,
-        version=builder.device,
-        files=facts.files,
+        recorded=dataclasses.replace(
+            recorded,
+            version=builder.device,
+            facts={**recorded.facts, "mesh": mesh},
+            warnings=(*recorded.warnings, *builder.warnings()),
+        ),
         program=program,
         axes=builder.axis_names,
         cluster=cluster,
         flops=builder.flops(piece),
         memory={**device_memory(module), "capacity": cluster.accelerator.memory_bytes},
         constants=builder.constants(),
-        facts={
-            **facts.facts,
-            "mesh": dict(zip(builder.axes.names, builder.axes.sizes, strict=True)),
-        },
-        warnings=(*facts.warnings, *builder.warnings()),
     )
 
 
