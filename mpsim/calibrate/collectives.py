@@ -21,15 +21,6 @@ from mpsim.parallel import GroupShape
 __all__ = ["collective_points", "fit_collectives", "link_bandwidth"]
 
 Floats = NDArray[np.float64]
-_UNITS = {
-    "dispatch": "s",
-    "near_latency": "s",
-    "near_bandwidth": "B/s",
-    "far_latency": "s",
-    "flow_bandwidth": "B/s",
-    "post": "s",
-    "sum_bandwidth": "B/s",
-}
 _HOST = ("gloo", "openmpi", "mpich")
 _FEWEST = 6
 _PAIR = 2
@@ -42,18 +33,14 @@ def collective_points(measurements: Iterable[Measurement]) -> list[Point]:
     holds many calls.
     """
     points = [
-        Point(
-            id=measurement.id,
-            series=f"{measurement.op}/{len(measurement.group)}x{measurement.domains}",
-            operator=None,
-            size=float(measurement.shape.get("bytes", 0)),
-            seconds=float(np.median(measurement.samples)),
-            noise=measurement.noise,
+        Point.of(
+            measurement,
+            f"{measurement.op}/{len(measurement.group)}x{measurement.domains}",
+            float(measurement.shape.get("bytes", 0)),
+            seconds=measurement.median,
             precision="",
-            phase=measurement.phase,
             ranks=len(measurement.group),
             domains=measurement.domains,
-            samples=len(measurement.samples),
         )
         for measurement in measurements
         if measurement.family == "collectives"
@@ -148,7 +135,9 @@ def _host_constants(
     measured = np.array([p.seconds for rows in series for p in rows])
     estimates = fit_robust(form, [unknown(leaf) for leaf in leaves], measured)
     return {
-        f"{prefix}.{estimate.name}": fitted(estimate, _UNITS[estimate.name])
+        f"{prefix}.{estimate.name}": fitted(
+            estimate, "B/s" if estimate.name.endswith("_bandwidth") else "s"
+        )
         for estimate in estimates
         if estimate.identified
     }

@@ -72,7 +72,9 @@ def layer_works(measurements: Iterable[Measurement], chip: Accelerator) -> list[
         host = software.host
         works.append(
             LayerWork(
-                _point(measurement, precision),
+                Point.of(
+                    measurement, f"layer/{measurement.variant.get('pass')}", measurement.flops
+                ),
                 float(times[eager].sum()),
                 float(times[~eager].sum()),
                 host.layer_launches_forward if forward else host.layer_launches_backward,
@@ -112,19 +114,6 @@ def _expanded(measurement: Measurement, software: Framework) -> Expansion:
         software.lowering,
         sequences=measurement.shape["micro_batch"],
         sequence_length=measurement.shape["sequence"],
-    )
-
-
-def _point(measurement: Measurement, precision: str) -> Point:
-    return Point(
-        id=measurement.id,
-        series=f"layer/{measurement.variant.get('pass')}",
-        operator=None,
-        size=measurement.flops,
-        seconds=measurement.time,
-        noise=measurement.noise,
-        precision=precision,
-        phase=measurement.phase,
     )
 
 

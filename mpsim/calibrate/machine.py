@@ -11,7 +11,7 @@ import numpy as np
 from mpsim.calibrate.parts import Fit
 from mpsim.calibrate.points import Point
 from mpsim.errors import CalibrationError
-from mpsim.hardware import Accelerator, Link, link
+from mpsim.hardware import Accelerator, Link, MeasuredCurve, link
 from mpsim.hardware.machine import MACHINE_SCHEMA
 from mpsim.measured.records import Header
 from mpsim.measured.sources import Source
@@ -128,13 +128,16 @@ def sheet_entry(chip: Accelerator) -> dict[str, Any]:
         "source": f"datasheet, as {chip.name} of the catalog",
         "as_of": str(chip.year),
     }
-    if chip.scale_up is not None:
-        entry["scale_up"] = chip.scale_up
-    if chip.price_per_hour is not None:
-        entry["price_per_hour"] = format_exact(chip.price_per_hour, Dimension.PRICE_RATE)
-    if chip.boost_clock_hz is not None:
-        entry["boost_clock"] = format_exact(chip.boost_clock_hz, Dimension.FREQUENCY)
-    return entry
+    where_known = {
+        "scale_up": chip.scale_up,
+        "price_per_hour": _exact(chip.price_per_hour, Dimension.PRICE_RATE),
+        "boost_clock": _exact(chip.boost_clock_hz, Dimension.FREQUENCY),
+    }
+    return entry | {key: value for key, value in where_known.items() if value is not None}
+
+
+def _exact(value: float | None, dimension: Dimension) -> str | None:
+    return None if value is None else format_exact(value, dimension)
 
 
 def link_entry(joined: Link | None, bandwidth: float | None, as_of: str) -> dict[str, Any]:
@@ -202,32 +205,12 @@ def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> dict[str, An
         "library": frame.library,
         "framework": dict(fit.framework),
         "constants": {
-            name: {
-                "value": constant.value,
-                "low": constant.low,
-                "high": constant.high,
-                "unit": constant.unit,
-            }
+            name: {key: getattr(constant, key) for key in ("value", "low", "high", "unit")}
             for name, constant in sorted(fit.constants.items())
         },
-        "kernel_curves": [
-            {
-                "kind": curve.kind,
-                "phase": curve.phase,
-                "bytes": list(curve.sizes),
-                "seconds": list(curve.times),
-            }
-            for curve in fit.kernels
-        ],
+        "kernel_curves": [_curve(curve, "kind", "phase") for curve in fit.kernels],
         "collective_curves": [
-            {
-                "kind": curve.kind,
-                "ranks": curve.ranks,
-                "domains": curve.domains,
-                "bytes": list(curve.sizes),
-                "seconds": list(curve.times),
-            }
-            for curve in fit.collectives
+            _curve(curve, "kind", "ranks", "domains") for curve in fit.collectives
         ],
         "fits": list(_fits(fit)),
         "warnings": list(warnings),
@@ -236,6 +219,11 @@ def document_of(frame: Frame, fit: Fit, warnings: Sequence[str]) -> dict[str, An
     if frame.nic is not None:
         document["nic"] = dict(frame.nic)
     return {key: value for key, value in document.items() if value not in ("", [], {})}
+
+
+def _curve(curve: MeasuredCurve, *keys: str) -> dict[str, Any]:
+    named = {key: getattr(curve, key) for key in keys}
+    return {**named, "bytes": list(curve.sizes), "seconds": list(curve.times)}
 
 
 def _fits(fit: Fit) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from mpsim.measured.records import ELEMENT_BYTES, Measurement
 from mpsim.workload import (
@@ -21,11 +22,7 @@ from mpsim.workload import (
 )
 from mpsim.workload.builders import streaming
 
-__all__ = [
-    "Point",
-    "hold_out",
-    "kernel_points",
-]
+__all__ = ["Point", "hold_out", "kernel_points"]
 
 _WIDE_RESULT = 2.0  # an 8-bit product is written in 16 bits
 _PHASES = {
@@ -89,6 +86,19 @@ class Point:
     samples: int = 1
     backend: str = ""
 
+    @classmethod
+    def of(cls, measurement: Measurement, series: str, size: float, **more: Any) -> Point:
+        """The point of a measurement; `more` are fields that it has beside, or otherwise."""
+        fields: dict[str, Any] = {
+            "operator": None,
+            "seconds": measurement.time,
+            "noise": measurement.noise,
+            "precision": measurement.precision,
+            "phase": measurement.phase,
+            "samples": len(measurement.samples),
+        }
+        return cls(measurement.id, series, size=size, **{**fields, **more})
+
 
 def kernel_points(measurements: Iterable[Measurement]) -> list[Point]:
     """Every kernel that has a place in our cost models, with some held out."""
@@ -99,20 +109,9 @@ def kernel_points(measurements: Iterable[Measurement]) -> list[Point]:
             continue
         words = ",".join(f"{key}={value}" for key, value in sorted(measurement.variant.items()))
         size = operator.flops or operator.bytes if operator else measurement.bytes
-        points.append(
-            Point(
-                id=measurement.id,
-                series=f"{measurement.op}/{words}/{measurement.dtype}/{measurement.phase}",
-                operator=operator,
-                size=size,
-                seconds=measurement.time,
-                noise=measurement.noise,
-                precision=measurement.precision,
-                phase=measurement.phase,
-                samples=len(measurement.samples),
-                backend=_backend(measurement) if measurement.op == "attention" else "",
-            )
-        )
+        series = f"{measurement.op}/{words}/{measurement.dtype}/{measurement.phase}"
+        backend = _backend(measurement) if measurement.op == "attention" else ""
+        points.append(Point.of(measurement, series, size, operator=operator, backend=backend))
     return hold_out(points)
 
 

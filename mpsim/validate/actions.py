@@ -80,9 +80,8 @@ def simulated_slices(result: Result) -> list[Slice]:
     pieces: list[Slice] = []
     for rank in range(timeline.program.ranks):
         mine = list(_compute(timeline, rank))
-        end = max((piece.end for piece in pieces if piece.rank == rank), default=0.0)
         if not pipeline:
-            mine = _closed(mine, end)
+            mine = _closed(mine)
         else:
             mine += _reductions(timeline, rank, mine)
         pieces += sorted(
@@ -116,7 +115,7 @@ def _compute(timeline: Timeline, rank: int) -> Iterator[Slice]:
         yield Slice(rank, token, start, end)
 
 
-def _closed(slices: Sequence[Slice], end: float) -> list[Slice]:
+def _closed(slices: Sequence[Slice]) -> list[Slice]:
     """Actions that follow each other without a gap: a wait belongs to the action that waits, the last one to the backward."""
     closed: list[Slice] = []
     ordered = sorted(slices, key=lambda piece: piece.start)
@@ -127,7 +126,6 @@ def _closed(slices: Sequence[Slice], end: float) -> list[Slice]:
             closed.append(dataclasses.replace(last, end=piece.start))
             begin = piece.start
         closed.append(dataclasses.replace(piece, start=begin))
-    del end
     return closed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 _HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepComparison:
     """One measured step and its prediction.
 
@@ -65,19 +65,19 @@ class StepComparison:
     family: str
     title: str
     measured: float
-    predicted: float | None
+    predicted: float | None = None
     noise: float
     samples: int
     others: float
     measured_parts: Mapping[str, float]
-    predicted_parts: Mapping[str, float]
-    same_order: bool | None
-    first_difference: str
+    predicted_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    same_order: bool | None = None
+    first_difference: str = ""
     measured_memory: float
-    predicted_memory: float
+    predicted_memory: float = 0.0
     measured_slices: tuple[Slice, ...]
-    predicted_slices: tuple[Slice, ...]
-    skipped_because: str | None
+    predicted_slices: tuple[Slice, ...] = ()
+    skipped_because: str | None = None
 
     @property
     def error(self) -> float | None:
@@ -335,34 +335,24 @@ def _launch(read: Iterable[Measured]) -> float:
 def _compared(measurement: Measurement, machine: Cluster, launch: float) -> StepComparison:
     sample = _typical(measurement)
     slices = measured_slices(measurement, sample)
+    whole = max((piece.end for piece in slices), default=0.0)
     blank = StepComparison(
         id=measurement.id,
         family=family_of(measurement),
         title=title_of(measurement),
         measured=measurement.time,
-        predicted=None,
         noise=measurement.noise,
         samples=len(measurement.seconds[0]),
         others=measurement.others,
-        measured_parts=parts_of(slices, _whole(slices) if measurement.synchronous else None),
-        predicted_parts={},
-        same_order=None,
-        first_difference="",
+        measured_parts=parts_of(slices, whole if measurement.synchronous else None),
         measured_memory=measurement.peak_memory_bytes,
-        predicted_memory=0.0,
         measured_slices=tuple(slices),
-        predicted_slices=(),
-        skipped_because=None,
     )
     try:
         result = simulate_step(step_of(measurement, machine, launch=launch).build())
     except MpsimError as error:
         return dataclasses.replace(blank, skipped_because=" ".join(str(error).split()))
     return _filled(blank, measurement, result, sample)
-
-
-def _whole(slices: Sequence[Slice]) -> float:
-    return max((piece.end for piece in slices), default=0.0)
 
 
 def _filled(

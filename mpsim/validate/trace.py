@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mpsim.formats import write_events
-from mpsim.validate.actions import Slice
 from mpsim.validate.steps import Comparison, StepComparison
 
 __all__ = ["write_both"]
@@ -29,7 +28,7 @@ def _events(steps: Iterable[StepComparison]) -> Iterator[dict[str, Any]]:
     begin = 0.0
     for step in steps:
         longest = max(step.measured, step.predicted or 0.0)
-        yield _event("X", "step", 1, begin, longest, {"name": step.title})
+        yield _event("step", 1, begin, longest, step.title)
         for what, slices, shift in (
             ("measured", step.measured_slices, 0),
             ("simulated", step.predicted_slices, 1),
@@ -39,33 +38,21 @@ def _events(steps: Iterable[StepComparison]) -> Iterator[dict[str, Any]]:
                 if process not in named:
                     named.add(process)
                     yield _name(process, f"rank {piece.rank} {what}")
-                yield _slice(piece, process, begin)
+                length = piece.end - piece.start
+                yield _event(piece.part, process, begin + piece.start, length, piece.token)
         begin += longest + _GAP_S
     yield _name(1, "steps")
 
 
-def _slice(piece: Slice, process: int, begin: float) -> dict[str, Any]:
-    return _event(
-        "X",
-        piece.part,
-        process,
-        begin + piece.start,
-        piece.end - piece.start,
-        {"name": piece.token},
-    )
-
-
-def _event(
-    phase: str, category: str, process: int, start: float, length: float, more: dict[str, Any]
-) -> dict[str, Any]:
+def _event(category: str, process: int, start: float, length: float, name: str) -> dict[str, Any]:
     return {
-        "ph": phase,
+        "ph": "X",
         "cat": category,
         "pid": process,
         "tid": 1,
         "ts": round(start * _MICRO, _DIGITS),
         "dur": round(length * _MICRO, _DIGITS),
-        **more,
+        "name": name,
     }
 
 
