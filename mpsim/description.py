@@ -46,7 +46,6 @@ class Description:
 
     Parameters
     ----------
-    figures : tuple of Figure
     recalled : tuple of str
         Names of figures that come from memory and were read nowhere.
     """

@@ -17,19 +17,8 @@ __all__ = ["BRIEF", "Section", "Sheet", "Shown"]
 
 BRIEF: Final = 2900
 """Most characters of the representation of a value: one that is typed at a prompt must not flood it."""
-_ROWS: Final = (
-    100,
-    50,
-    30,
-    24,
-    20,
-    16,
-    12,
-    8,
-    5,
-    3,
-    1,
-)  # of a section, where all of them are too long
+_ROWS: Final = (100, 50, 30, 24, 20, 16, 12, 8, 5, 3, 1)
+"""Rows of a section to try in turn, where all of them are too long."""
 _CELL: Final = 160  # characters of a cell of a short representation
 _LINE: Final = 400  # of a sentence
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Prepared",
-    "check_order",
     "job_class",
     "prepare",
     "ready",
@@ -237,7 +236,13 @@ def resolve(scenario: Scenario) -> Plan:
         With every problem of the scenario.
     """
     plan = make_plan(scenario)
-    check_order(scenario, plan)
+    if plan.schedule:
+        return plan
+    try:  # orders from a file
+        run(from_orders(plan.orders, forward=1, backward=1, weight=1), "replay")
+    except DeadlockError as error:
+        problem = Problem(f"the order cannot run: {error}", key="schedule.file")
+        raise ScenarioError(scenario.locate([problem])) from None
     return plan
 
 
@@ -265,20 +270,3 @@ def job_class(kind: str) -> type[Job]:
     if kind not in _JOBS:
         raise ScenarioError(f"got a job of kind {kind!r}; {nearest(kind, (*_JOBS, _SERVICE))}")
     return _JOBS[kind]
-
-
-def check_order(scenario: Scenario, plan: Plan) -> None:
-    """Refuse an order from a file whose actions wait for each other.
-
-    Raises
-    ------
-    ScenarioError
-        It names the actions, at the place of ``schedule`` in the scenario's file.
-    """
-    if plan.schedule:
-        return
-    try:
-        run(from_orders(plan.orders, forward=1, backward=1, weight=1), "replay")
-    except DeadlockError as error:
-        problem = Problem(f"the order cannot run: {error}", key="schedule.file")
-        raise ScenarioError(scenario.locate([problem])) from None

@@ -102,10 +102,8 @@ def print_table(
 
     Parameters
     ----------
-    rows : iterable of sequence of str
     header : sequence of str
         Column names, with units.
-    title : str
     right : iterable of int
         Columns set flush right.
     """

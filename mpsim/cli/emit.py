@@ -21,13 +21,7 @@ __all__ = ["Emitted", "check_emit", "emitted", "losses", "write_emitted"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Emitted:
-    """A configuration and the file it is for.
-
-    Parameters
-    ----------
-    file : Path
-    exported : Exported
-    """
+    """A configuration and the file it is for."""
 
     file: Path
     exported: Exported
@@ -72,7 +66,6 @@ def emitted(scenario: Scenario, words: Sequence[str] | None) -> list[Emitted]:
 
     Parameters
     ----------
-    scenario : Scenario
     words : sequence of str, optional
         ``FORMAT`` or ``FORMAT=FILE`` each; left out, the file is named after the scenario and the format, in the current folder.
     """

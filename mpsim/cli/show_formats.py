@@ -18,7 +18,6 @@ def show_formats(name: str | None, *, as_json: bool) -> None:
     ----------
     name : str, optional
         Of one format; all by default.
-    as_json : bool
 
     Raises
     ------

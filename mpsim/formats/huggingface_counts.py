@@ -41,8 +41,6 @@ def difference(reader: Counted, model: Transformer, entry: Mapping[str, Any]) ->
 
     Parameters
     ----------
-    reader : Counted
-    model : Transformer
     entry : mapping
         Of the class, in ``huggingface.yaml``.
     """

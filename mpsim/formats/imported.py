@@ -60,7 +60,6 @@ class Assumed:
         The key that got it, in the words of the file or of the scenario.
     value : str, number, bool or list
         Empty where the sentence in `why` says all.
-    why : str
     text : str
         The whole sentence, where ``to = value (why)`` does not say it.
     """
@@ -122,8 +121,6 @@ class Imported:
         Name of the format, as commands take it.
     tool, version : str
         What wrote the file, and which era of it, in words.
-    files : tuple of str
-    mapped : tuple of Mapped
     missing : tuple of str
         Dotted keys of the scenario that the file cannot hold or leaves to its user.
     warnings : tuple of str
@@ -209,15 +206,12 @@ class Points:
 
     Parameters
     ----------
-    file : str
     tool : str
         Name of the tool that wrote the file, in words.
-    points : tuple of MeasuredPoint
     device_name : str
         As the file names the accelerator; empty where it does not.
     library : str
         Communication library; empty where there is none.
-    warnings : tuple of str
     format, version : str
         Name of the format, as commands take it, and the era of the tool.
     rows : tuple of mapping
@@ -243,10 +237,8 @@ class Recorded:
     ----------
     format, tool, version : str
         Name of the format, as commands take it, and what wrote the file.
-    files : tuple of str
     facts : mapping of str to object
         Such as ``rank``, ``actions``, ``compute_s``, ``collectives``.
-    warnings : tuple of str
     program : ImportedProgram, optional
         What it runs, priced on the cluster that was named; None where none was.
     spans : tuple of Spans

@@ -76,7 +76,6 @@ class Ledger:
             Keys of the file; those that it does not have are left out.
         to : str
             Dotted key of the scenario.
-        value : object
         """
         keys = [key for key in ((source,) if isinstance(source, str) else source) if key in self]
         self.scenario[to] = value
@@ -137,7 +136,6 @@ class Ledger:
 
         Parameters
         ----------
-        key : str
         least : int
             The smallest that makes sense.
         most : int

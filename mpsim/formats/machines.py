@@ -25,7 +25,6 @@ def gpu(name: str, *, links_only: bool = False) -> Accelerator:
 
     Parameters
     ----------
-    name : str
     links_only : bool
         Whether nothing but its links matters, so that a stand-in will do.
 

@@ -103,7 +103,6 @@ def commands(text: str, known: Mapping[str, str] | None = None) -> list[Command]
 
     Parameters
     ----------
-    text : str
     known : mapping of str to str
         Variables that the scheduler sets, such as ``SLURM_NNODES``.
 

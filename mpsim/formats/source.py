@@ -25,7 +25,6 @@ def open_text(
 
     Parameters
     ----------
-    path : Path
     needed : str
         What the file should be, for the message.
     newline : str, optional
@@ -39,7 +38,6 @@ def read_text(path: Path, *, needed: str, largest: int = inputs.TEXT) -> str:
 
     Parameters
     ----------
-    path : Path
     needed : str
         What the file should be, for the message.
     largest : int
@@ -61,7 +59,6 @@ class Head:
 
     Parameters
     ----------
-    path : Path
     text : str
         Its first 65,536 characters.
     """
@@ -101,7 +98,6 @@ def read_head(path: Path, *, binary: bool = False) -> Head:
 
     Parameters
     ----------
-    path : Path
     binary : bool
         Whether it may be something else than text.
 

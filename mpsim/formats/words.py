@@ -30,7 +30,6 @@ def lookup(package: str, name: str, section: str, text: str) -> Mapping[str, Any
     ----------
     package, name : str
         As for `table`.
-    section : str
     text : str
         In the words of the file.
 

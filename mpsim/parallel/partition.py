@@ -55,10 +55,6 @@ def partition_layers(
     embedding_counts, loss_counts : bool
         Whether embedding and loss each take one layer's place in an even division.
 
-    Returns
-    -------
-    tuple of Stage
-
     Raises
     ------
     ScenarioError

@@ -117,7 +117,6 @@ def colour_of(word: str, number: int = 0) -> str:
 
     Parameters
     ----------
-    word : str
     number : int
         Place among the series of a chart, which counts where there is no word.
     """

@@ -92,7 +92,6 @@ class Template:
         Such as ``forward, 2 layers``.
     names : tuple of str
         Kernel names; `name_index` points into it.
-    name_index : int16[Q]
     stream : int8[Q]
         `Stream` each occupies.
     layer : int32[Q]

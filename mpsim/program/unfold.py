@@ -172,10 +172,8 @@ class Unfolding:
         ----------
         pointer : int64[N + 1]
             Of the folded lists.
-        span : int8[N]
         other : int8[values]
             Span of what each value stands for.
-        origin : int64[values]
         """
         row = owners(pointer)
         count = self._each[span]

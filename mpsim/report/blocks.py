@@ -36,7 +36,6 @@ class Quantity:
 
     Parameters
     ----------
-    value : float or None
     unit : str
         As of a Figure.
     """
@@ -64,7 +63,6 @@ class Figure:
 
     Parameters
     ----------
-    label : str
     key : str
         Such as ``memory.total``.
     unit : str
@@ -87,12 +85,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Figures:
-    """Headline figures in a row.
-
-    Parameters
-    ----------
-    items : sequence of Figure
-    """
+    """Headline figures in a row."""
 
     block: ClassVar[str] = "figures"
     items: Sequence[Figure]
@@ -104,7 +97,6 @@ class Note:
 
     Parameters
     ----------
-    text : str
     mood : str
         ``plain``, ``good`` or ``warning``.
     """
@@ -120,7 +112,6 @@ class Column:
 
     Parameters
     ----------
-    name : str
     unit : str
         As of a Figure; empty for text.
     """
@@ -135,8 +126,6 @@ class Table:
 
     Parameters
     ----------
-    title : str
-    columns : sequence of Column
     rows : sequence of sequence
         One cell a column.
     folded : bool
@@ -162,10 +151,8 @@ class Section:
     ----------
     id : str
         Letters and dashes; unique within its part of the page.
-    title : str
     lead : str
         A sentence that says what is to be seen.
-    blocks : sequence of Block
     """
 
     id: str

@@ -78,9 +78,6 @@ class Choices:
 
     Parameters
     ----------
-    title, alt : str
-    sliders : sequence of Slider
-    answers : sequence of Answer
     figures : sequence of Figure
         Shown of an answer.
     account : str

@@ -54,7 +54,6 @@ def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:
 
     Parameters
     ----------
-    result : Result or ServiceResult
     whole : bool
         False leaves out what takes longer to work out than a slider may wait.
     number : int

@@ -31,7 +31,6 @@ class Explorer:
 
     Parameters
     ----------
-    scenario : Scenario
     unlimited : bool
         Whether to compute whatever is asked, however much memory and time it takes.
 
@@ -107,7 +106,6 @@ class Explorer:
 
         Parameters
         ----------
-        places : sequence of int
         whole : bool
             Whether with what takes longer than a slider may wait.
 

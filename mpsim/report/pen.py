@@ -98,7 +98,6 @@ def svg(chart: Chart, name: str) -> str:
 
     Parameters
     ----------
-    chart : Bars, Lines or Heat
     name : str
         Said by a reader of screens.
     """
@@ -437,7 +436,6 @@ def lanes_svg(
 
     Parameters
     ----------
-    name : str
     names, events : sequence of str
         Of lanes, and of kinds of bars.
     columns : mapping of str to int64[N]

@@ -32,7 +32,6 @@ class Server(http.server.ThreadingHTTPServer):
 
     Parameters
     ----------
-    explorer : Explorer
     port : int
         0 for any that is free.
     """

@@ -22,7 +22,6 @@ class Piece:
         Number of the price; kind by the vocabulary; axis, or -1; phase; label.
     times : float64[N]
         Executions that the row stands for.
-    row, on : int64[edges]
     entries, exits : int64[...]
         Rows that wait for what comes before, and those that what follows waits for.
     first, last : mapping of queue to row

@@ -265,7 +265,6 @@ def add_collectives(
         See `collective_columns`.
     size : float64[E]
         Whole tensor [B].
-    rank, stage : int64[E]
     beyond : float64[E]
         Time each takes beyond the collective itself [s].
     """

@@ -149,7 +149,6 @@ class Exchanges:
         Run at which it is queued.
     dense, experts : float64[E]
         Parameters on one rank.
-    is_gather : bool[E]
     after : int64[E]
         Row that has to end first: of a gather the one that frees memory for it, of a reduction the one that completes
         its gradients; -1 for none.
