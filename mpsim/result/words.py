@@ -9,9 +9,18 @@ from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
 
-__all__ = ["execution_rows", "summary_rows", "summary_sheet"]
+__all__ = ["execution_rows", "shares", "summary_rows", "summary_sheet"]
 
 _LEAST_SHARE = 0.0005  # that is told
+
+
+def shares(parts: Mapping[str, float], whole: float) -> str:
+    """Parts as percentages of the whole, those under a twentieth of a percent left out."""
+    return ", ".join(
+        f"{name} {percent(part / whole)}"
+        for name, part in parts.items()
+        if part / whole >= _LEAST_SHARE
+    )
 
 
 def summary_sheet(summary: Mapping[str, Any]) -> Sheet:
@@ -146,13 +155,12 @@ def _shares(
     summary: Mapping[str, Any], *, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()
 ) -> str:
     """Parts of the step as percentages, those under a tenth of a percent left out."""
-    step = summary["step_time_s"]
-    chosen = [
-        (name.removeprefix("exposed_").replace("_", " "), part / step)
+    chosen = {
+        name.removeprefix("exposed_").replace("_", " "): part
         for name, part in summary["breakdown_s"].items()
         if name not in skip and (not only or name in only)
-    ]
-    return ", ".join(f"{name} {percent(share)}" for name, share in chosen if share >= 0.0005)
+    }
+    return shares(chosen, summary["step_time_s"])
 
 
 def _hidden(summary: Mapping[str, Any]) -> str:
@@ -161,7 +169,7 @@ def _hidden(summary: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{axis} {percent(times['hidden'] / step)} of {percent((times['hidden'] + times['exposed']) / step)}"
         for axis, times in summary["communication_s"].items()
-        if times["hidden"] >= 0.0005 * step
+        if times["hidden"] >= _LEAST_SHARE * step
     )
 
 
@@ -194,23 +202,12 @@ def _energy_parts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     parts, meter = summary.get("energy_parts_j"), summary.get("meter_parts_j")
     if not parts or not meter:
         return []
-    whole = summary["energy_j_per_step"]
-    shares = ", ".join(
-        f"{name} {percent(part / whole)}"
-        for name, part in parts.items()
-        if part >= _LEAST_SHARE * whole
-    )
     total = summary["meter_energy_j_per_step"]
-    around = ", ".join(
-        f"{name} {percent(part / total)}"
-        for name, part in meter.items()
-        if part >= _LEAST_SHARE * total
-    )
     at_meter = format_quantity(summary["meter_power_w"], Dimension.POWER)
     a_step = format_quantity(total, Dimension.ENERGY)
     return [
-        ("where energy goes", shares),
-        ("at the meter", f"{at_meter}, {a_step} a step: {around}"),
+        ("where energy goes", shares(parts, summary["energy_j_per_step"])),
+        ("at the meter", f"{at_meter}, {a_step} a step: {shares(meter, total)}"),
     ]
 
 

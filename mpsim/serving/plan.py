@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.errors import Problem, ScenarioError, nearest
 from mpsim.hardware import Cluster
@@ -14,19 +18,18 @@ from mpsim.scenario.variation import Variation
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.engines import EnginePreset
 from mpsim.serving.exchange import Exchange
-from mpsim.serving.pools import Handover, Pool
+from mpsim.serving.pools import Handover, Outage, Pool
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.rates import Rates, Reductions, rates_of
 from mpsim.serving.requests import Requests
 from mpsim.serving.speculation import HEADS, N_GRAM, Draft
 from mpsim.serving.stream import draw_requests
 from mpsim.serving.transfers import CacheNetwork, Instance
-from mpsim.serving.trouble import outages_of, paces_of
 from mpsim.serving.work import FORMATS, Format, RankWork
 from mpsim.workload import Transformer, model_names
 from mpsim.workload import model as find_model
 
-__all__ = ["CACHE_BYTES", "ServiceMemory", "ServicePlan"]
+__all__ = ["CACHE_BYTES", "ServiceMemory", "ServicePlan", "outages_of", "paces_of"]
 
 CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of an element of the key-value cache, by its format."""
@@ -35,6 +38,7 @@ _LATENT_FORMATS = (
     "mxfp4",
 )  # checkpoints of these keep latent attention's projections in 16 bits
 _LOGIT_BYTES = 4.0
+_STREAM = 17  # of the seed: the requests are drawn from others
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -446,3 +450,52 @@ class ServicePlan:
                 f"got a prompt of {longest:,} tokens and serving.engine.max_tokens: {rules.max_tokens:,} with chunked: false; "
                 "needed the longest prompt to fit one iteration: raise max_tokens, or chunk prompts"
             )
+
+
+def paces_of(plan: ServicePlan) -> tuple[float, ...]:
+    """Time of each instance over that of one whose ranks all have the nominal speed; empty where all have.
+
+    Notes
+    -----
+    The ranks of an instance wait for each other in every layer: it is as slow as its slowest rank.
+    Speeds that are drawn are lognormal with mean 1, one a rank of the cluster.
+    """
+    variation = plan.variation
+    if variation is None or not (variation.slow or variation.speed):
+        return ()
+    count = plan.cluster.accelerators
+    speed = np.ones(count)
+    if variation.speed:
+        sigma = math.sqrt(math.log1p(variation.speed**2))
+        random = np.random.default_rng([plan.seed, _STREAM])
+        speed = random.lognormal(-(sigma**2) / 2, sigma, count)
+    nodes = plan.cluster.node_of(np.arange(count))
+    for part in variation.slow:
+        if part.node is not None:
+            speed[nodes == part.node] *= part.speed
+        else:
+            speed[list(part.ranks or ())] *= part.speed
+    return tuple(1.0 / float(speed[ranks].min()) for ranks in _instance_ranks(plan))
+
+
+def outages_of(plan: ServicePlan) -> tuple[Outage, ...]:
+    """Instances with a rank on a node that fails, from when to when they are down [s]."""
+    variation = plan.variation
+    if variation is None:
+        return ()
+    nodes = [plan.cluster.node_of(ranks) for ranks in _instance_ranks(plan)]
+    return tuple(
+        Outage(replica, outage.at, outage.at + outage.duration)
+        for outage in variation.outages
+        for replica in range(plan.replicas)
+        if (nodes[replica] == outage.node).any()
+    )
+
+
+def _instance_ranks(plan: ServicePlan) -> list[NDArray[np.int64]]:
+    """Ranks of each instance in the cluster."""
+    each = plan.tp * plan.pp
+    return [
+        plan.first_rank + np.arange(number * each, (number + 1) * each)
+        for number in range(plan.replicas)
+    ]

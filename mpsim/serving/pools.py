@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from mpsim.serving.batching import BatchRules
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.transfers import CacheNetwork
 
-__all__ = ["Handover", "Pool"]
+__all__ = ["Handover", "Outage", "Pool"]
+
+
+class Outage(NamedTuple):
+    """Time in which an instance is down [s]."""
+
+    instance: int
+    start: float
+    end: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,8 +36,6 @@ class Pool:
         Whether ranks that keep requests of their own are simulated one by one, each with its part of sequences, tokens and blocks, not as one that spreads them evenly.
     paces : tuple of float
         Time of each instance over that of one without slow ranks; all 1 if empty.
-    outages : tuple of (int, float, float)
-        Instances that are down, from when to when [s].
     """
 
     prices: IterationPrices
@@ -37,7 +44,7 @@ class Pool:
     replicas: int = 1
     apart: bool = False
     paces: tuple[float, ...] = ()
-    outages: tuple[tuple[int, float, float], ...] = ()
+    outages: tuple[Outage, ...] = ()
 
     def pace(self, replica: int) -> float:
         """Time of an instance over that of one without slow ranks."""

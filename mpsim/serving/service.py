@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mpsim.errors import ScenarioError
 from mpsim.serving.batching import BatchRules, Engine
 from mpsim.serving.lane import LONGEST_JUMP, Lane, within
-from mpsim.serving.pools import Handover, Pool
+from mpsim.serving.pools import Handover, Outage, Pool
 from mpsim.serving.prices import IterationPrices
 from mpsim.serving.ranks import AttentionRanks
 from mpsim.serving.requests import Requests
@@ -54,7 +54,7 @@ def serve(
     until: float | None = None,
     apart: bool = False,
     paces: tuple[float, ...] = (),
-    outages: tuple[tuple[int, float, float], ...] = (),
+    outages: tuple[Outage, ...] = (),
 ) -> Served:
     """Serve a stream of requests.
 

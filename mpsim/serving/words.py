@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mpsim.result.words import shares
 from mpsim.sheet import Section, Sheet
 from mpsim.table import plural
 from mpsim.units import Dimension, format_quantity, percent
@@ -12,7 +13,6 @@ from mpsim.units import Dimension, format_quantity, percent
 __all__ = ["service_sheet"]
 
 _PARTS = {"exposed_kv": "waiting for transfers", "idle_cache": "idle for lack of cache"}
-_LEAST = 0.0005  # share of the time below which a part is not printed
 
 
 def service_sheet(summary: Mapping[str, Any]) -> Sheet:
@@ -114,13 +114,11 @@ def _goodput(summary: Mapping[str, Any]) -> str:
 
 
 def _shares(summary: Mapping[str, Any]) -> str:
-    duration = summary["duration_s"]
-    parts = {name: value / duration for name, value in summary["account_s"].items()}
-    return ", ".join(
-        f"{_PARTS.get(name, name.replace('_', ' '))} {percent(share)}"
-        for name, share in parts.items()
-        if share >= _LEAST
-    )
+    parts = {
+        _PARTS.get(name, name.replace("_", " ")): part
+        for name, part in summary["account_s"].items()
+    }
+    return shares(parts, summary["duration_s"])
 
 
 def _cache(summary: Mapping[str, Any]) -> str:

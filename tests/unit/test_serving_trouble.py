@@ -8,8 +8,8 @@ import pytest
 import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
+from mpsim.serving.plan import outages_of, paces_of
 from mpsim.serving.planning import make_service
-from mpsim.serving.trouble import outages_of, paces_of
 
 
 def _scenario(variation=None, **serving):
