@@ -201,39 +201,17 @@ class _Reader:
         for name, value in entry["model"].items():
             self._put(f"model.{name}", value, ())
         self._put("model.name", self.kind or "model", [self.head + "model_type"])
-        tied = self.ledger.switch(self.head + "tie_word_embeddings")
-        tied = self.ledger.switch("tie_word_embeddings") if tied is None and self.head else tied
-        keys = [
-            key
-            for key in (self.head + "tie_word_embeddings", "tie_word_embeddings")
-            if key in self.ledger
-        ]
-        self._put(
-            "model.tied_embeddings",
-            defaults["tied"] if tied is None else tied,
-            keys if tied is not None else (),
-        )
+        self._tied(defaults["tied"])
         self._biases(entry)
         if "positions" in defaults:
             rows, keys_ = self._value("positions", defaults["positions"])
             if rows is not None:
                 self._put("model.max_positions", rows + entry.get("position_offset", 0), keys_)
-        if "parallel" in entry:
-            parallel, keys_ = self.flag(entry["parallel"])
-            new = (
-                self.ledger.switch(self.head + "new_decoder_architecture")
-                if self.kind == "falcon"
-                else None
-            )
-            also = [self.head + "new_decoder_architecture"] if self.kind == "falcon" else []
-            self._put("model.parallel_block", parallel or bool(new), [*keys_, *also])
         if "qk_norm" in entry:
             normed, keys_ = self.flag(entry["qk_norm"])
             self._put("model.qk_norm", normed, keys_)
-        if self.kind == "falcon" and self.head + "alibi" in self.ledger:
-            alibi = self.ledger.switch(self.head + "alibi")
-            self._put("model.positions", "alibi" if alibi else "rotary", [self.head + "alibi"])
-        self.ledger.ignore(self.head + "word_embed_proj_dim", "width of the token table")
+        if "parallel" in entry:
+            self._parallel(entry["parallel"])
         self._dropout(defaults)
         if sizes is None:
             return
@@ -247,6 +225,25 @@ class _Reader:
             self._latent(entry["mla"])
         if "encoder" in entry:
             self._encoder(entry["encoder"], sizes)
+
+    def _tied(self, usual: bool) -> None:
+        """Whether the embedding and the head are one table; above the section of the text too."""
+        names = dict.fromkeys((f"{self.head}tie_word_embeddings", "tie_word_embeddings"))
+        stated = [name for name in names if self.ledger.get(name) is not None]
+        tied = self.ledger.switch(stated[0]) if stated else usual
+        self._put("model.tied_embeddings", usual if tied is None else tied, stated)
+
+    def _parallel(self, rule: Any) -> None:
+        """A block of attention and MLP at once, with what Falcon alone says beside it."""
+        parallel, keys = self.flag(rule)
+        if self.kind == "falcon":
+            new, alibi = (self.head + name for name in ("new_decoder_architecture", "alibi"))
+            parallel = parallel or bool(self.ledger.switch(new))
+            keys = (*keys, new)
+            if alibi in self.ledger:
+                positions = "alibi" if self.ledger.switch(alibi) else "rotary"
+                self._put("model.positions", positions, [alibi])
+        self._put("model.parallel_block", parallel, keys)
 
     def _sizes(
         self, entry: Mapping[str, Any], defaults: Mapping[str, Any]
@@ -451,17 +448,7 @@ class _Reader:
         self, values: Mapping[str, int | None], keys: Mapping[str, tuple[str, ...]], layers: int
     ) -> None:
         """Which layers have experts: leading dense ones, then every n-th."""
-        every, dense = values["every"] or 1, values["dense_first"] or 0
-        where = [
-            place >= 0 and (place + 1) % every == 0
-            for place in (layer - dense for layer in range(layers))
-        ]
-        listed = self.ledger.get(self.head + "moe_layers")
-        only = self.ledger.get(self.head + "mlp_only_layers") or []
-        if isinstance(listed, list) and listed:
-            where = [layer in listed for layer in range(layers)]
-        if isinstance(only, list):
-            where = [has and layer not in only for layer, has in enumerate(where)]
+        where = self._routed(values, layers)
         source = [key for name in ("every", "dense_first") for key in keys[name]]
         source = [
             key
@@ -483,6 +470,17 @@ class _Reader:
             self._put("model.moe.dense_layers", dense, source)
         if every > 1 or not dense:
             self._put("model.moe.every", every, source)
+
+    def _routed(self, values: Mapping[str, int | None], layers: int) -> list[bool]:
+        """Whether each layer has experts, as the file lists them or counts."""
+        listed = self.ledger.get(self.head + "moe_layers")
+        only = self.ledger.get(self.head + "mlp_only_layers")
+        where = _every(values["every"] or 1, values["dense_first"] or 0, layers)
+        if isinstance(listed, list) and listed:
+            where = [layer in listed for layer in range(layers)]
+        if isinstance(only, list):
+            where = [has and layer not in only for layer, has in enumerate(where)]
+        return where
 
     def _latent(self, defaults: Mapping[str, int]) -> None:
         for role, default in defaults.items():

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mpsim.errors import FormatError, ScenarioError
+from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.imported import Assumed, Imported
 from mpsim.formats.ledger import flat, laid
 from mpsim.formats.source import Options
 from mpsim.formats.written import scalar
+from mpsim.hardware import system, system_names
 from mpsim.scenario import Scenario, load
 from mpsim.scenario.paths import expand_shorthand
 
@@ -35,52 +36,43 @@ _NEEDED = {
 
 def on_cluster(imported: Imported, options: Options) -> Imported:
     """The import with the cluster and the accelerators that the user named, where its file has none."""
-    from mpsim.errors import nearest
-    from mpsim.hardware import system, system_names
-
-    scenario = dict(imported.scenario)
-    cluster = dict(scenario.get("cluster", {}))
-    assumed = list(imported.assumed)
+    cluster = dict(imported.scenario.get("cluster", {}))
     lines = dict(imported.lines)
     if options.cluster is not None:
         if options.cluster not in system_names():
-            raise FormatError(
-                f"--cluster {options.cluster[:60]!r}: {nearest(options.cluster, system_names())}"
-            )
+            near = nearest(options.cluster, system_names())
+            raise FormatError(f"--cluster {options.cluster[:60]!r}: {near}")
         cluster["preset"] = options.cluster
         lines["cluster.preset"] = "--cluster"
-    if options.ranks is not None and "nodes" not in cluster and "model" in scenario | {"model": 1}:
-        each = cluster.get("accelerators_per_node")
-        if each is None and "preset" in cluster:
-            each = system(cluster["preset"]).node.accelerators
-        if each is not None:
-            if options.ranks % each and options.ranks > each:
-                raise FormatError(
-                    f"--ranks {options.ranks}: needed a multiple of the {each} accelerators of a node"
-                )
-            cluster["nodes"] = max(1, options.ranks // each)
-            lines["cluster.nodes"] = "--ranks"
-            if options.ranks < each:
-                cluster["accelerators_per_node"] = options.ranks
-                lines["cluster.accelerators_per_node"] = "--ranks"
-    if cluster:
-        scenario["cluster"] = cluster
-    given = {"cluster"} if "preset" in cluster else set()
-    given |= {"cluster.preset"} if "preset" in cluster else set()
-    given |= {"cluster.nodes"} if "nodes" in cluster else set()
-    missing = [key for key in imported.missing if key not in given]
-    if (
-        cluster
-        and "preset" not in cluster
-        and "cluster" not in missing
-        and "cluster.preset" not in missing
-    ):
-        missing.append("cluster.preset")
-    if "preset" in cluster and "nodes" not in cluster and "cluster.nodes" not in missing:
-        missing.append("cluster.nodes")
-    return dataclasses.replace(
-        imported, scenario=scenario, assumed=tuple(assumed), missing=tuple(missing), lines=lines
-    )
+    if options.ranks is not None and "nodes" not in cluster:
+        sized = _sized(cluster, options.ranks)
+        cluster |= sized
+        lines |= dict.fromkeys((f"cluster.{key}" for key in sized), "--ranks")
+    scenario = {**imported.scenario, **({"cluster": cluster} if cluster else {})}
+    there = {f"cluster.{key}" for key in cluster} | ({"cluster"} if "preset" in cluster else set())
+    missing = [key for key in imported.missing if key not in there]
+    wanted: list[str] = []
+    if "preset" in cluster:
+        wanted = ["cluster.nodes"] if "nodes" not in cluster else []
+    elif cluster and "cluster" not in missing:
+        wanted = ["cluster.preset"]
+    missing = list(dict.fromkeys([*missing, *wanted]))
+    return dataclasses.replace(imported, scenario=scenario, missing=tuple(missing), lines=lines)
+
+
+def _sized(cluster: Mapping[str, Any], ranks: int) -> dict[str, int]:
+    """Nodes of so many accelerators, where it is known how many one has; fewer than a node's are a part of one."""
+    each = cluster.get("accelerators_per_node")
+    if each is None and "preset" in cluster:
+        each = system(cluster["preset"]).node.accelerators
+    if each is None:
+        return {}
+    if ranks < each:
+        return {"nodes": 1, "accelerators_per_node": ranks}
+    if ranks % each:
+        needed = f"needed a multiple of the {each} accelerators of a node"
+        raise FormatError(f"--ranks {ranks}: {needed}")
+    return {"nodes": ranks // each}
 
 
 def over(imported: Imported, base: Path) -> Imported:
