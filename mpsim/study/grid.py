@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.limits import is_unlimited, refuse_large
@@ -24,7 +24,7 @@ from mpsim.scenario import Scenario
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.shipped import read_shipped
 from mpsim.study.executors import executor_for, finished
-from mpsim.study.journal import Journal, name_of
+from mpsim.study.journal import Entry, Journal, name_of
 from mpsim.study.rows import StoredRows, Sweep, reason_of
 from mpsim.study.together import compute_rows
 
@@ -331,7 +331,7 @@ def _chunks(missing: Sequence[int], jobs: int) -> list[Sequence[int]]:
 
 def _computed(
     points: Points, chunks: Sequence[Sequence[int]], pool: Executor | None
-) -> Iterator[tuple[Sequence[int], list[dict[str, Any]]]]:
+) -> Iterator[tuple[Sequence[int], list[Entry]]]:
     """Rows of each chunk, in the order of the chunks."""
     tasks = [
         [(points.values[place], points.wrong.get(place)) for place in chunk] for chunk in chunks
@@ -353,12 +353,12 @@ def _computed(
 
 
 def _in_order(
-    waiting: Mapping[Future[list[dict[str, Any]]], int],
+    waiting: Mapping[Future[list[Entry]], int],
     chunks: Sequence[Sequence[int]],
     pool: Executor,
-) -> Iterator[tuple[Sequence[int], list[dict[str, Any]]]]:
+) -> Iterator[tuple[Sequence[int], list[Entry]]]:
     """Chunks as soon as they and all before them have finished."""
-    computed: dict[int, list[dict[str, Any]]] = {}
+    computed: dict[int, list[Entry]] = {}
     following = 0
     for future in finished(waiting, pool):
         computed[waiting[future]] = future.result()

@@ -14,13 +14,16 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from mpsim.errors import ScenarioError
 from mpsim.inputs import open_regular
 from mpsim.stamp import stamp
 
-__all__ = ["Journal", "name_of"]
+__all__ = ["Entry", "Journal", "name_of"]
+
+Entry: TypeAlias = dict[str, Any]
+"""What stands in a line of a journal: data of whoever wrote it."""
 
 _DIGEST, _STAMP, _CHECKSUM = "digest", "mpsim", "crc"
 _OPENING = b'{"digest": "'
@@ -75,13 +78,13 @@ class Journal:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def __getitem__(self, name: str) -> dict[str, Any]:
-        entry: dict[str, Any] = json.loads(self._lines[name])
+    def __getitem__(self, name: str) -> Entry:
+        entry: Entry = json.loads(self._lines[name])
         for key in (_DIGEST, _STAMP, _CHECKSUM):
             entry.pop(key, None)
         return entry
 
-    def items(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def items(self) -> Iterator[tuple[str, Entry]]:
         """Every entry with its name."""
         return ((name, self[name]) for name in self._lines)
 
@@ -120,7 +123,7 @@ class Journal:
             finally:
                 self.flush()
 
-    def add(self, name: str, entry: Mapping[str, Any]) -> None:
+    def add(self, name: str, entry: Mapping[str, object]) -> None:
         """Keep an entry; it is on disk once a chunk is full, or after `flush`."""
         body = {_DIGEST: name, _STAMP: stamp(), **entry}
         self._lines[name] = json.dumps({**body, _CHECKSUM: _checksum(body)}).encode()
@@ -164,19 +167,19 @@ class Journal:
                 os.fsync(file.fileno())
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
+def _entry(line: bytes) -> Entry | None:
     """The entry of a line; None where the line is none, or its checksum is another."""
     if not line.startswith(_OPENING):  # a file of something else is not parsed line by line
         return None
     try:
-        entry: dict[str, Any] = json.loads(line)
+        entry: Entry = json.loads(line)
         body = {key: value for key, value in entry.items() if key != _CHECKSUM}
         return entry if str(entry[_DIGEST]) and entry[_CHECKSUM] == _checksum(body) else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def _checksum(body: Mapping[str, Any]) -> str:
+def _checksum(body: Mapping[str, object]) -> str:
     return f"{zlib.crc32(json.dumps(body).encode()):08x}"
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from mpsim.accessors import Drawable, chart
 from mpsim.errors import MpsimError, ScenarioError
@@ -127,20 +126,26 @@ class Training(Shown):
         """Price of the hours [USD]."""
         return None if self.rate is None else self.hours * self.rate.usd_per_hour
 
-    def sheet(self) -> Sheet:
-        """The plan in full, as ``mpsim plan`` prints it."""
-        return _training_sheet(self.to_json())
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data: the figures of ``mpsim plan --json``."""
-        figures: dict[str, float | None] = {
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """Figures that are as uncertain as the days; None where there is no price."""
+        return {
             "days": self.days,
             "gpu_hours": self.hours,
             "usd": self.cost,
             "mwh": self.energy_j / _MWH,
             "tco2": self.carbon_kg / _TONNE,
         }
-        low, high = self.spread
+
+    def sheet(self, *, facility: str = "") -> Sheet:
+        """The plan in full, as ``mpsim plan`` prints it; `facility` is assumed of the building and the grid, in words."""
+        values = changed(self.values)
+        title = f"{self.scenario}, {values}" if values else self.scenario
+        return Sheet(title, (Section(tuple(_lines(self, facility))),))
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data: the figures of ``mpsim plan --json``."""
+        figures, (low, high) = self.figures, self.spread
         return {
             "scenario": self.scenario,
             "values": dict(self.values),
@@ -301,33 +306,51 @@ class Plans(Shown, Tabular):
     def table(self) -> list[dict[str, object]]:
         """One mapping a plan: its values, figures, and whether it is possible."""
         names = ("steps", "step_time_s", "accelerators", "days", "gpu_hours", "usd", "mwh", "tco2")
-        told = [(row, row.to_json()) for row in self.rows]
+        plain = [(row, row.to_json()) for row in self.rows]
         return [
             {
                 **row.values,
                 **{name: figures[name] for name in (*names, "goodput", "fits_memory")},
                 "possible": self.meets(row),
             }
-            for row, figures in told
+            for row, figures in plain
         ]
 
     def sheet(self) -> Sheet:
         """Plans side by side and the best in full, as ``mpsim plan`` prints them."""
-        told = self.to_json()
         several = len(self.rows) > 1
-        best = Sheet("", ())
-        if told["possible"] or (self.rows and not several):
-            best = _training_sheet(told, facility=self.facility)
+        lead = self.best if several else next(iter(self.rows), None)
+        full = lead.sheet(facility=self.facility) if lead else Sheet("", ())
         if not several:
-            return best
-        below = (Section(section.rows, title=best.title) for section in best.sections)
-        return Sheet("", (_rows(told["rows"]), *below))
+            return full
+        below = (Section(section.rows, title=full.title) for section in full.sections)
+        return Sheet("", (self._side_by_side(), *below))
+
+    def _side_by_side(self) -> Section:
+        rows = tuple(
+            (
+                f"{row.accelerators:,}",
+                f"{row.days:.1f}",
+                f"{row.hours:,.0f}",
+                "-" if row.cost is None else f"{row.cost / 1e6:,.2f}",
+                f"{row.energy_j / _MWH:,.0f}",
+                percent(row.goodput),
+                "yes" if self.meets(row) else "no",
+                changed(row.values),
+            )
+            for row in self.rows
+        )
+        header = (
+            *("accelerators", "days", "GPU-hours", "million USD", "MWh", "goodput", "possible"),
+            "values",
+        )
+        return Section(rows, header, tuple(range(6)))
 
     def display(self) -> Drawable:
         """Days against dollars."""
         return chart("plan", self)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data: figures of the best plan, or of the first if none is possible, and of every other."""
         lead = self.best or (self.rows[0] if self.rows else None)
         return {
@@ -409,42 +432,20 @@ def plan(
 
 def _step(
     scenario: Scenario, values: Mapping[str, object], search: float | None
-) -> tuple[Result, Mapping[str, Any]]:
+) -> tuple[Result, Mapping[str, object]]:
     """The step of a combination, and the layout that was searched for it."""
     free = any(key.startswith("cluster.") for key in values) and "parallelism.dp" not in values
-    laid = (
-        {"parallelism.dp": None, **values} if free else values
-    )  # another cluster has room for other replicas
+    # another cluster has room for other replicas
+    laid = {"parallelism.dp": None, **values} if free else values
     base = scenario.with_values(laid, checked=search is None) if values else scenario
     if search is None:
         return simulate_step(base), {}
     from mpsim.study.search import search as run_search
 
-    found = run_search(base, top=1, front=False, budget=search)
-    if found.best is None:
+    best = run_search(base, top=1, front=False, budget=search).best
+    if best is None:
         raise ScenarioError(f"{base.name}: no layout fits")
-    return simulate_step(base.with_values(found.best.values)), found.best.values
-
-
-def _rows(plans: Sequence[Mapping[str, Any]]) -> Section:
-    rows = tuple(
-        (
-            f"{row['accelerators']:,}",
-            f"{row['days']:.1f}",
-            f"{row['gpu_hours']:,.0f}",
-            "-" if row["usd"] is None else f"{row['usd'] / 1e6:,.2f}",
-            f"{row['mwh']:,.0f}",
-            percent(row["goodput"]),
-            "yes" if row["possible"] else "no",
-            changed(row["values"]),
-        )
-        for row in plans
-    )
-    header = (
-        *("accelerators", "days", "GPU-hours", "million USD", "MWh", "goodput", "possible"),
-        "values",
-    )
-    return Section(rows, header, tuple(range(6)))
+    return simulate_step(base.with_values(best.values)), best.values
 
 
 def changed(values: Mapping[str, object]) -> str:
@@ -453,50 +454,46 @@ def changed(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in pairs if value not in (None, False))
 
 
-def _training_sheet(told: Mapping[str, Any], *, facility: str = "") -> Sheet:
-    """One plan in full; `facility` is assumed of the building and the grid, in words."""
-    values = changed(told["values"])
-    title = f"{told['scenario']}, {values}" if values else str(told["scenario"])
-    return Sheet(title, (Section(tuple(_lines(told, facility))),))
-
-
-def _lines(row: Mapping[str, Any], facility: str) -> Iterator[tuple[str, str]]:
-    accelerators = plural(row["accelerators"], "accelerator")
-    steps = plural(row["steps"], "step")
-    yield "tokens", f"{_count(row['tokens'])} in {steps} of {row['step_time_s']:.4g} s"
+def _lines(row: Training, facility: str) -> Iterator[tuple[str, str]]:
+    accelerators = plural(row.accelerators, "accelerator")
+    yield (
+        "tokens",
+        f"{_count(row.tokens)} in {plural(row.steps, 'step')} of {row.step_time_s:.4g} s",
+    )
     yield "days", f"{_span(row, 'days')} on {accelerators}"
-    computing = f"{row['computing_gpu_hours']:,.0f} of them computing"
+    computing = f"{row.computing_hours:,.0f} of them computing"
     yield "GPU-hours", f"{_span(row, 'gpu_hours')} of the allocation, {computing}"
-    every = f"a checkpoint every {row['checkpoint_interval_s'] / _MINUTE:.3g} min"
-    failures = f"{_number(row['interruptions'])} interruptions"
-    yield "goodput", f"{percent(row['goodput'])}, {failures}, {every}"
-    rate = row["usd_per_gpu_hour"]
-    yield "price", _price(row, rate)
-    if rate is not None and rate["offer"] == "spot":
+    every = f"a checkpoint every {row.checkpoint_interval_s / _MINUTE:.3g} min"
+    failures = f"{_number(row.interruptions)} interruptions"
+    yield "goodput", f"{percent(row.goodput)}, {failures}, {every}"
+    yield "price", _price(row)
+    if row.rate is not None and row.rate.offer == "spot":
         yield "", "spot offers are withdrawn at any time: what that costs is not counted"
     yield "energy", f"{_span(row, 'mwh')} MWh at the meter"
     yield "CO2", f"{_span(row, 'tco2')} t, embodied carbon left out"
     if facility:
         yield "assumed", facility
-    yield "interval", f"80 %: {row['interval']['basis']}"
-    if not row["fits_memory"]:
+    yield "interval", f"80 %: {row.basis}"
+    if not row.fits:
         yield "memory", "does not fit: these figures are of no use"
 
 
-def _price(row: Mapping[str, Any], rate: Mapping[str, Any] | None) -> str:
-    if rate is None or row["usd"] is None:
+def _price(row: Training) -> str:
+    rate = row.rate
+    if rate is None:
         return "no public price; give --prices FILE"
-    each = f"{rate['usd_per_hour']:.3g} USD an accelerator-hour, {rate['offer']}"
-    public = f"({rate['low']:.3g} to {rate['high']:.3g}; {rate['source']})"
+    each = f"{rate.usd_per_hour:.3g} USD an accelerator-hour, {rate.offer}"
+    public = f"({rate.low:.3g} to {rate.high:.3g}; {rate.source})"
     return f"{_span(row, 'usd')} USD at {each} {public}"
 
 
-def _span(row: Mapping[str, Any], name: str) -> str:
+def _span(row: Training, name: str) -> str:
     """A figure with its interval; the figure alone where none is known."""
-    low, high = row["interval"][name]
+    value = row.figures[name] or 0.0
+    low, high = (value * factor for factor in row.spread)
     if low == high:
-        return _number(row[name])
-    return f"{_number(row[name])} ({_number(low)} to {_number(high)})"
+        return _number(value)
+    return f"{_number(value)} ({_number(low)} to {_number(high)})"
 
 
 def _number(value: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,15 @@ class ActionPair:
     simulated_start_s: float
     simulated_s: float
     recorded_start_s: float
+    recorded_s: float
+
+
+class KindPair(NamedTuple):
+    """Actions of one kind in one stage: how many, and their mean duration [s]."""
+
+    name: str
+    actions: int
+    simulated_s: float
     recorded_s: float
 
 
@@ -86,14 +96,14 @@ class RecordedComparison:
         more = figure_text(largest.name, largest.difference, signed=True)
         return f"{text}; most of it is {largest.name.replace('_', ' ')} ({more})"
 
-    def by_kind(self) -> list[tuple[str, int, float, float]]:
-        """Mean durations of the actions by stage and kind: name, how many, simulated and recorded [s]."""
+    def by_kind(self) -> list[KindPair]:
+        """Mean durations of the actions by stage and kind."""
         found: dict[tuple[int, str], list[ActionPair]] = {}
         for pair in self.actions:
             stage, letter = _split(pair.action)
             found.setdefault((stage, letter), []).append(pair)
         return [
-            (
+            KindPair(
                 f"stage {stage} {letter}",
                 len(pairs),
                 float(np.mean([pair.simulated_s for pair in pairs])),

@@ -24,6 +24,7 @@ from mpsim.program.program import Program
 from mpsim.result import Memory, Result
 from mpsim.scenario import Scenario
 from mpsim.simulate import Prepared, prepare, simulate, simulate_step
+from mpsim.study.journal import Entry
 from mpsim.study.rows import reason_of
 from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program
@@ -290,7 +291,7 @@ def compute_rows(
     scenario: Scenario,
     points: Sequence[tuple[Mapping[str, object], str | None]],
     any_size: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Entry]:
     """Simulate points of a sweep together; runs wherever an executor likes.
 
     Parameters
@@ -311,14 +312,14 @@ def compute_rows(
 
 def _rows(
     scenario: Scenario, points: Sequence[tuple[Mapping[str, object], str | None]]
-) -> list[dict[str, Any]]:
+) -> list[Entry]:
     chosen = [values for values, wrong in points if wrong is None]
     scenarios = [scenario.with_values(values) for values in chosen]
     if any(point.serves for point in scenarios):
         return [_served(scenario, values, wrong) for values, wrong in points]
     together = _of_thread(scenario.digest)
     outcomes = iter(together.simulate(scenarios, [kind_of(values) for values in chosen]))
-    rows: list[dict[str, Any]] = []
+    rows: list[Entry] = []
     for _, wrong in points:
         outcome = None if wrong is not None else next(outcomes)
         if outcome is None or isinstance(outcome, MpsimError):
@@ -330,7 +331,7 @@ def _rows(
     return rows
 
 
-def _served(scenario: Scenario, values: Mapping[str, object], wrong: str | None) -> dict[str, Any]:
+def _served(scenario: Scenario, values: Mapping[str, object], wrong: str | None) -> Entry:
     """Simulate one point of a sweep that has services among its points."""
     if wrong is not None:
         return {"summary": None, "reason": wrong}
@@ -357,7 +358,7 @@ def _of_thread(digest: str) -> Together:
     return _OWN.together
 
 
-def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _figures(summary: Mapping[str, Any]) -> Entry:
     """A summary without the sources of its constants: nine tenths of its size, and the same in most rows."""
     calibration = {
         key: entry for key, entry in summary["calibration"].items() if key != "constants"

@@ -182,6 +182,7 @@ class Bounder:
             owner = np.repeat(np.arange(len(program)), np.diff(program.slot_ptr))
             done = np.zeros(plan.layout.mesh.pp)
             np.maximum.at(done, program.slot // len(Stream), timeline.end[owner])
+            # the same for all layouts with these states: replayed once, added to every bound
             self._steps[key] = done, float(ticks(host_overhead(plan)))
         return self._steps[key]
 
@@ -220,6 +221,7 @@ class _Around:
         ]
         costs = bounder.shapes.costs(plan)
         keys = [content(plan, costs, stage) for stage in plan.layout.stages]
+        # stages of equal content are costed once; reversed, so that the first of equals stands for them
         self._distinct = dict(zip(reversed(keys), reversed(plan.layout.stages), strict=True))
         places = {key: place for place, key in enumerate(self._distinct)}
         self._which = np.array([places[key] for key in keys])
@@ -339,7 +341,8 @@ class _Around:
         forward = stage_ticks[:, Action.F]
         backward = stage_ticks[:, Action.I if self._splits else Action.B]
         gradients = stage_ticks[:, Action.I] + stage_ticks[:, Action.W]
-        if Action.B in self._actions:  # orders may have both
+        # orders may have whole backwards and split ones; a bound takes the shorter
+        if Action.B in self._actions:
             whole = stage_ticks[:, Action.B]
             gradients = np.minimum(whole, gradients) if self._splits else whole
         onward, back = self._messages(sends)
@@ -361,9 +364,11 @@ class _Around:
         )
         began = overhead[:, None] + first + busy + each * beside
         ends = (began + reduces).max(axis=1)
+        # where weight gradients are split off, the last action of a rank need not be on the way back
         if not self._splits:
             ends = np.maximum(ends, (began + last).max(axis=1) + self._least_at_start(reduces))
         ends = np.maximum(ends, overhead + each * queued.max(axis=1))
+        # a rank's own update follows its own reductions; with a norm, everybody's follows the last
         alone = (began + reduces + done).max(axis=1)
         joint = ends + done.max(axis=1) if self._joins else ends + done.min(axis=1)
         bound: Floats = np.maximum(alone, joint) * TICK

@@ -1,8 +1,10 @@
-"""Branch and bound: enumerate, rule out, bound, then simulate what is left, the most promising first.
+"""Branch and bound: enumerate, rule out, bound, then simulate the most promising of what is left.
 
-One machine for both jobs. A `Space` says what there is (layouts of a training step, or of a service), what each cannot beat, and what it takes;
-here is what they share: the order of looking and of simulating, the budget of time, the journal, and what may be left out. Nothing is ruled out by a
-guess: candidates are simulated in the order of their bounds until no bound is better than the last of the best, so these are the best of all.
+One machine for both jobs. A `Space` says what there is (layouts of a training step, or of a
+service), what each cannot beat, and what it takes; here is what they share: the order of looking and
+of simulating, the budget of time, the journal, and what may be left out. Nothing is ruled out by a
+guess: candidates are simulated in the order of their bounds until no bound is better than the last
+of the best, so these are the best of all.
 
 Scores are such that less is better, and no candidate's score is below its own bound.
 """
@@ -15,11 +17,11 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from mpsim.errors import ScenarioError
-from mpsim.study.journal import Journal
+from mpsim.study.journal import Entry, Journal
 from mpsim.study.search.given import Clock, defaults
 from mpsim.study.search.queue import Queue, Waiting
 
@@ -60,7 +62,7 @@ class Space(ABC, Generic[C]):
     Attributes
     ----------
     counts : Counter of str
-        What became of what was looked at, by reason; the machine adds what it simulated and what it left.
+        What became of what was looked at, by reason; the machine adds what it simulated and left.
     keys : tuple of str
         Keys of a scenario that are searched beside the layout.
     a_turn : float
@@ -94,19 +96,25 @@ class Space(ABC, Generic[C]):
         """Those of a part of a frame that fit, with their bounds; the others are counted."""
 
     @abstractmethod
-    def entries(self, candidates: Sequence[C], worst: float) -> Iterable[Mapping[str, Any]]:
-        """What the journal keeps of candidates of one group, simulated; `worst` is the score of the last of the best."""
+    def entries(self, candidates: Sequence[C], worst: float) -> Iterable[Entry]:
+        """What the journal keeps of candidates of one group, simulated.
+
+        Of these the last of the best has a score of `worst`.
+        """
 
     @abstractmethod
-    def score(self, candidate: C, entry: Mapping[str, Any], worst: float) -> float | None:
-        """Take a simulated candidate: its score, infinite for what cannot be the best; None, and counted, for what is no row."""
+    def score(self, candidate: C, entry: Entry, worst: float) -> float | None:
+        """Take a simulated candidate: its score, infinite for what cannot be the best.
+
+        None, and counted, for what is no row of the ranking.
+        """
 
     def labellings(self) -> Iterator[Labels[C]]:
-        """Further questions: for every labelling, the best of each label is wanted, however far it is behind the best of all."""
+        """Further questions: the best of each label is wanted, however far behind the best of all."""
         return iter(())
 
     def may_lead(self, candidate: C) -> bool:
-        """Whether a candidate that cannot be among the best leads in something else that is wanted."""
+        """Whether a candidate that is none of the best leads in something else that is wanted."""
         return False
 
 
@@ -162,7 +170,7 @@ class BranchAndBound(Generic[C]):
 
     @property
     def complete(self) -> bool:
-        """Whether everything was simulated or ruled out, so that nothing else can be among the best."""
+        """Whether everything was simulated or ruled out: nothing else can be among the best."""
         return self.seen and not self._late
 
     @property
@@ -172,7 +180,10 @@ class BranchAndBound(Generic[C]):
 
     @property
     def floor(self) -> float | None:
-        """Least score of what fits and was not simulated; None where nothing is left, or where not everything was looked at."""
+        """Least score of what fits and was not simulated.
+
+        None where nothing is left, or where not everything was looked at: nothing is known of it.
+        """
         return min(score for score, _, _ in self._waiting) if self._late and self.seen else None
 
     @property
@@ -182,7 +193,7 @@ class BranchAndBound(Generic[C]):
 
     @property
     def _threshold(self) -> float:
-        """Bound above which nothing is simulated. Of equals both are: which is better, further figures say."""
+        """Bound above which nothing is simulated; of equals both are, as further figures decide."""
         return self._worst if self._space.prunes else math.inf
 
     @property
@@ -223,6 +234,7 @@ class BranchAndBound(Generic[C]):
                 best = min(best, candidate.least)
             self._bounded += len(part)
             self._report("bounded", self._bounded, self._total)
+            # a good score early rules out more, and is there if the search is cut short
             if self._bounded >= begun + self._space.a_turn and not self._clock.spent(share):
                 begun = self._bounded
                 self._simulate_some()
@@ -233,7 +245,7 @@ class BranchAndBound(Generic[C]):
             queue.back(frame, frame.look(look))
 
     def _simulate_some(self) -> None:
-        """Simulate the most promising candidates so far, as far as one may be the best: a good score early rules out more."""
+        """Simulate the most promising candidates so far, as far as one may be the best."""
         size = int(defaults("search")["simulated_a_turn"])
         best = self._scores[0] if self._scores else math.inf
         batch: list[C] = []
@@ -242,7 +254,7 @@ class BranchAndBound(Generic[C]):
         self._simulate(batch)
 
     def _simulate_best(self) -> None:
-        """Simulate candidates in the order of their bounds, as long as one could be among the best."""
+        """Simulate in the order of the bounds, as long as a candidate could be among the best."""
         while self._waiting and not self._clock.spent():
             most = self._threshold
             if self._waiting[0][0] > most:

@@ -1,4 +1,4 @@
-"""Candidates of a search of training steps: layouts that fit, each on the machine that it was found for, before any is simulated."""
+"""Candidates of a search of training steps: layouts that fit, each on its machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Timer:
         plan = self._bounder.plan(layout, self._bounder.order(layout).orders())
         shapes = self._bounder.shapes
         costs = shapes.costs(plan)
-        # where links of the fabric may be too thin, the kernels that send have to be known one by one
+        # where links of the fabric may be too thin, the kernels that send have to be known one by
+        # one
         sums = not routes_of(plan.layout.cluster).names
         blocks = Blocks(plan, costs, like=shapes.blocks(plan, costs), sums=sums)
         return build_program(plan, costs, blocks=blocks)
@@ -171,7 +172,7 @@ class WaitingFrame(Waiting):
         self._sampled = False
 
     def look(self, look: Look) -> float | None:
-        """Look at the leanest layout of each recomputation, until one fits; what is left is divided by microbatch."""
+        """Look at the leanest layout of each recomputation until one fits, then at the others."""
         if self._sampled:
             return super().look(look)
         self._sampled = True
@@ -195,6 +196,7 @@ class WaitingFrame(Waiting):
 
 
 def _leanness(layout: Layout) -> tuple[int, bool, bool, int]:
-    """Order of layouts of one frame and recomputation by what they hold, the least first; those that the host holds for them last."""
+    """Order of layouts of one frame and recomputation by what they hold, the least first."""
+    # what the host holds is lean and slow: such a layout says little of the others
     offloads = layout.offload not in (None, "none")
     return (layout.micro_batch, offloads, not layout.sequence_parallel, -layout.zero)

@@ -1,4 +1,4 @@
-"""What a search is given: values of keys, what layouts may cost and take, and how long it may look."""
+"""What a search is given: values of keys, limits of what layouts take, and how long it may look."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Split(NamedTuple):
 
 
 def split_axes(over: Mapping[str, Sequence[Any]], axes: Mapping[str, str]) -> Split:
-    """Divide values by dotted key into those of the axes of a search, whose keys are given, and the others.
+    """Divide values by dotted key into those of the axes, whose keys are given, and the others.
 
     Raises
     ------

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from mpsim.errors import MpsimError, Problem
 from mpsim.framework import StageSplit
@@ -23,6 +23,8 @@ from mpsim.study.search.given import defaults
 
 __all__ = ["ALWAYS_SAID", "AXES", "Frame", "Layout", "Layouts"]
 
+Values: TypeAlias = Mapping[str, Any]
+"""Value of each axis, of whatever type the key of a scenario has."""
 Check = Callable[[Scenario], list[Problem]]
 
 # data parallelism follows from the others
@@ -286,7 +288,7 @@ class Layouts:
             return ()
         return tuple(f"training.{name}" for name in _OF_RECOMPUTE if getattr(own, name) is not None)
 
-    def scenario(self, values: Mapping[str, Any]) -> Scenario:
+    def scenario(self, values: Values) -> Scenario:
         """The scenario with axes replaced, not checked."""
         base = self._base
         parallel = {
@@ -314,8 +316,9 @@ class Layouts:
             }
         )
 
-    def _grow(self, values: dict[str, Any], rules: Sequence[Sequence[str]]) -> Iterator[Frame]:
+    def _grow(self, values: Values, rules: Sequence[Sequence[str]]) -> Iterator[Frame]:
         depth = len(values)
+        # the last axis of a frame is the split, which follows from all others
         if depth == len(_FRAME) - 1 and not self._given.get("layers_per_stage"):
             splits = self._splits(values)
             self.undivided += 0 if splits else self._habitable(values)
@@ -334,7 +337,7 @@ class Layouts:
             if self._obeys(grown, rules[depth]):
                 yield from self._grow(grown, rules)
 
-    def _orders(self, values: dict[str, Any], rules: Sequence[Sequence[str]]) -> Iterator[Frame]:
+    def _orders(self, values: Values, rules: Sequence[Sequence[str]]) -> Iterator[Frame]:
         """Orders of axes that lay the ranks in different ways: axes of one rank may stand anywhere."""
         degrees = {**values, "dp": self._replicas(values)}
         known: set[tuple[str, ...]] = set()
@@ -345,7 +348,7 @@ class Layouts:
                 known.add(laid)
                 yield from self._grow({**values, "order": order}, rules)
 
-    def _splits(self, values: Mapping[str, Any]) -> list[tuple[int, ...] | None]:
+    def _splits(self, values: Values) -> list[tuple[int, ...] | None]:
         """Splits of layers among stages that are legal and worth a look: even, or as given, and balanced where that is better."""
         asked = {**values, _FRAME[-1]: None}
         rules = self._within(_FRAME, _FRAME[:-1])
@@ -366,16 +369,16 @@ class Layouts:
             splits.append(balanced)
         return splits
 
-    def _habitable(self, values: Mapping[str, Any]) -> int:
+    def _habitable(self, values: Values) -> int:
         """Layouts that a frame would have if its layers divided."""
         frame = Frame(**values, layers_per_stage=None, dp=self._replicas(values))
         return len(self.micro_batches(frame)) * len(self.habits(frame))
 
-    def _replicas(self, values: Mapping[str, Any]) -> int:
+    def _replicas(self, values: Values) -> int:
         ranks: int = math.prod(values[axis] for axis in _MESH)
         return self._base.world_size // ranks
 
-    def _frame_choices(self, axis: str, values: Mapping[str, Any]) -> Sequence[Any]:
+    def _frame_choices(self, axis: str, values: Values) -> Sequence[Any]:
         """Choices that differ: without a pipeline all schedules are the same, and few have a free number of chunks."""
         if axis == "schedule" and values["pp"] == 1:
             plain = [name for name in self.choices[axis] if not schedule(name).interleaves]
@@ -413,16 +416,17 @@ class Layouts:
         axes = {axis for rule in rules for axis in self._rules[rule]} | set(more)
         return tuple(axis for axis in _FRAME if axis in axes)
 
-    def _obeys(self, values: Mapping[str, Any], rules: Sequence[str]) -> bool:
+    def _obeys(self, values: Values, rules: Sequence[str]) -> bool:
         return all(self._obeys_one(values, rule) for rule in rules)
 
-    def _obeys_one(self, values: Mapping[str, Any], rule: str) -> bool:
+    def _obeys_one(self, values: Values, rule: str) -> bool:
+        # a check costs a scenario; thousands of layouts share what it looks at
         key = (rule, *(values[axis] for axis in self._rules[rule]))
         if key not in self._known:
             self._known[key] = self._ask(values, rule)
         return self._known[key]
 
-    def _ask(self, values: Mapping[str, Any], rule: str) -> bool:
+    def _ask(self, values: Values, rule: str) -> bool:
         try:
             return not _check(rule)(self.scenario(values))
         except MpsimError:
@@ -467,7 +471,7 @@ class _Habit(NamedTuple):
     modules: tuple[str, ...] | None
 
 
-def _values(frame: Frame) -> dict[str, Any]:
+def _values(frame: Frame) -> Values:
     return {axis: getattr(frame, axis) for axis in _FRAME}
 
 

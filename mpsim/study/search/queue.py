@@ -1,8 +1,9 @@
 """The queue of a search: which layouts are looked at next, so that one that is cut short has looked where the best are.
 
-Families of layouts are their degrees (tp, cp, pp, ep) on one machine. Those scattered over the whole space are looked at first; from what they show, a step time is
-foreseen for every other family, as a product of one factor for each degree. Then the most promising of all goes first, foreseen or looked at.
-Only the order hangs on what is foreseen: a search that runs to its end has looked at everything.
+Families of layouts are their degrees (tp, cp, pp, ep) on one machine. Those scattered over the whole
+space are looked at first; from what they show, a score is foreseen for every other family, as a
+product of one factor for each degree. Then the most promising of all goes first, foreseen or looked
+at. Only the order hangs on what is foreseen: a search that runs to its end has looked at everything.
 
 Shapes: F families that were looked at, E effects.
 """
@@ -28,7 +29,7 @@ _RIDGE: Final = 0.1  # of an effect, against one observation of its family
 
 
 class Waiting:
-    """A frame of what is searched: what waits to be bounded, in parts that are looked at one after the other.
+    """A frame of what is searched: it waits to be bounded, in parts one after the other.
 
     Parameters
     ----------

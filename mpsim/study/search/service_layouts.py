@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mpsim.errors import MpsimError
@@ -77,15 +78,17 @@ class ServiceLayouts:
             for shape in self._shapes():
                 for replicas in self._replicas(shape):
                     values = {**shape, "replicas": replicas, "max_tokens": budget}
-                    yield from self._made(values, lambda v=values: self._together(v))
+                    yield from self._made(values, functools.partial(self._together, values))
             if self._pools:
                 for prefill, decode in self._splits():
                     pools = {"prefill": prefill, "decode": decode, "max_tokens": budget}
-                    yield from self._made(pools, lambda v=pools: self._apart(v))
+                    yield from self._made(pools, functools.partial(self._apart, pools))
 
-    def _made(self, values: Mapping[str, Any], make: Any) -> Iterator[ServiceLayout]:
+    def _made(
+        self, values: Mapping[str, Any], make: Callable[[], Scenario]
+    ) -> Iterator[ServiceLayout]:
         try:
-            scenario: Scenario = make()
+            scenario = make()
             plan = make_service(scenario)
         except MpsimError:
             self.refused += 1

@@ -1,4 +1,4 @@
-"""The search of services: layouts that cannot keep the limits even when they are empty are left out, the others are simulated by closed-form bounds."""
+"""The search of services: what cannot keep its limits even when it is empty is left out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from mpsim.errors import ScenarioError, nearest
 from mpsim.scenario import Scenario
@@ -16,7 +15,7 @@ from mpsim.serving.plan import ServicePlan
 from mpsim.serving.requests import Requests
 from mpsim.serving.result import run_service, serve_requests
 from mpsim.serving.stream import draw_requests
-from mpsim.study.journal import Journal, name_of
+from mpsim.study.journal import Entry, Journal, name_of
 from mpsim.study.search.branch_and_bound import BranchAndBound, Progress, Space
 from mpsim.study.search.given import Clock, Limits, defaults, nameplate_power, split_axes
 from mpsim.study.search.queue import Waiting
@@ -134,10 +133,12 @@ def search_services(
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """A service that may be among the best; what it serves, where only a run shows how many there are None.
+    """A service that may be among the best.
 
     Parameters
     ----------
+    requests : Requests or None
+        None where only a run shows how many there are.
     bound : float
         The objective is no better.
     """
@@ -176,7 +177,8 @@ class Services(Space[_Candidate]):
         clock: Clock,
     ) -> None:
         super().__init__(clock)
-        # a short stream may come faster than it can be served for long: what the bound of a rate is good for is the order
+        # a short stream may come faster than it can be served for long: what the bound of a rate is
+        # good for is the order
         self.prunes = prune and objective != "rate"
         self._scenario, self._over, self._objective = scenario, over, objective
         self._pools, self._prune, self._limits = pools, prune, limits
@@ -284,10 +286,8 @@ class Services(Space[_Candidate]):
             memory.weights + memory.activations + memory.reserve > most for memory in memories
         )
 
-    def entries(
-        self, candidates: Sequence[_Candidate], worst: float
-    ) -> Iterable[Mapping[str, Any]]:
-        """Values, objective and summary of each service; why it cannot hold a request where it cannot."""
+    def entries(self, candidates: Sequence[_Candidate], worst: float) -> Iterable[Entry]:
+        """Values, objective and summary of each service, or why it cannot hold a request."""
         for candidate in candidates:
             try:
                 entry = self._simulated(candidate, worst)
@@ -295,7 +295,7 @@ class Services(Space[_Candidate]):
                 entry = {"objective": None, "summary": None, "reason": str(error)}
             yield {"values": dict(candidate.layout.values), **entry}
 
-    def _simulated(self, candidate: _Candidate, worst: float) -> dict[str, Any]:
+    def _simulated(self, candidate: _Candidate, worst: float) -> Entry:
         scenario, plan, requests = candidate.layout.scenario, candidate.plan, candidate.requests
         if self._objective == "rate":
             assert requests is not None, "a stream with a rate is drawn"
@@ -315,7 +315,7 @@ class Services(Space[_Candidate]):
         summary = dict(result.summary)
         return {"objective": summary[_FIGURES[self._objective]], "summary": summary}
 
-    def score(self, candidate: _Candidate, entry: Mapping[str, Any], worst: float) -> float | None:
+    def score(self, candidate: _Candidate, entry: Entry, worst: float) -> float | None:
         """The objective; infinite for what misses the limits."""
         objective, summary = entry["objective"], entry["summary"]
         if summary is None:

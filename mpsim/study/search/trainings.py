@@ -1,4 +1,4 @@
-"""The search of training steps: every legal layout gets its memory and a bound of its step time, and what fits is simulated by its bound."""
+"""The search of training steps: every legal layout gets its memory and a bound of its step time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from mpsim.errors import MpsimError, ScenarioError, nearest
 from mpsim.scenario import Scenario
 from mpsim.schedule import schedule
 from mpsim.simulate import resolve, simulate_step
-from mpsim.study.journal import Journal
+from mpsim.study.journal import Entry, Journal
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Progress, Space
 from mpsim.study.search.candidate import Candidate, Machine, Timer, WaitingFrame
@@ -271,8 +270,8 @@ class Trainings(Space[Candidate]):
             for place in np.flatnonzero(fits).tolist()
         ]
 
-    def entries(self, candidates: Sequence[Candidate], worst: float) -> Iterable[Mapping[str, Any]]:
-        """Values and step time of each layout [s]; None where operations would wait for each other."""
+    def entries(self, candidates: Sequence[Candidate], worst: float) -> Iterable[Entry]:
+        """Values and step time of each layout [s], None where it would deadlock."""
         if not candidates:
             return
         timer = candidates[0].machine.timer
@@ -280,7 +279,7 @@ class Trainings(Space[Candidate]):
         for candidate, seconds in zip(candidates, took, strict=True):
             yield {"values": candidate.values(), "step_time_s": seconds}
 
-    def score(self, candidate: Candidate, entry: Mapping[str, Any], worst: float) -> float | None:
+    def score(self, candidate: Candidate, entry: Entry, worst: float) -> float | None:
         """Seconds, or dollars, a token."""
         seconds = entry["step_time_s"]
         if seconds is None:
@@ -290,7 +289,7 @@ class Trainings(Space[Candidate]):
         return self._score(self._timed[-1])
 
     def labellings(self) -> Iterator[Labels[Candidate]]:
-        """The best for each value of the keys searched beside the layout, and the best without each decision of the best."""
+        """The best for each value of the keys beside the layout, and without each decision."""
         if self.keys:
             yield lambda candidate: [self._beside(candidate)]
         if self._explain:
@@ -298,7 +297,8 @@ class Trainings(Space[Candidate]):
             self._explained = not self.clock.spent()
 
     def _alternatives(self) -> Iterator[Labels[Candidate]]:
-        """Decisions of the best layout, anew whenever a better one was found: a search that was cut short may find one on the way."""
+        """Decisions of the best layout, until they stay."""
+        # a search that was cut short may find a better one on the way
         chosen: dict[str, str] = {}
         while self._timed and not self.clock.spent():
             best = min(self._timed, key=self._score)[0]
@@ -317,7 +317,7 @@ class Trainings(Space[Candidate]):
             yield labels
 
     def may_lead(self, candidate: Candidate) -> bool:
-        """Whether a layout may be one that no simulated one beats in step time, memory and price at once."""
+        """Whether no simulated layout beats it in step time, memory and price at once."""
         if not self._front:
             return False
         price = candidate.machine.price or 0.0
