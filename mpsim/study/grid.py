@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import overload
 
 from mpsim.errors import MpsimError, ScenarioError
 from mpsim.limits import is_unlimited, refuse_large
@@ -25,7 +24,7 @@ from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.shipped import read_shipped
 from mpsim.study.executors import executor_for, finished
 from mpsim.study.journal import Entry, Journal, name_of
-from mpsim.study.rows import StoredRows, Sweep, reason_of
+from mpsim.study.rows import Lazy, StoredRows, Sweep, reason_of
 from mpsim.study.together import compute_rows
 
 __all__ = ["Points", "Product", "combinations", "named", "sweep"]
@@ -33,7 +32,7 @@ __all__ = ["Points", "Product", "combinations", "named", "sweep"]
 _QUANTITY = re.compile(r"[0-9][0-9.eE+-]* [^ .]+")
 
 
-class Product(Sequence[Mapping[str, object]]):
+class Product(Lazy[Mapping[str, object]]):
     """Every combination of some values, the last key fastest, each made when it is asked for.
 
     Examples
@@ -50,18 +49,12 @@ class Product(Sequence[Mapping[str, object]]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, object]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Mapping[str, object]]: ...
-    def __getitem__(self, index: int | slice) -> Mapping[str, object] | list[Mapping[str, object]]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(self._length))]
-        left = range(self._length)[index]  # which refuses what is outside
-        chosen: list[tuple[str, object]] = []
+    def made(self, place: int) -> Mapping[str, object]:
+        """The combination at a place."""
+        left, chosen = place, list[tuple[str, object]]()
         for key, choices in reversed(self._values.items()):
-            left, place = divmod(left, len(choices))
-            chosen.append((key, choices[place]))
+            left, which = divmod(left, len(choices))
+            chosen.append((key, choices[which]))
         return dict(reversed(chosen))
 
 

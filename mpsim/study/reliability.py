@@ -49,10 +49,7 @@ class Reliability:
     spares: int
 
     def __post_init__(self) -> None:
-        for name in ("hardware_rate", "job_rate", "restart", "repair", "spares"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ScenarioError(f"{name} is {value!r}; needed a finite number of at least 0")
+        _check_finite(self)
 
     @property
     def mean_time_between(self) -> float:
@@ -124,12 +121,7 @@ class Checkpoint:
     lag: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("size", "blocking", "lag"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ScenarioError(
-                    f"checkpoint: {name} is {value!r}; needed a finite number of at least 0"
-                )
+        _check_finite(self, "checkpoint: ")
 
     @classmethod
     def of(
@@ -155,6 +147,12 @@ class Checkpoint:
             return cls(size=size, blocking=write)
         snapshot = size / (known["snapshot_per_accelerator"] * accelerators)
         return cls(size=size, blocking=min(snapshot, write), lag=write)
+
+
+def _check_finite(given: Reliability | Checkpoint, lead: str = "") -> None:
+    for name, value in dataclasses.asdict(given).items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ScenarioError(f"{lead}{name} is {value!r}; needed a finite number of at least 0")
 
 
 @remembered(1)

@@ -6,10 +6,11 @@ import csv
 import dataclasses
 import io
 import math
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, overload
+from typing import Final, TypeVar, overload
 
 from mpsim.errors import MpsimError
 from mpsim.frame import Tabular
@@ -24,6 +25,7 @@ from mpsim.units import percent
 __all__ = [
     "COLUMNS",
     "SERVICE_COLUMNS",
+    "Lazy",
     "Row",
     "StoredRows",
     "Sweep",
@@ -34,19 +36,6 @@ __all__ = [
 ]
 
 _AT_METER = "meter_energy_j_per_token"
-_STEP_COLUMNS = ("step (s)", "tokens/s/acc.", "MFU", "bubble", "memory (GB)")
-_ENERGIES: Final[Mapping[str, str]] = {
-    "J/token": "energy_j_per_token",
-    "at meter": "meter_energy_j_per_token",
-}
-_SERVICE_ENERGIES: Final[Mapping[str, str]] = {"J/token": "energy_j_per_output_token"}
-_SERVICE_COLUMNS: Final[Mapping[str, tuple[str, float]]] = {
-    "TTFT p99 (ms)": ("ttft_s.p99", 1e3),
-    "TPOT p99 (ms)": ("tpot_s.p99", 1e3),
-    "tokens/s": ("output_tokens_per_s", 1.0),
-    "tokens/s/acc.": ("output_tokens_per_s_per_accelerator", 1.0),
-    "goodput (1/s)": ("goodput_per_s", 1.0),
-}
 COLUMNS = (
     "accelerators",
     "step_time_s",
@@ -186,19 +175,22 @@ class Sweep(Shown, Tabular):
         ties = 0 if serves else len(self.ties)
         # layouts of one cluster differ little in energy, and their keys need the room
         hardware = any(key.startswith("cluster.") for key in keys)
-        energies = (_SERVICE_ENERGIES if serves else _ENERGIES) if hardware else {}
+        columns = dict(_SERVICE_COLUMNS if serves else _STEP_COLUMNS)
+        if hardware:
+            columns |= _SERVICE_ENERGIES if serves else _ENERGIES
         notes: dict[str, int] = {}
         lines = []
         for row in rows:
-            figures = _service_figures(row) if serves else _step_figures(row)
-            figures += tuple(_joules(row.number(name)) for name in energies.values())
+            # rows that cannot run lack figures, and those stored by an older version some
+            figures = tuple(
+                "-" if math.isnan(value := row.number(name)) else shown(value)
+                for name, shown in columns.values()
+            )
             reason = row.reason or ""
             mark = f"[{notes.setdefault(reason, len(notes) + 1)}]" if reason else ""
             lines.append((*map(str, row.values.values()), *figures, mark))
-        names = (*(_SERVICE_COLUMNS if serves else _STEP_COLUMNS), *energies)
-        first = len(keys)
-        right = tuple(range(first, first + len(names)))
-        header = (*keys, *names, *(("note",) if notes else ()))
+        right = tuple(range(len(keys), len(keys) + len(columns)))
+        header = (*keys, *columns, *(("note",) if notes else ()))
         below = [f"[{number}] {reason}" for reason, number in notes.items()]
         if best is not None:
             what = (
@@ -265,40 +257,44 @@ class Sweep(Shown, Tabular):
         return {"scenario": self.scenario, "keys": list(self.keys), "rows": rows, "ties": tied}
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """Write the table as CSV, units in the column names; return the text.
-
-        Parameters
-        ----------
-        path : str or Path, optional
-            Where to write it; left out: nowhere.
-        """
+        """Write the table as CSV, units in the column names; return the text."""
         return write_csv(self.table(), path)
 
 
-class StoredRows(Sequence[Row]):
-    """Rows made when they are asked for: a finished one takes two kilobytes of text, and five times that as mappings."""
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Lazy(Sequence[T_co]):
+    """A sequence whose items are made when they are asked for."""
+
+    @abstractmethod
+    def made(self, place: int) -> T_co:
+        """The item at a place from 0."""
+
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T_co, ...]: ...
+    def __getitem__(self, index: int | slice) -> T_co | tuple[T_co, ...]:
+        places = range(len(self))[index]  # which refuses what is outside
+        return self.made(places) if isinstance(places, int) else tuple(map(self.made, places))
+
+
+class StoredRows(Lazy[Row]):
+    """Rows of a sweep: a finished one takes two kilobytes of text, and five times that as mappings."""
 
     def __init__(
         self, values: Sequence[Mapping[str, object]], names: Sequence[str], journal: Journal
     ) -> None:
-        self._values = values
-        self._names = names
-        self._journal = journal
+        self._values, self._names, self._journal = values, names, journal
 
     def __len__(self) -> int:
         return len(self._names)
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
-        if isinstance(index, slice):
-            return tuple(self[place] for place in range(*index.indices(len(self))))
-        entry = self._journal[self._names[index]]
-        return Row(self._values[index], entry["summary"], entry["reason"])
+    def made(self, place: int) -> Row:
+        """A row, read from the journal."""
+        entry = self._journal[self._names[place]]
+        return Row(self._values[place], entry["summary"], entry["reason"])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(other) != len(self):
@@ -341,25 +337,32 @@ def assigned(values: Mapping[str, object]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
-def _step_figures(row: Row) -> tuple[str, ...]:
-    if row.summary is None:
-        return ("-",) * len(_STEP_COLUMNS)
-    return (
-        f"{row.number('step_time_s'):.5g}",
-        f"{row.number('tokens_per_s_per_accelerator'):.5g}",
-        percent(row.number("mfu")),
-        percent(row.number("bubble_fraction")),
-        f"{row.number('peak_memory_bytes') / 1e9:.1f}",
-    )
+_digits = "{:.5g}".format
 
 
-def _joules(value: float) -> str:
-    """Energy a token; rows that were stored before it was kept lack it."""
-    return "-" if math.isnan(value) else f"{value:.3g}"
+def _milli(seconds: float) -> str:
+    return _digits(seconds * 1e3)
 
 
-def _service_figures(row: Row) -> tuple[str, ...]:
-    return tuple(
-        "-" if math.isnan(row.number(name)) else f"{row.number(name) * factor:.5g}"
-        for name, factor in _SERVICE_COLUMNS.values()
-    )
+_Shown = tuple[str, Callable[[float], str]]
+_STEP_COLUMNS: Final[Mapping[str, _Shown]] = {
+    "step (s)": ("step_time_s", _digits),
+    "tokens/s/acc.": ("tokens_per_s_per_accelerator", _digits),
+    "MFU": ("mfu", percent),
+    "bubble": ("bubble_fraction", percent),
+    "memory (GB)": ("peak_memory_bytes", lambda size: f"{size / 1e9:.1f}"),
+}
+_SERVICE_COLUMNS: Final[Mapping[str, _Shown]] = {
+    "TTFT p99 (ms)": ("ttft_s.p99", _milli),
+    "TPOT p99 (ms)": ("tpot_s.p99", _milli),
+    "tokens/s": ("output_tokens_per_s", _digits),
+    "tokens/s/acc.": ("output_tokens_per_s_per_accelerator", _digits),
+    "goodput (1/s)": ("goodput_per_s", _digits),
+}
+_ENERGIES: Final[Mapping[str, _Shown]] = {
+    "J/token": ("energy_j_per_token", "{:.3g}".format),
+    "at meter": ("meter_energy_j_per_token", "{:.3g}".format),
+}
+_SERVICE_ENERGIES: Final[Mapping[str, _Shown]] = {
+    "J/token": ("energy_j_per_output_token", "{:.3g}".format)
+}

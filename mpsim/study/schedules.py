@@ -62,6 +62,11 @@ class Times:
         return Times(self.forward / parts, self.backward / parts, self.weight / parts, self.send)
 
     @property
+    def ticks(self) -> tuple[float, ...]:
+        """Forward, input gradient, weight gradient and message [1 / scale]."""
+        return tuple(float(time * self.scale) for time in dataclasses.astuple(self))
+
+    @property
     def scale(self) -> int:
         """Ticks in a unit that make all times whole."""
         return math.lcm(*(time.denominator for time in dataclasses.astuple(self)))
@@ -142,7 +147,7 @@ def time_schedule(orders: Orders, times: Times, *, overlap: str = "late-send") -
         If actions wait for each other.
     """
     scale = times.scale
-    forward, backward, weight, send = (float(time * scale) for time in dataclasses.astuple(times))
+    forward, backward, weight, send = times.ticks
     program = from_orders(
         orders, forward=forward, backward=backward, weight=weight, send=send, overlap=overlap
     )
@@ -288,7 +293,7 @@ def synthesise_schedule(
         ``budget`` (evaluations) and ``seed`` of the search.
     """
     scale = times.scale
-    forward, backward, weight, send = (float(time * scale) for time in dataclasses.astuple(times))
+    forward, backward, weight, send = times.ticks
     synthesis = synthesise(
         pp=pp,
         microbatches=microbatches,

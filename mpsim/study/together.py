@@ -34,7 +34,7 @@ from mpsim.training.plan import Plan
 from mpsim.units import Dimension, format_quantity
 from mpsim.workload import Phase
 
-__all__ = ["Graphs", "Shared", "Together", "compute_rows", "kind_of", "simulate_together"]
+__all__ = ["Graphs", "Shared", "Together", "compute_rows", "kind_of"]
 
 Answers: TypeAlias = tuple[object, ...]
 
@@ -261,11 +261,6 @@ class Together:
             return program
 
         return dataclasses.replace(prepare(scenario, build=build), known_memory=memory)
-
-
-def simulate_together(scenarios: Sequence[Scenario]) -> list[Result | MpsimError]:
-    """`mpsim.simulate` of each scenario, or the mistake that it raised; see `Together`."""
-    return Together().simulate(scenarios)
 
 
 def _outcome(scenario: Scenario) -> Result | MpsimError:

@@ -34,8 +34,8 @@ class Numbers(Space[Candidate]):
     nothing = "no numbers"
 
     def __init__(self, numbers: Sequence[Number], *, turn: float = 3, prunes: bool = True):
-        super().__init__(Clock(None))
-        self._numbers, self.a_turn, self.a_batch, self.prunes = numbers, turn, 2, prunes
+        super().__init__(clock=Clock(None), a_turn=turn, a_batch=2, prunes=prunes)
+        self._numbers = numbers
         self.scored: list[int] = []
 
     def frames(self) -> Iterator[Waiting]:

@@ -126,7 +126,7 @@ def test_a_product_is_the_product() -> None:
     listed = [{"a": a, "b": b} for a in (1, 2) for b in "xyz"]
     assert list(grid) == listed
     assert grid[-1] == listed[-1]
-    assert grid[1:4] == listed[1:4]
+    assert list(grid[1:4]) == listed[1:4]
     with pytest.raises(IndexError):
         grid[6]
 

@@ -13,7 +13,7 @@ import pytest
 import mpsim
 from mpsim.errors import ScenarioError
 from mpsim.study.grid import combinations
-from mpsim.study.together import Together, kind_of, simulate_together
+from mpsim.study.together import Together, kind_of
 
 AXES = {"parallelism.tp": [1, 2], "parallelism.pp": [2, 3, 4]}
 
@@ -163,7 +163,7 @@ def test_points_together_are_the_same_as_alone(scenario):
         scenario.with_values({"cluster.nic": {"bandwidth": one, "preset": "ib-ndr"}})
         for one in bandwidths
     ]
-    for point, result in zip(points, simulate_together(points), strict=True):
+    for point, result in zip(points, Together().simulate(points), strict=True):
         assert result.summary == mpsim.simulate(point).summary
 
 

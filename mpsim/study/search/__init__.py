@@ -4,28 +4,8 @@ Services are in `mpsim.study.search.services`, whose imports a search of trainin
 """
 
 from mpsim.study.search.found import Found
-from mpsim.study.search.layouts import AXES, Frame, Layout, Layouts
-from mpsim.study.search.outcome import OBJECTIVES, REASONS, Search
-from mpsim.study.search.service_outcome import (
-    SERVICE_OBJECTIVES,
-    SERVICE_REASONS,
-    FoundService,
-    ServiceSearch,
-)
+from mpsim.study.search.outcome import Search
+from mpsim.study.search.service_outcome import FoundService, ServiceSearch
 from mpsim.study.search.trainings import search
 
-__all__ = [
-    "AXES",
-    "OBJECTIVES",
-    "REASONS",
-    "SERVICE_OBJECTIVES",
-    "SERVICE_REASONS",
-    "Found",
-    "FoundService",
-    "Frame",
-    "Layout",
-    "Layouts",
-    "Search",
-    "ServiceSearch",
-    "search",
-]
+__all__ = ["Found", "FoundService", "Search", "ServiceSearch", "search"]

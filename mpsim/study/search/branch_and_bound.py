@@ -12,6 +12,7 @@ Scores are such that less is better, and no candidate's score is below its own b
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import heapq
 import itertools
 import math
@@ -51,6 +52,7 @@ C = TypeVar("C", bound=Bounded)
 Labels = Callable[[C], Iterable[object]]
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Space(ABC, Generic[C]):
     """What is searched.
 
@@ -58,9 +60,6 @@ class Space(ABC, Generic[C]):
     ----------
     clock : Clock
         Of the whole search.
-
-    Attributes
-    ----------
     counts : Counter of str
         What became of what was looked at, by reason; the machine adds what it simulated and left.
     keys : tuple of str
@@ -73,14 +72,12 @@ class Space(ABC, Generic[C]):
         Whether a bound rules candidates out.
     """
 
+    clock: Clock
+    counts: Counter[str] = dataclasses.field(default_factory=Counter, init=False)
+    keys: tuple[str, ...] = dataclasses.field(default=(), init=False)
     a_turn: float = math.inf
     a_batch: int = 1
     prunes: bool = True
-    keys: tuple[str, ...] = ()
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.counts: Counter[str] = Counter()
 
     @property
     @abstractmethod

@@ -107,11 +107,11 @@ def search_services(
     if objective == "rate":
         require_stream(scenario.service.workload, slo)
     services = Services(
-        scenario,
-        over or {},
+        scenario=scenario,
+        over=over or {},
         objective=objective,
         pools=pools,
-        prune=prune,
+        prunes=prune,
         limits=Limits(max_memory=max_memory, max_price=max_price, max_power=max_power),
         clock=Clock(budget),
     )
@@ -162,26 +162,20 @@ class _Candidate:
         return None if each is None else each * self.plan.accelerators
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Services(Space[_Candidate]):
-    """Layouts of a service, on every machine that is searched."""
+    """Layouts of a service, on every machine that is searched; as `search_services` has them."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        over: Mapping[str, Sequence[object]],
-        *,
-        objective: str,
-        pools: bool,
-        prune: bool,
-        limits: Limits,
-        clock: Clock,
-    ) -> None:
-        super().__init__(clock)
-        # a short stream may come faster than it can be served for long: what the bound of a rate is
-        # good for is the order
-        self.prunes = prune and objective != "rate"
-        self._scenario, self._over, self._objective = scenario, over, objective
-        self._pools, self._prune, self._limits = pools, prune, limits
+    scenario: Scenario
+    over: Mapping[str, Sequence[object]]
+    objective: str
+    pools: bool
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        # a short stream may come faster than it can be served for long: its bound is for the order
+        self._rules_out = self.prunes
+        self.prunes = self.prunes and self.objective != "rate"
         self._streams: dict[int, Requests | None] = {}
         self._rows: list[FoundService] = []
 
@@ -189,7 +183,7 @@ class Services(Space[_Candidate]):
     def nothing(self) -> str:
         """Refusal where no layout has room for a cache."""
         return (
-            f"{self._scenario.name}: no layout can be served within the limits; "
+            f"{self.scenario.name}: no layout can be served within the limits; "
             "loosen the values or limits given, or see 'mpsim check'"
         )
 
@@ -198,22 +192,22 @@ class Services(Space[_Candidate]):
         """What keeps the limits first, of equal ones the fewest accelerators, then the fastest."""
 
         def rank(row: FoundService) -> tuple[bool, float, int, float]:
-            score = score_of(self._objective, row.objective)
+            score = score_of(self.objective, row.objective)
             return not row.meets_slo, score, row.accelerators, -row.per_user
 
         return tuple(sorted(self._rows, key=rank))
 
     def frames(self) -> Iterator[Waiting]:
         """All layouts of every combination of the keys that are no axes, looked at one by one."""
-        split = split_axes(self._over, AXES)
+        split = split_axes(self.over, AXES)
         layouts: list[tuple[int, ServiceLayout]] = []
         for place, chosen in enumerate(itertools.product(*split.others.values())):
             values = dict(zip(split.others, chosen, strict=True))
-            base = self._scenario.with_values(values, checked=False) if values else self._scenario
+            base = self.scenario.with_values(values, checked=False) if values else self.scenario
             most = self._affordable(base)
             if not most:
                 raise ScenarioError("got limits that not one accelerator keeps; loosen them")
-            legal = ServiceLayouts(base, split.axes, most, pools=self._pools)
+            legal = ServiceLayouts(base, split.axes, most, pools=self.pools)
             for layout in legal.layouts():
                 named = dataclasses.replace(layout, values={**values, **layout.values})
                 layouts.append((place, named))
@@ -235,38 +229,38 @@ class Services(Space[_Candidate]):
             if bound is None:
                 self.counts["slo"] += 1
                 continue
-            least = score_of(self._objective, bound)
-            name = name_of(self._scenario.digest, self._objective, dict(layout.values))
+            least = score_of(self.objective, bound)
+            name = name_of(self.scenario.digest, self.objective, dict(layout.values))
             yield _Candidate(layout, self._streams[place], bound, least, name)
 
     def _bound(self, layout: ServiceLayout, requests: Requests | None) -> float | None:
         """The best that the objective can be; None where too few requests can keep the limits."""
         plan = layout.plan
-        anything = -math.inf if self._objective == "cost" else math.inf
+        anything = -math.inf if self.objective == "cost" else math.inf
         if requests is None:
             return anything
         bounds = bound_service(plan, requests)
         share = bounds.share_within(plan.slo.ttft, plan.slo.tpot)
-        if self._prune and share < plan.slo.share:
+        if self._rules_out and share < plan.slo.share:
             return None
         if plan.workload.warmup:  # requests that do not count are among those bounded
             return anything
         duration, output = bounds.duration, float(requests.output.sum())
-        if self._objective == "goodput":
+        if self.objective == "goodput":
             return share * len(requests) / duration
-        if self._objective == "throughput":
+        if self.objective == "throughput":
             return output / duration / plan.accelerators
-        if self._objective == "cost":
+        if self.objective == "cost":
             each = plan.cluster.accelerator.price_per_hour or 0.0
             return each * plan.accelerators * duration / _HOUR / output * _MEGA
         return saturation(plan, requests)
 
     def _affordable(self, scenario: Scenario) -> int:
         """Accelerators within the limits of price and power."""
-        cluster, limits = scenario.hardware, self._limits
+        cluster, limits = scenario.hardware, self.limits
         most = cluster.accelerators
         each = cluster.accelerator.price_per_hour
-        if limits.max_price is not None or self._objective == "cost":
+        if limits.max_price is not None or self.objective == "cost":
             if each is None:
                 raise ScenarioError(
                     f"{cluster.accelerator.name} has no price; give cluster.price_per_hour, or leave price and cost out"
@@ -280,7 +274,7 @@ class Services(Space[_Candidate]):
 
     def _too_large(self, layout: ServiceLayout) -> bool:
         """Whether a pool needs more memory than allowed."""
-        most = self._limits.max_memory
+        most = self.limits.max_memory
         memories = (pool.memory for pool in layout.plan.pools.values())
         return most is not None and any(
             memory.weights + memory.activations + memory.reserve > most for memory in memories
@@ -297,14 +291,14 @@ class Services(Space[_Candidate]):
 
     def _simulated(self, candidate: _Candidate, worst: float) -> Entry:
         scenario, plan, requests = candidate.layout.scenario, candidate.plan, candidate.requests
-        if self._objective == "rate":
+        if self.objective == "rate":
             assert requests is not None, "a stream with a rate is drawn"
             found = largest_rate(
                 scenario,
                 plan,
                 requests,
                 steps=int(defaults("serving")["rate_steps"]),
-                at_least=-worst if self._prune and worst < math.inf else 0.0,
+                at_least=-worst if self._rules_out and worst < math.inf else 0.0,
             )
             return {"objective": found.rate, "summary": dict(found.summary)}
         result = (
@@ -313,7 +307,7 @@ class Services(Space[_Candidate]):
             else serve_requests(scenario, plan, requests)
         )
         summary = dict(result.summary)
-        return {"objective": summary[_FIGURES[self._objective]], "summary": summary}
+        return {"objective": summary[_FIGURES[self.objective]], "summary": summary}
 
     def score(self, candidate: _Candidate, entry: Entry, worst: float) -> float | None:
         """The objective; infinite for what misses the limits."""
@@ -321,7 +315,7 @@ class Services(Space[_Candidate]):
         if summary is None:
             self.counts["requests"] += 1
             return None
-        if self._objective == "rate" and not objective and worst < 0:
+        if self.objective == "rate" and not objective and worst < 0:
             self.counts["rate"] += 1
             return None
         row = FoundService(
@@ -334,7 +328,7 @@ class Services(Space[_Candidate]):
             summary=summary,
         )
         self._rows.append(row)
-        return score_of(self._objective, objective) if row.meets_slo else math.inf
+        return score_of(self.objective, objective) if row.meets_slo else math.inf
 
 
 def _stream(layout: ServiceLayout) -> Requests | None:

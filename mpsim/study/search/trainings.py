@@ -113,8 +113,8 @@ def search(
     if not 0.0 <= free < 1.0:
         raise ScenarioError(f"margin is {margin!r}; needed a share from 0 to below 1")
     trainings = Trainings(
-        scenario,
-        over or {},
+        scenario=scenario,
+        over=over or {},
         also=also,
         objective=objective,
         front=front,
@@ -130,8 +130,9 @@ def search(
     return trainings.outcome(run, top=most, remarks=journal.remarks)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Trainings(Space[Candidate]):
-    """Legal layouts of a training step, on every machine that is searched.
+    """Legal layouts of a training step, on every machine that is searched; as `search` has them.
 
     Parameters
     ----------
@@ -139,55 +140,47 @@ class Trainings(Space[Candidate]):
         Share of each accelerator's memory that may be full.
     """
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        over: Mapping[str, Sequence[object]],
-        *,
-        also: Sequence[str],
-        objective: str,
-        front: bool,
-        explain: bool,
-        limits: Limits,
-        usable: float,
-        clock: Clock,
-    ) -> None:
-        super().__init__(clock)
+    scenario: Scenario
+    over: Mapping[str, Sequence[object]]
+    also: Sequence[str]
+    objective: str
+    front: bool
+    explain: bool
+    limits: Limits
+    usable: float
+
+    def __post_init__(self) -> None:
         usual = defaults("search")
         self.a_turn, self.a_batch = int(usual["bounded_a_turn"]), int(usual["batch"])
-        self._scenario, self._over, self._also = scenario, over, also
-        self._objective, self._front, self._explain = objective, front, explain
-        self._limits, self._usable = limits, usable
         self._timed: list[tuple[Candidate, float]] = []
         self._legal: dict[str, set[str]] = {}
-        self._explained = False
+        self._explained = self._hides_nothing_too = False
         self._undivided = self._unbatched = self._machines = 0
         self._refused = ""
-        self._hides_nothing_too = False
 
     @property
     def nothing(self) -> str:
         """Refusal where no layout is legal."""
         lost = f" ({self._undivided} have layers that do not divide as the framework needs)"
         return (
-            f"{self._scenario.name}: no legal layout{lost if self._undivided else ''}; "
+            f"{self.scenario.name}: no legal layout{lost if self._undivided else ''}; "
             "loosen the values given, or see 'mpsim check'"
         )
 
     def frames(self) -> Iterator[Waiting]:
         """Every frame that has layouts, with what makes its machine."""
-        if "parallelism.dp" in self._over:
+        if "parallelism.dp" in self.over:
             raise ScenarioError(
                 "parallelism.dp follows from the cluster and the other degrees; give values of tp, pp or cp"
             )
-        own, other = split_axes({**further(self._scenario, self._also), **self._over}, AXES)
-        self.keys = tuple(key for key in other if key in self._over)
+        own, other = split_axes({**further(self.scenario, self.also), **self.over}, AXES)
+        self.keys = tuple(key for key in other if key in self.over)
         self._hides_nothing_too = "none" in other.get(_OVERLAP, ())
         _check_schedules(own.get("schedule", ()))
         places = itertools.count()
         for chosen in itertools.product(*other.values()):
             values = dict(zip(other, chosen, strict=True))
-            base = self._scenario.with_values(values, checked=False) if values else self._scenario
+            base = self.scenario.with_values(values, checked=False) if values else self.scenario
             for parts, given in pipelines(base, own):
                 yield from self._frames_of(next(places), {**values, **parts}, given)
 
@@ -195,7 +188,7 @@ class Trainings(Space[Candidate]):
         self, place: int, values: Mapping[str, object], given: Mapping[str, Sequence[object]]
     ) -> Iterator[WaitingFrame]:
         """Every frame of one combination of keys that are no axes."""
-        base = self._scenario.with_values(values, checked=False) if values else self._scenario
+        base = self.scenario.with_values(values, checked=False) if values else self.scenario
         legal = Layouts(base, given)
         made: list[Machine | None] = []
 
@@ -218,11 +211,11 @@ class Trainings(Space[Candidate]):
         self, base: Scenario, values: Mapping[str, object], layout: Layout
     ) -> Machine | None:
         """None where a limit refuses all of its layouts."""
-        if reason := self._limits.refuses(base):
+        if reason := self.limits.refuses(base):
             self._refused = reason
             return None
         price = price_of(base)
-        if self._objective == "cost" and price is None:
+        if self.objective == "cost" and price is None:
             raise ScenarioError(
                 f"{base.hardware.accelerator.name} has no price; give cluster.price_per_hour, or search for time"
             )
@@ -248,22 +241,22 @@ class Trainings(Space[Candidate]):
         if machine is None:
             self.counts[self._refused] += len(part)
             return []
-        for layout in part if self._explain else ():
+        for layout in part if self.explain else ():
             for key, value in choices({**machine.values, **layout.values()}).items():
                 self._legal.setdefault(key, set()).add(value)
         runs = [layout for layout in part if machine.bounder.order(layout).runs()]
         self.counts["schedule"] += len(part) - len(runs)
         if not runs:
             return []
-        most = self._limits.max_memory or math.inf
+        most = self.limits.max_memory or math.inf
         try:
-            known = machine.bounder.bound(runs, usable=self._usable, most=most)
+            known = machine.bounder.bound(runs, usable=self.usable, most=most)
         except MpsimError:
             self.counts["refused"] += len(runs)
             return []
         fits = known.bound < math.inf
         self.counts["memory"] += int((~fits).sum())
-        weight = machine.weight(self._objective)
+        weight = machine.weight(self.objective)
         memory, bound = known.memory.tolist(), known.bound.tolist()
         return [
             Candidate(machine, runs[place], memory[place], bound[place], bound[place] * weight)
@@ -292,7 +285,7 @@ class Trainings(Space[Candidate]):
         """The best for each value of the keys beside the layout, and without each decision."""
         if self.keys:
             yield lambda candidate: [self._beside(candidate)]
-        if self._explain:
+        if self.explain:
             yield from self._alternatives()
             self._explained = not self.clock.spent()
 
@@ -318,7 +311,7 @@ class Trainings(Space[Candidate]):
 
     def may_lead(self, candidate: Candidate) -> bool:
         """Whether no simulated layout beats it in step time, memory and price at once."""
-        if not self._front:
+        if not self.front:
             return False
         price = candidate.machine.price or 0.0
         return not any(
@@ -329,7 +322,7 @@ class Trainings(Space[Candidate]):
         )
 
     def _score(self, pair: tuple[Candidate, float]) -> float:
-        return pair[1] * pair[0].machine.weight(self._objective)
+        return pair[1] * pair[0].machine.weight(self.objective)
 
     def _beside(self, candidate: Candidate) -> tuple[object, ...]:
         """Values of the keys that are searched beside the layout."""
@@ -351,12 +344,12 @@ class Trainings(Space[Candidate]):
             run.interrupted = True
         decisions = (
             decisions_of(rows, self._legal, keys=self.keys, proved=self._explained and run.seen)
-            if self._explain
+            if self.explain
             else ()
         )
         return Search(
-            scenario=self._scenario.name,
-            objective=self._objective,
+            scenario=self.scenario.name,
+            objective=self.objective,
             top=top,
             rows=tuple(rows),
             counts={name: count for name, count in self.counts.items() if count},
@@ -382,18 +375,18 @@ class Trainings(Space[Candidate]):
                 first.setdefault(str(row.values[key]), place)
             places.update(first.values())
         for place in sorted(places):
-            summary = simulate_step(self._scenario.with_values(rows[place].values)).summary
+            summary = simulate_step(self.scenario.with_values(rows[place].values)).summary
             rows[place] = dataclasses.replace(rows[place], summary=summary)
 
     def _own(self) -> _Own:
         """Step of the layout that the scenario itself has."""
         try:
-            result = simulate_step(self._scenario.with_values({}))
+            result = simulate_step(self.scenario.with_values({}))
         except MpsimError as error:
             return _Own(None, str(error).partition("\n")[0])
-        plan, most = result.plan, self._limits.max_memory or math.inf
+        plan, most = result.plan, self.limits.max_memory or math.inf
         room = [
-            min(most, self._usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
+            min(most, self.usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
             for rank in range(plan.layout.mesh.pp)
         ]
         fits = bool((account_memory(plan).total <= room).all())
