@@ -19,9 +19,8 @@ from mpsim.cost.formulas import (
 from mpsim.cost.interference import Interference, interference_of
 from mpsim.cost.kernels import KernelModel
 from mpsim.cost.layout import LayoutCosts, StageCosts, Transfer
-from mpsim.cost.libraries import default_library, library_names, library_of
+from mpsim.cost.libraries import default_library, library_names
 from mpsim.cost.power import KERNELS, Board, Load, PowerCurve, load_of
-from mpsim.cost.quantise import launch_seconds, quantise_seconds
 from mpsim.cost.straggling import straggling_constants, straggling_seconds
 
 __all__ = [
@@ -50,13 +49,10 @@ __all__ = [
     "gemm_seconds",
     "host_constants",
     "interference_of",
-    "launch_seconds",
     "library_names",
-    "library_of",
     "load_curves",
     "load_of",
     "memory_seconds",
-    "quantise_seconds",
     "straggling_constants",
     "straggling_seconds",
     "update_seconds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from mpsim.cost.constants import choose_group, constant_groups
 from mpsim.errors import HardwareError
@@ -12,8 +13,18 @@ from mpsim.units import Dimension, format_quantity
 __all__ = ["measured_figures"]
 
 
-def measured_figures(cluster: Cluster) -> Iterator[tuple[str, str, str, str, str]]:
-    """Every figure of a machine file: name, measured, interval, what counts without it, and unit, each as text.
+class MeasuredFigure(NamedTuple):
+    """A figure of a machine file beside what counts without it, each as text."""
+
+    name: str
+    measured: str
+    interval: str = ""
+    shipped: str = ""
+    unit: str = ""
+
+
+def measured_figures(cluster: Cluster) -> Iterator[MeasuredFigure]:
+    """Every figure of a machine file.
 
     Parameters
     ----------
@@ -27,22 +38,23 @@ def measured_figures(cluster: Cluster) -> Iterator[tuple[str, str, str, str, str
     for precision, peak in chip.peak_flops.items():
         known = other.peak_flops.get(precision) if other else None
         text = "" if known is None else format_quantity(known, Dimension.FLOP_RATE)
-        yield f"peak, {precision}", format_quantity(peak, Dimension.FLOP_RATE), "", text, ""
+        rate = format_quantity(peak, Dimension.FLOP_RATE)
+        yield MeasuredFigure(f"peak, {precision}", rate, shipped=text)
     rate = format_quantity(chip.memory_bandwidth, Dimension.BANDWIDTH)
     text = format_quantity(other.memory_bandwidth, Dimension.BANDWIDTH) if other else ""
-    yield "memory", rate, "", text, ""
+    yield MeasuredFigure("memory", rate, shipped=text)
     joined = format_quantity(cluster.node.scale_up.bandwidth, Dimension.BANDWIDTH)
-    yield "link inside a node", joined, "", "", ""
+    yield MeasuredFigure("link inside a node", joined)
     for name, constant in sorted(measured.constants.items()):
         shipped = _shipped(name, other.name if other else chip.name, chip.family)
         span = "" if constant.low == constant.high else f"{constant.low:.3g} to {constant.high:.3g}"
         known_text = "" if shipped is None else f"{shipped:.5g}"
-        yield name, f"{constant.value:.5g}", span, known_text, constant.unit
+        yield MeasuredFigure(name, f"{constant.value:.5g}", span, known_text, constant.unit)
     for field, value in measured.framework.items():
-        yield f"framework.{field}", str(value), "", "", ""
+        yield MeasuredFigure(f"framework.{field}", str(value))
     for curve in (*measured.kernels, *measured.collectives):
         what = curve.phase or f"{curve.ranks} ranks"
-        yield f"curve of {curve.kind}, {what}", f"{len(curve.sizes)} points", "", "", ""
+        yield MeasuredFigure(f"curve of {curve.kind}, {what}", f"{len(curve.sizes)} points")
 
 
 def _shipped(name: str, chip: str, family: str) -> float | None:

@@ -21,11 +21,10 @@ from mpsim.cost.constants import (
     hardware_constant,
 )
 from mpsim.cost.curves import kernel_class, kernel_reading
-from mpsim.cost.executed import executed_flops
 from mpsim.cost.formulas import (
     Floats,
     GemmConstants,
-    attention_seconds,
+    attention_pairs,
     gemm_seconds,
     memory_seconds,
 )
@@ -36,19 +35,12 @@ from mpsim.errors import HardwareError, nearest
 from mpsim.hardware.components import Accelerator
 from mpsim.hardware.lookup import board_power
 from mpsim.memo import Memo
+from mpsim.workload.builders import attention_flops
 from mpsim.workload.casts import with_casts
 from mpsim.workload.expansion import Expansion
 from mpsim.workload.operators import Operator, OperatorKind, Phase, Role
 
-__all__ = [
-    "CLOCKS",
-    "GemmConstants",
-    "KernelModel",
-    "Work",
-    "attention_seconds",
-    "gemm_seconds",
-    "memory_seconds",
-]
+__all__ = ["CLOCKS", "KernelModel", "Work", "executed_flops"]
 
 _SHAPES = 1 << 16  # remembered with their time
 
@@ -435,3 +427,19 @@ def _shape(o: Operator) -> Shape:
         shape = (o.heads, o.head_dim, o.head_dim_v, o.queries, o.keys, o.sequences)
         return (o.kind, o.phase, *shape, o.causal, o.window)
     return (o.kind, o.phase, kernel_class(o), o.bytes)
+
+
+def executed_flops(operators: Sequence[Operator]) -> Floats:
+    """FLOPs of each operator that really run: of fused attention the pairs that mask and window leave, all else as it is counted [FLOP].
+
+    Never above `Operator.flops`. Attention whose scores are kernels of their own computes every pair, masked or not.
+    """
+    return np.array([_executed(operator) for operator in operators], dtype=np.float64)
+
+
+def _executed(o: Operator) -> float:
+    if o.kind is not OperatorKind.ATTENTION:
+        return o.flops
+    pairs = attention_pairs(o.queries, o.keys, causal=o.causal, window=o.window, diagonal=True)
+    worked_on = o.sequences * o.heads * float(pairs)
+    return attention_flops(worked_on, o.head_dim, o.head_dim_v, o.phase)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,14 @@ _CURVE_OF = {"broadcast": "all_gather", "reduce": "reduce_scatter", "barrier": "
 _COPIED = 2.0  # a copy within a device reads and writes
 _TUNED = {"ada": "ampere"}  # PCIe boards, where only the host's caps differ
 _ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell")
+
+
+class _Neighbours(NamedTuple):
+    """Measured group sizes on both sides of a group, and how far it is from the lower to the upper in log."""
+
+    low: int
+    high: int
+    weight: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,14 +97,13 @@ class DomainCurve:
             return f"between fits of {low} and {high} ranks"
         return f"beyond fits of {high} ranks" if members > high else ""
 
-    def _between(self, members: int) -> tuple[int, int, float]:
-        """Measured group sizes on both sides, and how far the group is from the lower to the upper in log."""
+    def _between(self, members: int) -> _Neighbours:
         labels = [int(label) for label in self.constants.words["ranks"]]
         low = max([n for n in labels if n <= members], default=labels[0])
         high = min([n for n in labels if n >= members], default=labels[-1])
         if low == high:
-            return low, high, 0.0
-        return low, high, math.log(members / low) / math.log(high / low)
+            return _Neighbours(low, high, 0.0)
+        return _Neighbours(low, high, math.log(members / low) / math.log(high / low))
 
     def _measured(self, kind: str, size: Floats, members: int, label: int) -> Floats:
         """The curve of `label` ranks for the bytes that each of `members` puts on the wire."""

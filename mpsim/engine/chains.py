@@ -16,6 +16,7 @@ of its nodes can be evaluated along with the node that it waits for.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +25,18 @@ from mpsim.engine.graph import chain_of, implied
 from mpsim.program.csr import stable_order
 from mpsim.program.program import Program
 
-__all__ = ["Chains", "walk"]
+__all__ = ["Chains", "NodeSequence", "walk"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+class NodeSequence(NamedTuple):
+    """Nodes in an order, as an array and as numbers of Python, which a loop reads faster, and the gate of each."""
+
+    nodes: Ints
+    numbers: list[int]
+    gates: list[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -117,20 +126,19 @@ class Chains:
         offset = np.cumsum(size) - size
         return np.repeat(self.first[order] - offset, size) + np.arange(int(size.sum()))
 
-    def walk(self, sequence: tuple[Ints, list[int], list[int]], duration: Floats) -> Floats:
+    def walk(self, sequence: NodeSequence, duration: Floats) -> Floats:
         """Like `run`, in an order that is known.
 
         Parameters
         ----------
-        sequence : tuple
-            Nodes after all they wait for, as an array and as a list, and the gate of each.
+        sequence : NodeSequence
+            Nodes after all they wait for.
         duration : float64[N]
             Of each row, not negative.
         """
-        nodes, node_list, gates = sequence
-        takes = self.spread(duration)[nodes].tolist()
+        takes = self.spread(duration)[sequence.nodes].tolist()
         end = [-1.0] * len(self.gate) + [0.0, -1.0]
-        for node, gate, took in zip(node_list, gates, takes, strict=True):
+        for node, gate, took in zip(sequence.numbers, sequence.gates, takes, strict=True):
             before, opened = end[node - 1], end[gate]
             end[node] = (opened if opened > before else before) + took  # noqa: FURB136 - max() takes twice as long
         return np.array(end[:-2])

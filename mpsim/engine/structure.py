@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.engine.chains import Chains
+from mpsim.engine.chains import Chains, NodeSequence
 from mpsim.engine.graph import deadlock, precedence
 from mpsim.engine.levels import Levels
 from mpsim.engine.steady import ends_of
@@ -155,11 +155,11 @@ class Structure:
         return (slice(begin, begin + lanes) for begin in range(0, count, lanes))
 
     @functools.cached_property
-    def _sequence(self) -> tuple[Ints, list[int], list[int]]:
-        """Nodes of the chains by level, as an array and a list, and the gate of each."""
+    def _sequence(self) -> NodeSequence:
+        """Nodes of the chains by level."""
         assert self._chains is not None
         nodes = self._chains.nodes(self._levels.order)
-        return nodes, nodes.tolist(), self._chains.gate[nodes].tolist()
+        return NodeSequence(nodes, nodes.tolist(), self._chains.gate[nodes].tolist())
 
 
 def _level(program: Program, chains: Chains, waits: Lists) -> Ints:

@@ -13,6 +13,7 @@ import enum
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -334,13 +335,22 @@ def _shown(token: str) -> str:
     return repr(token) if _LIKE.fullmatch(token) else "no action"
 
 
-def _parse(token: str, rank: int, place: int) -> list[tuple[int, Action, int, bool]]:
-    """Token to (stage, kind, microbatch, whether fused with the next); two for a block."""
+class _Token(NamedTuple):
+    """An action as a token says it, and whether it is fused with the next."""
+
+    stage: int
+    kind: Action
+    microbatch: int
+    fused: bool
+
+
+def _parse(token: str, rank: int, place: int) -> list[_Token]:
+    """The action of a token; two of a block."""
     block = _BLOCK.fullmatch(token)
     parts = [block[1], block[2]] if block else [token]
     matches = [_TOKEN.fullmatch(part) for part in parts]
     actions = [
-        (int(match[1]), Action[match[2]], int(match[3]), block is not None and i == 0)
+        _Token(int(match[1]), Action[match[2]], int(match[3]), block is not None and i == 0)
         for i, match in enumerate(matches)
         if match is not None
     ]

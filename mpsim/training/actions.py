@@ -59,9 +59,8 @@ class ActionVariants:
         self._blocks = blocks
         self._passes = _MemoryPasses(plan)
         self._stretched: dict[tuple[Template, float], Template] = {}
-        self._number: dict[
-            Template, int
-        ] = {}  # templates compare by identity: equal ones are made once
+        # templates compare by identity: equal ones are made once
+        self._number: dict[Template, int] = {}
         self._rows: list[list[int]] = []  # templates of the rows of each variant
         self.segmented: list[SegmentedAction] = []
         self.chosen = cuts.chosen
@@ -164,10 +163,6 @@ class _MemoryPasses:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._made: dict[tuple[str, float, int], Template] = {}
-        clusters = plan.layout.stage_clusters
-        # the first pipeline rank with the same nodes: chips of equal speed share their passes
-        self._chip = [clusters.index(cluster) for cluster in clusters]
 
     def gathered(self, parameters: float, rank: int) -> list[Block]:
         """Laying out a gathered unit on a pipeline rank."""
@@ -193,11 +188,8 @@ class _MemoryPasses:
         if not moved:
             return []
         chip = self._plan.layout.cluster_of(rank).accelerator
-        key = (name, moved, self._chip[rank] if self._chip else 0)
-        if key not in self._made:
-            seconds = time(moved, chip.memory_bandwidth, chip.calibration)
-            self._made[key] = _pass(name, part, float(ticks(seconds)))
-        return [Block(-1, self._made[key], 0.0)]
+        seconds = time(moved, chip.memory_bandwidth, chip.calibration)
+        return [Block(-1, _pass(name, part, float(ticks(seconds))), 0.0)]
 
 
 @remembered(_KEPT)

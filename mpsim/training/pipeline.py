@@ -19,7 +19,6 @@ from mpsim.training.vocabulary import PARTS, PIPELINE, TRAINING
 
 __all__ = [
     "OVERLAPS",
-    "PipelineRows",
     "Sends",
     "Variants",
     "add_pipeline",

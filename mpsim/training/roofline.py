@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.cost.executed import executed_flops
+from mpsim.cost.kernels import executed_flops
 from mpsim.parallel import Compute, Item
 from mpsim.program.program import Template
 from mpsim.schedule import Action

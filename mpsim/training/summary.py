@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.hardware.routes import routes_of
 from mpsim.program import TICK
+from mpsim.program.floors import link_floors
 from mpsim.result import Result, figures
 from mpsim.result.energy import measure_energy
-from mpsim.training.floors import floor_warnings, floors_of
 from mpsim.training.intervals import intervals, nearest_measured, setting_of
 from mpsim.training.plan import Plan
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import model_flops
 
 __all__ = ["summarise"]
+
+_FULL = 1.001  # of a floor: what ticks round is not told
 
 
 def summarise(result: Result, plan: Plan) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     breakdown = dict(zip(PARTS, mean.tolist(), strict=True))
     tokens = plan.tokens_per_step / step
     each = accelerators * step
-    setting, floors = setting_of(plan), floors_of(result, plan)
+    setting, floors = setting_of(plan), _floors(result, plan)
     energy = measure_energy(result)
     summary = {
         "scenario": plan.name,
@@ -73,18 +76,22 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     return {**summary, "interval": intervals(setting, summary)}
 
 
-def _work(result: Result) -> tuple[float, float, float]:
+class _Work(NamedTuple):
     """FLOPs of all ranks as papers count them, those executed, and the seconds these take at the peaks of their formats."""
+
+    hardware: float
+    executed: float
+    at_peak: float
+
+
+def _work(result: Result) -> _Work:
     program = result.program
     inside = np.array(
         [(t.flops.sum(), t.executed_flops, t.peak_seconds) for t in program.templates]
     ).reshape(-1, 3)
     chosen = program.template >= 0
     size = program.class_size[program.rank[chosen]].astype(np.float64)
-    hardware, executed, at_peak = (
-        float((column[program.template[chosen]] * size).sum()) for column in inside.T
-    )
-    return hardware, executed, at_peak
+    return _Work(*(float((column[program.template[chosen]] * size).sum()) for column in inside.T))
 
 
 def _parameters(plan: Plan) -> dict[str, float]:
@@ -126,10 +133,56 @@ def _warnings(result: Result, plan: Plan, floors: dict[str, float]) -> list[str]
             f"{order} has forwards beside backwards to run the exchange of experts of one beside the kernels of the other, and nothing "
             "does; set framework.expert_overlap to microbatch"
         )
-    warnings += floor_warnings(result, plan, floors)
+    warnings += _floor_warnings(result, plan, floors)
     if not memory.fits:
         warnings.append(
             f"does not fit: rank {memory.fullest} needs {memory.total[memory.fullest] / 1e9:.1f} GB of "
             f"{memory.capacity / 1e9:.1f} GB; 'mpsim check' says what would make it fit"
         )
     return warnings + figures.unsure(result, plan.layout.precision)
+
+
+def _floors(result: Result, plan: Plan) -> dict[str, float]:
+    """Least time by what is needed [s]: ``compute``, ``memory``, ``scale_up``, ``nic``, ``fabric``.
+
+    Notes
+    -----
+    Compute is what products execute over the peaks of their formats, memory what kernels of layers read and write over its bandwidth, each of the rank class with most;
+    links are the busiest port of a rank, and the busiest link of a fabric that could be too thin, at their usable rates (`mpsim.program.floors.link_floors`).
+    """
+    program = result.program
+    links = link_floors(program, plan)
+    chosen = program.template >= 0
+    rank, template = program.rank[chosen], program.template[chosen]
+
+    def most(seconds: NDArray[np.float64]) -> float:
+        each = np.bincount(rank, weights=seconds[template], minlength=program.ranks)
+        return float(each.max(initial=0.0))
+
+    inside = np.array([(t.peak_seconds, t.memory_seconds) for t in program.templates])
+    compute, memory = inside.reshape(-1, 2).T
+    return {
+        "compute": most(compute),
+        "memory": most(memory),
+        **{floor.name: floor.ticks * TICK for floor in links},
+    }
+
+
+def _floor_warnings(result: Result, plan: Plan, floors: dict[str, float]) -> list[str]:
+    """Warnings of a step that links hold up, or that is shorter than anything it needs."""
+    timeline, program = result.timeline, result.program
+    step = timeline.step_time_s
+    warnings = []
+    if timeline.makespan > timeline.last:
+        busiest = max(link_floors(program, plan), key=lambda floor: floor.ticks)
+        warnings.append(
+            f"network: analytic lets transfers overlap that share {busiest.where}, which alone takes {step:.4g} s to carry them: the step is held to that, and the "
+            f"{step - timeline.last * TICK:.3g} s more than its operations take count as {program.vocabulary.parts[program.least_part]}; "
+            "set simulation.network to flow to let them meet"
+        )
+    slowest = max(floors, key=floors.__getitem__)
+    if floors[slowest] > step * _FULL:
+        warnings.append(
+            f"takes {step:.4g} s, but needs {floors[slowest]:.4g} s of {slowest.replace('_', '-')} at least: no step is this short; please report it with the scenario"
+        )
+    return warnings

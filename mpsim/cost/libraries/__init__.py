@@ -12,7 +12,6 @@ from mpsim.cost.libraries.library import (
     check_runs_on,
     default_library,
     library_names,
-    library_of,
 )
 from mpsim.cost.libraries.torus import TorusLibrary
 from mpsim.hardware.cluster import Cluster
@@ -25,7 +24,6 @@ __all__ = [
     "TorusLibrary",
     "default_library",
     "library_names",
-    "library_of",
     "make_library",
 ]
 
@@ -54,7 +52,7 @@ def make_library(name: str | None, cluster: Cluster, ledger: Ledger, *, loaded: 
     HardwareError
         If the library does not exist or does not run there.
     """
-    library = name or library_of(cluster)
+    library = name or cluster.library or default_library(cluster)
     check_runs_on(library, cluster, key="" if name else "cluster.library: ")
     if library in _FITTED:
         return _FITTED[library](library, cluster, ledger, loaded=loaded)

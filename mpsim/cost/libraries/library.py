@@ -15,7 +15,7 @@ from mpsim.memo import remembered
 from mpsim.parallel.group import GroupShape
 from mpsim.shipped import read_shipped
 
-__all__ = ["Library", "check_runs_on", "default_library", "library_names", "library_of"]
+__all__ = ["Library", "check_runs_on", "default_library", "library_names"]
 
 Floats = NDArray[np.float64]
 
@@ -51,12 +51,7 @@ class Library(Protocol):
 
 def library_names() -> tuple[str, ...]:
     """Every library there is."""
-    return tuple(sorted(_conditions()))
-
-
-def library_of(cluster: Cluster) -> str:
-    """The library that a cluster's jobs use: the one it names, else the usual one there."""
-    return cluster.library or default_library(cluster)
+    return tuple(sorted(_document()["libraries"]))
 
 
 def default_library(cluster: Cluster) -> str:
@@ -64,7 +59,7 @@ def default_library(cluster: Cluster) -> str:
     facts = _facts(cluster)
     if cluster.calibration is not None and cluster.calibration.library in library_names():
         return cluster.calibration.library
-    for rule in _defaults():
+    for rule in _document()["defaults"]:
         if all(facts[key] == value for key, value in rule.items() if key != "library"):
             return str(rule["library"])
     raise AssertionError("the last rule fits everything")
@@ -93,7 +88,7 @@ def check_runs_on(name: str, cluster: Cluster, *, key: str = "") -> None:
 
 def _fits(name: str, cluster: Cluster) -> bool:
     facts = _facts(cluster)
-    return all(facts[key] == value for key, value in _conditions()[name].items())
+    return all(facts[key] == value for key, value in _document()["libraries"][name].items())
 
 
 def _facts(cluster: Cluster) -> Mapping[str, object]:
@@ -101,17 +96,6 @@ def _facts(cluster: Cluster) -> Mapping[str, object]:
     shape = cluster.node.scale_up.shape.value
     is_torus = cluster.node.scale_up.shape is LinkShape.TORUS
     return {"vendor": chip.vendor, "family": chip.family, "shape": shape, "is_torus": is_torus}
-
-
-@remembered(1)
-def _defaults() -> tuple[Mapping[str, object], ...]:
-    return tuple(_document()["defaults"])
-
-
-@remembered(1)
-def _conditions() -> Mapping[str, Mapping[str, object]]:
-    libraries: Mapping[str, Mapping[str, object]] = _document()["libraries"]
-    return libraries
 
 
 @remembered(1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mpsim.errors import ScheduleError
 
-__all__ = ["UNTIL_WEIGHT", "Memory", "check_times"]
+__all__ = ["UNTIL_WEIGHT", "Memory", "Times", "check_times"]
 
 UNTIL_WEIGHT = 0.5
 """Part of an activation that the searches of the zero-bubble authors' rules take to be held until W.
@@ -55,23 +56,23 @@ class Memory:
         return held <= self.limit * (1 + _ROUNDING)
 
 
-def check_times(
-    schedule: str, times: Sequence[float], send: float
-) -> tuple[float, float, float, float]:
-    """Refuse times that are not three, or are negative or not numbers.
+class Times(NamedTuple):
+    """Times of a forward, an input gradient, a weight gradient and a message [any one unit]."""
 
-    Returns
-    -------
-    four floats
-        Of a forward, an input gradient, a weight gradient and a message.
-    """
+    forward: float
+    backward: float
+    weight: float
+    send: float
+
+
+def check_times(schedule: str, times: Sequence[float], send: float) -> Times:
+    """Refuse times that are not three, or are negative or not numbers."""
     given = [*map(float, times), float(send)]
-    if len(given) != len(("F", "I", "W", "send")) or not all(
+    if len(given) != len(Times._fields) or not all(
         math.isfinite(time) and time >= 0 for time in given
     ):
         raise ScheduleError(
             f"{schedule}: got times {tuple(times)} and send {send}; needed the times of F, I and W and of a "
             "message, finite and not negative"
         )
-    forward, backward, weight, message = given
-    return forward, backward, weight, message
+    return Times(*given)

@@ -170,17 +170,17 @@ def _held(grid: Iterable[int], *, weights: bool) -> int:
     return most
 
 
-def _needs(kind: int, rank: int, microbatch: int, pp: int) -> list[tuple[int, int, int]]:
-    """Actions that must end before one starts, besides those in its way: (rank, kind, microbatch)."""
+def _needs(slots: Slots, rank: int, kind: int, microbatch: int) -> list[int]:
+    """Slots of the actions that must end before one starts, besides those in its way."""
     needs = []
     if kind in (_FA, _IB) and rank > 0:
-        needs.append((rank - 1, kind, microbatch))
-    if kind in (_FB, _IA) and rank + 1 < pp:
-        needs.append((rank + 1, kind, microbatch))
+        needs.append(slots[rank - 1][kind][microbatch])
+    if kind in (_FB, _IA) and rank + 1 < len(slots):
+        needs.append(slots[rank + 1][kind][microbatch])
     if _FA < kind < _W:
-        needs.append((rank, kind - 1, microbatch))
+        needs.append(slots[rank][kind - 1][microbatch])
     if microbatch:
-        needs.append((rank, kind, microbatch - 1))
+        needs.append(slots[rank][kind][microbatch - 1])
     return needs
 
 
@@ -217,7 +217,7 @@ def _moved(slots: Slots) -> Slots:
 
 
 def _earliest(slots: Slots, rank: int, kind: int, microbatch: int) -> int:
-    needs = [slots[r][k][m] for r, k, m in _needs(kind, rank, microbatch, len(slots))]
+    needs = _needs(slots, rank, kind, microbatch)
     if kind == _W:
         needs.append(sorted(slots[rank][_IB] + slots[rank][_IA])[microbatch])
     return max(needs, default=-1) + 1
@@ -238,12 +238,11 @@ def _move(grid: list[int], kind: int, earliest: int, slot: int, limit: int, weig
 
 def _tightened(slots: Slots) -> Slots:
     """Start every action as early as the order on its rank and its inputs allow."""
-    pp = len(slots)
-    free_at = [0] * pp
+    free_at = [0] * len(slots)
     start: Slots = [[[0] * len(kind) for kind in rank] for rank in slots]
     for _, rank, kind, microbatch in _by_slot(slots):
-        needs = [start[r][k][m] + 1 for r, k, m in _needs(kind, rank, microbatch, pp)]
-        start[rank][kind][microbatch] = max([free_at[rank], *needs])
+        needs = _needs(start, rank, kind, microbatch)
+        start[rank][kind][microbatch] = max([free_at[rank], *(slot + 1 for slot in needs)])
         free_at[rank] = start[rank][kind][microbatch] + 1
     return start
 
