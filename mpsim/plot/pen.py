@@ -58,6 +58,7 @@ _NO_DATES: Mapping[str, Mapping[str, None]] = MappingProxyType(
     }
 )
 _FULL = "#B00000"
+_LARGE = 8.0  # marks that cover more than their middle [point]
 _NARROWEST_WRITTEN, _MOST_WRITTEN = 0.035, 24  # of the axis; bars
 _NAMES_BELOW, _NAMES_BESIDE = 16, 32
 _ABOVE_PERCENT = 38.0  # points, over the labels of the upper axis
@@ -191,7 +192,7 @@ def _on_figure(figure: Figure, chart: Chart) -> Axes:
     if chart.same and handles:
         labels = [str(handle.get_label()) for handle in handles]
         columns = _columns(labels, chart.size[0])
-        figure.legend(handles=handles, loc="outside upper left", ncols=columns)
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     if chart.notes:
         figure.supxlabel("\n".join(chart.notes), fontsize=8)
     return axes[0]
@@ -480,7 +481,7 @@ def _draw_lines(ax: Axes, chart: Lines) -> None:
     if chart.grid:
         ax.grid(axis=chart.grid)  # type: ignore[arg-type] # one of matplotlib's words
     handles += _limit_handles(chart.limits)
-    legend_above(ax, handles if len(handles) > 1 else [])
+    legend_above(ax, handles)
     _write_names(ax, chart, x_size, y_size)
 
 
@@ -579,6 +580,7 @@ def _write_names(ax: Axes, chart: Lines, x_size: float, y_size: float) -> None:
                 for point in np.linspace(a, b, 60).tolist()
             ]
         others += [(x, y) for x, y in places] if len(places) < 300 else []
+        others += _around(ax, places, series) if series.mark else []
     style: dict[str, Any] = {
         "xycoords": "axes fraction",
         "textcoords": "axes fraction",
@@ -596,6 +598,21 @@ def _write_names(ax: Axes, chart: Lines, x_size: float, y_size: float) -> None:
             arrowprops=arrow if name.apart else None,
             **style,
         )
+
+
+def _around(
+    ax: Axes, places: Sequence[tuple[float, float]], series: Series
+) -> list[tuple[float, float]]:
+    """Points on the rims of large marks, which names keep off."""
+    sizes = np.broadcast_to(np.asarray(series.size, dtype=np.float64), len(places))
+    box, dpi = ax.get_window_extent(), ax.figure.dpi
+    return [
+        (x + across * size * dpi / 144 / box.width, y + up * size * dpi / 144 / box.height)
+        for (x, y), size in zip(places, sizes.tolist(), strict=True)
+        for across in (-1, 0, 1)
+        for up in (-1, 0, 1)
+        if size > _LARGE
+    ]
 
 
 def _draw_heat(ax: Axes, chart: Heat) -> None:

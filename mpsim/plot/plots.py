@@ -131,18 +131,10 @@ class Plots:
 
     def save(self, folder: str | Path) -> list[Path]:
         """Draw every picture into `folder` as PNG, which is made if need be; return the files."""
-        names: tuple[str, ...] = (
-            "timeline",
-            "bubbles",
-            "attribution",
-            "utilisation",
-            "heat",
-            "roofline",
-            "links",
-        )
-        names += ("memory", "memory_over_time", "memory_by_kind")
+        names = "timeline bubbles attribution utilisation heat roofline links".split()
+        names += "memory memory_over_time memory_by_kind".split()
         if self._result.scenario.variation is not None:
-            names += ("blame",)
+            names.append("blame")
         return _save(folder, {name: getattr(self, name) for name in names})
 
 

@@ -147,11 +147,15 @@ def occupancy_chart(title: str, y: Axis, columns: Mapping[str, tuple[Floats, Flo
     """
     binned = {name: _binned(*column) for name, column in columns.items()}
     most = max((float(values.max(initial=0.0)) for _, values in columns.values()), default=0.0)
+    several = 1 < len(columns) <= len(SERIES)  # of more nobody tells the colours apart
     shown = f"{100 * most:.4g} %" if y.unit == "share" else f"{most:.4g}"
     return Lines(
         title=title,
         alt=f"At most {shown} on {len(columns)} engine{'s' if len(columns) != 1 else ''}.",
-        series=[Series(name, *column, width=0.8, step=True) for name, column in binned.items()],
+        series=[
+            Series(name if several else "", *column, width=0.8, step=True)
+            for name, column in binned.items()
+        ],
         x=Axis(name="time", unit="s"),
         y=Axis(name=y.name, unit=y.unit, limits=(0.0, None)),
         size=(10.0, 3.2),

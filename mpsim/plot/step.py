@@ -5,7 +5,7 @@ Shapes: R ranks, E edges of time, K kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from mpsim.errors import ScenarioError
 from mpsim.plot.chart import Axis, Bars, Heat, Limit, Lines, Part, Series
 from mpsim.plot.palette import BUBBLE, COMMUNICATION, LABELS, MEMORY, SERIES, event_of_part
 from mpsim.program import TICK
-from mpsim.result import MemoryCurve, Result, Waits
+from mpsim.result import MemoryCurve, Result
 from mpsim.result.links import LinkUse
 from mpsim.training.account import attribute, idle_waits
 from mpsim.training.bubbles import CAUSES, bubble_causes
@@ -96,16 +96,10 @@ def attribution_chart(result: Result | Timeline, *, ranks: bool = True) -> Bars:
 
 def bubble_chart(result: Result | Timeline) -> Bars:
     """Bubble of each rank class in shares of the step, by cause, and the mean over ranks."""
-    timeline, idle = (
-        (result, idle_waits(result))
-        if isinstance(result, Timeline)
-        else (result.timeline, result.idle)
-    )
-    return bubble_bars(timeline, idle)
-
-
-def bubble_bars(timeline: Timeline, idle: Waits) -> Bars:
-    """The same of a timeline and what its ranks wait for."""
+    if isinstance(result, Timeline):
+        timeline, idle = result, idle_waits(result)
+    else:
+        timeline, idle = result.timeline, result.idle
     shares = bubble_causes(timeline, idle).ticks / timeline.makespan
     names, sizes = timeline.program.rank_name, timeline.program.class_size
     mean = (sizes / sizes.sum()) @ shares
@@ -120,7 +114,7 @@ def bubble_bars(timeline: Timeline, idle: Waits) -> Bars:
             for i, cause in enumerate(CAUSES)
             if shares[:, i].any()
         ],
-        value=Axis(name="bubble, of the step", unit="share"),
+        value=Axis(name="bubble, share of the step", unit="share"),
         across="rank",
         upright=True,
         written="total",
@@ -154,15 +148,12 @@ def utilisation_chart(result: Result) -> Lines:
         ],
         x=Axis(name="time", unit="s", limits=(float(series.edges_s[0]), float(series.edges_s[-1]))),
         y=Axis(
-            name="in use, mean over ranks", unit="share", limits=(0.0, _top(series.shares.values()))
+            name="in use, mean over ranks",
+            unit="share",
+            limits=(0.0, 1.02 * max(1.0, float(np.max([*series.shares.values()])))),
         ),
         size=(10.0, 3.2),
     )
-
-
-def _top(shares: Iterable[Floats]) -> float:
-    most = max((float(share.max(initial=0.0)) for share in shares), default=0.0)
-    return 1.02 * max(1.0, most)
 
 
 def heat_chart(result: Result) -> Heat:
@@ -406,7 +397,8 @@ def kernel_series(kernels: Roofline) -> list[Series]:
     }
     size = np.maximum(_LARGEST * np.sqrt(kernels.seconds / kernels.seconds.max()), _SMALLEST)
     series = []
-    for part in dict.fromkeys(kernels.parts[place] for place in works):
+    # forwards last: their marks are smaller than what else may lie in the same place
+    for part in reversed(dict.fromkeys(kernels.parts[place] for place in works)):
         mine = [place for place in works if kernels.parts[place] == part]
         event = event_of_part(part)
         series.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mpsim.plot.palette import EVENTS, LABELS, MEMORY, RESOURCES, SERIES
+from mpsim.plot.palette import BUBBLE, EVENTS, LABELS, MEMORY, RESOURCES, SERIES
 from mpsim.report.assumed import settings_of
 from mpsim.report.blocks import Section, plain
 from mpsim.report.choices import what_if
@@ -39,14 +39,11 @@ _DARK: Mapping[str, str] = {
 """Colours that a dark page lightens or darkens, so that they stay apart from it."""
 
 _CHARTS: Mapping[str, str] = {
-    "exposed": EVENTS["tp"],
+    "exposed": EVENTS["other"],
     "hidden": EVENTS["bubble"],
-    "cause.warm-up": EVENTS["forward"],
-    "cause.drain": EVENTS["backward"],
-    "cause.imbalance": EVENTS["recompute"],
-    "cause.message": EVENTS["pp"],
+    **{f"cause.{cause}": colour for cause, colour in BUBBLE.items()},
 }
-"""Words that only pages colour."""
+"""Words that only pages colour, none in the colour of a kind of event that is on the same chart."""
 
 
 def page_of(result: AnyResult, *, whole: bool = True, number: int = 0) -> Page:

@@ -129,7 +129,8 @@ def test_pointing_at_a_chart_says_its_numbers(pages, window):
     window.run(
         "document.querySelector('figure.lines svg').dispatchEvent(new MouseEvent('dblclick'))"
     )
-    assert [float(x) for x in window.run(f"{view}").split()] == [float(x) for x in before.split()]
+    again = [float(number) for number in window.run(f"{view}").split()]
+    assert again == pytest.approx([float(number) for number in before.split()])
     assert window.complaints() == []
 
 

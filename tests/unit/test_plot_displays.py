@@ -54,7 +54,7 @@ def test_bubbles_are_shares_of_the_step(timeline) -> None:
     assert display.chart.limits[0].value == pytest.approx(0.25)
     heights = np.array([bar.get_height() for bar in display.ax_.patches]).reshape(-1, 2)
     assert heights.sum(axis=0).tolist() == pytest.approx([25, 25])
-    assert display.ax_.get_ylabel() == "bubble, of the step (%)"
+    assert display.ax_.get_ylabel() == "bubble, share of the step (%)"
     assert _legend(display) == ["warm-up", "drain", "mean over ranks 25.0 %"]
 
 
