@@ -39,7 +39,7 @@ from mpsim.hardware import Accelerator, Cluster, accelerator, link, machine_of
 from mpsim.hardware.calibrated import Calibration
 from mpsim.inputs import open_regular
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Header, Measurement
-from mpsim.measured.sources import Source, quietest
+from mpsim.measured.sources import Source, quietest, read_source
 from mpsim.output import write_whole
 from mpsim.serving.measurable import ServedPoint
 
@@ -75,13 +75,13 @@ class Calibrated:
         write_whole(path, head + text)
 
 
-def calibrate(sources: Sequence[Source], *, name: str = "", on: str = "") -> Calibrated:
+def calibrate(files: Sequence[str | Path | Source], *, name: str = "", on: str = "") -> Calibrated:
     """Fit every constant that the measurements say something about.
 
     Parameters
     ----------
-    sources : sequence of Source
-        Of one machine; steps among them are never looked at.
+    files : sequence of str, Path or Source
+        Of one machine, read where they are paths; steps among them are never looked at.
     name : str
         What to call the machine; after its device when left out.
     on : str
@@ -92,6 +92,7 @@ def calibrate(sources: Sequence[Source], *, name: str = "", on: str = "") -> Cal
     CalibrationError
         If the files are of different machines, or hold nothing that can be fitted.
     """
+    sources = [file if isinstance(file, Source) else read_source(file) for file in files]
     _check_one_machine(sources)
     measurements = quietest(
         measurement for source in sources for measurement in source.measurements

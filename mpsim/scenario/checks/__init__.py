@@ -31,63 +31,61 @@ def _listing(find: Callable[[Scenario], Iterator[Problem]]) -> Check:
     return check
 
 
-_PARTS: Final = tuple(map(_listing, (machine.check_model, machine.check_cluster)))
-_VARIANTS: Final = tuple(map(_listing, (variants.check_sweep, variants.check_overrides)))
+def _table(*finders: Callable[[Scenario], Iterator[Problem]]) -> tuple[Check, ...]:
+    return tuple(map(_listing, finders))
+
+
+_PARTS: Final = _table(machine.check_model, machine.check_cluster)
+_VARIANTS: Final = _table(variants.check_sweep, variants.check_overrides)
 CHECKS: Final[tuple[Check, ...]] = (
     *_PARTS,
-    *map(
-        _listing,
-        (
-            machine.check_framework,
-            machine.check_world,
-            machine.check_parts,
-            step.check_batch,
-            machine.check_replica_batches,
-            step.check_precision,
-            machine.check_mixture,
-            step.check_virtual_stages,
-            step.check_schedule_file,
-            step.check_stages,
-            layer.check_stacks,
-            layer.check_heads,
-            layer.check_mlp,
-            layer.check_context,
-            layer.check_context_exchange,
-            layer.check_sequence,
-            layer.check_tensor_overlap,
-            experts.check_experts,
-            experts.check_expert_ranks,
-            experts.check_expert_tokens,
-            experts.check_expert_overlap,
-            recompute.check_recompute,
-            recompute.check_recompute_layers,
-            recompute.check_recompute_modules,
-            data.check_zero,
-            data.check_shard,
-            data.check_offload,
-            data.check_steps_in_backward,
-            step.check_network,
-            step.check_size,
-            machine.check_variation,
-            machine.check_outages,
-        ),
+    *_table(
+        machine.check_framework,
+        machine.check_world,
+        machine.check_parts,
+        step.check_batch,
+        machine.check_replica_batches,
+        step.check_precision,
+        machine.check_mixture,
+        step.check_virtual_stages,
+        step.check_schedule_file,
+        step.check_stages,
+        layer.check_stacks,
+        layer.check_heads,
+        layer.check_mlp,
+        layer.check_context,
+        layer.check_context_exchange,
+        layer.check_sequence,
+        layer.check_tensor_overlap,
+        experts.check_experts,
+        experts.check_expert_ranks,
+        experts.check_expert_tokens,
+        experts.check_expert_overlap,
+        recompute.check_recompute,
+        recompute.check_recompute_layers,
+        recompute.check_recompute_modules,
+        data.check_zero,
+        data.check_shard,
+        data.check_offload,
+        data.check_steps_in_backward,
+        step.check_network,
+        step.check_size,
+        machine.check_variation,
+        machine.check_outages,
     ),
     *_VARIANTS,
 )
 SERVING_CHECKS: Final[tuple[Check, ...]] = (
-    _listing(serving.check_job),
+    *_table(serving.check_job),
     *_PARTS,
-    *map(
-        _listing,
-        (
-            serving.check_training_keys,
-            serving.check_pools,
-            serving.check_instances,
-            serving.check_service_heads,
-            serving.check_service_experts,
-            serving.check_service_precision,
-            serving.check_service_variation,
-        ),
+    *_table(
+        serving.check_training_keys,
+        serving.check_pools,
+        serving.check_instances,
+        serving.check_service_heads,
+        serving.check_service_experts,
+        serving.check_service_precision,
+        serving.check_service_variation,
     ),
     *_VARIANTS,
 )
