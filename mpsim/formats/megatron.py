@@ -111,14 +111,21 @@ def _read_script(head: Head, options: Options) -> Imported:
     put_scenario(given, launch, options)
     _warn_unknown(ledger)
     if named is not None and named not in (first, last):
-        which = f"the flags together are of {first} to {last}, which count"
-        ledger.warn(f"names Megatron-LM {named}, but {which}")
+        together = f"but the flags together are of {first} to {last}, which count"
+        ledger.warn(f"names Megatron-LM {named}, {together}")
     why = f"the newest flags came with {first}, the oldest went after {last}"
+    if last == tags()[-1]:
+        why = f"the newest flags came with {first}; later versions have all of them"
     if (first, last) != spanned:
         why = f"the file names {named}"
     ledger.note("framework", f"{why}; if the run was newer, change the preset")
-    version = first if first == last else f"{first} to {last}"
-    return ledger.close("megatron", tool="Megatron-LM", version=version, moves=_moves)
+    version = " to ".join(dict.fromkeys((first, last)))
+    return ledger.close(
+        "megatron",
+        tool="Megatron-LM",
+        version=version,
+        moves=lambda key: key.removeprefix("--") in moves(),
+    )
 
 
 def _read_batch_script(head: Head, options: Options) -> Imported:
@@ -290,10 +297,6 @@ def _warn_unknown(ledger: Ledger) -> None:
         near = get_close_matches(name, _mapped(), 1, 0.85) if name not in flags() else []
         if near and key.startswith("--"):
             ledger.warn(f"{ledger.place(key)}: is no flag; did you mean '--{near[0]}'")
-
-
-def _moves(key: str) -> bool:
-    return key.removeprefix("--") in moves()
 
 
 def export_megatron(scenario: Scenario) -> Exported:

@@ -164,14 +164,6 @@ _SAID_ELSEWHERE: Final = re.compile(
 """Keys of an Accelerate configuration, which holds no more than how parameters are sharded."""
 
 
-def _refuse_accelerate(head: Head) -> None:
-    if not head.is_object and _SAID_ELSEWHERE.search(head.text):
-        raise FormatError(
-            f"{head.path}: configurations of Accelerate are not read; write its sharding in torchtitan's two words, "
-            "[parallelism] data_parallel_shard_degree and fsdp_reshard_after_forward, and import that as torchtitan"
-        )
-
-
 def _in_folder(path: Path) -> Path:
     """The file to read of a folder: the compiled module of ``--xla_dump_to``, or the first rank of an execution trace; else the path itself.
 
@@ -227,7 +219,11 @@ def _recognise(head: Head) -> Format:
     for known in FORMATS:
         if known.recognises(head):
             return known
-    _refuse_accelerate(head)
+    if not head.is_object and _SAID_ELSEWHERE.search(head.text):
+        raise FormatError(
+            f"{head.path}: configurations of Accelerate are not read; write its sharding in torchtitan's two words, "
+            "[parallelism] data_parallel_shard_degree and fsdp_reshard_after_forward, and import that as torchtitan"
+        )
     if head.is_object:
         raise CalibrationError(
             f"{head.path}: JSON that neither nccl-tests -J nor torch.profiler wrote, nor anything else known; 'mpsim show formats' lists what can be read"
