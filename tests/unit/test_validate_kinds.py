@@ -375,12 +375,6 @@ def test_a_training_row_that_cannot_be_predicted_says_why(
             "scatters",
         ),
         (
-            {"family": "x", "framework": "TorchTitan", "measured_date": "2025-11"},
-            "torchtitan-2025-12",
-            "preset",
-            "torchtitan-2025-12",
-        ),
-        (
             {"family": "x", "framework": "torchtitan", "overlap_notes": "async TP, eager"},
             "torchtitan-2025",
             "memory_kernel_factor",
