@@ -74,4 +74,13 @@ def host_names() -> tuple[str, ...]:
 
 @remembered(1)
 def _hosts() -> Mapping[str, Host]:
-    return {name: read_entry(Host, name, data) for name, data in section("hosts").items()}
+    return {
+        name: _sustained(read_entry(Host, name, data)) for name, data in section("hosts").items()
+    }
+
+
+def _sustained(host: Host) -> Host:
+    """Give a sustained rate the source of the share that makes it one: it is no surer than that."""
+    shares = {"link_bandwidth": "link_efficiency", "memory_bandwidth": "memory_efficiency"}
+    known = {rate: host.sources[share] for rate, share in shares.items() if share in host.sources}
+    return dataclasses.replace(host, sources={**host.sources, **known})

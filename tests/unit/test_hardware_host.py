@@ -37,6 +37,13 @@ def test_an_accelerator_without_a_host_of_its_own_has_the_generic_one() -> None:
     assert "link_efficiency" in recalled(host)
 
 
+def test_a_sustained_rate_is_no_surer_than_its_share() -> None:
+    """Where the share is recalled, so is the bandwidth that a copy is priced by."""
+    host = host_of(system("tpu-v4-pod", nodes=1))
+    assert {"link_bandwidth", "memory_bandwidth"} <= set(recalled(host))
+    assert host.sources["link_bandwidth"] == host.sources["link_efficiency"]
+
+
 def test_a_host_without_bandwidth_is_refused() -> None:
     """It would take forever."""
     with pytest.raises(HardwareError, match="nvme_read is not above 0"):
