@@ -16,6 +16,7 @@ from mpsim.framework.behaviour import (
     ParameterGather,
     PipelineBehaviour,
     Reduction,
+    SelectiveRecompute,
     StageSplit,
     TensorBehaviour,
     TensorOverlap,
@@ -32,6 +33,7 @@ from mpsim.framework.presets import (
     framework_aliases,
     framework_line,
     framework_names,
+    selective_of,
     settled_keys,
 )
 
@@ -54,6 +56,7 @@ __all__ = [
     "ParameterGather",
     "PipelineBehaviour",
     "Reduction",
+    "SelectiveRecompute",
     "StageSplit",
     "TensorBehaviour",
     "TensorOverlap",
@@ -63,5 +66,6 @@ __all__ = [
     "framework_names",
     "mark_of",
     "read_framework",
+    "selective_of",
     "settled_keys",
 ]

@@ -30,6 +30,7 @@ __all__ = [
     "ParameterGather",
     "PipelineBehaviour",
     "Reduction",
+    "SelectiveRecompute",
     "StageSplit",
     "TensorBehaviour",
     "TensorOverlap",
@@ -56,6 +57,13 @@ class NarrowChunks(enum.StrEnum):
     ALL = "all"
     GATHERS = "gathers"  # a reduction behind a scaled product blocks
     SCATTERS = "scatters"  # a gather before a scaled product blocks
+
+
+class SelectiveRecompute(enum.StrEnum):
+    """What a framework's users call selective recomputation."""
+
+    CORE_ATTENTION = "core-attention"  # the attention core runs again (Megatron)
+    PER_OP = "per-op"  # every second matrix product and attention are kept (torchtitan)
 
 
 class ContextExchange(enum.StrEnum):
@@ -141,6 +149,9 @@ class KernelBehaviour:
     softmax_group: Whole = 0
     """The fused softmax needs a microbatch's heads on a rank to be a multiple of this, else it
     falls apart; 0 for any number."""
+    recompute_selective: SelectiveRecompute = SelectiveRecompute.CORE_ATTENTION
+    """What `training.recompute: selective` is where no modules are named: what users of the stack
+    call so."""
     recompute_stops_early: Flag = False
     """Whether full recomputation of a layer ends with the last value that a gradient reads (torch's
     non-reentrant checkpoint from 2.1 on), so that the last product does not run again."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import Problem, ScenarioError, nearest
+from mpsim.framework.behaviour import SelectiveRecompute
 from mpsim.framework.framework import Framework, read_framework
 from mpsim.memo import remembered
 from mpsim.shipped import load_catalog
@@ -15,6 +16,7 @@ __all__ = [
     "framework_aliases",
     "framework_line",
     "framework_names",
+    "selective_of",
     "settled_keys",
 ]
 
@@ -64,6 +66,20 @@ def settled_keys(preset: str) -> tuple[Mapping[str, Any], ...]:
     presets, aliases = _catalog()
     known = presets.get(aliases.get(preset, preset), {})
     return tuple(known.get(_SETTLES, ()))
+
+
+def selective_of(preset: str) -> str:
+    """What selective recomputation is in a preset, as `SelectiveRecompute` has it; the usual for a name that is no preset.
+
+    Examples
+    --------
+    >>> selective_of("torchtitan-2025"), selective_of("megatron-core")
+    ('per-op', 'core-attention')
+    """
+    presets, aliases = _catalog()
+    name = aliases.get(preset, preset)
+    fields = _inherited(presets, name) if name in presets else {}
+    return str(fields.get("recompute_selective", SelectiveRecompute.CORE_ATTENTION))
 
 
 def framework_names() -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from mpsim.framework import framework_names
+from mpsim.framework import SelectiveRecompute, framework_names
 from mpsim.hardware import system_names
 from mpsim.report.choices import Slider
 from mpsim.scenario import Scenario
@@ -115,7 +115,14 @@ def _layout(scenario: Scenario) -> Iterator[Setting]:
     yield _numbers("training.micro_batch", group, training.micro_batch, _POWERS[:5])
     batch = training.global_batch
     yield _numbers("training.global_batch", group, batch, [factor * batch for factor in _FACTORS])
-    yield _words("training.recompute", group, training.recompute, _RECOMPUTE)
+    yield _words("training.recompute", group, training.recompute, _recompute(scenario))
+
+
+def _recompute(scenario: Scenario) -> Sequence[str]:
+    """Recomputations by the words of the framework: its selective is one of them already where that is per-op."""
+    selective = scenario.software.kernels.recompute_selective
+    is_per_op = selective is SelectiveRecompute.PER_OP
+    return ("none", selective.value, "full") if is_per_op else _RECOMPUTE
 
 
 def _service(scenario: Scenario) -> Iterator[Setting]:

@@ -59,7 +59,7 @@ def digest_of(scenario: Scenario) -> str:
     content = resolved_data(scenario)
     del content["name"]
     content.pop("sweep", None)
-    content["framework"] = _figures(scenario.software)
+    content["framework"] = _behaviour(scenario.software)
     if scenario.schedule.file is not None:
         orders = read_bytes(scenario.schedule.file, needed="a schedule", error=ScheduleError)
         content["schedule"]["file"] = hashlib.sha256(orders).hexdigest()
@@ -78,6 +78,15 @@ def _figures(preset: Transformer | Framework) -> dict[str, Any]:
     """Fields of a model or framework without their sources; points of a sweep share them, do not change it in place."""
     fields = dataclasses.asdict(preset)
     return {key: value for key, value in fields.items() if key not in _PROVENANCE}
+
+
+def _behaviour(software: Framework) -> dict[str, Any]:
+    """Fields of a framework that decide a result; its word for a recomputation is settled by then."""
+    fields = _figures(software)
+    kernels = {
+        name: value for name, value in fields["kernels"].items() if name != "recompute_selective"
+    }
+    return {**fields, "kernels": kernels}
 
 
 def _parallelism(scenario: Scenario) -> dict[str, Any]:

@@ -161,7 +161,8 @@ class Training(Section):
     precision: Precision = "bf16"
     """Number format of matrix products."""
     recompute: Literal["none", "selective", "full", "per-op"] = "none"
-    """What is run again in the backward pass instead of kept: nothing, some modules, all, or every second matrix product."""
+    """What is run again in the backward pass instead of kept: nothing, some modules, all, or all but every second matrix product; selective
+    without modules is what the framework calls so (`recompute_selective`)."""
     recompute_method: Literal["uniform", "block"] | None = None
     """Of full recomputation: chunks of recompute_layers layers, or the first recompute_layers of every stage; left out, uniform."""
     recompute_layers: Annotated[int, Field(ge=0, le=10_000)] | None = None
@@ -169,7 +170,7 @@ class Training(Section):
     recompute_modules: (
         Annotated[tuple[RecomputeModule, ...], Field(strict=False, min_length=1)] | None
     ) = None
-    """Modules that selective recomputation runs again; left out, core_attn."""
+    """Modules that selective recomputation runs again; left out, core_attn, or per-op where the framework's selective is that."""
 
 
 class FrameworkChoice(Section):

@@ -1,7 +1,8 @@
-"""Keys that a framework settles: what a trainer always does, and its scenario need not say.
+"""Keys that a framework settles: what a trainer always does, and its scenario need not say; and what its words mean.
 
 Most presets describe how a stack runs whatever it is told to run. A few are the whole recipe of one training, and their name promises
-it; those settle the keys that a file leaves out. What is written always wins.
+it; those settle the keys that a file leaves out. What is written always wins. A word that means another thing to users of the stack
+than to those of Megatron is replaced by the one that means it here.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim.framework import settled_keys
+from mpsim.framework import SelectiveRecompute, selective_of, settled_keys
 from mpsim.scenario.paths import assign, expand_shorthand
 
 __all__ = ["in_words", "settle", "settled_by"]
 
+_SELECTIVE = "selective"
+
 
 def settle(data: Any) -> Any:
-    """`data` of a file with the keys that its framework settles; the same object where it settles none.
+    """`data` of a file with the keys that its framework settles, its words as they are meant; the same object where nothing changes.
 
     Examples
     --------
     >>> settle({"training": {}, "framework": "deepseek-2024", "schedule": "1f1b"})["parallelism"]["zero"]
     1
+    >>> settle({"training": {"recompute": "selective"}, "framework": "torchtitan"})["training"]
+    {'recompute': 'per-op'}
     """
     found = settled_by(data)
     if not found:
@@ -35,18 +40,35 @@ def settle(data: Any) -> Any:
 
 
 def settled_by(data: Any) -> dict[str, Any]:
-    """Values by dotted key that the framework of a file settles: those of each of its groups of which the file writes no key."""
-    if not isinstance(data, Mapping) or not isinstance(data.get("training"), Mapping):
-        return {}
-    chosen = expand_shorthand("framework", data.get("framework"))
-    preset = chosen.get("preset") if isinstance(chosen, Mapping) else None
-    groups = settled_keys(preset) if isinstance(preset, str) else ()
-    return {
+    """Values by dotted key that the framework of a file settles: those of each of its groups of which the file writes no key, and what its
+    users mean by a word that the file writes.
+    """
+    left_out = {
         key: value
-        for group in groups
+        for group in settled_keys(str(_framework(data).get("preset")))
         if not any(_written(data, key) for key in group)
         for key, value in group.items()
     }
+    return {**left_out, **_meant(data)}
+
+
+def _meant(data: Any) -> dict[str, Any]:
+    """Selective recomputation as the users of the stack mean it, unless the file names modules."""
+    chosen = _framework(data)
+    training = data["training"] if chosen else {}
+    if training.get("recompute") != _SELECTIVE or training.get("recompute_modules") is not None:
+        return {}
+    usual = selective_of(str(chosen.get("preset")))
+    is_per_op = chosen.get("recompute_selective", usual) == SelectiveRecompute.PER_OP
+    return {"training.recompute": SelectiveRecompute.PER_OP.value} if is_per_op else {}
+
+
+def _framework(data: Any) -> Mapping[str, Any]:
+    """The framework section of a file that trains, its short form spelled out; empty where there is none."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("training"), Mapping):
+        return {}
+    chosen = expand_shorthand("framework", data.get("framework"))
+    return chosen if isinstance(chosen, Mapping) else {}
 
 
 def in_words(values: Mapping[str, Any]) -> list[str]:

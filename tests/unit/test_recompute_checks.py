@@ -8,7 +8,11 @@ import pytest
 
 from mpsim.errors import ScenarioError
 from mpsim.scenario import Scenario
+from mpsim.study.fitting import changes_that_fit
+from mpsim.study.search.further import further
+from mpsim.study.search.layouts import Layouts
 from mpsim.training import make_plan
+from mpsim.training.memory import account_memory
 
 
 def _scenario(training: dict[str, Any], **changes: Any) -> Scenario:
@@ -66,3 +70,50 @@ def test_the_plan_has_what_the_scenario_says() -> None:
     assert (block.granularity, block.method, block.layers) == ("full", "block", 3)
     plain = make_plan(_scenario({"recompute": "selective"})).recompute
     assert plain.modules == ("core_attn",)
+
+
+_TITAN = {"framework": "torchtitan", "parallelism": {"pp": 1, "zero": 3}}
+
+
+def _recomputes(training: dict[str, Any], **changes: Any) -> str:
+    return make_plan(_scenario(training, **{**_TITAN, **changes})).recompute.granularity
+
+
+def test_selective_is_what_the_framework_calls_so() -> None:
+    """torchtitan's is per-op, Megatron's the attention core; modules that are named are Megatron's on both."""
+    selective = {"recompute": "selective"}
+    assert _recomputes(selective) == "per-op"
+    assert _recomputes({**selective, "recompute_modules": ["core_attn"]}) == "selective"
+    assert _recomputes(selective, framework="megatron-core") == "selective"
+    written = {"preset": "megatron-core", "recompute_selective": "per-op"}
+    assert _recomputes(selective, framework=written) == "per-op"
+    titan = _scenario(selective, **_TITAN)
+    assert titan.digest == _scenario({"recompute": "per-op"}, **_TITAN).digest
+    assert Scenario.from_mapping(titan.resolved()).digest == titan.digest
+
+
+def test_torchtitans_selective_is_refused_by_its_name_where_it_has_no_rule() -> None:
+    mixture = {**_TITAN, "model": "deepseek-v2", "cluster": {"preset": "dgx-h100", "nodes": 4}}
+    with pytest.raises(ScenarioError, match="which torchtitan calls selective"):
+        _scenario({"recompute": "selective"}, **mixture)
+
+
+def test_a_search_tries_selective_as_the_framework_means_it() -> None:
+    """The words of a search are those of its rows: none of them means one thing to the bound and another to the simulation."""
+    titan = _scenario({"recompute": "none"}, **_TITAN)
+    assert Layouts(titan, {}).choices["recompute"] == ("none", "per-op", "full")
+    assert further(titan, ["recompute-modules"]) == {}
+    asked = {"recompute": ("none", "selective"), "modules": (None, ("mlp",))}
+    legal = Layouts(titan, asked)
+    habits = {habit[-2:] for frame in legal.frames() for habit in legal.habits(frame)}
+    assert habits == {("none", None), ("per-op", None), ("selective", ("mlp",))}
+
+
+def test_a_mend_of_memory_says_what_it_does_in_the_framework() -> None:
+    """Too little memory for everything: what the mend leaves is what per-op leaves."""
+    tight = {"cluster": {"preset": "dgx-h100", "nodes": 1, "accelerator": {"memory": "60 GB"}}}
+    training = {"recompute": "none", "sequence_length": 8192, "global_batch": 8}
+    full = _scenario(training, **{**_TITAN, **tight})
+    mend = next(change for change in changes_that_fit(full) if "selective" in str(change))
+    per_op = account_memory(make_plan(full.with_values({"training.recompute": "per-op"})))
+    assert mend.total == float(per_op.total.max())

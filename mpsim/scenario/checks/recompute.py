@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mpsim.errors import Problem
-from mpsim.framework import ExpertOverlap
+from mpsim.framework import ExpertOverlap, SelectiveRecompute
 
 if TYPE_CHECKING:
     from mpsim.scenario.scenario import Scenario
@@ -30,9 +30,13 @@ def check_recompute(scenario: Scenario) -> Iterator[Problem]:
             yield Problem(message, f"training.{name}")
     reasons = list(_against_per_op(scenario)) if training.recompute == "per-op" else []
     if reasons:
+        preset = scenario.framework.preset
+        is_own = scenario.software.kernels.recompute_selective is SelectiveRecompute.PER_OP
+        meant = f"per-op (which {preset} calls selective)" if is_own else "per-op"
+        instead = "recompute_modules with selective" if is_own else "selective"
         message = (
-            f"got per-op, which counts the seven products of a Llama layer, but {' and '.join(reasons)}; "
-            "take selective, full or none"
+            f"got {meant}, which counts the seven products of a Llama layer, but {' and '.join(reasons)}; "
+            f"take {instead}, full or none"
         )
         yield Problem(message, "training.recompute")
 

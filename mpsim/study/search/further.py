@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mpsim.errors import MpsimError, ScenarioError, nearest
+from mpsim.framework import SelectiveRecompute
 from mpsim.scenario import Scenario
 from mpsim.scenario.checks.recompute import legal_modules
 from mpsim.study.search.given import defaults
@@ -53,6 +54,8 @@ def _values(scenario: Scenario, word: str) -> list[object]:
     """The scenario's own value, and the others that it can have."""
     usual = list(defaults("further")[word])
     if word == "recompute-modules":
+        if scenario.software.kernels.recompute_selective is SelectiveRecompute.PER_OP:
+            return []  # the stack has no words for modules
         legal = legal_modules(scenario)
         sets = (tuple(name for name in modules if name in legal) for modules in usual)
         return [None, *dict.fromkeys(modules for modules in sets if modules)]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mpsim.errors import MpsimError, Problem
-from mpsim.framework import StageSplit
+from mpsim.framework import SelectiveRecompute, StageSplit
 from mpsim.parallel import AXES as MESH_AXES
 from mpsim.parallel import AXIS_NAMES, REPLICATING
 from mpsim.scenario import Scenario, checks
@@ -276,10 +276,31 @@ class Layouts:
             self._habits[key] = [
                 habit
                 for habit in every
-                if (habit.modules is None or habit.recompute == _SELECTIVE)
+                if self._means_one_thing(habit)
                 and self._obeys({**values, **habit._asdict()}, self._habit_rules)
             ]
         return self._habits[key]
+
+    def _means_one_thing(self, habit: _Habit) -> bool:
+        """Whether modules stand beside selective recomputation alone, and that has some where its framework would call per-op so."""
+        if habit.recompute != _SELECTIVE:
+            return habit.modules is None
+        own = self._base.training_step.recompute_modules
+        return not self._is_per_op or (habit.modules or own) is not None
+
+    @property
+    def _is_per_op(self) -> bool:
+        selective = self._base.software.kernels.recompute_selective
+        return selective is SelectiveRecompute.PER_OP
+
+    def _meant(self, words: Sequence[Any]) -> tuple[Any, ...]:
+        """Recomputations to try: selective as the framework means it, and as it stands where modules are named."""
+        if not self._is_per_op or _SELECTIVE not in words:
+            return tuple(words)
+        per_op = SelectiveRecompute.PER_OP.value
+        meant = [per_op if word == _SELECTIVE else word for word in words]
+        named = [self._base.training_step.recompute_modules, *self._given.get("modules", ())]
+        return tuple(dict.fromkeys((*meant, *([_SELECTIVE] if any(named) else ()))))
 
     def _cleared(self, recompute: str) -> tuple[str, ...]:
         """Keys of the scenario that stand beside its own recomputation, and have no place beside another."""
@@ -434,9 +455,10 @@ class Layouts:
 
     def _choose(self, axis: str) -> tuple[Any, ...]:
         if axis in self._given:
-            return tuple(
+            values = tuple(
                 tuple(value) if isinstance(value, list) else value for value in self._given[axis]
             )
+            return self._meant(values) if axis == "recompute" else values
         if axis in _ASIDE:
             return (None,)
         base, usual = self._base, defaults("axes")
@@ -456,6 +478,8 @@ class Layouts:
             return tuple(sorted({*even, *(usual["virtual_stages_uneven"] if uneven else ())}))
         if axis in ("micro_batch", "layers_per_stage"):
             return ()
+        if axis == "recompute":
+            return self._meant(usual[axis])
         own = {"schedule": (base.schedule.name,)} if base.schedule.name else {}
         plural = {"schedule": "schedules"}.get(axis, axis)
         return tuple(dict.fromkeys((*usual[plural], *own.get(axis, ()))))
