@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from bench import files, runs, tables, training
 from mpsim.cost.constants import Constant, ConstantGroup, constant_groups
 from mpsim.formats.cells import Cells, read_rows
-from mpsim.formats.machines import gpu
+from mpsim.formats.words import gpu
 from mpsim.framework import framework, framework_aliases
 from mpsim.hardware import link
 from mpsim.units import Dimension, parse_quantity

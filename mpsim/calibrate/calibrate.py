@@ -34,7 +34,7 @@ from mpsim.calibrate.parts import Fit, limit, merged, range_warnings
 from mpsim.calibrate.points import Point, kernel_points
 from mpsim.calibrate.serving import fit_serving
 from mpsim.errors import CalibrationError, HardwareError
-from mpsim.formats.machines import gpu
+from mpsim.formats.words import gpu
 from mpsim.hardware import Accelerator, Cluster, accelerator, link, machine_of
 from mpsim.hardware.calibrated import Calibration
 from mpsim.inputs import open_regular

@@ -21,13 +21,12 @@ from mpsim.formats.huggingface_counts import difference
 from mpsim.formats.imported import Imported
 from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, nested, shortened
 from mpsim.formats.source import Format, Head, Options
-from mpsim.formats.words import table
+from mpsim.formats.words import DATA, table
 from mpsim.scenario.model import ModelChoice
 from mpsim.workload import Transformer
 
 __all__ = ["HUGGING_FACE"]
 
-_PACKAGE = "mpsim.formats.data"
 _TOWERS = ("text_config", "llm_config", "language_config", "thinker_config")
 _GENERIC: Final = "llama"
 _NEEDED = ("hidden", "layers", "heads", "vocab")
@@ -60,7 +59,7 @@ def _read_config(head: Head, options: Options) -> Imported:
     names = {key.removeprefix(reader.head).partition(".")[0] for key in ledger.values}
     versions = {"5": {"rope_parameters"}, "4": {"rope_theta", "torch_dtype", "rope_scaling"}}
     spelling = next((version for version, words in versions.items() if words & names), "4 or 5")
-    moves = re.compile(table(_PACKAGE, "huggingface")["moves"])
+    moves = re.compile(table(DATA, "huggingface")["moves"])
     return ledger.close(
         "hf",
         tool=f"Hugging Face transformers, {reader.kind}",
@@ -97,7 +96,7 @@ class _Reader:
     def read(self) -> None:
         """Put the model into the ledger, and say what became of every other key."""
         self._check_simulated()
-        known = table(_PACKAGE, "huggingface")["types"]
+        known = table(DATA, "huggingface")["types"]
         is_known = self.kind in known
         entry = known[self.kind if is_known else _GENERIC]
         entry = known[entry["like"]] if "like" in entry else entry
@@ -116,7 +115,7 @@ class _Reader:
 
     def _check_simulated(self) -> None:
         """Refuse what is no transformer, by name."""
-        data = table(_PACKAGE, "huggingface")
+        data = table(DATA, "huggingface")
         for rule in data["not_simulated"]:
             if re.fullmatch(rule["pattern"], self.kind):
                 self._not_simulated(f"model_type {self.kind!r} {rule['why']}")
@@ -144,7 +143,7 @@ class _Reader:
     def _check_complete(self) -> None:
         """A type that is not in the table is read as the most usual one where its sizes are there."""
         missing = [role for role in _NEEDED if self._key(role) is None]
-        known = table(_PACKAGE, "huggingface")["types"]
+        known = table(DATA, "huggingface")["types"]
         if missing:
             raise FormatError(
                 f"{self.ledger.file}: model_type {self.kind[:60]!r} is unknown and the file has no {', '.join(missing)}; {nearest(self.kind, known)}"
@@ -155,7 +154,7 @@ class _Reader:
 
     def _key(self, role: str) -> str | None:
         """The key of the file that states a quantity, refused where two state it differently."""
-        words = table(_PACKAGE, "huggingface")["spellings"].get(role, [role])
+        words = table(DATA, "huggingface")["spellings"].get(role, [role])
         there = [
             self.head + word for word in words if self.ledger.get(self.head + word) is not None
         ]
@@ -172,7 +171,7 @@ class _Reader:
     ) -> tuple[int | None, tuple[str, ...]]:
         """A size and the keys that state it; the default of the class where none does."""
         key = self._key(role)
-        words = table(_PACKAGE, "huggingface")["spellings"].get(role, [role])
+        words = table(DATA, "huggingface")["spellings"].get(role, [role])
         if key is None:
             empty = [self.head + word for word in words if self.head + word in self.ledger]
             self.ledger.ignore(empty, "null: the default of the class")
@@ -385,7 +384,7 @@ class _Reader:
 
     def _windowed(self, rule: Mapping[str, Any], layers: int) -> list[bool]:
         """Whether each layer has a window, as the file lists it or the class has it."""
-        words = table(_PACKAGE, "huggingface")["layer_types"]
+        words = table(DATA, "huggingface")["layer_types"]
         listed = self.ledger.get(self.head + "layer_types")
         if _texts(listed) and len(listed) != layers:
             self.ledger.refuse(

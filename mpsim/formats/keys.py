@@ -10,12 +10,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mpsim.formats.words import table
+from mpsim.formats.words import DATA, table
 from mpsim.memo import remembered
 
-__all__ = ["DATA", "TABLES", "Key", "key_to", "keys", "keys_to", "values_of"]
+__all__ = ["TABLES", "Key", "key_to", "keys", "keys_to", "values_of"]
 
-DATA = "mpsim.formats.data"
 TABLES = ("megatron", "megatron-yaml", "torchtitan", "deepspeed", "huggingface")
 """Data files with a table of keys."""
 

@@ -13,8 +13,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from mpsim.errors import FormatError
-from mpsim.formats.keys import DATA
-from mpsim.formats.words import table
+from mpsim.formats.words import DATA, table
 from mpsim.memo import remembered
 
 __all__ = ["Flag", "era_of", "flags", "moves", "newest_tag", "preset_of", "refused", "tags"]

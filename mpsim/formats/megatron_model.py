@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 from mpsim.errors import FormatError
-from mpsim.formats.keys import DATA
 from mpsim.formats.ledger import MOST_LAYERS, shortened
 from mpsim.formats.megatron_settings import Reading, Writing
-from mpsim.formats.words import table
+from mpsim.formats.words import DATA, table
 
 __all__ = ["read_model", "write_model"]
 

@@ -19,7 +19,6 @@ from typing import Any, Final
 from mpsim.errors import nearest
 from mpsim.formats.configs import yaml_config
 from mpsim.formats.imported import Imported
-from mpsim.formats.keys import DATA
 from mpsim.formats.launch import Launch, Stated
 from mpsim.formats.ledger import Ledger, flat, shortened
 from mpsim.formats.megatron import put_scenario, settings_for
@@ -27,7 +26,7 @@ from mpsim.formats.megatron_flags import flags, moves, refused
 from mpsim.formats.megatron_settings import Reading, Writing
 from mpsim.formats.outgoing import Exported, header
 from mpsim.formats.source import Format, Head, Options
-from mpsim.formats.words import table
+from mpsim.formats.words import DATA, table
 from mpsim.formats.written import yaml_text
 from mpsim.scenario import Scenario
 

@@ -125,22 +125,6 @@ class Outgoing:
             if key in self.values and self.values[key] != _REST.get(key, ...):
                 self._lost[key] = Lost(key, self.values[key], why)
 
-    def lose_parts(self, section: str, why: str) -> None:
-        """Say that the format has no word for what it does not hold of a section."""
-        held = {key for key, _ in self._held}
-        own = [key for key in self.values if key.startswith(f"{section}.")]
-        for part in dict.fromkeys(key.rpartition(".")[0] for key in own):
-            above = tuple(f"{key}." for key in self._lost)
-            if part == section or part.startswith(above):
-                continue
-            if not any(key.startswith(f"{part}.") for key in held):
-                self.lose_section(part, why)
-        whole = tuple(f"{key}." for key in self._lost)
-        for key in own:
-            value = self.values[key]
-            if key not in held and not key.startswith(whole) and value not in (None, "", [], 0):
-                self._lost.setdefault(key, Lost(key, value, why))
-
     def force(self, key: str, why: str) -> None:
         """Say that a value is lost also where it is at rest, because the file says otherwise."""
         self._lost[key] = Lost(key, self.values.get(key, _REST.get(key)), why)
@@ -199,12 +183,6 @@ class Outgoing:
             if value != read[field]:
                 key = f"framework.{field}"
                 self._lost[key] = Lost(key, _habit(field, value), "no key of the file says it")
-
-    def lose_framework(self, why: str) -> None:
-        """Say that the format says nothing of the software."""
-        chosen = self.scenario.framework
-        fields = {"preset": chosen.preset, **chosen.overrides}
-        self._lost["framework"] = Lost("framework", fields, why)
 
     def close(self, name: str, *, tool: str, text: str) -> Exported:
         """The file and the fate of every value; what nobody spoke of is lost, unless it is at rest."""

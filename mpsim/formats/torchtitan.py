@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from mpsim.formats.configs import json_config, toml_config
 from mpsim.formats.imported import Imported
-from mpsim.formats.keys import DATA, key_to, keys_to
+from mpsim.formats.keys import key_to, keys_to
 from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, shortened
 from mpsim.formats.outgoing import Exported, Outgoing, header
 from mpsim.formats.source import Format, Head, Options
-from mpsim.formats.words import table
+from mpsim.formats.words import DATA, table
 from mpsim.formats.world import put_ranks
 from mpsim.formats.written import toml_text
 from mpsim.framework import framework, framework_aliases

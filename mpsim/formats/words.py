@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpsim.errors import CalibrationError
+from mpsim.hardware import Accelerator, accelerator
 from mpsim.memo import remembered
 from mpsim.shipped import read_shipped
 
-__all__ = ["lookup", "table"]
+__all__ = ["DATA", "gpu", "lookup", "table"]
 
+DATA = "mpsim.formats.data"
 _LONGEST = 300  # characters of a word: patterns go over it again and again
 
 
@@ -25,13 +27,6 @@ def table(package: str, name: str) -> Mapping[str, Any]:
 @remembered(4096)
 def lookup(package: str, name: str, section: str, text: str) -> Mapping[str, Any]:
     """Entry of a section whose ``pattern`` fits all of `text`, the first that does.
-
-    Parameters
-    ----------
-    package, name : str
-        As for `table`.
-    text : str
-        In the words of the file.
 
     Raises
     ------
@@ -50,3 +45,8 @@ def lookup(package: str, name: str, section: str, text: str) -> Mapping[str, Any
     raise CalibrationError(
         f"{what} {text[:_LONGEST]!r} is not known; it would stand in {name}.yaml"
     )
+
+
+def gpu(name: str) -> Accelerator:
+    """The accelerator of the catalog that a name means; CalibrationError if it is unknown, or means several."""
+    return accelerator(lookup(DATA, "hardware", "gpus", name)["accelerator"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mpsim.errors import CalibrationError, MpsimError
-from mpsim.formats.machines import gpu
+from mpsim.formats.words import gpu
 from mpsim.hardware import Cluster
 from mpsim.measured.files import read_measured
 from mpsim.measured.records import BUSY_ABOVE, NOISY_ABOVE, Measured, Measurement

@@ -468,7 +468,7 @@ def test_every_name_in_the_tables_exists() -> None:
     from mpsim.hardware import accelerator_names, link_names
     from mpsim.schedule import schedule_names
 
-    hardware = words.table("mpsim.formats.data", "hardware")
+    hardware = {**words.table(words.DATA, "hardware"), **table("hardware")}
     chips = {one["accelerator"] for one in hardware["gpus"] if "accelerator" in one}
     links = {one["link"] for one in hardware["links"]} - {"usual"}
     nics = {one["nic"] for one in hardware["nics"] if "nic" in one}

@@ -6,12 +6,12 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from bench.machines import benchmark_cluster
 from bench.rows import Row
 from bench.tables import lookup, table
 from mpsim.cost import CollectiveModel
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
-from mpsim.formats.machines import benchmark_cluster
 from mpsim.memo import remembered
 from mpsim.parallel import GroupShape
 from mpsim.result.residuals import Setting, chip_names

@@ -9,12 +9,13 @@ from typing import Any
 
 from bench.assumptions import network_of
 from bench.instances import layout_of, pools_of
+from bench.machines import nic_named, per_node, rack_of
 from bench.rows import Row
 from bench.tables import lookup, table
 from mpsim.errors import CalibrationError, nearest
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
-from mpsim.formats.machines import gpu, nic_named, per_node, rack_of
+from mpsim.formats.words import gpu
 from mpsim.hardware import Cluster, build_cluster
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting

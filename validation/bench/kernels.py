@@ -14,7 +14,7 @@ from mpsim.cost import KernelModel
 from mpsim.cost.quantise import FORMATS, format_bytes
 from mpsim.errors import CalibrationError
 from mpsim.formats.cells import Cells
-from mpsim.formats.machines import gpu
+from mpsim.formats.words import gpu
 from mpsim.memo import remembered
 from mpsim.result.residuals import Setting, chip_names, format_names
 from mpsim.validate.records import Record

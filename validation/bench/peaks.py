@@ -12,7 +12,7 @@ from bench.tables import lookup, on_top, rule_of, stands_in, table
 from mpsim.errors import CalibrationError
 from mpsim.formats import Assumed
 from mpsim.formats.cells import Cells
-from mpsim.formats.machines import gpu
+from mpsim.formats.words import gpu
 from mpsim.scenario import Scenario
 from mpsim.simulate import resolve
 from mpsim.training.intervals import setting_of

@@ -1,4 +1,4 @@
-"""Machines: accelerators, links, NICs and clusters that other people's names mean."""
+"""Machines of published rows: links, NICs, racks and clusters that their words mean."""
 
 from __future__ import annotations
 
@@ -7,46 +7,27 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from bench.tables import lookup, table
 from mpsim.errors import CalibrationError
-from mpsim.formats.words import lookup, table
-from mpsim.hardware import Accelerator, Cluster, Link, accelerator, build_cluster, link
+from mpsim.formats import words
+from mpsim.hardware import Accelerator, Cluster, Link, build_cluster, link
 from mpsim.memo import remembered
 
-__all__ = ["benchmark_cluster", "gpu", "links_of", "nic_named", "rack_of"]
+__all__ = ["benchmark_cluster", "links_of", "nic_named", "per_node", "rack_of"]
 
-_DATA = "mpsim.formats.data"
 _BITS = 8
 _GIGA = 1e9
 _USUAL = "usual"
 
 
-def gpu(name: str, *, links_only: bool = False) -> Accelerator:
-    """The accelerator that a row's name means.
-
-    Parameters
-    ----------
-    links_only : bool
-        Whether nothing but its links matters, so that a stand-in will do.
-
-    Raises
-    ------
-    CalibrationError
-        If the name is unknown, or means several.
-    """
-    entry = lookup(_DATA, "hardware", "gpus", name)
-    if entry.get("links_only") and not links_only:
-        raise CalibrationError(f"gpu {name!r} is not in the catalog of accelerators")
-    return accelerator(entry["accelerator"])
-
-
 def per_node(name: str) -> int:
     """Accelerators in a usual node of this kind."""
-    return int(lookup(_DATA, "hardware", "gpus", name)["per_node"])
+    return int(words.lookup(words.DATA, "hardware", "gpus", name)["per_node"])
 
 
 def links_of(chip: Accelerator, text: str) -> tuple[Link, int | None]:
     """The scale-up link that a row's words mean, and how many accelerators it joins where the words say so."""
-    entry = lookup(_DATA, "hardware", "links", text)
+    entry = lookup("hardware", "links", text)
     name = chip.scale_up if _is_usual(chip, entry["link"]) else entry["link"]
     if name is None:
         raise CalibrationError(f"the scale-up link of {chip.name} is not stated")
@@ -60,7 +41,7 @@ def _is_usual(chip: Accelerator, name: str) -> bool:
 
 def rack_of(name: str) -> Mapping[str, Any] | None:
     """Trays and reach of the racks that an accelerator is sold in, None where nodes stand alone."""
-    for entry in table(_DATA, "hardware")["racks"]:
+    for entry in table("hardware")["racks"]:
         if re.fullmatch(entry["pattern"], name, flags=re.IGNORECASE):
             rack: Mapping[str, Any] = entry
             return rack
@@ -69,7 +50,7 @@ def rack_of(name: str) -> Mapping[str, Any] | None:
 
 def nic_named(text: str, gbit: float) -> Link:
     """A NIC of the technology that a row names, at the rate it states [Gb/s per direction]."""
-    nic = link(lookup(_DATA, "hardware", "nics", text)["nic"])
+    nic = link(lookup("hardware", "nics", text)["nic"])
     bandwidth = gbit * _GIGA / _BITS
     if bandwidth == nic.bandwidth:
         return nic
@@ -98,7 +79,7 @@ def benchmark_cluster(
     """
     if nodes < 1 or gpus % nodes:
         raise CalibrationError(f"{gpus} GPUs do not divide among {nodes} nodes")
-    chip = gpu(gpu_name, links_only=True)
+    chip = words.gpu(gpu_name)
     joined, domain = links_of(chip, link_text)
     each = gpus // nodes if nodes > 1 else max(gpus, per_node(gpu_name))
     whole = domain is not None and gpus <= domain
@@ -123,7 +104,7 @@ def benchmark_cluster(
 
 def _ports(text: str, accelerators: int) -> tuple[int, float]:
     """NICs of a node and the rate of each [Gb/s], of words such as ``EFA v4 8x400G``; where only a generation is named, such as ``HDR IB``, one of it an accelerator."""
-    entry = lookup(_DATA, "hardware", "nics", text)  # what is refused says why
+    entry = lookup("hardware", "nics", text)  # what is refused says why
     match = re.search(r"(\d+)x(\d+)G", text)
     if match is not None:
         return int(match[1]), float(match[2])
