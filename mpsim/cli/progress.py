@@ -18,26 +18,53 @@ __all__ = ["phases_bar", "progress_bar", "working"]
 
 _LINES: Final = (1.5, 10.0, 30.0, 60.0)
 """Seconds of work after which a line says how far it is; then at every further minute."""
+_KNOWN: Final = 0.1
+"""Share of a phase that has to be done before its rate says how long the rest takes."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Work:
-    """How far a command is."""
+    """How far a command is; `phase` is a part of it whose pieces take about as long each."""
 
     what: str
-    begun: float = dataclasses.field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+    phase: str = ""
     done: int = 0
     total: int | None = None
     has_bar: bool = False
+    begun: float = dataclasses.field(init=False)
+    _at: float = dataclasses.field(init=False)  # when the first piece of the phase was done
+    _first: int = dataclasses.field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.begun = self._at = self.clock()
+
+    def report(self, phase: str, done: int, total: int | None) -> None:
+        """Take how far the phase is; `total` None or 0 where nobody knows how much it is."""
+        if phase != self.phase or not self._first or done < self.done:
+            self._at, self._first = self.clock(), done
+        self.phase, self.done, self.total = phase, done, total
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the phase takes yet; None where its own rate is not known."""
+        fresh = self.done - self._first
+        if not self.total or not fresh or not _KNOWN <= self.done / self.total < 1:
+            return None
+        return (self.clock() - self._at) / fresh * (self.total - self.done)
+
+    @property
+    def name(self) -> str:
+        """The command and its phase."""
+        return f"{self.what}: {self.phase}" if self.phase else self.what
 
     def __str__(self) -> str:
-        seconds = time.monotonic() - self.begun
-        if not self.total:
-            return f"{self.what}: at work for {_duration(seconds)}"
-        line = f"{self.what}: {self.done:,} of {self.total:,} in {_duration(seconds)}"
-        if not 0 < self.done < self.total:
-            return line
-        return f"{line}, about {_duration(seconds * (self.total / self.done - 1))} more"
+        seconds = self.clock() - self.begun
+        if not self.done:
+            return f"{self.name}: at work for {_duration(seconds)}"
+        of = f" of {self.total:,}" if self.total else ""
+        line = f"{self.name}: {self.done:,}{of} in {_duration(seconds)}"
+        return line if self.left is None else f"{line}, about {_duration(self.left)} more"
 
 
 _at_work: list[_Work] = []  # the innermost last; one command at a time
@@ -86,8 +113,7 @@ def phases_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
         with _bar(what) if work.has_bar else _no_bar() as draw:
 
             def report(phase: str, done: int, total: int) -> None:
-                work.what = f"{what}: {phase}" if phase else what
-                work.done, work.total = done, total
+                work.report(phase, done, total)
                 draw(work)
 
             yield report
@@ -110,7 +136,6 @@ def _bar(what: str) -> Iterator[Callable[[_Work], None]]:
         Progress,
         TextColumn,
         TimeElapsedColumn,
-        TimeRemainingColumn,
     )
 
     columns = (
@@ -118,14 +143,20 @@ def _bar(what: str) -> Iterator[Callable[[_Work], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("remaining"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
     )
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(what, total=None, left="")
 
         def draw(work: _Work) -> None:
-            bar.update(task, description=work.what, completed=work.done, total=work.total)
+            left = "" if work.left is None else f"about {_duration(work.left)} more"
+            bar.update(
+                task,
+                description=work.name,
+                completed=work.done,
+                total=work.total or None,
+                left=left,
+            )
 
         yield draw
 

@@ -26,6 +26,7 @@ from mpsim.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from mpsim.sheet import Sheet
     from mpsim.study.search import Search, ServiceSearch
 
 __all__ = ["search"]
@@ -123,6 +124,9 @@ def search(
     front: Annotated[
         bool, typer.Option("--front/--no-front", help="Time against memory, too.")
     ] = True,
+    long: Annotated[
+        bool, typer.Option("--long", help="Training: the whole ranking and the whole front.")
+    ] = False,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="The decisions that matter most, and what each is worth."),
@@ -198,7 +202,7 @@ def search(
         told = {"emitted": [item.to_json() for item in files]} if files else {}
         print_json({**outcome.to_json(), **told})
     else:
-        print_sheet(outcome.sheet(front=front))
+        print_sheet(_sheet(outcome, front=front, long=long))
     write_emitted(files)
     for remark in outcome.remarks:
         note(remark)
@@ -249,6 +253,14 @@ def _refuse_training_options(
         raise typer.BadParameter(
             "is for training steps, and the scenario serves; leave it out", param_hint=stray[0]
         )
+
+
+def _sheet(outcome: Search | ServiceSearch, *, front: bool, long: bool) -> Sheet:
+    from mpsim.study.search import Search
+
+    if isinstance(outcome, Search):
+        return outcome.sheet(front=front, long=long)
+    return outcome.sheet(front=front)
 
 
 def _draw(outcome: Search | ServiceSearch, path: Path) -> None:

@@ -106,7 +106,7 @@ def _headline(data: Mapping[str, Any], leaders: Sequence[Found]) -> Section:
     if ties:
         blocks.append(
             Note(
-                f"{ties} others of the best cannot be told from it: the error of such differences is larger."
+                f"No clear winner: {ties} other layouts tie with the best within the error of such differences."
             )
         )
     blocks.append(Note(_proof(data), "plain" if data["complete"] else "warning"))

@@ -71,6 +71,19 @@ class Interval:
         """The interval of ``amount / figure``: of a rate, where this one is of a time."""
         return Interval(amount / self.high, amount / self.low, self.basis)
 
+    def odds(self, limit: float) -> float:
+        """Probability that the measured figure is at most `limit`: of a logarithm that is normal and has the ends as its quantiles.
+
+        Examples
+        --------
+        >>> interval = Interval(9.0, 16.0)
+        >>> interval.odds(12.0), round(interval.odds(16.0), 3)
+        (0.5, 0.9)
+        """
+        low, high = math.log(self.low), math.log(self.high)
+        sigmas = (math.log(limit) - (low + high) / 2) / ((high - low) / 2) * _HALF
+        return 0.5 * math.erfc(-sigmas / math.sqrt(2.0))
+
     def to_json(self) -> list[float]:
         """Both ends."""
         return [self.low, self.high]

@@ -233,6 +233,39 @@ def test_the_own_layout_and_the_second_are_set_against_the_best(scenario):
     assert small.runner_up == {}
 
 
+def test_ties_are_those_of_all_layouts_not_of_the_rows_printed(scenario):
+    """However few are printed, those simulated and those that a bound does not exclude hold every tie of the whole space."""
+    whole = mpsim.search(scenario, OVER, top=10**6)
+    few = mpsim.search(scenario, OVER, top=1, front=False)
+    assert whole.may_tie == 0 < few.may_tie
+    assert few.ties <= whole.ties <= few.ties + few.may_tie
+    assert few.simplest.complexity == whole.simplest.complexity
+    front = mpsim.search(scenario, OVER, top=1)
+    assert front.safest.memory_bytes == whole.safest.memory_bytes
+    assert whole.safest.memory_bytes == min(row.memory_bytes for row in (*whole.tied, whole.best))
+
+
+def test_the_answer_is_ten_lines_and_a_short_front(scenario):
+    """The best, what it gains, the second, ties, the proof; then at most eight of the front, numbered from 1."""
+    found = mpsim.search(scenario)
+    answer, _, front = found.sheet().text().partition("\n\n")
+    assert len(answer.splitlines()) <= 10
+    assert answer.startswith(f"best: {found.best.name}\n")
+    numbers = [line.split()[0] for line in front.splitlines()[3:] if line[0] != " "]
+    assert numbers == [str(1 + place) for place in range(len(numbers))]
+    assert len(found.front) > 8 == len(numbers)
+    assert "twin" in found.sheet(long=True).text()
+
+
+def test_the_own_layout_is_set_against_the_best_by_what_was_asked(scenario):
+    """With other numbers of nodes and by cost, a step that is shorter on more nodes is not better."""
+    nodes = {**OVER, "cluster.nodes": [1, 2], "cluster.price_per_hour": ["4 USD/h"]}
+    found = mpsim.search(scenario.with_values({"cluster.nodes": 2}), nodes, objective="cost", top=2)
+    assert found.own_objective >= found.best.objective("cost")
+    assert "the file's own layout" in found.sheet().text()
+    assert " -" not in found.sheet().text().split("the file's own layout")[1].splitlines()[0]
+
+
 def test_twins_stand_in_one_line(found):
     """Leaders of the same degrees that tie with the first of them: each leader is in one line, and the line says what varies."""
     lines = found.lines
@@ -248,8 +281,7 @@ def test_twins_stand_in_one_line(found):
         assert bool(line.twins) == bool(line.varies)
         for key, values in line.varies.items():
             assert line.row.values.get(key) not in values
-    text = found.sheet().text()
-    assert "twin" in text
+    assert "twin" in found.sheet(long=True).text()
 
 
 def test_decisions_cost_what_the_best_without_them_costs(scenario, found):

@@ -29,7 +29,7 @@ from mpsim.study.search.queue import Queue, Waiting
 __all__ = ["Bounded", "BranchAndBound", "Labels", "Progress", "Space"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is done, how many are done, how many there are)."""
+"""Called with (what is done, how many are done, how many there are; 0 where that is not known)."""
 
 
 class Bounded(Protocol):
@@ -143,6 +143,7 @@ class BranchAndBound(Generic[C]):
         self._simulated: list[tuple[C, float]] = []
         self._total = self._bounded = 0
         self._cut = False
+        self.aside: list[C] = []  # ruled out by their bounds
         self.interrupted = False
 
     def run(self) -> None:
@@ -174,6 +175,11 @@ class BranchAndBound(Generic[C]):
     def exhausted(self) -> bool:
         """Whether the same is true of what leads in something else."""
         return self.complete and not self._waiting
+
+    @property
+    def left(self) -> list[C]:
+        """Everything that fits and was not simulated."""
+        return [*self.aside, *(candidate for _, _, candidate in self._waiting)]
 
     @property
     def floor(self) -> float | None:
@@ -268,7 +274,6 @@ class BranchAndBound(Generic[C]):
         """Simulate what leads in something else; what does not is ruled out for good."""
         for labels in self._space.labellings():
             self._settle(labels)
-        aside = 0
         while self._waiting and not self._clock.spent():
             batch: list[C] = []
             while self._waiting and len(batch) < self._space.a_batch:
@@ -276,10 +281,10 @@ class BranchAndBound(Generic[C]):
                 if self._space.may_lead(candidate):
                     batch.append(candidate)
                 else:
-                    aside += 1
+                    self.aside.append(candidate)
             self._simulate(batch)
             self._report_simulated()
-        self._space.counts["bound"] += aside
+        self._space.counts["bound"] += len(self.aside)
         self._report("simulated", len(self._simulated), len(self._simulated))
 
     def _settle(self, labels: Labels[C]) -> None:
@@ -324,5 +329,5 @@ class BranchAndBound(Generic[C]):
             self._journal.flush()
 
     def _report_simulated(self) -> None:
-        done = len(self._simulated)
-        self._report("simulated", done, done + len(self._waiting))
+        # how many are left hangs on what the next of them take: most are ruled out by these
+        self._report("simulated", len(self._simulated), 0)

@@ -21,7 +21,7 @@ from mpsim.training.blocks import Blocks
 from mpsim.training.build import build_program
 from mpsim.training.intervals import of_layout
 
-__all__ = ["Candidate", "Machine", "Timer", "WaitingFrame"]
+__all__ = ["Candidate", "Machine", "Timer", "WaitingFrame", "weight_of"]
 
 _HOUR = 3600.0
 
@@ -68,6 +68,17 @@ class Timer:
         return build_program(plan, costs, blocks=blocks)
 
 
+def _tokens(scenario: Scenario) -> int:
+    training, model = scenario.training_step, scenario.transformer
+    return training.global_batch * (training.sequence_length + model.decoder_length)
+
+
+def weight_of(scenario: Scenario, price: float | None, objective: str) -> float:
+    """Objective of a second of a step: seconds, or dollars, a token."""
+    each = 1.0 if objective == "time" else (price or 0.0) / _HOUR
+    return each / _tokens(scenario)
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Machine:
     """One combination of keys that are no axes: a scenario with its bounds and its timer."""
@@ -84,13 +95,11 @@ class Machine:
     @property
     def tokens(self) -> int:
         """Tokens of a step."""
-        training, model = self.scenario.training_step, self.scenario.transformer
-        return training.global_batch * (training.sequence_length + model.decoder_length)
+        return _tokens(self.scenario)
 
     def weight(self, objective: str) -> float:
         """Objective of a second of a step: seconds, or dollars, a token."""
-        each = 1.0 if objective == "time" else (self.price or 0.0) / _HOUR
-        return each / self.tokens
+        return weight_of(self.scenario, self.price, objective)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

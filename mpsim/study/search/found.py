@@ -110,6 +110,22 @@ class Found:
         """Tokens of a second on one accelerator."""
         return self.tokens / self.step_time_s / self.accelerators
 
+    @property
+    def complexity(self) -> int:
+        """Axes in use, dp aside, and switches that are not as usual."""
+        axes = sum(self.values.get(AXES[axis], 1) != 1 for axis in AXIS_NAMES if axis != "dp")
+        return axes + sum(
+            key.rpartition(".")[2] in _USUAL and value != _USUAL[key.rpartition(".")[2]]
+            for key, value in self.values.items()
+            if key.rpartition(".")[2] not in AXIS_NAMES
+        )
+
+    def fits(self, room: float) -> float | None:
+        """Odds that what would be measured is at most `room` [B]; None where nothing is known of the setting."""
+        if self.setting is None:
+            return None
+        return residuals("memory").interval(self.memory_bytes, self.setting).odds(room)
+
     def objective(self, name: str) -> float:
         """Seconds, or dollars, a token."""
         each = self.step_time_s if name == "time" else (self.cost_per_step or 0.0)

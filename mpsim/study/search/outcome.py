@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -22,10 +24,10 @@ OBJECTIVES = ("time", "cost")
 
 REASONS: Mapping[str, str] = {
     "simulated": "simulated",
-    "bound": "cannot be among the best: a lower bound of the step time is too long",
-    "memory": "does not fit into memory",
-    "price": "costs more per hour than allowed",
-    "power": "takes more power than allowed",
+    "bound": "ruled out: even its lower bound is slower than the best found",
+    "memory": "do not fit into memory",
+    "price": "cost more per hour than allowed",
+    "power": "take more power than allowed",
     "schedule": "the schedule cannot run so many microbatches",
     "refused": "cannot be laid on the cluster",
     "deadlock": "operations would wait for each other, as the framework runs this schedule",
@@ -34,6 +36,8 @@ REASONS: Mapping[str, str] = {
 }
 """What can become of a legal layout, in words."""
 
+_SHOWN = 8  # of the front
+_SURE = 0.995  # odds of fitting that are not worth a word
 _TOLD = 3  # parts of the step by which the second layout differs
 
 
@@ -112,7 +116,7 @@ class Outcome(Shown, Tabular, Generic[R]):
         return Section(rows, (), (0,), title, lines)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False)  # no slots: `tied` is kept
 class Search(Outcome[Found]):
     """Outcome of a search of training steps.
 
@@ -137,6 +141,12 @@ class Search(Outcome[Found]):
         Step of the layout that the scenario itself has [s]; None where it cannot run, or nobody asked before an interrupt.
     own_reason : str
         Why that layout cannot be used; empty where it can.
+    own_objective : float or None
+        Its seconds, or dollars, a token.
+    may_tie : int
+        Layouts that fit and were not simulated, whose bounds do not exclude that they tie with the best.
+    usable_bytes : float
+        Memory of an accelerator, before the share that a search leaves free [B].
     """
 
     front_complete: bool = True
@@ -147,9 +157,16 @@ class Search(Outcome[Found]):
     keys: tuple[str, ...] = ()
     own_step_time_s: float | None = None
     own_reason: str = ""
+    own_objective: float | None = None
+    may_tie: int = 0
+    usable_bytes: float = math.inf
 
-    def sheet(self, *, front: bool = False) -> Sheet:
-        """Ranking, `front` and what became of all others, as ``mpsim search`` prints them."""
+    def sheet(self, *, front: bool = True, long: bool = False) -> Sheet:
+        """The best in ten lines and a short `front`, or `long`, as ``mpsim search`` prints them."""
+        if not long:
+            beside = _by_value(self, priced=any(row.price_per_hour for row in self.leaders))
+            tables = (*_decisions(self), *beside, *(_front(self, shown(self)) if front else ()))
+            return Sheet("", (Section(lines=tuple(_answer(self))), *tables))
         varied = self.objective == "cost" or bool(self.keys)  # else MFU says it all
         priced = varied and any(row.price_per_hour for row in self.leaders)
         return Sheet(
@@ -158,7 +175,7 @@ class Search(Outcome[Found]):
                 _ranking(self, varied=varied, priced=priced),
                 *_decisions(self),
                 *_by_value(self, priced=priced),
-                *(_front(self) if front else ()),
+                *(_front(self, self.front) if front else ()),
                 self.tally(
                     REASONS, f"{plural(self.legal, 'legal layout')}; {_proof(self)}", _left(self)
                 ),
@@ -197,10 +214,29 @@ class Search(Outcome[Found]):
                 front.append(row)
         return tuple(front)
 
+    @functools.cached_property
+    def tied(self) -> tuple[Found, ...]:
+        """Everything simulated that cannot be told from the best: the interval of the difference holds zero."""
+        return tuple(row for row in self.rows[1:] if tie(self.rows[0], row))
+
     @property
     def ties(self) -> int:
-        """How many of the leaders cannot be told from the best: the interval of the difference holds zero."""
-        return sum(self.best is not None and tie(self.best, row) for row in self.leaders[1:])
+        """How many of those simulated tie with the best."""
+        return len(self.tied)
+
+    @property
+    def simplest(self) -> Found | None:
+        """Of the best and its ties the one with the fewest axes and switches in use, of equals the faster."""
+        return min(self._undecided, key=lambda row: row.complexity, default=None)
+
+    @property
+    def safest(self) -> Found | None:
+        """Of the best and its ties the one that holds least."""
+        return min(self._undecided, key=lambda row: row.memory_bytes, default=None)
+
+    @property
+    def _undecided(self) -> tuple[Found, ...]:
+        return (*self.rows[:1], *self.tied)
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -247,6 +283,9 @@ class Search(Outcome[Found]):
             },
             "legal": self.legal,
             "ties": self.ties,
+            "may_tie": self.may_tie,
+            "simplest": None if self.simplest is None else dict(self.simplest.values),
+            "safest": None if self.safest is None else dict(self.safest.values),
             "counts": dict(self.counts),
             "rows": [row.to_json() for row in self.leaders],
             "front": [row.to_json() for row in self.front],
@@ -383,14 +422,27 @@ def _energies(row: Found) -> tuple[str, ...]:
     return tuple(f"{each:.3g}" if isinstance(each, float) else "-" for each in known)
 
 
-def _front(search: Search) -> Iterator[Section]:
-    if len(search.front) > 1:
+def shown(search: Search) -> tuple[Found, ...]:
+    """At most eight of the front: the fastest, and the fastest that hold at most so much, in even ratios down to the leanest."""
+    front = search.front
+    if len(front) <= _SHOWN:
+        return front
+    most, least = front[0].memory_bytes, front[-1].memory_bytes
+    rooms = [most * (least / most) ** (step / (_SHOWN - 1)) for step in range(_SHOWN)]
+    rooms[-1] = least  # which rounding must not lose
+    places = [next(n for n, row in enumerate(front) if row.memory_bytes <= room) for room in rooms]
+    return tuple(front[place] for place in dict.fromkeys(places))
+
+
+def _front(search: Search, front: Sequence[Found]) -> Iterator[Section]:
+    if len(front) > 1:
         among = "" if search.front_complete else "of those simulated "
+        some = "" if len(front) == len(search.front) else f"; {len(front)} of {len(search.front)}"
         yield Section(
-            tuple(map(_front_line, search.front)),
-            ("step (s)", "80 % between", "memory (GB)", "80 % between", "layout"),
-            (0, 1, 2, 3),
-            title=f"Pareto front: no other {among}is better in step time and memory",
+            tuple((str(rank), *_front_line(row)) for rank, row in enumerate(front, start=1)),
+            ("#", "step (s)", "80 % between", "memory (GB)", "80 % between", "layout"),
+            (0, 1, 2, 3, 4),
+            title=f"Pareto front: no other {among}is better in step time and memory{some}",
         )
 
 
@@ -405,24 +457,68 @@ def _range(row: Found, figure: str, unit: float) -> str:
     return " - ".join(f"{end / unit:.3g}" for end in ends) if isinstance(ends, list) else "-"
 
 
+def _answer(search: Search) -> Iterator[str]:
+    """What a search says first: the best, how sure that is, and what was looked at."""
+    if best := search.best:
+        step, rate = format_quantity(best.step_time_s, Dimension.TIME), _rate(best)
+        yield f"best: {best.name}"
+        yield f"  {step} a step (80 %: {_range(best, 'step_time_s', 1.0)} s){rate}; {_memory(search, best)}"
+        yield from _beside(search)
+    counts = "; ".join(f"{count:,} {REASONS[name]}" for name, count in search.counts.items())
+    yield f"{plural(search.legal, 'legal layout')}: {counts}"
+    yield f"  {_proof(search)}"
+    yield from _left(search)
+
+
+def _rate(row: Found) -> str:
+    mfu = (row.summary or {}).get("mfu")
+    each = f", {row.tokens_per_s_per_accelerator:,.5g} tokens/s/accelerator"
+    return each + (f", MFU {percent(float(str(mfu)))}" if mfu is not None else "")
+
+
+def _memory(search: Search, row: Found) -> str:
+    """Memory of the fullest rank, and how likely it fits."""
+    held = f"{row.memory_bytes / 1e9:.1f} GB"
+    odds = row.fits(search.usable_bytes)
+    if math.isinf(search.usable_bytes):
+        return held
+    fits = f", fits in {percent(odds)} of such cases" if odds and odds < _SURE else ""
+    return f"{held} of {search.usable_bytes / 1e9:.1f} GB{fits}"
+
+
 def _beside(search: Search) -> Iterator[str]:
-    """Why the second loses, where the scenario's own layout stands, and who ties with the best."""
-    if parts := [(name, gap) for name, gap in search.runner_up.items() if gap][:_TOLD]:
-        gaps = ", ".join(f"{name.replace('_', ' ')} {_signed(gap)}" for name, gap in parts)
-        yield f"second against best: {gaps}"
+    """Where the scenario's own layout stands, why the second loses, and who ties with the best."""
     best, own = search.best, search.own_step_time_s
     if search.own_reason:
         took = f", in {format_quantity(own, Dimension.TIME)}" if own is not None else ""
-        yield f"the scenario's own layout: {search.own_reason}{took}"
-    elif best is not None and own is not None:
-        faster = sum(row.step_time_s < own for row in search.rows)
+        yield f"the file's own layout: {search.own_reason}{took}"
+    elif best is not None and own is not None and search.own_objective is not None:
+        least = best.objective(search.objective)
+        faster = sum(row.objective(search.objective) < search.own_objective for row in search.rows)
+        what = "time" if search.objective == "time" else "cost"
         yield (
-            f"the scenario's own layout: {format_quantity(own, Dimension.TIME)}, "
-            f"{percent(own / best.step_time_s - 1, signed=True)} against the best; {faster:,} of those simulated are faster"
+            f"the file's own layout: {format_quantity(own, Dimension.TIME)}, {percent(search.own_objective / least - 1, signed=True)} "
+            f"{what} a token against the best; {faster:,} of those simulated are better"
         )
-    if search.ties:
-        what = "the other is" if search.ties == 1 else f"{search.ties} others are"
-        yield f"tie: {what} not slower beyond the error of such differences (80 % interval)"
+    if parts := [(name, gap) for name, gap in search.runner_up.items() if gap][:_TOLD]:
+        gaps = ", ".join(f"{name.replace('_', ' ')} {_signed(gap)}" for name, gap in parts)
+        yield f"second against best: {gaps}"
+    yield from _ties(search)
+
+
+def _ties(search: Search) -> Iterator[str]:
+    """How many tie with the best, and which of them to take for other reasons."""
+    best = search.best
+    if best is None or not search.ties:
+        return
+    more = f", and up to {search.may_tie:,} of those ruled out" if search.may_tie else ""
+    yield f"no clear winner: {search.ties:,} of {len(search.rows):,} simulated tie with the best{more} (80 % interval of the difference)"
+    for name, row in (("simplest", search.simplest), ("least memory", search.safest)):
+        if row is not None and row is not best:
+            slower = percent(
+                row.objective(search.objective) / best.objective(search.objective) - 1, signed=True
+            )
+            yield f"  {name} of these: {row.name}; {slower}, {_memory(search, row)}"
 
 
 def _signed(seconds: float) -> str:
@@ -434,11 +530,11 @@ def _left(search: Search) -> tuple[str, ...]:
     lines = []
     if search.undivided:
         lines.append(
-            f"{plural(search.undivided, 'layout')} more: layers do not divide, and the framework needs that"
+            f"{plural(search.undivided, 'layout')} more: skipped, as their layers do not divide into stages as this framework needs"
         )
     if search.unbatched:
         lines.append(
-            f"{plural(search.unbatched, 'layout')} more: the batch does not divide among their replicas"
+            f"{plural(search.unbatched, 'layout')} more: skipped, as the batch does not divide among their replicas"
         )
     if not search.rows:
         lean = "; '--also recompute-modules,offload' has layouts that hold less"
@@ -451,7 +547,7 @@ def _left(search: Search) -> tuple[str, ...]:
 def _proof(search: Search) -> str:
     """How far it is proved that nothing is better than the best."""
     if search.complete:
-        return "no other can be among the best"
+        return "no other layout can be among the best"
     if search.gap is None:
         return "not all were looked at, so a better one may be among the others"
     if search.best is not None and search.gap <= 0.0:

@@ -17,9 +17,9 @@ from mpsim.simulate import resolve, simulate_step
 from mpsim.study.journal import Entry, Journal
 from mpsim.study.search.bound import Bounder
 from mpsim.study.search.branch_and_bound import BranchAndBound, Labels, Progress, Space
-from mpsim.study.search.candidate import Candidate, Machine, Timer, WaitingFrame
+from mpsim.study.search.candidate import Candidate, Machine, Timer, WaitingFrame, weight_of
 from mpsim.study.search.decisions import choices, decisions_of, turned
-from mpsim.study.search.found import Found
+from mpsim.study.search.found import Found, tie
 from mpsim.study.search.further import further, pipelines
 from mpsim.study.search.given import Clock, Limits, defaults, price_of, split_axes
 from mpsim.study.search.layouts import AXES, Layout, Layouts
@@ -31,6 +31,7 @@ from mpsim.training.planning import Division, recompute_of
 
 __all__ = ["search"]
 
+_TIES_WITHIN = 2.0  # no difference is known so badly that twice the objective could tie
 _OVERLAP = "framework.expert_overlap"
 
 
@@ -282,12 +283,23 @@ class Trainings(Space[Candidate]):
         return self._score(self._timed[-1])
 
     def labellings(self) -> Iterator[Labels[Candidate]]:
-        """The best for each value of the keys beside the layout, and without each decision."""
+        """The best for each value of the keys beside the layout, of simpler layouts that may tie with the best, and without each decision."""
         if self.keys:
             yield lambda candidate: [self._beside(candidate)]
+        if self._timed:
+            yield self._simpler
         if self.explain:
             yield from self._alternatives()
             self._explained = not self.clock.spent()
+
+    def _simpler(self, candidate: Candidate) -> Iterable[object]:
+        """Axes and switches of a layout that has fewer than the best and may tie with it."""
+        best, took = min(self._timed, key=self._score)
+        if candidate.least > _TIES_WITHIN * self._score((best, took)):
+            return ()
+        leader, row = best.found(took), candidate.found(candidate.bound)
+        simpler = row.complexity < leader.complexity and tie(leader, row)
+        return (row.complexity,) if simpler else ()
 
     def _alternatives(self) -> Iterator[Labels[Candidate]]:
         """Decisions of the best layout, until they stay."""
@@ -334,7 +346,7 @@ class Trainings(Space[Candidate]):
         """The ranking, with whole results of the rows that are printed."""
         order = sorted(self._timed, key=lambda pair: (self._score(pair), pair[0].memory))
         rows = [candidate.found(took) for candidate, took in order]
-        own = _Own(None, "")
+        own = _Own(None, "", None)
         try:
             # somebody who stops a search does not wait for whole results
             if not run.interrupted:
@@ -359,12 +371,28 @@ class Trainings(Space[Candidate]):
             keys=self.keys,
             own_step_time_s=own.step_time_s,
             own_reason=own.reason,
+            own_objective=own.objective,
+            may_tie=self._may_tie(rows, run.left),
+            usable_bytes=self._room(),
             front_complete=run.exhausted,
             floor=run.floor,
             undivided=self._undivided,
             unbatched=self._unbatched,
             decisions=decisions,
         )
+
+    def _may_tie(self, rows: Sequence[Found], left: Sequence[Candidate]) -> int:
+        """How many of those not simulated may tie with the best, as far as their bounds say."""
+        most = _TIES_WITHIN * (rows[0].objective(self.objective) if rows else 0.0)
+        near = (each.found(each.bound) for each in left if each.least <= most)
+        return sum(tie(rows[0], row) for row in near)
+
+    def _room(self) -> float:
+        """Memory of an accelerator of the best layout [B]; of clusters that are mixed nobody knows which."""
+        scenario = min(self._timed, key=self._score)[0].machine.scenario if self._timed else None
+        if scenario is None or scenario.stage_clusters:
+            return math.inf
+        return min(self.limits.max_memory or math.inf, scenario.hardware.accelerator.memory_bytes)
 
     def _complete_rows(self, rows: list[Found], top: int) -> None:
         """Give a whole result to the best rows, and to the best of each value of each key."""
@@ -383,7 +411,7 @@ class Trainings(Space[Candidate]):
         try:
             result = simulate_step(self.scenario.with_values({}))
         except MpsimError as error:
-            return _Own(None, str(error).partition("\n")[0])
+            return _Own(None, str(error).partition("\n")[0], None)
         plan, most = result.plan, self.limits.max_memory or math.inf
         room = [
             min(most, self.usable * plan.layout.cluster_of(rank).accelerator.memory_bytes)
@@ -391,15 +419,18 @@ class Trainings(Space[Candidate]):
         ]
         fits = bool((account_memory(plan).total <= room).all())
         reason = "" if fits else "does not fit into memory"
-        return _Own(float(result.summary["step_time_s"]), reason)
+        took, price = float(result.summary["step_time_s"]), price_of(self.scenario)
+        weight = weight_of(self.scenario, price, self.objective)
+        return _Own(took, reason, took * weight)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Own:
-    """Step time [s] of the scenario's own layout, and why it cannot be used."""
+    """Step time [s] and objective of the scenario's own layout, and why it cannot be used."""
 
     step_time_s: float | None
     reason: str
+    objective: float | None
 
 
 def _seconds(timer: Timer, layouts: Sequence[Layout]) -> list[float | None]:
