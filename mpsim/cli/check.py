@@ -92,6 +92,7 @@ def _derived(prepared: Prepared) -> dict[str, object]:
     from mpsim.cost import CollectiveModel
     from mpsim.scenario.settled import in_words, settled_by
     from mpsim.training.memory import account_memory
+    from mpsim.training.straddling import straddling_words
 
     scenario, plan = prepared.scenario, prepared.plan
     libraries = [CollectiveModel(cluster).library.name for cluster in scenario.clusters]
@@ -111,6 +112,12 @@ def _derived(prepared: Prepared) -> dict[str, object]:
         "fits_memory": memory.fits,
         "fullest_rank": f"pp {memory.fullest % plan.layout.mesh.pp}, in the {memory.when[memory.fullest]}",
     }
+    domain = scenario.hardware.node.domain
+    if plan.layout.cluster.node.domain != domain:
+        filled = plan.layout.cluster.node.domain
+        derived["accelerators_of_a_domain"] = f"{filled} of {domain}, which hold groups whole"
+    if straddles := straddling_words(plan, prepared.program):
+        derived["straddling"] = straddles
     if not memory.fits:
         from mpsim.study.fitting import changes_that_fit
 

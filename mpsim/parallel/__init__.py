@@ -19,6 +19,7 @@ from mpsim.parallel.layout import Layout
 from mpsim.parallel.mesh import EXPERT_AXES, Mesh, spread
 from mpsim.parallel.partition import Stage, partition_layers, placed_stages
 from mpsim.parallel.shard import Routing, Sharding, reshaped, shard
+from mpsim.parallel.whole import best_domain, straddling, whole_groups
 
 __all__ = [
     "ACCOUNTED",
@@ -42,6 +43,7 @@ __all__ = [
     "Stream",
     "Synchronization",
     "Waits",
+    "best_domain",
     "block_backward",
     "block_forward",
     "fused_blocks",
@@ -53,4 +55,6 @@ __all__ = [
     "reshaped",
     "shard",
     "spread",
+    "straddling",
+    "whole_groups",
 ]

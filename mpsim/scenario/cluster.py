@@ -181,7 +181,8 @@ class ClusterChoice(Section):
     placement: Annotated[
         Literal["packed", "strided", "by-rail", "by-rack"] | tuple[int, ...] | None, *PLACED
     ] = None
-    """On which accelerator each rank runs: node after node, one to every node in turn, along rails, one node of every rack in turn, or a list."""
+    """On which accelerator each rank runs: node after node (of a domain of several nodes as many as hold groups whole, unless all domains are
+    asked for wholly), one to every node in turn, along rails, one node of every rack in turn, or a list."""
     library: Literal["nccl", "rccl", "hccl", "gloo", "openmpi", "mpich"] | None = None
     """Communication library; left out, the one that the accelerators' vendor ships."""
     node_power: Power | None = None

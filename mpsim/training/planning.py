@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,14 @@ import numpy as np
 from mpsim.errors import Problem, ScenarioError, ScheduleError
 from mpsim.framework import ExpertOverlap, Framework
 from mpsim.hardware import Cluster
-from mpsim.parallel import Layout, Mesh, Stage, partition_layers, placed_stages
+from mpsim.parallel import (
+    Layout,
+    Mesh,
+    Stage,
+    partition_layers,
+    placed_stages,
+    whole_groups,
+)
 from mpsim.scenario import Scenario, check
 from mpsim.scenario.extent import refuse_large_scenario
 from mpsim.schedule import Orders, forwards_beside_backwards, make_orders
@@ -18,7 +26,15 @@ from mpsim.training.plan import Plan, ReplicaClass
 from mpsim.training.recompute import Recompute
 from mpsim.workload import Transformer
 
-__all__ = ["Division", "make_plan", "place_layers", "recompute_of", "runs_beside", "step_orders"]
+__all__ = [
+    "Division",
+    "has_parts",
+    "make_plan",
+    "place_layers",
+    "recompute_of",
+    "runs_beside",
+    "step_orders",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +123,7 @@ def make_plan(scenario: Scenario) -> Plan:
     return Plan(
         name=scenario.name,
         layout=Layout(
-            cluster=nodes[0] if nodes else scenario.hardware,
+            cluster=_cluster(scenario, nodes, mesh),
             model=scenario.transformer,
             framework=scenario.software.in_precision(training.precision),
             mesh=mesh,
@@ -133,6 +149,19 @@ def make_plan(scenario: Scenario) -> Plan:
         interference=scenario.simulation.interference,
         straggling=float(scenario.straggles),
     )
+
+
+def _cluster(scenario: Scenario, nodes: Sequence[Cluster], mesh: Mesh) -> Cluster:
+    """The cluster of the layout: that of the first part, or of a job whose ranks are alike with its groups placed whole."""
+    if has_parts(scenario):
+        return nodes[0] if nodes else scenario.hardware
+    return whole_groups(scenario.hardware, mesh)
+
+
+def has_parts(scenario: Scenario) -> bool:
+    """Whether the scenario says which nodes some of its ranks run on, or how much some of them do."""
+    parts = scenario.stage_clusters or scenario.replica_clusters
+    return parts is not None or scenario.is_mixed
 
 
 def _nodes(scenario: Scenario, mesh: Mesh) -> tuple[Cluster, ...]:

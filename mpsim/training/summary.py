@@ -14,6 +14,7 @@ from mpsim.result import Result, figures
 from mpsim.result.energy import measure_energy
 from mpsim.training.intervals import intervals, nearest_measured, setting_of
 from mpsim.training.plan import Plan
+from mpsim.training.straddling import straddling_words
 from mpsim.training.vocabulary import PARTS
 from mpsim.workload import model_flops
 
@@ -35,6 +36,7 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
     each = accelerators * step
     setting, floors = setting_of(plan), _floors(result, plan)
     energy = measure_energy(result)
+    straddles = straddling_words(plan, result.program)
     summary = {
         "scenario": plan.name,
         "engine": result.timeline.engine,
@@ -70,7 +72,8 @@ def summarise(result: Result, plan: Plan) -> dict[str, Any]:
         "utilisation": figures.utilisation(result),
         "calibration": figures.calibration(result.constants),
         "validated": nearest_measured(setting),
-        "warnings": _warnings(result, plan, floors),
+        "warnings": _warnings(result, plan, floors, straddles),
+        **({"straddling": straddles} if straddles else {}),
         **({"variation": result.variation.to_json()} if result.scenario.variation else {}),
     }
     return {**summary, "interval": intervals(setting, summary)}
@@ -115,9 +118,9 @@ def _memory(result: Result, plan: Plan) -> dict[str, float | int]:
     return {**parts, "total": total, "capacity": memory.capacity, "rank": rank, "stage": stage}
 
 
-def _warnings(result: Result, plan: Plan, floors: dict[str, float]) -> list[str]:
+def _warnings(result: Result, plan: Plan, floors: dict[str, float], straddles: str) -> list[str]:
     memory = result.memory
-    warnings = []
+    warnings = [straddles] if straddles else []
     if (
         plan.network == "analytic"
         and plan.layout.mesh.pp > 1

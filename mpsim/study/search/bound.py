@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.engine import run
-from mpsim.parallel import Mesh
+from mpsim.hardware import Cluster
+from mpsim.parallel import Mesh, whole_groups
 from mpsim.program import Rows, Stream
 from mpsim.program.program import TICK
 from mpsim.program.template import ticks
@@ -80,6 +81,8 @@ class Bounder:
         How layers are divided among stages.
     recompute : Recompute, optional
         That of the scenario, with its modules and chunks; that of the plan by default.
+    cluster : Cluster, optional
+        With whole scale-up domains, of which each layout fills what its groups need; that of the plan by default.
     """
 
     def __init__(
@@ -87,11 +90,13 @@ class Bounder:
         plan: Plan,
         division: Division | None = None,
         recompute: Recompute | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self._plan = plan
+        self._cluster = cluster
         self._recompute = recompute or plan.recompute
         self._division = division or Division()
-        self.shapes = Shapes(plan)
+        self._shapes: dict[int, Shapes] = {}
         self._around: dict[Frame, _Around] = {}
         self._meshes: dict[tuple[object, ...], Mesh] = {}
         self._steps: dict[tuple[object, ...], tuple[Floats, float]] = {}
@@ -112,11 +117,13 @@ class Bounder:
         """The plan of a layout, with the given orders."""
         split = layout.frame.layers_per_stage
         division = self._division if split is None else Division(given=split)
+        mesh, cluster = self._mesh(layout.frame), self._plan.layout.cluster
         return dataclasses.replace(
             self._plan,
             layout=dataclasses.replace(
                 self._plan.layout,
-                mesh=self._mesh(layout.frame),
+                cluster=whole_groups(self._cluster, mesh) if self._cluster else cluster,
+                mesh=mesh,
                 stages=place_layers(self._plan.layout.model.layers, orders, division),
                 sequence_parallel=layout.sequence_parallel,
             ),
@@ -127,6 +134,13 @@ class Bounder:
             offload=self._plan.offload if layout.offload is None else layout.offload,
             recompute=self.recompute(layout),
         )
+
+    def shapes(self, plan: Plan) -> Shapes:
+        """Shapes of all layouts that fill as much of a scale-up domain as `plan`."""
+        domain = plan.layout.cluster.node.domain
+        if domain not in self._shapes:
+            self._shapes[domain] = Shapes(plan)
+        return self._shapes[domain]
 
     def recompute(self, layout: Layout) -> Recompute:
         """Recomputation of a layout."""
@@ -219,7 +233,7 @@ class _Around:
             plan.layout.cluster_of(rank).accelerator.memory_bytes
             for rank in range(plan.layout.mesh.pp)
         ]
-        costs = bounder.shapes.costs(plan)
+        costs = bounder.shapes(plan).costs(plan)
         keys = [content(plan, costs, stage) for stage in plan.layout.stages]
         # stages of equal content are costed once; reversed, so that the first of equals stands for them
         self._distinct = dict(zip(reversed(keys), reversed(plan.layout.stages), strict=True))
@@ -310,14 +324,15 @@ class _Around:
         key = (layout.micro_batch, layout.sequence_parallel, layout.again)
         if key not in self._by_keeping:
             plan = self._divided(layout)
-            self._by_keeping[key] = self._bounder.shapes.kept(plan, self._distinct)
+            self._by_keeping[key] = self._bounder.shapes(plan).kept(plan, self._distinct)
         return self._by_keeping[key]
 
     def _times(self, layout: Layout) -> tuple[Floats, Floats]:
         """Ticks of actions of distinct stages, float64[D, 4], and of messages, float64[2, P]."""
         key = (layout.micro_batch, layout.sequence_parallel, layout.again)
         if key not in self._by_timing:
-            plan, shapes = self._divided(layout), self._bounder.shapes
+            plan = self._divided(layout)
+            shapes = self._bounder.shapes(plan)
             ticks = shapes.ticks(plan, self._distinct, self._actions)
             self._by_timing[key] = ticks, shapes.sends(plan)
         return self._by_timing[key]
@@ -413,7 +428,7 @@ class _Around:
         """Work of a step that is done once, for a ZeRO stage and what the host keeps."""
         if sharing not in self._by_sharing:
             plan = self._shared(sharing)
-            costs = self._bounder.shapes.costs(plan)
+            costs = self._bounder.shapes(plan).costs(plan)
             done, overhead = self._bounder.step(plan, costs)
             self._by_sharing[sharing] = _Ends(done, overhead, self._held.exposed(plan, costs))
         return self._by_sharing[sharing]

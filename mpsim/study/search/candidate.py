@@ -59,7 +59,7 @@ class Timer:
 
     def _program(self, layout: Layout) -> Program:
         plan = self._bounder.plan(layout, self._bounder.order(layout).orders())
-        shapes = self._bounder.shapes
+        shapes = self._bounder.shapes(plan)
         costs = shapes.costs(plan)
         # where links of the fabric may be too thin, the kernels that send have to be known one by
         # one

@@ -489,6 +489,8 @@ def _memory(search: Search, row: Found) -> str:
 def _beside(search: Search) -> Iterator[str]:
     """Where the scenario's own layout stands, why the second loses, and who ties with the best."""
     best, own = search.best, search.own_step_time_s
+    if best is not None and (straddles := (best.summary or {}).get("straddling")):
+        yield f"the best layout: {straddles}"
     if search.own_reason:
         took = f", in {format_quantity(own, Dimension.TIME)}" if own is not None else ""
         yield f"the file's own layout: {search.own_reason}{took}"

@@ -27,7 +27,7 @@ from mpsim.study.search.outcome import OBJECTIVES, Search
 from mpsim.study.search.queue import Waiting
 from mpsim.training.intervals import setting_of
 from mpsim.training.memory import account_memory
-from mpsim.training.planning import Division, recompute_of
+from mpsim.training.planning import Division, has_parts, recompute_of
 
 __all__ = ["search"]
 
@@ -222,7 +222,8 @@ class Trainings(Space[Candidate]):
             )
         first = base.with_values(layout.values())
         plan = resolve(first)
-        bounder = Bounder(plan, Division.of(base), recompute_of(base))
+        whole = None if has_parts(base) else base.hardware
+        bounder = Bounder(plan, Division.of(base), recompute_of(base), whole)
         self._machines += 1
         return Machine(
             self._machines,
