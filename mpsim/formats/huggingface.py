@@ -1,7 +1,7 @@
 """Hugging Face ``config.json``: the model that a configuration of transformers describes, in its words of version 4 and of version 5.
 
 What the file leaves out, the class of its ``model_type`` decides; the defaults of the classes stand in ``data/huggingface.yaml``. The count of parameters is
-that of the class's modules: the simulated model, and what it leaves out.
+that of the class's modules: the simulated model, and what it leaves out; formulas were compared with the classes' own modules.
 
 References
 ----------
@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from mpsim.errors import FormatError, ScenarioError, nearest
 from mpsim.formats.configs import json_config
-from mpsim.formats.huggingface_counts import difference
 from mpsim.formats.imported import Imported
 from mpsim.formats.ledger import MOST_LAYERS, Ledger, flat, nested, shortened
 from mpsim.formats.source import Format, Head, Options
@@ -54,7 +53,8 @@ def _read_config(head: Head, options: Options) -> Imported:
     ledger = Ledger(str(head.path), flat(data), lines)
     tower = next((key for key in _TOWERS if isinstance(data.get(key), dict)), "")
     own = data if not tower else data[tower]
-    reader = _Reader(ledger, f"{tower}." if tower else "", _model_type(data, own), data)
+    kind = str(own.get("model_type") or data.get("model_type") or "").replace("-", "_")
+    reader = _Reader(ledger, f"{tower}." if tower else "", kind, data)
     reader.read()
     names = {key.removeprefix(reader.head).partition(".")[0] for key in ledger.values}
     versions = {"5": {"rope_parameters"}, "4": {"rope_theta", "torch_dtype", "rope_scaling"}}
@@ -68,18 +68,12 @@ def _read_config(head: Head, options: Options) -> Imported:
     )
 
 
-def _model_type(data: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    kind = own.get("model_type") or data.get("model_type") or ""
-    return str(kind).replace("-", "_")
-
-
 @dataclasses.dataclass(slots=True)
 class _Reader:
     """One configuration on its way into a ledger.
 
     Parameters
     ----------
-    ledger : Ledger
     head : str
         Of the section of the text model, such as ``text_config.``; empty at the top.
     kind : str
@@ -173,18 +167,19 @@ class _Reader:
         key = self._key(role)
         words = table(DATA, "huggingface")["spellings"].get(role, [role])
         if key is None:
-            empty = [self.head + word for word in words if self.head + word in self.ledger]
-            self.ledger.ignore(empty, "null: the default of the class")
+            self.ledger.ignore(self._there(*words), "null: the default of the class")
             return default, ()
-        keys = tuple(self.head + word for word in words if self.head + word in self.ledger)
-        return self.ledger.integer(key, least=least), keys
+        return self.ledger.integer(key, least=least), tuple(self._there(*words))
 
-    def _put(self, to: str, value: object, keys: Sequence[str], why: str = "") -> None:
-        there = keys
-        if there:
-            self.ledger.put(there, to, value)
+    def _put(self, to: str, value: object, keys: Sequence[str] = (), why: str = "") -> None:
+        if keys:
+            self.ledger.put(keys, to, value)
         else:
             self.ledger.assume(to, value, why or f"the class of {self.kind} has it")
+
+    def _there(self, *words: str) -> list[str]:
+        """Keys of the section by these words, those that the file has."""
+        return [key for word in words if (key := self.head + word) in self.ledger]
 
     def flag(self, rule: Any) -> tuple[bool, tuple[str, ...]]:
         """Whether something is there: always, never, or as a key says."""
@@ -344,23 +339,12 @@ class _Reader:
         there = key in self.ledger
         window = (self.ledger.integer(key) or 0) if there else rule["default"] or 0
         is_on = bool(self.ledger.switch(switch)) if "switch" in rule else True
-        keys = [
-            name
-            for name in (
-                key,
-                switch,
-                self.head + "layer_types",
-                self.head + rule.get("from_layer", "-"),
-            )
-            if name in self.ledger
-        ]
+        words = (rule["key"], rule.get("switch", ""), "layer_types", rule.get("from_layer", "-"))
+        keys = self._there(*words)
         windowed = self._windowed(rule, sizes["layers"])
         if not (window and is_on and any(windowed)):
-            self._put(
-                "model.attention",
-                "causal",
-                [name for name in keys if name != key or not window] if not is_on else keys,
-            )
+            named = keys if is_on else [name for name in keys if name != key or not window]
+            self._put("model.attention", "causal", named)
             return
         self._put("model.attention", "sliding", keys)
         self._put("model.window", window, [key] if there else ())
@@ -372,14 +356,7 @@ class _Reader:
             self.ledger.warn(why)
             self.ledger.assume("model.full_every", every, why)
         elif every:
-            named = [
-                name
-                for name in (
-                    self.head + "layer_types",
-                    *(self.head + word for word in rule.get("pattern", ())),
-                )
-                if name in self.ledger
-            ]
+            named = self._there("layer_types", *rule.get("pattern", ()))
             self._put("model.full_every", every, named)
 
     def _windowed(self, rule: Mapping[str, Any], layers: int) -> list[bool]:
@@ -413,10 +390,8 @@ class _Reader:
             values[role], keys[role] = self._value(role, rule.get(role), least=least)
         if "width_key" in rule:
             own = self.ledger.integer(self.head + rule["width_key"], least=1)
-            values["width"], keys["width"] = (
-                (own or rule["width"]),
-                (self.head + rule["width_key"],),
-            )
+            values["width"] = own or rule["width"]
+            keys["width"] = (self.head + rule["width_key"],)
         if values["experts"] is None:
             return
         if values["top_k"] is None:
@@ -424,13 +399,9 @@ class _Reader:
                 f"{self.ledger.place(self.head + 'num_experts_per_tok')}: is null or absent, and the class has no default; give it"
             )
             return
-        names = {
-            "experts": "experts",
-            "top_k": "top_k",
-            "shared": "shared_experts",
-            "shared_width": "shared_ffn_hidden",
-        }
-        for role, name in names.items():
+        names = {"shared": "shared_experts", "shared_width": "shared_ffn_hidden"}
+        for role in ("experts", "top_k", *names):
+            name = names.get(role, role)
             if values[role]:
                 self._put(f"model.moe.{name}", values[role], keys[role])
             else:
@@ -449,11 +420,8 @@ class _Reader:
         """Which layers have experts: leading dense ones, then every n-th."""
         where = self._routed(values, layers)
         source = [key for name in ("every", "dense_first") for key in keys[name]]
-        source = [
-            key
-            for key in (*source, self.head + "moe_layers", self.head + "mlp_only_layers")
-            if key in self.ledger
-        ]
+        source = [key for key in source if key in self.ledger]
+        source += self._there("moe_layers", "mlp_only_layers")
         dense = where.index(True) if True in where else layers
         every = next((n for n in range(1, layers + 1) if where == _every(n, 0, layers)), 0)
         if every:
@@ -495,11 +463,7 @@ class _Reader:
         """An encoder and a decoder, whose layers a scenario counts together."""
         encoder = sizes["layers"]
         decoder = self.ledger.integer(self.head + rule["decoder_layers"], least=1) or encoder
-        keys = [
-            key
-            for key in (self.head + rule["layers"], self.head + rule["decoder_layers"])
-            if key in self.ledger
-        ]
+        keys = self._there(rule["layers"], rule["decoder_layers"])
         self._put("model.layers", encoder + decoder, keys)
         self._put("model.encoder_layers", encoder, keys[:1])
         buckets = self.ledger.integer(self.head + rule["buckets"], least=1) or 32
@@ -510,16 +474,13 @@ class _Reader:
         self._put("model.gated_mlp", gated, [self.head + rule["gated"]])
         self._put("model.bias", False, ())
         self._put("model.attention", "causal", ())
-        self.ledger.assume(
-            "model.decoder_length",
-            512,
-            "as the encoder's in T5's own pretraining; set it to the run's",
-        )
+        why = "as the encoder's in T5's own pretraining; set it to the run's"
+        self.ledger.assume("model.decoder_length", 512, why)
 
     def _count(self, model: Transformer, entry: Mapping[str, Any], is_known: bool) -> None:
         """Parameters of the class's modules: those of the simulated model and what it leaves out."""
         total = model.parameters().total
-        left_out = difference(self, model, entry)
+        left_out = _difference(self, model, entry)
         if is_known:  # of a class that is in no table the count would be a guess
             self.ledger.model_parameters = total + left_out
         if left_out and is_known:
@@ -549,6 +510,85 @@ def _period(windowed: Sequence[bool]) -> int | None:
         if all(has == bool((layer + 1) % n) for layer, has in enumerate(windowed)):
             return n
     return None
+
+
+def _difference(reader: _Reader, model: Transformer, entry: Mapping[str, Any]) -> int:
+    """Parameters that the class has and the simulated model has not, less those that only the model has: gates, sinks and norms of its own, biases of some products."""
+    extras = sum(_EXTRAS[name](reader, model) for name in entry.get("extras", ()))
+    return _bias_difference(reader, model, entry) + extras
+
+
+def _bias_difference(reader: _Reader, model: Transformer, entry: Mapping[str, Any]) -> int:
+    """Biases that the class has and the simulated model, which has all, none, or those of queries, keys and values, has not."""
+    rules = entry.get("biases")
+    if rules is None or model.encoder_layers:
+        return 0
+    inputs, output, mlp, norms = (
+        reader.flag(rules[part])[0] for part in ("inputs", "output", "mlp", "norms")
+    )
+    routed = sum(kind.experts for kind in model.kinds)
+    dense = model.layers - routed
+    if model.bias:  # of a parallel block the model has one output bias for both halves
+        return model.layers * model.hidden * model.parallel_block
+    difference = output * model.layers * model.hidden
+    if model.mla is not None:
+        narrow = model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
+        difference += inputs * model.layers * narrow
+    if mlp:
+        difference += dense * (model.fc1_features + model.hidden)
+    if mlp and model.moe is not None and model.moe.shared_features:
+        shared = model.moe.shared_features * (2 if model.gated_mlp else 1)
+        difference += routed * (shared + model.hidden)
+    if mlp and model.moe is not None and entry["moe"].get("biases"):
+        width = model.moe.ffn_hidden * (2 if model.gated_experts else 1) + model.hidden
+        difference += routed * model.moe.experts * (width + 1)  # 1: the router's
+    if norms:
+        difference += (model.layers * (2 - model.parallel_block) + 1) * model.hidden
+    return difference
+
+
+def _falcon_norms(reader: _Reader, model: Transformer) -> int:
+    """Two norms a layer in the new decoder architecture, unless the file says one."""
+    new = reader.ledger.switch(reader.head + "new_decoder_architecture")
+    norms = reader.integer("num_ln_in_parallel_attn")
+    both = (2 if norms is None else norms) == 2
+    return model.layers * 2 * model.hidden if new and both else 0
+
+
+def _word_projections(reader: _Reader, model: Transformer) -> int:
+    """OPT-350M: words are narrower than the model, with a projection in and one out."""
+    width = reader.integer("word_embed_proj_dim")
+    if width is None or width == model.hidden:
+        return 0
+    tables = 1 if model.tied_embeddings else 2
+    return tables * model.vocab * (width - model.hidden) + 2 * width * model.hidden
+
+
+def _opt_final_norm(reader: _Reader, model: Transformer) -> int:
+    """Norms after attention and MLP leave none for the end."""
+    before = reader.ledger.switch(reader.head + "do_layer_norm_before")
+    removed = reader.ledger.switch(reader.head + "_remove_final_layer_norm")
+    return -2 * model.hidden if before is False or removed else 0
+
+
+_EXTRAS: Final[Mapping[str, Callable[[_Reader, Transformer], int]]] = {
+    "shared_gate": lambda _, model: sum(kind.experts for kind in model.kinds) * model.hidden,
+    # a parallel block that norms attention and MLP apart
+    "second_norm": lambda _, model: model.layers * 2 * model.hidden * model.parallel_block,
+    "falcon_norms": _falcon_norms,
+    "head_bias": lambda _, model: model.vocab,
+    "word_projections": _word_projections,
+    "opt_final_norm": _opt_final_norm,
+    "sinks": lambda _, model: model.layers * model.heads,
+    "whole_qk_norm": lambda _, model: (
+        model.layers * (model.heads + model.kv_heads) * model.head_dim
+    ),
+    "router_bias": lambda _, model: sum(
+        model.moe.experts for kind in model.kinds if kind.experts and model.moe is not None
+    ),
+    "no_norms": lambda _, model: -(2 * model.layers + 1) * model.hidden,
+}
+"""Parameters of a class that the simulated model leaves out, or has and the class has not."""
 
 
 HUGGING_FACE: Final = Format(

@@ -64,8 +64,6 @@ class Launch:
     ----------
     program : str
         Name of the program, without its folder.
-    arguments : tuple of Word
-    line : int
     nodes, per_node, world : Stated, optional
         Nodes, processes on each, and all of them.
     options : mapping of str to Word
@@ -130,7 +128,6 @@ def launched(words: Sequence[Word], head: Mapping[str, Word]) -> Launch | None:
 
     Parameters
     ----------
-    words : sequence of Word
     head : mapping of str to Word
         Options of the Slurm header.
     """

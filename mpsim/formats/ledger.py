@@ -6,7 +6,7 @@ Values of keys that are not mapped are never kept: files of others hold paths, h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -189,7 +189,8 @@ class Ledger:
                     for why in self._refused
                 )
             )
-        left = list(self._untaken())
+        taken = {key for key, _ in self._mapped} | self._ignored.keys()
+        left = [key for key in self.values if key not in taken]
         self._ignored |= dict.fromkeys(left, "not mapped")
         felt = [key for key in left if moves(key) and self.get(key) not in _OFF]
         if felt:
@@ -214,10 +215,6 @@ class Ledger:
             model_parameters=self.model_parameters,
         )
 
-    def _untaken(self) -> Iterator[str]:
-        taken = {key for key, _ in self._mapped} | self._ignored.keys()
-        return (key for key in self.values if key not in taken)
-
 
 def _whole(value: object) -> int | None:
     """A whole number, also where JSON or a shell writes it as 5e8 or as a word."""
@@ -240,8 +237,8 @@ def shortened(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def flat(data: Mapping[str, Any], head: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings by dotted key; lists and empty mappings are leaves.
+def flat(data: Mapping[str, Any], head: str = "", whole: Collection[str] = ()) -> dict[str, Any]:
+    """Leaves of nested mappings by dotted key; lists, empty mappings and those named `whole` are leaves.
 
     Examples
     --------
@@ -250,8 +247,8 @@ def flat(data: Mapping[str, Any], head: str = "") -> dict[str, Any]:
     """
     leaves: dict[str, Any] = {}
     for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{head}{key}.")
+        if isinstance(value, Mapping) and value and f"{head}{key}" not in whole:
+            leaves |= flat(value, f"{head}{key}.", whole)
         else:
             leaves[f"{head}{key}"] = value
     return leaves

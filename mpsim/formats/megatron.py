@@ -75,14 +75,6 @@ def put_scenario(given: Reading, launch: Launch, options: Options) -> None:
     check_mesh(given, ranks)
 
 
-def _is_script(head: Head) -> bool:
-    return not head.is_object and _MENTIONED.search(head.text) is not None
-
-
-def _is_batch_script(head: Head) -> bool:
-    return re.search(r"^[ \t]*#SBATCH\b", head.text, re.MULTILINE) is not None
-
-
 def _read_script(head: Head, options: Options) -> Imported:
     """Read the training command of a launch script.
 
@@ -378,8 +370,16 @@ def _flag(name: str, value: object) -> str:
 
 
 MEGATRON: Final = Format(
-    "megatron", "launch script of Megatron-LM", "scenario", _is_script, _read_script
+    "megatron",
+    "launch script of Megatron-LM",
+    "scenario",
+    lambda head: not head.is_object and _MENTIONED.search(head.text) is not None,
+    _read_script,
 )
 SLURM: Final = Format(
-    "slurm", "Slurm batch script", "scenario", _is_batch_script, _read_batch_script
+    "slurm",
+    "Slurm batch script",
+    "scenario",
+    lambda head: re.search(r"^[ \t]*#SBATCH\b", head.text, re.MULTILINE) is not None,
+    _read_batch_script,
 )

@@ -29,7 +29,6 @@ class Reading:
 
     Parameters
     ----------
-    ledger : Ledger
     keys : mapping of str to str
         Key of the file that states each setting.
     values : mapping of str to object
@@ -162,7 +161,6 @@ class Writing:
 
     Parameters
     ----------
-    scenario : Scenario
     tag : str
         Version of Megatron-LM whose flags there are.
     preset : str

@@ -81,10 +81,6 @@ def device_axes(
     named : iterable of sequence of (str, int)
         Meshes that the text spells out: names and sizes of their axes, the slowest first.
 
-    Returns
-    -------
-    DeviceAxes
-
     Examples
     --------
     >>> device_axes([[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]], 8).sizes

@@ -38,19 +38,17 @@ _OLD_ROW = re.compile(r"\s*(\d{1,18})\s+(\d+)\s+(\w+)\s+(\w+)()\s+(.*)")
 """Rows of before 2.11: no root, and the largest error where there is now a count of wrong elements."""
 _HALF, _SPREAD = 4, 4
 """Columns of one run, and those more that -I adds to it (least, most, 99th percentile, variation)."""
+_FIGURES = {
+    "time": ("time_s", _MICRO),
+    "alg_bw": ("algbw_Bps", _GIGA),
+    "bus_bw": ("busbw_Bps", _GIGA),
+}
+"""Figures of one half of a row, in the order of the table, by the words of the JSON: our names and units."""
 _LARGEST_ERROR = 1e-2
 _JSON_VERSIONS = (1, 2, 3)
 _MOST_RANKS = 1_000_000
 _LARGEST = 1 << 24  # bytes: a size is a line of about 100
 _LONGEST_LINE = 10_000  # characters: patterns go over lines again and again
-
-
-def _is_text_report(head: Head) -> bool:
-    return "# nThread" in head.text or "out-of-place" in head.text
-
-
-def _is_json_report(head: Head) -> bool:
-    return {"config", "nccl_version"} <= head.document.keys()
 
 
 def _read_text_report(head: Head, options: Options) -> Points:
@@ -86,15 +84,19 @@ def _read_text_report(head: Head, options: Options) -> Points:
         if row is None:
             continue
         cells = row[6].split()
-        size, place = int(row[1]), f"{path.name}:{number}"
-        time, wrong = _row_figures(path, number, cells)
-        _check_right(f"{path}:{number}", wrong, most=_LARGEST_ERROR if old else 0.0)
+        size, place = int(row[1]), f"{path}:{number}"
+        if len(cells) < _HALF:
+            raise CalibrationError(f"{place}: the line breaks off; the file is truncated")
+        time = _time(place, cells[0])
+        _check_right(place, cells[3], most=_LARGEST_ERROR if old else 0.0)
         told = {"collective": name, "bytes": size, "ranks": members, "dtype": row[3]}
         halves = {"out_of_place": cells[:4], "in_place": cells[width : width + _HALF]}
-        rows.append(told | _told({half: _plain(figures) for half, figures in halves.items()}))
+        figures = {half: dict(zip(_FIGURES, halves[half], strict=False)) for half in halves}
+        rows.append(told | _told(figures))
         if size:
+            where = f"{path.name}:{number}"
             points[size] = collective_point(
-                name, size, [time * _MICRO], ranks=members, domains=hosts, place=place
+                name, size, [time * _MICRO], ranks=members, domains=hosts, place=where
             )
     if not any("Avg bus bandwidth" in line for line in lines):
         raise CalibrationError(
@@ -106,42 +108,18 @@ def _read_text_report(head: Head, options: Options) -> Points:
     return _source(path, tool, points.values(), device, rows=rows, version=version)
 
 
-def _plain(cells: Sequence[str]) -> Mapping[str, Any]:
-    """Figures of one half of a row by the words of the JSON; empty where the half is absent."""
-    if len(cells) < 3:
-        return {}
-    return {"time": cells[0], "alg_bw": cells[1], "bus_bw": cells[2]}
-
-
-def _words(run: Record) -> Mapping[str, Any]:
-    """Figures of one half of a row of the JSON; empty where the half is absent."""
-    known = ("time", "cpu_time", "alg_bw", "bus_bw")
-    return {word: run.value(word) for word in known if word in run} if run else {}
-
-
 def _told(halves: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Times and bandwidths of a row in SI units: those of the out-of-place run, or of the in-place one where there is no other."""
     first = "out_of_place" if halves.get("out_of_place") else "in_place"
     told: dict[str, Any] = {"out_of_place": first == "out_of_place"}
     for half, figures in halves.items():
         head = "" if half == first else f"{half}_"
-        for word, key, unit in (
-            ("time", "time_s", _MICRO),
-            ("alg_bw", "algbw_Bps", _GIGA),
-            ("bus_bw", "busbw_Bps", _GIGA),
-        ):
+        for word, (key, unit) in _FIGURES.items():
             value = figures.get(word, figures.get("cpu_time") if word == "time" else None)
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 if math.isfinite(number := float(value)):
                     told[head + key] = number * unit
     return told
-
-
-def _row_figures(path: Path, number: int, cells: Sequence[str]) -> tuple[float, str]:
-    """Time of the out-of-place run [us], and what it says of wrong elements."""
-    if len(cells) < 4:
-        raise CalibrationError(f"{path}:{number}: the line breaks off; the file is truncated")
-    return _time(f"{path}:{number}", cells[0]), cells[3]
 
 
 def _read_json_report(head: Head, options: Options) -> Points:
@@ -177,7 +155,11 @@ def _read_json_report(head: Head, options: Options) -> Points:
         size = row.whole("size", 0)
         dtype = row.text("type", "")[:20]
         told = {"collective": name, "bytes": size, "ranks": members, "dtype": dtype}
-        rows.append(told | _told({half: _words(figures) for half, figures in halves.items()}))
+        figures = {
+            half: {word: run.value(word) for word in ("cpu_time", *_FIGURES) if word in run}
+            for half, run in halves.items()
+        }
+        rows.append(told | _told(figures))
         if size:
             where = f"{path.name}#{index}"
             points[size] = collective_point(
@@ -307,8 +289,16 @@ def _source(
 
 
 NCCL_TESTS: Final = Format(
-    "nccl-tests", "table of nccl-tests", "points", _is_text_report, _read_text_report
+    "nccl-tests",
+    "table of nccl-tests",
+    "points",
+    lambda head: "# nThread" in head.text or "out-of-place" in head.text,
+    _read_text_report,
 )
 NCCL_TESTS_JSON: Final = Format(
-    "nccl-tests-json", "JSON of nccl-tests -J", "points", _is_json_report, _read_json_report
+    "nccl-tests-json",
+    "JSON of nccl-tests -J",
+    "points",
+    lambda head: {"config", "nccl_version"} <= head.document.keys(),
+    _read_json_report,
 )

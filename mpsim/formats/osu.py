@@ -52,18 +52,13 @@ _COLUMNS: Final = (
 _UNITS: Final = {name: unit for _, name, unit in _COLUMNS}
 
 
-def _is_report(head: Head) -> bool:
-    return any(_TITLE.match(line.strip()) for line in head.text.splitlines()[:40])
-
-
 def _lines(path: Path, text: str) -> list[str]:
     """Lines of a report, none of which is long."""
     lines = text.splitlines()
     for number, line in enumerate(lines, start=1):
         if len(line) > _LONGEST_LINE:
-            raise FormatError(
-                f"{path}:{number}: a line of over {_LONGEST_LINE} characters; the file is damaged"
-            )
+            why = f"a line of over {_LONGEST_LINE} characters; the file is damaged"
+            raise FormatError(f"{path}:{number}: {why}")
     return lines
 
 
@@ -114,17 +109,12 @@ def _read_report(head: Head, options: Options) -> Points:
         raise FormatError(
             f"{head.path}: holds no row; the benchmark was cut off before its first size"
         )
-    name = collective_name(_word(title))
-    warnings = (
-        ()
-        if name is not None
-        else (f"{title}: no collective; its rows are printed and calibrate nothing",)
-    )
+    why = f"{title}: no collective; its rows are printed and calibrate nothing"
+    warnings = () if collective_name(_word(title)) is not None else (why,)
     return Points(
         str(head.path),
         f"OSU {title}",
         tuple(points.values()),
-        library="",
         warnings=warnings,
         format="osu",
         version=version,
@@ -139,14 +129,9 @@ def _columns(line: str) -> list[str]:
         words = ["Size", words[0].split(None, 1)[1]]
     names = []
     for word in words:
-        name = next(
-            (name for pattern, name, _ in _COLUMNS if re.fullmatch(pattern, word.strip().lower())),
-            None,
-        )
-        if name is None:
-            return []
-        names.append(name)
-    return names
+        title = word.strip().lower()
+        names += [name for pattern, name, _ in _COLUMNS if re.fullmatch(pattern, title)][:1]
+    return names if len(names) == len(words) else []
 
 
 def _row(place: str, line: str, columns: Sequence[str]) -> dict[str, Any]:
@@ -215,4 +200,10 @@ def _point(title: str, row: Mapping[str, Any], ranks: int, place: str) -> Measur
     )
 
 
-OSU: Final = Format("osu", "output of OSU Micro-Benchmarks", "points", _is_report, _read_report)
+OSU: Final = Format(
+    "osu",
+    "output of OSU Micro-Benchmarks",
+    "points",
+    lambda head: any(_TITLE.match(line.strip()) for line in head.text.splitlines()[:40]),
+    _read_report,
+)

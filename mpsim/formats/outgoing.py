@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mpsim.errors import FormatError
-from mpsim.formats.ledger import nested
+from mpsim.formats.ledger import flat, nested
 from mpsim.framework import framework, framework_aliases, mark_of
 from mpsim.nouns import Quantity
 from mpsim.scenario import Scenario
@@ -48,7 +48,6 @@ class Lost:
         Dotted key of the scenario, or a whole section.
     value : object
         As a scenario file would write it.
-    why : str
     """
 
     key: str
@@ -73,7 +72,6 @@ class Exported:
         Name of the format, as commands take it, and which tool and version reads the file.
     text : str
         The whole file.
-    held : tuple of Held
     lost : tuple of Lost
         Laid over what an importer reads from the file, these give the whole scenario again.
     notes : tuple of str
@@ -108,7 +106,11 @@ class Outgoing:
                 f"{scenario.name or 'scenario'}: describes a service; files of this format describe a training step"
             )
         self.scenario = scenario
-        self.values = dict(_leaves(_written(scenario)))
+        resolved = (
+            scenario.resolved()
+        )  # every preset spelled out, and what it holds beside one step
+        del resolved["framework"]
+        self.values = flat(resolved, whole=("sweep", "variation"))
         self.notes: list[str] = []
         self._held: dict[tuple[str, str], Held] = {}
         self._lost: dict[str, Lost] = {}
@@ -218,21 +220,6 @@ def header(scenario: Scenario, tool: str) -> list[str]:
     """Lines that say what a file was written from; of the scenario nothing but its name."""
     name = "".join(letter for letter in scenario.name if letter.isprintable()) or "a scenario"
     return [f"{name}, written by mpsim {__version__} for {tool}"]
-
-
-def _written(scenario: Scenario) -> dict[str, Any]:
-    """The scenario with every preset spelled out, and what it holds beside one step."""
-    data = scenario.resolved()
-    del data["framework"]
-    return data
-
-
-def _leaves(data: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value and f"{head}{key}" not in ("sweep", "variation"):
-            yield from _leaves(value, f"{head}{key}.")
-        else:
-            yield f"{head}{key}", value
 
 
 def _habit(field: str, value: object) -> object:

@@ -185,17 +185,13 @@ class _Rows:
         words = program.vocabulary
         self.kind = [words.kinds[kind] for kind in program.kind.tolist()]
         self.letters = {kind: _LETTERS[kind] for kind in words.actions if kind in _LETTERS}
-        self.stage: list[int] = program.stage.tolist()
-        self.microbatch: list[int] = program.microbatch.tolist()
         self.template: list[int] = program.template.tolist()
         self.numbers: dict[str, list[int]] = {
-            "stage": self.stage,
-            "chunk": program.chunk.tolist(),
-            "microbatch": self.microbatch,
+            name: getattr(program, name).tolist() for name in ("stage", "chunk", "microbatch")
         }
+        self.stage, self.microbatch = self.numbers["stage"], self.numbers["microbatch"]
         self.bytes: dict[str, list[float]] = {
-            "up_bytes": program.up_bytes.tolist(),
-            "out_bytes": program.out_bytes.tolist(),
+            name: getattr(program, name).tolist() for name in ("up_bytes", "out_bytes")
         }
         self.flops = [float(template.flops.sum()) for template in program.templates]
 
@@ -221,12 +217,9 @@ class _Rows:
         """Rows of a stream in order, those of one action together."""
 
         def action(row: int) -> tuple[str, int, int]:
-            belongs = self.kind[row] in self.letters
-            return (
-                (self.kind[row], self.stage[row], self.microbatch[row])
-                if belongs
-                else ("", -1, row)
-            )
+            if self.kind[row] in self.letters:
+                return self.kind[row], self.stage[row], self.microbatch[row]
+            return "", -1, row
 
         for _, group in itertools.groupby(self.timeline.rows(rank, stream).tolist(), key=action):
             yield list(group)
@@ -272,12 +265,10 @@ def _kernels(rows: _Rows, row: int, rank: int, streams: Sequence[Stream]) -> Ite
 
 def _kernel_args(template: Template, i: int) -> Event:
     args: Event = {"layer": int(template.layer[i])} if template.layer[i] >= 0 else {}
-    columns = {
-        "flops": template.flops,
-        "up_bytes": template.up_bytes,
-        "out_bytes": template.out_bytes,
-    }
-    return args | {key: float(column[i]) for key, column in columns.items() if column[i]}
+    for name in ("flops", "up_bytes", "out_bytes"):
+        if amount := float(getattr(template, name)[i]):
+            args[name] = amount
+    return args
 
 
 def slice_event(
@@ -326,10 +317,8 @@ def _flows(rows: _Rows, shown: set[int]) -> Iterator[Event]:
         into = next(int(slot) % len(Stream) for slot in slots if slot // len(Stream) == target)
         leaves, arrives = rows.start[row], max(rows.start[row], rows.end[row] - 1)
         shared = {"name": "message", "cat": "send", "id": row}
-        sender, receiver = (
-            _track(source, Stream(int(program.stream[row]))),
-            _track(target, Stream(into)),
-        )
+        sender = _track(source, Stream(int(program.stream[row])))
+        receiver = _track(target, Stream(into))
         yield {"ph": "s", **shared, **sender, "ts": leaves / _NS_PER_US}
         yield {"ph": "f", "bp": "e", **shared, **receiver, "ts": arrives / _NS_PER_US}
 
@@ -374,5 +363,5 @@ def _counter(rank: int, name: str, unit: str, changes: list[tuple[int, int]]) ->
 
 def counter_event(process: int, name: str, time: int, values: Mapping[str, float]) -> Event:
     """Levels of a counter from a time [ns] on."""
-    args = dict(values)
-    return {"ph": "C", "name": name, "pid": process, "ts": time / _NS_PER_US, "args": args}
+    head = {"ph": "C", "name": name, "pid": process}
+    return {**head, "ts": time / _NS_PER_US, "args": dict(values)}

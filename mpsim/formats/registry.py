@@ -111,7 +111,6 @@ def read(
 
     Parameters
     ----------
-    path : str or Path
     format : str
         Name of the format (see 'mpsim show formats'), or ``auto``: what it holds decides.
     only : mapping of str to str, optional

@@ -102,34 +102,23 @@ def over(imported: Imported, base: Path) -> Imported:
     lines = dict.fromkeys(flat(below), base.name) | dict(imported.lines)
     assumed = imported.assumed
     mesh = below.get("parallelism")
-    if (
-        isinstance(mesh, Mapping)
-        and "dp" in mesh
-        and "parallelism" in above
-        and "dp" not in above["parallelism"]
-    ):
+    if isinstance(mesh, Mapping) and "dp" in mesh and "dp" not in above.get("parallelism", "dp"):
         below["parallelism"] = {key: value for key, value in mesh.items() if key != "dp"}
-        assumed += (
-            Assumed(
-                "parallelism.dp",
-                "",
-                "left out: what the cluster has room for, with the imported degrees",
-            ),
-        )
+        why = "left out: what the cluster has room for, with the imported degrees"
+        assumed += (Assumed("parallelism.dp", "", why),)
     merged = laid(below, above)
-    missing = tuple(key for key in imported.missing if not _has(merged, key))
+    missing = tuple(key for key in imported.missing if _at(merged, key) is ...)
     return dataclasses.replace(
         imported, scenario=merged, missing=missing, lines=lines, assumed=assumed
     )
 
 
-def _has(scenario: Mapping[str, Any], key: str) -> bool:
+def _at(scenario: Mapping[str, Any], key: str) -> Any:
+    """What stands at a dotted key; Ellipsis where nothing does."""
     node: Any = scenario
     for part in key.split("."):
-        if not isinstance(node, Mapping) or part not in node:
-            return False
-        node = node[part]
-    return True
+        node = node.get(part, ...) if isinstance(node, Mapping) else ...
+    return node
 
 
 def checked(imported: Imported) -> Imported:
@@ -178,21 +167,13 @@ def written(imported: Imported) -> str:
     notes = [
         item
         for item in imported.assumed
-        if not _has(imported.scenario, item.to)
-        or isinstance(_at(imported.scenario, item.to), Mapping)
+        if (there := _at(imported.scenario, item.to)) is ... or isinstance(there, Mapping)
     ]
     if notes:
         lines += ["# Assumed:", *(f"#   {_plain(str(item))}" for item in notes)]
     if imported.ignored:
         lines += ["# Ignored:", *(f"#   {words}" for words in _grouped(imported.ignored))]
     return "\n".join(lines) + "\n"
-
-
-def _at(scenario: Mapping[str, Any], key: str) -> Any:
-    node: Any = scenario
-    for part in key.split("."):
-        node = node[part]
-    return node
 
 
 def _grouped(ignored: Mapping[str, str]) -> Iterator[str]:

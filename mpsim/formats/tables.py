@@ -42,10 +42,6 @@ _DTYPES = {
 _SHOWN = 6
 
 
-def _is_table(head: Head) -> bool:
-    return "," in head.first_line and not head.is_object
-
-
 def _read_table(head: Head, options: Options) -> Points:
     """Read a CSV table, of several machines those rows whose columns have the values of `options`.
 
@@ -57,7 +53,9 @@ def _read_table(head: Head, options: Options) -> Points:
     path, only = head.path, options.only
     rows = read_rows(path)
     columns = set(rows[0])
-    _check_only(path, columns, only)
+    for key in only:
+        if key not in columns:
+            raise CalibrationError(f"{path}: no column {key!r}; {nearest(key, columns)}")
     picked = [
         (number, row)
         for number, row in enumerate(rows, start=2)
@@ -115,12 +113,6 @@ def table_of(points: Points) -> str:
     return out.getvalue()
 
 
-def _check_only(path: Path, columns: set[str], only: Mapping[str, str]) -> None:
-    for key in only:
-        if key not in columns:
-            raise CalibrationError(f"{path}: no column {key!r}; {nearest(key, columns)}")
-
-
 def _check_one_machine(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Refuse rows of several machines: constants of a mixture are those of none."""
     for column in _MACHINE:
@@ -162,14 +154,7 @@ def _kernel(cells: Cells, place: str) -> MeasuredPoint | None:
         if not time:
             return None
         shape = {"m": m, "n": n, "k": k, "batch": batch}
-        return kernel_point(
-            "gemm",
-            shape,
-            [time * _MICRO],
-            dtype=dtype,
-            place=place,
-            flops=flops,
-        )
+        return kernel_point("gemm", shape, [time * _MICRO], dtype=dtype, place=place, flops=flops)
     return _attention(cells, place, time * _MICRO, dtype) if time else None
 
 
@@ -193,5 +178,9 @@ def _attention(cells: Cells, place: str, seconds: float, dtype: str) -> Measured
 
 
 TABLE: Final = Format(
-    "table", "CSV table of kernels or collectives", "points", _is_table, _read_table
+    "table",
+    "CSV table of kernels or collectives",
+    "points",
+    lambda head: "," in head.first_line and not head.is_object,
+    _read_table,
 )

@@ -172,7 +172,10 @@ class _Writer:
                 )
                 add_attributes(node, self._ours(row))
                 if kind == "COMP":
-                    add_attributes(node, self._computation(row))
+                    on_host = int(program.stream[row]) in (Stream.HOST, Stream.COPY)
+                    flops = round(float(self._flops[row]))
+                    work = {"is_cpu_op": int(on_host), "num_ops": flops, "tensor_size": 0}
+                    add_attributes(node, work)
                 yield node, varying
 
     def _queue_order(self, place: int) -> dict[int, list[int]]:
@@ -206,14 +209,6 @@ class _Writer:
             if value >= 0:
                 ours[f"mpsim_{name}"] = value
         return ours
-
-    def _computation(self, row: int) -> dict[str, int | str]:
-        on_host = int(self._program.stream[row]) in (Stream.HOST, Stream.COPY)
-        return {
-            "is_cpu_op": int(on_host),
-            "num_ops": round(float(self._flops[row])),
-            "tensor_size": 0,
-        }
 
     def _typed(self, place: int, row: int) -> Iterator[tuple[str, _Varying | None]]:
         """Type of the node or nodes of one row, by what it does, and what each rank adds."""

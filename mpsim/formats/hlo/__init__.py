@@ -25,10 +25,7 @@ from mpsim.formats.source import Format, Head, Options, read_text
 __all__ = ["HLO", "facts_of", "read_module"]
 
 LARGEST: Final = 200_000_000
-
-
-def _is_module(head: Head) -> bool:
-    return re.search(r"^HloModule\s", head.text, re.MULTILINE) is not None
+_BEGINS: Final = re.compile(r"^HloModule\s", re.MULTILINE)
 
 
 def read_module(path: Path) -> Module:
@@ -46,7 +43,7 @@ def read_module(path: Path) -> Module:
         raise FormatError(
             f"{path}: is StableHLO or MLIR, from before partitioning; needed compiled.as_text(), or *.after_optimizations.txt of --xla_dump_to"
         )
-    start = re.search(r"^HloModule\s", text, re.MULTILINE)
+    start = _BEGINS.search(text)
     return parse_module(text[start.start() :] if start else text, str(path))
 
 
@@ -117,4 +114,10 @@ def _collective(
     }
 
 
-HLO: Final = Format("hlo", "HLO text of XLA", "timeline", _is_module, _read_facts)
+HLO: Final = Format(
+    "hlo",
+    "HLO text of XLA",
+    "timeline",
+    lambda head: _BEGINS.search(head.text) is not None,
+    _read_facts,
+)
